@@ -1,0 +1,114 @@
+"""Lifting and group self-attention over escnn field types."""
+
+from __future__ import annotations
+
+from escnn.nn import FieldType
+
+from tg_equiattn.nn import GroupAttention, LiftingAttention
+
+from .module import R2Module
+from .types import common_gspace, group_from_gspace, regular_channels, trivial_channels
+
+
+class R2LiftingAttention(R2Module):
+    r"""Lifting self-attention from trivial to regular fields.
+
+    See :class:`tg_equiattn.nn.LiftingAttention` for the formula, its source and the meaning of the arguments.
+
+    Args:
+        in_type (FieldType): trivial fields.
+        out_type (FieldType): regular fields of the same gspace.
+        heads: attention heads.
+        head_channels: width of a head; ``None`` means half the number of output fields.
+        kernel_size: odd side of the window, or ``None`` for global attention.
+        encoding: ``"axial"``, ``"joint"`` or ``"full"``.
+        neighbourhood: ``"square"`` or ``"disk"``.
+        dropout: probability of dropping an attention weight in training.
+        scale: factor of the scores; ``None`` means :math:`1/\sqrt{\mathrm{head\_channels}}`.
+
+    Shapes:
+        ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
+
+    Raises:
+        ValueError: for other field types (with the 1x1 ``R2Conv`` that converts them), continuous gspaces, and bad
+            arguments.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> gspace = gspaces.rot2dOnR2(4)
+        >>> image = nn.FieldType(gspace, 3 * [gspace.trivial_repr])
+        >>> hidden = nn.FieldType(gspace, 8 * [gspace.regular_repr])
+        >>> R2LiftingAttention(image, hidden, heads=2).evaluate_output_shape((1, 3, 9, 9))
+        (1, 32, 9, 9)
+    """
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        *,
+        heads: int,
+        head_channels: int | None = None,
+        kernel_size: int | None = 5,
+        encoding: str = "axial",
+        neighbourhood: str = "square",
+        dropout: float = 0.0,
+        scale: float | None = None,
+    ) -> None:
+        group = group_from_gspace(common_gspace(in_type, out_type))
+        core = LiftingAttention(
+            group, trivial_channels("in_type", in_type), regular_channels("out_type", out_type), heads=heads,
+            head_channels=head_channels, kernel_size=kernel_size, encoding=encoding, neighbourhood=neighbourhood,
+            dropout=dropout, scale=scale,
+        )  # fmt: skip
+        super().__init__(core, group, in_type, out_type, lifts=True)
+
+
+class R2GroupAttention(R2Module):
+    r"""Group self-attention between regular fields.
+
+    See :class:`tg_equiattn.nn.GroupAttention` for the formula, its source and the meaning of ``relation``.
+
+    Args:
+        in_type (FieldType): regular fields.
+        out_type (FieldType): regular fields of the same gspace.
+        relation: ``"ge_vit"``, ``"lifted"``, ``"relative"``, or ``"gsa"``, which is not equivariant and warns.
+        heads, head_channels, kernel_size, encoding, neighbourhood, dropout, scale: as :class:`R2LiftingAttention`.
+
+    Shapes:
+        ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
+
+    Raises:
+        ValueError: for other field types (with the 1x1 ``R2Conv`` that converts them), continuous gspaces, and bad
+            arguments.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> gspace = gspaces.flipRot2dOnR2(4)
+        >>> hidden = nn.FieldType(gspace, 8 * [gspace.regular_repr])
+        >>> layer = R2GroupAttention(hidden, hidden, heads=2, kernel_size=3)
+        >>> len(layer.check_equivariance())
+        8
+    """
+
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        *,
+        heads: int,
+        head_channels: int | None = None,
+        kernel_size: int | None = 5,
+        relation: str = "ge_vit",
+        encoding: str = "axial",
+        neighbourhood: str = "square",
+        dropout: float = 0.0,
+        scale: float | None = None,
+    ) -> None:
+        group = group_from_gspace(common_gspace(in_type, out_type))
+        core = GroupAttention(
+            group, regular_channels("in_type", in_type), regular_channels("out_type", out_type), heads=heads,
+            head_channels=head_channels, kernel_size=kernel_size, relation=relation, encoding=encoding,
+            neighbourhood=neighbourhood, dropout=dropout, scale=scale,
+        )  # fmt: skip
+        super().__init__(core, group, in_type, out_type, lifts=False)

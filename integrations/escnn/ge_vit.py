@@ -1,0 +1,80 @@
+"""GE-ViT between escnn field types."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from escnn.gspaces import GSpace
+from escnn.nn import FieldType
+from torch import Tensor, nn
+
+from tg_equiattn.nn import GEViT as CoreGEViT
+
+from .module import R2Module
+from .types import group_from_gspace, trivial_channels
+
+
+class GEViT(R2Module):
+    """A GE-ViT from trivial fields (an image) to ``num_classes`` trivial fields on a single pixel.
+
+    See :class:`tg_equiattn.nn.GEViT` for the architecture and all keyword arguments. ``rotmnist``, ``cifar10`` and
+    ``patchcamelyon`` build the published architectures for a gspace.
+
+    Args:
+        in_type (FieldType): trivial fields.
+        num_classes: number of logits.
+        model: keyword arguments of :class:`tg_equiattn.nn.GEViT`.
+
+    Shapes:
+        ``(B, in_type.size, H, W)`` -> ``(B, num_classes, 1, 1)``; ``.tensor.flatten(1)`` are the logits.
+
+    Example:
+        >>> from escnn import gspaces
+        >>> model = GEViT.rotmnist(gspaces.rot2dOnR2(4))
+        >>> model.evaluate_output_shape((8, 1, 28, 28))
+        (8, 10, 1, 1)
+    """
+
+    check_size = 28
+
+    def __init__(self, in_type: FieldType, num_classes: int, **model: Any) -> None:
+        channels = trivial_channels("in_type", in_type)
+        group = group_from_gspace(in_type.gspace)
+        core = CoreGEViT(group, channels, num_classes, **model)
+        out_type = FieldType(in_type.gspace, num_classes * [in_type.gspace.trivial_repr])
+        super().__init__(core, group, in_type, out_type, lifts=True)
+
+    @classmethod
+    def _preset(cls, name: str, gspace: GSpace, overrides: dict[str, Any]) -> GEViT:
+        core = getattr(CoreGEViT, name)(group_from_gspace(gspace), **overrides)
+        self = cls.__new__(cls)
+        in_type = FieldType(gspace, core.in_channels * [gspace.trivial_repr])
+        out_type = FieldType(gspace, core.num_classes * [gspace.trivial_repr])
+        R2Module.__init__(self, core, core.group, in_type, out_type, lifts=True)
+        return self
+
+    @classmethod
+    def rotmnist(cls, gspace: GSpace, **overrides: Any) -> GEViT:
+        """:meth:`tg_equiattn.nn.GEViT.rotmnist` for a gspace."""
+        return cls._preset("rotmnist", gspace, overrides)
+
+    @classmethod
+    def cifar10(cls, gspace: GSpace, **overrides: Any) -> GEViT:
+        """:meth:`tg_equiattn.nn.GEViT.cifar10` for a gspace."""
+        return cls._preset("cifar10", gspace, overrides)
+
+    @classmethod
+    def patchcamelyon(cls, gspace: GSpace, **overrides: Any) -> GEViT:
+        """:meth:`tg_equiattn.nn.GEViT.patchcamelyon` for a gspace."""
+        return cls._preset("patchcamelyon", gspace, overrides)
+
+    def join(self, x: Tensor) -> Tensor:
+        return x[..., None, None]
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*super().evaluate_output_shape(input_shape)[:2], 1, 1)
+
+    def export(self) -> nn.Module:
+        self.eval()
+        return nn.Sequential(copy.deepcopy(self.core), nn.Unflatten(1, (-1, 1, 1))).eval()

@@ -1,0 +1,177 @@
+r"""The arithmetic of group self-attention on one tile of queries: no images, no tiling, no autograd.
+
+Every tensor ends in one axis ``p`` of independent queries (pixels, images and heads alike), contiguous and
+innermost, so that each operation below runs over it as one vector. Sizes: ``T`` query elements, ``S`` key
+elements, ``H`` output elements, ``U`` arguments of the group encoding (``U = S``), ``D`` neighbours,
+``C`` channels.
+
+    query  (T, C, p)      space  (T, D, H, p)  logits <q(i,t), rho_space(h^-1 D)>
+    key    (D, S, C, p)   group  (T, U, p)     logits <q(i,t), rho_group(u)>
+    value  (D, S, C, p)   index  (H, T, S)     u of each (h, t, s); a permutation of U along S
+    bias   (D, p)         0 for a neighbour inside the image, -inf outside
+    keep   (D, H, S, p)   dropout factors of the summed weights W, or None
+
+The softmax weight of (h, t) over (D, s) is A(t,D,s) S(t,D,h) G(t,h,s) / Z(t,h), a product of three factors that
+need only |H|^2 (2 D + 1) exponentials instead of |H|^3 D.
+
+``fused=True`` writes whole expressions for torch.compile, ``False`` small in-place steps for eager execution;
+both compute the same sums.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Below this normaliser the factors may have lost precision: the caller takes the direct formula instead.
+SMALLEST_NORMALISER = {torch.float32: 1e-20, torch.float64: 1e-200}
+
+
+def _dot(x: Tensor, y: Tensor, fused: bool) -> Tensor:
+    """Sum of x * y over the channels, the last axis but one of both."""
+    if fused:
+        return (x * y).sum(-2)
+    total = x[..., 0, :] * y[..., 0, :]
+    for c in range(1, x.shape[-2]):
+        total.addcmul_(x[..., c, :], y[..., c, :])
+    return total
+
+
+def _weighted(weight: Tensor, x: Tensor, dims: tuple[int, ...], fused: bool) -> Tensor:
+    """Sum of weight (..., p) * x (..., C, p) over ``dims``, counted without the channels."""
+    if fused:
+        return (weight.unsqueeze(-2) * x).sum(dims)
+    return torch.stack([(weight * x[..., c, :]).sum(dims) for c in range(x.shape[-2])], -2)
+
+
+def _element_and_output(index: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices of t and h that broadcast against an (H, T, S) index transposed to (T, H, S)."""
+    element = torch.arange(index.shape[1], device=index.device)[:, None, None]
+    return element, torch.arange(index.shape[0], device=index.device)[None, :, None]
+
+
+def _gather_group(group: Tensor, index: Tensor) -> Tensor:
+    """(T, U, p) -> (T, H, S, p)."""
+    return group[_element_and_output(index)[0], index.transpose(0, 1)]
+
+
+def _by_argument(x: Tensor, index: Tensor) -> Tensor:
+    """(T, H, S, ...) rearranged from key elements s to encoding arguments u; along S, index is a permutation."""
+    element, output = _element_and_output(index)
+    return x[element, output, index.transpose(0, 1).argsort(-1)]
+
+
+def _factors(query: Tensor, key: Tensor, space: Tensor, group: Tensor, index: Tensor, bias: Tensor | None, fused: bool):
+    # On CUDA the value of a normaliser cannot be looked at without waiting for the device, so the factors are
+    # double there: their product cannot underflow for scores up to several hundred.
+    dtype = torch.float64 if query.is_cuda else query.dtype
+    content = _dot(query[:, None, None], key[None], fused)
+    if bias is not None:
+        content = content + bias[:, None]
+    content = (content - content.amax((1, 2), keepdim=True)).to(dtype).exp()
+    space = (space - space.amax(1, keepdim=True)).to(dtype).exp()
+    group = (group - group.amax(1, keepdim=True)).to(dtype).exp()
+    return content, space, _gather_group(group, index)
+
+
+def _normalise(product: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """G / Z, Z and the sum over neighbours of S A, for a block of query elements."""
+    summed = product.sum(1)
+    normaliser = (summed * group).sum(2, keepdim=True)
+    return group / normaliser.clamp_min(torch.finfo(group.dtype).tiny), normaliser, summed
+
+
+def _blocks(count: int, fused: bool):
+    """One block of all query elements where loops are compiled, one element at a time where they are not."""
+    return [slice(None)] if fused else [slice(t, t + 1) for t in range(count)]
+
+
+def _empty_weight(content: Tensor, space: Tensor) -> Tensor:
+    """Zeros (D, H, S, p) to add the weights of all query elements to."""
+    return content.new_zeros(content.shape[1], space.shape[2], content.shape[2], content.shape[3])
+
+
+def _dropped(x: Tensor, keep: Tensor | None) -> Tensor:
+    return x if keep is None else x * keep
+
+
+def _sum_first(x: Tensor) -> Tensor:
+    return x[0] if len(x) == 1 else x.sum(0)
+
+
+def forward(query, key, value, space, group, index, bias, keep, fused: bool) -> tuple[Tensor, Tensor]:
+    """The output (H, C, p) and the smallest normaliser met."""
+    content, space, group = _factors(query, key, space, group, index, bias, fused)
+    total, smallest = _empty_weight(content, space), []
+    for block in _blocks(len(query), fused):
+        product = space[block, :, :, None] * content[block, :, None]  # (t, D, H, S, p)
+        scaled, normaliser, _ = _normalise(product, group[block])
+        total += _sum_first(product.mul_(scaled[:, None]))
+        smallest.append(normaliser.amin())
+    weight = _dropped(total.to(value.dtype), keep)
+    return _weighted(weight, value[:, None], (0, 2), fused), torch.stack(smallest).amin()
+
+
+def backward(query, key, value, space, group, index, bias, keep, grad, fused: bool):
+    r"""Gradients of query, key, value, space and group, and the smallest normaliser met.
+
+    With P = A S G / Z and dW = <dout, v>: r = sum P dW, dlogit = P (dW - r), and every gradient is a sum of dlogit
+    (or of W dout) over the axes its factor lacks.
+    """
+    content, space, group = _factors(query, key, space, group, index, bias, fused)
+    grad_weight = _dot(grad[None, :, None], value[:, None], fused)  # (D, H, S, p)
+    grad_weight = _dropped(grad_weight, keep).to(content.dtype)
+    total, smallest = _empty_weight(content, space), []
+    to_content, to_space, to_group = [], [], []
+    for block in _blocks(len(query), fused):
+        product = space[block, :, :, None] * content[block, :, None]
+        scaled, normaliser, summed = _normalise(product, group[block])
+        valued = (product * grad_weight).sum(1)
+        mean = (scaled * valued).sum(2, keepdim=True)
+        to_group.append(scaled * (valued - mean * summed))
+        product = product.mul_(scaled[:, None])
+        total += _sum_first(product)
+        logit = product.mul_(grad_weight - mean[:, None])
+        to_space.append(logit.sum(3))
+        to_content.append(logit.sum(2))
+        smallest.append(normaliser.amin())
+    weight = _dropped(total.to(value.dtype), keep)
+    grad_content = torch.cat(to_content).to(query.dtype)
+    grad_value = _weighted(weight, grad[None, :, None], (1,), fused)
+    grad_query = _weighted(grad_content, key[None], (1, 2), fused)
+    grad_key = _weighted(grad_content, query[:, None, None], (0,), fused)
+    grad_space = torch.cat(to_space).to(query.dtype)
+    grad_group = _by_argument(torch.cat(to_group).to(query.dtype), index).sum(1)
+    return grad_query, grad_key, grad_value, grad_space, grad_group, torch.stack(smallest).amin()
+
+
+def _direct_softmax(query: Tensor, key: Tensor, position: Tensor, index: Tensor, bias: Tensor | None) -> Tensor:
+    """Weights (T, H, S, D, p) from all scores."""
+    content = torch.einsum("tcp,dscp->tsdp", query, key)
+    if bias is not None:
+        content = content + bias
+    element, output = _element_and_output(index)
+    score = position[element, :, output, index.transpose(0, 1)] + content[:, None]
+    return score.flatten(2, 3).softmax(2).view(score.shape)
+
+
+def direct(query, key, value, position, index, bias, keep) -> Tensor:
+    """The formula as written, every score formed: ``position`` (T, D, H, U, p) holds <q(i,t), rho(h^-1 D, u)>."""
+    weight = _direct_softmax(query, key, position, index, bias).sum(0)  # (H, S, D, p)
+    weight = _dropped(weight, None if keep is None else keep.permute(1, 2, 0, 3))
+    return torch.einsum("hsdp,dscp->hcp", weight, value)
+
+
+def direct_backward(query, key, value, position, index, bias, keep, grad):
+    """Gradients of query, key, value and position."""
+    softmax = _direct_softmax(query, key, position, index, bias)
+    keep = None if keep is None else keep.permute(1, 2, 0, 3)
+    weight = _dropped(softmax.sum(0), keep)
+    grad_weight = _dropped(torch.einsum("hcp,dscp->hsdp", grad, value), keep)
+    mean = (softmax * grad_weight).sum((2, 3), keepdim=True)
+    logit = softmax * (grad_weight - mean)  # (T, H, S, D, p)
+    content = logit.sum(1)
+    grad_query = torch.einsum("tsdp,dscp->tcp", content, key)
+    grad_key = torch.einsum("tsdp,tcp->dscp", content, query)
+    grad_value = torch.einsum("hsdp,hcp->dscp", weight, grad)
+    return grad_query, grad_key, grad_value, _by_argument(logit, index).permute(0, 3, 1, 2, 4)

@@ -1,0 +1,240 @@
+"""Group self-attention as one PyTorch operator: tiles through the core, recomputed in backward.
+
+Registered with ``torch.library`` so that torch.compile and torch.export see a single node with known output shapes
+and gradients; it saves its inputs only. Inside a compiled graph the core is compiled as well, once per layer shape
+and for any image size.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _attention_core as core
+from ._tiling import GlobalTiling, LocalTiling, from_lanes, tiling, to_lanes
+
+# Floats of the largest temporary of one tile: about what a core's second-level cache holds.
+_TILE_BUDGET = 1 << 18
+
+
+class _Part(NamedTuple):
+    """The query elements, output elements and (H, T, S) index of one call of the core."""
+
+    query: slice
+    output: slice
+    table: Tensor
+
+
+def _parts(index: Tensor) -> list[_Part]:
+    if index.ndim == 3:
+        return [_Part(slice(None), slice(None), index)]
+    return [_Part(slice(t, t + 1), slice(t, t + 1), index[t][None, None]) for t in range(len(index))]
+
+
+@functools.cache
+def _compiled(step: Any, shape: tuple[int, ...]) -> Any:
+    """One compiled step per shape, so that layers do not use up each other's recompilations."""
+    known = inspect.signature(torch.compile).parameters
+    options: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in known else {}
+    return torch.compile(step, dynamic=False, **options)
+
+
+@functools.cache
+def _warn_not_compiled(reason: str) -> None:
+    warnings.warn(f"group attention could not be compiled and runs eagerly: {reason}", stacklevel=2)
+
+
+def _run(step: Any, fused: bool, query: Tensor, key: Tensor, *rest: Any) -> Any:
+    """Call a step of the core, compiled if ``fused`` and a compiler is there."""
+    operands = (query, key, *rest)
+    if not fused or query.shape[-1] == 1:
+        return step(*operands, False)
+    for x in operands:
+        if isinstance(x, Tensor) and x.is_floating_point():
+            torch._dynamo.maybe_mark_dynamic(x, x.ndim - 1)
+    try:
+        return _compiled(step, (*query.shape[:-1], *key.shape[:-1], len(rest[3])))(*operands, True)
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        _warn_not_compiled(str(error).partition("\n")[0])
+        return step(*operands, False)
+
+
+class _Plan:
+    """Everything both directions share: operands in lanes, tiles, parts and dropout draws."""
+
+    def __init__(self, query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused):
+        spatial = query.shape[3:]
+        self.parts = _parts(index)
+        self.full = rho_space.ndim == 4
+        self.fused, self.dropout, self.seed = fused and not self.full, dropout, seed
+        outputs = index.shape[0] if index.ndim == 3 else 1
+        neighbours = query[0, 0, 0].numel() if kernel_size == 0 else rho_space.shape[1]
+        temporary = outputs * index.shape[-1] * neighbours * (query.shape[2] if self.full and index.ndim == 3 else 1)
+        width = max(16 if self.full else 64, _TILE_BUDGET // temporary)
+        self.tiling: LocalTiling | GlobalTiling = tiling(spatial, kernel_size, selection, len(query), width, query)
+        lanes = self.tiling.lanes
+        self.query = to_lanes(query, lanes)
+        self.key = [self.tiling.prepare(x) for x in to_lanes(key, lanes)]
+        self.value = [self.tiling.prepare(x) for x in to_lanes(value, lanes)]
+        self.rho_space = rho_space.transpose(0, 1).contiguous()  # (D, H, [U,] C)
+        self.rho_group = rho_group
+
+    def rho(self, part: _Part) -> Tensor:
+        """(D, E, C) with E the output elements, or with the full encoding output elements times U."""
+        rho = self.rho_space[:, part.output]
+        return rho.flatten(1, -2)
+
+    def tiles(self) -> Iterator[tuple[int, slice, Tensor, Tensor, Tensor | None]]:
+        for lane in range(len(self.query)):
+            for tile in self.tiling:
+                key = self.tiling.gather(self.key[lane], tile)
+                value = self.tiling.gather(self.value[lane], tile)
+                yield lane, tile, key, value, self.tiling.mask(tile)
+
+    def generator(self) -> torch.Generator | None:
+        if self.dropout == 0:
+            return None
+        return torch.Generator(self.query.device).manual_seed(int(self.seed))
+
+    def keep(self, generator: torch.Generator | None, key: Tensor, part: _Part) -> Tensor | None:
+        """Dropout factors (D, H, S, p); the same sequence in forward and backward."""
+        if generator is None:
+            return None
+        shape = (key.shape[0], len(part.table), key.shape[1], key.shape[-1])
+        draw = torch.rand(shape, generator=generator, device=key.device, dtype=torch.float32)
+        return (draw >= self.dropout).to(key.dtype) / (1 - self.dropout)
+
+    def group_logits(self, query: Tensor) -> Tensor:
+        return torch.matmul(self.rho_group, query)
+
+    def safe(self, smallest: Tensor) -> bool:
+        """Whether the factors kept their precision; CUDA is not asked (its factors are double)."""
+        return smallest.is_cuda or bool(smallest >= core.SMALLEST_NORMALISER[smallest.dtype])
+
+    def full_logits(self, position: Tensor, group: Tensor | None, part: _Part) -> Tensor:
+        """(T, D, H, U, p)."""
+        if group is None:
+            return position.unflatten(2, (len(part.table), -1))
+        return position[:, :, :, None] + group[:, None, None]
+
+
+@torch.library.custom_op("tg_equiattn::group_attention", mutates_args=())
+def group_attention_op(
+    query: Tensor, key: Tensor, value: Tensor, rho_space: Tensor, rho_group: Tensor, index: Tensor, seed: Tensor,
+    kernel_size: int, selection: Tensor | None, dropout: float, fused: bool,
+) -> Tensor:  # fmt: skip
+    """query, key (M, C, T, *spatial), value (M, Cv, S, *spatial) -> (M, Cv, H, *spatial).
+
+    ``rho_space`` is (H, R, C) with ``rho_group`` (U, C), or (H, R, U, C) with an empty ``rho_group``; R counts the
+    offsets of the window, or with ``kernel_size`` 0 (global) those of all pairs. ``index`` is (H, T, S), or (T, S)
+    for the pointwise relation h = t.
+    """
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        plan = _Plan(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused)
+        generator = plan.generator()
+        lanes = plan.query.shape
+        out = query.new_empty(lanes[0], index.shape[0], value.shape[1], *lanes[3:])
+        for lane, tile, k, v, bias in plan.tiles():
+            tile_query = plan.tiling.query(plan.query[lane], tile)
+            result = []
+            for part in plan.parts:
+                q = tile_query[part.query]
+                position = plan.tiling.position(plan.rho(part), q, tile)
+                keep = plan.keep(generator, k, part)
+                group = None if plan.full else plan.group_logits(q)
+                answer = None
+                if group is not None:
+                    answer, smallest = _run(core.forward, plan.fused, q, k, v, position, group, part.table, bias, keep)
+                    answer = answer if plan.safe(smallest) else None
+                if answer is None:
+                    answer = core.direct(q, k, v, plan.full_logits(position, group, part), part.table, bias, keep)
+                result.append(answer)
+            plan.tiling.write_(out[lane], tile, torch.cat(result))
+        return from_lanes(out)
+
+
+@group_attention_op.register_fake
+def _(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused):
+    return query.new_empty(len(query), value.shape[1], index.shape[0], *query.shape[3:])
+
+
+@torch.library.custom_op("tg_equiattn::group_attention_backward", mutates_args=())
+def group_attention_backward_op(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, rho_space: Tensor, rho_group: Tensor, index: Tensor,
+    seed: Tensor, kernel_size: int, selection: Tensor | None, dropout: float, fused: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of query, key, value, rho_space and rho_group."""
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        plan = _Plan(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused)
+        generator = plan.generator()
+        grad_lanes = to_lanes(grad, plan.tiling.lanes)
+        grad_query = torch.zeros_like(plan.query)
+        grad_key = [torch.zeros_like(x) for x in plan.key]
+        grad_value = [torch.zeros_like(x) for x in plan.value]
+        grad_space = torch.zeros_like(plan.rho_space)
+        grad_group = torch.zeros_like(rho_group)
+        for lane, tile, k, v, bias in plan.tiles():
+            tile_query = plan.tiling.query(plan.query[lane], tile)
+            tile_grad = plan.tiling.query(grad_lanes[lane], tile)
+            sums: list[Tensor] = []
+            dq = []
+            for part in plan.parts:
+                q, rho = tile_query[part.query], plan.rho(part)
+                position = plan.tiling.position(rho, q, tile)
+                keep = plan.keep(generator, k, part)
+                group = None if plan.full else plan.group_logits(q)
+                grads = _tile_backward(plan, part, q, k, v, position, group, bias, keep, tile_grad[part.output])
+                rho_grad = torch.zeros_like(rho)
+                from_position = plan.tiling.position_backward(rho, q, tile, grads[3], rho_grad)
+                grad_space[:, part.output] += rho_grad.view_as(grad_space[:, part.output])
+                dq.append(grads[0] + from_position)
+                if group is not None:
+                    dq[-1] += torch.matmul(rho_group.T, grads[4])
+                    grad_group += torch.matmul(grads[4], q.mT).sum(0)
+                sums = list(grads[1:3]) if not sums else [a.add_(b) for a, b in zip(sums, grads[1:3], strict=True)]
+            plan.tiling.write_(grad_query[lane], tile, torch.cat(dq))
+            plan.tiling.scatter_(grad_key[lane], tile, sums[0])
+            plan.tiling.scatter_(grad_value[lane], tile, sums[1])
+        restored = [plan.tiling.restore(torch.stack(x)) for x in (grad_key, grad_value)]
+        grad_key_value = from_lanes(restored[0]), from_lanes(restored[1])
+        return from_lanes(grad_query), *grad_key_value, grad_space.transpose(0, 1).contiguous(), grad_group
+
+
+def _tile_backward(plan, part, q, k, v, position, group, bias, keep, grad):
+    """Gradients of q, k, v, the space logits and the group logits; direct where the core lost precision."""
+    if group is not None:
+        *grads, smallest = _run(core.backward, plan.fused, q, k, v, position, group, part.table, bias, keep, grad)
+        if plan.safe(smallest):
+            return grads
+    logits = plan.full_logits(position, group, part)
+    dq, dk, dv, logits = core.direct_backward(q, k, v, logits, part.table, bias, keep, grad)
+    if group is None:
+        return dq, dk, dv, logits.flatten(2, 3), None
+    return dq, dk, dv, logits.sum(3), logits.sum((1, 2))
+
+
+@group_attention_backward_op.register_fake
+def _(grad, query, key, value, rho_space, rho_group, *rest):
+    return tuple(x.new_empty(x.shape) for x in (query, key, value, rho_space, rho_group))
+
+
+def _setup_context(ctx, inputs, output):
+    query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused = inputs
+    ctx.save_for_backward(query, key, value, rho_space, rho_group, index, seed, selection)
+    ctx.settings = (kernel_size, dropout, fused)
+
+
+def _backward(ctx, grad):
+    *tensors, selection = ctx.saved_tensors
+    kernel_size, dropout, fused = ctx.settings
+    grads = group_attention_backward_op(grad, *tensors, kernel_size, selection, dropout, fused)
+    return *grads, None, None, None, None, None, None
+
+
+group_attention_op.register_autograd(_backward, setup_context=_setup_context)

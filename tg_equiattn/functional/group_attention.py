@@ -1,0 +1,197 @@
+"""Lifting and group self-attention as pure functions of queries, keys, values and encodings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..grids import Neighbourhood
+from ._attention_op import group_attention_op
+
+IMPLEMENTATIONS = ("auto", "factorised", "direct")
+
+
+def group_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rho_space: Tensor,
+    rho_group: Tensor | None,
+    index: Tensor,
+    *,
+    neighbourhood: Neighbourhood,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    implementation: str = "auto",
+) -> Tensor:
+    r"""Group self-attention of regular features.
+
+    .. math::
+        \mathrm{score}(h, t, j, s) = c\, \langle q(i,t),\;
+        k(j,s) + \rho_{space}(h^{-1}(x_j - x_i)) + \rho_{group}(u) \rangle, \qquad
+        \mathrm{out}(i, h) = \sum_t \sum_{(j,s)} \mathrm{softmax}_{(j,s)}(\mathrm{score})\; v(j, s)
+
+    with u = ``index[h, t, s]`` and c the scale. With an ``index`` of two axes (relation ``"relative"``) only h = t
+    is formed and there is no sum over t.
+
+    The factorised form writes the softmax weight as a product of a content, a spatial and a group factor, needs
+    :math:`|H|^2(2D + 1)` exponentials per pixel instead of :math:`|H|^3 D` and, working through the pixels in tiles
+    that are computed again in backward, never holds a tensor of either size for all pixels. The direct form computes
+    every score, tile by tile. Results agree; where a tile's scores are so extreme that the product of factors would
+    lose precision, the factorised form takes the direct one for that tile (on CUDA the factors are double instead).
+
+    Args:
+        rho_space: encoding of rotated offsets, or the full encoding of offsets and u.
+        rho_group: encoding of u; ``None`` if ``rho_space`` has an axis for u.
+        index: u of each (h, t, s), a permutation along s; see :func:`tg_equiattn.encodings.relation_index`.
+        neighbourhood: the window, or the whole grid.
+        scale: c; ``None`` means :math:`1/\sqrt{C}`.
+        dropout: probability of dropping a weight after the sum over t.
+        implementation: ``"auto"`` takes the factorised form unless the encoding is full; ``"direct"`` is always
+            possible, ``"factorised"`` not with a full encoding.
+
+    Shapes:
+        - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``
+        - rho_space: ``(|H|, D, C)``, or full ``(|H|, D, |H|, C)``; D offsets of the window, or with global attention
+          of all pairs, in the order of :meth:`Neighbourhood.offsets`
+        - rho_group: ``(|H|, C)``; index: ``(|H|, |H|, |H|)`` or ``(|H|, |H|)``
+        - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
+
+    Raises:
+        ValueError: for shapes, dtypes, devices or options that do not fit.
+
+    Source: GSA-Nets Eq. 14-16 (arXiv:2010.00977), GE-ViT Eq. 14-17 (arXiv:2306.06722). The published code divides
+    scores by the square root of the layer's input width; here by that of the head width.
+    """
+    _check_operands(query, key, value)
+    _check_encoding(query, rho_space, rho_group, index)
+    neighbourhood.check(query.shape[4:])
+    offsets = rho_space.shape[1]
+    expected = _offset_count(neighbourhood, tuple(query.shape[4:]))
+    if offsets != expected:
+        raise ValueError(f"rho_space must have {expected} offsets on axis 1 for {neighbourhood}, got {offsets}")
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
+    if implementation == "factorised" and rho_space.ndim == 4:
+        raise ValueError("implementation must be 'auto' or 'direct' with a full encoding, got 'factorised'")
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout!r}")
+
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    scale = query.shape[2] ** -0.5 if scale is None else scale
+    rho_space = rho_space.to(dtype)
+    rho_group = rho_space.new_zeros(0) if rho_group is None else rho_group.to(dtype)
+    if implementation == "direct" and rho_space.ndim == 3:
+        rho_space, rho_group = rho_space[:, :, None] + rho_group, rho_space.new_zeros(0)
+    seed = torch.randint(2**31, ()) if dropout else torch.zeros((), dtype=torch.int64)
+    selection = neighbourhood.selection()
+    out = group_attention_op(
+        query.to(dtype).flatten(0, 1) * scale,
+        key.to(dtype).flatten(0, 1),
+        value.to(dtype).flatten(0, 1),
+        rho_space,
+        rho_group,
+        index,
+        seed,
+        neighbourhood.kernel_size or 0,
+        None if selection is None else selection.to(query.device),
+        dropout,
+        torch.compiler.is_compiling(),
+    )
+    return out.unflatten(0, query.shape[:2]).to(value.dtype)
+
+
+def lifting_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rho_space: Tensor,
+    *,
+    neighbourhood: Neighbourhood,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    implementation: str = "auto",
+) -> Tensor:
+    r"""Lifting self-attention, from a grid to a grid times a group.
+
+    .. math::
+        \mathrm{out}(i, h) = \sum_j
+        \mathrm{softmax}_j\big(c\,\langle q_i, k_j + \rho(h^{-1}(x_j - x_i))\rangle\big)\; v_j
+
+    Arguments as :func:`group_attention`, without a group axis on query, key and value.
+
+    Shapes:
+        - query, key: ``(B, heads, C, *spatial)``; value: ``(B, heads, Cv, *spatial)``
+        - rho_space: ``(|H|, D, C)``
+        - output: ``(B, heads, Cv, |H|, *spatial)``
+
+    Raises:
+        ValueError: for shapes, dtypes, devices or options that do not fit.
+
+    Source: GSA-Nets Eq. 14, GE-ViT Eq. 14.
+    """
+    if query.ndim not in (5, 6):
+        raise ValueError(f"query must have shape (B, heads, C, *spatial), got {tuple(query.shape)}")
+    if rho_space.ndim != 3:
+        raise ValueError(f"rho_space must have shape (|H|, D, C), got {tuple(rho_space.shape)}")
+    return group_attention(
+        query.unsqueeze(3),
+        key.unsqueeze(3),
+        value.unsqueeze(3),
+        rho_space,
+        rho_space.new_zeros(1, rho_space.shape[-1]),
+        torch.zeros(len(rho_space), 1, 1, dtype=torch.int64, device=query.device),
+        neighbourhood=neighbourhood,
+        scale=scale,
+        dropout=dropout,
+        implementation=implementation,
+    )
+
+
+def _offset_count(neighbourhood: Neighbourhood, spatial: tuple[int, ...]) -> int:
+    if not neighbourhood.is_global:
+        return len(neighbourhood.offsets())
+    count = 1
+    for n in spatial:
+        count *= 2 * n - 1
+    return count
+
+
+def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim not in (6, 7):
+            raise ValueError(f"{name} must have shape (B, heads, C, |H|, *spatial), got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(f"{name} must be a floating point tensor, got {x.dtype}")
+        if x.device != query.device or x.dtype != query.dtype:
+            raise ValueError(f"{name} must be {query.dtype} on {query.device} as query is, got {x.dtype} on {x.device}")
+    if key.shape != query.shape:
+        raise ValueError(f"key must have the shape of query, {tuple(query.shape)}, got {tuple(key.shape)}")
+    if value.shape[:2] != query.shape[:2] or value.shape[3:] != query.shape[3:]:
+        raise ValueError(f"value must match query, {tuple(query.shape)}, but for channels, got {tuple(value.shape)}")
+
+
+def _check_encoding(query: Tensor, rho_space: Tensor, rho_group: Tensor | None, index: Tensor) -> None:
+    elements, channels = query.shape[3], query.shape[2]
+    outputs = len(index)
+    if index.dtype != torch.int64 or tuple(index.shape) not in ((outputs, elements, elements), (elements, elements)):
+        raise ValueError(
+            f"index must be int64 of shape (|H|, {elements}, {elements}) or ({elements}, {elements}), "
+            f"got {index.dtype} of shape {tuple(index.shape)}"
+        )
+    look = index.device.type == "cpu" and not torch.compiler.is_compiling()
+    if look and not torch.equal(index.sort(-1).values, torch.arange(elements).expand_as(index)):
+        raise ValueError(f"index must be a permutation of 0 ... {elements - 1} along its last axis, got other values")
+    if rho_space.ndim not in (3, 4) or rho_space.shape[0] != outputs or rho_space.shape[-1] != channels:
+        raise ValueError(
+            f"rho_space must have shape ({outputs}, D, {channels}) or ({outputs}, D, {elements}, {channels}), "
+            f"got {tuple(rho_space.shape)}"
+        )
+    if rho_space.ndim == 4 and (rho_space.shape[2] != elements or rho_group is not None):
+        raise ValueError(
+            f"rho_space must have {elements} elements on axis 2, and rho_group be None, with a full encoding; "
+            f"got {tuple(rho_space.shape)}"
+        )
+    if rho_space.ndim == 3 and (rho_group is None or tuple(rho_group.shape) != (elements, channels)):
+        got = None if rho_group is None else tuple(rho_group.shape)
+        raise ValueError(f"rho_group must have shape ({elements}, {channels}), got {got}")

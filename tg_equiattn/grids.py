@@ -1,0 +1,114 @@
+"""Pixel and voxel grids: relative offsets, neighbourhoods, and lattice transformations.
+
+A planar position is (x right, y up) and image rows run down, so row = -y. Volumes are (x, y, z) with
+the tensor's axes (z, -y, x). Offsets are x(j) - x(i) in whole pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NEIGHBOURHOODS = ("square", "disk")
+
+
+def _axes_to_position(index: Tensor) -> Tensor:
+    """Offsets along the tensor's axes, (row, column) or (z, row, column), as positions (x, y) or (x, y, z)."""
+    position = index.flip(-1).clone()
+    position[..., 1] *= -1
+    return position
+
+
+def _centred_grid(radii: Sequence[int]) -> Tensor:
+    axes = [torch.arange(-r, r + 1) for r in radii]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """The keys that a query attends to: an odd window around it, or the whole grid.
+
+    Args:
+        dim: 2 for images, 3 for volumes.
+        kernel_size: odd side of the window in pixels, or ``None`` for global attention.
+        shape: ``"square"``, or ``"disk"`` for the offsets no longer than ``kernel_size / 2``.
+
+    Raises:
+        ValueError: for an even or non-positive window, an unknown shape or dimension.
+    """
+
+    dim: int
+    kernel_size: int | None
+    shape: str = "square"
+
+    def __post_init__(self) -> None:
+        size = self.kernel_size
+        if self.dim not in (2, 3):
+            raise ValueError(f"dim must be 2 or 3, got {self.dim!r}")
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1 or size % 2 == 0):
+            raise ValueError(f"kernel_size must be a positive odd integer or None (global), got {size!r}")
+        if self.shape not in NEIGHBOURHOODS:
+            raise ValueError(f"neighbourhood must be one of {NEIGHBOURHOODS}, got {self.shape!r}")
+        if size is None and self.shape != "square":
+            raise ValueError(f"neighbourhood must be 'square' where kernel_size is None (global), got {self.shape!r}")
+
+    @property
+    def is_global(self) -> bool:
+        return self.kernel_size is None
+
+    def check(self, spatial: Sequence[int]) -> None:
+        """Raise ValueError unless a grid of this size can be attended over."""
+        if len(spatial) != self.dim:
+            raise ValueError(f"the input must have {self.dim} spatial axes, got {tuple(spatial)}")
+        if min(spatial) < (self.kernel_size or 1):
+            raise ValueError(
+                f"the input must be at least kernel_size={self.kernel_size or 1} wide on every spatial axis, "
+                f"got {tuple(spatial)}"
+            )
+
+    def offsets(self, spatial: Sequence[int] | None = None) -> Tensor:
+        """Relative positions, (D, dim) int64: of the window, or with global attention of all pairs on the grid."""
+        if self.kernel_size is not None:
+            square = _axes_to_position(_centred_grid([self.kernel_size // 2] * self.dim))
+            chosen = self.selection()
+            return square if chosen is None else square[chosen]
+        if spatial is None:
+            raise ValueError("spatial must be given for a global neighbourhood, got None")
+        return _axes_to_position(_centred_grid([n - 1 for n in spatial]))
+
+    def scale(self, spatial: Sequence[int] | None = None) -> float:
+        """The offset length, in pixels along an axis, that encodings see as 1."""
+        largest = self.kernel_size // 2 if self.kernel_size is not None else max(spatial or (1,)) - 1
+        return float(max(largest, 1))
+
+    def selection(self) -> Tensor | None:
+        """Which offsets of the square window belong to the neighbourhood; ``None`` means all."""
+        if self.shape == "square" or self.kernel_size is None:
+            return None
+        length = _centred_grid([self.kernel_size // 2] * self.dim).double().norm(dim=-1)
+        return (length <= self.kernel_size / 2).nonzero().squeeze(-1)
+
+
+def transform_grid(x: Tensor, matrix: Tensor) -> Tensor:
+    r"""Act with a lattice element on the last ``d`` axes: :math:`(L_g f)(x) = f(g^{-1} x)` about the grid's centre.
+
+    Args:
+        x: ``(..., H, W)`` or ``(..., D, H, W)``. Sides may differ; quarter turns exchange them.
+        matrix: ``(d, d)`` signed permutation matrix in (x, y[, z]) coordinates.
+
+    Raises:
+        ValueError: if the matrix does not map the grid onto a grid.
+    """
+    dim = matrix.shape[-1]
+    if not torch.equal(matrix.abs().round(), matrix.abs()) or not bool((matrix.abs().sum(0) == 1).all()):
+        raise ValueError(f"matrix must be a signed permutation (a lattice element), got {matrix.tolist()}")
+    to_axes = _axes_to_position(torch.eye(dim, dtype=matrix.dtype)).to(matrix)
+    on_axes = to_axes.T @ matrix @ to_axes  # rows: output axis, columns: input axis
+    source = on_axes.abs().argmax(1).tolist()
+    batch = x.ndim - dim
+    permuted = x.permute(*range(batch), *(batch + a for a in source))
+    flips = [batch + a for a in range(dim) if on_axes[a, source[a]] < 0]
+    return permuted.flip(flips) if flips else permuted

@@ -1,0 +1,216 @@
+"""Finite subgroups of O(2) and O(3) as matrices and a Cayley table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_TOLERANCE = 1e-6
+
+
+class FiniteGroup:
+    r"""A finite group :math:`H \subset O(d)`, given by the orthogonal matrices of all its elements.
+
+    Elements are indices ``0 ... |H|-1``. Floats are compared once, at construction, to fill the
+    Cayley table; after that only integer tables decide anything. Matrix entries within 1e-9 of an
+    integer are made exactly that integer, so lattice elements (multiples of 90 degrees, axis flips)
+    are exact.
+
+    Args:
+        matrices: the elements, ``(|H|, d, d)`` with ``d`` 2 or 3, in any order, identity included.
+        name: shown in ``repr``.
+
+    Attributes:
+        matrices: ``(|H|, d, d)`` float64.
+        cayley: ``(|H|, |H|)`` int64, ``cayley[a, b]`` the index of :math:`a \cdot b`.
+        inverse: ``(|H|,)`` int64.
+        identity: index of the identity.
+        lattice: ``(|H|,)`` bool, whether the element maps the integer grid onto itself.
+
+    Raises:
+        ValueError: if the matrices are not orthogonal, repeat, or are not closed under products
+            and inverses.
+
+    Example:
+        >>> from tg_equiattn.groups import cyclic
+        >>> c4 = cyclic(4)
+        >>> int(c4.cayley[1, 3]) == c4.identity, len(c4)
+        (True, 4)
+    """
+
+    def __init__(self, matrices: Tensor | Sequence, name: str = "FiniteGroup") -> None:
+        matrices = torch.as_tensor(matrices, dtype=torch.float64, device="cpu").clone()
+        if matrices.ndim != 3 or matrices.shape[1] != matrices.shape[2] or matrices.shape[1] not in (2, 3):
+            raise ValueError(f"matrices must have shape (|H|, 2, 2) or (|H|, 3, 3), got {tuple(matrices.shape)}")
+        if len(matrices) == 0:
+            raise ValueError("matrices must hold at least the identity, got none")
+        _check_orthogonal(matrices)
+        self.matrices = _snap(matrices)
+        self.name = name
+        self.cayley = _cayley_table(self.matrices)
+        self.identity = self._find_identity()
+        self.inverse = self._find_inverses()
+        self._check_associative()
+        self.lattice = (self.matrices == self.matrices.round()).flatten(1).all(1)
+
+    @property
+    def dim(self) -> int:
+        """The dimension ``d`` of the space acted on."""
+        return self.matrices.shape[-1]
+
+    @property
+    def order(self) -> int:
+        """The number of elements."""
+        return len(self.matrices)
+
+    def __len__(self) -> int:
+        return self.order
+
+    def __repr__(self) -> str:
+        return f"{self.name}(order={self.order}, dim={self.dim})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FiniteGroup) and torch.equal(self.matrices, other.matrices)
+
+    def __hash__(self) -> int:
+        return hash((self.order, self.dim))
+
+    def _find_identity(self) -> int:
+        every = torch.arange(self.order)
+        neutral = (self.cayley == every).all(1) & (self.cayley == every[:, None]).all(0)
+        if not neutral.any():
+            raise ValueError("matrices must hold the identity, got none that leaves every element unchanged")
+        return int(neutral.nonzero()[0])
+
+    def _find_inverses(self) -> Tensor:
+        hits = self.cayley == self.identity
+        if not bool((hits.sum(1) == 1).all()):
+            raise ValueError("matrices must hold the inverse of every element, got an element without one")
+        return hits.int().argmax(1)
+
+    def _check_associative(self) -> None:
+        table = self.cayley
+        every = torch.arange(self.order)
+        left = table[table[:, :, None], every]
+        right = table[every[:, None, None], table[None]]
+        if not torch.equal(left, right):
+            raise ValueError("matrices must multiply associatively, got a Cayley table that does not")
+
+
+def _check_orthogonal(matrices: Tensor) -> None:
+    identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype)
+    deviation = (matrices @ matrices.mT - identity).abs().max()
+    if not deviation <= _TOLERANCE:
+        raise ValueError(f"matrices must be orthogonal, got one with |M M^T - 1| = {deviation:.3g}")
+
+
+def _snap(matrices: Tensor) -> Tensor:
+    rounded = matrices.round()
+    return torch.where((matrices - rounded).abs() < 1e-9, rounded, matrices) + 0.0  # no negative zeros
+
+
+def _matches(candidates: Tensor, elements: Tensor) -> Tensor:
+    distance = (candidates[..., None, :, :] - elements).abs().amax((-1, -2))
+    return distance < 1e-4
+
+
+def _cayley_table(matrices: Tensor) -> Tensor:
+    if int(_matches(matrices, matrices).sum()) != len(matrices):
+        raise ValueError("matrices must be distinct, got the same element twice")
+    hits = _matches(matrices[:, None] @ matrices[None], matrices)
+    if not bool((hits.sum(-1) == 1).all()):
+        a, b = (hits.sum(-1) != 1).nonzero()[0].tolist()
+        raise ValueError(f"matrices must be closed under products, got none equal to element {a} times element {b}")
+    return hits.int().argmax(-1)
+
+
+def _rotation(angle: float) -> Tensor:
+    c, s = math.cos(angle), math.sin(angle)
+    return torch.tensor([[c, -s], [s, c]], dtype=torch.float64)
+
+
+def _positive(n: int) -> int:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"n must be a positive integer, got {n!r}")
+    return n
+
+
+def trivial(dim: int = 2) -> FiniteGroup:
+    """The identity alone in ``dim`` (2 or 3) dimensions: translation equivariance only."""
+    if dim not in (2, 3):
+        raise ValueError(f"dim must be 2 or 3, got {dim!r}")
+    return FiniteGroup(torch.eye(dim, dtype=torch.float64)[None], name="trivial")
+
+
+def mirror(dim: int = 2) -> FiniteGroup:
+    """The reflection x -> -x (left-right in an image) and the identity."""
+    flip = torch.eye(trivial(dim).dim, dtype=torch.float64)
+    flip[0, 0] = -1
+    return FiniteGroup(torch.stack([flip.abs(), flip]), name="mirror")
+
+
+def cyclic(n: int) -> FiniteGroup:
+    r"""The ``n`` rotations of the plane by multiples of :math:`2\pi/n`, counter-clockwise."""
+    return FiniteGroup(torch.stack([_rotation(2 * math.pi * i / _positive(n)) for i in range(_positive(n))]), f"C{n}")
+
+
+def dihedral(n: int) -> FiniteGroup:
+    """``n`` rotations of the plane, then each of them after the reflection x -> -x: ``2 n`` elements."""
+    rotations = cyclic(n).matrices
+    return FiniteGroup(torch.cat([rotations, rotations @ mirror().matrices[1]]), f"D{n}")
+
+
+def octahedral() -> FiniteGroup:
+    """The 24 rotations of the cube."""
+    quarter_z = [[0.0, -1, 0], [1, 0, 0], [0, 0, 1]]
+    quarter_x = [[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]
+    return from_generators([quarter_z, quarter_x], name="octahedral")
+
+
+def full_octahedral() -> FiniteGroup:
+    """The 48 rotations and reflections of the cube."""
+    rotations = octahedral().matrices
+    return FiniteGroup(torch.cat([rotations, -rotations]), "full_octahedral")
+
+
+def icosahedral() -> FiniteGroup:
+    """The 60 rotations of the icosahedron with vertices at the cyclic permutations of (0, +-1, +-golden)."""
+    golden = (1 + math.sqrt(5)) / 2
+    a, b = golden / 2, (golden - 1) / 2
+    fifth = [[0.5, -a, b], [a, b, -0.5], [b, 0.5, a]]
+    third = [[0.0, 0, 1], [1, 0, 0], [0, 1, 0]]
+    return from_generators([fifth, third], name="icosahedral")
+
+
+def from_generators(matrices: Tensor | Sequence, *, max_order: int = 200, name: str = "FiniteGroup") -> FiniteGroup:
+    """The smallest group that holds the given orthogonal matrices.
+
+    Args:
+        matrices: generators, ``(n, d, d)``.
+        max_order: give up beyond this many elements.
+        name: shown in ``repr``.
+
+    Raises:
+        ValueError: if a generator is not orthogonal or they do not close within ``max_order`` elements.
+    """
+    generators = torch.as_tensor(matrices, dtype=torch.float64)
+    if generators.ndim != 3 or generators.shape[-1] != generators.shape[-2]:
+        raise ValueError(f"matrices must have shape (n, d, d), got {tuple(generators.shape)}")
+    _check_orthogonal(generators)
+    generators = _snap(generators)
+    elements = torch.eye(generators.shape[-1], dtype=torch.float64)[None]
+    frontier = elements
+    while len(frontier):
+        products = _snap((generators[:, None] @ frontier[None]).flatten(0, 1))
+        fresh: list[Tensor] = []
+        for product in products:
+            if not _matches(product, torch.cat([elements, *(m[None] for m in fresh)])).any():
+                fresh.append(product)
+        frontier = torch.stack(fresh) if fresh else elements[:0]
+        elements = torch.cat([elements, frontier])
+        if len(elements) > max_order:
+            raise ValueError(f"matrices must generate at most max_order={max_order} elements, got more")
+    return FiniteGroup(elements, name=name)

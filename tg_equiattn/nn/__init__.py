@@ -1,0 +1,21 @@
+"""Modules: project, reshape, call one kernel; blocks and whole models."""
+
+from .attention import GroupAttention, LiftingAttention
+from .block import GroupAttentionBlock
+from .ge_vit import GEViT
+from .norm import RegularLayerNorm
+from .pointwise import Pointwise
+from .pooling import GlobalPooling, GroupPooling, SpatialCrop, SpatialMaxPool
+
+__all__ = [
+    "GEViT",
+    "GlobalPooling",
+    "GroupAttention",
+    "GroupAttentionBlock",
+    "GroupPooling",
+    "LiftingAttention",
+    "Pointwise",
+    "RegularLayerNorm",
+    "SpatialCrop",
+    "SpatialMaxPool",
+]
