@@ -135,6 +135,8 @@ def group_attention_op(
     offsets of the window, or with ``kernel_size`` 0 (global) those of all pairs. ``index`` is (H, T, S), or (T, S)
     for the pointwise relation h = t.
     """
+    if query.numel() == 0:
+        return query.new_zeros(len(query), value.shape[1], index.shape[0], *query.shape[3:])
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         plan = _Plan(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused)
         generator = plan.generator()
@@ -170,6 +172,9 @@ def group_attention_backward_op(
     seed: Tensor, kernel_size: int, selection: Tensor | None, dropout: float, fused: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key, value, rho_space and rho_group."""
+    if query.numel() == 0:
+        empty = [torch.zeros_like(x) for x in (query, key, value, rho_space, rho_group)]
+        return empty[0], empty[1], empty[2], empty[3], empty[4]
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         plan = _Plan(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused)
         generator = plan.generator()

@@ -1,0 +1,93 @@
+"""Slow formulas that the kernels are held against, written from the papers and sharing no code with the library."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+
+def group_element(matrices, matrix):
+    """Index of a matrix among the group's matrices, found by distance (no Cayley table)."""
+    distance = (matrices - matrix).abs().amax((1, 2))
+    assert distance.min() < 1e-6
+    return int(distance.argmin())
+
+
+def relation_argument(matrices, relation, h, t, s):
+    """u of one (h, t, s), by multiplying matrices."""
+    m = matrices
+    product = {
+        "ge_vit": m[h].T @ m[t] @ m[s].T @ m[t],
+        "lifted": m[t].T @ m[s],
+        "relative": m[t].T @ m[s],
+        "gsa": m[h].T @ m[t].T @ m[s],
+    }[relation]
+    return group_element(matrices, product)
+
+
+def positions(spatial):
+    """Position (x, y) or (x, y, z) of every pixel, flattened in the order of the tensor."""
+    axes = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in spatial), indexing="ij")
+    if len(spatial) == 2:
+        row, column = axes
+        return torch.stack([column, -row], -1).flatten(0, 1)
+    z, row, column = axes
+    return torch.stack([column, -row, z], -1).flatten(0, 2)
+
+
+def attention_by_definition(query, key, value, rho, matrices, *, relation, inside, scale):
+    """Group self-attention, one (image, head, pixel, h, t) at a time.
+
+    query, key, value: (B, heads, C, T, *spatial); ``rho(offset, u)`` the encoding of an already rotated offset;
+    ``relation`` None for lifting; ``inside(offset)`` whether an offset belongs to the neighbourhood.
+    """
+    batch, heads, _, elements, *spatial = query.shape
+    place = positions(spatial)
+    q, k, v = (x.flatten(4) for x in (query, key, value))
+    out = torch.zeros(batch, heads, value.shape[2], len(matrices), len(place), dtype=value.dtype)
+    rows = []
+    for i, x_i in enumerate(place):
+        keys = [j for j, x_j in enumerate(place) if inside(x_j - x_i)]
+        for h in range(len(matrices)):
+            total = 0
+            for t in [h] if relation == "relative" else range(elements):
+                encoding = torch.stack([
+                    torch.stack([
+                        rho(matrices[h].T @ (place[j] - x_i), 0 if relation is None
+                            else relation_argument(matrices, relation, h, t, s))
+                        for s in range(elements)])
+                    for j in keys])  # (keys, S, C)
+                with_position = k[..., keys].permute(0, 1, 4, 3, 2) + encoding  # (B, heads, keys, S, C)
+                score = scale * torch.einsum("bnc,bnksc->bnks", q[:, :, :, t, i], with_position)
+                weight = score.flatten(2).softmax(-1).view(score.shape)
+                total = total + torch.einsum("bnks,bncsk->bnc", weight, v[..., keys])
+            rows.append((h, i, total))
+    for h, i, total in rows:
+        out[:, :, :, h, i] = total
+    return out.unflatten(-1, spatial)
+
+
+def attention_materialised(query, key, value, rho_space, rho_group, index, kernel_size, scale):
+    """The direct formula on images with every tensor in memory, as published code computes it.
+
+    Content scores are formed once and shared by all output elements, as in the published code; then every score of
+    every (h, t, s, neighbour) exists at once, is normalised and multiplied with unfolded values. Shapes as
+    tg_equiattn.functional.group_attention, local square windows only.
+    """
+    radius = kernel_size // 2
+
+    def unfold(x):
+        return F.pad(x, [radius] * 4).unfold(-2, kernel_size, 1).unfold(-2, kernel_size, 1).flatten(-2)
+
+    height, width = query.shape[-2:]
+    outside = unfold(query.new_ones(height, width)) == 0
+    content = torch.einsum("bnctyx,bncsyxd->bntsyxd", query, unfold(key))
+    space = torch.einsum("bnctyx,hdc->bnhtyxd", query, rho_space)
+    group = torch.einsum("bnctyx,uc->bntuyx", query, rho_group)
+    element = torch.arange(index.shape[1], device=index.device)[None, :, None].expand_as(index)
+    score = content[:, :, None] + space[:, :, :, :, None] + group[:, :, element, index][..., None]
+    score = (scale * score).masked_fill(outside, -math.inf)  # (B, heads, H, T, S, y, x, D)
+    weight = score.movedim(4, -2).flatten(-2).softmax(-1).unflatten(-1, (index.shape[2], -1))
+    return torch.einsum("bnhtyxsd,bncsyxd->bnchyx", weight, unfold(value))

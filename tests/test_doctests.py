@@ -1,0 +1,23 @@
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import tg_equiattn
+
+CORE = [
+    m.name for m in pkgutil.walk_packages(tg_equiattn.__path__, "tg_equiattn.") if "integrations" not in m.name
+]  # fmt: skip
+ESCNN = [f"tg_equiattn.integrations.escnn.{name}" for name in ("attention", "block", "ge_vit", "module", "types")]
+
+
+@pytest.mark.parametrize("name", CORE + ESCNN)
+def test_examples_in_docstrings(name):
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.failed == 0
+
+
+def test_some_examples_exist():
+    attempted = sum(doctest.testmod(importlib.import_module(n)).attempted for n in CORE)
+    assert attempted >= 10

@@ -1,0 +1,88 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import positions
+
+from tg_equiattn.grids import Neighbourhood, transform_grid
+from tg_equiattn.groups import cyclic, dihedral, full_octahedral
+
+
+@pytest.mark.parametrize(("dim", "size"), [(2, 5), (3, 3)])
+def test_window_offsets_follow_unfold(dim, size):
+    """The n-th offset is the position of the n-th pixel of an unfolded window, relative to its centre."""
+    place = positions([size] * dim)
+    centre = place[len(place) // 2]
+    assert torch.equal(Neighbourhood(dim, size).offsets().double(), place - centre)
+
+
+@pytest.mark.parametrize("spatial", [(3, 4), (2, 3, 2)])
+def test_global_offsets_hold_every_pair_once(spatial):
+    offsets = Neighbourhood(len(spatial), None).offsets(spatial)
+    place = positions(spatial)
+    pairs = (place[None] - place[:, None]).flatten(0, 1).long()
+    assert {tuple(o) for o in pairs.tolist()} == {tuple(o) for o in offsets.tolist()}
+    assert len(offsets) == len({tuple(o) for o in offsets.tolist()})
+
+
+def test_disk():
+    disk = Neighbourhood(2, 5, "disk")
+    offsets = disk.offsets()
+    assert len(offsets) == 21
+    assert bool((offsets.double().norm(dim=1) <= 2.5).all())
+    assert torch.equal(Neighbourhood(2, 5).offsets()[disk.selection()], offsets)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 7), st.integers(0, 7))
+def test_transform_is_an_action(height, width, g, h):
+    group = dihedral(4)
+    x = torch.arange(height * width).view(height, width)
+    both = transform_grid(transform_grid(x, group.matrices[h]), group.matrices[g])
+    assert torch.equal(both, transform_grid(x, group.matrices[group.cayley[g, h]]))
+
+
+@pytest.mark.parametrize("spatial", [(3, 5), (2, 3, 4)])
+def test_transform_moves_positions(spatial):
+    """Value at x of the transformed image is the value at g^-1 x of the image, about the centre."""
+    x = torch.randn(spatial)
+    group = dihedral(4) if len(spatial) == 2 else full_octahedral()
+    centred = positions(spatial) - positions(spatial).mean(0)
+    for matrix in group.matrices:
+        moved = transform_grid(x, matrix)
+        place = positions(moved.shape)
+        source = (place - place.mean(0)) @ matrix  # g^-1 is the transpose
+        nearest = torch.cdist(source, centred).argmin(1)
+        assert torch.equal(moved.flatten(), x.flatten()[nearest])
+
+
+def test_quarter_turn_is_counter_clockwise():
+    image = torch.tensor([[1, 2], [3, 4]])
+    assert transform_grid(image, cyclic(4).matrices[1]).tolist() == [[2, 4], [1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((2, 4), "kernel_size must be a positive odd integer or None .* got 4"),
+        ((2, -3), "kernel_size must be .* got -3"),
+        ((2, 2.5), "kernel_size must be .* got 2.5"),
+        ((4, 3), "dim must be 2 or 3, got 4"),
+        ((2, 3, "hexagon"), "neighbourhood must be one of .* got 'hexagon'"),
+        ((2, None, "disk"), "neighbourhood must be 'square' where kernel_size is None"),
+    ],
+)
+def test_bad_neighbourhood(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Neighbourhood(*arguments)
+
+
+def test_bad_grid():
+    with pytest.raises(ValueError, match=r"at least kernel_size=5 wide .* got \(4, 9\)"):
+        Neighbourhood(2, 5).check((4, 9))
+    with pytest.raises(ValueError, match="must have 2 spatial axes"):
+        Neighbourhood(2, 5).check((9, 9, 9))
+    with pytest.raises(ValueError, match="spatial must be given"):
+        Neighbourhood(2, None).offsets()
+    with pytest.raises(ValueError, match="signed permutation"):
+        transform_grid(torch.zeros(3, 3), cyclic(8).matrices[1])

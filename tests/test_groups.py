@@ -1,0 +1,89 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tg_equiattn.groups import (
+    FiniteGroup,
+    cyclic,
+    dihedral,
+    from_generators,
+    full_octahedral,
+    icosahedral,
+    mirror,
+    octahedral,
+    trivial,
+)
+
+ORDERS = [
+    (trivial(2), 1), (trivial(3), 1), (mirror(), 2), (mirror(3), 2), (cyclic(3), 3), (cyclic(12), 12),
+    (dihedral(1), 2), (dihedral(4), 8), (dihedral(7), 14), (octahedral(), 24), (full_octahedral(), 48),
+    (icosahedral(), 60),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("group", "order"), ORDERS, ids=[repr(g) for g, _ in ORDERS])
+def test_table_multiplies_matrices(group, order):
+    m = group.matrices
+    assert len(group) == order
+    torch.testing.assert_close(m[group.cayley], m[:, None] @ m[None], rtol=0, atol=1e-12)
+    torch.testing.assert_close(m[group.inverse], m.mT, rtol=0, atol=1e-12)
+    torch.testing.assert_close(m[group.identity], torch.eye(group.dim, dtype=torch.float64))
+
+
+@given(st.integers(1, 12), st.data())
+def test_associative(n, data):
+    group = dihedral(n)
+    a, b, c = (data.draw(st.integers(0, 2 * n - 1)) for _ in range(3))
+    table = group.cayley
+    assert table[table[a, b], c] == table[a, table[b, c]]
+
+
+@pytest.mark.parametrize(("group", "count"), [(cyclic(8), 4), (dihedral(8), 8), (octahedral(), 24), (icosahedral(), 12)])
+def test_lattice_elements_are_exact(group, count):
+    exact = group.matrices[group.lattice]
+    assert len(exact) == count
+    assert torch.equal(exact, exact.round())
+    assert not bool((exact.signbit() & (exact == 0)).any())
+
+
+def test_from_generators():
+    quarter = [[0.0, -1.0], [1.0, 0.0]]
+    assert len(from_generators([quarter])) == 4
+    assert len(from_generators([quarter, [[-1.0, 0.0], [0.0, 1.0]]])) == 8
+    angle = 1.0  # an irrational part of a turn never closes
+    endless = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+    with pytest.raises(ValueError, match="max_order=200"):
+        from_generators([endless])
+
+
+@pytest.mark.parametrize(
+    ("matrices", "message"),
+    [
+        (torch.zeros(2, 2), r"matrices must have shape .* got \(2, 2\)"),
+        (torch.zeros(0, 2, 2), "at least the identity"),
+        (2 * torch.eye(2)[None], "matrices must be orthogonal"),
+        (torch.full((1, 2, 2), math.nan), "matrices must be orthogonal"),
+        (torch.stack([torch.eye(2), torch.eye(2)]), "matrices must be distinct"),
+        (cyclic(4).matrices[:3], "matrices must be closed under products"),
+        (-torch.eye(2)[None], "matrices must be closed under products"),
+    ],
+)
+def test_bad_matrices(matrices, message):
+    with pytest.raises(ValueError, match=message):
+        FiniteGroup(matrices)
+
+
+@pytest.mark.parametrize("n", [0, -3, 2.0, True])
+def test_bad_order(n):
+    with pytest.raises(ValueError, match="n must be a positive integer"):
+        cyclic(n)
+
+
+def test_bad_dimension():
+    with pytest.raises(ValueError, match="dim must be 2 or 3, got 4"):
+        trivial(4)
+    with pytest.raises(ValueError, match=r"matrices must have shape \(n, d, d\)"):
+        from_generators(torch.zeros(3))
