@@ -53,12 +53,20 @@ def attention_by_definition(query, key, value, rho, matrices, *, relation, insid
         for h in range(len(matrices)):
             total = 0
             for t in [h] if relation == "relative" else range(elements):
-                encoding = torch.stack([
-                    torch.stack([
-                        rho(matrices[h].T @ (place[j] - x_i), 0 if relation is None
-                            else relation_argument(matrices, relation, h, t, s))
-                        for s in range(elements)])
-                    for j in keys])  # (keys, S, C)
+                encoding = torch.stack(
+                    [
+                        torch.stack(
+                            [
+                                rho(
+                                    matrices[h].T @ (place[j] - x_i),
+                                    0 if relation is None else relation_argument(matrices, relation, h, t, s),
+                                )
+                                for s in range(elements)
+                            ]
+                        )
+                        for j in keys
+                    ]
+                )  # (keys, S, C)
                 with_position = k[..., keys].permute(0, 1, 4, 3, 2) + encoding  # (B, heads, keys, S, C)
                 score = scale * torch.einsum("bnc,bnksc->bnks", q[:, :, :, t, i], with_position)
                 weight = score.flatten(2).softmax(-1).view(score.shape)

@@ -41,7 +41,9 @@ def test_associative(n, data):
     assert table[table[a, b], c] == table[a, table[b, c]]
 
 
-@pytest.mark.parametrize(("group", "count"), [(cyclic(8), 4), (dihedral(8), 8), (octahedral(), 24), (icosahedral(), 12)])
+@pytest.mark.parametrize(
+    ("group", "count"), [(cyclic(8), 4), (dihedral(8), 8), (octahedral(), 24), (icosahedral(), 12)]
+)
 def test_lattice_elements_are_exact(group, count):
     exact = group.matrices[group.lattice]
     assert len(exact) == count

@@ -38,10 +38,9 @@ def _check_field_type(name: str, field_type: FieldType) -> None:
         raise ValueError(f"{name} must be an escnn.nn.FieldType, got {type(field_type).__name__}")
 
 
-def _refuse(name: str, field_type: FieldType, kind: str, source: str, target: str) -> None:
-    raise ValueError(
-        f"{name} must consist of {kind} fields, got {field_type}; a 1x1 convolution converts: "
-        f"escnn.nn.R2Conv({source}, {target}, kernel_size=1) with "
+def _conversion(source: str, target: str, kind: str) -> str:
+    return (
+        f"convert with escnn.nn.R2Conv({source}, {target}, kernel_size=1), "
         f"fields = escnn.nn.FieldType(gspace, n * [gspace.{kind}_repr])"
     )
 
@@ -50,7 +49,12 @@ def trivial_channels(name: str, field_type: FieldType) -> int:
     """The number of trivial fields; ValueError, with the convolution that converts, for other types."""
     _check_field_type(name, field_type)
     if not all(r.is_trivial() for r in field_type.representations):
-        _refuse(name, field_type, "trivial", "in_type", "fields")
+        group = field_type.gspace.fibergroup
+        holds_trivial = any(group.irrep(*i).is_trivial() for r in field_type.representations for i in r.irreps)
+        advice = _conversion(name, "fields", "trivial")
+        if not holds_trivial:  # no linear map of single pixels leads from these to trivial fields
+            advice = f"{_conversion(name, 'fields', 'regular')}, and use R2GroupAttention"
+        raise ValueError(f"{name} must consist of trivial fields, got {field_type}; {advice}")
     return len(field_type)
 
 
@@ -61,8 +65,9 @@ def regular_channels(name: str, field_type: FieldType) -> int:
     regular = field_type.gspace.regular_repr
     alone = field_type.gspace.fibergroup.order() == 1  # all fields of the trivial group are regular
     if not all(r == regular or (alone and r.is_trivial()) for r in field_type.representations):
-        source, target = ("in_type", "fields") if name == "in_type" else ("fields", "out_type")
-        _refuse(name, field_type, "regular", source, target)
+        source, target = (name, "fields") if name == "in_type" else ("fields", name)
+        advice = _conversion(source, target, "regular")
+        raise ValueError(f"{name} must consist of regular fields, got {field_type}; {advice}")
     return len(field_type)
 
 

@@ -127,9 +127,7 @@ def test_disk_leaves_out_corners(shape):
         query, key, features[2], torch.cat([pushed, last], -1), torch.cat([rho_group, torch.zeros(2, 1).double()], -1),
         index, neighbourhood=square, scale=1.0,
     )  # fmt: skip
-    out = group_attention(
-        *features, rho_space[:, chosen], rho_group, index, neighbourhood=disk, scale=1.0
-    )
+    out = group_attention(*features, rho_space[:, chosen], rho_group, index, neighbourhood=disk, scale=1.0)
     difference = (out - masked).abs().max()
     assert difference < 1e-10 if shape == "disk" else difference > 1e-3
 
@@ -273,8 +271,17 @@ def test_operator_registration():
     index = relation_index(cyclic(2), "ge_vit")
     torch.library.opcheck(
         _attention_op.group_attention_op,
-        (*(x[0].detach().requires_grad_() for x in (query, key, value)), rho_space, rho_group, index, torch.tensor(0),
-         3, None, 0.0, False),  # fmt: skip
+        (
+            *(x[0].detach().requires_grad_() for x in (query, key, value)),
+            rho_space,
+            rho_group,
+            index,
+            torch.tensor(0),
+            3,
+            None,
+            0.0,
+            False,
+        ),  # fmt: skip
     )
 
 
@@ -287,7 +294,10 @@ GOOD = {"elements": 4, "spatial": (5, 6)}
         (lambda a, o: a.__setitem__(0, a[0][0]), "query must have shape"),
         (lambda a, o: a.__setitem__(1, a[1][..., :5]), r"key must have the shape of query"),
         (lambda a, o: a.__setitem__(2, a[2][:, :, :, :3]), "value must match query"),
-        (lambda a, o: a.__setitem__(1, a[1].float()), "key must be torch.float64 on cpu as query is, got torch.float32"),
+        (
+            lambda a, o: a.__setitem__(1, a[1].float()),
+            "key must be torch.float64 on cpu as query is, got torch.float32",
+        ),
         (lambda a, o: a.__setitem__(0, a[0].int()), "query must be a floating point tensor, got torch.int32"),
         (lambda a, o: a.__setitem__(3, a[3][:3]), "rho_space must have shape"),
         (lambda a, o: a.__setitem__(3, a[3][:, :8]), "rho_space must have 9 offsets on axis 1"),

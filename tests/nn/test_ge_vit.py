@@ -86,9 +86,7 @@ def test_block(randomise, check_copies):
         x = torch.randn(2, 6, 4, 5, 6)
         assert block(x).shape == (2, width, 4, 5, 6)
         assert equivariance_error(block.double(), cyclic(4), x.double()) <= 1e-10
-        check_copies(
-            lambda w=width: GroupAttentionBlock(cyclic(4), 6, w, heads=2, kernel_size=3), block.float(), x
-        )
+        check_copies(lambda w=width: GroupAttentionBlock(cyclic(4), 6, w, heads=2, kernel_size=3), block.float(), x)
 
 
 def test_block_formula(randomise):

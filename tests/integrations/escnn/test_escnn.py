@@ -1,0 +1,287 @@
+"""The escnn integration: against the core, against escnn's own actions and checks, and mixed with escnn's layers."""
+
+import contextlib
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from tg_equiattn.testing import equivariance_error
+
+with contextlib.redirect_stdout(io.StringIO()):
+    from escnn import gspaces, nn
+
+from tg_equiattn.integrations.escnn import (
+    GEViT,
+    R2AttentionBlock,
+    R2GroupAttention,
+    R2LiftingAttention,
+    R2RegularLayerNorm,
+    group_from_gspace,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*pre-computed.*:UserWarning"),
+]
+
+GSPACES = {
+    "rot4": gspaces.rot2dOnR2(4),
+    "rot8": gspaces.rot2dOnR2(8),
+    "flipRot4": gspaces.flipRot2dOnR2(4),
+    "flipRot2": gspaces.flipRot2dOnR2(2),
+    "flip": gspaces.flip2dOnR2(),
+    "flip_other_axis": gspaces.flip2dOnR2(axis=0.0),
+    "trivial": gspaces.trivialOnR2(),
+}
+
+
+def trivial(gspace, n=3):
+    return nn.FieldType(gspace, n * [gspace.trivial_repr])
+
+
+def regular(gspace, n=6):
+    return nn.FieldType(gspace, n * [gspace.regular_repr])
+
+
+def layers(gspace):
+    image, hidden, wider = trivial(gspace), regular(gspace), regular(gspace, 8)
+    return [
+        R2LiftingAttention(image, hidden, heads=2, kernel_size=3),
+        R2GroupAttention(hidden, wider, heads=2, kernel_size=3),
+        R2GroupAttention(hidden, hidden, heads=2, kernel_size=None, relation="relative", encoding="joint"),
+        R2AttentionBlock(hidden, wider, heads=2, kernel_size=3),
+        R2RegularLayerNorm(hidden),
+        GEViT(image, 4, channels=(6, 8), heads=2, kernel_size=3),
+    ]
+
+
+@pytest.fixture(params=list(GSPACES))
+def gspace(request):
+    return GSPACES[request.param]
+
+
+def test_group_has_escnn_products_and_action(gspace):
+    """Same order of elements, same products, and the regular action is a permutation by the Cayley table."""
+    group, elements = group_from_gspace(gspace), gspace.fibergroup.elements
+    for a, first in enumerate(elements):
+        np.testing.assert_allclose(group.matrices[a], gspace.basespace_action(first), atol=1e-12)
+        for b, second in enumerate(elements):
+            assert elements[int(group.cayley[a, b])] == first @ second
+        permutation = torch.eye(len(group))[group.cayley[group.inverse[a]]]
+        np.testing.assert_allclose(gspace.regular_repr(first), permutation, atol=1e-12)
+
+
+def test_check_equivariance(gspace, randomise):
+    for layer in layers(gspace):
+        errors = randomise(layer).check_equivariance()
+        assert len(errors) == int(group_from_gspace(gspace).lattice.sum())
+        assert all(error < 1e-5 for _, error in errors)
+        layer.double().check_equivariance(atol=1e-10, rtol=1e-10)
+
+
+def test_check_agrees_with_escnn_transform(randomise):
+    """Quarter turns by escnn's GeometricTensor.transform give the same verdict as the exact check."""
+    for name in ("rot4", "flipRot4", "flip"):
+        gspace = GSPACES[name]
+        for layer in layers(gspace):
+            randomise(layer).eval()
+            x = nn.GeometricTensor(torch.randn(2, layer.in_type.size, 9, 9), layer.in_type)
+            for element in gspace.fibergroup.elements:
+                moved = layer(x.transform(element)).tensor
+                expected = layer(x).transform(element).tensor
+                torch.testing.assert_close(moved, expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["rot4", "flipRot4"])
+def test_check_finds_gsa(name, randomise):
+    """Negative control: GSA-Nets' relation fails the check that GE-ViT's passes, on C4 and on D4."""
+    hidden = regular(GSPACES[name])
+    with pytest.warns(UserWarning, match="not equivariant"):
+        layer = R2GroupAttention(hidden, hidden, heads=2, kernel_size=3, relation="gsa", encoding="joint")
+    with pytest.raises(AssertionError, match="error found during equivariance check with element"):
+        randomise(layer).check_equivariance()
+    assert layer.training
+
+
+def test_output_shapes(gspace):
+    for layer in layers(gspace):
+        x = layer.in_type(torch.randn(2, layer.in_type.size, 7, 5))
+        out = layer(x)
+        assert out.type == layer.out_type
+        assert tuple(out.shape) == tuple(layer.evaluate_output_shape(tuple(x.shape)))
+        with pytest.raises(ValueError, match="input_shape must be"):
+            layer.evaluate_output_shape((2, layer.in_type.size + 1, 7, 5))
+
+
+def test_export(gspace, randomise):
+    for layer in layers(gspace):
+        x = torch.randn(2, layer.in_type.size, 7, 5)
+        exported = randomise(layer).export()
+        assert not layer.training
+        assert not isinstance(exported, nn.EquivariantModule)
+        expected = layer(layer.in_type(x)).tensor
+        for module in (exported, copy.deepcopy(exported), pickle.loads(pickle.dumps(exported))):
+            torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
+
+
+def test_exported_module_compiles(randomise):
+    layer = randomise(R2GroupAttention(regular(GSPACES["rot4"]), regular(GSPACES["rot4"]), heads=2, kernel_size=3), 0.3)
+    x = torch.randn(1, layer.in_type.size, 4, 5)
+    compiled = torch.compile(layer.export(), fullgraph=True)
+    torch.testing.assert_close(compiled(x), layer(layer.in_type(x)).tensor, rtol=0, atol=1e-4)
+
+
+def mixed(gspace):
+    """Our layers between escnn's convolution, norm, nonlinearity and pooling."""
+    image, hidden = trivial(gspace), regular(gspace)
+    return nn.SequentialModule(
+        nn.R2Conv(image, image, 3, padding=1),
+        R2LiftingAttention(image, hidden, heads=2, kernel_size=3),
+        nn.InnerBatchNorm(hidden),
+        nn.ReLU(hidden),
+        R2GroupAttention(hidden, hidden, heads=2, kernel_size=3),
+        R2AttentionBlock(hidden, hidden, heads=2, kernel_size=3),
+        nn.R2Conv(hidden, hidden, 3, padding=1),
+        R2RegularLayerNorm(hidden),
+        nn.GroupPooling(hidden),
+    )
+
+
+@pytest.mark.parametrize("name", ["rot4", "flipRot4", "flip", "trivial"])
+def test_mixed_model_passes_escnn_check(name):
+    model = mixed(GSPACES[name])
+    model(model.in_type(torch.randn(4, 3, 9, 9)))  # batch norm statistics
+    model.eval()
+    with contextlib.redirect_stdout(io.StringIO()):
+        errors = model.check_equivariance(atol=1e-4, rtol=1e-4)
+    assert len(errors) == 20
+
+
+@pytest.mark.parametrize("name", ["rot4", "flipRot4"])
+def test_mixed_model_trains_exports_and_loads(name):
+    gspace = GSPACES[name]
+    model = mixed(gspace)
+    x = torch.randn(4, 3, 9, 9)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    first = None
+    for _ in range(5):
+        loss = (model(model.in_type(x)).tensor.mean((2, 3)) - 1).square().mean()
+        first = float(loss.detach()) if first is None else first
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert float(loss.detach()) < first
+    model.eval()
+    expected = model(model.in_type(x)).tensor
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    other = mixed(gspace).eval()
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    torch.testing.assert_close(other(other.in_type(x)).tensor, expected, rtol=0, atol=1e-6)
+    exported = pickle.loads(pickle.dumps(model.export()))
+    torch.testing.assert_close(exported(x), expected, rtol=0, atol=1e-5)
+
+
+def test_train_and_eval_keep_the_state_dict(gspace):
+    for layer in layers(gspace):
+        before = {k: v.clone() for k, v in layer.state_dict().items()}
+        for mode in (False, True):
+            after = layer.train(mode).state_dict()
+            assert before.keys() == after.keys()
+            assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+@pytest.mark.parametrize("preset", ["rotmnist", "cifar10", "patchcamelyon"])
+def test_presets(preset):
+    model = getattr(GEViT, preset)(GSPACES["rot4"], kernel_size=3)
+    assert model.out_type.size == {"rotmnist": 10, "cifar10": 10, "patchcamelyon": 2}[preset]
+    assert model.evaluate_output_shape((5, model.in_type.size, 32, 32)) == (5, model.out_type.size, 1, 1)
+
+
+def test_equals_the_core(randomise):
+    gspace = GSPACES["flipRot4"]
+    layer = randomise(R2GroupAttention(regular(gspace), regular(gspace), heads=2, kernel_size=3)).double()
+    x = torch.randn(2, 48, 5, 6, dtype=torch.float64)
+    expected = layer.core(x.view(2, 6, 8, 5, 6)).reshape(2, 48, 5, 6)
+    torch.testing.assert_close(layer(layer.in_type(x)).tensor, expected, rtol=0, atol=0)
+    assert equivariance_error(layer.core, layer.group, x.view(2, 6, 8, 5, 6)) < 1e-10
+
+
+def test_repr():
+    layer = R2GroupAttention(regular(GSPACES["rot4"]), regular(GSPACES["rot4"]), heads=2)
+    assert repr(layer).startswith("R2GroupAttention(")
+    assert "relation='ge_vit'" in repr(layer)
+    assert str(layer.in_type) in repr(layer)
+
+
+ROT4, CONTINUOUS = GSPACES["rot4"], gspaces.rot2dOnR2()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: R2LiftingAttention(regular(ROT4), regular(ROT4), heads=1),
+         r"in_type must consist of trivial fields, .* escnn.nn.R2Conv\(in_type, fields, kernel_size=1\), .*trivial_repr"),
+        (lambda: R2LiftingAttention(trivial(ROT4), trivial(ROT4), heads=1),
+         r"out_type must consist of regular fields, .* escnn.nn.R2Conv\(fields, out_type, kernel_size=1\)"),
+        (lambda: R2GroupAttention(trivial(ROT4), regular(ROT4), heads=1),
+         r"in_type must consist of regular fields, .* escnn.nn.R2Conv\(in_type, fields, kernel_size=1\)"),
+        (lambda: R2GroupAttention(nn.FieldType(ROT4, [ROT4.irrep(1)]), regular(ROT4), heads=1),
+         "in_type must consist of regular fields"),
+        (lambda: R2AttentionBlock(trivial(ROT4), regular(ROT4), heads=1), "in_type must consist of regular fields"),
+        (lambda: R2RegularLayerNorm(trivial(ROT4)), "in_type must consist of regular fields"),
+        (lambda: GEViT(regular(ROT4), 3), "in_type must consist of trivial fields"),
+        (lambda: R2GroupAttention(regular(ROT4), regular(GSPACES["rot8"]), heads=1),
+         "out_type must have the gspace of in_type"),
+        (lambda: R2LiftingAttention(trivial(CONTINUOUS), trivial(CONTINUOUS), heads=1), "gspace must be discrete"),
+        (lambda: group_from_gspace(CONTINUOUS), "gspace must be discrete, got .* N > 0"),
+        (lambda: group_from_gspace(gspaces.octaOnR3()), "gspace must be planar"),
+        (lambda: group_from_gspace("rot"), "gspace must be an escnn.gspaces.GSpace, got str"),
+        (lambda: R2GroupAttention(12, regular(ROT4), heads=1), "in_type must be an escnn.nn.FieldType, got int"),
+        (lambda: R2GroupAttention(regular(ROT4), regular(ROT4), heads=1, kernel_size=4), "kernel_size must be"),
+    ],
+)  # fmt: skip
+def test_bad_arguments(make, message):
+    with contextlib.redirect_stdout(io.StringIO()), pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_bad_input():
+    layer = R2GroupAttention(regular(ROT4), regular(ROT4), heads=1, kernel_size=3)
+    with pytest.raises(ValueError, match="input must be a GeometricTensor of type"):
+        layer(torch.randn(1, 24, 5, 5))
+    with pytest.raises(ValueError, match="input must be a GeometricTensor of type"):
+        layer(trivial(ROT4)(torch.randn(1, 3, 5, 5)))
+    with pytest.raises(ValueError, match="at least kernel_size=3 wide"):
+        layer(regular(ROT4)(torch.randn(1, 24, 2, 5)))
+
+
+@pytest.mark.parametrize("name", ["rot4", "flipRot4"])
+def test_the_converting_convolutions_of_the_messages_work(name):
+    gspace = GSPACES[name]
+    hidden, image = regular(gspace), trivial(gspace)
+    vectors = nn.FieldType(gspace, [gspace.irrep(1) if name == "rot4" else gspace.irrep(1, 1)])
+    with pytest.raises(ValueError, match=r"regular_repr\], and use R2GroupAttention"):
+        R2LiftingAttention(vectors, hidden, heads=1)
+    models = [
+        nn.SequentialModule(
+            nn.R2Conv(vectors, hidden, kernel_size=1), R2GroupAttention(hidden, hidden, heads=1, kernel_size=3)
+        ),
+        nn.SequentialModule(
+            nn.R2Conv(hidden, image, kernel_size=1), R2LiftingAttention(image, hidden, heads=1, kernel_size=3)
+        ),
+        nn.SequentialModule(
+            R2GroupAttention(hidden, hidden, heads=1, kernel_size=3), nn.R2Conv(hidden, vectors, kernel_size=1)
+        ),
+    ]
+    for model in models:
+        out = model(model.in_type(torch.randn(1, model.in_type.size, 5, 5)))
+        assert out.shape == (1, model.out_type.size, 5, 5)
+        assert out.tensor.abs().max() > 0
