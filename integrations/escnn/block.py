@@ -37,6 +37,7 @@ class R2AttentionBlock(R2Module):
         out_type (FieldType): regular fields of the same gspace.
         heads: attention heads.
         value_dropout: probability of dropping an output of the attention in training.
+        norm: ``"layer"``, as published, or ``"batch"``.
         attention: further arguments of :class:`R2GroupAttention`.
 
     Raises:
@@ -44,9 +45,16 @@ class R2AttentionBlock(R2Module):
     """
 
     def __init__(
-        self, in_type: FieldType, out_type: FieldType, *, heads: int, value_dropout: float = 0.0, **attention: Any
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        *,
+        heads: int,
+        value_dropout: float = 0.0,
+        norm: str = "layer",
+        **attention: Any,
     ) -> None:
         group = group_from_gspace(common_gspace(in_type, out_type))
         fields = regular_channels("in_type", in_type), regular_channels("out_type", out_type)
-        core = GroupAttentionBlock(group, *fields, heads=heads, value_dropout=value_dropout, **attention)
+        core = GroupAttentionBlock(group, *fields, heads=heads, value_dropout=value_dropout, norm=norm, **attention)
         super().__init__(core, group, in_type, out_type, lifts=False)

@@ -138,7 +138,7 @@ def test_tiles_do_not_change_results(budget, kernel_size, monkeypatch):
     tensors, neighbourhood = operands(2, (5, 6), kernel_size)
     index = relation_index(cyclic(2), "ge_vit")
     expected = group_attention(*tensors, index, neighbourhood=neighbourhood)
-    monkeypatch.setattr(_attention_op, "_TILE_BUDGET", budget)
+    monkeypatch.setattr(_attention_op, "_TILE_BUDGET", {"eager": budget})
     assert_same(group_attention(*tensors, index, neighbourhood=neighbourhood), expected, tensors)
 
 
@@ -281,7 +281,7 @@ def test_operator_registration():
             None,
             0.0,
             False,
-        ),  # fmt: skip
+        ),
     )
 
 

@@ -81,12 +81,13 @@ def test_volumes(randomise):
 
 
 def test_block(randomise, check_copies):
-    for width in (6, 8):
-        block = randomise(GroupAttentionBlock(cyclic(4), 6, width, heads=2, kernel_size=3))
+    for width, norm in ((6, "layer"), (8, "batch")):
+        options = {"heads": 2, "kernel_size": 3, "norm": norm}
+        block = randomise(GroupAttentionBlock(cyclic(4), 6, width, **options)).eval()
         x = torch.randn(2, 6, 4, 5, 6)
         assert block(x).shape == (2, width, 4, 5, 6)
         assert equivariance_error(block.double(), cyclic(4), x.double()) <= 1e-10
-        check_copies(lambda w=width: GroupAttentionBlock(cyclic(4), 6, w, heads=2, kernel_size=3), block.float(), x)
+        check_copies(lambda w=width, o=options: GroupAttentionBlock(cyclic(4), 6, w, **o).eval(), block.float(), x)
 
 
 def test_block_formula(randomise):
@@ -158,6 +159,7 @@ def test_training_step_lowers_the_loss():
         ({"input_dropout": 1.5}, r"input_dropout must be in \[0, 1\), got 1.5"),
         ({"value_dropout": -0.1}, r"value_dropout must be in \[0, 1\), got -0.1"),
         ({"heads": 0}, "heads must be a positive integer"),
+        ({"norm": "group"}, "norm must be one of .* got 'group'"),
     ],
 )
 def test_bad_arguments(change, message):

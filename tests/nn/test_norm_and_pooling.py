@@ -3,7 +3,15 @@ import torch
 from conftest import GROUPS
 
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import GlobalPooling, GroupPooling, Pointwise, RegularLayerNorm, SpatialCrop, SpatialMaxPool
+from tg_equiattn.nn import (
+    GlobalPooling,
+    GroupPooling,
+    Pointwise,
+    RegularBatchNorm,
+    RegularLayerNorm,
+    SpatialCrop,
+    SpatialMaxPool,
+)
 from tg_equiattn.testing import equivariance_error
 
 
@@ -13,6 +21,17 @@ def test_norm_is_layer_norm_over_channels(randomise):
     expected = torch.nn.functional.layer_norm(x.movedim(1, -1), (7,), norm.weight, norm.bias).movedim(-1, 1)
     torch.testing.assert_close(norm(x), expected, rtol=0, atol=1e-12)
     assert torch.autograd.gradcheck(norm, x[:1, :, :1, :2, :2].detach().requires_grad_())
+
+
+def test_batch_norm_is_over_images_elements_and_pixels(randomise):
+    norm = randomise(RegularBatchNorm(7)).double()
+    x = torch.randn(2, 7, 4, 3, 5, dtype=torch.float64)
+    mean, std = x.mean((0, 2, 3, 4), keepdim=True), x.var((0, 2, 3, 4), correction=0, keepdim=True).add(1e-5).sqrt()
+    shape = (1, 7, 1, 1, 1)
+    expected = (x - mean) / std * norm.weight.view(shape) + norm.bias.view(shape)
+    torch.testing.assert_close(norm(x), expected, rtol=0, atol=1e-12)
+    norm.eval()
+    torch.testing.assert_close(norm(x[:1]), norm(x)[:1], rtol=0, atol=1e-12)
 
 
 def test_pointwise_is_a_linear_map(randomise):
@@ -26,8 +45,14 @@ def test_pointwise_is_a_linear_map(randomise):
 @pytest.mark.parametrize(
     "module",
     [
-        RegularLayerNorm(3), GroupPooling("max"), GroupPooling("mean"), GlobalPooling(), GlobalPooling("sum", "mean"),
-        SpatialMaxPool(2), SpatialCrop(1),
+        RegularLayerNorm(3),
+        RegularBatchNorm(3),
+        GroupPooling("max"),
+        GroupPooling("mean"),
+        GlobalPooling(),
+        GlobalPooling("sum", "mean"),
+        SpatialMaxPool(2),
+        SpatialCrop(1),
     ],
     ids=repr,
 )  # fmt: skip
@@ -67,6 +92,7 @@ def test_norm_in_half_precision(dtype, randomise):
     [
         (lambda: RegularLayerNorm(0), "channels must be a positive integer, got 0"),
         (lambda: RegularLayerNorm(3)(torch.zeros(2, 4, 4)), r"input must have shape \(B, 3, ...\), got \(2, 4, 4\)"),
+        (lambda: RegularBatchNorm(3)(torch.zeros(2, 4, 4)), r"input must have shape \(B, 3, ...\), got \(2, 4, 4\)"),
         (lambda: GroupPooling("median"), "reduction must be one of .* got 'median'"),
         (lambda: GroupPooling()(torch.zeros(2, 3)), r"input must have shape \(B, C, \|H\|, ...\)"),
         (lambda: GlobalPooling("median"), "space must be one of .* got 'median'"),

@@ -19,8 +19,9 @@ from torch import Tensor
 from . import _attention_core as core
 from ._tiling import GlobalTiling, LocalTiling, from_lanes, tiling, to_lanes
 
-# Floats of the largest temporary of one tile: about what a core's second-level cache holds.
-_TILE_BUDGET = 1 << 18
+# Floats of the largest temporary of one tile. Compiled steps fuse their loops and gain from tiles that stay in a
+# core's second-level cache; eager steps call many small operators and gain from longer ones.
+_TILE_BUDGET = {"compiled": 1 << 18, "eager": 1 << 20}
 
 
 class _Part(NamedTuple):
@@ -76,7 +77,7 @@ class _Plan:
         outputs = index.shape[0] if index.ndim == 3 else 1
         neighbours = query[0, 0, 0].numel() if kernel_size == 0 else rho_space.shape[1]
         temporary = outputs * index.shape[-1] * neighbours * (query.shape[2] if self.full and index.ndim == 3 else 1)
-        width = max(16 if self.full else 64, _TILE_BUDGET // temporary)
+        width = max(16 if self.full else 64, _TILE_BUDGET["compiled" if self.fused else "eager"] // temporary)
         self.tiling: LocalTiling | GlobalTiling = tiling(spatial, kernel_size, selection, len(query), width, query)
         lanes = self.tiling.lanes
         self.query = to_lanes(query, lanes)

@@ -3,7 +3,7 @@
 from .attention import GroupAttention, LiftingAttention
 from .block import GroupAttentionBlock
 from .ge_vit import GEViT
-from .norm import RegularLayerNorm
+from .norm import RegularBatchNorm, RegularLayerNorm
 from .pointwise import Pointwise
 from .pooling import GlobalPooling, GroupPooling, SpatialCrop, SpatialMaxPool
 
@@ -15,6 +15,7 @@ __all__ = [
     "GroupPooling",
     "LiftingAttention",
     "Pointwise",
+    "RegularBatchNorm",
     "RegularLayerNorm",
     "SpatialCrop",
     "SpatialMaxPool",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .. import _checks
 from ..groups import FiniteGroup
 from .attention import GroupAttention
-from .norm import RegularLayerNorm
+from .norm import make_norm
 from .pointwise import Pointwise
 
 
@@ -25,6 +25,7 @@ class GroupAttentionBlock(nn.Module):
     Args:
         group, in_channels, out_channels, heads: as :class:`GroupAttention`.
         value_dropout: probability of dropping an output of the attention in training.
+        norm: ``"layer"`` (:class:`RegularLayerNorm`, as published) or ``"batch"`` (:class:`RegularBatchNorm`).
         attention: further arguments of :class:`GroupAttention` (``kernel_size``, ``relation``, ``dropout``, ...).
 
     Shapes:
@@ -41,15 +42,16 @@ class GroupAttentionBlock(nn.Module):
         *,
         heads: int,
         value_dropout: float = 0.0,
+        norm: str = "layer",
         **attention: Any,
     ) -> None:
         super().__init__()
         _checks.probability(value_dropout=value_dropout)
         self.attention = nn.Sequential(
-            RegularLayerNorm(in_channels),
+            make_norm(norm, in_channels),
             nn.SiLU(),
             GroupAttention(group, in_channels, out_channels, heads=heads, **attention),
-            RegularLayerNorm(out_channels),
+            make_norm(norm, out_channels),
             nn.SiLU(),
             nn.Dropout(value_dropout),
         )
@@ -58,10 +60,10 @@ class GroupAttentionBlock(nn.Module):
         hidden = max(out_channels // 2, 1)
         self.mlp = nn.Sequential(
             Pointwise(out_channels, hidden),
-            RegularLayerNorm(hidden),
+            make_norm(norm, hidden),
             nn.SiLU(),
             Pointwise(hidden, out_channels),
-            RegularLayerNorm(out_channels),
+            make_norm(norm, out_channels),
         )
 
     def forward(self, x: Tensor) -> Tensor:

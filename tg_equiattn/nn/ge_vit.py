@@ -11,7 +11,7 @@ from .. import _checks
 from ..groups import FiniteGroup
 from .attention import LiftingAttention
 from .block import GroupAttentionBlock
-from .norm import RegularLayerNorm
+from .norm import make_norm
 from .pointwise import Pointwise
 from .pooling import GlobalPooling, SpatialCrop, SpatialMaxPool
 
@@ -38,6 +38,7 @@ class GEViT(nn.Module):
         value_dropout: on outputs of attention.
         input_dropout: on the images.
         pool_dropout: after pooling.
+        norm: ``"layer"`` as published, or ``"batch"``, which trains faster; see :class:`RegularBatchNorm`.
         norm_between: norm and swish after every block, as the published CIFAR-10 model.
 
     Shapes:
@@ -75,6 +76,7 @@ class GEViT(nn.Module):
         value_dropout: float = 0.0,
         input_dropout: float = 0.0,
         pool_dropout: float = 0.0,
+        norm: str = "layer",
         norm_between: bool = False,
     ) -> None:
         super().__init__()
@@ -96,7 +98,7 @@ class GEViT(nn.Module):
         self.lifting = nn.Sequential(
             nn.Dropout(input_dropout),
             LiftingAttention(group, in_channels, width, **shared),
-            RegularLayerNorm(width),
+            make_norm(norm, width),
             nn.SiLU(),
         )
 
@@ -106,13 +108,15 @@ class GEViT(nn.Module):
         stages: list[nn.Module] = pool() if 0 in pools else []
         for number, (out, margin) in enumerate(zip(channels, margins, strict=True), start=1):
             stages.append(
-                GroupAttentionBlock(group, width, out, value_dropout=value_dropout, relation=relation, **shared)
+                GroupAttentionBlock(
+                    group, width, out, value_dropout=value_dropout, norm=norm, relation=relation, **shared
+                )
             )
             width = out
             if margin:
                 stages.append(SpatialCrop(margin))
             if norm_between:
-                stages += [RegularLayerNorm(width), nn.SiLU()]
+                stages += [make_norm(norm, width), nn.SiLU()]
             if number in pools:
                 stages += pool()
         self.blocks = nn.Sequential(*stages)

@@ -36,10 +36,38 @@ class RegularLayerNorm(nn.Module):
         if x.ndim < 2 or x.shape[1] != self.channels:
             raise ValueError(f"input must have shape (B, {self.channels}, ...), got {tuple(x.shape)}")
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        variance, mean = torch.var_mean(wide, 1, correction=0, keepdim=True)
+        centred = wide - wide.mean(1, keepdim=True)
+        variance = centred.square().mean(1, keepdim=True)
         shape = (-1, *[1] * (x.ndim - 2))
-        out = (wide - mean) * (variance + self.eps).rsqrt() * self.weight.view(shape) + self.bias.view(shape)
+        out = centred * (variance + self.eps).rsqrt() * self.weight.view(shape) + self.bias.view(shape)
         return out.to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, eps={self.eps}"
+
+
+class RegularBatchNorm(nn.BatchNorm1d):
+    """Batch normalisation of regular features: one mean and variance a channel, over images, group elements and pixels.
+
+    Equivariant like :class:`RegularLayerNorm`, and in small networks much easier to train: normalising every pixel by
+    itself, as layer normalisation does, forgets how strongly the features of a pixel respond. In training, images of a
+    batch see each other's statistics; in eval mode they do not. The same as ``escnn.nn.InnerBatchNorm``.
+
+    Shapes:
+        ``(B, channels, *any)`` -> the same.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[1] != self.num_features:
+            raise ValueError(f"input must have shape (B, {self.num_features}, ...), got {tuple(x.shape)}")
+        return super().forward(x.flatten(2)).view_as(x)
+
+
+NORMS: dict[str, type[nn.Module]] = {"layer": RegularLayerNorm, "batch": RegularBatchNorm}
+
+
+def make_norm(name: str, channels: int) -> nn.Module:
+    """The normalisation called ``name``; ValueError for an unknown one."""
+    if name not in NORMS:
+        raise ValueError(f"norm must be one of {tuple(NORMS)}, got {name!r}")
+    return NORMS[name](channels)

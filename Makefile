@@ -1,0 +1,37 @@
+# make demo   train GE-ViTs on rotated digits and draw where they are equivariant (a few minutes)
+# make test   lint, types and the whole test-suite
+# Both set everything up first, in .venv; later runs find it done. SCATTER=0 skips building torch-scatter.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.ready
+
+.PHONY: demo test lint test-cuda bench setup clean
+
+demo: setup
+	$(RUN) -W ignore examples/rotated_digits.py
+
+test: lint
+	$(RUN) -m pytest
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+test-cuda: setup
+	@$(RUN) -c "import torch; print('CUDA device:', torch.cuda.get_device_name() if torch.cuda.is_available() else 'none, running the CPU part')"
+	$(RUN) -m pytest
+
+bench: setup
+	$(RUN) examples/benchmarks/group_attention.py
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml .ci/setup
+	@PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) bash .ci/setup
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info out

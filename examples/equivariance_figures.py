@@ -1,0 +1,121 @@
+"""Figures of feature maps under translation, rotation and reflection, and of equivariance errors (GE-ViT Fig. 4-7)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from tg_equiattn.integrations.escnn import GEViT
+
+from tg_equiattn.testing import act
+
+
+@torch.no_grad()
+def features(model: GEViT, image: Tensor) -> Tensor:
+    """The last regular feature map (1, C, |H|, H, W)."""
+    return model.core.features(image)
+
+
+def _show(axis, image: Tensor, title: str = "", **options) -> None:
+    axis.imshow(image, **({"cmap": "viridis"} | options))
+    axis.set_title(title, fontsize=9)
+    axis.set_xticks([])
+    axis.set_yticks([])
+
+
+def _rows(rows: list[tuple[Tensor, Tensor, str]], path: Path, title: str) -> None:
+    """Each row: an image, then the channel mean of its feature map at every group element."""
+    elements = rows[0][1].shape[2]
+    figure, axes = plt.subplots(len(rows), 1 + elements, squeeze=False,
+                                figsize=(1.5 * (1 + elements), 1.9 * len(rows)))  # fmt: skip
+    for line, (image, feature, label) in zip(axes, rows, strict=True):
+        _show(line[0], image[0, 0], label, cmap="gray")
+        mean = feature[0].mean(0)
+        for element in range(elements):
+            _show(line[1 + element], mean[element], f"h = {element}", vmin=float(mean.min()), vmax=float(mean.max()))
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def draw_translation(model: GEViT, image: Tensor, path: Path) -> None:
+    """GE-ViT Fig. 4: a shift of the image by 2 and 4 pixels shifts the (2 x 2 pooled) feature map by 1 and 2."""
+    image = F.pad(image, [4] * 4)  # room to move without leaving the picture
+    shifted = image.roll((2, 4), (-2, -1))
+    feature = features(model, image)
+    rows = [
+        (image, feature, "image x"),
+        (shifted, features(model, shifted), "shifted x"),
+        (shifted, feature.roll((1, 2), (-2, -1)), "expected"),
+    ]
+    _rows(rows, path, "Translation: features of the image, of the shifted image, and the shifted features of the image")
+
+
+def draw_element(model: GEViT, image: Tensor, element: int, path: Path, what: str) -> None:
+    """GE-ViT Fig. 5 and 6: the feature map of a moved image is the moved and permuted feature map."""
+    moved = act(image, model.group, element)
+    feature = features(model, image)
+    rows = [
+        (image, feature, "image x"),
+        (moved, features(model, moved), f"{what} x"),
+        (moved, act(feature, model.group, element), "expected"),
+    ]
+    title = f"features of the image, of the {what} image, and the {what} and permuted features of the image"
+    _rows(rows, path, title[0].upper() + title[1:])
+
+
+def error_map(model: GEViT, image: Tensor, element: int) -> tuple[Tensor, Tensor]:
+    """|f(L_g x) - L_g f(x)| averaged over channels and group elements, and the moved feature map."""
+    expected = act(features(model, image), model.group, element)
+    error = (features(model, act(image, model.group, element)) - expected).abs()
+    return error, expected
+
+
+def draw_errors(models: dict[tuple[str, str], GEViT], image: Tensor, path: Path) -> str:
+    """GE-ViT Fig. 7, with one row a model and relation and one column a group element; returns a table."""
+    columns = max(int(m.group.lattice.sum()) for m in models.values()) - 1
+    figure, axes = plt.subplots(len(models), columns, squeeze=False, figsize=(1.6 * columns + 1, 2.0 * len(models)))
+    lines = ["| model | relation | mean error | max error / max feature |", "|---|---|---|---|"]
+    for line, ((name, relation), model) in zip(axes, models.items(), strict=True):
+        elements = [g for g in model.group.lattice.nonzero().flatten().tolist() if g != model.group.identity]
+        means, worst = [], 0.0
+        for axis in line:
+            axis.axis("off")
+        for axis, element in zip(line, elements, strict=False):
+            error, expected = error_map(model, image, element)
+            means.append(float(error.mean()))
+            worst = max(worst, float(error.max() / expected.abs().max()))
+            axis.axis("on")
+            _show(axis, error[0].mean((0, 1)), f"g = {element}: {means[-1]:.0e}", vmin=0, vmax=0.3, cmap="magma")
+        line[0].set_ylabel(f"{name}\n{relation}", fontsize=9)
+        lines.append(f"| {name} | {relation} | {sum(means) / len(means):.1e} | {worst:.1e} |")
+    figure.suptitle("Equivariance error of the features (colour from 0 to 0.3; the number is the mean)", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return "\n".join(lines)
+
+
+def draw_all(models: dict[tuple[str, str], GEViT], image: Tensor, folder: Path) -> str:
+    """Every figure the trained models allow; returns the table of errors."""
+    with_group = {key: model for key, model in models.items() if len(model.group) > 1}
+    if not with_group:
+        return "no model with a group beyond translations was trained"
+    preferred = next(((k, m) for k, m in with_group.items() if k[1] == "ge_vit"), next(iter(with_group.items())))[1]
+    draw_translation(preferred, image, folder / "translation.png")
+    quarter = next((g for g in range(len(preferred.group)) if preferred.group.matrices[g].diagonal().eq(0).all()), None)
+    if quarter is not None:
+        draw_element(preferred, image, quarter, folder / "rotation.png", "rotated")
+    for (_, relation), model in with_group.items():
+        flips = [g for g in range(len(model.group)) if model.group.matrices[g].det() < 0 and model.group.lattice[g]]
+        if flips and relation == "ge_vit":
+            draw_element(model, image, flips[0], folder / "reflection.png", "reflected")
+            break
+    return draw_errors(with_group, image, folder / "errors.png")
