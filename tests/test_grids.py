@@ -30,7 +30,7 @@ def test_disk():
     offsets = disk.offsets()
     assert len(offsets) == 21
     assert bool((offsets.double().norm(dim=1) <= 2.5).all())
-    assert torch.equal(Neighbourhood(2, 5).offsets()[disk.selection()], offsets)
+    assert torch.equal(Neighbourhood(2, 5).offsets()[list(disk.selection)], offsets)
 
 
 @settings(deadline=None)

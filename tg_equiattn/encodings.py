@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ._precision import full_precision
 from .grids import Neighbourhood
 from .groups import FiniteGroup
 
@@ -59,7 +60,7 @@ def rotated_offsets(matrices: Tensor, neighbourhood: Neighbourhood, spatial: tup
     Returns:
         ``(|H|, D, d)`` float64.
     """
-    offsets = neighbourhood.offsets(spatial).to(matrices)
+    offsets = neighbourhood.offsets(spatial, matrices.device).to(matrices.dtype)
     return torch.einsum("hyx,ny->hnx", matrices, offsets) / neighbourhood.scale(spatial)  # h^-1 is the transpose
 
 
@@ -84,7 +85,7 @@ class _Encoding(nn.Module):
         return f"dim={self.dim}, channels={self.channels}, elements={self.elements}"
 
     def forward(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
-        with torch.autocast(offsets.device.type, enabled=False):
+        with full_precision(offsets.device):
             return self.encode(offsets.to(next(self.parameters()).dtype))
 
     def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -6,8 +6,10 @@ the tensor's axes (z, -y, x). Offsets are x(j) - x(i) in whole pixels.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,9 +24,16 @@ def _axes_to_position(index: Tensor) -> Tensor:
     return position
 
 
-def _centred_grid(radii: Sequence[int]) -> Tensor:
-    axes = [torch.arange(-r, r + 1) for r in radii]
+def _centred_grid(radii: Sequence[int], device: torch.device | None = None) -> Tensor:
+    axes = [torch.arange(-r, r + 1, device=device) for r in radii]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+
+
+def _disk(dim: int, kernel_size: int) -> tuple[int, ...]:
+    """Which offsets of a square window are no longer than half its side."""
+    radius = kernel_size // 2
+    window = itertools.product(range(-radius, radius + 1), repeat=dim)
+    return tuple(i for i, offset in enumerate(window) if 4 * sum(n * n for n in offset) <= kernel_size**2)
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,9 @@ class Neighbourhood:
         kernel_size: odd side of the window in pixels, or ``None`` for global attention.
         shape: ``"square"``, or ``"disk"`` for the offsets no longer than ``kernel_size / 2``.
 
+    Attributes:
+        selection: indices in the square window of the offsets that belong to a disk; empty means all.
+
     Raises:
         ValueError: for an even or non-positive window, an unknown shape or dimension.
     """
@@ -43,6 +55,7 @@ class Neighbourhood:
     dim: int
     kernel_size: int | None
     shape: str = "square"
+    selection: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         size = self.kernel_size
@@ -54,6 +67,8 @@ class Neighbourhood:
             raise ValueError(f"neighbourhood must be one of {NEIGHBOURHOODS}, got {self.shape!r}")
         if size is None and self.shape != "square":
             raise ValueError(f"neighbourhood must be 'square' where kernel_size is None (global), got {self.shape!r}")
+        chosen = _disk(self.dim, size) if self.shape == "disk" and size is not None else ()
+        object.__setattr__(self, "selection", chosen)
 
     @property
     def is_global(self) -> bool:
@@ -69,27 +84,28 @@ class Neighbourhood:
                 f"got {tuple(spatial)}"
             )
 
-    def offsets(self, spatial: Sequence[int] | None = None) -> Tensor:
-        """Relative positions, (D, dim) int64: of the window, or with global attention of all pairs on the grid."""
+    def count(self, spatial: Sequence[int] | None = None) -> int:
+        """The number of offsets."""
         if self.kernel_size is not None:
-            square = _axes_to_position(_centred_grid([self.kernel_size // 2] * self.dim))
-            chosen = self.selection()
-            return square if chosen is None else square[chosen]
+            return len(self.selection) or self.kernel_size**self.dim
+        return math.prod(2 * n - 1 for n in self._grid(spatial))
+
+    def offsets(self, spatial: Sequence[int] | None = None, device: torch.device | None = None) -> Tensor:
+        """Relative positions, (D, dim) int64: of the window, or with global attention of all pairs on the grid."""
+        if self.kernel_size is None:
+            return _axes_to_position(_centred_grid([n - 1 for n in self._grid(spatial)], device))
+        square = _axes_to_position(_centred_grid([self.kernel_size // 2] * self.dim, device))
+        return square[list(self.selection)] if self.selection else square
+
+    def _grid(self, spatial: Sequence[int] | None) -> Sequence[int]:
         if spatial is None:
             raise ValueError("spatial must be given for a global neighbourhood, got None")
-        return _axes_to_position(_centred_grid([n - 1 for n in spatial]))
+        return spatial
 
     def scale(self, spatial: Sequence[int] | None = None) -> float:
         """The offset length, in pixels along an axis, that encodings see as 1."""
         largest = self.kernel_size // 2 if self.kernel_size is not None else max(spatial or (1,)) - 1
         return float(max(largest, 1))
-
-    def selection(self) -> Tensor | None:
-        """Which offsets of the square window belong to the neighbourhood; ``None`` means all."""
-        if self.shape == "square" or self.kernel_size is None:
-            return None
-        length = _centred_grid([self.kernel_size // 2] * self.dim).double().norm(dim=-1)
-        return (length <= self.kernel_size / 2).nonzero().squeeze(-1)
 
 
 def transform_grid(x: Tensor, matrix: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class GEViT(R2Module):
         (8, 10, 1, 1)
     """
 
-    check_size = 28
+    check_size = (28, 28)
 
     def __init__(self, in_type: FieldType, num_classes: int, **model: Any) -> None:
         channels = trivial_channels("in_type", in_type)
@@ -46,28 +46,29 @@ class GEViT(R2Module):
         super().__init__(core, group, in_type, out_type, lifts=True)
 
     @classmethod
-    def _preset(cls, name: str, gspace: GSpace, overrides: dict[str, Any]) -> GEViT:
+    def _preset(cls, name: str, size: int, gspace: GSpace, overrides: dict[str, Any]) -> GEViT:
         core = getattr(CoreGEViT, name)(group_from_gspace(gspace), **overrides)
         self = cls.__new__(cls)
         in_type = FieldType(gspace, core.in_channels * [gspace.trivial_repr])
         out_type = FieldType(gspace, core.num_classes * [gspace.trivial_repr])
         R2Module.__init__(self, core, core.group, in_type, out_type, lifts=True)
+        self.check_size = (size, size)
         return self
 
     @classmethod
     def rotmnist(cls, gspace: GSpace, **overrides: Any) -> GEViT:
         """:meth:`tg_equiattn.nn.GEViT.rotmnist` for a gspace."""
-        return cls._preset("rotmnist", gspace, overrides)
+        return cls._preset("rotmnist", 28, gspace, overrides)
 
     @classmethod
     def cifar10(cls, gspace: GSpace, **overrides: Any) -> GEViT:
         """:meth:`tg_equiattn.nn.GEViT.cifar10` for a gspace."""
-        return cls._preset("cifar10", gspace, overrides)
+        return cls._preset("cifar10", 32, gspace, overrides)
 
     @classmethod
     def patchcamelyon(cls, gspace: GSpace, **overrides: Any) -> GEViT:
         """:meth:`tg_equiattn.nn.GEViT.patchcamelyon` for a gspace."""
-        return cls._preset("patchcamelyon", gspace, overrides)
+        return cls._preset("patchcamelyon", 96, gspace, overrides)
 
     def join(self, x: Tensor) -> Tensor:
         return x[..., None, None]

@@ -19,7 +19,7 @@ class R2Module(EquivariantModule):
     Fields are viewed as ``(B, fields, |H|, H, W)``, escnn's own order of a regular type.
     """
 
-    check_size = 11
+    check_size = (11, 13)
 
     def __init__(
         self, core: nn.Module, group: FiniteGroup, in_type: FieldType, out_type: FieldType, lifts: bool
@@ -49,13 +49,13 @@ class R2Module(EquivariantModule):
 
     @torch.no_grad()
     def check_equivariance(
-        self, atol: float = 1e-5, rtol: float = 1e-5, *, size: int | None = None
+        self, atol: float = 1e-5, rtol: float = 1e-5, *, size: tuple[int, int] | None = None
     ) -> list[tuple[Any, float]]:
-        """Check all elements that map the pixel grid to itself, without interpolation, on images of unequal sides.
+        """Check all elements that map the pixel grid to itself, without interpolation, on images.
 
         Args:
             atol, rtol: as ``numpy.allclose``.
-            size: height of the test image; its width is 2 more.
+            size: height and width of the test image.
 
         Returns:
             ``[(element, mean absolute error)]``, the elements those of ``gspace.fibergroup``.
@@ -66,8 +66,7 @@ class R2Module(EquivariantModule):
         training = self.training
         self.eval()
         like = next(self.parameters())
-        size = self.check_size if size is None else size
-        x = torch.randn(3, self.in_type.size, size, size + 2, device=like.device, dtype=like.dtype)
+        x = torch.randn(3, self.in_type.size, *(size or self.check_size), device=like.device, dtype=like.dtype)
         expected = self.core(self.split(x))
         errors = []
         for index, element in enumerate(self.space.fibergroup.elements):

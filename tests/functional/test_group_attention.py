@@ -1,9 +1,12 @@
 import math
+import sys
 
 import pytest
 import torch
 from conftest import GROUPS
 from oracles import attention_materialised
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.functional import _attention_core, _attention_op, group_attention, lifting_attention
@@ -114,7 +117,7 @@ def test_disk_leaves_out_corners(shape):
     *features, rho_space, rho_group = tensors
     index = relation_index(cyclic(2), "ge_vit")
     disk = Neighbourhood(2, 5, "disk")
-    chosen = disk.selection()
+    chosen = list(disk.selection)
     corners = torch.ones(25, dtype=torch.bool)
     corners[chosen] = False
     # A square window whose corners are pushed far away is the disk.
@@ -180,6 +183,79 @@ def test_extreme_scores_need_the_direct_formula(monkeypatch):
     exact, neighbourhood = opposed(torch.float64)
     out = group_attention(*(x.float() for x in exact), index, neighbourhood=neighbourhood, scale=1.0)
     assert (out.double() - attention_materialised(*exact, index, 3, 1.0)).abs().max() > 0.1
+
+
+def test_double_factors_do_without_the_direct_formula(monkeypatch):
+    """The CUDA path, where nothing may wait for the value of a normaliser: factors in double, no second look."""
+    monkeypatch.setattr(_attention_core, "factor_dtype", lambda query: torch.float64)
+    monkeypatch.setattr(_attention_op._Plan, "safe", lambda self, smallest: True)
+    monkeypatch.setattr(_attention_core, "direct", None)
+    index = relation_index(cyclic(2), "ge_vit")
+    exact, neighbourhood = opposed(torch.float64)
+    single = [x.detach().float().requires_grad_() for x in exact]
+    expected = attention_materialised(*exact, index, 3, 1.0)
+    out = group_attention(*single, index, neighbourhood=neighbourhood, scale=1.0)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-3)
+    for a, b in zip(gradients(out, single), gradients(expected, exact), strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=2e-3 * max(1.0, float(b.abs().max())))
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuse every operation on a tensor (not a scalar) that is not on the meta device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves((args, kwargs, out)):
+            if isinstance(x, torch.Tensor) and x.ndim and x.device.type != "meta":
+                raise AssertionError(f"{func} met a tensor on {x.device}")
+        return out
+
+
+@pytest.mark.parametrize("kernel_size", [3, None])
+@pytest.mark.parametrize("relation", ["ge_vit", "relative"])
+def test_no_tensor_is_left_on_the_cpu(relation, kernel_size, monkeypatch):
+    """Both directions stay on the device of the operands; meta tensors also have no value to wait for."""
+    monkeypatch.setattr(_attention_op._Plan, "safe", lambda self, smallest: True)  # as on CUDA
+    tensors, neighbourhood = operands(2, (5, 6), kernel_size, dtype=torch.float32)
+    query, key, value, rho_space, rho_group = (x.detach().to("meta") for x in tensors)
+    index = relation_index(cyclic(2), relation).to("meta")
+    for full in (False, True):
+        rho = (rho_space[:, :, None] + rho_group, None) if full else (rho_space, rho_group)
+        with OneDevice():
+            arguments = [x.requires_grad_() for x in (query, key, value)]
+            out = group_attention(*arguments, *rho, index, neighbourhood=neighbourhood)
+        assert out.device.type == "meta"
+        flat = [x.detach().flatten(0, 1) for x in (query, key, value)]
+        rho = rho if rho[1] is not None else (rho[0], rho_group[:0])
+        options = (*rho, index, torch.zeros((), dtype=torch.int64), kernel_size or 0, (), 0.0, False)
+        with OneDevice():
+            out = _attention_op.group_attention_op._init_fn(*flat, *options)
+            grads = _attention_op.group_attention_backward_op._init_fn(out, *flat, *options)
+        assert all(x.device.type == "meta" for x in (out, *grads))
+    with pytest.raises(AssertionError, match="met a tensor on cpu"), OneDevice():
+        torch.zeros(3) + 1
+
+
+def test_without_a_compiler_it_runs_eagerly(monkeypatch):
+    def broken(step, shape):
+        def call(*operands):
+            raise torch._dynamo.exc.BackendCompilerFailed("inductor", RuntimeError("no C++ compiler"), None)
+
+        return call
+
+    tensors, neighbourhood = operands(2, (4, 5))
+    index = relation_index(cyclic(2), "ge_vit")
+    expected = group_attention(*tensors, index, neighbourhood=neighbourhood)
+    monkeypatch.setattr(_attention_op, "_compiled", broken)
+    original = _attention_op.group_attention_op
+    module = sys.modules["tg_equiattn.functional.group_attention"]
+    monkeypatch.setattr(module, "group_attention_op", lambda *x: original(*x[:-1], True))
+    _attention_op._warn_not_compiled.cache_clear()
+    with pytest.warns(UserWarning, match="runs eagerly: .*no C.. compiler"):
+        out = group_attention(*tensors, index, neighbourhood=neighbourhood)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -278,7 +354,7 @@ def test_operator_registration():
             index,
             torch.tensor(0),
             3,
-            None,
+            (),
             0.0,
             False,
         ),

@@ -27,6 +27,12 @@ from torch import Tensor
 SMALLEST_NORMALISER = {torch.float32: 1e-20, torch.float64: 1e-200}
 
 
+def factor_dtype(query: Tensor) -> torch.dtype:
+    """On CUDA a normaliser cannot be looked at without waiting for the device, so the factors are double there: their
+    product cannot underflow for scores up to several hundred."""
+    return torch.float64 if query.is_cuda else query.dtype
+
+
 def _dot(x: Tensor, y: Tensor, fused: bool) -> Tensor:
     """Sum of x * y over the channels, the last axis but one of both."""
     if fused:
@@ -62,9 +68,7 @@ def _by_argument(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _factors(query: Tensor, key: Tensor, space: Tensor, group: Tensor, index: Tensor, bias: Tensor | None, fused: bool):
-    # On CUDA the value of a normaliser cannot be looked at without waiting for the device, so the factors are
-    # double there: their product cannot underflow for scores up to several hundred.
-    dtype = torch.float64 if query.is_cuda else query.dtype
+    dtype = factor_dtype(query)
     content = _dot(query[:, None, None], key[None], fused)
     if bias is not None:
         content = content + bias[:, None]

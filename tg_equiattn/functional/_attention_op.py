@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._precision import full_precision
 from . import _attention_core as core
 from ._tiling import GlobalTiling, LocalTiling, from_lanes, tiling, to_lanes
 
@@ -62,7 +63,7 @@ def _run(step: Any, fused: bool, query: Tensor, key: Tensor, *rest: Any) -> Any:
     try:
         return _compiled(step, (*query.shape[:-1], *key.shape[:-1], len(rest[3])))(*operands, True)
     except torch._dynamo.exc.BackendCompilerFailed as error:
-        _warn_not_compiled(str(error).partition("\n")[0])
+        _warn_not_compiled(str(error).strip().replace("\n", " ")[:200])
         return step(*operands, False)
 
 
@@ -128,7 +129,7 @@ class _Plan:
 @torch.library.custom_op("tg_equiattn::group_attention", mutates_args=())
 def group_attention_op(
     query: Tensor, key: Tensor, value: Tensor, rho_space: Tensor, rho_group: Tensor, index: Tensor, seed: Tensor,
-    kernel_size: int, selection: Tensor | None, dropout: float, fused: bool,
+    kernel_size: int, selection: Sequence[int], dropout: float, fused: bool,
 ) -> Tensor:  # fmt: skip
     """query, key (M, C, T, *spatial), value (M, Cv, S, *spatial) -> (M, Cv, H, *spatial).
 
@@ -138,7 +139,7 @@ def group_attention_op(
     """
     if query.numel() == 0:
         return query.new_zeros(len(query), value.shape[1], index.shape[0], *query.shape[3:])
-    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+    with torch.no_grad(), full_precision(query.device):
         plan = _Plan(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused)
         generator = plan.generator()
         lanes = plan.query.shape
@@ -170,13 +171,13 @@ def _(query, key, value, rho_space, rho_group, index, seed, kernel_size, selecti
 @torch.library.custom_op("tg_equiattn::group_attention_backward", mutates_args=())
 def group_attention_backward_op(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, rho_space: Tensor, rho_group: Tensor, index: Tensor,
-    seed: Tensor, kernel_size: int, selection: Tensor | None, dropout: float, fused: bool,
+    seed: Tensor, kernel_size: int, selection: Sequence[int], dropout: float, fused: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key, value, rho_space and rho_group."""
     if query.numel() == 0:
         empty = [torch.zeros_like(x) for x in (query, key, value, rho_space, rho_group)]
         return empty[0], empty[1], empty[2], empty[3], empty[4]
-    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+    with torch.no_grad(), full_precision(query.device):
         plan = _Plan(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused)
         generator = plan.generator()
         grad_lanes = to_lanes(grad, plan.tiling.lanes)
@@ -232,14 +233,12 @@ def _(grad, query, key, value, rho_space, rho_group, *rest):
 
 def _setup_context(ctx, inputs, output):
     query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused = inputs
-    ctx.save_for_backward(query, key, value, rho_space, rho_group, index, seed, selection)
-    ctx.settings = (kernel_size, dropout, fused)
+    ctx.save_for_backward(query, key, value, rho_space, rho_group, index, seed)
+    ctx.settings = (kernel_size, selection, dropout, fused)
 
 
 def _backward(ctx, grad):
-    *tensors, selection = ctx.saved_tensors
-    kernel_size, dropout, fused = ctx.settings
-    grads = group_attention_backward_op(grad, *tensors, kernel_size, selection, dropout, fused)
+    grads = group_attention_backward_op(grad, *ctx.saved_tensors, *ctx.settings)
     return *grads, None, None, None, None, None, None
 
 

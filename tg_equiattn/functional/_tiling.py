@@ -34,7 +34,7 @@ class LocalTiling:
     """Windows of ``kernel_size`` pixels; a tile is a slab of the first spatial axis."""
 
     def __init__(
-        self, spatial: Sequence[int], kernel_size: int, selection: Tensor | None, lanes: int, width: int, like: Tensor
+        self, spatial: Sequence[int], kernel_size: int, selection: Sequence[int], lanes: int, width: int, like: Tensor
     ) -> None:
         self.spatial, self.kernel_size, self.selection, self.lanes = tuple(spatial), kernel_size, selection, lanes
         self.radius = kernel_size // 2
@@ -72,17 +72,21 @@ class LocalTiling:
         x = x.permute(*range(3 + dim, 3 + 2 * dim), *range(3 + dim))
         return x.reshape(self.kernel_size**dim, *padded.shape[:2], -1)
 
+    def _select(self, x: Tensor) -> Tensor:
+        """The chosen offsets of a square window, without an index tensor that would have to reach the device."""
+        return torch.stack([x[i] for i in self.selection]) if self.selection else x
+
     def gather(self, padded: Tensor, tile: slice) -> Tensor:
         """(S, C, *padded, m) -> (D, S, C, p), the keys of each query of the tile."""
         windows = self._windows(padded, tile)
-        return windows if self.selection is None else windows[self.selection]
+        return self._select(windows)
 
     def scatter_(self, padded: Tensor, tile: slice, update: Tensor) -> None:
         """Add the gradient (D, S, C, p) of a gather to the padded image."""
         dim, size = len(self.spatial), self.kernel_size
         shape = (tile.stop - tile.start, *self.spatial[1:])
         update = update.unflatten(-1, (*shape, self.lanes))
-        chosen = range(size**dim) if self.selection is None else self.selection.tolist()
+        chosen = self.selection or range(size**dim)
         for piece, flat in zip(update, chosen, strict=True):
             target = padded
             for axis in reversed(range(dim)):
@@ -94,7 +98,7 @@ class LocalTiling:
     def mask(self, tile: slice) -> Tensor | None:
         """(D, p): 0 for neighbours inside the image, -inf outside."""
         bias = self.bias.unflatten(-1, self.spatial)[:, tile]
-        bias = bias if self.selection is None else bias[self.selection]
+        bias = self._select(bias)
         return bias.flatten(1)[..., None].expand(-1, -1, self.lanes).flatten(1)
 
     def query(self, x: Tensor, tile: slice) -> Tensor:
@@ -179,7 +183,7 @@ class GlobalTiling:
         return torch.einsum("ndec,tdenm->tcnm", rho[relative], grad).flatten(2)
 
 
-def tiling(spatial: Sequence[int], kernel_size: int, selection: Tensor | None, images: int, width: int, like: Tensor):
+def tiling(spatial: Sequence[int], kernel_size: int, selection: Sequence[int], images: int, width: int, like: Tensor):
     """The tiling of ``images`` grids into tiles of about ``width`` queries; ``kernel_size`` 0 means global."""
     if kernel_size == 0:
         return GlobalTiling(spatial, largest_divisor(images, width), width, like)

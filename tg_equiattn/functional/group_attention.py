@@ -66,10 +66,11 @@ def group_attention(
     _check_operands(query, key, value)
     _check_encoding(query, rho_space, rho_group, index)
     neighbourhood.check(query.shape[4:])
-    offsets = rho_space.shape[1]
-    expected = _offset_count(neighbourhood, tuple(query.shape[4:]))
-    if offsets != expected:
-        raise ValueError(f"rho_space must have {expected} offsets on axis 1 for {neighbourhood}, got {offsets}")
+    expected = neighbourhood.count(query.shape[4:])
+    if rho_space.shape[1] != expected:
+        raise ValueError(
+            f"rho_space must have {expected} offsets on axis 1 for {neighbourhood}, got {rho_space.shape[1]}"
+        )
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
     if implementation == "factorised" and rho_space.ndim == 4:
@@ -84,7 +85,6 @@ def group_attention(
     if implementation == "direct" and rho_space.ndim == 3:
         rho_space, rho_group = rho_space[:, :, None] + rho_group, rho_space.new_zeros(0)
     seed = torch.randint(2**31, ()) if dropout else torch.zeros((), dtype=torch.int64)
-    selection = neighbourhood.selection()
     out = group_attention_op(
         query.to(dtype).flatten(0, 1) * scale,
         key.to(dtype).flatten(0, 1),
@@ -94,7 +94,7 @@ def group_attention(
         index,
         seed,
         neighbourhood.kernel_size or 0,
-        None if selection is None else selection.to(query.device),
+        neighbourhood.selection,
         dropout,
         torch.compiler.is_compiling(),
     )
@@ -146,15 +146,6 @@ def lifting_attention(
         dropout=dropout,
         implementation=implementation,
     )
-
-
-def _offset_count(neighbourhood: Neighbourhood, spatial: tuple[int, ...]) -> int:
-    if not neighbourhood.is_global:
-        return len(neighbourhood.offsets())
-    count = 1
-    for n in spatial:
-        count *= 2 * n - 1
-    return count
 
 
 def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
