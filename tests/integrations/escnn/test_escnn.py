@@ -230,7 +230,7 @@ ROT4, CONTINUOUS = GSPACES["rot4"], gspaces.rot2dOnR2()
     ("make", "message"),
     [
         (lambda: R2LiftingAttention(regular(ROT4), regular(ROT4), heads=1),
-         r"in_type must consist of trivial fields, .* R2Conv\(in_type, fields, kernel_size=1\), .*trivial_repr"),
+         r"in_type must consist of trivial fields, .*R2Conv\(in_type, fields, kernel_size=1\), .*trivial_repr"),
         (lambda: R2LiftingAttention(trivial(ROT4), trivial(ROT4), heads=1),
          r"out_type must consist of regular fields, .* escnn.nn.R2Conv\(fields, out_type, kernel_size=1\)"),
         (lambda: R2GroupAttention(trivial(ROT4), regular(ROT4), heads=1),
