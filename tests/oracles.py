@@ -89,13 +89,14 @@ def attention_materialised(query, key, value, rho_space, rho_group, index, kerne
     def unfold(x):
         return F.pad(x, [radius] * 4).unfold(-2, kernel_size, 1).unfold(-2, kernel_size, 1).flatten(-2)
 
+    query = scale * query
     height, width = query.shape[-2:]
-    outside = unfold(query.new_ones(height, width)) == 0
-    content = torch.einsum("bnctyx,bncsyxd->bntsyxd", query, unfold(key))
+    outside = (unfold(query.new_ones(height, width)) == 0)[:, :, None]
+    content = torch.einsum("bnctyx,bncsyxd->bntyxsd", query, unfold(key)).masked_fill(outside, -math.inf)
     space = torch.einsum("bnctyx,hdc->bnhtyxd", query, rho_space)
     group = torch.einsum("bnctyx,uc->bntuyx", query, rho_group)
     element = torch.arange(index.shape[1], device=index.device)[None, :, None].expand_as(index)
-    score = content[:, :, None] + space[:, :, :, :, None] + group[:, :, element, index][..., None]
-    score = (scale * score).masked_fill(outside, -math.inf)  # (B, heads, H, T, S, y, x, D)
-    weight = score.movedim(4, -2).flatten(-2).softmax(-1).unflatten(-1, (index.shape[2], -1))
+    group = group[:, :, element, index].movedim(4, -1)  # (B, heads, H, T, y, x, S)
+    score = (content[:, :, None] + space[..., None, :]).add_(group[..., None])
+    weight = score.flatten(-2).softmax(-1).view(score.shape)  # (B, heads, H, T, y, x, S, D)
     return torch.einsum("bnhtyxsd,bncsyxd->bnchyx", weight, unfold(value))

@@ -88,7 +88,7 @@ class Neighbourhood:
         """The number of offsets."""
         if self.kernel_size is not None:
             return len(self.selection) or self.kernel_size**self.dim
-        return math.prod(2 * n - 1 for n in self._grid(spatial))
+        return math.prod([2 * n - 1 for n in self._grid(spatial)])
 
     def offsets(self, spatial: Sequence[int] | None = None, device: torch.device | None = None) -> Tensor:
         """Relative positions, (D, dim) int64: of the window, or with global attention of all pairs on the grid."""

@@ -16,6 +16,8 @@ import argparse
 import gc
 import importlib.util
 import json
+import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -103,7 +105,7 @@ def measure(case: str, variant: str, direction: str, batch: int, size: int, repe
         before = torch.cuda.memory_allocated()
     else:
         before = resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports (Linux)
     for _ in range(2 if variant == "compiled" or cuda else 1):
         run()
     seconds = statistics.median(run() for _ in range(repeats))
@@ -117,10 +119,11 @@ def in_own_process(*arguments) -> dict | str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
-    if done.returncode < 0 or "memory" in done.stderr.lower():
+    if done.returncode == -signal.SIGKILL or re.search("OutOfMemoryError|can't allocate memory", done.stderr):
         return "out of memory"
-    lines = done.stderr.strip().splitlines() or ["no message"]
-    return "no compiler" if "compiler" in done.stderr.lower() else f"failed: {lines[-1][:80]}"
+    if re.search("InvalidCxxCompiler|No working C\\+\\+ compiler|Cannot find a working triton", done.stderr):
+        return "no compiler"
+    raise SystemExit(f"{arguments} failed:\n{done.stderr}")
 
 
 def available(device: str) -> int:

@@ -141,7 +141,7 @@ def test_tiles_do_not_change_results(budget, kernel_size, monkeypatch):
     tensors, neighbourhood = operands(2, (5, 6), kernel_size)
     index = relation_index(cyclic(2), "ge_vit")
     expected = group_attention(*tensors, index, neighbourhood=neighbourhood)
-    monkeypatch.setattr(_attention_op, "_TILE_BUDGET", {"eager": budget})
+    monkeypatch.setattr(_attention_op, "_TILE_BUDGET", dict.fromkeys(_attention_op._TILE_BUDGET, budget))
     assert_same(group_attention(*tensors, index, neighbourhood=neighbourhood), expected, tensors)
 
 
@@ -160,10 +160,25 @@ def opposed(dtype, size=200.0):
     return [x.clone().requires_grad_() for x in (query, key, value, rho_space, rho_group)], neighbourhood
 
 
+def at_the_border(dtype, size=200.0):
+    """Scores of +-size whose spatial maximum lies outside the image for the queries of two sides."""
+    (query, key, value, rho_space, rho_group), neighbourhood = opposed(dtype, size)
+    with torch.no_grad():
+        key[:, :, 0] = -size
+        key[:, :, 0, 0, 1, 2] = size
+        rho_space[:, :, 1] = -size
+        rho_space[:, 0, 1] = size
+    return [query, key, value, rho_space, rho_group], neighbourhood
+
+
+EXTREMES = [opposed, at_the_border]
+
+
+@pytest.mark.parametrize("extreme", EXTREMES)
 @pytest.mark.parametrize("implementation", ["auto", "direct"])
-def test_extreme_scores(implementation, device):
+def test_extreme_scores(implementation, extreme, device):
     index = relation_index(cyclic(2), "ge_vit")
-    exact, neighbourhood = opposed(torch.float64)
+    exact, neighbourhood = extreme(torch.float64)
     single = [x.detach().float().to(device).requires_grad_() for x in exact]
     expected = attention_materialised(*exact, index, 3, 1.0)
     out = group_attention(
@@ -185,13 +200,14 @@ def test_extreme_scores_need_the_direct_formula(monkeypatch):
     assert (out.double() - attention_materialised(*exact, index, 3, 1.0)).abs().max() > 0.1
 
 
-def test_double_factors_do_without_the_direct_formula(monkeypatch):
+@pytest.mark.parametrize("extreme", EXTREMES)
+def test_double_factors_do_without_the_direct_formula(extreme, monkeypatch):
     """The CUDA path, where nothing may wait for the value of a normaliser: factors in double, no second look."""
     monkeypatch.setattr(_attention_core, "factor_dtype", lambda query: torch.float64)
     monkeypatch.setattr(_attention_op._Plan, "safe", lambda self, smallest: True)
     monkeypatch.setattr(_attention_core, "direct", None)
     index = relation_index(cyclic(2), "ge_vit")
-    exact, neighbourhood = opposed(torch.float64)
+    exact, neighbourhood = extreme(torch.float64)
     single = [x.detach().float().requires_grad_() for x in exact]
     expected = attention_materialised(*exact, index, 3, 1.0)
     out = group_attention(*single, index, neighbourhood=neighbourhood, scale=1.0)

@@ -183,8 +183,13 @@ def test_autocast(dtype, randomise, device):
 
 
 def test_compile(randomise, device):
-    for make, shape in ((lifting, (2, 3, 5, 6)), (attention, (2, 3, 4, 5, 6))):
-        layer = randomise(make(cyclic(4))).to(device)
+    cases = [
+        (lifting, {}, (2, 3, 5, 6)),
+        (attention, {"neighbourhood": "disk", "kernel_size": 5}, (2, 3, 4, 5, 6)),
+        (attention, {"kernel_size": None}, (2, 3, 4, 3, 4)),
+    ]
+    for make, options, shape in cases:
+        layer = randomise(make(cyclic(4), **options)).to(device)
         x = torch.randn(shape, device=device, requires_grad=True)
         compiled = torch.compile(layer, fullgraph=True)
         actual, expected = compiled(x), layer(x)

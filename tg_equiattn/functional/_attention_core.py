@@ -14,8 +14,8 @@ elements, ``H`` output elements, ``U`` arguments of the group encoding (``U = S`
 The softmax weight of (h, t) over (D, s) is A(t,D,s) S(t,D,h) G(t,h,s) / Z(t,h), a product of three factors that
 need only |H|^2 (2 D + 1) exponentials instead of |H|^3 D.
 
-``fused=True`` writes whole expressions for torch.compile, ``False`` small in-place steps for eager execution;
-both compute the same sums.
+Under torch.compile whole expressions are written, which the compiler fuses; in eager execution small in-place steps.
+Both compute the same sums.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def factor_dtype(query: Tensor) -> torch.dtype:
     return torch.float64 if query.is_cuda else query.dtype
 
 
-def _dot(x: Tensor, y: Tensor, fused: bool) -> Tensor:
+def _dot(x: Tensor, y: Tensor) -> Tensor:
     """Sum of x * y over the channels, the last axis but one of both."""
-    if fused:
+    if torch.compiler.is_compiling():
         return (x * y).sum(-2)
     total = x[..., 0, :] * y[..., 0, :]
     for c in range(1, x.shape[-2]):
@@ -43,9 +43,9 @@ def _dot(x: Tensor, y: Tensor, fused: bool) -> Tensor:
     return total
 
 
-def _weighted(weight: Tensor, x: Tensor, dims: tuple[int, ...], fused: bool) -> Tensor:
+def _weighted(weight: Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Sum of weight (..., p) * x (..., C, p) over ``dims``, counted without the channels."""
-    if fused:
+    if torch.compiler.is_compiling():
         return (weight.unsqueeze(-2) * x).sum(dims)
     return torch.stack([(weight * x[..., c, :]).sum(dims) for c in range(x.shape[-2])], -2)
 
@@ -67,11 +67,11 @@ def _by_argument(x: Tensor, index: Tensor) -> Tensor:
     return x[element, output, index.transpose(0, 1).argsort(-1)]
 
 
-def _factors(query: Tensor, key: Tensor, space: Tensor, group: Tensor, index: Tensor, bias: Tensor | None, fused: bool):
+def _factors(query: Tensor, key: Tensor, space: Tensor, group: Tensor, index: Tensor, bias: Tensor | None):
     dtype = factor_dtype(query)
-    content = _dot(query[:, None, None], key[None], fused)
-    if bias is not None:
-        content = content + bias[:, None]
+    content = _dot(query[:, None, None], key[None])
+    if bias is not None:  # in both, so that neither maximum sits outside the image
+        content, space = content + bias[:, None], space + bias[:, None]
     content = (content - content.amax((1, 2), keepdim=True)).to(dtype).exp()
     space = (space - space.amax(1, keepdim=True)).to(dtype).exp()
     group = (group - group.amax(1, keepdim=True)).to(dtype).exp()
@@ -85,9 +85,9 @@ def _normalise(product: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return group / normaliser.clamp_min(torch.finfo(group.dtype).tiny), normaliser, summed
 
 
-def _blocks(count: int, fused: bool):
+def _blocks(count: int):
     """One block of all query elements where loops are compiled, one element at a time where they are not."""
-    return [slice(None)] if fused else [slice(t, t + 1) for t in range(count)]
+    return [slice(None)] if torch.compiler.is_compiling() else [slice(t, t + 1) for t in range(count)]
 
 
 def _empty_weight(content: Tensor, space: Tensor) -> Tensor:
@@ -103,31 +103,31 @@ def _sum_first(x: Tensor) -> Tensor:
     return x[0] if len(x) == 1 else x.sum(0)
 
 
-def forward(query, key, value, space, group, index, bias, keep, fused: bool) -> tuple[Tensor, Tensor]:
+def forward(query, key, value, space, group, index, bias, keep) -> tuple[Tensor, Tensor]:
     """The output (H, C, p) and the smallest normaliser met."""
-    content, space, group = _factors(query, key, space, group, index, bias, fused)
+    content, space, group = _factors(query, key, space, group, index, bias)
     total, smallest = _empty_weight(content, space), []
-    for block in _blocks(len(query), fused):
+    for block in _blocks(len(query)):
         product = space[block, :, :, None] * content[block, :, None]  # (t, D, H, S, p)
         scaled, normaliser, _ = _normalise(product, group[block])
         total += _sum_first(product.mul_(scaled[:, None]))
         smallest.append(normaliser.amin())
     weight = _dropped(total.to(value.dtype), keep)
-    return _weighted(weight, value[:, None], (0, 2), fused), torch.stack(smallest).amin()
+    return _weighted(weight, value[:, None], (0, 2)), torch.stack(smallest).amin()
 
 
-def backward(query, key, value, space, group, index, bias, keep, grad, fused: bool):
+def backward(query, key, value, space, group, index, bias, keep, grad):
     r"""Gradients of query, key, value, space and group, and the smallest normaliser met.
 
     With P = A S G / Z and dW = <dout, v>: r = sum P dW, dlogit = P (dW - r), and every gradient is a sum of dlogit
     (or of W dout) over the axes its factor lacks.
     """
-    content, space, group = _factors(query, key, space, group, index, bias, fused)
-    grad_weight = _dot(grad[None, :, None], value[:, None], fused)  # (D, H, S, p)
+    content, space, group = _factors(query, key, space, group, index, bias)
+    grad_weight = _dot(grad[None, :, None], value[:, None])  # (D, H, S, p)
     grad_weight = _dropped(grad_weight, keep).to(content.dtype)
     total, smallest = _empty_weight(content, space), []
     to_content, to_space, to_group = [], [], []
-    for block in _blocks(len(query), fused):
+    for block in _blocks(len(query)):
         product = space[block, :, :, None] * content[block, :, None]
         scaled, normaliser, summed = _normalise(product, group[block])
         valued = (product * grad_weight).sum(1)
@@ -141,9 +141,9 @@ def backward(query, key, value, space, group, index, bias, keep, grad, fused: bo
         smallest.append(normaliser.amin())
     weight = _dropped(total.to(value.dtype), keep)
     grad_content = torch.cat(to_content).to(query.dtype)
-    grad_value = _weighted(weight, grad[None, :, None], (1,), fused)
-    grad_query = _weighted(grad_content, key[None], (1, 2), fused)
-    grad_key = _weighted(grad_content, query[:, None, None], (0,), fused)
+    grad_value = _weighted(weight, grad[None, :, None], (1,))
+    grad_query = _weighted(grad_content, key[None], (1, 2))
+    grad_key = _weighted(grad_content, query[:, None, None], (0,))
     grad_space = torch.cat(to_space).to(query.dtype)
     grad_group = _by_argument(torch.cat(to_group).to(query.dtype), index).sum(1)
     return grad_query, grad_key, grad_value, grad_space, grad_group, torch.stack(smallest).amin()

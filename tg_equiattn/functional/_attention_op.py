@@ -1,8 +1,8 @@
 """Group self-attention as one PyTorch operator: tiles through the core, recomputed in backward.
 
 Registered with ``torch.library`` so that torch.compile and torch.export see a single node with known output shapes
-and gradients; it saves its inputs only. Inside a compiled graph the core is compiled as well, once per layer shape
-and for any image size.
+and gradients; it saves its inputs only. Inside a compiled graph the core is compiled as well, once for each layer:
+for all image sizes where windows are local, for each where attention is global.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ._tiling import GlobalTiling, LocalTiling, from_lanes, tiling, to_lanes
 
 # Floats of the largest temporary of one tile. Compiled steps fuse their loops and gain from tiles that stay in a
 # core's second-level cache; eager steps call many small operators and gain from longer ones.
-_TILE_BUDGET = {"compiled": 1 << 18, "eager": 1 << 20}
+# A GPU needs millions of elements a launch.
+_TILE_BUDGET = {"compiled": 1 << 18, "eager": 1 << 20, "cuda": 1 << 24}
 
 
 class _Part(NamedTuple):
@@ -56,15 +57,15 @@ def _run(step: Any, fused: bool, query: Tensor, key: Tensor, *rest: Any) -> Any:
     """Call a step of the core, compiled if ``fused`` and a compiler is there."""
     operands = (query, key, *rest)
     if not fused or query.shape[-1] == 1:
-        return step(*operands, False)
+        return step(*operands)
     for x in operands:
         if isinstance(x, Tensor) and x.is_floating_point():
             torch._dynamo.maybe_mark_dynamic(x, x.ndim - 1)
     try:
-        return _compiled(step, (*query.shape[:-1], *key.shape[:-1], len(rest[3])))(*operands, True)
+        return _compiled(step, (*query.shape[:-1], *key.shape[:-1], len(rest[3])))(*operands)
     except torch._dynamo.exc.BackendCompilerFailed as error:
         _warn_not_compiled(str(error).strip().replace("\n", " ")[:200])
-        return step(*operands, False)
+        return step(*operands)
 
 
 class _Plan:
@@ -78,7 +79,8 @@ class _Plan:
         outputs = index.shape[0] if index.ndim == 3 else 1
         neighbours = query[0, 0, 0].numel() if kernel_size == 0 else rho_space.shape[1]
         temporary = outputs * index.shape[-1] * neighbours * (query.shape[2] if self.full and index.ndim == 3 else 1)
-        width = max(16 if self.full else 64, _TILE_BUDGET["compiled" if self.fused else "eager"] // temporary)
+        self.budget = _TILE_BUDGET["cuda" if query.is_cuda else "compiled" if self.fused else "eager"]
+        width = max(16 if self.full else 64, self.budget // temporary)
         self.tiling: LocalTiling | GlobalTiling = tiling(spatial, kernel_size, selection, len(query), width, query)
         lanes = self.tiling.lanes
         self.query = to_lanes(query, lanes)
@@ -125,6 +127,16 @@ class _Plan:
             return position.unflatten(2, (len(part.table), -1))
         return position[:, :, :, None] + group[:, None, None]
 
+    def pieces(self, part: _Part, key: Tensor) -> list[slice]:
+        """Runs of queries of a tile for which the direct formula may hold every score at once."""
+        scores = part.table.numel() * key.shape[0]
+        width = max(1, 4 * self.budget // scores)
+        return [slice(p, p + width) for p in range(0, key.shape[-1], width)]
+
+
+def _piece(x: Tensor | None, piece: slice) -> Tensor | None:
+    return None if x is None else x[..., piece]
+
 
 @torch.library.custom_op("tg_equiattn::group_attention", mutates_args=())
 def group_attention_op(
@@ -152,15 +164,23 @@ def group_attention_op(
                 position = plan.tiling.position(plan.rho(part), q, tile)
                 keep = plan.keep(generator, k, part)
                 group = None if plan.full else plan.group_logits(q)
-                answer = None
-                if group is not None:
-                    answer, smallest = _run(core.forward, plan.fused, q, k, v, position, group, part.table, bias, keep)
-                    answer = answer if plan.safe(smallest) else None
-                if answer is None:
-                    answer = core.direct(q, k, v, plan.full_logits(position, group, part), part.table, bias, keep)
-                result.append(answer)
+                result.append(_tile_forward(plan, part, q, k, v, position, group, bias, keep))
             plan.tiling.write_(out[lane], tile, torch.cat(result))
         return from_lanes(out)
+
+
+def _tile_forward(plan, part, q, k, v, position, group, bias, keep):
+    """The output of one part of a tile; direct where the core lost precision or the encoding is full."""
+    if group is not None:
+        answer, smallest = _run(core.forward, plan.fused, q, k, v, position, group, part.table, bias, keep)
+        if plan.safe(smallest):
+            return answer
+    pieces = []
+    for piece in plan.pieces(part, k):
+        operands = [_piece(x, piece) for x in (q, k, v, position, group, bias, keep)]
+        logits = plan.full_logits(operands[3], operands[4], part)
+        pieces.append(core.direct(*operands[:3], logits, part.table, *operands[5:]))
+    return torch.cat(pieces, -1)
 
 
 @group_attention_op.register_fake
@@ -219,8 +239,12 @@ def _tile_backward(plan, part, q, k, v, position, group, bias, keep, grad):
         *grads, smallest = _run(core.backward, plan.fused, q, k, v, position, group, part.table, bias, keep, grad)
         if plan.safe(smallest):
             return grads
-    logits = plan.full_logits(position, group, part)
-    dq, dk, dv, logits = core.direct_backward(q, k, v, logits, part.table, bias, keep, grad)
+    pieces = []
+    for piece in plan.pieces(part, k):
+        operands = [_piece(x, piece) for x in (q, k, v, position, group, bias, keep, grad)]
+        logits = plan.full_logits(operands[3], operands[4], part)
+        pieces.append(core.direct_backward(*operands[:3], logits, part.table, *operands[5:]))
+    dq, dk, dv, logits = (torch.cat(x, -1) for x in zip(*pieces, strict=True))
     if group is None:
         return dq, dk, dv, logits.flatten(2, 3), None
     return dq, dk, dv, logits.sum(3), logits.sum((1, 2))

@@ -57,6 +57,8 @@ def group_attention(
         - rho_group: ``(|H|, C)``; index: ``(|H|, |H|, |H|)`` or ``(|H|, |H|)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
 
+    Second derivatives are not implemented.
+
     Raises:
         ValueError: for shapes, dtypes, devices or options that do not fit.
 
