@@ -30,7 +30,7 @@ bench: setup
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml .ci/setup
-	@PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) bash .ci/setup
+	@PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) TORCH=$(TORCH) bash .ci/setup
 	@touch $(STAMP)
 
 clean:

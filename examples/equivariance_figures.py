@@ -72,7 +72,7 @@ def draw_element(model: GEViT, image: Tensor, element: int, path: Path, what: st
 
 
 def error_map(model: GEViT, image: Tensor, element: int) -> tuple[Tensor, Tensor]:
-    """|f(L_g x) - L_g f(x)| averaged over channels and group elements, and the moved feature map."""
+    """|f(L_g x) - L_g f(x)|, and L_g f(x)."""
     expected = act(features(model, image), model.group, element)
     error = (features(model, act(image, model.group, element)) - expected).abs()
     return error, expected
@@ -115,7 +115,7 @@ def draw_all(models: dict[tuple[str, str], GEViT], image: Tensor, folder: Path) 
         draw_element(preferred, image, quarter, folder / "rotation.png", "rotated")
     for (_, relation), model in with_group.items():
         flips = [g for g in range(len(model.group)) if model.group.matrices[g].det() < 0 and model.group.lattice[g]]
-        if flips and relation == "ge_vit":
+        if flips and relation != "gsa":
             draw_element(model, image, flips[0], folder / "reflection.png", "reflected")
             break
     return draw_errors(with_group, image, folder / "errors.png")

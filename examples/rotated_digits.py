@@ -110,11 +110,11 @@ def build(model: str, relation: str, options: argparse.Namespace) -> GEViT:
 
 
 class Classifier(lightning.LightningModule):
-    """Cross entropy, Adam with the paper's weight decay, one cosine cycle."""
+    """Cross entropy, Adam with the paper's weight decay, half a cosine or (as the paper) a constant learning rate."""
 
-    def __init__(self, model: GEViT, learning_rate: float) -> None:
+    def __init__(self, model: GEViT, learning_rate: float, constant: bool) -> None:
         super().__init__()
-        self.model, self.learning_rate = model, learning_rate
+        self.model, self.learning_rate, self.constant = model, learning_rate, constant
 
     def logits(self, images: Tensor) -> Tensor:
         return self.model(self.model.in_type(images)).tensor.flatten(1)
@@ -131,6 +131,8 @@ class Classifier(lightning.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), self.learning_rate, weight_decay=1e-4)
+        if self.constant:
+            return optimizer
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.estimated_stepping_batches)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
 
@@ -138,7 +140,7 @@ class Classifier(lightning.LightningModule):
 def train(model: str, relation: str, seed: int, data, options: argparse.Namespace) -> tuple[GEViT, float]:
     """One trained model and its test accuracy in percent."""
     lightning.seed_everything(seed, verbose=False)
-    classifier = Classifier(build(model, relation, options), options.learning_rate)
+    classifier = Classifier(build(model, relation, options), options.learning_rate, options.full)
     loaders = (
         DataLoader(data[0], options.batch, shuffle=True, drop_last=True),
         DataLoader(data[1], 256),
@@ -190,10 +192,19 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("out/rotated_digits"))
     parser.add_argument("--full", action="store_true", help="the paper's architecture and schedule")
     options = parser.parse_args()
+    if options.full:
+        for name in ("channels", "blocks", "heads", "head_channels", "kernel_size", "encoding", "norm"):
+            if getattr(options, name) != parser.get_default(name):
+                parser.error(f"--{name.replace('_', '-')} does not go with --full, which is the paper's architecture")
+    for name in ("epochs", "batch", "learning_rate", "train_images"):
+        if getattr(options, name) is not None and getattr(options, name) <= 0:
+            parser.error(f"--{name.replace('_', '-')} must be positive, got {getattr(options, name)}")
     options.epochs = options.epochs or (300 if options.full else 8)
     options.batch = options.batch or (8 if options.full else 16)
     options.learning_rate = options.learning_rate or (0.001 if options.full else 0.02)
     options.size = 28 if options.full or options.data else options.size
+    if options.train_images is not None and options.train_images < options.batch:
+        parser.error(f"--train-images must be at least the batch of {options.batch}, got {options.train_images}")
     if options.size % 2:
         parser.error(f"--size must be even (the models pool 2 x 2), got {options.size}")
     return options

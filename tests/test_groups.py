@@ -51,6 +51,22 @@ def test_lattice_elements_are_exact(group, count):
     assert not bool((exact.signbit() & (exact == 0)).any())
 
 
+def test_single_precision_matrices_are_snapped():
+    angles = torch.arange(4) * (math.pi / 2)
+    rows = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], -1)
+    group = FiniteGroup(rows.float().view(4, 2, 2))
+    assert bool(group.lattice.all())
+    assert group == cyclic(4)
+
+
+def test_default_device_does_not_matter():
+    with torch.device("meta"):
+        group = dihedral(4)
+        assert len(from_generators(group.matrices)) == 8
+    assert group == dihedral(4)
+    assert group.cayley.device.type == "cpu"
+
+
 def test_from_generators():
     quarter = [[0.0, -1.0], [1.0, 0.0]]
     assert len(from_generators([quarter])) == 4

@@ -46,3 +46,12 @@ def test_bad_input():
         equivariance_error(nn.ReLU(), group, torch.zeros(1, 1, 3, 3), elements=[])
     with pytest.raises(ValueError, match="finite outputs"):
         equivariance_error(lambda x: x / 0, group, torch.zeros(1, 1, 3, 3))
+    x = torch.randn(1, 1, 3, 3)
+    with pytest.raises(ValueError, match="finite outputs"):
+        equivariance_error(lambda y: y if torch.equal(x, y) else y / 0, cyclic(4), x)
+    with pytest.raises(ValueError, match="must keep shapes"):
+        equivariance_error(lambda y: y if torch.equal(x, y) else y[:, :, :1], cyclic(4), x)
+    with pytest.raises(ValueError, match="zeros alone"):
+        equivariance_error(lambda y: 0 * y, cyclic(4), x)
+    with pytest.raises(ValueError, match="lattice elements besides the identity"):
+        equivariance_error(lambda y: y * torch.arange(3), cyclic(3), x)

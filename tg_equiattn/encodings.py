@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from . import _checks
 from ._precision import full_precision
 from .grids import Neighbourhood
 from .groups import FiniteGroup
@@ -35,9 +36,8 @@ def relation_index(group: FiniteGroup, relation: str = "ge_vit") -> Tensor:
     Raises:
         ValueError: for an unknown relation.
     """
-    if relation not in RELATIONS:
-        raise ValueError(f"relation must be one of {RELATIONS}, got {relation!r}")
-    every, inverse, product = torch.arange(len(group)), group.inverse, group.cayley
+    _checks.choice("relation", relation, RELATIONS)
+    every, inverse, product = torch.arange(len(group), device="cpu"), group.inverse, group.cayley
     relative = product[inverse[:, None], every]  # t^-1 s
     if relation == "relative":
         return relative
@@ -75,7 +75,7 @@ class _CoordinateMLP(nn.Sequential):
 
 
 class _Encoding(nn.Module):
-    """Encodings run in their parameters' dtype, autocast or not: geometry is never rounded to half precision."""
+    """Encodings run in their parameters' dtype whatever autocast says: it does not round geometry to half precision."""
 
     def __init__(self, dim: int, channels: int, elements: int | None) -> None:
         super().__init__()
@@ -171,6 +171,5 @@ ENCODINGS: dict[str, type[_Encoding]] = {"axial": AxialEncoding, "joint": JointE
 
 def make_encoding(name: str, dim: int, channels: int, elements: int | None) -> _Encoding:
     """The encoding called ``name``; ValueError for an unknown one."""
-    if name not in ENCODINGS:
-        raise ValueError(f"encoding must be one of {tuple(ENCODINGS)}, got {name!r}")
+    _checks.choice("encoding", name, ENCODINGS)
     return ENCODINGS[name](dim, channels, elements)

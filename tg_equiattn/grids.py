@@ -24,7 +24,7 @@ def _axes_to_position(index: Tensor) -> Tensor:
     return position
 
 
-def _centred_grid(radii: Sequence[int], device: torch.device | None = None) -> Tensor:
+def _centred_grid(radii: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     axes = [torch.arange(-r, r + 1, device=device) for r in radii]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
 
@@ -90,7 +90,7 @@ class Neighbourhood:
             return len(self.selection) or self.kernel_size**self.dim
         return math.prod([2 * n - 1 for n in self._grid(spatial)])
 
-    def offsets(self, spatial: Sequence[int] | None = None, device: torch.device | None = None) -> Tensor:
+    def offsets(self, spatial: Sequence[int] | None = None, device: torch.device | str = "cpu") -> Tensor:
         """Relative positions, (D, dim) int64: of the window, or with global attention of all pairs on the grid."""
         if self.kernel_size is None:
             return _axes_to_position(_centred_grid([n - 1 for n in self._grid(spatial)], device))

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from . import _checks
+
 _TOLERANCE = 1e-6
 
 
@@ -15,9 +17,9 @@ class FiniteGroup:
     r"""A finite group :math:`H \subset O(d)`, given by the orthogonal matrices of all its elements.
 
     Elements are indices ``0 ... |H|-1``. Floats are compared once, at construction, to fill the
-    Cayley table; after that only integer tables decide anything. Matrix entries within 1e-9 of an
+    Cayley table; after that only integer tables decide anything. Matrix entries within 1e-6 of an
     integer are made exactly that integer, so lattice elements (multiples of 90 degrees, axis flips)
-    are exact.
+    are exact, from float32 cosines too.
 
     Args:
         matrices: the elements, ``(|H|, d, d)`` with ``d`` 2 or 3, in any order, identity included.
@@ -79,7 +81,7 @@ class FiniteGroup:
         return hash((self.order, self.dim))
 
     def _find_identity(self) -> int:
-        every = torch.arange(self.order)
+        every = torch.arange(self.order, device="cpu")
         neutral = (self.cayley == every).all(1) & (self.cayley == every[:, None]).all(0)
         if not neutral.any():
             raise ValueError("matrices must hold the identity, got none that leaves every element unchanged")
@@ -93,15 +95,21 @@ class FiniteGroup:
 
     def _check_associative(self) -> None:
         table = self.cayley
-        every = torch.arange(self.order)
+        every = torch.arange(self.order, device="cpu")
         left = table[table[:, :, None], every]
         right = table[every[:, None, None], table[None]]
         if not torch.equal(left, right):
             raise ValueError("matrices must multiply associatively, got a Cayley table that does not")
 
 
+def check_group(group: FiniteGroup) -> None:
+    """Raise ValueError unless ``group`` is a FiniteGroup."""
+    if not isinstance(group, FiniteGroup):
+        raise ValueError(f"group must be a tg_equiattn.groups.FiniteGroup, got {type(group).__name__}")
+
+
 def _check_orthogonal(matrices: Tensor) -> None:
-    identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype)
+    identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device="cpu")
     deviation = (matrices @ matrices.mT - identity).abs().max()
     if not deviation <= _TOLERANCE:
         raise ValueError(f"matrices must be orthogonal, got one with |M M^T - 1| = {deviation:.3g}")
@@ -109,7 +117,7 @@ def _check_orthogonal(matrices: Tensor) -> None:
 
 def _snap(matrices: Tensor) -> Tensor:
     rounded = matrices.round()
-    return torch.where((matrices - rounded).abs() < 1e-9, rounded, matrices) + 0.0  # no negative zeros
+    return torch.where((matrices - rounded).abs() < _TOLERANCE, rounded, matrices) + 0.0  # no negative zeros
 
 
 def _matches(candidates: Tensor, elements: Tensor) -> Tensor:
@@ -129,32 +137,27 @@ def _cayley_table(matrices: Tensor) -> Tensor:
 
 def _rotation(angle: float) -> Tensor:
     c, s = math.cos(angle), math.sin(angle)
-    return torch.tensor([[c, -s], [s, c]], dtype=torch.float64)
-
-
-def _positive(n: int) -> int:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"n must be a positive integer, got {n!r}")
-    return n
+    return torch.tensor([[c, -s], [s, c]], dtype=torch.float64, device="cpu")
 
 
 def trivial(dim: int = 2) -> FiniteGroup:
     """The identity alone in ``dim`` (2 or 3) dimensions: translation equivariance only."""
     if dim not in (2, 3):
         raise ValueError(f"dim must be 2 or 3, got {dim!r}")
-    return FiniteGroup(torch.eye(dim, dtype=torch.float64)[None], name="trivial")
+    return FiniteGroup(torch.eye(dim, dtype=torch.float64, device="cpu")[None], name="trivial")
 
 
 def mirror(dim: int = 2) -> FiniteGroup:
     """The reflection x -> -x (left-right in an image) and the identity."""
-    flip = torch.eye(trivial(dim).dim, dtype=torch.float64)
+    flip = torch.eye(trivial(dim).dim, dtype=torch.float64, device="cpu")
     flip[0, 0] = -1
     return FiniteGroup(torch.stack([flip.abs(), flip]), name="mirror")
 
 
 def cyclic(n: int) -> FiniteGroup:
     r"""The ``n`` rotations of the plane by multiples of :math:`2\pi/n`, counter-clockwise."""
-    return FiniteGroup(torch.stack([_rotation(2 * math.pi * i / _positive(n)) for i in range(_positive(n))]), f"C{n}")
+    _checks.positive(n=n)
+    return FiniteGroup(torch.stack([_rotation(2 * math.pi * i / n) for i in range(n)]), f"C{n}")
 
 
 def dihedral(n: int) -> FiniteGroup:
@@ -196,12 +199,12 @@ def from_generators(matrices: Tensor | Sequence, *, max_order: int = 200, name: 
     Raises:
         ValueError: if a generator is not orthogonal or they do not close within ``max_order`` elements.
     """
-    generators = torch.as_tensor(matrices, dtype=torch.float64)
+    generators = torch.as_tensor(matrices, dtype=torch.float64, device="cpu")
     if generators.ndim != 3 or generators.shape[-1] != generators.shape[-2]:
         raise ValueError(f"matrices must have shape (n, d, d), got {tuple(generators.shape)}")
     _check_orthogonal(generators)
     generators = _snap(generators)
-    elements = torch.eye(generators.shape[-1], dtype=torch.float64)[None]
+    elements = torch.eye(generators.shape[-1], dtype=torch.float64, device="cpu")[None]
     frontier = elements
     while len(frontier):
         products = _snap((generators[:, None] @ frontier[None]).flatten(0, 1))

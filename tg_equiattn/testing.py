@@ -81,7 +81,8 @@ def equivariance_error(
         0 for perfect equivariance. A random module that is not equivariant gives about 1.
 
     Raises:
-        ValueError: if no element is left to test, an element is off the lattice, or the output is not finite.
+        ValueError: if no element is left to test, an element is off the lattice, or an output is not finite or zero
+            everywhere.
 
     Example:
         >>> import torch
@@ -94,12 +95,24 @@ def equivariance_error(
     chosen = group.lattice.nonzero().flatten().tolist() if elements is None else list(elements)
     if not chosen:
         raise ValueError("elements must name at least one group element, got none")
-    expected = module(x)
-    if not bool(expected.isfinite().all()):
-        raise ValueError("module must give finite outputs, got NaN or infinity")
+    if elements is None and chosen == [group.identity] and len(group) > 1:
+        raise ValueError(f"group must have lattice elements besides the identity, got {group!r}; name elements to test")
+    expected = _finite(module(x))
+    size = expected.abs().max()
+    if size == 0:
+        raise ValueError("module must not give zeros alone, which any symmetry maps to themselves")
     worst = 0.0
     for element in chosen:
-        moved = module(input_action(x, group, element))
-        difference = (moved - output_action(expected, group, element)).abs().max()
-        worst = max(worst, float(difference / expected.abs().max().clamp_min(torch.finfo(expected.dtype).tiny)))
+        moved, target = _finite(module(input_action(x, group, element))), output_action(expected, group, element)
+        if moved.shape != target.shape:
+            raise ValueError(
+                f"module must keep shapes: {tuple(moved.shape)} for L_g x, {tuple(target.shape)} for L_g f(x)"
+            )
+        worst = max(worst, float((moved - target).abs().max() / size))
     return worst
+
+
+def _finite(out: Tensor) -> Tensor:
+    if not bool(out.isfinite().all()):
+        raise ValueError("module must give finite outputs, got NaN or infinity")
+    return out

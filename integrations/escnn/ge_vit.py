@@ -10,6 +10,7 @@ from escnn.nn import FieldType
 from torch import Tensor, nn
 
 from tg_equiattn.nn import GEViT as CoreGEViT
+from tg_equiattn.nn.ge_vit import PRESETS
 
 from .module import R2Module
 from .types import group_from_gspace, trivial_channels
@@ -36,24 +37,21 @@ class GEViT(R2Module):
         (8, 10, 1, 1)
     """
 
-    check_size = (28, 28)
-
     def __init__(self, in_type: FieldType, num_classes: int, **model: Any) -> None:
         channels = trivial_channels("in_type", in_type)
         group = group_from_gspace(in_type.gspace)
         core = CoreGEViT(group, channels, num_classes, **model)
         out_type = FieldType(in_type.gspace, num_classes * [in_type.gspace.trivial_repr])
         super().__init__(core, group, in_type, out_type, lifts=True)
+        self.check_size = (28, 28)
 
     @classmethod
     def _preset(cls, name: str, size: int, gspace: GSpace, overrides: dict[str, Any]) -> GEViT:
-        core = getattr(CoreGEViT, name)(group_from_gspace(gspace), **overrides)
-        self = cls.__new__(cls)
-        in_type = FieldType(gspace, core.in_channels * [gspace.trivial_repr])
-        out_type = FieldType(gspace, core.num_classes * [gspace.trivial_repr])
-        R2Module.__init__(self, core, core.group, in_type, out_type, lifts=True)
-        self.check_size = (size, size)
-        return self
+        settings = PRESETS[name] | overrides
+        in_type = FieldType(gspace, settings.pop("in_channels") * [gspace.trivial_repr])
+        model = cls(in_type, settings.pop("num_classes"), **settings)
+        model.check_size = (size, size)
+        return model
 
     @classmethod
     def rotmnist(cls, gspace: GSpace, **overrides: Any) -> GEViT:

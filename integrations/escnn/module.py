@@ -10,6 +10,7 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor, nn
 
 from tg_equiattn.groups import FiniteGroup
+from tg_equiattn.nn import GroupAttention, LiftingAttention
 from tg_equiattn.testing import act
 
 
@@ -19,14 +20,17 @@ class R2Module(EquivariantModule):
     Fields are viewed as ``(B, fields, |H|, H, W)``, escnn's own order of a regular type.
     """
 
-    check_size = (11, 13)
-
     def __init__(
         self, core: nn.Module, group: FiniteGroup, in_type: FieldType, out_type: FieldType, lifts: bool
     ) -> None:
         super().__init__()
         self.space, self.in_type, self.out_type = in_type.gspace, in_type, out_type
         self.group, self.core, self.lifts = group, core, lifts
+        windows = [
+            m.neighbourhood.kernel_size for m in core.modules() if isinstance(m, (LiftingAttention, GroupAttention))
+        ]
+        side = max(11, *(size or 0 for size in windows), 0)
+        self.check_size = (side, side + 2)
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
         if not isinstance(input, GeometricTensor) or input.type != self.in_type:
@@ -51,37 +55,53 @@ class R2Module(EquivariantModule):
     def check_equivariance(
         self, atol: float = 1e-5, rtol: float = 1e-5, *, size: tuple[int, int] | None = None
     ) -> list[tuple[Any, float]]:
-        """Check all elements that map the pixel grid to itself, without interpolation, on images.
+        """Check all elements that map the pixel grid to itself, without interpolation.
 
         Args:
-            atol, rtol: as ``numpy.allclose``.
-            size: height and width of the test image.
+            atol, rtol: the largest error allowed is ``atol + rtol * max |output|``.
+            size: height and width of the test image; both sides at least the window's.
 
         Returns:
             ``[(element, mean absolute error)]``, the elements those of ``gspace.fibergroup``.
 
         Raises:
             AssertionError: if an error is too high.
+            ValueError: if no element besides the identity maps the pixel grid to itself (``rot2dOnR2(3)``).
         """
+        if len(self.group) > 1 and int(self.group.lattice.sum()) == 1:
+            raise ValueError(
+                f"gspace must have elements that map the pixel grid to itself, got {self.space}, which can only be "
+                "checked with interpolation (escnn.nn.EquivariantModule.check_equivariance)"
+            )
         training = self.training
         self.eval()
+        try:
+            return self._check_lattice(atol, rtol, size or self.check_size)
+        finally:
+            self.train(training)
+
+    def _check_lattice(self, atol: float, rtol: float, size: tuple[int, int]) -> list[tuple[Any, float]]:
         like = next(self.parameters())
-        x = torch.randn(3, self.in_type.size, *(size or self.check_size), device=like.device, dtype=like.dtype)
-        expected = self.core(self.split(x))
+        x = torch.randn(3, self.in_type.size, *size, device=like.device, dtype=like.dtype)
+
+        def move(x: Tensor, field_type: FieldType, index: int) -> Tensor:
+            fields = x.unflatten(1, (len(field_type), -1))  # sizes are equal: 1, or |H| for regular fields
+            regular = fields.shape[2] > 1
+            return act(fields, self.group, index).flatten(1, 2) if regular else act(x, self.group, index)
+
+        expected = self(GeometricTensor(x, self.in_type)).tensor
         errors = []
         for index, element in enumerate(self.space.fibergroup.elements):
             if not self.group.lattice[index]:
                 continue
-            moved = self.core(act(self.split(x), self.group, index))
-            error = (moved - act(expected, self.group, index)).abs()
+            moved = self(GeometricTensor(move(x, self.in_type, index), self.in_type)).tensor
+            error = (moved - move(expected, self.out_type, index)).abs()
             if not bool((error <= atol + rtol * expected.abs().max()).all()):
-                self.train(training)
                 raise AssertionError(
                     f"The error found during equivariance check with element {element} is too high: "
                     f"max = {float(error.max())}, mean = {float(error.mean())}"
                 )
             errors.append((element, float(error.mean())))
-        self.train(training)
         return errors
 
     def export(self) -> nn.Module:

@@ -346,6 +346,37 @@ def test_batch_mates_do_not_matter():
     assert bool(clean[1].isnan().all())
 
 
+class Largest(TorchDispatchMode):
+    """Remember the most elements that any tensor had."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.count = max([self.count, *(x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(out)
+                                        if isinstance(x, torch.Tensor))])  # fmt: skip
+        return out
+
+
+@pytest.mark.parametrize("implementation", ["factorised", "direct"])
+def test_no_tensor_holds_all_scores(implementation, monkeypatch):
+    """|H|^3 K^2 N scores are never in memory at once, forward or backward, nor |H|^2 K^2 N factors."""
+    budget = 1 << 14
+    monkeypatch.setattr(_attention_op, "_TILE_BUDGET", dict.fromkeys(_attention_op._TILE_BUDGET, budget))
+    tensors, _ = operands(8, (12, 12), 5, dtype=torch.float32)
+    query, key, value, rho_space, rho_group = (x.detach() for x in tensors)
+    index = relation_index(cyclic(8), "ge_vit")
+    if implementation == "direct":
+        rho_space, rho_group = rho_space[:, :, None] + rho_group, rho_group[:0]
+    flat = [x.flatten(0, 1) for x in (query, key, value)]
+    options = (rho_space, rho_group, index, torch.tensor(0), 5, (), 0.0, False)
+    with Largest() as largest:
+        out = _attention_op.group_attention_op._init_fn(*flat, *options)
+        _attention_op.group_attention_backward_op._init_fn(out, *flat, *options)
+    factors = 8**2 * 25 * 12 * 12 * len(flat[0])
+    assert largest.count < factors / 4
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_operands(dtype, device):
     tensors, neighbourhood = operands(3, (5, 6), dtype=torch.float32, device=device)
@@ -400,6 +431,11 @@ GOOD = {"elements": 4, "spatial": (5, 6)}
         (lambda a, o: a.__setitem__(5, a[5] * 0), "index must be a permutation"),
         (lambda a, o: o.update(dropout=1.0), r"dropout must be in \[0, 1\), got 1.0"),
         (lambda a, o: o.update(implementation="fast"), "implementation must be one of"),
+        (lambda a, o: o.update(scale=math.nan), "scale must be a finite number or None, got nan"),
+        (lambda a, o: o.update(neighbourhood=3), "neighbourhood must be a tg_equiattn.grids.Neighbourhood, got int"),
+        (lambda a, o: a.__setitem__(3, a[3].to("meta")), "rho_space must be on cpu as query is, got meta"),
+        (lambda a, o: a.__setitem__(4, a[4].int()), "rho_group must be a floating point tensor, got torch.int32"),
+        (lambda a, o: a.__setitem__(5, a[5].to("meta")), "index must be on cpu as query is, got meta"),
         (lambda a, o: o.update(neighbourhood=Neighbourhood(2, 7)), "at least kernel_size=7 wide"),
         (lambda a, o: o.update(neighbourhood=Neighbourhood(3, 3)), "must have 3 spatial axes"),
     ],

@@ -5,7 +5,7 @@ import torch
 from conftest import GROUPS, PLANAR
 from oracles import attention_by_definition
 
-from tg_equiattn.groups import cyclic, dihedral
+from tg_equiattn.groups import cyclic, dihedral, from_generators
 from tg_equiattn.nn import GroupAttention, LiftingAttention
 from tg_equiattn.testing import TOLERANCE, equivariance_error
 
@@ -70,13 +70,16 @@ def test_definition(relation, kernel_size, encoding, randomise):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
-def test_definition_in_three_dimensions(randomise):
-    group = GROUPS["octahedral"]
-    layer = randomise(attention(group, relation="relative")).double()
-    x = image(group, (2, 3, 3), True, batch=1)[:, :, :, :, :1].expand(-1, -1, -1, -1, 3, -1).clone()
-    layer.neighbourhood = layer.neighbourhood.__class__(3, 1)
-    layer._geometry = torch.zeros(24, 1, 3, dtype=torch.float64).view(torch.int64)
-    torch.testing.assert_close(layer(x), oracle(layer, x, "relative"), rtol=0, atol=1e-10)
+@pytest.mark.parametrize(("kernel_size", "spatial"), [(3, (3, 3, 4)), (None, (2, 3, 2))])
+@pytest.mark.parametrize("relation", [None, "ge_vit"])
+def test_definition_in_three_dimensions(relation, kernel_size, spatial, randomise):
+    """A quarter turn about x, so that all three axes of the geometry matter."""
+    group = from_generators([[[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]])
+    options = {"kernel_size": kernel_size, "heads": 1}
+    layer = lifting(group, **options) if relation is None else attention(group, relation=relation, **options)
+    layer = randomise(layer).double()
+    x = image(group, spatial, relation is not None, batch=1)
+    torch.testing.assert_close(layer(x), oracle(layer, x, relation), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("spatial", [(6, 6), (5, 5), (4, 7)])
@@ -219,6 +222,9 @@ def test_dropout_only_in_training(randomise):
         ({"relation": "gevit"}, "relation must be one of .* got 'gevit'"),
         ({"encoding": "sine"}, "encoding must be one of .* got 'sine'"),
         ({"neighbourhood": "ring"}, "neighbourhood must be one of .* got 'ring'"),
+        ({"scale": "a"}, "scale must be a finite number or None, got 'a'"),
+        ({"encoding": ["axial"]}, "encoding must be one of"),
+        ({"dropout": "a"}, r"dropout must be in \[0, 1\), got 'a'"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],
 )

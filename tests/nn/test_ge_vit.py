@@ -34,10 +34,16 @@ def test_rotmnist_count_is_what_the_docs_say():
     ("preset", "shape"),
     [("rotmnist", (1, 1, 28, 28)), ("cifar10", (1, 3, 32, 32)), ("patchcamelyon", (1, 3, 96, 96))],
 )
-def test_presets_are_invariant(preset, shape, randomise):
+def test_presets_are_invariant(preset, shape):
     group = mirror() if preset != "rotmnist" else dihedral(4)
-    model = randomise(getattr(GEViT, preset)(group), std=0.2).eval()
-    assert equivariance_error(model, group, torch.randn(shape)) <= 1e-5
+    model = getattr(GEViT, preset)(group).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    x = torch.randn(shape)
+    assert equivariance_error(model, group, x) <= 1e-5
+    with torch.no_grad():  # negative control: the logits do depend on the image
+        assert (model(x) - model(torch.randn(shape))).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["C4", "D4", "mirror"])
@@ -134,24 +140,28 @@ def test_compile(randomise):
     torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=0, atol=1e-4)
 
 
-def test_training_step_lowers_the_loss():
-    torch.manual_seed(1)
-    model = GEViT(cyclic(4), 1, 2, attention_dropout=0.1, value_dropout=0.1, **SMALL)
+def test_training_lowers_the_loss():
+    model = GEViT(cyclic(4), 1, 2, attention_dropout=0.1, value_dropout=0.1, norm="batch", **SMALL)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     x, y = torch.randn(8, 1, 6, 6), torch.arange(8) % 2
+    x[y == 1, :, ::2] *= 0.1  # striped images against even ones
     losses = []
-    for _ in range(20):
+    for _ in range(30):
         loss = torch.nn.functional.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"channels": 8}, "channels must hold the width of at least one block, got 8"),
+        ({"channels": (8, 0)}, r"channels\[1\] must be a positive integer, got 0"),
+        ({"lifting_channels": 0}, "lifting_channels must be a positive integer, got 0"),
+        ({"pools": (1.5,)}, "pools must be block numbers from 0 to 2"),
         ({"channels": ()}, "channels must hold the width of at least one block"),
         ({"crops": (1,)}, r"crops must be one number or 2 \(one a block\), got \(1,\)"),
         ({"crops": -1}, "margin must be a non-negative integer, got -1"),

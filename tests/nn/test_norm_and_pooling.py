@@ -23,6 +23,12 @@ def test_norm_is_layer_norm_over_channels(randomise):
     assert torch.autograd.gradcheck(norm, x[:1, :, :1, :2, :2].detach().requires_grad_())
 
 
+def test_layers_without_pixels():
+    x = torch.randn(4, 3)
+    for module in (RegularLayerNorm(3), RegularBatchNorm(3), Pointwise(3, 3)):
+        torch.testing.assert_close(module(x), module(x[:, :, None, None])[..., 0, 0], rtol=0, atol=1e-6)
+
+
 def test_batch_norm_is_over_images_elements_and_pixels(randomise):
     norm = randomise(RegularBatchNorm(7)).double()
     x = torch.randn(2, 7, 4, 3, 5, dtype=torch.float64)
@@ -100,6 +106,9 @@ def test_norm_in_half_precision(dtype, randomise):
         (lambda: SpatialMaxPool(0), "kernel_size must be a positive integer, got 0"),
         (lambda: SpatialMaxPool(2)(torch.zeros(2, 3, 4, 4)), "input must have shape"),
         (lambda: SpatialCrop(-1), "margin must be a non-negative integer, got -1"),
+        (lambda: SpatialCrop(1)(torch.zeros(1, 1, 1)), "input must have shape"),
+        (lambda: Pointwise(0, 2), "in_channels must be a positive integer, got 0"),
+        (lambda: Pointwise(3, 2)(torch.zeros(2, 5, 4)), r"input must have shape \(B, 3, ...\), got \(2, 5, 4\)"),
         (lambda: SpatialCrop(2)(torch.zeros(1, 1, 1, 4, 6)), "exceed twice the crop margin=2"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import _checks
 from ..grids import Neighbourhood
 from ._attention_op import group_attention_op
 
@@ -67,18 +68,19 @@ def group_attention(
     """
     _check_operands(query, key, value)
     _check_encoding(query, rho_space, rho_group, index)
+    if not isinstance(neighbourhood, Neighbourhood):
+        raise ValueError(f"neighbourhood must be a tg_equiattn.grids.Neighbourhood, got {type(neighbourhood).__name__}")
     neighbourhood.check(query.shape[4:])
     expected = neighbourhood.count(query.shape[4:])
     if rho_space.shape[1] != expected:
         raise ValueError(
             f"rho_space must have {expected} offsets on axis 1 for {neighbourhood}, got {rho_space.shape[1]}"
         )
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
+    _checks.choice("implementation", implementation, IMPLEMENTATIONS)
     if implementation == "factorised" and rho_space.ndim == 4:
         raise ValueError("implementation must be 'auto' or 'direct' with a full encoding, got 'factorised'")
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout must be in [0, 1), got {dropout!r}")
+    _checks.probability(dropout=dropout)
+    _checks.scale(scale)
 
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     scale = query.shape[2] ** -0.5 if scale is None else scale
@@ -86,7 +88,7 @@ def group_attention(
     rho_group = rho_space.new_zeros(0) if rho_group is None else rho_group.to(dtype)
     if implementation == "direct" and rho_space.ndim == 3:
         rho_space, rho_group = rho_space[:, :, None] + rho_group, rho_space.new_zeros(0)
-    seed = torch.randint(2**31, ()) if dropout else torch.zeros((), dtype=torch.int64)
+    seed = torch.randint(2**31, (), device="cpu") if dropout else torch.zeros((), dtype=torch.int64, device="cpu")
     out = group_attention_op(
         query.to(dtype).flatten(0, 1) * scale,
         key.to(dtype).flatten(0, 1),
@@ -166,6 +168,11 @@ def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 def _check_encoding(query: Tensor, rho_space: Tensor, rho_group: Tensor | None, index: Tensor) -> None:
     elements, channels = query.shape[3], query.shape[2]
+    for name, x in (("rho_space", rho_space), ("rho_group", rho_group), ("index", index)):
+        if x is not None and x.device != query.device:
+            raise ValueError(f"{name} must be on {query.device} as query is, got {x.device}")
+        if x is not None and x is not index and not x.is_floating_point():
+            raise ValueError(f"{name} must be a floating point tensor, got {x.dtype}")
     outputs = len(index)
     if index.dtype != torch.int64 or tuple(index.shape) not in ((outputs, elements, elements), (elements, elements)):
         raise ValueError(
@@ -173,7 +180,7 @@ def _check_encoding(query: Tensor, rho_space: Tensor, rho_group: Tensor | None, 
             f"got {index.dtype} of shape {tuple(index.shape)}"
         )
     look = index.device.type == "cpu" and not torch.compiler.is_compiling()
-    if look and not torch.equal(index.sort(-1).values, torch.arange(elements).expand_as(index)):
+    if look and not torch.equal(index.sort(-1).values, torch.arange(elements, device="cpu").expand_as(index)):
         raise ValueError(f"index must be a permutation of 0 ... {elements - 1} along its last axis, got other values")
     if rho_space.ndim not in (3, 4) or rho_space.shape[0] != outputs or rho_space.shape[-1] != channels:
         raise ValueError(

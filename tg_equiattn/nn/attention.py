@@ -11,7 +11,7 @@ from .. import _checks
 from ..encodings import make_encoding, relation_index, rotated_offsets
 from ..functional.group_attention import group_attention, lifting_attention
 from ..grids import Neighbourhood
-from ..groups import FiniteGroup
+from ..groups import FiniteGroup, check_group
 from .pointwise import Pointwise
 
 
@@ -37,11 +37,12 @@ class _Attention(nn.Module):
         elements: int | None,
     ) -> None:
         super().__init__()
-        _checks.finite_group(group)
+        check_group(group)
         _checks.positive(in_channels=in_channels, out_channels=out_channels, heads=heads)
         head_channels = max(out_channels // 2, group.dim + 1) if head_channels is None else head_channels
         _checks.positive(head_channels=head_channels)
         _checks.probability(dropout=dropout)
+        _checks.scale(scale)
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
         self.heads, self.head_channels = heads, head_channels
         self.neighbourhood = Neighbourhood(group.dim, kernel_size, neighbourhood)
@@ -54,7 +55,8 @@ class _Attention(nn.Module):
         # float64 geometry kept as int64 bits: .to(dtype) would round a floating point buffer, and rounded offsets
         # of two elements no longer agree exactly.
         exact = group.matrices if kernel_size is None else rotated_offsets(group.matrices, self.neighbourhood)
-        self.register_buffer("_geometry", exact.contiguous().view(torch.int64), persistent=False)
+        geometry = exact.contiguous().view(torch.int64).to(self.out.weight.device)
+        self.register_buffer("_geometry", geometry, persistent=False)
 
     def _offsets(self, spatial: tuple[int, ...]) -> Tensor:
         geometry = self._geometry.view(torch.float64)
@@ -186,13 +188,14 @@ class GroupAttention(_Attention):
         dropout: float = 0.0,
         scale: float | None = None,
     ) -> None:
-        _checks.finite_group(group)
+        check_group(group)
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
             encoding=encoding, neighbourhood=neighbourhood, dropout=dropout, scale=scale, elements=len(group),
         )  # fmt: skip
         self.relation = relation
-        self.register_buffer("_index", relation_index(group, relation), persistent=False)
+        index = relation_index(group, relation).to(self.out.weight.device)
+        self.register_buffer("_index", index, persistent=False)
         if relation == "gsa":
             warnings.warn(
                 "relation='gsa' (GSA-Nets section 5.2) is not equivariant; it is kept to reproduce the comparison, "

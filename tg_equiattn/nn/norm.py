@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _checks
+from .pointwise import columns
 
 
 class RegularLayerNorm(nn.Module):
@@ -60,7 +61,7 @@ class RegularBatchNorm(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.num_features:
             raise ValueError(f"input must have shape (B, {self.num_features}, ...), got {tuple(x.shape)}")
-        return super().forward(x.flatten(2)).view_as(x)
+        return super().forward(columns(x)).view_as(x)
 
 
 NORMS: dict[str, type[nn.Module]] = {"layer": RegularLayerNorm, "batch": RegularBatchNorm}
@@ -68,6 +69,5 @@ NORMS: dict[str, type[nn.Module]] = {"layer": RegularLayerNorm, "batch": Regular
 
 def make_norm(name: str, channels: int) -> nn.Module:
     """The normalisation called ``name``; ValueError for an unknown one."""
-    if name not in NORMS:
-        raise ValueError(f"norm must be one of {tuple(NORMS)}, got {name!r}")
+    _checks.choice("norm", name, NORMS)
     return NORMS[name](channels)

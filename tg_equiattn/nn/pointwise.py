@@ -7,6 +7,13 @@ import math
 import torch
 from torch import Tensor, nn
 
+from .. import _checks
+
+
+def columns(x: Tensor) -> Tensor:
+    """(B, C, *any) as (B, C, n)."""
+    return x.flatten(2) if x.ndim > 2 else x[..., None]
+
 
 class Pointwise(nn.Conv1d):
     r"""A linear map of channels, the same at every pixel and group element (and so equivariant to all of them).
@@ -19,6 +26,7 @@ class Pointwise(nn.Conv1d):
     """
 
     def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
+        _checks.positive(in_channels=in_channels, out_channels=out_channels)
         super().__init__(in_channels, out_channels, 1, bias=bias)
 
     def reset_parameters(self) -> None:
@@ -27,11 +35,13 @@ class Pointwise(nn.Conv1d):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[1] != self.in_channels:
+            raise ValueError(f"input must have shape (B, {self.in_channels}, ...), got {tuple(x.shape)}")
         weight = self.weight.squeeze(-1)
-        out = torch.einsum("oc,bcn->bon", weight, x.flatten(2))
+        out = torch.einsum("oc,bcn->bon", weight, columns(x))
         if self.bias is not None:
             out = out + self.bias[:, None].to(out.dtype)
-        return out.unflatten(2, x.shape[2:])
+        return out.reshape(len(x), self.out_channels, *x.shape[2:])
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, bias={self.bias is not None}"

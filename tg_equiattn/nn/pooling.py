@@ -16,11 +16,6 @@ def _reduce(x: Tensor, how: str, axes: tuple[int, ...]) -> Tensor:
     return x.mean(axes) if how == "mean" else x.sum(axes)
 
 
-def _check_reduction(name: str, how: str) -> None:
-    if how not in _REDUCTIONS:
-        raise ValueError(f"{name} must be one of {_REDUCTIONS}, got {how!r}")
-
-
 class GroupPooling(nn.Module):
     """Maximum, mean or sum over the group axis: regular features to ordinary (invariant) channels.
 
@@ -30,7 +25,7 @@ class GroupPooling(nn.Module):
 
     def __init__(self, reduction: str = "max") -> None:
         super().__init__()
-        _check_reduction("reduction", reduction)
+        _checks.choice("reduction", reduction, _REDUCTIONS)
         self.reduction = reduction
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,13 +43,13 @@ class GlobalPooling(nn.Module):
     Shapes:
         ``(B, C, |H|, *spatial)`` -> ``(B, C)``.
 
-    Source: GSA-Nets Fig. F.1. The published code sums over space before the maximum; the mean, the default here, does
-    the same up to a factor and does not depend on the image's size.
+    Source: GSA-Nets Fig. F.1, whose caption takes the maximum over the group first. The published code sums over space
+    and then takes the maximum; that order is kept, with a mean, so that logits do not grow with the image.
     """
 
     def __init__(self, space: str = "mean", group: str = "max") -> None:
         super().__init__()
-        _check_reduction("space", space)
+        _checks.choice("space", space, _REDUCTIONS)
         self.space, self.group = space, GroupPooling(group)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -115,6 +110,8 @@ class SpatialCrop(nn.Module):
         self.margin = margin
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 4:
+            raise ValueError(f"input must have shape (B, C, |H|, *spatial), got {tuple(x.shape)}")
         if min(x.shape[3:]) <= 2 * self.margin:
             raise ValueError(f"input sides must exceed twice the crop margin={self.margin}, got {tuple(x.shape[3:])}")
         for axis in range(3, x.ndim):

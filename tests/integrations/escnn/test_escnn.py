@@ -109,6 +109,32 @@ def test_check_finds_gsa(name, randomise):
     assert layer.training
 
 
+def test_escnn_check_finds_gsa_in_a_sequence(randomise):
+    """escnn's own check, with its own transforms, also tells GSA-Nets from GE-ViT."""
+    hidden = regular(GSPACES["rot4"])
+    with pytest.warns(UserWarning, match="not equivariant"):
+        layers = {
+            r: R2GroupAttention(hidden, hidden, heads=2, kernel_size=3, relation=r, encoding="joint")
+            for r in ("ge_vit", "gsa")
+        }
+    with contextlib.redirect_stdout(io.StringIO()):
+        nn.SequentialModule(randomise(layers["ge_vit"])).check_equivariance(atol=1e-3, rtol=1e-3)
+        with pytest.raises(AssertionError, match="too high"):
+            nn.SequentialModule(randomise(layers["gsa"])).check_equivariance(atol=1e-3, rtol=1e-3)
+
+
+def test_check_needs_a_lattice_element():
+    hidden = regular(gspaces.rot2dOnR2(3))
+    with pytest.raises(ValueError, match="gspace must have elements that map the pixel grid to itself"):
+        R2RegularLayerNorm(hidden).check_equivariance()
+
+
+def test_check_of_large_windows(randomise):
+    layer = R2LiftingAttention(trivial(GSPACES["flip"]), regular(GSPACES["flip"]), heads=1, kernel_size=13)
+    assert len(randomise(layer).check_equivariance()) == 2
+    assert layer.training
+
+
 def test_output_shapes(gspace):
     for layer in layers(gspace):
         x = layer.in_type(torch.randn(2, layer.in_type.size, 7, 5))
