@@ -29,7 +29,7 @@ class R2Module(EquivariantModule):
         windows = [
             m.neighbourhood.kernel_size for m in core.modules() if isinstance(m, (LiftingAttention, GroupAttention))
         ]
-        side = max(11, *(size or 0 for size in windows), 0)
+        side = max([11, *(size or 0 for size in windows)])
         self.check_size = (side, side + 2)
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:

@@ -7,6 +7,7 @@ pixels. Both offer the same methods, so that the kernel does not know which it r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -38,10 +39,7 @@ class LocalTiling:
     ) -> None:
         self.spatial, self.kernel_size, self.selection, self.lanes = tuple(spatial), kernel_size, selection, lanes
         self.radius = kernel_size // 2
-        slab = lanes
-        for n in self.spatial[1:]:
-            slab *= n
-        self.rows = max(1, width // slab)
+        self.rows = max(1, width // (lanes * math.prod(self.spatial[1:])))
         inside = F.pad(like.new_zeros(self.spatial), self._padding, value=float("-inf"))
         self.bias = self._windows(inside[None, None, ..., None], slice(0, self.spatial[0]))[:, 0, 0]
 
@@ -126,9 +124,7 @@ class GlobalTiling:
 
     def __init__(self, spatial: Sequence[int], lanes: int, width: int, like: Tensor) -> None:
         self.spatial, self.lanes = tuple(spatial), lanes
-        self.pixels = 1
-        for n in self.spatial:
-            self.pixels *= n
+        self.pixels = math.prod(self.spatial)
         self.run = max(1, width // lanes)
         axes = torch.meshgrid(*(torch.arange(n, device=like.device) for n in self.spatial), indexing="ij")
         self.coordinates = torch.stack(axes, -1).flatten(0, -2)
@@ -187,8 +183,5 @@ def tiling(spatial: Sequence[int], kernel_size: int, selection: Sequence[int], i
     """The tiling of ``images`` grids into tiles of about ``width`` queries; ``kernel_size`` 0 means global."""
     if kernel_size == 0:
         return GlobalTiling(spatial, largest_divisor(images, width), width, like)
-    slab = 1
-    for n in spatial[1:]:
-        slab *= n
-    lanes = largest_divisor(images, width // slab)
+    lanes = largest_divisor(images, width // math.prod(spatial[1:]))
     return LocalTiling(spatial, kernel_size, selection, lanes, width, like)
