@@ -45,6 +45,11 @@ def features(x: Tensor, channels: int, dim: int, elements: int | None, like: Ten
         raise ValueError(f"input must have shape ({layout}), got {tuple(x.shape)}")
     if min(x.shape[1 + len(axes) :]) < 1:
         raise ValueError(f"input must have at least one pixel on every spatial axis, got {tuple(x.shape)}")
+    same_kind(x, like)
+
+
+def same_kind(x: Tensor, like: Tensor) -> None:
+    """Raise ValueError unless x is floating point, in the dtype and on the device of ``like``."""
     if not x.is_floating_point():
         raise ValueError(f"input must be a floating point tensor, got {x.dtype}")
     if x.device != like.device:
@@ -52,3 +57,49 @@ def features(x: Tensor, channels: int, dim: int, elements: int | None, like: Ten
     mixed = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64  # autocast leaves float64 alone
     if x.dtype != like.dtype and not mixed:
         raise ValueError(f"input must be {like.dtype} as the parameters are, got {x.dtype}")
+
+
+def values_are_free(x: Tensor) -> bool:
+    """Whether reading values of x costs nothing: on the CPU, outside torch.compile. Checks of values run only then."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def mask(value: Tensor | None, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless value is None or a boolean mask of this shape."""
+    if value is not None and (value.dtype != torch.bool or tuple(value.shape) != shape):
+        raise ValueError(f"mask must be bool of shape {shape}, got {value.dtype} of shape {tuple(value.shape)}")
+
+
+def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
+    """The number of graphs; ValueError unless ``batch`` is None (one graph) or a sorted graph index of the nodes x."""
+    if batch_size is not None:
+        positive(batch_size=batch_size)
+    if batch is None:
+        if batch_size not in (None, 1):
+            raise ValueError(f"batch must be given where batch_size is {batch_size}, got None")
+        return 1
+    if batch.dtype != torch.int64 or tuple(batch.shape) != (len(x),):
+        raise ValueError(f"batch must be int64 of shape ({len(x)},), got {batch.dtype} of shape {tuple(batch.shape)}")
+    if batch.device != x.device:
+        raise ValueError(f"batch must be on {x.device} as the input is, got {batch.device}")
+    if values_are_free(batch) and len(batch):
+        if bool((batch.diff() < 0).any()):
+            raise ValueError("batch must be sorted, got a graph index that decreases")
+        if int(batch[0]) < 0 or (batch_size is not None and int(batch[-1]) >= batch_size):
+            raise ValueError(f"batch must be in [0, {batch_size}), got {int(batch[0])} to {int(batch[-1])}")
+    if batch_size is not None:
+        return batch_size
+    return int(batch[-1]) + 1 if len(batch) else 1
+
+
+def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -> Tensor:
+    """pos; ValueError unless it has this shape, is on the device of x, and holds numbers."""
+    if pos is None:
+        raise ValueError(f"pos must be given, of shape {shape}: {why}; got None")
+    if tuple(pos.shape) != shape:
+        raise ValueError(f"pos must have shape {shape}, got {tuple(pos.shape)}")
+    if pos.device != x.device:
+        raise ValueError(f"pos must be on {x.device} as the input is, got {pos.device}")
+    if pos.is_complex() or pos.dtype == torch.bool:
+        raise ValueError(f"pos must be real numbers, got {pos.dtype}")
+    return pos

@@ -6,6 +6,7 @@ the tensor's axes (z, -y, x). Offsets are x(j) - x(i) in whole pixels.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from . import _checks
+from .neighbours import METRICS, Neighbours
 
 NEIGHBOURHOODS = ("square", "disk")
 
@@ -106,6 +110,112 @@ class Neighbourhood:
         """The offset length, in pixels along an axis, that encodings see as 1."""
         largest = self.kernel_size // 2 if self.kernel_size is not None else max(spatial or (1,)) - 1
         return float(max(largest, 1))
+
+
+@dataclass(frozen=True)
+class PixelGrid:
+    """Pixels of an image (or voxels of a volume) as nodes in row order, and which of them are near each other.
+
+    Args:
+        shape: ``(H, W)`` or ``(D, H, W)``.
+        max_distance: pixels closer than this are near.
+        metric: ``"manhattan"`` or ``"chebyshev"``.
+        periodic: whether the last pixel of an axis is next to the first. Two pixels are then near by their shortest
+            offset; of two shortest ones, half a side either way, the positive index step is taken.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Example:
+        >>> grid = PixelGrid((4, 5), max_distance=2)
+        >>> [tuple(t.shape) for t in grid.edges()]  # 31 pairs of pixels that share a side, both ways
+        [(2, 62), (62, 2)]
+    """
+
+    shape: tuple[int, ...]
+    max_distance: float = 6
+    metric: str = "manhattan"
+    periodic: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if len(self.shape) not in (1, 2, 3) or any(not isinstance(n, int) or n < 1 for n in self.shape):
+            raise ValueError(f"shape must be one to three positive integers, got {self.shape}")
+        if not isinstance(self.max_distance, (int, float)) or not self.max_distance > 0:
+            raise ValueError(f"max_distance must be positive, got {self.max_distance!r}")
+        _checks.choice("metric", self.metric, METRICS)
+
+    def __len__(self) -> int:
+        return math.prod(self.shape)
+
+    def pos(self, device: torch.device | str = "cpu") -> Tensor:
+        """(N, dim) positions of pixels from 0, x right and y up."""
+        index = _corner_grid(self.shape, device)
+        pos = _axes_to_position(index) if len(self.shape) > 1 else index
+        return (pos - pos.amin(0)).to(torch.get_default_dtype())
+
+    def _steps(self) -> list[tuple[int, ...]]:
+        """Index steps to near pixels, without the pixel itself."""
+        reach = math.ceil(self.max_distance) - 1
+        axes = []
+        for side in self.shape:
+            back, ahead = ((side - 1) // 2, side // 2) if self.periodic else (side - 1, side - 1)
+            axes.append(range(-min(reach, back), min(reach, ahead) + 1))
+        length = sum if self.metric == "manhattan" else max
+        steps = itertools.product(*axes)
+        return [step for step in steps if any(step) and length([abs(n) for n in step]) < self.max_distance]
+
+    def pairs(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Targets, sources, offsets (E, dim) and which exist: all steps of all pixels, those off the image too."""
+        dim = len(self.shape)
+        steps = torch.tensor(self._steps(), dtype=torch.int64, device=device).view(-1, dim)
+        sides = torch.tensor(self.shape, device=device)
+        there = _corner_grid(self.shape, device)[:, None] + steps
+        exists = ((there >= 0) & (there < sides)).all(-1)
+        if self.periodic:
+            there, exists = there % sides, torch.ones_like(exists)
+        there = torch.minimum(there.clamp(min=0), sides - 1)
+        source = there[..., 0]
+        for axis in range(1, dim):
+            source = source * self.shape[axis] + there[..., axis]
+        target = torch.arange(len(self), device=device)[:, None].expand_as(source)
+        offsets = _axes_to_position(steps) if dim > 1 else steps
+        return target.flatten(), source.flatten(), offsets.repeat(len(self), 1), exists.flatten()
+
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """``edge_index`` (2, E) of sources and targets, sorted by target, and integer offsets (E, dim).
+
+        Computed once for each grid and shared: do not write into them.
+        """
+        return _edges(self)
+
+    def neighbours(self, batch_size: int = 1, device: torch.device | str = "cpu") -> Neighbours:
+        """The near pairs of ``batch_size`` images, one after the other; kept for the last few grids asked for."""
+        if torch.compiler.is_compiling():
+            return _repeated(*self.pairs(device), batch_size, len(self))
+        return _neighbours(self, batch_size, torch.device(device))
+
+
+def _corner_grid(shape: Sequence[int], device: torch.device | str) -> Tensor:
+    axes = [torch.arange(n, device=device) for n in shape]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+
+
+def _repeated(target: Tensor, source: Tensor, offsets: Tensor, exists: Tensor, copies: int, nodes: int) -> Neighbours:
+    shift = nodes * torch.arange(copies, device=target.device)[:, None]
+    pairs = (shift + target).flatten(), (shift + source).flatten()
+    return Neighbours(*pairs, offsets.repeat(copies, 1), copies * nodes, exists.repeat(copies))
+
+
+@functools.lru_cache(maxsize=32)
+def _edges(grid: PixelGrid) -> tuple[Tensor, Tensor]:
+    target, source, offsets, exists = grid.pairs()
+    return torch.stack([source, target])[:, exists], offsets[exists]
+
+
+@functools.lru_cache(maxsize=8)
+def _neighbours(grid: PixelGrid, copies: int, device: torch.device) -> Neighbours:
+    return _repeated(*grid.pairs(device), copies, len(grid))
 
 
 def transform_grid(x: Tensor, matrix: Tensor) -> Tensor:

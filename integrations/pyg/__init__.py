@@ -1,5 +1,12 @@
-"""Integration with PyTorch Geometric: no layers yet in this version."""
+"""Linear-time attention with relative positions as PyTorch Geometric layers: graphs of pixels, or any with ``pos``."""
 
 from .._host import require
 
 require("torch_geometric", "pyg")
+
+from .block import RelativePerformerBlock  # noqa: E402
+from .classifier import PixelGraphClassifier  # noqa: E402
+from .conv import RelativePerformerConv  # noqa: E402
+from .pixel_graph import PixelGraph  # noqa: E402
+
+__all__ = ["PixelGraph", "PixelGraphClassifier", "RelativePerformerBlock", "RelativePerformerConv"]

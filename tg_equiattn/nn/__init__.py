@@ -4,8 +4,11 @@ from .attention import GroupAttention, LiftingAttention
 from .block import GroupAttentionBlock
 from .ge_vit import GEViT
 from .norm import RegularBatchNorm, RegularLayerNorm
+from .performer import PerformerAttention
 from .pointwise import Pointwise
 from .pooling import GlobalPooling, GroupPooling, SpatialCrop, SpatialMaxPool
+from .random_features import RandomFeatures
+from .relative_performer import PerformerBlock, PixelEmbedding, RelativePerformer
 
 __all__ = [
     "GEViT",
@@ -14,9 +17,14 @@ __all__ = [
     "GroupAttentionBlock",
     "GroupPooling",
     "LiftingAttention",
+    "PerformerAttention",
+    "PerformerBlock",
+    "PixelEmbedding",
     "Pointwise",
+    "RandomFeatures",
     "RegularBatchNorm",
     "RegularLayerNorm",
+    "RelativePerformer",
     "SpatialCrop",
     "SpatialMaxPool",
 ]

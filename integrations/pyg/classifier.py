@@ -1,0 +1,129 @@
+"""The Relative Performer on graphs of pixels."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import global_mean_pool
+from torch_geometric.typing import Adj
+
+from tg_equiattn.grids import PixelGrid
+from tg_equiattn.nn import PixelEmbedding
+from tg_equiattn.nn._children import redraw_children, reset_children
+from tg_equiattn.positions import AbsoluteEncoding
+
+from .block import RelativePerformerBlock
+from .graph import batch_of
+
+
+class PixelGraphClassifier(torch.nn.Module):
+    r"""The Relative Performer of the `"Translational Equivariance in Kernelizable Attention"
+    <https://arxiv.org/abs/2102.07680>`_ paper on pixel graphs: embedding, blocks, mean over each graph, linear.
+
+    Args:
+        in_channels (int): Channels of a pixel.
+        num_classes (int): Number of outputs.
+        channels (int, optional): Width. (default: :obj:`256`)
+        num_layers (int, optional): Number of blocks. (default: :obj:`6`)
+        heads (int, optional): Number of attention heads. (default: :obj:`8`)
+        embedding (str, optional): :obj:`"linear"`, :obj:`"mlp"`, or :obj:`"lookup"` of 8-bit intensities.
+            (default: :obj:`"linear"`)
+        position (str, optional): As :class:`RelativePerformerConv`; :obj:`"absolute"` is added once, to the embedding.
+            (default: :obj:`"window"`)
+        pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
+        max_distance (int, optional): As :class:`RelativePerformerConv`. (default: :obj:`6`)
+        redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`100`)
+        attention_dropout (float, optional): Of the attention's output. (default: :obj:`0.1`)
+        dropout (float, optional): Of the feed-forward part. (default: :obj:`0.1`)
+        **kwargs (optional): Additional arguments of :class:`RelativePerformerBlock`.
+
+    Shapes:
+        Arguments as :class:`RelativePerformerConv`, output :math:`(|\mathcal{G}|, \mathrm{num\_classes})`.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Batch, Data
+        >>> from tg_equiattn.integrations.pyg import PixelGraph
+        >>> data = [PixelGraph(max_distance=3)(Data(image=torch.rand(1, 8, 8))) for _ in range(3)]
+        >>> data = Batch.from_data_list(data)
+        >>> model = PixelGraphClassifier(1, 10, channels=16, num_layers=2, heads=4, max_distance=3)
+        >>> model(data.x, data.edge_index, data.edge_attr, data.pos, data.batch).shape
+        torch.Size([3, 10])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        *,
+        channels: int = 256,
+        num_layers: int = 6,
+        heads: int = 8,
+        embedding: str = "linear",
+        position: str | None = "window",
+        pos_dim: int = 2,
+        max_distance: int = 6,
+        redraw_interval: int | None = 100,
+        attention_dropout: float = 0.1,
+        dropout: float = 0.1,
+        **kwargs: Any,
+    ):
+        super().__init__()
+        self.embedding = PixelEmbedding(in_channels, channels, embedding)
+        self.absolute = AbsoluteEncoding(channels, pos_dim) if position == "absolute" else None
+        self.blocks = torch.nn.ModuleList(
+            RelativePerformerBlock(
+                channels, heads, position=None if position == "absolute" else position, pos_dim=pos_dim,
+                max_distance=max_distance, redraw_interval=redraw_interval, attention_dropout=attention_dropout,
+                dropout=dropout, **kwargs,
+            )
+            for _ in range(num_layers)
+        )  # fmt: skip
+        self.norm, self.head = torch.nn.LayerNorm(channels), torch.nn.Linear(channels, num_classes)
+        self.in_channels, self.num_classes, self.position = in_channels, num_classes, position
+
+    def reset_parameters(self):
+        """Resets all learnable parameters of the module."""
+        reset_children(self)
+
+    def redraw_features(self, generator: torch.Generator | None = None):
+        """Draws new random features in every block."""
+        redraw_children(self, generator)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Adj | None = None,
+        edge_attr: Tensor | None = None,
+        pos: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        ptr: Tensor | None = None,
+        batch_size: int | None = None,
+        grid: PixelGrid | None = None,
+    ) -> Tensor:
+        """Runs the forward pass; arguments as :meth:`RelativePerformerConv.forward`."""
+        batch, graphs = batch_of(batch, ptr, len(x))
+        batch_size = graphs if batch_size is None else batch_size
+        if grid is not None:
+            batch_size = len(x) // len(grid)
+            batch = torch.arange(batch_size, device=x.device).repeat_interleave(len(grid))
+            pos = grid.pos(x.device).repeat(batch_size, 1) if pos is None else pos
+        x = self.embedding(x)
+        if self.absolute is not None:
+            if pos is None:
+                raise ValueError("pos must be given where position='absolute', got None")
+            x = x + self.absolute(pos).to(x.dtype)
+        near = None
+        if edge_index is not None and grid is None:
+            first: Any = self.blocks[0]
+            near = first.attention.neighbours(edge_index, edge_attr, pos, batch, num_nodes=len(x))
+        for block in self.blocks:
+            x = block(x, pos=pos, batch=batch, batch_size=batch_size, grid=grid, neighbours=near)
+        return self.head(global_mean_pool(self.norm(x), batch, batch_size))
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.__class__.__name__}({self.in_channels}, {self.num_classes}, num_layers={len(self.blocks)}, "
+            f"position={self.position!r})"
+        )

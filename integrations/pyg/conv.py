@@ -1,0 +1,214 @@
+"""Performer attention with relative positions as message passing."""
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.typing import Adj
+
+from tg_equiattn.functional.relative_attention import ring_sums
+from tg_equiattn.grids import PixelGrid
+from tg_equiattn.neighbours import Neighbours, Pattern
+from tg_equiattn.nn import PerformerAttention
+from tg_equiattn.nn.performer import NEAR
+
+from .graph import batch_of, near_pairs_of, plain_edges, refuse_hidden_batch
+
+
+class RelativePerformerConv(MessagePassing):
+    r"""Global attention over the nodes of each graph in linear time, from the
+    `"Translational Equivariance in Kernelizable Attention" <https://arxiv.org/abs/2102.07680>`_ paper, whose output
+    depends on relative positions only.
+
+    With the default :obj:`position="window"`, near pairs (the edges) have exact softmax weights and all pairs are
+    reached through random features:
+
+    .. math::
+        \mathbf{x}^{\prime}_i = \mathbf{W}_o \frac{\sum_j w_{ij} \mathbf{v}_j}{\sum_j w_{ij}}, \qquad
+        w_{ij} = e^{f} \langle \phi(\mathbf{q}_i), \phi(\mathbf{k}_j) \rangle + [j \in \mathcal{N}(i) \cup \{i\}]
+        \exp \left( \mathbf{q}_i^{\top} \mathbf{k}_j / \sqrt{d} + b(\mathbf{p}_j - \mathbf{p}_i) \right)
+
+    See :class:`tg_equiattn.nn.PerformerAttention` for the other positions and for their exactness: :obj:`"window"` and
+    :obj:`"clipped"` are equivariant to translations for any draw of the features, :obj:`"sinusoid"` only in
+    expectation over draws, :obj:`"absolute"` not at all.
+
+    Args:
+        in_channels (int): Size of each input sample.
+        out_channels (int): Size of each output sample, a multiple of :obj:`heads`.
+        heads (int, optional): Number of attention heads. (default: :obj:`1`)
+        position (str, optional): :obj:`"window"`, :obj:`"clipped"`, :obj:`"sinusoid"`, :obj:`"absolute"` or
+            :obj:`None`. (default: :obj:`"window"`)
+        pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
+        num_features (int, optional): Number of random features; :obj:`None` means
+            :math:`\max(16, \lfloor d \ln d \rfloor)` for heads of width :math:`d`. (default: :obj:`None`)
+        max_distance (int, optional): Offsets of near pairs are below it on every axis (:obj:`"window"`); distances are
+            clipped to it (:obj:`"clipped"`). (default: :obj:`6`)
+        offset (str, optional): Bias :math:`b` of :obj:`"window"`: a :obj:`"table"` over integer offsets, or an
+            :obj:`"mlp"` of the offset for points off a grid. (default: :obj:`"table"`)
+        kernel (str, optional): :obj:`"softmax"` or :obj:`"relu"`. (default: :obj:`"softmax"`)
+        position_heads (int, optional): Heads of :obj:`"clipped"` that see positions; :obj:`None` means half of them,
+            at least one. (default: :obj:`None`)
+        length_scales (int, optional): Learned frequencies an axis of :obj:`"sinusoid"`. (default: :obj:`4`)
+        redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`None`)
+        scale (float, optional): Factor of scores; :obj:`None` means :math:`1/\sqrt{d}`. (default: :obj:`None`)
+        qkv_bias (bool, optional): If set to :obj:`True`, queries, keys and values have a bias.
+            (default: :obj:`False`)
+        bias (bool, optional): If set to :obj:`False`, the output has no bias. (default: :obj:`True`)
+        dropout (float, optional): Dropout probability of the output. (default: :obj:`0.0`)
+        **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.
+
+    Shapes:
+        - **input:** node features :math:`(|\mathcal{V}|, F_{in})`,
+          edge indices :math:`(2, |\mathcal{E}|)` *(optional)*,
+          offsets :math:`\mathbf{p}_j - \mathbf{p}_i` as edge features :math:`(|\mathcal{E}|, D)` *(optional)*,
+          positions :math:`(|\mathcal{V}|, D)` *(optional)*, graph indices :math:`(|\mathcal{V}|)` *(optional)*
+        - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    .. note::
+        :class:`torch_geometric.nn.GPSConv` does not pass :obj:`batch` on to its :obj:`conv`. Give it
+        :obj:`ptr=data.ptr` besides, which reaches this layer. Where :obj:`edge_index` shows that nodes of several
+        graphs came without either, a :obj:`ValueError` is raised (on CUDA, in a layer's first call only).
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Batch, Data
+        >>> from tg_equiattn.integrations.pyg import PixelGraph
+        >>> transform = PixelGraph(max_distance=4)
+        >>> data = Batch.from_data_list([transform(Data(image=torch.rand(3, 6, 7))) for _ in range(2)])
+        >>> conv = RelativePerformerConv(3, 16, heads=4, max_distance=4)
+        >>> conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch).shape
+        torch.Size([84, 16])
+    """
+
+    SUPPORTS_FUSED_EDGE_INDEX = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        *,
+        position: str | None = "window",
+        pos_dim: int = 2,
+        num_features: int | None = None,
+        max_distance: int = 6,
+        offset: str = "table",
+        kernel: str = "softmax",
+        position_heads: int | None = None,
+        length_scales: int = 4,
+        redraw_interval: int | None = None,
+        scale: float | None = None,
+        qkv_bias: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+        **kwargs,
+    ):
+        kwargs.setdefault("aggr", "sum")
+        if kwargs["aggr"] not in ("sum", "add"):
+            raise ValueError(f"aggr must be 'sum', got {kwargs['aggr']!r}")
+        if kwargs.get("flow", "source_to_target") != "source_to_target":
+            raise ValueError(f"flow must be 'source_to_target', got {kwargs['flow']!r}")
+        super().__init__(node_dim=0, **kwargs)
+        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
+        self.attention = PerformerAttention(
+            in_channels, out_channels, heads, position=position, pos_dim=pos_dim, num_features=num_features,
+            max_distance=max_distance, offset=offset, kernel=kernel, position_heads=position_heads,
+            length_scales=length_scales, redraw_interval=redraw_interval, scale=scale, qkv_bias=qkv_bias, bias=bias,
+            dropout=dropout,
+        )  # fmt: skip
+        self.explain = False  # weights are not one number an edge
+        self._checked = False
+
+    def reset_parameters(self):
+        """Resets all learnable parameters of the module, and draws the random features again."""
+        super().reset_parameters()
+        self.attention.reset_parameters()
+
+    def redraw_features(self, generator: torch.Generator | None = None):
+        """Draws new random features, from the layer's own seed or from a CPU :obj:`generator`."""
+        self.attention.redraw_features(generator)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Adj | None = None,
+        edge_attr: Tensor | None = None,
+        pos: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        ptr: Tensor | None = None,
+        batch_size: int | None = None,
+        grid: PixelGrid | None = None,
+        neighbours: Neighbours | None = None,
+    ) -> Tensor:
+        """Runs the forward pass of the module.
+
+        Args:
+            x (torch.Tensor): The node features.
+            edge_index (torch.Tensor or SparseTensor or EdgeIndex, optional): The near pairs, in any order. Without
+                it they are found from :obj:`pos`: Manhattan distance below :obj:`max_distance`.
+            edge_attr (torch.Tensor, optional): Offsets :math:`\\mathbf{p}_j - \\mathbf{p}_i` of the edges. Without it
+                they come from :obj:`pos`, rounded for tables.
+            pos (torch.Tensor, optional): The positions of nodes.
+            batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
+            ptr (torch.Tensor, optional): Where graphs begin, in place of :obj:`batch`.
+            batch_size (int, optional): The number of graphs; spares reading it from :obj:`batch`, and is needed for a
+                full graph in :meth:`torch.compile`.
+            grid (PixelGrid, optional): Every graph is all pixels of this grid, with its near pairs; stands for edges
+                and positions.
+            neighbours (Neighbours, optional): Near pairs from :meth:`neighbours`, to share among layers.
+        """
+        if x.ndim != 2:
+            raise ValueError(f"x must have shape (N, {self.in_channels}), got {tuple(x.shape)}")
+        batch, graphs = batch_of(batch, ptr, len(x))
+        if neighbours is None and grid is None and edge_index is not None:
+            neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=len(x))
+        return self.attention(
+            x, batch=batch, batch_size=graphs if batch_size is None else batch_size, pos=pos, grid=grid,
+            neighbours=neighbours, aggregate=self._ring_sums,
+        )  # fmt: skip
+
+    def neighbours(
+        self,
+        edge_index: Adj,
+        edge_attr: Tensor | None = None,
+        pos: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        num_nodes: int,
+    ) -> Neighbours | None:
+        """Checks a graph's edges and sorts them, once for all layers that share it; :obj:`None` where positions need
+        none. Arguments as :meth:`forward`."""
+        edge_index, edge_attr = plain_edges(edge_index, edge_attr, num_nodes)
+        if batch is None and not torch.compiler.is_compiling() and (not edge_index.is_cuda or not self._checked):
+            refuse_hidden_batch(edge_index, num_nodes)
+            self._checked = True
+        if self.attention.position not in NEAR:
+            return None
+        whole = self.attention.position == "clipped" or self.attention.offset == "table"
+        return near_pairs_of(
+            edge_index, edge_attr, pos, batch, nodes=num_nodes, pos_dim=self.attention.pos_dim, whole=whole
+        )
+
+    def _ring_sums(self, values: Tensor, bins: Pattern) -> Tensor:
+        """Sums of values by (target, distance) bin: messages from sources to bins, or one sparse product."""
+        size = (len(values), len(bins.crow) - 1)
+        edge_index = torch.stack([bins.col, bins.row])
+        if not torch.compiler.is_compiling():
+            edge_index = EdgeIndex(edge_index, sparse_size=size, sort_order="col")
+        return self.propagate(edge_index, x=values, bins=bins, size=size)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+    def message_and_aggregate(self, edge_index: Adj, x: Tensor, bins: Pattern) -> Tensor:
+        return ring_sums(x, bins)
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads}, "
+            f"position={self.attention.position!r})"
+        )

@@ -1,0 +1,113 @@
+"""From what PyG users pass, edges of any kind and a batch index, to the core's near pairs, with checks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.typing import SparseTensor
+from torch_geometric.utils import is_sparse, to_edge_index
+
+from tg_equiattn import _checks
+from tg_equiattn.neighbours import Neighbours
+
+
+def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tensor, Tensor | None]:
+    """``edge_index`` (2, E) of sources and targets, and ``edge_attr``, of a Tensor, EdgeIndex or transposed adjacency.
+
+    An adjacency (SparseTensor, or torch's COO, CSR and CSC) is transposed as everywhere in PyG, rows being targets;
+    its values are the offsets unless ``edge_attr`` is given in the order of its rows.
+    """
+    if isinstance(edge_index, EdgeIndex):
+        edge_index = edge_index.as_tensor()
+    elif is_sparse(edge_index):
+        size = tuple(edge_index.sizes()[:2] if isinstance(edge_index, SparseTensor) else edge_index.shape[:2])
+        if size != (nodes, nodes):
+            raise ValueError(f"edge_index must be a {nodes} x {nodes} adjacency, got {size}")
+        if edge_index.layout == torch.sparse_csc if isinstance(edge_index, Tensor) else False:
+            edge_index = edge_index.to_sparse_coo().coalesce()
+        if isinstance(edge_index, Tensor) and edge_index.layout == torch.sparse_coo:
+            edge_index = edge_index.coalesce()
+        (target, source), values = to_edge_index(edge_index)
+        edge_index = torch.stack([source, target])
+        edge_attr = values if edge_attr is None and values is not None and values.ndim == 2 else edge_attr
+    if not isinstance(edge_index, Tensor) or edge_index.ndim != 2 or len(edge_index) != 2:
+        what = tuple(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
+        raise ValueError(f"edge_index must be (2, E), a SparseTensor or an EdgeIndex, got {what}")
+    if edge_index.dtype != torch.int64:
+        raise ValueError(f"edge_index must be int64, got {edge_index.dtype}")
+    return edge_index, edge_attr
+
+
+def batch_of(batch: Tensor | None, ptr: Tensor | None, nodes: int) -> tuple[Tensor | None, int | None]:
+    """The graph index of a ``batch`` or of ``ptr``, the positions where graphs begin, and the number of graphs."""
+    if ptr is None:
+        return batch, None
+    if batch is not None:
+        raise ValueError("ptr must be None where batch is given: they say the same")
+    if ptr.dtype != torch.int64 or ptr.ndim != 1 or len(ptr) < 2:
+        raise ValueError(f"ptr must be int64 (graphs + 1,), got {ptr.dtype} of shape {tuple(ptr.shape)}")
+    if _checks.values_are_free(ptr) and (int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any())):
+        raise ValueError(f"ptr must rise from 0 to {nodes}, got {ptr.tolist()[:8]}")
+    index = torch.searchsorted(ptr, torch.arange(nodes, device=ptr.device), right=True) - 1
+    return index, len(ptr) - 1
+
+
+def refuse_hidden_batch(edge_index: Tensor, nodes: int) -> None:
+    """Raise ValueError where nodes come in blocks that no edge leaves, as only a batch of graphs has them."""
+    if edge_index.shape[1] == 0:
+        return
+    low, high = edge_index.amin(0), edge_index.amax(0)
+    covered = low.new_zeros(nodes + 1)
+    covered.index_add_(0, low, torch.ones_like(low)).index_add_(0, high, -torch.ones_like(high))
+    joined = covered.cumsum(0)[:-1] > 0  # node n and n + 1 lie in one block
+    starts = joined & ~torch.cat([joined.new_zeros(1), joined[:-1]])
+    blocks = int(starts.sum())
+    if blocks > 1:
+        raise ValueError(
+            f"batch must be given for several graphs, got None for nodes in {blocks} blocks that no edge leaves. "
+            "GPSConv does not pass batch on: call it with ptr=data.ptr, which reaches this layer. For one graph of "
+            f"several parts, give batch=torch.zeros({nodes}, dtype=torch.long)"
+        )
+
+
+def near_pairs_of(
+    edge_index: Tensor,
+    edge_attr: Tensor | None,
+    pos: Tensor | None,
+    batch: Tensor | None,
+    *,
+    nodes: int,
+    pos_dim: int,
+    whole: bool,
+) -> Neighbours:
+    """The core's near pairs of a graph's edges; their offsets from ``edge_attr``, or from ``pos``."""
+    source, target = edge_index
+    free = _checks.values_are_free(edge_index)
+    if free and len(source):
+        low, high = int(edge_index.min()), int(edge_index.max())
+        if low < 0 or high >= nodes:
+            raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
+        if batch is not None and not torch.equal(batch[source], batch[target]):
+            raise ValueError("edge_index must not join nodes of different graphs of batch")
+    if edge_attr is not None:
+        edge_attr = edge_attr[:, None] if edge_attr.ndim == 1 and pos_dim == 1 else edge_attr
+        if tuple(edge_attr.shape) != (len(source), pos_dim):
+            raise ValueError(
+                f"edge_attr must hold the offsets x_j - x_i, ({len(source)}, {pos_dim}), got {tuple(edge_attr.shape)}"
+            )
+        if edge_attr.device != edge_index.device:
+            raise ValueError(f"edge_attr must be on {edge_index.device} as edge_index is, got {edge_attr.device}")
+        offsets = edge_attr
+        if whole and offsets.is_floating_point():
+            if _checks.values_are_free(offsets) and not torch.equal(offsets, offsets.round()):
+                raise ValueError(
+                    "edge_attr must hold whole numbers where a table is indexed; offset='mlp' takes others"
+                )
+            offsets = offsets.round()
+    elif pos is not None:
+        offsets = pos[source] - pos[target]
+        offsets = offsets.round() if whole and offsets.is_floating_point() else offsets
+    else:
+        raise ValueError("pos or edge_attr must be given where offsets are needed, got None for both")
+    return Neighbours(target, source, offsets, nodes)

@@ -1,0 +1,149 @@
+"""Pairs of near nodes with their offsets: from the edges of a graph, from a pixel grid, or found by position."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+METRICS = ("manhattan", "chebyshev")
+
+
+class Pattern:
+    """A sparse relation of rows and columns, sorted by row, with its transpose: what products over pairs need.
+
+    Args:
+        row: ``(E,)`` sorted.
+        col: ``(E,)``.
+        rows, cols: numbers of rows and columns.
+
+    Attributes:
+        crow: ``(rows + 1,)`` where each row's pairs begin.
+        back: ``[row, crow of the transpose, col of the transpose, order of the pairs in the transpose]``.
+    """
+
+    def __init__(self, row: Tensor, col: Tensor, rows: int, cols: int, order: Tensor | None = None) -> None:
+        self.row, self.col = row, col
+        self.crow = torch.searchsorted(row, torch.arange(rows + 1, device=row.device))
+        order = torch.argsort(col, stable=True) if order is None else order
+        back_crow = torch.searchsorted(col[order], torch.arange(cols + 1, device=row.device))
+        self.back = [row, back_crow, row[order], order]
+
+
+class Neighbours:
+    r"""The near pairs of a graph, (target i, source j), with offsets :math:`x_j - x_i`.
+
+    A node is always its own neighbour, at offset 0: attention adds that pair itself, and pairs of a node with itself
+    given here are passed over, so that graphs with and without self-loops give equal results. A pair given twice
+    counts twice.
+
+    Building it sorts the pairs, unless they come sorted by target. Layers that share a graph should share one.
+
+    Args:
+        target, source: int64 ``(E,)`` node indices.
+        offsets: ``(E, dim)``.
+        nodes: number of nodes.
+        exists: bool ``(E,)``, false for pairs to pass over; shapes then do not depend on values.
+
+    Raises:
+        ValueError: for shapes or dtypes that do not fit, and (on the CPU, outside torch.compile) for indices out of
+            range.
+    """
+
+    def __init__(
+        self, target: Tensor, source: Tensor, offsets: Tensor, nodes: int, exists: Tensor | None = None
+    ) -> None:
+        for name, index in (("target", target), ("source", source)):
+            if index.dtype != torch.int64 or index.ndim != 1 or len(index) != len(target):
+                raise ValueError(f"{name} must be int64 (E,), got {index.dtype} of shape {tuple(index.shape)}")
+        if offsets.ndim != 2 or len(offsets) != len(target):
+            raise ValueError(f"offsets must have shape ({len(target)}, dim), got {tuple(offsets.shape)}")
+        free = target.device.type == "cpu" and not torch.compiler.is_compiling()
+        if free and len(target):
+            low = min(int(target.min()), int(source.min()))
+            high = max(int(target.max()), int(source.max()))
+            if low < 0 or high >= nodes:
+                raise ValueError(f"edges must join nodes in [0, {nodes}), got {low} to {high}")
+        distinct = target != source
+        exists = distinct if exists is None else exists & distinct
+        if free and not bool(exists.all()):
+            target, source, offsets = target[exists], source[exists], offsets[exists]
+            exists = torch.ones_like(target, dtype=torch.bool)
+        if not free or bool((target.diff() < 0).any()):
+            order = torch.argsort(target, stable=True)
+            target, source, offsets, exists = target[order], source[order], offsets[order], exists[order]
+        self.nodes, self.offsets = nodes, offsets
+        self.exists = None if free else exists
+        self.pattern = Pattern(target, source, nodes, nodes)
+        self._bins: dict[int, Pattern] = {}
+
+    @property
+    def dim(self) -> int:
+        return self.offsets.shape[1]
+
+    def bins(self, max_distance: int) -> Pattern:
+        """Sources by (target, Manhattan distance) bin, i * max_distance + d; a last bin takes every other pair."""
+        if max_distance in self._bins:
+            return self._bins[max_distance]
+        row, col = self.pattern.row, self.pattern.col
+        distance = self.offsets.abs().sum(-1).round().long()
+        last = self.nodes * max_distance
+        near = distance < max_distance if self.exists is None else (distance < max_distance) & self.exists
+        key = torch.where(near, row * max_distance + distance, last)
+        order = torch.argsort(key, stable=True)
+        transposed = torch.argsort(col[order], stable=True)
+        bins = Pattern(key[order], col[order], last + 1, self.nodes, transposed)
+        if not torch.compiler.is_compiling():
+            self._bins[max_distance] = bins
+        return bins
+
+
+def near_pairs(
+    pos: Tensor, max_distance: float, *, batch: Tensor | None = None, metric: str = "manhattan"
+) -> tuple[Tensor, Tensor]:
+    r"""Pairs of nodes of the same graph closer than ``max_distance``, in time linear in nodes at bounded density.
+
+    Nodes are sorted into cells of side ``max_distance``; only neighbouring cells are compared. Shapes depend on
+    values, so this runs outside torch.compile only, and waits for the device on CUDA.
+
+    Args:
+        pos: ``(N, dim)`` positions.
+        max_distance: pairs at this distance or farther are not near.
+        batch: int64 ``(N,)`` graph index; ``None`` means one graph.
+        metric: ``"manhattan"`` or ``"chebyshev"``.
+
+    Returns:
+        int64 targets i and sources j, sorted by target; no node with itself.
+
+    Example:
+        >>> import torch
+        >>> near_pairs(torch.tensor([[0.0], [1.0], [5.0]]), 2)
+        (tensor([0, 1]), tensor([1, 0]))
+    """
+    nodes, dim = pos.shape
+    graph = torch.zeros(nodes, dtype=torch.int64, device=pos.device) if batch is None else batch
+    cell = torch.cat([graph[:, None], (pos.double() / max_distance).floor().long()], 1)
+    if not nodes:
+        return graph, graph
+    cell = cell - cell.amin(0)
+    sides = cell.amax(0) + 3  # a margin, so that no neighbouring cell wraps around
+    strides = torch.cat([sides.flip(0).cumprod(0).flip(0)[1:], sides.new_ones(1)])
+    cell = ((cell + 1) * strides).sum(1)
+    ordered, order = torch.sort(cell)
+    target, source = [], []
+    for step in itertools.product((-1, 0, 1), repeat=dim):
+        wanted = cell + (sides.new_tensor((0, *step)) * strides).sum()
+        first, last = torch.searchsorted(ordered, wanted), torch.searchsorted(ordered, wanted, right=True)
+        counts = last - first
+        i = torch.repeat_interleave(torch.arange(nodes, device=pos.device), counts)
+        begins = counts.cumsum(0) - counts
+        j = order[torch.arange(len(i), device=pos.device) - begins[i] + first[i]]
+        difference = (pos[j] - pos[i]).abs()
+        distance = difference.sum(1) if metric == "manhattan" else difference.amax(1)
+        near = (distance < max_distance) & (i != j)
+        target.append(i[near])
+        source.append(j[near])
+    pairs = torch.stack([torch.cat(target), torch.cat(source)])
+    pairs = pairs[:, torch.argsort(pairs[0] * nodes + pairs[1])]
+    return pairs[0], pairs[1]
