@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import logging
 import time
 import warnings
 from pathlib import Path
@@ -25,10 +24,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from equivariance_figures import draw_all
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
+from training import Classifier, fit, mean_and_spread, sklearn_digits
 
 with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
     from escnn import gspaces, nn
@@ -59,12 +57,9 @@ def rotate(images: Tensor, angles: Tensor, size: int, scale: float) -> Tensor:
 
 def rotated_sklearn_digits(size: int, train_images: int | None) -> tuple[TensorDataset, TensorDataset]:
     """Training and test digits, each rotated by one angle of its own; the digit fills size / sqrt(2) pixels."""
-    images, labels = load_digits(return_X_y=True)
-    images = torch.tensor(images / 16, dtype=torch.float32).view(-1, 1, 8, 8)
+    images, labels, train, test = sklearn_digits()
     angles = 2 * torch.pi * torch.rand(len(images), generator=torch.Generator().manual_seed(0))
     images = rotate(images, angles, size, scale=size / (8 * 2**0.5))
-    train, test = train_test_split(np.arange(len(images)), test_size=597, random_state=0, stratify=labels)
-    labels = torch.tensor(labels)
     train = train[:train_images]
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
 
@@ -109,49 +104,21 @@ def build(model: str, relation: str, options: argparse.Namespace) -> GEViT:
         )
 
 
-class Classifier(lightning.LightningModule):
-    """Cross entropy, Adam with the paper's weight decay, half a cosine or (as the paper) a constant learning rate."""
-
-    def __init__(self, model: GEViT, learning_rate: float, constant: bool) -> None:
-        super().__init__()
-        self.model, self.learning_rate, self.constant = model, learning_rate, constant
-
-    def logits(self, images: Tensor) -> Tensor:
-        return self.model(self.model.in_type(images)).tensor.flatten(1)
-
-    def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
-        images, labels = batch
-        loss = F.cross_entropy(self.logits(images), labels)
-        self.log("loss", loss, prog_bar=True)
-        return loss
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], _: int) -> None:
-        images, labels = batch
-        self.log("accuracy", (self.logits(images).argmax(1) == labels).float().mean(), prog_bar=True)
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.Adam(self.parameters(), self.learning_rate, weight_decay=1e-4)
-        if self.constant:
-            return optimizer
-        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.estimated_stepping_batches)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
+def predict(model: GEViT, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Logits and labels of a batch."""
+    images, labels = batch
+    return model(model.in_type(images)).tensor.flatten(1), labels
 
 
 def train(model: str, relation: str, seed: int, data, options: argparse.Namespace) -> tuple[GEViT, float]:
     """One trained model and its test accuracy in percent."""
     lightning.seed_everything(seed, verbose=False)
-    classifier = Classifier(build(model, relation, options), options.learning_rate, options.full)
-    loaders = (
-        DataLoader(data[0], options.batch, shuffle=True, drop_last=True),
-        DataLoader(data[1], 256),
+    classifier = Classifier(
+        build(model, relation, options), predict, options.learning_rate, weight_decay=1e-4, constant=options.full
     )
-    trainer = lightning.Trainer(
-        max_epochs=options.epochs, accelerator="gpu" if options.device == "cuda" else "cpu", devices=1, logger=False,
-        enable_checkpointing=False, enable_model_summary=False, num_sanity_val_steps=0,
-        check_val_every_n_epoch=options.epochs,
-    )  # fmt: skip
-    trainer.fit(classifier, *loaders)
-    return classifier.model.eval(), 100 * float(trainer.callback_metrics["accuracy"])
+    training = DataLoader(data[0], options.batch, shuffle=True, drop_last=True)
+    accuracy = fit(classifier, training, DataLoader(data[1], 256), options.epochs, options.device)
+    return classifier.model, accuracy
 
 
 def table(accuracies: dict[tuple[str, str], list[float]], options: argparse.Namespace) -> str:
@@ -162,8 +129,7 @@ def table(accuracies: dict[tuple[str, str], list[float]], options: argparse.Name
         cells = []
         for relation in relations:
             values = accuracies[model, "ge_vit" if model == "Z2_SA" else relation]
-            spread = f" +- {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-            cells.append(f"{np.mean(values):.2f}{spread}")
+            cells.append(mean_and_spread(values))
         lines.append(f"| {model} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -212,8 +178,6 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning")
     start = time.perf_counter()
     if options.data:
         data = rotmnist(options.data, options.train_images)

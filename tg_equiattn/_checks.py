@@ -72,7 +72,7 @@ def mask(value: Tensor | None, shape: tuple[int, ...]) -> None:
 
 def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
     """The number of graphs; ValueError unless ``batch`` is None (one graph) or a sorted graph index of the nodes x."""
-    if batch_size is not None:
+    if batch_size is not None and not (batch_size == 0 and not len(x)):
         positive(batch_size=batch_size)
     if batch is None:
         if batch_size not in (None, 1):
@@ -89,7 +89,7 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
             raise ValueError(f"batch must be in [0, {batch_size}), got {int(batch[0])} to {int(batch[-1])}")
     if batch_size is not None:
         return batch_size
-    return int(batch[-1]) + 1 if len(batch) else 1
+    return int(batch[-1]) + 1 if len(batch) else 0
 
 
 def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -> Tensor:
@@ -102,4 +102,4 @@ def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -
         raise ValueError(f"pos must be on {x.device} as the input is, got {pos.device}")
     if pos.is_complex() or pos.dtype == torch.bool:
         raise ValueError(f"pos must be real numbers, got {pos.dtype}")
-    return pos
+    return pos if pos.is_floating_point() else pos.long()  # small integers would wrap around

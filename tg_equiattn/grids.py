@@ -141,18 +141,21 @@ class PixelGrid:
         object.__setattr__(self, "shape", tuple(self.shape))
         if len(self.shape) not in (1, 2, 3) or any(not isinstance(n, int) or n < 1 for n in self.shape):
             raise ValueError(f"shape must be one to three positive integers, got {self.shape}")
-        if not isinstance(self.max_distance, (int, float)) or not self.max_distance > 0:
-            raise ValueError(f"max_distance must be positive, got {self.max_distance!r}")
+        distance = self.max_distance
+        if isinstance(distance, bool) or not isinstance(distance, (int, float)) or not 0 < distance < math.inf:
+            raise ValueError(f"max_distance must be a positive number, got {distance!r}")
+        if not isinstance(self.periodic, bool):
+            raise ValueError(f"periodic must be True or False, got {self.periodic!r}")
         _checks.choice("metric", self.metric, METRICS)
 
     def __len__(self) -> int:
         return math.prod(self.shape)
 
-    def pos(self, device: torch.device | str = "cpu") -> Tensor:
+    def pos(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
         """(N, dim) positions of pixels from 0, x right and y up."""
         index = _corner_grid(self.shape, device)
         pos = _axes_to_position(index) if len(self.shape) > 1 else index
-        return (pos - pos.amin(0)).to(torch.get_default_dtype())
+        return (pos - pos.amin(0)).to(dtype or torch.get_default_dtype())
 
     def _steps(self) -> list[tuple[int, ...]]:
         """Index steps to near pixels, without the pixel itself."""

@@ -59,7 +59,12 @@ class Neighbours:
                 raise ValueError(f"{name} must be int64 (E,), got {index.dtype} of shape {tuple(index.shape)}")
         if offsets.ndim != 2 or len(offsets) != len(target):
             raise ValueError(f"offsets must have shape ({len(target)}, dim), got {tuple(offsets.shape)}")
+        if offsets.is_complex() or offsets.dtype == torch.bool:
+            raise ValueError(f"offsets (edge_attr) must be real numbers, got {offsets.dtype}")
+        offsets = offsets if offsets.is_floating_point() else offsets.long()
         free = target.device.type == "cpu" and not torch.compiler.is_compiling()
+        if free and not bool(offsets.isfinite().all()):
+            raise ValueError("offsets (edge_attr, or differences of pos) must be finite, got NaN or infinity")
         if free and len(target):
             low = min(int(target.min()), int(source.min()))
             high = max(int(target.max()), int(source.max()))
@@ -89,7 +94,8 @@ class Neighbours:
         row, col = self.pattern.row, self.pattern.col
         distance = self.offsets.abs().sum(-1).round().long()
         last = self.nodes * max_distance
-        near = distance < max_distance if self.exists is None else (distance < max_distance) & self.exists
+        near = (distance >= 0) & (distance < max_distance)  # sums of huge integers wrap around
+        near = near if self.exists is None else near & self.exists
         key = torch.where(near, row * max_distance + distance, last)
         order = torch.argsort(key, stable=True)
         transposed = torch.argsort(col[order], stable=True)

@@ -132,13 +132,13 @@ class OffsetTable(nn.Module):
 
     def forward(self, offsets: Tensor) -> Tensor:
         radius = self.max_distance - 1
-        whole = offsets.round().long() if offsets.is_floating_point() else offsets
-        inside = (whole.abs() <= radius).all(-1)
+        inside = ((offsets >= -radius) & (offsets <= radius)).all(-1)  # neither NaN nor infinity is
         if _checks.values_are_free(offsets) and not bool(inside.all()):
             raise ValueError(
                 f"offsets (edge_attr, or differences of pos) must be below max_distance={self.max_distance} on every "
-                f"axis, got {whole.abs().amax()}"
+                f"axis, got {offsets.min()} to {offsets.max()}"
             )
+        whole = torch.where(inside[:, None], offsets, torch.zeros_like(offsets)).round().long()
         index = whole.new_zeros(len(whole))
         for axis in range(self.pos_dim):
             index = index * (2 * radius + 1) + (whole[:, axis] + radius).clamp(0, 2 * radius)

@@ -13,18 +13,12 @@ it, at the largest batch that does.
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib.util
 import json
-import re
-import signal
-import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import torch
+from measure import DIRECTIONS, add_arguments, available, cell, in_own_process, machine, measure, report
 from torch import Tensor
 from tqdm import tqdm
 
@@ -39,8 +33,6 @@ CASES = {
 CHANNELS, HEADS, HEAD_CHANNELS = 20, 9, 10
 VARIANTS = ("baseline", "eager", "compiled")
 NAMES = ("materialised", "eager", "compiled")
-DIRECTIONS = ("forward", "forward+backward")
-GIB = 2**30
 
 
 def oracles():
@@ -64,15 +56,7 @@ class MaterialisedAttention(GroupAttention):
         return self.out(out.flatten(1, 2))
 
 
-def resident(key: str) -> int:
-    """VmRSS (now) or VmHWM (peak) of this process in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def measure(case: str, variant: str, direction: str, batch: int, size: int, repeats: int, device: str) -> dict:
+def measure_case(case: str, variant: str, direction: str, batch: int, size: int, repeats: int, device: str) -> dict:
     """Median seconds and peak bytes above what was there before the first call."""
     torch.manual_seed(0)
     group, kernel_size = CASES[case]
@@ -83,54 +67,13 @@ def measure(case: str, variant: str, direction: str, batch: int, size: int, repe
     cuda = device.startswith("cuda")
     torch.compile(lambda x: x + 1)(torch.zeros(2)) if variant == "compiled" else None  # the compiler's own memory
     call = torch.compile(layer, fullgraph=True) if variant == "compiled" else layer
-    backward = direction == "forward+backward"
-
-    def run() -> float:
-        if cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        with torch.set_grad_enabled(backward):
-            out = call(x)
-            if backward:
-                out.sum().backward()
-        del out
-        layer.zero_grad()
-        if cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    gc.collect()
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    else:
-        before = resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports (Linux)
-    for _ in range(2 if variant == "compiled" or cuda else 1):
-        run()
-    seconds = statistics.median(run() for _ in range(repeats))
-    peak = torch.cuda.max_memory_allocated() if cuda else resident("VmHWM")
-    return {"seconds": seconds, "bytes": peak - before}
-
-
-def in_own_process(*arguments) -> dict | str:
-    """The measurement in a new process, or why there is none."""
-    command = [sys.executable, "-W", "ignore", __file__, "--measure", json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
-    if done.returncode == -signal.SIGKILL or re.search("OutOfMemoryError|can't allocate memory", done.stderr):
-        return "out of memory"
-    if re.search("InvalidCxxCompiler|No working C\\+\\+ compiler|Cannot find a working triton", done.stderr):
-        return "no compiler"
-    raise SystemExit(f"{arguments} failed:\n{done.stderr}")
-
-
-def available(device: str) -> int:
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info()[0]
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024
+    return measure(
+        lambda: (layer, lambda: call(x)),
+        direction == "forward+backward",
+        repeats,
+        2 if variant == "compiled" or cuda else 1,
+        cuda,
+    )
 
 
 def fitting_batch(case: str, batch: int, size: int, device: str) -> int:
@@ -142,29 +85,16 @@ def fitting_batch(case: str, batch: int, size: int, device: str) -> int:
     return batch
 
 
-def cell(value: dict | str, base: dict | str, what: str) -> str:
-    """Seconds or GiB of a measurement, with the baseline's multiple of it in brackets."""
-    if isinstance(value, str):
-        return value
-    text = f"{value['seconds']:.3f}" if what == "seconds" else f"{value['bytes'] / GIB:.2f}"
-    if isinstance(base, str) or value is base:
-        return text
-    return f"{text} ({base[what] / max(value[what], 1e-9):.1f}x)"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--batch", type=int, default=8, help="images (default 8)")
     parser.add_argument("--size", type=int, default=28, help="pixels a side (default 28)")
-    parser.add_argument("--repeats", type=int, default=5, help="timed runs after warm-up (default 5)")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--output", type=Path, default=Path("out/benchmarks/group_attention.md"))
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    add_arguments(parser, "out/benchmarks/group_attention.md")
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(*json.loads(options.measure))))
+        print(json.dumps(measure_case(*json.loads(options.measure))))
         return
 
     columns = ["group", "batch", "pass", *(f"{name}, {unit}" for unit in ("s", "GiB") for name in NAMES)]
@@ -179,21 +109,19 @@ def main() -> None:
                 results[variant] = "-"
                 continue
             repeats = min(options.repeats, 3) if variant == "baseline" or everywhere else options.repeats
-            results[variant] = in_own_process(case, variant, direction, batch, options.size, repeats, options.device)
+            results[variant] = in_own_process(
+                __file__, case, variant, direction, batch, options.size, repeats, options.device
+            )
         base = results["baseline"]
         cells = [cell(results[v], base, what) for what in ("seconds", "bytes") for v in VARIANTS]
         rows.append(f"| {case} | {batch} | {direction} | " + " | ".join(cells) + " |")
         tqdm.write(rows[-1])
-    cuda = options.device.startswith("cuda")
-    processor = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} CPU threads"
     note = (
         f"{CHANNELS} channels, {HEADS} heads of {HEAD_CHANNELS}, {options.size} x {options.size} pixels, windows of "
-        f"5 x 5 unless global; torch {torch.__version__}, {processor}. In brackets: how many times faster, or less "
-        "memory, than materialised."
+        f"5 x 5 unless global; {machine(options.device)}. In brackets: how many times faster, or less memory, than "
+        "materialised."
     )
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text("\n".join([note, "", *rows]) + "\n")
-    print(f"\n{note}\n\n" + "\n".join(rows) + f"\n\nwritten to {options.output}")
+    report(note, rows, options.output)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,15 @@ from torch import Tensor
 from torch_geometric.nn import global_mean_pool
 from torch_geometric.typing import Adj
 
+from tg_equiattn import _checks
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PixelEmbedding
 from tg_equiattn.nn._children import redraw_children, reset_children
+from tg_equiattn.nn.relative_performer import readout_norms
 from tg_equiattn.positions import AbsoluteEncoding
 
 from .block import RelativePerformerBlock
-from .graph import batch_of
+from .graph import batch_of, check_sources
 
 
 class PixelGraphClassifier(torch.nn.Module):
@@ -35,6 +37,8 @@ class PixelGraphClassifier(torch.nn.Module):
         redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`100`)
         attention_dropout (float, optional): Of the attention's output. (default: :obj:`0.1`)
         dropout (float, optional): Of the feed-forward part. (default: :obj:`0.1`)
+        norm (str, optional): Before the last linear map: :obj:`"layer"`, at every pixel before the mean, or
+            :obj:`"batch"`, after it, with which small data are learned far faster. (default: :obj:`"layer"`)
         **kwargs (optional): Additional arguments of :class:`RelativePerformerBlock`.
 
     Shapes:
@@ -66,9 +70,11 @@ class PixelGraphClassifier(torch.nn.Module):
         redraw_interval: int | None = 100,
         attention_dropout: float = 0.1,
         dropout: float = 0.1,
+        norm: str = "layer",
         **kwargs: Any,
     ):
         super().__init__()
+        _checks.positive(num_classes=num_classes, num_layers=num_layers)
         self.embedding = PixelEmbedding(in_channels, channels, embedding)
         self.absolute = AbsoluteEncoding(channels, pos_dim) if position == "absolute" else None
         self.blocks = torch.nn.ModuleList(
@@ -79,7 +85,8 @@ class PixelGraphClassifier(torch.nn.Module):
             )
             for _ in range(num_layers)
         )  # fmt: skip
-        self.norm, self.head = torch.nn.LayerNorm(channels), torch.nn.Linear(channels, num_classes)
+        self.norm, self.pooled_norm = readout_norms(norm, channels)
+        self.head = torch.nn.Linear(channels, num_classes)
         self.in_channels, self.num_classes, self.position = in_channels, num_classes, position
 
     def reset_parameters(self):
@@ -103,24 +110,27 @@ class PixelGraphClassifier(torch.nn.Module):
         grid: PixelGrid | None = None,
     ) -> Tensor:
         """Runs the forward pass; arguments as :meth:`RelativePerformerConv.forward`."""
+        check_sources(edge_index, edge_attr, grid)
         batch, graphs = batch_of(batch, ptr, len(x))
-        batch_size = graphs if batch_size is None else batch_size
+        near = None
         if grid is not None:
             batch_size = len(x) // len(grid)
             batch = torch.arange(batch_size, device=x.device).repeat_interleave(len(grid))
-            pos = grid.pos(x.device).repeat(batch_size, 1) if pos is None else pos
+            pos = grid.pos(x.device, self.head.weight.dtype).repeat(batch_size, 1) if pos is None else pos
+        else:
+            batch_size = _checks.batch_index(batch, graphs if batch_size is None else batch_size, x)
+            if edge_index is not None:
+                first: Any = self.blocks[0]
+                near = first.attention.neighbours(edge_index, edge_attr, pos, batch, num_nodes=len(x))
+            batch = torch.zeros(len(x), dtype=torch.int64, device=x.device) if batch is None else batch
         x = self.embedding(x)
         if self.absolute is not None:
             if pos is None:
                 raise ValueError("pos must be given where position='absolute', got None")
             x = x + self.absolute(pos).to(x.dtype)
-        near = None
-        if edge_index is not None and grid is None:
-            first: Any = self.blocks[0]
-            near = first.attention.neighbours(edge_index, edge_attr, pos, batch, num_nodes=len(x))
         for block in self.blocks:
             x = block(x, pos=pos, batch=batch, batch_size=batch_size, grid=grid, neighbours=near)
-        return self.head(global_mean_pool(self.norm(x), batch, batch_size))
+        return self.head(self.pooled_norm(global_mean_pool(self.norm(x), batch, batch_size)))
 
     def __repr__(self) -> str:
         return (

@@ -6,13 +6,14 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import Adj
 
+from tg_equiattn import _checks
 from tg_equiattn.functional.relative_attention import ring_sums
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.neighbours import Neighbours, Pattern
 from tg_equiattn.nn import PerformerAttention
 from tg_equiattn.nn.performer import NEAR
 
-from .graph import batch_of, near_pairs_of, plain_edges, refuse_hidden_batch
+from .graph import batch_of, check_sources, near_pairs_of, plain_edges, refuse_hidden_batch
 
 
 class RelativePerformerConv(MessagePassing):
@@ -163,12 +164,16 @@ class RelativePerformerConv(MessagePassing):
         """
         if x.ndim != 2:
             raise ValueError(f"x must have shape (N, {self.in_channels}), got {tuple(x.shape)}")
+        check_sources(edge_index, edge_attr, grid)
         batch, graphs = batch_of(batch, ptr, len(x))
+        batch_size = graphs if batch_size is None else batch_size
+        if grid is None:
+            batch_size = _checks.batch_index(batch, batch_size, x)
         if neighbours is None and grid is None and edge_index is not None:
             neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=len(x))
         return self.attention(
-            x, batch=batch, batch_size=graphs if batch_size is None else batch_size, pos=pos, grid=grid,
-            neighbours=neighbours, aggregate=self._ring_sums,
+            x, batch=batch, batch_size=batch_size, pos=pos, grid=grid, neighbours=neighbours,
+            aggregate=self._ring_sums,
         )  # fmt: skip
 
     def neighbours(
@@ -183,6 +188,8 @@ class RelativePerformerConv(MessagePassing):
         """Checks a graph's edges and sorts them, once for all layers that share it; :obj:`None` where positions need
         none. Arguments as :meth:`forward`."""
         edge_index, edge_attr = plain_edges(edge_index, edge_attr, num_nodes)
+        if pos is not None:
+            pos = _checks.positions(pos, (num_nodes, self.attention.pos_dim), edge_index, "")
         if batch is None and not torch.compiler.is_compiling() and (not edge_index.is_cuda or not self._checked):
             refuse_hidden_batch(edge_index, num_nodes)
             self._checked = True

@@ -36,7 +36,19 @@ def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tenso
         raise ValueError(f"edge_index must be (2, E), a SparseTensor or an EdgeIndex, got {what}")
     if edge_index.dtype != torch.int64:
         raise ValueError(f"edge_index must be int64, got {edge_index.dtype}")
+    if _checks.values_are_free(edge_index) and edge_index.numel():
+        low, high = int(edge_index.min()), int(edge_index.max())
+        if low < 0 or high >= nodes:
+            raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
     return edge_index, edge_attr
+
+
+def check_sources(edge_index: object, edge_attr: object, grid: object) -> None:
+    """Raise ValueError where arguments would be passed over."""
+    if edge_attr is not None and edge_index is None:
+        raise ValueError("edge_attr must be None where edge_index is None: it holds the offsets of edges")
+    if grid is not None and edge_index is not None:
+        raise ValueError("edge_index must be None where grid is given, which stands for edges")
 
 
 def batch_of(batch: Tensor | None, ptr: Tensor | None, nodes: int) -> tuple[Tensor | None, int | None]:
@@ -83,13 +95,8 @@ def near_pairs_of(
 ) -> Neighbours:
     """The core's near pairs of a graph's edges; their offsets from ``edge_attr``, or from ``pos``."""
     source, target = edge_index
-    free = _checks.values_are_free(edge_index)
-    if free and len(source):
-        low, high = int(edge_index.min()), int(edge_index.max())
-        if low < 0 or high >= nodes:
-            raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
-        if batch is not None and not torch.equal(batch[source], batch[target]):
-            raise ValueError("edge_index must not join nodes of different graphs of batch")
+    if batch is not None and _checks.values_are_free(edge_index) and not torch.equal(batch[source], batch[target]):
+        raise ValueError("edge_index must not join nodes of different graphs of batch")
     if edge_attr is not None:
         edge_attr = edge_attr[:, None] if edge_attr.ndim == 1 and pos_dim == 1 else edge_attr
         if tuple(edge_attr.shape) != (len(source), pos_dim):

@@ -50,7 +50,7 @@ class PixelGraph(BaseTransform):
             raise ValueError(f"data.image must be a tensor of shape (C, H, W) with pixels, got {what}")
         data = copy.copy(data)
         grid = self.grid(*image.shape[1:])
-        edge_index, offsets, pos = _graph(grid)
+        edge_index, offsets, pos = _graph(grid, torch.get_default_dtype())
         data.edge_index, data.edge_attr = edge_index.to(image.device), offsets.to(image.device)
         data.x, data.pos = image.flatten(1).T, pos.to(image.device)
         del data.image
@@ -64,6 +64,6 @@ class PixelGraph(BaseTransform):
 
 
 @functools.lru_cache(maxsize=32)
-def _graph(grid: PixelGrid):
+def _graph(grid: PixelGrid, dtype: torch.dtype):
     edge_index, offsets = grid.edges()
-    return edge_index, offsets.to(torch.get_default_dtype()), grid.pos()
+    return edge_index, offsets.to(dtype), grid.pos(dtype=dtype)

@@ -17,8 +17,9 @@ _FLOOR = 1e-30  # of the largest weight: below it float32 cannot tell a weight f
 
 def ring_sums(value: Tensor, bins: Pattern) -> Tensor:
     """Plain sums of values (N, C) over (node, distance) bins, (bins, C): a sparse product without weights."""
-    ones = value.new_ones(1, len(bins.col))
-    return edge_sum(ones, value[None], bins.crow, bins.col, bins.back)[0]
+    with full_precision(value.device):
+        ones = value.new_ones(1, len(bins.col))
+        return edge_sum(ones, value[None], bins.crow, bins.col, bins.back)[0]
 
 
 def distance_weights(query: Tensor, table: Tensor, projection: Tensor, kernel: str, scale: float | None) -> Tensor:

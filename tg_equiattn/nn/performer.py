@@ -208,7 +208,7 @@ class PerformerAttention(nn.Module):
                     f"an input of shape {tuple(x.shape)}"
                 )
             if pos is None and self.position in ("absolute", "sinusoid"):
-                pos = grid.pos(x.device).to(torch.promote_types(x.dtype, torch.float32))
+                pos = grid.pos(x.device, torch.promote_types(x.dtype, torch.float32))
                 pos = pos.repeat(graphs, 1).view(*shape, -1)
         if self.position in ("absolute", "sinusoid") or pos is not None:
             pos = _checks.positions(pos, (*shape, self.pos_dim), x, f"position={self.position!r} needs it")

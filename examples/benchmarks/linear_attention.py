@@ -1,0 +1,195 @@
+"""Time and peak memory of linear attention on pixels, against other Performers and exact softmax attention.
+
+All are layers of 8 heads of 32 with the same projections (256 channels in and out), on the pixels of one image: PyG's
+PerformerAttention (which uses a ReLU kernel), performer-pytorch's SelfAttention (softmax kernel; ``pip install
+performer-pytorch``, optional), torch's scaled_dot_product_attention plain and with the additive bias of the window's
+table, and PerformerAttention with each position. "clipped, gathered" is the same layer with the published double sum
+over the window, values gathered for every pair; "window, edges" is RelativePerformerConv from a Tensor of edges, which
+it checks and sorts in every call. Tables that depend on the grid alone (the bias; sorted pairs) are made before the
+clock starts and count in memory. Every measurement runs in a process of its own, with warm-up; times are medians.
+
+    python examples/benchmarks/linear_attention.py                    # 32, 64 and 128 pixels a side, about 12 minutes
+    python examples/benchmarks/linear_attention.py --sizes 32 64
+    python examples/benchmarks/linear_attention.py --device cuda
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+
+import torch
+import torch.nn.functional as F
+from measure import DIRECTIONS, add_arguments, cell, in_own_process, machine, measure, report
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from tg_equiattn.grids import PixelGrid
+from tg_equiattn.neighbours import Neighbours
+from tg_equiattn.nn import PerformerAttention
+
+HEADS, HEAD_CHANNELS = 8, 32
+CHANNELS = HEADS * HEAD_CHANNELS
+CLIPPED, WINDOW = 6, 4  # max_distance
+BASE = "PyG Performer"
+VARIANTS = (
+    BASE, "performer-pytorch", "SDPA", "SDPA + bias", "None", "sinusoid", "clipped", "clipped, gathered", "window",
+    "window, edges",
+)  # fmt: skip
+
+
+class SoftmaxAttention(nn.Module):
+    """Exact attention by torch's own kernel, with an additive bias (heads, N, N) or none."""
+
+    def __init__(self, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(CHANNELS, CHANNELS, bias=False) for _ in range(3))
+        self.out = nn.Linear(CHANNELS, CHANNELS)
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        return self.out(F.scaled_dot_product_attention(q, k, v, self.bias).transpose(1, 2).flatten(2))
+
+
+class GatheredClipped(PerformerAttention):
+    """Strategy 2 as the paper writes it: the double sum over the window, values gathered for every pair."""
+
+    def _attend(self, x: Tensor, pos, rows, neighbours: Neighbours, aggregate) -> Tensor:
+        pattern, distance = neighbours.pattern, neighbours.offsets.abs().sum(-1)
+
+        def gathered(values: Tensor, bins) -> Tensor:
+            bin_of_pair = pattern.row * self.max_distance + distance
+            sums = values.new_zeros(len(bins.crow) - 1, values.shape[1])
+            return sums.scatter_add(0, bin_of_pair[:, None].expand(-1, values.shape[1]), values[pattern.col])
+
+        return super()._attend(x, pos, rows, neighbours, gathered)
+
+
+def bias_of(grid: PixelGrid, table: Tensor) -> Tensor:
+    """A window's table as the dense additive bias (1, heads, N, N); zero beyond the window."""
+    target, source, offsets, exists = grid.pairs(table.device)
+    side = 2 * WINDOW - 1
+    index = (offsets[:, 0] + WINDOW - 1) * side + offsets[:, 1] + WINDOW - 1
+    bias = table.new_zeros(1, HEADS, len(grid), len(grid))
+    bias[0, :, target[exists], source[exists]] = table[:, index[exists]]
+    return bias
+
+
+def prepare(variant: str, size: int, device: str):
+    """The layer and a call of it without arguments."""
+    x = torch.randn(1, size * size, CHANNELS, device=device)
+    if variant == BASE:
+        from torch_geometric.nn.attention import PerformerAttention as Peer
+
+        layer = Peer(CHANNELS, HEADS, HEAD_CHANNELS).to(device)
+        return layer, lambda: layer(x)
+    if variant == "performer-pytorch":
+        from performer_pytorch import SelfAttention
+
+        layer = SelfAttention(CHANNELS, heads=HEADS, dim_head=HEAD_CHANNELS).to(device)
+        return layer, lambda: layer(x)
+    grid = PixelGrid((size, size), CLIPPED if variant.startswith("clipped") else WINDOW)
+    if variant.startswith("SDPA"):
+        table = torch.randn(HEADS, (2 * WINDOW - 1) ** 2, device=device)
+        layer = SoftmaxAttention(bias_of(grid, table) if "bias" in variant else None).to(device)
+        return layer, lambda: layer(x)
+    position = None if variant == "None" else variant.split(",")[0]
+    if variant == "window, edges":
+        from tg_equiattn.integrations.pyg import RelativePerformerConv
+
+        layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, max_distance=WINDOW).to(device)
+        edge_index, offsets = (t.to(device) for t in grid.edges())
+        return layer, lambda: layer(x[0], edge_index, offsets)
+    kind = GatheredClipped if "gathered" in variant else PerformerAttention
+    layer = kind(CHANNELS, CHANNELS, HEADS, position=position, max_distance=int(grid.max_distance)).to(device)
+    return layer, lambda: layer(x, grid=grid)
+
+
+def measure_variant(variant: str, size: int, direction: str, repeats: int, device: str) -> dict:
+    torch.manual_seed(0)
+    cuda = device.startswith("cuda")
+    prepare(variant, 8, device)[1]().sum().backward()  # what libraries load at the first call is not the layer's
+    return measure(lambda: prepare(variant, size, device), direction == "forward+backward", repeats, 2, cuda)
+
+
+def summary(results: dict, sizes: list[int]) -> list[str]:
+    """How time grows with N, and from how many pixels each variant is faster than exact attention."""
+    lines = []
+    for direction in DIRECTIONS:
+        for variant in VARIANTS[4:]:
+            times = {n: results[variant, n, direction] for n in sizes}
+            if any(isinstance(t, str) for t in times.values()):
+                continue
+            growth = [
+                (times[b]["seconds"] / times[a]["seconds"]) ** (1 / (2 * math.log2(b / a)))
+                for a, b in itertools.pairwise(sizes)
+            ]
+            where = crossing(times, {n: results["SDPA", n, direction] for n in sizes}, sizes)
+            growth = ", ".join(f"{g:.2f}" for g in growth)
+            lines.append(f"{variant}, {direction}: time per doubling of N {growth or '-'}; faster than SDPA {where}")
+    return lines
+
+
+def crossing(ours: dict, exact: dict, sizes: list[int]) -> str:
+    """Pixels from which ours is faster, interpolated between sizes on logarithmic axes."""
+    if any(isinstance(t, str) for t in exact.values()):
+        return "unknown"
+    lead = [math.log(exact[n]["seconds"] / ours[n]["seconds"]) for n in sizes]
+    if lead[0] > 0:
+        return f"at {sizes[0] ** 2} pixels already"
+    for n, (a, b) in enumerate(itertools.pairwise(lead)):
+        if a <= 0 < b:
+            low, high = (math.log(2 * sizes[k]) for k in (n, n + 1))
+            side = math.exp(low - a * (high - low) / (b - a)) / 2
+            return f"from about {round(side**2, -2):.0f} pixels"
+    return f"not up to {sizes[-1] ** 2} pixels"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", type=int, default=[32, 64, 128], help="pixels a side")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    add_arguments(parser, "out/benchmarks/linear_attention.md")
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure_variant(*json.loads(options.measure))))
+        return
+
+    sizes = sorted(options.sizes)
+    work = [(v, n, d) for n in sizes for d in DIRECTIONS for v in VARIANTS]
+    results: dict[tuple, dict | str] = {}
+    for variant, size, direction in tqdm(work, desc="linear attention"):
+        chosen = variant in options.variants
+        results[variant, size, direction] = (
+            in_own_process(__file__, variant, size, direction, options.repeats, options.device) if chosen else "-"
+        )
+    columns = ["layer", *(f"{n} x {n}, {unit}" for n in sizes for unit in ("ms", "GiB"))]
+    rows = []
+    for direction in DIRECTIONS:
+        rows += ["", f"{direction}:", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        for variant in options.variants:
+            cells = []
+            for n in sizes:
+                value, base = results[variant, n, direction], results[BASE, n, direction]
+                cells += [milliseconds(value, base), cell(value, "", "bytes")]
+            rows.append(f"| {variant} | {' | '.join(cells)} |")
+    rows += ["", *(f"- {line}" for line in summary(results, sizes))]
+    note = (
+        f"{HEADS} heads of {HEAD_CHANNELS}, one image, whole layers with projections, max_distance {CLIPPED} (clipped) "
+        f"and {WINDOW} (window); {machine(options.device)}. In brackets: time as a multiple of {BASE}'s."
+    )
+    report(note, rows, options.output)
+
+
+def milliseconds(value: dict | str, base: dict | str) -> str:
+    if isinstance(value, str):
+        return value
+    text = f"{1000 * value['seconds']:.1f}"
+    return text if isinstance(base, str) else f"{text} ({value['seconds'] / base['seconds']:.2f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Graphs and layers for the PyG tests. Sizes are distinct primes, but for the 12 channels that "absolute" can take."""
+
+import pytest
+import torch
+from tg_equiattn.integrations.pyg import RelativePerformerConv
+from torch_geometric.data import Batch, Data
+
+CHANNELS, OUT, HEADS, FEATURES, REACH = 12, 35, 5, 19, 3
+RANDOM_PAIRS = 0.3
+
+NEAR = {
+    "window": {"position": "window"},
+    "mlp": {"position": "window", "offset": "mlp"},
+    "clipped": {"position": "clipped", "position_heads": 3},
+}
+EVERY = {**NEAR, "sinusoid": {"position": "sinusoid"}, "absolute": {"position": "absolute"}, "None": {"position": None}}
+
+
+def _brute_force_edges(pos, reach):
+    pairs = [(j, i) for i in range(len(pos)) for j in range(len(pos)) if i != j]
+    near = [(j, i) for j, i in pairs if (pos[j] - pos[i]).abs().sum() < reach]
+    return torch.tensor(near, dtype=torch.int64).view(-1, 2).T.contiguous()
+
+
+@pytest.fixture
+def make_conv(randomise):
+    """A float64 layer with random parameters, in eval mode."""
+
+    def make(position="window", in_channels=CHANNELS, out_channels=OUT, heads=HEADS, **options):
+        options = {"num_features": FEATURES, "max_distance": REACH, **options}
+        conv = RelativePerformerConv(in_channels, out_channels, heads, position=position, **options)
+        return randomise(conv, 0.4).double().eval()
+
+    return make
+
+
+@pytest.fixture(params=list(NEAR))
+def near_conv(request, make_conv):
+    """A layer of each position that needs near pairs."""
+    return make_conv(**NEAR[request.param])
+
+
+@pytest.fixture(params=list(EVERY))
+def any_conv(request, make_conv):
+    """A layer of each position."""
+    return make_conv(**EVERY[request.param])
+
+
+@pytest.fixture
+def arbitrary_graphs():
+    """A batch of graphs with any edges, self-loops among them, and whole offsets that belong to no positions."""
+
+    def make(sizes, offsets=2):
+        graphs = []
+        for n in sizes:
+            edges = (torch.rand(n, n) < RANDOM_PAIRS).nonzero().T
+            edges = edges[:, torch.randperm(edges.shape[1])]
+            attr = torch.randint(-offsets, offsets + 1, (edges.shape[1], 2)).double()
+            x = torch.randn(n, CHANNELS, dtype=torch.float64)
+            graphs.append(Data(x=x, edge_index=edges, edge_attr=attr, num_nodes=n))
+        return Batch.from_data_list(graphs)
+
+    return make
+
+
+@pytest.fixture
+def point_graphs():
+    """A batch of graphs whose nodes have different whole positions, joined where nearer than the layers' distance."""
+
+    def make(sizes):
+        graphs = []
+        for n in sizes:
+            side = int((2 * n) ** 0.5) + 1
+            place = torch.randperm(side * side)[:n]
+            pos = torch.stack([place // side, place % side], 1).double()
+            edges = _brute_force_edges(pos, REACH)
+            x = torch.randn(n, CHANNELS, dtype=torch.float64)
+            attr = pos[edges[0]] - pos[edges[1]]
+            graphs.append(Data(x=x, edge_index=edges, edge_attr=attr, pos=pos, num_nodes=n))
+        return Batch.from_data_list(graphs)
+
+    return make
+
+
+@pytest.fixture
+def equal():
+    """Outputs agree to float64's precision."""
+
+    def check(actual, expected, tolerance=1e-12):
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+    return check
+
+
+@pytest.fixture
+def error():
+    """Largest difference, relative to the largest number."""
+
+    def measure(actual, expected):
+        return float(((actual - expected).abs().max() / expected.abs().max()).detach())
+
+    return measure

@@ -1,0 +1,205 @@
+"""Every bad argument raises a ValueError that names it."""
+
+import pytest
+import torch
+from tg_equiattn.integrations.pyg import (
+    PixelGraph,
+    PixelGraphClassifier,
+    RelativePerformerBlock,
+    RelativePerformerConv,
+)
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+
+from tg_equiattn.grids import PixelGrid
+
+NODES = 7
+EDGES = torch.tensor([[0, 1, 2, 4, 5, 6], [1, 0, 1, 5, 4, 5]])
+BATCH = torch.tensor([0, 0, 0, 0, 1, 1, 1])
+X, POS = torch.ones(NODES, 12), torch.arange(14.0).view(NODES, 2) / 7
+ATTR = torch.tensor([[1.0, 0], [-1, 0], [0, 2], [1, 1], [-1, -1], [0, 0]])
+
+
+def call(position="window", options=None, **arguments):
+    """A correct call but for what the arguments replace."""
+    conv = RelativePerformerConv(12, 35, 5, position=position, max_distance=3, **(options or {}))
+    edges = {} if "grid" in arguments or arguments.get("edge_index", 0) is None else {"edge_attr": ATTR}
+    edges |= {} if "grid" in arguments else {"edge_index": EDGES}
+    return conv(**{"x": X, "pos": POS, "batch": BATCH, **edges, **arguments})
+
+
+@pytest.mark.parametrize("position", ["window", "clipped", "sinusoid", "absolute", None])
+def test_the_correct_call(position):
+    assert call(position).shape == (NODES, 35)
+
+
+def sparse(size, layout="coo"):
+    adj = torch.sparse_coo_tensor(EDGES.flip(0), torch.ones(6), (size, size))
+    return adj.to_sparse_csc() if layout == "csc" else adj
+
+
+@pytest.mark.parametrize(
+    ("message", "position", "arguments"),
+    [
+        ("pos must be given", "absolute", {"pos": None}),
+        ("pos must be given", "sinusoid", {"pos": None}),
+        ("pos must be given", "window", {"pos": None, "edge_index": None}),
+        ("pos must be given", "clipped", {"pos": None, "edge_index": None}),
+        ("pos must be given", "window", {"pos": None, "edge_index": None, "edge_attr": None}),
+        ("pos or edge_attr must be given", "window", {"pos": None, "edge_attr": None}),
+        ("pos or edge_attr must be given", "clipped", {"pos": None, "edge_attr": None}),
+        *(("pos must have shape", p, {"pos": POS[:, :1]}) for p in ("window", "clipped", "sinusoid", "absolute", None)),
+        ("pos must have shape", "window", {"pos": POS[:, :1], "edge_attr": None}),
+        ("pos must have shape", "window", {"pos": POS[:5], "edge_attr": None}),
+        ("pos must have shape", "window", {"pos": torch.ones(NODES, 3), "edge_index": None}),
+        ("pos must be real", "absolute", {"pos": POS > 0}),
+        ("batch must be sorted", "window", {"batch": BATCH.flip(0), "edge_index": None}),
+        ("batch must be sorted", "clipped", {"batch": BATCH.flip(0), "edge_index": None}),
+        ("batch must be sorted", None, {"batch": BATCH.flip(0), "edge_index": None}),
+        ("batch must be int64", None, {"batch": BATCH.float()}),
+        ("batch must be int64", None, {"batch": BATCH[:5], "edge_index": None}),
+        ("batch must be int64", "window", {"batch": BATCH[:5]}),
+        ("batch must be int64", "clipped", {"batch": BATCH.view(7, 1)}),
+        ("batch must be in", None, {"batch_size": 1}),
+        ("batch must be in", None, {"batch": BATCH - 1}),
+        ("batch must be given", None, {"batch": None, "batch_size": 2, "edge_index": EDGES[:, :3]}),
+        ("batch must be given for several graphs", "window", {"batch": None}),
+        ("batch_size must be", None, {"batch_size": 0}),
+        ("edge_attr must hold the offsets", "window", {"edge_attr": ATTR[:, :1]}),
+        ("edge_attr must hold the offsets", "clipped", {"edge_attr": ATTR[:, 0]}),
+        ("edge_attr must hold the offsets", "window", {"edge_attr": ATTR[:5]}),
+        ("edge_attr must hold the offsets", "window", {"edge_attr": torch.ones(6, 3)}),
+        ("edge_attr must hold whole numbers", "window", {"edge_attr": ATTR + 0.5}),
+        ("edge_attr must hold whole numbers", "clipped", {"edge_attr": ATTR + 0.5}),
+        ("edge_attr must hold whole numbers", "window", {"edge_attr": ATTR * torch.nan}),
+        ("edge_attr.* must be below max_distance=3", "window", {"edge_attr": 3 * ATTR}),
+        ("edge_attr", "window", {"edge_attr": torch.full((6, 2), torch.inf)}),
+        ("edge_attr", "window", {"edge_attr": torch.full((6, 2), -(2**63))}),
+        ("edge_attr.* must be real", "window", {"edge_attr": ATTR > 0}),
+        ("edge_attr.* must be real", "clipped", {"edge_attr": ATTR.to(torch.complex64)}),
+        ("edge_attr.* must be finite", "clipped", {"edge_attr": torch.full((6, 2), torch.inf)}),
+        ("edge_attr must be None where edge_index is None", None, {"edge_index": None, "edge_attr": ATTR}),
+        ("edge_index must be None where grid is given", None, {"grid": PixelGrid((7, 1), 3), "edge_index": EDGES}),
+        ("pos", "window", {"edge_attr": None, "pos": POS * torch.nan}),
+        ("pos", "clipped", {"edge_attr": None, "pos": POS * torch.nan}),
+        ("pos.* must be below max_distance=3", "window", {"edge_attr": None, "pos": 9 * POS}),
+        ("edge_index must join nodes in", "window", {"edge_index": EDGES + 1}),
+        ("edge_index must join nodes in", "clipped", {"edge_index": EDGES - 1}),
+        ("edge_index must join nodes in", "window", {"edge_index": EDGES + 5, "batch": None}),
+        ("edge_index must join nodes in", "clipped", {"edge_index": EDGES - 1, "batch": None}),
+        ("edge_index must not join nodes of different graphs", "window", {"batch": torch.arange(NODES) // 6}),
+        ("edge_index must not join nodes of different graphs", "clipped", {"batch": torch.arange(NODES)}),
+        ("edge_index must be int64", "window", {"edge_index": EDGES.int()}),
+        ("edge_index must be int64", None, {"edge_index": EDGES.float()}),
+        (r"edge_index must be \(2, E\)", "window", {"edge_index": EDGES.T}),
+        (r"edge_index must be \(2, E\)", "window", {"edge_index": EDGES[0]}),
+        (r"edge_index must be \(2, E\)", None, {"edge_index": EDGES.tolist()}),
+        ("edge_index must be a 7 x 7 adjacency", "window", {"edge_index": sparse(11)}),
+        ("edge_index must be a 7 x 7 adjacency", "clipped", {"edge_index": sparse(11, "csc")}),
+        ("ptr must be None where batch is given", "window", {"ptr": torch.tensor([0, 4, 7])}),
+        *(
+            ("ptr must", position, {"batch": None, "ptr": ptr})
+            for position in ("window", None)
+            for ptr in (
+                torch.tensor([0, 4, 6]),
+                torch.tensor([1, 4, 7]),
+                torch.tensor([0, 5, 4, 7]),
+                torch.tensor([0, 4, 7]).int(),
+                torch.tensor([[0, 4, 7]]),
+                torch.tensor([7]),
+            )
+        ),
+        ("input must be torch.float32", "window", {"x": X.double()}),
+        ("input must be a floating point tensor", "window", {"x": X.long()}),
+        (r"x must have shape \(N, 12\)", None, {"x": X[None]}),
+        (r"\(N, 12\)", None, {"x": X[:, :11]}),
+        ("grid must have", "window", {"grid": PixelGrid((2, 3), 3), "batch": None}),
+        ("grid must have", None, {"grid": PixelGrid((7,), 3), "batch": None}),
+    ],
+)  # fmt: skip
+def test_bad_calls(message, position, arguments):
+    with pytest.raises(ValueError, match=message):
+        call(position, **arguments)
+
+
+def test_bad_neighbours():
+    conv = RelativePerformerConv(12, 35, 5, max_distance=3)
+    near = conv.neighbours(EDGES, ATTR, num_nodes=11, batch=torch.zeros(11).long())
+    with pytest.raises(ValueError, match="neighbours must be of 7 nodes in 2 dimensions, got 11"):
+        call(edge_index=None, neighbours=near)
+
+
+def test_bad_edge_index_object():
+    with pytest.raises(ValueError, match="edge_index must join nodes in"):
+        call(edge_index=EdgeIndex(EDGES + 1))
+    with pytest.raises(ValueError, match="edge_index must be int64"):
+        call(edge_index=EdgeIndex(EDGES.int()))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RelativePerformerConv(11, 35, 4), "heads must divide out_channels=35, got 4"),
+        (lambda: RelativePerformerConv(11, 35, 5, position="absolute"), "channels must be a multiple of 4 .* got 11"),
+        (lambda: RelativePerformerConv(11, 35, 5, aggr="mean"), "aggr must be 'sum', got 'mean'"),
+        (lambda: RelativePerformerConv(11, 35, 5, aggr=None), "aggr must be 'sum', got None"),
+        (lambda: RelativePerformerConv(11, 35, 5, aggr=["sum"]), "aggr must be 'sum'"),
+        (lambda: RelativePerformerConv(11, 35, 5, flow="target_to_source"), "flow must be 'source_to_target'"),
+        (lambda: RelativePerformerConv(11, 35, 5, position="relative"), "position must be one of"),
+        (lambda: RelativePerformerConv(11, 35, 5, offset="linear"), "offset must be one of"),
+        (lambda: RelativePerformerConv(11, 35, 5, kernel="cosine"), "kernel must be one of"),
+        (lambda: RelativePerformerConv(11, 35, 5, position="clipped", position_heads=7), "position_heads must be"),
+        (lambda: RelativePerformerConv(11, 35, 5, position="clipped", position_heads=0), "position_heads must be"),
+        (lambda: RelativePerformerConv(11, 35, 5, max_distance=0), "max_distance must be"),
+        (lambda: RelativePerformerConv(11, 35, 5, num_features=0), "num_features must be"),
+        (lambda: RelativePerformerConv(11, 35, 5, pos_dim=0), "pos_dim must be"),
+        (lambda: RelativePerformerConv(11, 35, 5, position="sinusoid", length_scales=0), "length_scales must be"),
+        (lambda: RelativePerformerConv(11, 35, 5, redraw_interval=0), "redraw_interval must be"),
+        (lambda: RelativePerformerConv(11, 35, 5, scale=float("nan")), "scale must be"),
+        (lambda: RelativePerformerConv(11, 35, 5, dropout=1.0), "dropout must be"),
+        (lambda: RelativePerformerConv(0, 35, 5), "in_channels must be"),
+        (lambda: RelativePerformerConv(11, 0, 5), "out_channels must be"),
+        (lambda: RelativePerformerConv(11, 35, 0), "heads must be"),
+        (lambda: RelativePerformerBlock(35, 4), "heads must divide out_channels=35, got 4"),
+        (lambda: RelativePerformerBlock(35, 5, feedforward_channels=0), "feedforward_channels must be"),
+        (lambda: RelativePerformerBlock(35, 5, dropout=-0.1), "dropout must be"),
+        (lambda: PixelGraphClassifier(1, 10, embedding="conv"), "embedding must be one of"),
+        (lambda: PixelGraphClassifier(1, 10, position="relative"), "position must be one of"),
+        (lambda: PixelGraphClassifier(1, 10, channels=30, heads=5, position="absolute"), "multiple of 4 .* got 30"),
+        (lambda: PixelGraphClassifier(0, 10), "in_channels must be"),
+        (lambda: PixelGraphClassifier(1, 0), "num_classes must be"),
+        (lambda: PixelGraphClassifier(1, 10, num_layers=0), "num_layers must be"),
+        (lambda: PixelGraph(0), "max_distance must be a positive number, got 0"),
+        (lambda: PixelGraph(3, metric="euclidean"), "metric must be one of"),
+    ],
+)
+def test_bad_options(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        Data(),
+        Data(image=None),
+        Data(image=[[1.0]]),
+        Data(image=torch.rand(5, 7)),
+        Data(image=torch.rand(2, 3, 5, 7)),
+        Data(image=torch.rand(3, 0, 7)),
+        Data(image=torch.rand(0, 5, 7)),
+    ],
+)
+def test_bad_images(data):
+    with pytest.raises(ValueError, match=r"data\.image must be a tensor of shape \(C, H, W\)"):
+        PixelGraph(3)(data)
+
+
+def test_classifier_names_missing_positions():
+    graph = PixelGraph(3)(Data(image=torch.rand(1, 5, 7)))
+    for position in ("window", "absolute"):
+        model = PixelGraphClassifier(1, 10, channels=20, num_layers=2, heads=5, position=position, max_distance=3)
+        with pytest.raises(ValueError, match="pos must be given"):
+            model(graph.x)
+    with pytest.raises(ValueError, match="input must have 1 channels, got 3"):
+        model(torch.rand(35, 3), pos=graph.pos)

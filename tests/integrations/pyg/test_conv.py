@@ -1,0 +1,182 @@
+"""RelativePerformerConv against sums over all pairs, and under translations."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tg_equiattn.integrations.pyg import PixelGraph
+from torch_geometric.data import Data
+
+SIZES = (13, 2, 17)
+
+
+def phi(x, projection):
+    return (x @ projection.T - x.square().sum(-1, keepdim=True) / 2).exp()
+
+
+def offset_bias(attention, offset):
+    """b of one offset, for every head, read from the parameters."""
+    bias, k = attention.offset_bias, attention.max_distance
+    if attention.offset == "mlp":
+        return bias.last.weight @ F.silu(bias.first.weight @ (offset / k) + bias.first.bias) + bias.last.bias
+    x, y = (int(o) + k - 1 for o in offset)
+    return bias.table.view(-1, 2 * k - 1, 2 * k - 1)[:, x, y]
+
+
+def double_sum(conv, x, edge_index, offsets, batch):
+    """Every weight of every pair by the definition, one pair at a time."""
+    attention = conv.attention
+    heads, d, k = attention.heads, attention.head_channels, attention.max_distance
+    content = heads - attention.position_heads
+    projection, m = attention.features.projection, len(attention.features.projection)
+    query = (x @ attention.query.weight.T).view(-1, heads, d)
+    key = (x @ attention.key.weight.T).view(-1, content, d)
+    value = (x @ attention.value.weight.T).view(-1, heads, d)
+    phi_query, phi_key = phi(query / d**0.25, projection), phi(key / d**0.25, projection)
+    edges = {(i, j): o for j, i, o in zip(*edge_index.tolist(), offsets, strict=True) if i != j}
+    edges |= {(i, i): torch.zeros(2).to(x) for i in range(len(x))}
+    if attention.position == "clipped":
+        phi_table = phi(attention.distance_table / d**0.25, projection)
+    out = []
+    for i in range(len(x)):
+        total, normaliser = 0, 0
+        for j in range(len(x)):
+            if batch[i] != batch[j]:
+                continue
+            weight = (phi_query[i, :content] * phi_key[j]).sum(-1) / m
+            offset = edges.get((i, j))
+            if attention.position == "window":
+                weight = attention.far_bias.exp() * weight
+                if offset is not None:
+                    score = (query[i] * key[j]).sum(-1) / math.sqrt(d)
+                    weight = weight + (score + offset_bias(attention, offset)).exp()
+            elif attention.position == "clipped":
+                distance = k if offset is None else min(int(offset.abs().sum()), k)
+                weight = torch.cat([weight, (phi_query[i, content:] * phi_table[:, distance]).sum(-1)])
+            total, normaliser = total + weight[:, None] * value[j], normaliser + weight
+        out.append((total / normaliser[:, None]).flatten())
+    return torch.stack(out) @ attention.out.weight.T + attention.out.bias
+
+
+def test_equals_the_sum_over_all_pairs(near_conv, arbitrary_graphs, equal, device):
+    conv, data = near_conv.to(device), arbitrary_graphs(SIZES).to(device)
+    assert bool((data.edge_index[0] == data.edge_index[1]).any())  # self-loops, which count once
+    if conv.attention.offset == "mlp":
+        data.edge_attr = data.edge_attr + torch.rand_like(data.edge_attr)
+    x = data.x.requires_grad_()
+    out = conv(x, data.edge_index, data.edge_attr, batch=data.batch)
+    expected = double_sum(conv, x, data.edge_index, data.edge_attr, data.batch)
+    assert out.shape == (sum(SIZES), 35)
+    equal(out, expected)
+    direction, inputs = torch.randn_like(out), [x, *conv.parameters()]
+    for got, wanted in zip(
+        torch.autograd.grad((out * direction).sum(), inputs),
+        torch.autograd.grad((expected * direction).sum(), inputs),
+        strict=True,
+    ):
+        equal(got, wanted, 1e-10)
+
+
+def test_self_loops_change_nothing(near_conv, arbitrary_graphs, equal):
+    conv, data = near_conv, arbitrary_graphs(SIZES)
+    expected = conv(data.x, data.edge_index, data.edge_attr, batch=data.batch)
+    proper = data.edge_index[0] != data.edge_index[1]
+    assert not bool(proper.all())
+    equal(conv(data.x, data.edge_index[:, proper], data.edge_attr[proper], batch=data.batch), expected, 0)
+    loops = torch.arange(len(data.x)).repeat(2, 1)
+    edges = torch.cat([data.edge_index[:, proper], loops], 1)
+    attr = torch.cat([data.edge_attr[proper], torch.zeros(len(data.x), 2).double()])
+    equal(conv(data.x, edges, attr, batch=data.batch), expected, 0)
+
+
+def test_an_edge_given_twice_counts_twice(make_conv, arbitrary_graphs, equal, error):
+    """In "window": as log 2 on its bias."""
+    conv, data = make_conv(), arbitrary_graphs((13,))
+    proper = data.edge_index[0] != data.edge_index[1]
+    edges, attr = data.edge_index[:, proper], data.edge_attr[proper]
+    once = conv(data.x, edges, attr)
+    twice = conv(data.x, edges.repeat(1, 2), attr.repeat(2, 1))
+    assert error(twice, once) > 1e-3
+    with torch.no_grad():
+        table = conv.attention.offset_bias.table
+        centre = table[:, table.shape[1] // 2].clone()
+        table += math.log(2)
+        other = attr.abs().sum(1) > 0  # the table has one entry for a node itself and edges of offset 0
+        table[:, table.shape[1] // 2] = centre
+    again = torch.cat([edges, edges[:, ~other]], 1), torch.cat([attr, attr[~other]])
+    equal(conv(data.x, *again), twice)
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["edges", "found"])
+def test_translation(joined, near_conv, point_graphs, error):
+    """Exact for any draw of the features, though the draws differ, and for each graph's own translation."""
+    conv, data = near_conv, point_graphs((11, 1, 23))
+    moves = torch.tensor([[2.7, -31.4], [0.1, 5.9], [-7.3, 13.2]]).double()[data.batch]
+    if not joined and conv.attention.offset == "mlp":
+        data.pos = data.pos + torch.rand_like(data.pos)  # no distance at the limit, where rounding decides
+    edges = data.edge_index if joined else None
+    draws = []
+    for _ in range(3):
+        draws.append(conv(data.x, edges, pos=data.pos, batch=data.batch))
+        assert error(conv(data.x, edges, pos=data.pos + moves, batch=data.batch), draws[-1]) <= 1e-10
+        conv.redraw_features()
+    assert error(draws[0], draws[1]) > 1e-3 < error(draws[1], draws[2])
+
+
+@pytest.mark.parametrize("position", ["absolute", "sinusoid"])
+def test_translation_is_seen_by_the_others(position, make_conv, point_graphs, error):
+    """Negative control: "absolute" is not equivariant, "sinusoid" only in expectation over draws."""
+    conv, data = make_conv(position), point_graphs((11, 1, 23))
+    expected = conv(data.x, data.edge_index, pos=data.pos, batch=data.batch)
+    assert error(conv(data.x, data.edge_index, pos=data.pos + 1.3, batch=data.batch), expected) > 1e-3
+
+
+def test_no_position_sees_nodes_as_a_set(make_conv, point_graphs, equal):
+    conv, data = make_conv(None), point_graphs((11, 1, 23))
+    expected = conv(data.x, batch=data.batch)
+    equal(conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch), expected, 0)
+
+
+ROLLS = [(1, 0), (0, 1), (2, 3), (-1, 5)]
+
+
+def rolled(conv, image, shift, transform):
+    """Outputs of the rolled image, and the image's outputs rolled."""
+    data, moved = transform(Data(image=image)), transform(Data(image=image.roll(shift, (1, 2))))
+    out = conv(data.x, data.edge_index, data.edge_attr, data.pos).view(*image.shape[1:], -1)
+    return conv(moved.x, moved.edge_index, moved.edge_attr, moved.pos), out.roll(shift, (0, 1)).flatten(0, 1)
+
+
+@pytest.mark.parametrize("shift", ROLLS)
+def test_rolls_of_periodic_images(shift, near_conv, make_conv, error):
+    conv, image = near_conv, torch.randn(12, 5, 7).double()
+    assert error(*rolled(conv, image, shift, PixelGraph(3, periodic=True))) <= 1e-10
+    assert error(*rolled(conv, image, shift, PixelGraph(3))) > 1e-3  # negative control: the border shows
+    assert error(*rolled(make_conv("absolute"), image, shift, PixelGraph(3, periodic=True))) > 1e-3
+
+
+def test_window_sees_directions(make_conv, error):
+    """The offset's sign matters to "window" and not to "clipped", which sees distances."""
+    data = PixelGraph(3, periodic=True)(Data(image=torch.randn(12, 5, 7).double()))
+    for position, same in (("window", False), ("clipped", True)):
+        conv = make_conv(position)
+        difference = error(*(conv(data.x, data.edge_index, s * data.edge_attr) for s in (-1, 1)))
+        assert (difference <= 1e-12) if same else (difference > 1e-3)
+
+
+def test_single_nodes_and_isolated_nodes(near_conv, equal, error):
+    """A graph of one node attends to itself; nodes without edges are a graph like any other."""
+    conv, x = near_conv, torch.randn(7, 12).double()
+    edges = torch.zeros(2, 0, dtype=torch.long)
+    itself = conv.attention.out(conv.attention.value(x))
+    attr = torch.zeros(0, 2)
+    equal(conv(x, edges, attr, batch=torch.arange(7)), itself)
+    equal(conv(x[:1], edges, attr), itself[:1])
+    batch = torch.zeros(7, dtype=torch.long)
+    out = conv(x, edges, attr)
+    equal(out, double_sum(conv, x, edges, attr, batch))
+    assert error(out, itself) > 1e-3
+    edges = torch.tensor([[2, 5], [5, 3]])  # the other four are isolated
+    attr = torch.tensor([[1.0, 0], [-1, 1]]).double()
+    equal(conv(x, edges, attr), double_sum(conv, x, edges, attr, batch))

@@ -1,0 +1,139 @@
+"""RelativePerformerConv takes the same graph written in any of PyG's ways."""
+
+import warnings
+
+import pytest
+import torch
+import torch_geometric.typing
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+from torch_geometric.transforms import ToSparseTensor
+from torch_geometric.utils import to_torch_coo_tensor, to_torch_csc_tensor, to_torch_csr_tensor
+
+SIZES = (13, 2, 17)
+
+
+def by_rows(edge_index, edge_attr):
+    order = torch.argsort(edge_index[1] * 10**6 + edge_index[0])
+    return edge_index[:, order], edge_attr[order]
+
+
+def permuted(edges, attr, n):
+    order = torch.randperm(edges.shape[1])
+    return edges[:, order], attr[order]
+
+
+def edge_index_object(edges, attr, n):
+    edges, attr = permuted(edges, attr, n)
+    return EdgeIndex(edges, sparse_size=(n, n)), attr
+
+
+def edge_index_sorted(edges, attr, n):
+    edges, order = EdgeIndex(edges, sparse_size=(n, n)).sort_by("row")
+    return edges, attr[order]
+
+
+def torch_coo(edges, attr, n):
+    edges, attr = permuted(edges, attr, n)
+    return torch.sparse_coo_tensor(edges.flip(0), attr, (n, n, attr.shape[1])), None
+
+
+def torch_csr(edges, attr, n):
+    (source, target), attr = by_rows(edges, attr)
+    crow = torch.searchsorted(target, torch.arange(n + 1))
+    return torch.sparse_csr_tensor(crow, source, attr, (n, n, attr.shape[1])), None
+
+
+def torch_csc(edges, attr, n):
+    (target, source), attr = by_rows(edges.flip(0), attr)
+    ccol = torch.searchsorted(source, torch.arange(n + 1))
+    return torch.sparse_csc_tensor(ccol, target, attr, (n, n, attr.shape[1])), None
+
+
+def torch_csr_and_attr(edges, attr, n):
+    (source, target), attr = by_rows(edges, attr)
+    crow = torch.searchsorted(target, torch.arange(n + 1))
+    return torch.sparse_csr_tensor(crow, source, torch.rand(len(source)), (n, n)), attr
+
+
+def torch_sparse(edges, attr, n):
+    package = pytest.importorskip("torch_sparse")
+    return package.SparseTensor(row=edges[1], col=edges[0], value=attr, sparse_sizes=(n, n)), None
+
+
+def adj_t_of(layout):
+    def build(edges, attr, n):
+        data = Data(edge_index=edges, edge_attr=attr, num_nodes=n)
+        return ToSparseTensor(attr="edge_attr", layout=layout)(data).adj_t, None
+
+    return build
+
+
+WAYS = {
+    "permuted": permuted,
+    "EdgeIndex": edge_index_object,
+    "EdgeIndex by row": edge_index_sorted,
+    "torch COO": torch_coo,
+    "torch CSR": torch_csr,
+    "torch CSC": torch_csc,
+    "torch CSR beside edge_attr": torch_csr_and_attr,
+    "PyG COO": lambda edges, attr, n: (to_torch_coo_tensor(edges.flip(0), attr, (n, n)), None),
+    "PyG CSR": lambda edges, attr, n: (to_torch_csr_tensor(edges.flip(0), attr, (n, n)), None),
+    "PyG CSC": lambda edges, attr, n: (to_torch_csc_tensor(edges.flip(0), attr, (n, n)), None),
+    "adj_t COO": adj_t_of(torch.sparse_coo),
+    "adj_t CSR": adj_t_of(torch.sparse_csr),
+    "SparseTensor": torch_sparse,
+}
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_every_way_to_write_edges(way, near_conv, arbitrary_graphs, equal, error):
+    conv, data = near_conv, arbitrary_graphs(SIZES)
+    expected = conv(data.x, data.edge_index, data.edge_attr, batch=data.batch)
+    reverse = conv(data.x, data.edge_index.flip(0), data.edge_attr, batch=data.batch)
+    assert error(reverse, expected) > 1e-3  # sources and targets are told apart
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is in beta state.*", UserWarning)
+        adj, attr = WAYS[way](data.edge_index, data.edge_attr, len(data.x))
+        equal(conv(data.x, adj, attr, batch=data.batch), expected)
+
+
+@pytest.mark.parametrize("scatter", [True, False])
+def test_clipped_fused_equals_messages(scatter, make_conv, arbitrary_graphs, equal, monkeypatch):
+    conv, data = make_conv("clipped"), arbitrary_graphs(SIZES)
+    if scatter and not torch_geometric.typing.WITH_TORCH_SCATTER:
+        pytest.skip("torch_scatter is not installed")
+    monkeypatch.setattr(torch_geometric.typing, "WITH_TORCH_SCATTER", scatter)
+    calls = []
+    conv.register_message_forward_pre_hook(lambda *_: calls.append("message"))
+    conv.register_message_and_aggregate_forward_pre_hook(lambda *_: calls.append("fused"))
+    results = []
+    for fuse in (True, False):
+        conv.fuse = fuse
+        x = data.x.detach().clone().requires_grad_()
+        out = conv(x, data.edge_index, data.edge_attr, batch=data.batch)
+        results.append((out, torch.autograd.grad(out.square().sum(), x)[0]))
+    assert calls == ["fused", "message"]
+    for fused, messages in zip(*results, strict=True):
+        equal(fused, messages)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32])
+def test_offsets_of_every_dtype(dtype, near_conv, point_graphs, equal):
+    """Small and unsigned integers neither wrap around nor are refused."""
+    data = point_graphs(SIZES)
+    expected = near_conv(data.x, data.edge_index, data.edge_attr, batch=data.batch)
+    equal(near_conv(data.x, data.edge_index, pos=data.pos.to(dtype), batch=data.batch), expected, 1e-6)
+    if dtype != torch.uint8:
+        equal(near_conv(data.x, data.edge_index, data.edge_attr.to(dtype), batch=data.batch), expected, 1e-6)
+
+
+@pytest.mark.parametrize("far", [3, 1e6, 1e19])
+def test_clipped_takes_any_distance(far, make_conv, point_graphs, equal):
+    """An edge at the limit or beyond is as no edge."""
+    conv, data = make_conv("clipped"), point_graphs(SIZES)
+    attr = data.edge_attr.clone()
+    attr[::3] = torch.tensor([0.0, far])
+    rest = torch.arange(len(attr)) % 3 > 0
+    expected = conv(data.x, data.edge_index[:, rest], attr[rest], batch=data.batch)
+    equal(conv(data.x, data.edge_index, attr, batch=data.batch), expected)

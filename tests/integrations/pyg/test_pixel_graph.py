@@ -1,0 +1,230 @@
+"""PixelGraph, and the block and the classifier that run on its graphs."""
+
+import pickle
+
+import pytest
+import torch
+from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier, RelativePerformerBlock
+from torch_geometric.data import Batch, Data
+
+POSITIONS = ["window", "clipped", "sinusoid", "absolute", None]
+
+
+def brute_force(height, width, distance, metric, periodic):
+    """{(source, target): offset} of all near pixels, by trying every pair and every shortest way around."""
+    edges = {}
+    pixels = [(row, column) for row in range(height) for column in range(width)]
+    for i, (row, column) in enumerate(pixels):
+        for j, (other_row, other_column) in enumerate(pixels):
+            ways = [
+                (other_column - column + width * n, row - other_row + height * m)  # x right, y up
+                for n in ((-1, 0, 1) if periodic else (0,))
+                for m in ((-1, 0, 1) if periodic else (0,))
+            ]
+            x, y = min(ways, key=lambda way: abs(way[0]) + abs(way[1]))
+            length = abs(x) + abs(y) if metric == "manhattan" else max(abs(x), abs(y))
+            if i != j and length < distance:
+                edges[j, i] = (x, y)
+    return edges
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+@pytest.mark.parametrize("metric", ["manhattan", "chebyshev"])
+@pytest.mark.parametrize(("shape", "distance"), [((5, 7), 3), ((3, 11), 4), ((7, 5), 2), ((5, 3), 2.5), ((1, 5), 3)])
+def test_edges_are_all_near_pairs(shape, distance, metric, periodic):
+    """Sides are odd, so that the shortest way around is one."""
+    data = PixelGraph(distance, metric, periodic)(Data(image=torch.rand(3, *shape)))
+    expected = brute_force(*shape, distance, metric, periodic)
+    found = {tuple(e): tuple(o) for e, o in zip(data.edge_index.T.tolist(), data.edge_attr.int().tolist(), strict=True)}
+    assert data.edge_index.shape == (2, len(expected))
+    assert found == expected
+    assert bool((data.edge_index[1].diff() >= 0).all())
+    if not periodic:
+        source, target = data.edge_index
+        torch.testing.assert_close(data.edge_attr, data.pos[source] - data.pos[target], rtol=0, atol=0)
+
+
+def test_even_sides_go_half_way_around_once():
+    """Of two shortest offsets one is taken: each pair of pixels is one edge each way."""
+    data = PixelGraph(4, periodic=True)(Data(image=torch.rand(1, 4, 6)))
+    assert data.edge_index.unique(dim=1).shape == data.edge_index.shape
+    expected = brute_force(4, 6, 4, "manhattan", True)
+    pairs = set(map(tuple, data.edge_index.T.tolist()))
+    assert pairs == set(expected)
+    for edge, offset in zip(data.edge_index.T.tolist(), data.edge_attr.tolist(), strict=True):
+        assert sum(map(abs, offset)) == sum(map(abs, expected[tuple(edge)]))
+
+
+def test_nodes_and_positions():
+    """Nodes in row order with all channels; positions from 0, x right and y up."""
+    image = torch.rand(3, 5, 7)
+    data = PixelGraph(2)(Data(image=image))
+    for row in range(5):
+        for column in range(7):
+            assert torch.equal(data.x[7 * row + column], image[:, row, column])
+            assert data.pos[7 * row + column].tolist() == [column, 4 - row]
+    assert data.edge_attr.dtype == data.pos.dtype == torch.get_default_dtype()
+
+
+def test_images_of_a_shape_share_edges():
+    shapes = (3, 5, 7), (1, 5, 7), (1, 7, 5)
+    first, second, other = (PixelGraph(3)(Data(image=torch.rand(shape))) for shape in shapes)
+    for name in ("edge_index", "edge_attr", "pos"):
+        assert first[name].data_ptr() == second[name].data_ptr() != other[name].data_ptr()
+
+
+def test_default_dtype_is_not_remembered():
+    image = torch.rand(3, 5, 7)
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            data = PixelGraph(3)(Data(image=image))
+            assert data.pos.dtype == data.edge_attr.dtype == dtype
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_input_is_left_alone():
+    data = Data(image=torch.rand(3, 5, 7), y=torch.tensor([2]), name="digit", pos=None)
+    keys = set(data.keys())
+    out = PixelGraph(3)(data)
+    assert set(data.keys()) == keys
+    assert "x" not in data
+    assert data.image.shape == (3, 5, 7)
+    assert "image" not in out
+    assert out.y is data.y
+    assert out.name == "digit"
+    assert out.num_nodes == 35
+
+
+def test_one_pixel(make_conv):
+    for periodic in (False, True):
+        data = PixelGraph(3, periodic=periodic)(Data(image=torch.rand(12, 1, 1).double()))
+        assert data.x.shape == (1, 12)
+        assert data.pos.tolist() == [[0, 0]]
+        assert data.edge_index.shape == (2, 0)
+        assert data.edge_attr.shape == (0, 2)
+        assert make_conv()(data.x, data.edge_index, data.edge_attr, data.pos).shape == (1, 35)
+
+
+def test_repr_and_pickle():
+    transform = PixelGraph(3, "chebyshev", True)
+    assert repr(transform) == "PixelGraph(max_distance=3, metric='chebyshev', periodic=True)"
+    assert repr(pickle.loads(pickle.dumps(transform))) == repr(transform)
+
+
+def images(shapes, channels=3):
+    return [PixelGraph(3)(Data(image=torch.rand(channels, *s), y=n)) for n, s in enumerate(shapes)]
+
+
+def double(data):
+    return data.apply(lambda t: t.double() if t.is_floating_point() else t)
+
+
+def arguments(data):
+    return data.x, data.edge_index, data.edge_attr, data.pos
+
+
+def make_classifier(position="window", **options):
+    options = {"channels": 20, "num_layers": 2, "heads": 5, "max_distance": 3, "num_features": 19, **options}
+    return PixelGraphClassifier(3, 11, position=position, **options)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_block(position, randomise, equal):
+    """The formula of the block; alone equals in a batch; a grid equals edges."""
+    block = randomise(RelativePerformerBlock(20, 5, position=position, max_distance=3, feedforward_channels=13), 0.4)
+    block = block.double().eval()
+    data = double(Batch.from_data_list(images([(5, 7), (1, 1), (2, 11)], 20)))
+    out = block(*arguments(data), data.batch)
+    h = data.x + block.attention(block.attention_norm(data.x), *arguments(data)[1:], data.batch)
+    wide, narrow = block.feedforward[0], block.feedforward[3]
+    equal(out, h + narrow(torch.nn.functional.gelu(wide(block.feedforward_norm(h)))))
+    assert wide.out_features == 13
+    for number, graph in enumerate(data.to_data_list()):
+        equal(out[data.batch == number], block(*arguments(graph)))
+    equal(block(data.x[:35], grid=PixelGraph(3).grid(5, 7)), out[:35])
+    before = block.attention.attention.features.projection.clone()
+    block.redraw_features()
+    assert not torch.equal(block.attention.attention.features.projection, before)
+    assert repr(block).startswith("RelativePerformerBlock(20, heads=5, conv=RelativePerformerConv(20, 20, heads=5")
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_classifier_in_batches(position, randomise, equal):
+    model = randomise(make_classifier(position), 0.4).double().eval()
+    data = double(Batch.from_data_list(images([(5, 7), (1, 1), (2, 11), (7, 5)])))
+    out = model(*arguments(data), data.batch)
+    assert out.shape == (4, 11)
+    equal(model(*arguments(data), ptr=data.ptr), out)
+    equal(model(*arguments(data), data.batch, batch_size=4), out)
+    for number, graph in enumerate(data.to_data_list()):
+        equal(model(*arguments(graph)), out[number : number + 1])
+    assert float((out[0] - out[3]).abs().max().detach()) > 1e-3
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_classifier_on_a_grid(position, randomise, equal):
+    model = randomise(make_classifier(position), 0.4).double().eval()
+    data = double(Batch.from_data_list(images(3 * [(5, 7)])))
+    equal(model(data.x, grid=PixelGraph(3).grid(5, 7)), model(*arguments(data), data.batch))
+
+
+@pytest.mark.parametrize("position", ["window", "clipped", "absolute", None])
+def test_classifier_sees_rolls_by_its_position_alone(position, randomise):
+    """Invariant on periodic images, but for absolute positions."""
+    model = randomise(make_classifier(position), 0.4).double().eval()
+    image, transform = torch.rand(3, 5, 7).double(), PixelGraph(3, periodic=True)
+    first, second = (model(*arguments(double(transform(Data(image=i))))) for i in (image, image.roll((2, 3), (1, 2))))
+    difference = float(((first - second).abs().max() / first.abs().max()).detach())
+    assert (difference > 1e-6) if position == "absolute" else (difference <= 1e-10)
+
+
+@pytest.mark.parametrize(("position", "millions"), [("window", 4.7), ("clipped", 4.5), ("absolute", 4.7), (None, 4.7)])
+def test_classifier_has_the_papers_size(position, millions):
+    model = PixelGraphClassifier(1, 10, position=position)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(millions * 1e6, abs=0.05e6)
+    assert len(model.blocks) == 6
+
+
+@pytest.mark.parametrize("embedding", ["linear", "mlp", "lookup"])
+@pytest.mark.parametrize("position", POSITIONS)
+def test_training_reaches_every_parameter(position, embedding):
+    model = make_classifier(position, embedding=embedding, dropout=0.0, attention_dropout=0.0, redraw_interval=None)
+    data = Batch.from_data_list(images([(5, 7), (2, 11), (7, 5)]))
+    optimizer, losses = torch.optim.Adam(model.parameters(), 0.003), []
+    for _ in range(7):
+        loss = torch.nn.functional.cross_entropy(model(*arguments(data), data.batch), data.y)
+        optimizer.zero_grad()
+        loss.backward()
+        if not losses:
+            for name, parameter in model.named_parameters():
+                assert parameter.grad is not None, name
+                assert bool(parameter.grad.isfinite().all()), name
+                assert float(parameter.grad.abs().max()) > 0, name
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+
+
+class OnGraph(torch.nn.Module):
+    def __init__(self, model, data):
+        super().__init__()
+        self.model, self.graph = model, (*arguments(data)[1:], data.batch)
+
+    def forward(self, x):
+        return self.model(x, *self.graph)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_classifier_copies(position, randomise, check_copies):
+    data = Batch.from_data_list(images([(5, 7), (1, 1)]))
+    model = OnGraph(randomise(make_classifier(position), 0.4).eval(), data)
+    check_copies(lambda: OnGraph(make_classifier(position).eval(), data), model, data.x)
+    before = model(data.x)
+    model.model.redraw_features()
+    assert not torch.equal(model(data.x), before)
+    model.model.reset_parameters()
+    assert float((model(data.x) - before).abs().max().detach()) > 1e-3
+    assert repr(model.model) == f"PixelGraphClassifier(3, 11, num_layers=2, position={position!r})"

@@ -1,0 +1,191 @@
+"""RelativePerformerConv within PyG: GPSConv, Sequential, loaders, compilation, half precision, copies."""
+
+import pytest
+import torch
+from tg_equiattn.integrations.pyg import PixelGraph
+from torch_geometric.data import Batch, Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import GPSConv, Sequential, global_add_pool
+
+NONE = torch.zeros(2, 0, dtype=torch.long)
+
+
+def gps(make_conv, position="window"):
+    conv = make_conv(position, in_channels=12, out_channels=12, heads=3)
+    return GPSConv(12, conv, heads=2).double().eval()
+
+
+def gps_arguments(data):
+    return {"edge_attr": data.edge_attr, "pos": data.pos}
+
+
+@pytest.mark.parametrize("position", ["window", "clipped"])
+def test_gps_conv_with_ptr(position, make_conv, point_graphs, equal):
+    layer, data = gps(make_conv, position), point_graphs((11, 1, 23))
+    out = layer(data.x, data.edge_index, data.batch, ptr=data.ptr, **gps_arguments(data))
+    assert bool(out.isfinite().all())
+    for number, graph in enumerate(data.to_data_list()):
+        batch, ptr = torch.zeros(len(graph.x), dtype=torch.long), torch.tensor([0, len(graph.x)])
+        alone = layer(graph.x, graph.edge_index, batch, ptr=ptr, **gps_arguments(graph))
+        equal(out[data.batch == number], alone)
+
+
+@pytest.mark.parametrize("position", ["window", "clipped", "sinusoid", "absolute", None])
+def test_gps_conv_without_ptr_is_refused(position, make_conv, point_graphs):
+    """Otherwise graphs of a batch would attend to each other in silence."""
+    layer, data = gps(make_conv, position), point_graphs((11, 1, 23))
+    with pytest.raises(ValueError, match=r"batch must be given for several graphs.*ptr=data\.ptr"):
+        layer(data.x, data.edge_index, data.batch, **gps_arguments(data))
+    with pytest.raises(ValueError, match=r"batch=torch\.zeros\(35"):
+        layer.conv(data.x, data.edge_index, **gps_arguments(data))
+    assert layer.conv(data.x, data.edge_index, batch=torch.zeros(35).long(), **gps_arguments(data)).shape == (35, 12)
+
+
+def test_sequential(make_conv, point_graphs, equal):
+    first, second, data = make_conv(), make_conv("clipped", 35, 21, 7), point_graphs((11, 1, 23))
+    wiring = "x, edge_index, edge_attr, pos, batch -> x"
+    model = Sequential(
+        "x, edge_index, edge_attr, pos, batch",
+        [(first, wiring), torch.nn.GELU(), (second, wiring), (global_add_pool, "x, batch -> x")],
+    )
+    graph = data.edge_index, data.edge_attr, data.pos, data.batch
+    expected = second(torch.nn.functional.gelu(first(data.x, *graph)), *graph)
+    equal(model(data.x, *graph), global_add_pool(expected, data.batch), 0)
+
+
+def test_loader_and_to(make_conv, equal):
+    """Images of different sizes, batched by a DataLoader and converted by its methods, as any PyG data."""
+    transform, conv = PixelGraph(3), make_conv(in_channels=3)
+    shapes = [(5, 7), (1, 1), (2, 11), (3, 3), (1, 13)]
+    graphs = [transform(Data(image=torch.rand(3, *shape), y=n)) for n, shape in enumerate(shapes)]
+    alone = [conv(g.x.double(), g.edge_index, g.edge_attr, g.pos) for g in graphs]
+    seen = 0
+    for data in DataLoader(graphs, batch_size=3):
+        data = data.to("cpu").apply(lambda t: t.double() if t.is_floating_point() else t)
+        out = conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch)
+        equal(out, torch.cat([alone[int(y)] for y in data.y]))
+        seen += len(data.y)
+    assert seen == len(shapes)
+
+
+def test_reset_parameters(make_conv, point_graphs, error):
+    data = point_graphs((11,))
+    for position in ("window", "clipped", "sinusoid", "absolute", None):
+        conv = make_conv(position)
+        before = conv(data.x, data.edge_index, data.edge_attr, data.pos)
+        drawn = conv.attention.features.projection.clone()
+        conv.reset_parameters()
+        assert error(conv(data.x, data.edge_index, data.edge_attr, data.pos), before) > 1e-3
+        assert not torch.equal(conv.attention.features.projection, drawn)
+
+
+def test_repr(make_conv):
+    assert repr(make_conv("clipped")) == "RelativePerformerConv(12, 35, heads=5, position='clipped')"
+    assert repr(make_conv(None)) == "RelativePerformerConv(12, 35, heads=5, position=None)"
+
+
+@pytest.mark.parametrize("position", ["window", "clipped", None])
+def test_compiles(position, make_conv, point_graphs, equal):
+    """As one graph, forward and backward; batch_size spares reading it from batch."""
+    conv, data = make_conv(position), point_graphs((11, 1, 23))
+    torch.compiler.reset()
+    results = []
+    for layer in (conv, torch.compile(conv, fullgraph=True, backend="aot_eager")):
+        x = data.x.clone().requires_grad_()
+        out = layer(x, data.edge_index, data.edge_attr, data.pos, data.batch, batch_size=3)
+        results.append((out, *torch.autograd.grad(out.square().sum(), [x, *conv.parameters()])))
+    for eager, compiled in zip(*results, strict=True):
+        equal(compiled, eager, 1e-10)
+
+
+@pytest.mark.parametrize("position", ["window", "clipped"])
+def test_compiles_to_kernels(position, make_conv, point_graphs, equal):
+    conv, data = make_conv(position), point_graphs((11, 1, 23))
+    torch.compiler.reset()
+    graph = data.x, data.edge_index, data.edge_attr, data.pos, data.batch
+    with torch.no_grad():
+        equal(torch.compile(conv, fullgraph=True)(*graph, batch_size=3), conv(*graph), 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype, any_conv, point_graphs):
+    conv, data = any_conv.float(), point_graphs((11, 1, 23))
+    x, attr, pos = data.x.float(), data.edge_attr.float(), data.pos.float()
+    expected = conv(x, data.edge_index, attr, pos, data.batch)
+    with torch.autocast("cpu", dtype):
+        out = conv(x, data.edge_index, attr, pos, data.batch)
+    assert out.dtype == dtype
+    assert bool(out.isfinite().all())
+    largest = float(expected.abs().max().detach())
+    torch.testing.assert_close(out.float(), expected, rtol=0, atol=5e-2 * largest)
+    assert not torch.equal(out.float(), expected)
+
+
+def test_gradcheck(near_conv):
+    x = torch.randn(5, 12).double().requires_grad_()
+    edges = torch.tensor([[0, 1, 2, 4, 3], [1, 0, 0, 3, 4]])
+    attr = torch.tensor([[1, 0], [-1, 0], [1, -1], [0, 2], [0, -2]]).double()
+    batch, inputs = torch.tensor([0, 0, 0, 1, 1]), tuple(near_conv.parameters())
+
+    def run(x, *_):
+        return near_conv(x, edges, attr, batch=batch)
+
+    torch.autograd.gradcheck(run, (x, *inputs), fast_mode=True, atol=1e-6)
+    torch.autograd.gradcheck(run, (x,), atol=1e-6)
+    if near_conv.attention.offset == "mlp":
+        soft = attr.clone().requires_grad_()
+        torch.autograd.gradcheck(lambda o: near_conv(x, edges, o, batch=batch), (soft,), atol=1e-6)
+
+
+class OnGraph(torch.nn.Module):
+    """A layer with its graph, for what calls modules on x alone."""
+
+    def __init__(self, conv, data):
+        super().__init__()
+        self.conv, self.graph = conv, (data.edge_index, data.edge_attr, data.pos, data.batch)
+
+    def forward(self, x):
+        return self.conv(x, *self.graph)
+
+
+def test_copies(any_conv, make_conv, point_graphs, check_copies):
+    data, attention = point_graphs((11, 1, 23)), any_conv.attention
+    options = {"offset": attention.offset, "position_heads": attention.position_heads or None}
+    check_copies(lambda: OnGraph(make_conv(attention.position, **options), data), OnGraph(any_conv, data), data.x)
+
+
+def test_redraws_in_training_only(make_conv, point_graphs, equal, error):
+    """As many steps as asked for between draws; an edge checked once or twice changes nothing."""
+    conv, data = make_conv(redraw_interval=2), point_graphs((11, 1, 23))
+    graph = data.edge_index, data.edge_attr, data.pos, data.batch
+    expected = conv(data.x, *graph)
+    conv.train()
+    for _ in range(2):
+        equal(conv(data.x, *graph), expected, 0)
+    conv.eval()
+    equal(conv(data.x, *graph), expected, 0)
+    assert error(conv.train()(data.x, *graph), expected) > 1e-3
+
+
+def test_shared_neighbours(near_conv, point_graphs, equal):
+    data = point_graphs((11, 1, 23))
+    expected = near_conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch)
+    near = near_conv.neighbours(data.edge_index, data.edge_attr, data.pos, data.batch, num_nodes=35)
+    for _ in range(2):
+        equal(near_conv(data.x, pos=data.pos, batch=data.batch, neighbours=near), expected, 0)
+
+
+def test_grid_stands_for_edges(any_conv, equal):
+    transform = PixelGraph(3)
+    data = Batch.from_data_list([transform(Data(image=torch.randn(12, 5, 7).double())) for _ in range(3)])
+    data.edge_attr, data.pos = data.edge_attr.double(), data.pos.double()
+    expected = any_conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch)
+    equal(any_conv(data.x, grid=transform.grid(5, 7)), expected)
+
+
+def test_dropout(make_conv, point_graphs):
+    conv, data = make_conv(dropout=0.5), point_graphs((11,))
+    graph = data.edge_index, data.edge_attr
+    assert int((conv(data.x, *graph) == 0).sum()) == 0
+    dropped = (conv.train()(data.x, *graph) == 0).double().mean()
+    assert 0.35 < float(dropped) < 0.65
