@@ -100,3 +100,51 @@ def attention_materialised(query, key, value, rho_space, rho_group, index, kerne
     score = (content[:, :, None] + space[..., None, :]).add_(group[..., None])
     weight = score.flatten(-2).softmax(-1).view(score.shape)  # (B, heads, H, T, y, x, S, D)
     return torch.einsum("bnhtyxsd,bncsyxd->bnchyx", weight, unfold(value))
+
+
+def positive_features(x, projection):
+    """exp(Wx - |x|^2 / 2), without the factor 1 / sqrt(m)."""
+    return (x @ projection.T - x.square().sum(-1, keepdim=True) / 2).exp()
+
+
+def offset_bias(attention, offset):
+    """b of one offset, for every head, read from the parameters."""
+    bias, k = attention.offset_bias, attention.max_distance
+    if attention.offset == "mlp":
+        return bias.last.weight @ F.silu(bias.first.weight @ (offset / k) + bias.first.bias) + bias.last.bias
+    x, y = (int(o) + k - 1 for o in offset)
+    return bias.table.view(-1, 2 * k - 1, 2 * k - 1)[:, x, y]
+
+
+def performer_double_sum(attention, x, edge_index, offsets, batch):
+    """A PerformerAttention from its parameters: every weight of every pair by the definition, one pair at a time."""
+    heads, d, k = attention.heads, attention.head_channels, attention.max_distance
+    content = heads - attention.position_heads
+    projection, m = attention.features.projection, len(attention.features.projection)
+    query = (x @ attention.query.weight.T).view(-1, heads, d)
+    key = (x @ attention.key.weight.T).view(-1, content, d)
+    value = (x @ attention.value.weight.T).view(-1, heads, d)
+    phi_query, phi_key = positive_features(query / d**0.25, projection), positive_features(key / d**0.25, projection)
+    edges = {(i, j): o for j, i, o in zip(*edge_index.tolist(), offsets, strict=True) if i != j}
+    edges |= {(i, i): torch.zeros(2).to(x) for i in range(len(x))}
+    if attention.position == "clipped":
+        phi_table = positive_features(attention.distance_table / d**0.25, projection)
+    out = []
+    for i in range(len(x)):
+        total, normaliser = 0, 0
+        for j in range(len(x)):
+            if batch[i] != batch[j]:
+                continue
+            weight = (phi_query[i, :content] * phi_key[j]).sum(-1) / m
+            offset = edges.get((i, j))
+            if attention.position == "window":
+                weight = attention.far_bias.exp() * weight
+                if offset is not None:
+                    score = (query[i] * key[j]).sum(-1) / math.sqrt(d)
+                    weight = weight + (score + offset_bias(attention, offset)).exp()
+            elif attention.position == "clipped":
+                distance = k if offset is None else min(int(offset.abs().sum()), k)
+                weight = torch.cat([weight, (phi_query[i, content:] * phi_table[:, distance]).sum(-1)])
+            total, normaliser = total + weight[:, None] * value[j], normaliser + weight
+        out.append((total / normaliser[:, None]).flatten())
+    return torch.stack(out) @ attention.out.weight.T + attention.out.bias

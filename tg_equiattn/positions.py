@@ -132,13 +132,14 @@ class OffsetTable(nn.Module):
 
     def forward(self, offsets: Tensor) -> Tensor:
         radius = self.max_distance - 1
-        inside = ((offsets >= -radius) & (offsets <= radius)).all(-1)  # neither NaN nor infinity is
+        whole = offsets.round() if offsets.is_floating_point() else offsets
+        inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # neither NaN nor infinity is
         if _checks.values_are_free(offsets) and not bool(inside.all()):
             raise ValueError(
                 f"offsets (edge_attr, or differences of pos) must be below max_distance={self.max_distance} on every "
                 f"axis, got {offsets.min()} to {offsets.max()}"
             )
-        whole = torch.where(inside[:, None], offsets, torch.zeros_like(offsets)).round().long()
+        whole = torch.where(inside[:, None], whole, torch.zeros_like(whole)).long()
         index = whole.new_zeros(len(whole))
         for axis in range(self.pos_dim):
             index = index * (2 * radius + 1) + (whole[:, axis] + radius).clamp(0, 2 * radius)
@@ -164,7 +165,7 @@ class OffsetMLP(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.first.weight, std=2.0)
         nn.init.uniform_(self.first.bias, -2.0, 2.0)
-        nn.init.normal_(self.last.weight, std=self.std / math.sqrt(self.last.in_features / 2))
+        nn.init.normal_(self.last.weight, std=self.std / math.sqrt(1.5 * self.last.in_features))
         nn.init.zeros_(self.last.bias)
 
     def forward(self, offsets: Tensor) -> Tensor:

@@ -76,6 +76,8 @@ def linear_attention(
         )
     if projection.ndim != 2 or projection.shape[1] != query.shape[-1]:
         raise ValueError(f"projection must be (m, {query.shape[-1]}), got {tuple(projection.shape)}")
+    if projection.requires_grad:
+        raise ValueError("projection must not require a gradient: random features are drawn, not learned")
     if query.ndim == 3:
         if mask is not None:
             raise ValueError("mask must be None where query is ragged, (N, heads, d): leave the masked nodes out")

@@ -4,59 +4,11 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
+from oracles import performer_double_sum
 from tg_equiattn.integrations.pyg import PixelGraph
 from torch_geometric.data import Data
 
 SIZES = (13, 2, 17)
-
-
-def phi(x, projection):
-    return (x @ projection.T - x.square().sum(-1, keepdim=True) / 2).exp()
-
-
-def offset_bias(attention, offset):
-    """b of one offset, for every head, read from the parameters."""
-    bias, k = attention.offset_bias, attention.max_distance
-    if attention.offset == "mlp":
-        return bias.last.weight @ F.silu(bias.first.weight @ (offset / k) + bias.first.bias) + bias.last.bias
-    x, y = (int(o) + k - 1 for o in offset)
-    return bias.table.view(-1, 2 * k - 1, 2 * k - 1)[:, x, y]
-
-
-def double_sum(conv, x, edge_index, offsets, batch):
-    """Every weight of every pair by the definition, one pair at a time."""
-    attention = conv.attention
-    heads, d, k = attention.heads, attention.head_channels, attention.max_distance
-    content = heads - attention.position_heads
-    projection, m = attention.features.projection, len(attention.features.projection)
-    query = (x @ attention.query.weight.T).view(-1, heads, d)
-    key = (x @ attention.key.weight.T).view(-1, content, d)
-    value = (x @ attention.value.weight.T).view(-1, heads, d)
-    phi_query, phi_key = phi(query / d**0.25, projection), phi(key / d**0.25, projection)
-    edges = {(i, j): o for j, i, o in zip(*edge_index.tolist(), offsets, strict=True) if i != j}
-    edges |= {(i, i): torch.zeros(2).to(x) for i in range(len(x))}
-    if attention.position == "clipped":
-        phi_table = phi(attention.distance_table / d**0.25, projection)
-    out = []
-    for i in range(len(x)):
-        total, normaliser = 0, 0
-        for j in range(len(x)):
-            if batch[i] != batch[j]:
-                continue
-            weight = (phi_query[i, :content] * phi_key[j]).sum(-1) / m
-            offset = edges.get((i, j))
-            if attention.position == "window":
-                weight = attention.far_bias.exp() * weight
-                if offset is not None:
-                    score = (query[i] * key[j]).sum(-1) / math.sqrt(d)
-                    weight = weight + (score + offset_bias(attention, offset)).exp()
-            elif attention.position == "clipped":
-                distance = k if offset is None else min(int(offset.abs().sum()), k)
-                weight = torch.cat([weight, (phi_query[i, content:] * phi_table[:, distance]).sum(-1)])
-            total, normaliser = total + weight[:, None] * value[j], normaliser + weight
-        out.append((total / normaliser[:, None]).flatten())
-    return torch.stack(out) @ attention.out.weight.T + attention.out.bias
 
 
 def test_equals_the_sum_over_all_pairs(near_conv, arbitrary_graphs, equal, device):
@@ -66,7 +18,7 @@ def test_equals_the_sum_over_all_pairs(near_conv, arbitrary_graphs, equal, devic
         data.edge_attr = data.edge_attr + torch.rand_like(data.edge_attr)
     x = data.x.requires_grad_()
     out = conv(x, data.edge_index, data.edge_attr, batch=data.batch)
-    expected = double_sum(conv, x, data.edge_index, data.edge_attr, data.batch)
+    expected = performer_double_sum(conv.attention, x, data.edge_index, data.edge_attr, data.batch)
     assert out.shape == (sum(SIZES), 35)
     equal(out, expected)
     direction, inputs = torch.randn_like(out), [x, *conv.parameters()]
@@ -175,8 +127,8 @@ def test_single_nodes_and_isolated_nodes(near_conv, equal, error):
     equal(conv(x[:1], edges, attr), itself[:1])
     batch = torch.zeros(7, dtype=torch.long)
     out = conv(x, edges, attr)
-    equal(out, double_sum(conv, x, edges, attr, batch))
+    equal(out, performer_double_sum(conv.attention, x, edges, attr, batch))
     assert error(out, itself) > 1e-3
     edges = torch.tensor([[2, 5], [5, 3]])  # the other four are isolated
     attr = torch.tensor([[1.0, 0], [-1, 1]]).double()
-    equal(conv(x, edges, attr), double_sum(conv, x, edges, attr, batch))
+    equal(conv(x, edges, attr), performer_double_sum(conv.attention, x, edges, attr, batch))

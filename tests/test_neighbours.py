@@ -1,0 +1,125 @@
+"""Near pairs: sorted, from grids, and found by position."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tg_equiattn.grids import PixelGrid
+from tg_equiattn.neighbours import Neighbours, near_pairs
+
+
+def as_set(target, source, offsets):
+    return {(i, j, *o) for i, j, o in zip(target.tolist(), source.tolist(), offsets.tolist(), strict=True)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    st.sampled_from([1, 1.5, 2, 3, 4]),
+    st.sampled_from(["manhattan", "chebyshev"]),
+    st.booleans(),
+)
+def test_pixel_grids(shape, distance, metric, periodic):
+    grid = PixelGrid(tuple(shape), distance, metric, periodic)
+    edge_index, offsets = grid.edges()
+    index = torch.cartesian_prod(*(torch.arange(n) for n in shape)).view(-1, len(shape))
+    step = index[None] - index[:, None]
+    if periodic:
+        sides = torch.tensor(shape)
+        step = (step + (sides - 1) // 2) % sides - (sides - 1) // 2
+    length = step.abs().sum(-1) if metric == "manhattan" else step.abs().amax(-1)
+    near = (length < distance) & ~torch.eye(len(index), dtype=torch.bool)
+    i, j = near.nonzero().unbind(1)
+    expected = step[i, j]
+    if len(shape) > 1:  # (z, row, column) to (x, y, z), rows running down
+        expected = expected.flip(-1) * torch.tensor([1, -1, 1][: len(shape)])
+    assert as_set(edge_index[1], edge_index[0], offsets) == as_set(i, j, expected)
+    assert bool((edge_index[1].diff() >= 0).all())
+    if not periodic:
+        pos = grid.pos()
+        assert torch.equal(pos[edge_index[0]] - pos[edge_index[1]], offsets.to(pos.dtype))
+
+
+def test_grid_neighbours_are_those_of_every_copy():
+    grid = PixelGrid((3, 5), 2)
+    (source, target), offsets = grid.edges()
+    near = grid.neighbours(2)
+    expected = as_set(target, source, offsets) | as_set(target + 15, source + 15, offsets)
+    assert as_set(near.pattern.row, near.pattern.col, near.offsets) == expected
+    assert grid.neighbours(2) is near
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 40), st.integers(1, 3), st.sampled_from(["manhattan", "chebyshev"]), st.integers(0, 2**20))
+def test_pairs_found_by_position(nodes, dim, metric, seed):
+    generator = torch.Generator().manual_seed(seed)
+    pos = 7 * torch.randn(nodes, dim, generator=generator)
+    batch = torch.randint(3, (nodes,), generator=generator).sort().values
+    target, source = near_pairs(pos, 2.5, batch=batch, metric=metric)
+    distance = torch.cdist(pos, pos, p=1 if metric == "manhattan" else torch.inf)
+    near = (distance < 2.5) & (batch[:, None] == batch) & ~torch.eye(nodes, dtype=torch.bool)
+    assert torch.equal(torch.stack([target, source]), near.nonzero().T)
+
+
+def test_pairs_at_the_same_place_and_far_away():
+    pos = torch.tensor([[0.0, 0], [0, 0], [1e6, -1e6], [1e6, -1e6 + 1]])
+    target, source = near_pairs(pos, 2)
+    assert target.tolist() == [0, 1, 2, 3]
+    assert source.tolist() == [1, 0, 3, 2]
+
+
+def test_order_and_transpose():
+    target, source = torch.tensor([4, 0, 2, 2, 0]), torch.tensor([1, 3, 2, 0, 1])
+    near = Neighbours(target, source, torch.arange(10).view(5, 2), nodes=5)
+    pattern = near.pattern
+    assert pattern.row.tolist() == [0, 0, 2, 4]  # the pair of node 2 with itself is passed over
+    assert pattern.col.tolist() == [3, 1, 0, 1]
+    assert near.offsets.tolist() == [[2, 3], [8, 9], [6, 7], [0, 1]]
+    assert pattern.crow.tolist() == [0, 2, 2, 3, 3, 4]
+    row, crow, col, order = pattern.back
+    assert torch.equal(row, pattern.row)
+    assert crow.tolist() == [0, 1, 3, 3, 4, 4]
+    assert col.tolist() == pattern.row[order].tolist() == [2, 0, 4, 0]
+
+
+def test_bins():
+    near = Neighbours(torch.tensor([0, 0, 1]), torch.tensor([1, 2, 0]), torch.tensor([[1, -1], [5, 0], [0, 0]]), 3)
+    bins = near.bins(3)
+    assert bins.row.tolist() == [2, 3, 9]  # (0, 2), (1, 0), and the far pair in the last bin
+    assert bins.col.tolist() == [1, 0, 2]
+    assert near.bins(3) is bins
+    assert len(near.bins(2).crow) == 3 * 2 + 2
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("target must be int64", (torch.zeros(2), torch.zeros(2).long(), torch.zeros(2, 2), 3)),
+        ("source must be int64", (torch.zeros(2).long(), torch.zeros(3).long(), torch.zeros(2, 2), 3)),
+        ("offsets must have shape", (torch.zeros(2).long(), torch.ones(2).long(), torch.zeros(3, 2), 3)),
+        ("offsets .* must be finite", (torch.zeros(2).long(), torch.ones(2).long(), torch.full((2, 2), torch.nan), 3)),
+        (r"nodes in \[0, 3\)", (torch.zeros(2).long(), torch.full((2,), 3), torch.zeros(2, 2), 3)),
+        (r"nodes in \[0, 3\)", (torch.zeros(2).long(), torch.full((2,), -1), torch.zeros(2, 2), 3)),
+    ],
+)
+def test_bad_pairs(message, arguments):
+    with pytest.raises(ValueError, match=message):
+        Neighbours(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("shape must be", ((0, 3),)),
+        ("shape must be", ((2, 2, 2, 2),)),
+        ("shape must be", ((2.0, 3),)),
+        ("max_distance must be", ((2, 3), 0)),
+        ("max_distance must be", ((2, 3), float("inf"))),
+        ("metric must be", ((2, 3), 2, "euclidean")),
+        ("periodic must be", ((2, 3), 2, "manhattan", "no")),
+    ],
+)
+def test_bad_grids(message, arguments):
+    with pytest.raises(ValueError, match=message):
+        PixelGrid(*arguments)
