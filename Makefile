@@ -1,4 +1,4 @@
-# make demo   train GE-ViTs on rotated digits and draw where they are equivariant (a few minutes)
+# make demo   train GE-ViTs on rotated digits and Performers on pixel graphs, and draw what symmetry does (5 minutes)
 # make test   lint, types and the whole test-suite
 # Both set everything up first, in .venv; later runs find it done. SCATTER=0 skips building torch-scatter.
 
@@ -11,6 +11,7 @@ STAMP := $(VENV)/.ready
 
 demo: setup
 	$(RUN) -W ignore examples/rotated_digits.py
+	$(RUN) -W ignore examples/pixel_graphs.py --epochs 8
 
 test: lint
 	$(RUN) -m pytest
@@ -26,6 +27,7 @@ test-cuda: setup
 
 bench: setup
 	$(RUN) examples/benchmarks/group_attention.py
+	$(RUN) examples/benchmarks/linear_attention.py
 
 setup: $(STAMP)
 

@@ -10,9 +10,10 @@ CORE = [
     m.name for m in pkgutil.walk_packages(tg_equiattn.__path__, "tg_equiattn.") if "integrations" not in m.name
 ]  # fmt: skip
 ESCNN = [f"tg_equiattn.integrations.escnn.{name}" for name in ("attention", "block", "ge_vit", "module", "types")]
+PYG = [f"tg_equiattn.integrations.pyg.{name}" for name in ("block", "classifier", "conv", "graph", "pixel_graph")]
 
 
-@pytest.mark.parametrize("name", CORE + ESCNN)
+@pytest.mark.parametrize("name", CORE + ESCNN + PYG)
 def test_examples_in_docstrings(name):
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0

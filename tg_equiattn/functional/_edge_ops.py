@@ -12,6 +12,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from .._precision import full_precision
+
 _CHUNK = 4096  # pairs at a time where torch has no sampled product
 
 with warnings.catch_warnings():  # torch says once in a process that CSR tensors are in beta
@@ -52,11 +54,12 @@ def _(query: Tensor, key: Tensor, crow: Tensor, col: Tensor, back: list[Tensor])
 @torch.library.custom_op("tg_equiattn::edge_sum", mutates_args=())
 def edge_sum(weight: Tensor, value: Tensor, crow: Tensor, col: Tensor, back: list[Tensor]) -> Tensor:
     """Sum over each row's pairs of (heads, E) weights times (heads, M, d) values, (heads, N, d); ``back`` as above."""
-    if not len(col):
-        return value.new_zeros(len(value), len(crow) - 1, value.shape[-1])
-    patterns = (_csr(crow, col, w.contiguous(), value.shape[1]) for w in weight)
-    sums = [pattern @ v for pattern, v in zip(patterns, value, strict=True)]
-    return torch.stack(sums) if len(sums) > 1 else sums[0][None]
+    with full_precision(value.device):
+        if not len(col):
+            return value.new_zeros(len(value), len(crow) - 1, value.shape[-1])
+        patterns = (_csr(crow, col, w.contiguous(), value.shape[1]) for w in weight)
+        sums = [pattern @ v for pattern, v in zip(patterns, value, strict=True)]
+        return torch.stack(sums) if len(sums) > 1 else sums[0][None]
 
 
 @edge_sum.register_fake

@@ -8,7 +8,8 @@ the keys' part and the queries' part:
 
 Nodes are worked through in chunks whose (nodes, m) scores stay in the cache, and backward computes them again: an
 operator saves its inputs and small outputs. They are registered with ``torch.library``, so that torch.compile sees
-single nodes. Second derivatives are not implemented.
+single nodes, and switch autocast off, which may be on where backward is called. Second derivatives are not
+implemented.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+
+from .._precision import full_precision
 
 RELU_EPSILON = 1e-3  # keeps every ReLU feature positive, so that no normaliser is zero
 _BUDGET = {"cpu": 1 << 18, "other": 1 << 26}  # scores of one chunk: a core's cache, or enough work for a GPU
@@ -62,26 +65,27 @@ def feature_summary(
     key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, kernel: str
 ) -> tuple[Tensor, Tensor]:
     """content (G, m, e) and level (G, m) of keys (G, L, d), values (G, L, e), a mask (G, L)."""
-    features = len(projection)
-    content = value.new_zeros(len(key), features, value.shape[-1])
-    sums = value.new_zeros(len(key), 1, features)
-    top = torch.full_like(sums, torch.finfo(key.dtype).min)
-    for group, parts in _chunks(key, features):
-        for n, part in enumerate(parts):
-            scores, _ = _key_scores(
-                key[group, part], projection, None if mask is None else mask[group, part], kernel
-            )  # fmt: skip
-            highest = torch.maximum(top[group], scores.amax(1, keepdim=True))
-            scores.sub_(highest).exp_()
-            if n:
-                fade = (top[group] - highest).exp_()
-                sums[group] *= fade
-                content[group] *= fade.mT
-            top[group] = highest
-            sums[group] += scores.sum(1, keepdim=True)
-            content[group].baddbmm_(scores.mT, value[group, part])
-    sums.clamp_(min=torch.finfo(key.dtype).tiny)  # of a group without keys
-    return content.div_(sums.mT), sums.log_().add_(top).squeeze(1)
+    with full_precision(key.device):
+        features = len(projection)
+        content = value.new_zeros(len(key), features, value.shape[-1])
+        sums = value.new_zeros(len(key), 1, features)
+        top = torch.full_like(sums, torch.finfo(key.dtype).min)
+        for group, parts in _chunks(key, features):
+            for n, part in enumerate(parts):
+                scores, _ = _key_scores(
+                    key[group, part], projection, None if mask is None else mask[group, part], kernel
+                )  # fmt: skip
+                highest = torch.maximum(top[group], scores.amax(1, keepdim=True))
+                scores.sub_(highest).exp_()
+                if n:
+                    fade = (top[group] - highest).exp_()
+                    sums[group] *= fade
+                    content[group] *= fade.mT
+                top[group] = highest
+                sums[group] += scores.sum(1, keepdim=True)
+                content[group].baddbmm_(scores.mT, value[group, part])
+        sums.clamp_(min=torch.finfo(key.dtype).tiny)  # of a group without keys
+        return content.div_(sums.mT), sums.log_().add_(top).squeeze(1)
 
 
 @feature_summary.register_fake
@@ -95,20 +99,21 @@ def feature_summary_backward(
     key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, kernel: str,
     content: Tensor, level: Tensor, grad_content: Tensor, grad_level: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
-    shift = (grad_level - (content * grad_content).sum(-1))[:, None]
-    for group, parts in _chunks(key, len(projection)):
-        for part in parts:
-            k = key[group, part]
-            weights, slope = _key_scores(k, projection, None if mask is None else mask[group, part], kernel)
-            weights.sub_(level[group, None]).exp_()
-            grad = torch.baddbmm(shift[group], value[group, part], grad_content[group].mT).mul_(weights)
-            grad_value[group, part] = weights @ grad_content[group]
-            if slope is None:
-                grad_key[group, part] = torch.addcmul(grad @ projection, k, grad.sum(-1, keepdim=True), value=-1)
-            else:
-                grad_key[group, part] = grad.mul_(slope) @ projection
-    return grad_key, grad_value
+    with full_precision(key.device):
+        grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
+        shift = (grad_level - (content * grad_content).sum(-1))[:, None]
+        for group, parts in _chunks(key, len(projection)):
+            for part in parts:
+                k = key[group, part]
+                weights, slope = _key_scores(k, projection, None if mask is None else mask[group, part], kernel)
+                weights.sub_(level[group, None]).exp_()
+                grad = torch.baddbmm(shift[group], value[group, part], grad_content[group].mT).mul_(weights)
+                grad_value[group, part] = weights @ grad_content[group]
+                if slope is None:
+                    grad_key[group, part] = torch.addcmul(grad @ projection, k, grad.sum(-1, keepdim=True), value=-1)
+                else:
+                    grad_key[group, part] = grad.mul_(slope) @ projection
+        return grad_key, grad_value
 
 
 @feature_summary_backward.register_fake
@@ -121,16 +126,17 @@ def feature_readout(
     query: Tensor, projection: Tensor, content: Tensor, level: Tensor, kernel: str
 ) -> tuple[Tensor, Tensor]:
     """out (G, L, e) and lse (G, L) of queries (G, L, d), content (G, m, e), level (G, m)."""
-    out = query.new_empty(*query.shape[:2], content.shape[-1])
-    lse = query.new_empty(*query.shape[:2], 1)
-    for group, parts in _chunks(query, len(projection)):
-        for part in parts:
-            weights, _ = _query_scores(query[group, part], projection, level[group], kernel)
-            peak = weights.amax(-1, keepdim=True)
-            total = weights.sub_(peak).exp_().sum(-1, keepdim=True)
-            out[group, part] = torch.bmm(weights, content[group]).div_(total)
-            lse[group, part] = total.log_().add_(peak)
-    return out, lse.squeeze(-1)
+    with full_precision(query.device):
+        out = query.new_empty(*query.shape[:2], content.shape[-1])
+        lse = query.new_empty(*query.shape[:2], 1)
+        for group, parts in _chunks(query, len(projection)):
+            for part in parts:
+                weights, _ = _query_scores(query[group, part], projection, level[group], kernel)
+                peak = weights.amax(-1, keepdim=True)
+                total = weights.sub_(peak).exp_().sum(-1, keepdim=True)
+                out[group, part] = torch.bmm(weights, content[group]).div_(total)
+                lse[group, part] = total.log_().add_(peak)
+        return out, lse.squeeze(-1)
 
 
 @feature_readout.register_fake
@@ -143,17 +149,22 @@ def feature_readout_backward(
     query: Tensor, projection: Tensor, content: Tensor, level: Tensor, kernel: str,
     out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    grad_query, grad_content, grad_level = torch.empty_like(query), torch.zeros_like(content), torch.zeros_like(level)
-    shift = (grad_lse - (grad_out * out).sum(-1))[..., None]
-    for group, parts in _chunks(query, len(projection)):
-        for part in parts:
-            weights, slope = _query_scores(query[group, part], projection, level[group], kernel)
-            weights.sub_(lse[group, part, None]).exp_()
-            grad = torch.baddbmm(shift[group, part], grad_out[group, part], content[group].mT).mul_(weights)
-            grad_content[group].baddbmm_(weights.mT, grad_out[group, part])
-            grad_level[group] += grad.sum(1)
-            grad_query[group, part] = (grad if slope is None else grad.mul_(slope)) @ projection
-    return grad_query, grad_content, grad_level
+    with full_precision(query.device):
+        grad_query, grad_content, grad_level = (
+            torch.empty_like(query),
+            torch.zeros_like(content),
+            torch.zeros_like(level),
+        )
+        shift = (grad_lse - (grad_out * out).sum(-1))[..., None]
+        for group, parts in _chunks(query, len(projection)):
+            for part in parts:
+                weights, slope = _query_scores(query[group, part], projection, level[group], kernel)
+                weights.sub_(lse[group, part, None]).exp_()
+                grad = torch.baddbmm(shift[group, part], grad_out[group, part], content[group].mT).mul_(weights)
+                grad_content[group].baddbmm_(weights.mT, grad_out[group, part])
+                grad_level[group] += grad.sum(1)
+                grad_query[group, part] = (grad if slope is None else grad.mul_(slope)) @ projection
+        return grad_query, grad_content, grad_level
 
 
 @feature_readout_backward.register_fake

@@ -1,0 +1,141 @@
+"""When features are drawn, from what, and that every rank draws alike."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.utils.checkpoint import checkpoint
+
+from tg_equiattn.nn import PerformerAttention, RandomFeatures, RelativePerformer
+
+
+def draws(features, steps):
+    """Which steps see other features than the step before."""
+    seen, changes = features.projection.clone(), []
+    for step in range(steps):
+        now = features()
+        if not torch.equal(now, seen):
+            changes.append(step)
+        seen = now.clone()
+    return changes
+
+
+def test_interval_counts_training_steps():
+    features = RandomFeatures(11, 5, redraw_interval=3)
+    assert draws(features, 10) == [3, 6, 9]
+    features.eval()
+    assert draws(features, 10) == []
+    features.train()
+    assert draws(features, 6) == [2, 5]  # the count went on where it was
+    assert draws(RandomFeatures(11, 5), 10) == []
+
+
+def test_draws_are_the_seeds_alone():
+    torch.manual_seed(3)
+    one = RandomFeatures(11, 5, redraw_interval=1)
+    torch.manual_seed(3)
+    two = RandomFeatures(11, 5, redraw_interval=1)
+    torch.manual_seed(4)
+    other = RandomFeatures(11, 5, redraw_interval=1)
+    for _ in range(3):
+        torch.randn(7)  # the global generator's state plays no part
+        assert torch.equal(one(), two())
+        assert not torch.equal(one(), other())
+        two()
+    one.redraw_features(torch.Generator().manual_seed(5))
+    other.redraw_features(torch.Generator().manual_seed(5))
+    assert torch.equal(one.projection, other.projection)
+
+
+def test_checkpoint_goes_on_as_an_uninterrupted_run():
+    features = RandomFeatures(11, 5, redraw_interval=3)
+    draws(features, 4)
+    buffer = io.BytesIO()
+    torch.save(features.state_dict(), buffer)
+    buffer.seek(0)
+    resumed = RandomFeatures(11, 5, redraw_interval=3)
+    resumed.load_state_dict(torch.load(buffer, weights_only=True))
+    copied = copy.deepcopy(features)
+    for _ in range(7):
+        expected = features()
+        assert torch.equal(resumed(), expected)
+        assert torch.equal(copied(), expected)
+
+
+def test_activation_checkpointing_counts_a_step_once():
+    layer = PerformerAttention(8, 8, 2, position=None, redraw_interval=1)
+    plain = copy.deepcopy(layer)
+    x = torch.randn(1, 9, 8)
+    for _ in range(3):
+        x1, x2 = (x.clone().requires_grad_() for _ in range(2))
+        checkpoint(layer, x1, use_reentrant=False).square().sum().backward()
+        plain(x2).square().sum().backward()
+        torch.testing.assert_close(x1.grad, x2.grad)
+    assert torch.equal(layer.features.projection, plain.features.projection)
+
+
+def test_drawing_between_forward_and_backward():
+    """A layer used twice in a step, with a draw in between, differentiates each use with its own features."""
+    layer = PerformerAttention(8, 8, 2, position=None, redraw_interval=1).double()
+    x = torch.randn(1, 9, 8).double()
+    first, drawn = layer(x), layer.features.projection
+    second = layer(x)
+    assert not torch.equal(drawn, layer.features.projection)
+    (first + second).sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_dtype_and_meta_device():
+    features = RandomFeatures(11, 5).double()
+    features.redraw_features()
+    assert features.projection.dtype == torch.float64
+    with torch.device("meta"):
+        assert RandomFeatures(11, 5).projection.is_meta
+
+
+def model():
+    return RelativePerformer(
+        1, 3, channels=12, depth=2, heads=3, max_distance=2, redraw_interval=2, dropout=0.0, attention_dropout=0.0
+    ).double()
+
+
+def images():
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(4, 1, 5, 7, generator=generator, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+
+
+def steps(net, image, label, count=5):
+    """Gradients of the last of some training steps, between which features are drawn."""
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(count):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(image), label).backward()
+        optimizer.step()
+    return [p.grad.clone() for p in net.parameters()]
+
+
+def rank(number, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=number, world_size=2)
+    torch.manual_seed(number)  # ranks start unlike; DistributedDataParallel makes them alike
+    net = torch.nn.parallel.DistributedDataParallel(model())
+    image, label = images()
+    part = slice(2 * number, 2 * number + 2)
+    grads = steps(net, image[part], label[part])
+    torch.save((grads, net.module.blocks[1].attention.features.projection), f"{folder}/{number}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
+def test_two_processes_give_the_gradients_of_one(tmp_path):
+    mp.start_processes(rank, (str(tmp_path),), nprocs=2, start_method="spawn")
+    torch.manual_seed(0)
+    single = model()
+    expected = steps(single, *images())
+    for number in range(2):
+        grads, projection = torch.load(tmp_path / f"{number}.pt", weights_only=True)
+        assert torch.equal(projection, single.blocks[1].attention.features.projection)
+        for got, wanted in zip(grads, expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
