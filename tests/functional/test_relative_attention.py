@@ -9,7 +9,7 @@ from oracles import positive_features
 from tg_equiattn.functional import _edge_ops as edge_ops
 from tg_equiattn.functional import clipped_attention, window_attention
 from tg_equiattn.functional._rows import Rows
-from tg_equiattn.functional.linear_attention import features_attention
+from tg_equiattn.functional.linear_attention import features_attention, log_norm
 from tg_equiattn.functional.relative_attention import distance_weights, ring_sums
 from tg_equiattn.grids import PixelGrid
 
@@ -41,7 +41,8 @@ def test_window_equals_the_double_sum(grid, copies):
     near = grid.neighbours(copies)
     x, y = (near.offsets + 2).unbind(1)
     far, level = features_attention(query, key, value, projection, "softmax", None, Rows(n, copies))
-    out = window_attention(query, key, value, table[:, x, y], table[:, 2, 2], (far, level + 0.3), near)
+    far = far, level + log_norm(query, "softmax", None, M) + 0.3
+    out = window_attention(query, key, value, table[:, x, y], table[:, 2, 2], far, near)
     phi_query, phi_key = (positive_features(t / D**0.25, projection) for t in (query, key))
     rows = []
     for i in range(n):
@@ -103,6 +104,7 @@ def test_large_scores_stay_finite(norm):
     value, projection, near = torch.randn(n, HEADS, E), torch.randn(M, D), GRID.neighbours()
     query.requires_grad_()
     far = features_attention(query, key, value, projection, "softmax", None, Rows(n))
+    far = far[0], far[1] + log_norm(query, "softmax", None, M)
     bias = 100 * torch.randn(HEADS, len(near.offsets))
     out = window_attention(query, key, value, bias, 100 * torch.randn(HEADS), far, near)
     weights = distance_weights(query, norm * torch.randn(HEADS, 4, D), projection, "softmax", None)

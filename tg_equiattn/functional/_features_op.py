@@ -37,12 +37,14 @@ def _chunks(nodes: Tensor, features: int) -> Iterator[tuple[slice, list[slice]]]
         yield slice(a, min(a + width, groups)), parts
 
 
-def _key_scores(key: Tensor, projection: Tensor, mask: Tensor | None, kernel: str) -> tuple[Tensor, Tensor | None]:
+def _key_scores(
+    key: Tensor, projection: Tensor, mask: Tensor | None, kernel: str, norm: float
+) -> tuple[Tensor, Tensor | None]:
     """log features of keys (G, n, m), minus infinity where masked; and for ReLU the derivative of the logarithm."""
     if kernel == "relu":
         scores, slope = _relu(key @ projection.T)
         return (scores if mask is None else scores.masked_fill_(~mask[..., None], -math.inf)), slope
-    bias = key.square().sum(-1, keepdim=True).mul_(-0.5)
+    bias = key.square().sum(-1, keepdim=True).mul_(-norm)
     if mask is not None:
         bias.masked_fill_(~mask[..., None], -math.inf)
     return torch.baddbmm(bias, key, projection.T.expand(len(key), -1, -1)), None
@@ -62,41 +64,71 @@ def _relu(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("tg_equiattn::feature_summary", mutates_args=())
 def feature_summary(
-    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, kernel: str
+    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, kernel: str, norm: float
 ) -> tuple[Tensor, Tensor]:
-    """content (G, m, e) and level (G, m) of keys (G, L, d), values (G, L, e), a mask (G, L)."""
+    """content (G, m, e) and level (G, m) of keys (G, L, d), values (G, L, e), a mask (G, L).
+
+    The softmax kernel's log features are W k - norm |k|^2.
+    """
     with full_precision(key.device):
-        features = len(projection)
-        content = value.new_zeros(len(key), features, value.shape[-1])
-        sums = value.new_zeros(len(key), 1, features)
-        top = torch.full_like(sums, torch.finfo(key.dtype).min)
-        for group, parts in _chunks(key, features):
-            for n, part in enumerate(parts):
-                scores, _ = _key_scores(
-                    key[group, part], projection, None if mask is None else mask[group, part], kernel
-                )  # fmt: skip
+        for stabilise in (False, True):
+            if stabilise or _cheap(key):
+                content, sums, top = _sums(key, value, projection, mask, kernel, norm, stabilise)
+                if stabilise or _comfortable(sums):
+                    break
+        sums.clamp_(min=torch.finfo(key.dtype).tiny)  # of a group without keys
+        return content.div_(sums.mT), sums.log_().add_(top).squeeze(1)
+
+
+def _cheap(x: Tensor) -> bool:
+    """Whether exponentials are first tried without a stabiliser: where seeing how that went costs nothing."""
+    return x.device.type == "cpu"
+
+
+def _comfortable(sums: Tensor) -> bool:
+    """Whether sums of exponentials are far from under- and overflow; NaN is not."""
+    if not sums.numel():
+        return True
+    low, high = sums.aminmax()
+    return float(low) > 1e-25 and float(high) < 1e25
+
+
+def _sums(
+    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, kernel: str, norm: float, stabilise: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums over keys of exp(score - top), times the value (G, m, e) and alone (G, 1, m), and top, the largest or 0."""
+    content = value.new_zeros(len(key), len(projection), value.shape[-1])
+    sums = value.new_zeros(len(key), 1, len(projection))
+    top = torch.full_like(sums, torch.finfo(key.dtype).min) if stabilise else torch.zeros_like(sums)
+    for group, parts in _chunks(key, len(projection)):
+        for n, part in enumerate(parts):
+            there = None if mask is None else mask[group, part]
+            scores, _ = _key_scores(key[group, part], projection, there, kernel, norm)
+            if stabilise:
                 highest = torch.maximum(top[group], scores.amax(1, keepdim=True))
-                scores.sub_(highest).exp_()
+                scores.sub_(highest)
                 if n:
                     fade = (top[group] - highest).exp_()
                     sums[group] *= fade
                     content[group] *= fade.mT
                 top[group] = highest
-                sums[group] += scores.sum(1, keepdim=True)
-                content[group].baddbmm_(scores.mT, value[group, part])
-        sums.clamp_(min=torch.finfo(key.dtype).tiny)  # of a group without keys
-        return content.div_(sums.mT), sums.log_().add_(top).squeeze(1)
+            scores.exp_()
+            sums[group] += scores.sum(1, keepdim=True)
+            content[group].baddbmm_(scores.mT, value[group, part])
+    return content, sums, top
 
 
 @feature_summary.register_fake
-def _(key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, kernel: str) -> tuple[Tensor, Tensor]:
+def _(
+    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, kernel: str, norm: float
+) -> tuple[Tensor, Tensor]:
     features = len(projection)
     return value.new_empty(len(key), features, value.shape[-1]), value.new_empty(len(key), features)
 
 
 @torch.library.custom_op("tg_equiattn::feature_summary_backward", mutates_args=())
 def feature_summary_backward(
-    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, kernel: str,
+    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, kernel: str, norm: float,
     content: Tensor, level: Tensor, grad_content: Tensor, grad_level: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     with full_precision(key.device):
@@ -105,12 +137,14 @@ def feature_summary_backward(
         for group, parts in _chunks(key, len(projection)):
             for part in parts:
                 k = key[group, part]
-                weights, slope = _key_scores(k, projection, None if mask is None else mask[group, part], kernel)
+                weights, slope = _key_scores(k, projection, None if mask is None else mask[group, part], kernel, norm)
                 weights.sub_(level[group, None]).exp_()
                 grad = torch.baddbmm(shift[group], value[group, part], grad_content[group].mT).mul_(weights)
                 grad_value[group, part] = weights @ grad_content[group]
                 if slope is None:
-                    grad_key[group, part] = torch.addcmul(grad @ projection, k, grad.sum(-1, keepdim=True), value=-1)
+                    grad_key[group, part] = torch.addcmul(
+                        grad @ projection, k, grad.sum(-1, keepdim=True), value=-2 * norm
+                    )
                 else:
                     grad_key[group, part] = grad.mul_(slope) @ projection
         return grad_key, grad_value
@@ -129,13 +163,19 @@ def feature_readout(
     with full_precision(query.device):
         out = query.new_empty(*query.shape[:2], content.shape[-1])
         lse = query.new_empty(*query.shape[:2], 1)
+        ceiling = level.amax(-1, keepdim=True)
         for group, parts in _chunks(query, len(projection)):
             for part in parts:
-                weights, _ = _query_scores(query[group, part], projection, level[group], kernel)
-                peak = weights.amax(-1, keepdim=True)
-                total = weights.sub_(peak).exp_().sum(-1, keepdim=True)
+                for stabilise in (False, True):
+                    if stabilise or _cheap(query):
+                        weights, _ = _query_scores(query[group, part], projection, (level - ceiling)[group], kernel)
+                        peak = weights.amax(-1, keepdim=True) if stabilise else torch.zeros_like(weights[..., :1])
+                        weights = weights.sub_(peak) if stabilise else weights
+                        total = weights.exp_().sum(-1, keepdim=True)
+                        if stabilise or _comfortable(total):
+                            break
                 out[group, part] = torch.bmm(weights, content[group]).div_(total)
-                lse[group, part] = total.log_().add_(peak)
+                lse[group, part] = total.log_().add_(peak).add_(ceiling[group, None])
         return out, lse.squeeze(-1)
 
 
@@ -173,16 +213,25 @@ def _(query: Tensor, projection: Tensor, content: Tensor, level: Tensor, *rest: 
 
 
 def _save_summary(ctx, inputs, output) -> None:
-    key, value, projection, mask, ctx.kernel = inputs
+    key, value, projection, mask, ctx.kernel, ctx.norm = inputs
     ctx.save_for_backward(key, value, projection, mask, *output)
 
 
 def _summary_gradient(ctx, grad_content: Tensor, grad_level: Tensor):
     key, value, projection, mask, content, level = ctx.saved_tensors
     grads = feature_summary_backward(
-        key, value, projection, mask, ctx.kernel, content, level, grad_content.contiguous(), grad_level.contiguous()
+        key,
+        value,
+        projection,
+        mask,
+        ctx.kernel,
+        ctx.norm,
+        content,
+        level,
+        grad_content.contiguous(),
+        grad_level.contiguous(),
     )
-    return *grads, None, None, None
+    return *grads, None, None, None, None
 
 
 def _save_readout(ctx, inputs, output) -> None:

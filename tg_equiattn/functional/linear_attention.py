@@ -11,7 +11,7 @@ from .. import _checks
 from .._precision import full_precision
 from ._features_op import feature_readout, feature_summary
 from ._rows import Rows
-from .random_features import KERNELS, log_norm
+from .random_features import KERNELS
 
 
 def linear_attention(
@@ -97,7 +97,7 @@ def features_attention(
     query: Tensor, key: Tensor, value: Tensor, projection: Tensor, kernel: str, scale: float | None, rows: Rows
 ) -> tuple[Tensor, Tensor]:
     """:func:`linear_attention` of nodes (N, heads, d) in rows; also the log-sum-exp of the estimated scores,
-    (N, heads, 1)."""
+    (N, heads, 1), but for a part of the query alone, :func:`log_norm`."""
     query, key, value = (rows.pack(t) for t in (query, key, value))
     out, lse = dense_features_attention(query, key, value, projection, kernel, scale, rows.mask, rows)
     return rows.unpack(out), rows.unpack(lse)
@@ -117,22 +117,28 @@ def dense_features_attention(
     heads = query.shape[1]
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
-        q, k = scaled(query.to(dtype), key.to(dtype), kernel, scale)
-        w = projection.to(dtype)
+        w, size = projection.to(dtype), score_scale(query, kernel, scale)
         there = None if mask is None else mask.repeat_interleave(heads, 0)
-        content, level = feature_summary(k.flatten(0, 1), value.to(dtype).flatten(0, 1), w, there, kernel)
+        key_rows, value_rows, query_rows = (t.to(dtype).flatten(0, 1) for t in (key, value, query))
+        root = math.sqrt(abs(size))  # of the scale, put on the directions in place of queries and keys
+        content, level = feature_summary(key_rows, value_rows, w * root, there, kernel, abs(size) / 2)
         if rows is not None:
             content, level = rows.merge(content.unflatten(0, (-1, heads)), level.unflatten(0, (-1, heads)))
             content, level = content.flatten(0, 1), level.flatten(0, 1)
-        out, lse = feature_readout(q.flatten(0, 1), w, content, level, kernel)
-        lse = lse.view(q.shape[:-1])[..., None] + log_norm(q, kernel) - math.log(len(w))
-    return out.view(value.shape).to(value.dtype), lse
+        out, lse = feature_readout(query_rows, w * math.copysign(root, size), content, level, kernel)
+    return out.view(value.shape).to(value.dtype), lse.view(*query.shape[:-1], 1)
 
 
-def scaled(query: Tensor, key: Tensor, kernel: str, scale: float | None) -> tuple[Tensor, Tensor]:
-    """Queries and keys whose plain products are the scaled ones; the ReLU kernel is homogeneous and takes none."""
+def score_scale(query: Tensor, kernel: str, scale: float | None) -> float:
+    """The factor of scores; the ReLU kernel is homogeneous and takes none."""
     if kernel == "relu":
-        return query, key
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    root = math.sqrt(abs(scale))
-    return query * math.copysign(root, scale), key * root
+        return 1.0
+    return query.shape[-1] ** -0.5 if scale is None else scale
+
+
+def log_norm(query: Tensor, kernel: str, scale: float | None, features: int) -> Tensor:
+    """What :func:`features_attention` leaves out of its log-sum-exp, the same for all features of a query, (..., 1)."""
+    if kernel == "relu":
+        return query.new_full((*query.shape[:-1], 1), -math.log(features))
+    size = abs(score_scale(query, kernel, scale))
+    return -query.square().sum(-1, keepdim=True) * (size / 2) - math.log(features)

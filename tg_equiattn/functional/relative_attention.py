@@ -2,15 +2,17 @@ r"""Linear attention with exact relative positions: the published strategy 2, an
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from .._precision import full_precision
 from ..neighbours import Neighbours, Pattern
 from ._edge_ops import edge_dot, edge_sum
-from ._features_op import feature_readout
+from ._features_op import RELU_EPSILON, feature_readout
 from ._rows import Rows
-from .linear_attention import scaled
+from .linear_attention import score_scale
 
 _FLOOR = 1e-30  # of the largest weight: below it float32 cannot tell a weight from zero
 
@@ -35,15 +37,18 @@ def distance_weights(query: Tensor, table: Tensor, projection: Tensor, kernel: s
     """
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
-        query, table = scaled(query.to(dtype), table.to(dtype), kernel, scale)
-        w = projection.to(dtype)
+        size = score_scale(query, kernel, scale)
+        root = math.sqrt(abs(size))
+        w, table = projection.to(dtype), table.to(dtype) * root
+        logs = table @ w.T
         if kernel == "softmax":
-            logs = table @ w.T - table.square().sum(-1, keepdim=True) / 2
+            logs = logs - table.square().sum(-1, keepdim=True) / 2
         else:
-            logs = ((table @ w.T).relu() + 1e-3).log()
+            logs = (logs.relu() + RELU_EPSILON).log()
         level = logs.detach().amax(1)
         content = (logs - level[:, None]).exp().mT.contiguous()
-        out, _ = feature_readout(query.transpose(0, 1).contiguous(), w, content, level, kernel)
+        heads_first = query.to(dtype).transpose(0, 1)
+        out, _ = feature_readout(heads_first, w * math.copysign(root, size), content, level, kernel)
     return out.transpose(0, 1).clamp(min=_FLOOR)
 
 
@@ -104,7 +109,7 @@ def window_attention(
         value: ``(N, heads, e)``.
         pair_bias: ``(heads, E)``, b of every pair in the order of ``neighbours``.
         self_bias: ``(heads,)``, b of a node with itself.
-        far: the features' output ``(N, heads, e)`` and log-sum-exp ``(N, heads, 1)``, f added.
+        far: the features' output ``(N, heads, e)`` and the whole log-sum-exp ``(N, heads, 1)``, f added.
         neighbours: the near pairs.
         scale: c; ``None`` means :math:`1/\sqrt d`.
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import _checks
 from ..functional._rows import Rows
-from ..functional.linear_attention import features_attention
+from ..functional.linear_attention import features_attention, log_norm
 from ..functional.random_features import KERNELS
 from ..functional.relative_attention import clipped_attention, distance_weights, ring_sums, window_attention
 from ..grids import PixelGrid
@@ -277,7 +277,8 @@ class PerformerAttention(nn.Module):
             return features_attention(query, key, value, *options, rows)[0]
         if self.position == "window":
             far, level = features_attention(query, key, value, *options, rows)
-            level = level + self.far_bias[:, None]
+            whole = query.to(level.dtype)
+            level = level + log_norm(whole, self.kernel, self.scale, len(options[0])) + self.far_bias[:, None]
             centre = neighbours.offsets.new_zeros(1, self.pos_dim)
             biases = self.offset_bias(neighbours.offsets), self.offset_bias(centre)[:, 0]
             out = window_attention(query, key, value, *biases, (far, level), neighbours, self.scale)
