@@ -6,6 +6,8 @@ import pickle
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tg_equiattn.groups import cyclic, dihedral, mirror, octahedral, trivial
 
@@ -16,6 +18,17 @@ DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
 ]
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuse every operation on a tensor (not a scalar) that is not on the meta device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves((args, kwargs, out)):
+            if isinstance(x, torch.Tensor) and x.ndim and x.device.type != "meta":
+                raise AssertionError(f"{func} met a tensor on {x.device}")
+        return out
 
 
 @pytest.fixture(autouse=True)

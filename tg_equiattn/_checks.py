@@ -54,7 +54,8 @@ def same_kind(x: Tensor, like: Tensor) -> None:
         raise ValueError(f"input must be a floating point tensor, got {x.dtype}")
     if x.device != like.device:
         raise ValueError(f"input must be on {like.device} as the parameters are, got {x.device}")
-    mixed = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64  # autocast leaves float64 alone
+    autocast = torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)
+    mixed = autocast and x.dtype != torch.float64  # which autocast leaves alone
     if x.dtype != like.dtype and not mixed:
         raise ValueError(f"input must be {like.dtype} as the parameters are, got {x.dtype}")
 

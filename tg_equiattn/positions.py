@@ -14,9 +14,9 @@ from . import _checks
 from ._precision import full_precision
 
 
-def _geometric(count: int, longest: float) -> Tensor:
+def _geometric(count: int, longest: float, device: torch.device | None = None) -> Tensor:
     """Frequencies from 1 down to almost 1 / longest, as of the usual sinusoidal encoding."""
-    return longest ** -(torch.arange(count) / count)
+    return longest ** -(torch.arange(count, device=device) / count)
 
 
 class AbsoluteEncoding(nn.Module):
@@ -46,8 +46,8 @@ class AbsoluteEncoding(nn.Module):
 
     def forward(self, pos: Tensor) -> Tensor:
         pos = pos.to(torch.promote_types(pos.dtype, torch.float32))
-        omega = _geometric(self.channels // (2 * self.pos_dim), 1e4).to(pos)
-        angle = pos[..., None] * omega
+        omega = _geometric(self.channels // (2 * self.pos_dim), 1e4, pos.device)
+        angle = pos[..., None] * omega.to(pos.dtype)
         return torch.stack([angle.sin(), angle.cos()], -1).flatten(-3)
 
     def extra_repr(self) -> str:

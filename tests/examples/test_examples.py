@@ -176,7 +176,7 @@ sys.path.insert(0, {str(EXAMPLES / "benchmarks")!r})
 import torch
 from linear_attention import CHANNELS, CLIPPED, HEADS, WINDOW, GatheredClipped, PerformerAttention, PixelGrid, bias_of
 grid, x = PixelGrid((9, 7), CLIPPED), torch.randn(1, 63, CHANNELS)
-gathered = GatheredClipped(CHANNELS, CHANNELS, HEADS, position="clipped", max_distance=CLIPPED)
+gathered = GatheredClipped(CHANNELS, CHANNELS, HEADS, position="clipped", max_distance=CLIPPED).window_of(grid, "cpu")
 layer = PerformerAttention(CHANNELS, CHANNELS, HEADS, position="clipped", max_distance=CLIPPED)
 layer.load_state_dict(gathered.state_dict())
 torch.testing.assert_close(gathered(x, grid=grid), layer(x, grid=grid), rtol=1e-4, atol=1e-5)

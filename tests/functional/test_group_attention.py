@@ -3,7 +3,7 @@ import sys
 
 import pytest
 import torch
-from conftest import GROUPS
+from conftest import GROUPS, OneDevice
 from oracles import attention_materialised
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -216,17 +216,6 @@ def test_double_factors_do_without_the_direct_formula(extreme, monkeypatch):
     for a, b in zip(gradients(out, single), gradients(expected, exact), strict=True):
         assert a.dtype == torch.float32
         torch.testing.assert_close(a.double(), b, rtol=0, atol=2e-3 * max(1.0, float(b.abs().max())))
-
-
-class OneDevice(TorchDispatchMode):
-    """Refuse every operation on a tensor (not a scalar) that is not on the meta device."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for x in tree_leaves((args, kwargs, out)):
-            if isinstance(x, torch.Tensor) and x.ndim and x.device.type != "meta":
-                raise AssertionError(f"{func} met a tensor on {x.device}")
-        return out
 
 
 @pytest.mark.parametrize("kernel_size", [3, None])

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from conftest import OneDevice
 from oracles import positive_features
 
 from tg_equiattn.functional import _features_op as op
@@ -201,6 +202,34 @@ def test_registered_operators():
     torch.library.opcheck(op.feature_summary, (key, value, projection, None, "softmax", 0.5), test_utils=checks)
     content, level = double(2, 11, 7).requires_grad_(), double(2, 11).requires_grad_()
     torch.library.opcheck(op.feature_readout, (key, projection, content, level, "relu"), test_utils=checks)
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "relu"])
+def test_operators_read_no_values_off_the_cpu(kernel):
+    key, value, projection = (torch.empty(*s, device="meta") for s in ((2, 300, 3), (2, 300, 7), (11, 3)))
+    mask = torch.empty(2, 300, dtype=torch.bool, device="meta")
+    with OneDevice():
+        summary = op.feature_summary._init_fn(key, value, projection, mask, kernel, 0.5)
+        op.feature_summary_backward._init_fn(key, value, projection, mask, kernel, 0.5, *summary, *summary)
+        out = op.feature_readout._init_fn(key, projection, *summary, kernel)
+        op.feature_readout_backward._init_fn(key, projection, *summary, kernel, *out, *out)
+    assert all(t.is_meta for t in (*summary, *out))
+
+
+@pytest.mark.parametrize("stabilised", [False, True])
+def test_stabilised_and_plain_exponentials_agree(stabilised, qkvw, monkeypatch):
+    """Both ways of the operators give the definition; the CPU takes the plain one where its sums stay in range."""
+    seen = []
+    original = op._sums
+    monkeypatch.setattr(op, "_sums", lambda *a: seen.append(a[-1]) or original(*a))
+    monkeypatch.setattr(op, "_cheap", lambda x: not stabilised)
+    query, key, value, projection = qkvw
+    w = weights(query, key, projection)
+    out = linear_attention(query, key, value, projection)
+    torch.testing.assert_close(out, (w / w.sum(-1, keepdim=True)) @ value, rtol=1e-12, atol=1e-12)
+    assert seen == [stabilised]
+    linear_attention(query, 60 * key, value, projection)
+    assert seen[1:] == ([True] if stabilised else [False, True])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

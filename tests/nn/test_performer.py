@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from conftest import OneDevice
 from oracles import positive_features
 
 from tg_equiattn.functional import orthogonal_projection
@@ -197,6 +198,22 @@ def test_mixed_precision(name, make, dtype):
     assert all(p.grad.isfinite().all() for p in layer.parameters())
     whole = make(name, dtype)
     assert whole(x.to(dtype), grid=GRID).isfinite().all()
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_no_tensor_is_left_on_the_cpu(name, ragged, make):
+    """Both directions stay on the input's device and read no value from it: meta tensors have none."""
+    layer = make(name, torch.float32).to("meta").train()
+    x = torch.empty(2, len(GRID), CHANNELS, device="meta", requires_grad=True)
+    with OneDevice():
+        if ragged:
+            batch = torch.empty(2 * len(GRID), dtype=torch.int64, device="meta")
+            near, pos = GRID.neighbours(2, "meta"), torch.empty(2 * len(GRID), 2, device="meta")
+            out = layer(x.flatten(0, 1), pos=pos, batch=batch, batch_size=2, neighbours=near)
+        else:
+            out = layer(x, grid=GRID)
+        out.sum().backward()
+    assert out.device.type == x.grad.device.type == "meta"
 
 
 class OnGrid(torch.nn.Module):
