@@ -125,13 +125,13 @@ def shift_table(curves: dict[str, np.ndarray], shifts: range) -> str:
 
 def draw(curves: dict[str, np.ndarray], shifts: range, path: Path) -> None:
     """Accuracy against shift, mean and standard deviation over seeds."""
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6, 4.5), layout="constrained")
     for position, curve in curves.items():
         mean, spread = curve.mean(0), curve.std(0, ddof=1) if len(curve) > 1 else np.zeros(len(shifts))
         axes.plot(shifts, mean, marker="o", label=NAMES[position])
         axes.fill_between(shifts, mean - spread, mean + spread, alpha=0.2)
     axes.set(xlabel="shift along x in pixels", ylabel="accuracy in percent", ylim=(0, 100), xticks=list(shifts))
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=3)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -143,7 +143,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch", type=int, help="default 32, or 22 with --full")
     parser.add_argument("--learning-rate", type=float, help="default 0.003, or 0.0005 with --full")
-    parser.add_argument("--size", type=int, help="pixels a side; default 12, or 32 with --data")
+    parser.add_argument("--size", type=int, help="pixels a side; default 14, or 32 with --data")
     parser.add_argument("--train-images", type=int, help="use only the first of the training images")
     parser.add_argument("--test-images", type=int, help="use only the first of the test images")
     parser.add_argument("--channels", type=int, default=32)
@@ -155,7 +155,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--redraw-interval", type=int, help="steps between draws; default 1000, or 100 with --full")
     parser.add_argument("--periodic", action="store_true", help="opposite borders of the canvas touch")
     parser.add_argument("--dropout", type=float, help="default 0, or 0.1 with --full")
-    parser.add_argument("--shift", type=int, help="largest shift in pixels; default 2, or 8 with --data")
+    parser.add_argument("--shift", type=int, help="largest shift in pixels; default 3, or 8 with --data")
     parser.add_argument("--label", type=int, help="shift only images of this class (the paper: 1)")
     parser.add_argument("--data", type=Path, help="folder with MNIST, Fashion-MNIST or CIFAR-10 files")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -171,8 +171,8 @@ def parse() -> argparse.Namespace:
     small, full = (32, 0.003, 4, 0.0, "batch", 1000), (22, 0.0005, 6, 0.1, "layer", 100)
     for name, value in zip(names, full if options.full else small, strict=True):
         setattr(options, name, value if getattr(options, name) is None else getattr(options, name))
-    options.size = options.size or (32 if options.data else 12)
-    options.shift = options.shift or (8 if options.data else 2)
+    options.size = options.size or (32 if options.data else 14)
+    options.shift = options.shift or (8 if options.data else 3)
     for name in ("epochs", "batch", "learning_rate", "train_images", "test_images", "shift", "max_distance"):
         if getattr(options, name) is not None and getattr(options, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be positive, got {getattr(options, name)}")
