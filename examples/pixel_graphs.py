@@ -171,8 +171,8 @@ def parse() -> argparse.Namespace:
     small, full = (32, 0.003, 4, 0.0, "batch", 1000), (22, 0.0005, 6, 0.1, "layer", 100)
     for name, value in zip(names, full if options.full else small, strict=True):
         setattr(options, name, value if getattr(options, name) is None else getattr(options, name))
-    options.size = options.size or (32 if options.data else 14)
-    options.shift = options.shift or (8 if options.data else 3)
+    options.size = (32 if options.data else 14) if options.size is None else options.size
+    options.shift = (8 if options.data else 3) if options.shift is None else options.shift
     for name in ("epochs", "batch", "learning_rate", "train_images", "test_images", "shift", "max_distance"):
         if getattr(options, name) is not None and getattr(options, name) <= 0:
             parser.error(f"--{name.replace('_', '-')} must be positive, got {getattr(options, name)}")

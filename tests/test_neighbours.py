@@ -123,3 +123,17 @@ def test_bad_pairs(message, arguments):
 def test_bad_grids(message, arguments):
     with pytest.raises(ValueError, match=message):
         PixelGrid(*arguments)
+
+
+def test_distances_refuse_repeated_pairs():
+    near = Neighbours(torch.tensor([0, 0]), torch.tensor([1, 1]), torch.tensor([[1, 0], [2, 0]]), 3)
+    with pytest.raises(ValueError, match="must not join a pair twice"):
+        near.bins(3)
+
+
+def test_restricted():
+    near = Neighbours(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), torch.tensor([[1], [2], [3]]), 3)
+    less = near.restricted(torch.tensor([True, True, False]))
+    assert less.pattern.row.tolist() == [0]
+    assert less.pattern.col.tolist() == [1]
+    assert less.offsets.tolist() == [[1]]

@@ -211,12 +211,14 @@ def _repeated(target: Tensor, source: Tensor, offsets: Tensor, exists: Tensor, c
 
 
 @functools.lru_cache(maxsize=32)
+@torch.inference_mode(False)  # what is kept may be asked for in evaluation first and trained with later
 def _edges(grid: PixelGrid) -> tuple[Tensor, Tensor]:
     target, source, offsets, exists = grid.pairs()
     return torch.stack([source, target])[:, exists], offsets[exists]
 
 
 @functools.lru_cache(maxsize=8)
+@torch.inference_mode(False)
 def _neighbours(grid: PixelGrid, copies: int, device: torch.device) -> Neighbours:
     return _repeated(*grid.pairs(device), copies, len(grid))
 

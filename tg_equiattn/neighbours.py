@@ -7,6 +7,8 @@ import itertools
 import torch
 from torch import Tensor
 
+from . import _checks
+
 METRICS = ("manhattan", "chebyshev")
 
 
@@ -36,7 +38,7 @@ class Neighbours:
 
     A node is always its own neighbour, at offset 0: attention adds that pair itself, and pairs of a node with itself
     given here are passed over, so that graphs with and without self-loops give equal results. A pair given twice
-    counts twice.
+    counts twice in a window, and is refused for distances.
 
     Building it sorts the pairs, unless they come sorted by target. Layers that share a graph should share one.
 
@@ -62,7 +64,7 @@ class Neighbours:
         if offsets.is_complex() or offsets.dtype == torch.bool:
             raise ValueError(f"offsets (edge_attr) must be real numbers, got {offsets.dtype}")
         offsets = offsets if offsets.is_floating_point() else offsets.long()
-        free = target.device.type == "cpu" and not torch.compiler.is_compiling()
+        free = _checks.values_are_free(target)
         if free and not bool(offsets.isfinite().all()):
             raise ValueError("offsets (edge_attr, or differences of pos) must be finite, got NaN or infinity")
         if free and len(target):
@@ -89,9 +91,31 @@ class Neighbours:
 
     def bins(self, max_distance: int) -> Pattern:
         """Sources by (target, Manhattan distance) bin, i * max_distance + d; a last bin takes every other pair."""
-        if max_distance in self._bins:
-            return self._bins[max_distance]
+        if torch.compiler.is_compiling():
+            return self._make_bins(max_distance)
+        if max_distance not in self._bins:
+            with torch.inference_mode(
+                False
+            ):  # what is kept may be asked for in evaluation first and trained with later
+                self._bins[max_distance] = self._make_bins(max_distance)
+        return self._bins[max_distance]
+
+    def restricted(self, there: Tensor) -> Neighbours:
+        """The pairs of which both nodes are there, bool ``(N,)``."""
         row, col = self.pattern.row, self.pattern.col
+        exists = there[row] & there[col]
+        exists = exists if self.exists is None else exists & self.exists
+        return Neighbours(row, col, self.offsets, self.nodes, exists)
+
+    def _make_bins(self, max_distance: int) -> Pattern:
+        row, col = self.pattern.row, self.pattern.col
+        if _checks.values_are_free(row) and len(row):
+            pairs = (row * self.nodes + col).sort().values
+            if bool((pairs.diff() == 0).any()):
+                raise ValueError(
+                    "edge_index must not join a pair twice where position='clipped': its nodes have one distance; see "
+                    "torch_geometric.utils.coalesce"
+                )
         distance = self.offsets.abs().sum(-1).round().long()
         last = self.nodes * max_distance
         near = (distance >= 0) & (distance < max_distance)  # sums of huge integers wrap around
@@ -99,10 +123,7 @@ class Neighbours:
         key = torch.where(near, row * max_distance + distance, last)
         order = torch.argsort(key, stable=True)
         transposed = torch.argsort(col[order], stable=True)
-        bins = Pattern(key[order], col[order], last + 1, self.nodes, transposed)
-        if not torch.compiler.is_compiling():
-            self._bins[max_distance] = bins
-        return bins
+        return Pattern(key[order], col[order], last + 1, self.nodes, transposed)
 
 
 def near_pairs(
@@ -115,7 +136,8 @@ def near_pairs(
 
     Args:
         pos: ``(N, dim)`` positions.
-        max_distance: pairs at this distance or farther are not near.
+        max_distance: pairs at this distance or farther are not near, nor those nearer to it than positions are exact:
+            moving all positions does not change which pairs of a lattice are near.
         batch: int64 ``(N,)`` graph index; ``None`` means one graph.
         metric: ``"manhattan"`` or ``"chebyshev"``.
 
@@ -137,6 +159,10 @@ def near_pairs(
     strides = torch.cat([sides.flip(0).cumprod(0).flip(0)[1:], sides.new_ones(1)])
     cell = ((cell + 1) * strides).sum(1)
     ordered, order = torch.sort(cell)
+    limit = torch.tensor(max_distance, dtype=torch.float64, device=pos.device)
+    if pos.is_floating_point():
+        exact = 16 * torch.finfo(pos.dtype).eps * pos.abs().nan_to_num(0, 0, 0).max()
+        limit = max_distance - exact.clamp(max=max_distance / 4)
     target, source = [], []
     for step in itertools.product((-1, 0, 1), repeat=dim):
         wanted = cell + (sides.new_tensor((0, *step)) * strides).sum()
@@ -147,7 +173,7 @@ def near_pairs(
         j = order[torch.arange(len(i), device=pos.device) - begins[i] + first[i]]
         difference = (pos[j] - pos[i]).abs()
         distance = difference.sum(1) if metric == "manhattan" else difference.amax(1)
-        near = (distance < max_distance) & (i != j)
+        near = (distance < limit) & (i != j)
         target.append(i[near])
         source.append(j[near])
     pairs = torch.stack([torch.cat(target), torch.cat(source)])

@@ -71,7 +71,8 @@ class RelativePerformerConv(MessagePassing):
     .. note::
         :class:`torch_geometric.nn.GPSConv` does not pass :obj:`batch` on to its :obj:`conv`. Give it
         :obj:`ptr=data.ptr` besides, which reaches this layer. Where :obj:`edge_index` shows that nodes of several
-        graphs came without either, a :obj:`ValueError` is raised (on CUDA, in a layer's first call only).
+        graphs came without either, a :obj:`ValueError` is raised. What edges do not show passes as one graph: graphs
+        without edges, any call under :meth:`torch.compile`, and on CUDA all calls of a layer but the first.
 
     Example:
         >>> import torch
@@ -112,7 +113,9 @@ class RelativePerformerConv(MessagePassing):
             raise ValueError(f"aggr must be 'sum', got {kwargs['aggr']!r}")
         if kwargs.get("flow", "source_to_target") != "source_to_target":
             raise ValueError(f"flow must be 'source_to_target', got {kwargs['flow']!r}")
-        super().__init__(node_dim=0, **kwargs)
+        if kwargs.setdefault("node_dim", 0) != 0:
+            raise ValueError(f"node_dim must be 0, got {kwargs['node_dim']!r}")
+        super().__init__(**kwargs)
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.attention = PerformerAttention(
             in_channels, out_channels, heads, position=position, pos_dim=pos_dim, num_features=num_features,
@@ -162,8 +165,9 @@ class RelativePerformerConv(MessagePassing):
                 and positions.
             neighbours (Neighbours, optional): Near pairs from :meth:`neighbours`, to share among layers.
         """
-        if x.ndim != 2:
-            raise ValueError(f"x must have shape (N, {self.in_channels}), got {tuple(x.shape)}")
+        if not isinstance(x, Tensor) or x.ndim != 2:
+            what = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x must be a tensor of shape (N, {self.in_channels}), got {what}")
         check_sources(edge_index, edge_attr, grid)
         batch, graphs = batch_of(batch, ptr, len(x))
         batch_size = graphs if batch_size is None else batch_size
@@ -195,17 +199,17 @@ class RelativePerformerConv(MessagePassing):
             self._checked = True
         if self.attention.position not in NEAR:
             return None
-        whole = self.attention.position == "clipped" or self.attention.offset == "table"
         return near_pairs_of(
-            edge_index, edge_attr, pos, batch, nodes=num_nodes, pos_dim=self.attention.pos_dim, whole=whole
-        )
+            edge_index, edge_attr, pos, batch, nodes=num_nodes, pos_dim=self.attention.pos_dim,
+            whole=self.attention.whole_offsets,
+        )  # fmt: skip
 
     def _ring_sums(self, values: Tensor, bins: Pattern) -> Tensor:
         """Sums of values by (target, distance) bin: messages from sources to bins, or one sparse product."""
+        if torch.compiler.is_compiling():  # where PyG does not fuse
+            return ring_sums(values, bins)
         size = (len(values), len(bins.crow) - 1)
-        edge_index = torch.stack([bins.col, bins.row])
-        if not torch.compiler.is_compiling():
-            edge_index = EdgeIndex(edge_index, sparse_size=size, sort_order="col")
+        edge_index = EdgeIndex(torch.stack([bins.col, bins.row]), sparse_size=size, sort_order="col")
         return self.propagate(edge_index, x=values, bins=bins, size=size)
 
     def message(self, x_j: Tensor) -> Tensor:

@@ -24,11 +24,12 @@ def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tenso
         size = tuple(edge_index.sizes()[:2] if isinstance(edge_index, SparseTensor) else edge_index.shape[:2])
         if size != (nodes, nodes):
             raise ValueError(f"edge_index must be a {nodes} x {nodes} adjacency, got {size}")
-        if edge_index.layout == torch.sparse_csc if isinstance(edge_index, Tensor) else False:
+        if isinstance(edge_index, Tensor) and edge_index.layout == torch.sparse_csc:
             edge_index = edge_index.to_sparse_coo().coalesce()
         if isinstance(edge_index, Tensor) and edge_index.layout == torch.sparse_coo:
-            edge_index = edge_index.coalesce()
-        (target, source), values = to_edge_index(edge_index)
+            (target, source), values = edge_index._indices(), edge_index._values()  # pairs given twice stay apart
+        else:
+            (target, source), values = to_edge_index(edge_index)
         edge_index = torch.stack([source, target])
         edge_attr = values if edge_attr is None and values is not None and values.ndim == 2 else edge_attr
     if not isinstance(edge_index, Tensor) or edge_index.ndim != 2 or len(edge_index) != 2:
@@ -53,6 +54,9 @@ def check_sources(edge_index: object, edge_attr: object, grid: object) -> None:
 
 def batch_of(batch: Tensor | None, ptr: Tensor | None, nodes: int) -> tuple[Tensor | None, int | None]:
     """The graph index of a ``batch`` or of ``ptr``, the positions where graphs begin, and the number of graphs."""
+    for name, index in (("batch", batch), ("ptr", ptr)):
+        if index is not None and not isinstance(index, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(index).__name__}")
     if ptr is None:
         return batch, None
     if batch is not None:
@@ -98,6 +102,8 @@ def near_pairs_of(
     if batch is not None and _checks.values_are_free(edge_index) and not torch.equal(batch[source], batch[target]):
         raise ValueError("edge_index must not join nodes of different graphs of batch")
     if edge_attr is not None:
+        if not isinstance(edge_attr, Tensor):
+            raise ValueError(f"edge_attr must be a tensor, got {type(edge_attr).__name__}")
         edge_attr = edge_attr[:, None] if edge_attr.ndim == 1 and pos_dim == 1 else edge_attr
         if tuple(edge_attr.shape) != (len(source), pos_dim):
             raise ValueError(

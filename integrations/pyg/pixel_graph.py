@@ -18,7 +18,8 @@ class PixelGraph(BaseTransform):
     Pixels in row order become nodes with features :obj:`x` of shape :math:`(H W, C)` and positions :obj:`pos`, x right
     and y up; pixels closer than :obj:`max_distance` are joined both ways, with the offset
     :math:`\mathbf{p}_j - \mathbf{p}_i` of source j from target i in :obj:`edge_attr`. The image itself is left out.
-    Edges are computed once for each shape and shared by all graphs of it.
+    Edges and positions are computed once for each shape and shared by all graphs of it, and :obj:`x` is a view of the
+    image: do not write into them.
 
     Args:
         max_distance (float, optional): Pixels closer than this are joined. (default: :obj:`6`)
@@ -64,6 +65,7 @@ class PixelGraph(BaseTransform):
 
 
 @functools.lru_cache(maxsize=32)
+@torch.inference_mode(False)
 def _graph(grid: PixelGrid, dtype: torch.dtype):
     edge_index, offsets = grid.edges()
     return edge_index, offsets.to(dtype), grid.pos(dtype=dtype)

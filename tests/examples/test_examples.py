@@ -99,6 +99,13 @@ def test_pixel_graphs_on_a_torus(tmp_path):
     assert all(len(set(row)) == 1 for row in rows)
 
 
+@pytest.mark.parametrize("flag", ["--shift", "--size", "--epochs", "--max-distance"])
+def test_pixel_graphs_refuses_zero(flag):
+    result = run("pixel_graphs.py", flag, 0)
+    assert result.returncode == 2
+    assert f"{flag} must be" in result.stderr
+
+
 def write_idx(path, array):
     header = bytes([0, 0, 8, array.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in array.shape)
     with gzip.open(path, "wb") if path.suffix == ".gz" else path.open("wb") as file:

@@ -232,6 +232,30 @@ def test_stabilised_and_plain_exponentials_agree(stabilised, qkvw, monkeypatch):
     assert seen[1:] == ([True] if stabilised else [False, True])
 
 
+def test_empty_rows_do_not_make_the_others_be_done_again(qkvw, monkeypatch):
+    seen = []
+    original = op._sums
+    monkeypatch.setattr(op, "_sums", lambda *a: seen.append(a[-1]) or original(*a))
+    query, key, value = (flat(t) for t in qkvw[:3])
+    batch = torch.repeat_interleave(torch.arange(4), torch.tensor([5, 30, 0, 4])).to(query.device)
+    linear_attention(query, key, value, qkvw[3], batch=batch)
+    assert seen == [query.device.type != "cpu"]
+
+
+def test_no_nodes():
+    empty, batch = torch.empty(0, 2, 7), torch.empty(0, dtype=torch.int64)
+    for size in (None, 3):
+        assert linear_attention(empty, empty, empty, torch.ones(5, 7), batch=batch, batch_size=size).shape == (0, 2, 7)
+
+
+def test_second_derivatives_are_refused(qkvw):
+    query = qkvw[0].requires_grad_()
+    out = linear_attention(*qkvw).square().sum()
+    (grad,) = torch.autograd.grad(out, query, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        grad.square().sum().backward()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_computed_in_float32(dtype):
     query, key, value = (3 * torch.randn(3, 1, 2, 37, 8)).to(dtype)
@@ -264,6 +288,7 @@ Q, W = torch.ones(2, 3, 5, 7), torch.ones(11, 7)
         ("query, key and value must be", (Q, Q, Q[:, :, :3], W), {}),
         ("query, key and value must be", (Q[0, 0], Q[0, 0], Q[0, 0], W), {}),
         (r"projection must be \(m, 7\), got \(11, 5\)", (Q, Q, Q, W[:, :5]), {}),
+        (r"projection must be \(m, 7\)", (Q, Q, Q, W[:0]), {}),
         ("projection must not require", (Q, Q, Q, W.clone().requires_grad_()), {}),
         ("kernel must be one of", (Q, Q, Q, W), {"kernel": "cosine"}),
         ("scale must be", (Q, Q, Q, W), {"scale": math.inf}),

@@ -138,6 +138,27 @@ def test_padding_changes_nothing(name, make, grid):
     assert holes.grad[1, 20:].nan_to_num(0).abs().max() == 0
 
 
+@pytest.mark.parametrize(
+    "grid", [PixelGrid((5, 7), 3, periodic=True), PixelGrid((5, 7), 3, "chebyshev"), PixelGrid((5, 7), 2)]
+)
+def test_mask_keeps_the_grids_pairs(name, grid, make):
+    layer, (x, _) = make(name), pixels()
+    mask = torch.ones(2, len(GRID), dtype=torch.bool)
+    torch.testing.assert_close(layer(x, grid=grid, mask=mask), layer(x, grid=grid), rtol=0, atol=1e-12)
+    mask[:, 20:] = False
+    near = GRID.neighbours(2)
+    expected = layer(x[:, :20], pos=GRID.pos(dtype=x.dtype)[:20].expand(2, -1, -1))
+    out = layer(x, neighbours=near, pos=GRID.pos(dtype=x.dtype).expand(2, -1, -1), mask=mask)
+    torch.testing.assert_close(out[:, :20], expected, rtol=0, atol=1e-12)
+
+
+def test_lattices_off_the_grid_keep_their_pairs(make):
+    """Pairs at exactly max_distance are not near, however positions round."""
+    layer, (x, pos) = make("mlp"), pixels()
+    for tau in (0.1, 0.3, 1 / 3, 100 / 7, -1e4 / 3):
+        assert error(layer(x, pos=pos + tau), layer(x, pos=pos)) < (1e-10 if abs(tau) < 100 else 1e-8)
+
+
 def test_gradcheck(name, make):
     layer = make(name, num_features=5)
     x = torch.randn(1, 6, CHANNELS, dtype=torch.float64, requires_grad=True)
@@ -245,6 +266,10 @@ def test_reset_parameters(name, make):
     layer.reset_parameters()
     changed = {k for k, v in layer.named_parameters() if not torch.equal(v, before[k])}
     assert changed == set(before)
+    expected = layer(x, grid=GRID)
+    torch.manual_seed(7)
+    layer.reset_parameters()
+    torch.testing.assert_close(layer(x, grid=GRID), expected, rtol=0, atol=0)
     assert layer(x, grid=GRID).isfinite().all()
 
 
@@ -331,6 +356,9 @@ X, POS = torch.ones(2, 35, 12), torch.ones(2, 35, 2)
         ("grid must have 2 axes", lambda: layer()(X, grid=PixelGrid((35,)))),
         ("neighbours must be of 70 nodes", lambda: layer()(X, neighbours=GRID.neighbours(1))),
         ("offsets .* must be below max_distance=3", lambda: layer()(X, grid=PixelGrid((5, 7), 5))),
+        ("batch must be None", lambda: layer()(X[0], grid=GRID, batch=torch.zeros(35).long())),
+        ("input must be", lambda: RelativePerformer(1, 10, depth=1)(torch.ones(2, 1, 5, 7).double())),
+        ("input must be", lambda: RelativePerformer(1, 10, depth=1)(torch.ones(2, 1, 5, 7, dtype=torch.uint8))),
         ("norm must be", lambda: RelativePerformer(1, 10, norm="group")),
         ("embedding must be", lambda: RelativePerformer(1, 10, embedding="patch")),
         ("depth must be", lambda: RelativePerformer(1, 10, depth=0)),

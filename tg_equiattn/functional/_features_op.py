@@ -74,10 +74,11 @@ def feature_summary(
         for stabilise in (False, True):
             if stabilise or _cheap(key):
                 content, sums, top = _sums(key, value, projection, mask, kernel, norm, stabilise)
-                if stabilise or _comfortable(sums):
+                if stabilise or _comfortable(sums if mask is None else sums[mask.any(1)]):
                     break
-        sums.clamp_(min=torch.finfo(key.dtype).tiny)  # of a group without keys
-        return content.div_(sums.mT), sums.log_().add_(top).squeeze(1)
+        limits, empty = torch.finfo(key.dtype), sums == 0  # a group without keys
+        sums.clamp_(min=limits.tiny)
+        return content.div_(sums.mT), sums.log_().add_(top).masked_fill_(empty, limits.min).squeeze(1)
 
 
 def _cheap(x: Tensor) -> bool:
@@ -247,5 +248,11 @@ def _readout_gradient(ctx, grad_out: Tensor, grad_lse: Tensor):
     return grad_query, None, grad_content, grad_level, None
 
 
+def _no_second_derivative(ctx, *grads):
+    raise NotImplementedError("second derivatives of attention through random features are not implemented")
+
+
+feature_summary_backward.register_autograd(_no_second_derivative)
+feature_readout_backward.register_autograd(_no_second_derivative)
 feature_summary.register_autograd(_summary_gradient, setup_context=_save_summary)
 feature_readout.register_autograd(_readout_gradient, setup_context=_save_readout)

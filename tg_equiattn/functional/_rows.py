@@ -33,7 +33,7 @@ class Rows:
             if batch.device.type == "cpu" and not torch.compiler.is_compiling():
                 longest = int(sizes.max())
                 self.equal = nodes == longest * graphs
-                self.length = longest if longest <= 2 * self.length else max(16, self.length)
+                self.length = max(1, longest) if longest <= 2 * self.length else max(16, self.length)
             else:
                 self.length = max(16, -(-self.length // 4))
         self.count = nodes // self.length if self.equal else nodes // self.length + graphs

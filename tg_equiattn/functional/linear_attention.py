@@ -74,7 +74,7 @@ def linear_attention(
             "query, key and value must be (B, heads, N, d), or (N, heads, d) with batch, alike but for value's last "
             f"axis, got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
         )
-    if projection.ndim != 2 or projection.shape[1] != query.shape[-1]:
+    if projection.ndim != 2 or projection.shape[1] != query.shape[-1] or not len(projection):
         raise ValueError(f"projection must be (m, {query.shape[-1]}), got {tuple(projection.shape)}")
     if projection.requires_grad:
         raise ValueError("projection must not require a gradient: random features are drawn, not learned")

@@ -200,7 +200,9 @@ class PerformerAttention(nn.Module):
         elif grid is None:
             graphs = _checks.batch_index(batch, batch_size, x)
         else:
-            graphs, batch = shape[0] // len(grid), None
+            graphs = shape[0] // len(grid)
+            if batch is not None:
+                raise ValueError("batch must be None where grid is given, which says how large every graph is")
         if grid is not None:
             if len(grid) * graphs != math.prod(shape) or len(grid.shape) != self.pos_dim:
                 raise ValueError(
@@ -213,6 +215,7 @@ class PerformerAttention(nn.Module):
         if self.position in ("absolute", "sinusoid") or pos is not None:
             pos = _checks.positions(pos, (*shape, self.pos_dim), x, f"position={self.position!r} needs it")
         if not math.prod(shape):
+            self.features()  # counts the step, as on ranks that have nodes
             return self.out(self.value(x))
         if mask is not None:
             x = torch.where(mask[..., None], x, 0.0)
@@ -221,47 +224,40 @@ class PerformerAttention(nn.Module):
         flat = x.reshape(-1, self.in_channels)
         pos = pos if pos is None else pos.reshape(-1, self.pos_dim)
         if self.position in NEAR:
-            if neighbours is None:
-                neighbours = self._neighbours(rows, pos, grid, batch, x.device)
+            if neighbours is None and grid is not None:
+                neighbours = grid.neighbours(graphs, x.device)
+            elif neighbours is None:
+                if dense:
+                    batch = torch.arange(graphs, device=x.device).repeat_interleave(shape[1])
+                neighbours = self._find_neighbours(pos, batch, len(flat))
             elif neighbours.nodes != len(flat) or neighbours.dim != self.pos_dim:
                 raise ValueError(
                     f"neighbours must be of {len(flat)} nodes in {self.pos_dim} dimensions, got {neighbours.nodes} "
                     f"in {neighbours.dim}"
                 )
+            neighbours = neighbours if mask is None else neighbours.restricted(mask.flatten())
         elif self.position == "absolute":
             flat = flat + self.absolute(pos).to(flat.dtype)
         out = self.out(self._attend(flat, pos, rows, neighbours, aggregate).flatten(1)).view(*shape, -1)
         out = nn.functional.dropout(out, self.dropout, self.training)
         return out if mask is None else torch.where(mask[..., None], out, 0.0)
 
-    def _neighbours(
-        self, rows: Rows, pos: Tensor | None, grid: PixelGrid | None, batch: Tensor | None, device: torch.device
-    ) -> Neighbours:
-        nodes = rows.graphs * rows.length if rows.equal else len(rows.batch)
-        if grid is not None and rows.mask is None:
-            return grid.neighbours(rows.graphs, device)
-        if pos is None and grid is not None:
-            pos = grid.pos(device).repeat(rows.graphs, 1)
-        pos = _checks.positions(
-            pos,
-            (nodes, self.pos_dim),
-            self.query.weight,
-            f"position={self.position!r} needs offsets, from pos, edges or a grid",
-        )
-        if rows.equal and rows.graphs > 1:
-            batch = torch.arange(rows.graphs, device=device).repeat_interleave(rows.length)
-        whole = self.position == "clipped" or self.offset == "table"
-        target, source = near_pairs(pos, self.max_distance + (0.5 * self.pos_dim if whole else 0), batch=batch)
+    @property
+    def whole_offsets(self) -> bool:
+        """Whether offsets index a table, and are rounded to whole numbers."""
+        return self.position == "clipped" or self.offset == "table"
+
+    def _find_neighbours(self, pos: Tensor | None, batch: Tensor | None, nodes: int) -> Neighbours:
+        """Near pairs by position."""
+        why = f"position={self.position!r} needs offsets, from pos, edges or a grid"
+        pos = _checks.positions(pos, (nodes, self.pos_dim), self.query.weight, why)
+        reach = self.max_distance + (self.pos_dim / 2 if self.whole_offsets else 0)
+        target, source = near_pairs(pos, reach, batch=batch)
         offsets = pos[source] - pos[target]
-        exists = None
-        if whole:
-            offsets = offsets.round()
-            exists = offsets.abs().sum(-1) < self.max_distance
-        if rows.mask is not None and rows.equal:
-            there = rows.mask.flatten()
-            both = there[target] & there[source]
-            exists = both if exists is None else exists & both
-        return Neighbours(target, source, offsets, nodes, exists)
+        if not self.whole_offsets:
+            return Neighbours(target, source, offsets, nodes)
+        offsets = offsets.round() if offsets.is_floating_point() else offsets
+        return Neighbours(target, source, offsets, nodes, offsets.abs().sum(-1) < self.max_distance)
 
     def _attend(
         self, x: Tensor, pos: Tensor | None, rows: Rows, neighbours: Neighbours | None, aggregate: Aggregate

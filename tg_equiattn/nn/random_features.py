@@ -37,7 +37,7 @@ class RandomFeatures(nn.Module):
         dim: width of queries and keys.
         redraw_interval: training steps, that is forward passes in training mode, between draws; ``None`` means draws
             happen in :meth:`redraw_features` only. Passes that activation checkpointing repeats in backward do not
-            count.
+            count; they use the directions of the time, so call backward before the next draw.
 
     Raises:
         ValueError: for arguments that are not positive integers.
@@ -70,8 +70,10 @@ class RandomFeatures(nn.Module):
             self.projection = orthogonal_projection(m, d, generator).to(self.projection)
 
     def reset_parameters(self) -> None:
-        """Draw new directions and start counting steps again."""
-        self.redraw_features()
+        """Take a new seed from torch's generator, its first directions, and start counting steps again."""
+        self.seed = torch.randint_like(self.seed, 2**40)
+        self._clock = torch.zeros_like(self._clock)
+        self.projection = _draw(int(self.seed), 0, self.projection)
 
     def forward(self) -> Tensor:
         if self.training and self.redraw_interval is not None:

@@ -43,6 +43,7 @@ class PixelEmbedding(nn.Module):
         if x.shape[-1] != self.in_channels:
             raise ValueError(f"input must have {self.in_channels} channels, got {x.shape[-1]}")
         if self.kind != "lookup":
+            _checks.same_kind(x, next(self.map.parameters()))
             return self.map(x)
         level = (x * (LEVELS - 1)).round().long() if x.is_floating_point() else x.long()
         if _checks.values_are_free(level) and level.numel() and not 0 <= int(level.min()) <= int(level.max()) < LEVELS:

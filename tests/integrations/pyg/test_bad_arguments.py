@@ -111,7 +111,12 @@ def sparse(size, layout="coo"):
         ),
         ("input must be torch.float32", "window", {"x": X.double()}),
         ("input must be a floating point tensor", "window", {"x": X.long()}),
-        (r"x must have shape \(N, 12\)", None, {"x": X[None]}),
+        (r"x must be a tensor of shape \(N, 12\)", None, {"x": X[None]}),
+        ("x must be a tensor .* got tuple", None, {"x": (X, X)}),
+        ("batch must be a tensor, got list", None, {"batch": [0] * 7}),
+        ("edge_attr must be a tensor, got list", "window", {"edge_attr": ATTR.tolist()}),
+        ("batch must be None where grid is given", "window", {"grid": PixelGrid((7, 1), 3)}),
+        ("must not join a pair twice", "clipped", {"edge_index": EDGES[:, [0, 0, 1, 3, 4, 5]]}),
         (r"\(N, 12\)", None, {"x": X[:, :11]}),
         ("grid must have", "window", {"grid": PixelGrid((2, 3), 3), "batch": None}),
         ("grid must have", None, {"grid": PixelGrid((7,), 3), "batch": None}),
@@ -145,6 +150,7 @@ def test_bad_edge_index_object():
         (lambda: RelativePerformerConv(11, 35, 5, aggr=None), "aggr must be 'sum', got None"),
         (lambda: RelativePerformerConv(11, 35, 5, aggr=["sum"]), "aggr must be 'sum'"),
         (lambda: RelativePerformerConv(11, 35, 5, flow="target_to_source"), "flow must be 'source_to_target'"),
+        (lambda: RelativePerformerConv(11, 35, 5, node_dim=1), "node_dim must be 0"),
         (lambda: RelativePerformerConv(11, 35, 5, position="relative"), "position must be one of"),
         (lambda: RelativePerformerConv(11, 35, 5, offset="linear"), "offset must be one of"),
         (lambda: RelativePerformerConv(11, 35, 5, kernel="cosine"), "kernel must be one of"),
@@ -203,3 +209,17 @@ def test_classifier_names_missing_positions():
             model(graph.x)
     with pytest.raises(ValueError, match="input must have 1 channels, got 3"):
         model(torch.rand(35, 3), pos=graph.pos)
+
+
+def test_classifier_checks_before_it_computes():
+    model = PixelGraphClassifier(1, 10, channels=20, num_layers=1, heads=5, position="absolute")
+    graph = PixelGraph(3)(Data(image=torch.rand(1, 5, 7)))
+    for x in (graph.x.double(), (255 * graph.x).to(torch.uint8)):
+        with pytest.raises(ValueError, match="input must be"):
+            model(x, pos=graph.pos)
+    for pos in (graph.pos[:5], torch.rand(35, 3)):
+        with pytest.raises(ValueError, match="pos must have shape"):
+            model(graph.x, pos=pos)
+    for options in ({"grid": PixelGrid((2, 9), 3)}, {"grid": PixelGrid((5, 7), 3), "batch": torch.zeros(35).long()}):
+        with pytest.raises(ValueError, match="grid must fill every graph"):
+            model(graph.x, **options)

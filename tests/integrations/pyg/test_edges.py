@@ -137,3 +137,13 @@ def test_clipped_takes_any_distance(far, make_conv, point_graphs, equal):
     rest = torch.arange(len(attr)) % 3 > 0
     expected = conv(data.x, data.edge_index[:, rest], attr[rest], batch=data.batch)
     equal(conv(data.x, data.edge_index, attr, batch=data.batch), expected)
+
+
+def test_repeated_pairs_of_a_coo_adjacency_stay_apart(make_conv, equal):
+    """Their offsets must not be added up."""
+    conv, x = make_conv("window"), torch.randn(5, 12, dtype=torch.float64)
+    edges = torch.tensor([[0, 0, 3], [1, 1, 2]])
+    attr = torch.tensor([[1.0, 0], [1, 0], [0, -1]]).double()
+    adj_t = torch.sparse_coo_tensor(edges.flip(0), attr, (5, 5, 2))
+    batch = torch.zeros(5, dtype=torch.long)
+    equal(conv(x, adj_t, batch=batch), conv(x, edges, attr, batch=batch))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tg_equiattn.integrations.pyg import PixelGraph
+from tg_equiattn.integrations.pyg import PixelGraph, RelativePerformerConv
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GPSConv, Sequential, global_add_pool
@@ -189,3 +189,19 @@ def test_dropout(make_conv, point_graphs):
     assert int((conv(data.x, *graph) == 0).sum()) == 0
     dropped = (conv.train()(data.x, *graph) == 0).double().mean()
     assert 0.35 < float(dropped) < 0.65
+
+
+@pytest.mark.parametrize("position", ["window", "clipped"])
+def test_training_after_inference_mode(position):
+    """What evaluation leaves in caches can be trained with."""
+    transform, image = PixelGraph(3), torch.rand(3, 5, 11)
+    conv = RelativePerformerConv(3, 8, 2, position=position, max_distance=3)
+    grid = transform.grid(5, 11)
+    with torch.inference_mode():
+        data = transform(Data(image=image))
+        conv(data.x, data.edge_index, data.edge_attr)
+        conv(data.x, grid=grid)
+    data = transform(Data(image=image))
+    conv(data.x, data.edge_index, data.edge_attr).sum().backward()
+    conv(data.x, grid=grid).sum().backward()
+    assert all(p.grad.isfinite().all() for p in conv.parameters())
