@@ -2,6 +2,7 @@
 
 import copy
 import io
+import os
 
 import pytest
 import torch
@@ -117,15 +118,22 @@ def steps(net, image, label, count=5):
     return [p.grad.clone() for p in net.parameters()]
 
 
-def rank(number, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=number, world_size=2)
+def train_rank(number, folder):
     torch.manual_seed(number)  # ranks start unlike; DistributedDataParallel makes them alike
     net = torch.nn.parallel.DistributedDataParallel(model())
     image, label = images()
     part = slice(2 * number, 2 * number + 2)
     grads = steps(net, image[part], label[part])
     torch.save((grads, net.module.blocks[1].attention.features.projection), f"{folder}/{number}.pt")
+
+
+def rank(number, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=number, world_size=2)
+    train_rank(number, folder)
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may abort an interpreter that takes its time to end
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
