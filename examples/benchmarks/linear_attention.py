@@ -5,7 +5,7 @@ PerformerAttention (which uses a ReLU kernel), performer-pytorch's SelfAttention
 performer-pytorch``, optional), torch's scaled_dot_product_attention plain and with the additive bias of the window's
 table, and PerformerAttention with each position. "clipped, gathered" is the same layer with the published double sum
 over the window, values gathered for every pair; "window, edges" is RelativePerformerConv from a Tensor of edges, which
-it checks and sorts in every call. Tables that depend on the grid alone (the bias; sorted pairs) are made before the
+it checks and sorts in every call; "local term" is the sum over the window alone, of four heads. Tables that depend on the grid alone (the bias; sorted pairs) are made before the
 clock starts and count in memory. Every measurement runs in a process of its own, with warm-up; times are medians.
 
     python examples/benchmarks/linear_attention.py                    # 32, 64 and 128 pixels a side, about 12 minutes
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from tg_equiattn.functional.linear_attention import features_attention
-from tg_equiattn.functional.relative_attention import distance_weights
+from tg_equiattn.functional.relative_attention import distance_weights, ring_sums
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention
 
@@ -37,7 +37,7 @@ CLIPPED, WINDOW = 6, 4  # max_distance
 BASE = "PyG Performer"
 VARIANTS = (
     BASE, "performer-pytorch", "SDPA", "SDPA + bias", "None", "sinusoid", "clipped", "clipped, gathered", "window",
-    "window, edges",
+    "window, edges", "local term, clipped", "local term, clipped, gathered",
 )  # fmt: skip
 
 
@@ -75,10 +75,33 @@ class GatheredClipped(PerformerAttention):
         weights = distance_weights(query[:, content:], self.distance_table, draws, self.kernel, None)
         far, own = weights[..., -1:], weights[..., :1]
         pairs = (weights[..., self.distance] - far) * self.exists[:, None]
-        seen = value[:, content:].transpose(0, 1).contiguous()
-        sums = [(pairs[:, None, head] @ seen[head][self.source])[:, 0] for head in range(len(seen))]
-        numerator = torch.stack(sums, 1) + far * seen.sum(1) + (own - far) * value[:, content:]
+        seen = value[:, content:]
+        numerator = self.pair_sums(pairs, seen) + far * seen.sum(0) + (own - far) * seen
         return torch.cat([first, numerator / (pairs.sum(-1, keepdim=True) + far * (len(x) - 1) + own)], 1)
+
+    def pair_sums(self, pairs: Tensor, value: Tensor) -> Tensor:
+        """Sum over each node's window of weights (N, heads, pairs) times gathered values (N, heads, d)."""
+        seen = value.transpose(0, 1).contiguous()
+        sums = [(pairs[:, None, head] @ seen[head][self.source])[:, 0] for head in range(len(seen))]
+        return torch.stack(sums, 1)
+
+
+def local_term(gathered: bool, grid: PixelGrid, device: str):
+    """The sum over the window alone, of both ways: from weights of every distance (N, heads, k) and values."""
+    half = HEADS // 2
+    weights = torch.rand(len(grid), half, CLIPPED, device=device, requires_grad=True)
+    value = torch.randn(len(grid), half, HEAD_CHANNELS, device=device, requires_grad=True)
+    layer = GatheredClipped(CHANNELS, CHANNELS, HEADS, position="clipped", max_distance=CLIPPED).to(device)
+    if gathered:
+        layer.window_of(grid, device)
+        return layer, lambda: layer.pair_sums(weights[..., layer.distance] * layer.exists[:, None], value)
+    bins = grid.neighbours(1, device).bins(CLIPPED)
+
+    def rings() -> Tensor:
+        sums = ring_sums(value.flatten(1), bins)[:-1].view(len(grid), CLIPPED, half, HEAD_CHANNELS)
+        return sum(weights[..., d, None] * sums[:, d] for d in range(CLIPPED))
+
+    return layer, rings
 
 
 def bias_of(grid: PixelGrid, table: Tensor) -> Tensor:
@@ -104,7 +127,9 @@ def prepare(variant: str, size: int, device: str):
 
         layer = SelfAttention(CHANNELS, heads=HEADS, dim_head=HEAD_CHANNELS).to(device)
         return layer, lambda: layer(x)
-    grid = PixelGrid((size, size), CLIPPED if variant.startswith("clipped") else WINDOW)
+    grid = PixelGrid((size, size), CLIPPED if "clipped" in variant else WINDOW)
+    if variant.startswith("local term"):
+        return local_term("gathered" in variant, grid, device)
     if variant.startswith("SDPA"):
         table = torch.randn(HEADS, (2 * WINDOW - 1) ** 2, device=device)
         layer = SoftmaxAttention(bias_of(grid, table) if "bias" in variant else None).to(device)
@@ -133,7 +158,7 @@ def summary(results: dict, sizes: list[int]) -> list[str]:
     """How time grows with N, and from how many pixels each variant is faster than exact attention."""
     lines = []
     for direction in DIRECTIONS:
-        for variant in VARIANTS[4:]:
+        for variant in VARIANTS[4:10]:
             times = {n: results[variant, n, direction] for n in sizes}
             if any(isinstance(t, str) for t in times.values()):
                 continue
