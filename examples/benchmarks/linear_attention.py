@@ -4,9 +4,10 @@ All are layers of 8 heads of 32 with the same projections (256 channels in and o
 PerformerAttention (which uses a ReLU kernel), performer-pytorch's SelfAttention (softmax kernel; ``pip install
 performer-pytorch``, optional), torch's scaled_dot_product_attention plain and with the additive bias of the window's
 table, and PerformerAttention with each position. "clipped, gathered" is the same layer with the published double sum
-over the window, values gathered for every pair; "window, edges" is RelativePerformerConv from a Tensor of edges, which
-it checks and sorts in every call; "local term" is the sum over the window alone, of four heads. Tables that depend on the grid alone (the bias; sorted pairs) are made before the
-clock starts and count in memory. Every measurement runs in a process of its own, with warm-up; times are medians.
+over the window, values gathered for every pair; "local term" is that sum alone, of four heads; "window, edges" is
+RelativePerformerConv from a Tensor of edges, which it checks and sorts in every call. Tables that depend on the grid
+alone (the bias; sorted pairs) are made before the clock starts and count in memory. Every measurement runs in a process
+of its own, with warm-up; times are medians.
 
     python examples/benchmarks/linear_attention.py                    # 32, 64 and 128 pixels a side, about 12 minutes
     python examples/benchmarks/linear_attention.py --sizes 32 64
