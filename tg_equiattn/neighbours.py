@@ -94,9 +94,7 @@ class Neighbours:
         if torch.compiler.is_compiling():
             return self._make_bins(max_distance)
         if max_distance not in self._bins:
-            with torch.inference_mode(
-                False
-            ):  # what is kept may be asked for in evaluation first and trained with later
+            with torch.inference_mode(False):  # may be asked for in evaluation first, and trained with later
                 self._bins[max_distance] = self._make_bins(max_distance)
         return self._bins[max_distance]
 

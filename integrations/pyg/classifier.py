@@ -117,22 +117,21 @@ class PixelGraphClassifier(torch.nn.Module):
             batch_size = len(x) // len(grid)
             if batch is not None or batch_size * len(grid) != len(x):
                 raise ValueError(f"grid must fill every graph and stand for batch, got {grid} for {len(x)} nodes")
-            batch = torch.arange(batch_size, device=x.device).repeat_interleave(len(grid))
+            graph = torch.arange(batch_size, device=x.device).repeat_interleave(len(grid))
             pos = grid.pos(x.device, self.head.weight.dtype).repeat(batch_size, 1) if pos is None else pos
         else:
             batch_size = _checks.batch_index(batch, graphs if batch_size is None else batch_size, x)
             if edge_index is not None:
                 first: Any = self.blocks[0]
                 near = first.attention.neighbours(edge_index, edge_attr, pos, batch, num_nodes=len(x))
-            batch = torch.zeros(len(x), dtype=torch.int64, device=x.device) if batch is None else batch
+            graph = torch.zeros(len(x), dtype=torch.int64, device=x.device) if batch is None else batch
         x = self.embedding(x)
         if self.absolute is not None:
             pos = _checks.positions(pos, (len(x), self.absolute.pos_dim), x, "position='absolute' needs it")
             x = x + self.absolute(pos).to(x.dtype)
-        whole = batch if grid is None else None
         for block in self.blocks:
-            x = block(x, pos=pos, batch=whole, batch_size=batch_size, grid=grid, neighbours=near)
-        return self.head(self.pooled_norm(global_mean_pool(self.norm(x), batch, batch_size)))
+            x = block(x, pos=pos, batch=batch, batch_size=batch_size, grid=grid, neighbours=near)
+        return self.head(self.pooled_norm(global_mean_pool(self.norm(x), graph, batch_size)))
 
     def __repr__(self) -> str:
         return (

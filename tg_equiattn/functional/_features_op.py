@@ -165,11 +165,12 @@ def feature_readout(
         out = query.new_empty(*query.shape[:2], content.shape[-1])
         lse = query.new_empty(*query.shape[:2], 1)
         ceiling = level.amax(-1, keepdim=True)
+        lowered = level - ceiling
         for group, parts in _chunks(query, len(projection)):
             for part in parts:
                 for stabilise in (False, True):
                     if stabilise or _cheap(query):
-                        weights, _ = _query_scores(query[group, part], projection, (level - ceiling)[group], kernel)
+                        weights, _ = _query_scores(query[group, part], projection, lowered[group], kernel)
                         peak = weights.amax(-1, keepdim=True) if stabilise else torch.zeros_like(weights[..., :1])
                         weights = weights.sub_(peak) if stabilise else weights
                         total = weights.exp_().sum(-1, keepdim=True)
@@ -191,11 +192,8 @@ def feature_readout_backward(
     out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     with full_precision(query.device):
-        grad_query, grad_content, grad_level = (
-            torch.empty_like(query),
-            torch.zeros_like(content),
-            torch.zeros_like(level),
-        )
+        grad_query = torch.empty_like(query)
+        grad_content, grad_level = torch.zeros_like(content), torch.zeros_like(level)
         shift = (grad_lse - (grad_out * out).sum(-1))[..., None]
         for group, parts in _chunks(query, len(projection)):
             for part in parts:
@@ -220,18 +218,8 @@ def _save_summary(ctx, inputs, output) -> None:
 
 def _summary_gradient(ctx, grad_content: Tensor, grad_level: Tensor):
     key, value, projection, mask, content, level = ctx.saved_tensors
-    grads = feature_summary_backward(
-        key,
-        value,
-        projection,
-        mask,
-        ctx.kernel,
-        ctx.norm,
-        content,
-        level,
-        grad_content.contiguous(),
-        grad_level.contiguous(),
-    )
+    inputs = key, value, projection, mask, ctx.kernel, ctx.norm, content, level
+    grads = feature_summary_backward(*inputs, grad_content.contiguous(), grad_level.contiguous())
     return *grads, None, None, None, None
 
 

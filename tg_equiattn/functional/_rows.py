@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import _checks
+
 
 class Rows:
     """Where every node of a sorted ``batch`` lies among rows, and which graph a row belongs to.
@@ -30,7 +32,7 @@ class Rows:
         if batch is not None and not self.equal:
             starts = torch.searchsorted(batch, torch.arange(graphs + 1, device=batch.device))
             sizes = starts.diff()
-            if batch.device.type == "cpu" and not torch.compiler.is_compiling():
+            if _checks.values_are_free(batch):
                 longest = int(sizes.max())
                 self.equal = nodes == longest * graphs
                 self.length = max(1, longest) if longest <= 2 * self.length else max(16, self.length)
