@@ -60,6 +60,46 @@ def same_kind(x: Tensor, like: Tensor) -> None:
         raise ValueError(f"input must be {like.dtype} as the parameters are, got {x.dtype}")
 
 
+def alike(axes: int, **tensors: Tensor) -> None:
+    """Raise ValueError unless all are floating point tensors of one shape with so many axes, dtype and device."""
+    first_name, first = next(iter(tensors.items()))
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise ValueError(
+                f"{name} must be a floating point tensor, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}"
+            )
+        if x.ndim != axes:
+            raise ValueError(f"{name} must have {axes} axes, got shape {tuple(x.shape)}")
+        if x.shape != first.shape:
+            raise ValueError(f"{name} must have the shape of {first_name}, {tuple(first.shape)}, got {tuple(x.shape)}")
+        if x.dtype != first.dtype or x.device != first.device:
+            raise ValueError(
+                f"{name} must be {first.dtype} on {first.device} as {first_name} is, got {x.dtype} on {x.device}"
+            )
+        half_precision(**{name: x})
+
+
+def half_precision(**tensors: Tensor) -> None:
+    """Raise ValueError for half precision on the CPU outside autocast, where FFTs and geometry have none."""
+    for name, x in tensors.items():
+        half = x.dtype in (torch.float16, torch.bfloat16) and x.device.type == "cpu"
+        if half and not torch.is_autocast_enabled("cpu"):
+            raise ValueError(f"{name} must be float32 or float64 on the CPU, or under torch.autocast, got {x.dtype}")
+
+
+def lengths(value: Tensor | None, count: int, longest: int, device: torch.device) -> None:
+    """Raise ValueError unless value is None or holds the own lengths (count,) of sequences padded to ``longest``."""
+    if value is None:
+        return
+    if not isinstance(value, Tensor) or value.dtype != torch.int64 or tuple(value.shape) != (count,):
+        came = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"lengths must be int64 of shape ({count},), got {came}")
+    if value.device != device:
+        raise ValueError(f"lengths must be on {device} as the input is, got {value.device}")
+    if values_are_free(value) and count and not 0 <= int(value.min()) <= int(value.max()) <= longest:
+        raise ValueError(f"lengths must be in [0, {longest}], got {int(value.min())} to {int(value.max())}")
+
+
 def values_are_free(x: Tensor) -> bool:
     """Whether reading values of x costs nothing: on the CPU, outside torch.compile. Checks of values run only then."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()

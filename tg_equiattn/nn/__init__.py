@@ -2,6 +2,7 @@
 
 from .attention import GroupAttention, LiftingAttention
 from .block import GroupAttentionBlock
+from .clifford import CliffordMLP
 from .ge_vit import GEViT
 from .norm import RegularBatchNorm, RegularLayerNorm
 from .performer import PerformerAttention
@@ -9,8 +10,11 @@ from .pointwise import Pointwise
 from .pooling import GlobalPooling, GroupPooling, SpatialCrop, SpatialMaxPool
 from .random_features import RandomFeatures
 from .relative_performer import PerformerBlock, PixelEmbedding, RelativePerformer
+from .se3_hyena import SE3Hyena, SE3HyenaOperator
+from .vector_self_attention import SE3Transformer, VectorSelfAttention
 
 __all__ = [
+    "CliffordMLP",
     "GEViT",
     "GlobalPooling",
     "GroupAttention",
@@ -25,6 +29,10 @@ __all__ = [
     "RegularBatchNorm",
     "RegularLayerNorm",
     "RelativePerformer",
+    "SE3Hyena",
+    "SE3HyenaOperator",
+    "SE3Transformer",
     "SpatialCrop",
     "SpatialMaxPool",
+    "VectorSelfAttention",
 ]

@@ -1,0 +1,133 @@
+r"""The geometric algebra Cl(3,0) of space.
+
+A multivector has eight components, kept in the order
+
+    1;  e1, e2, e3;  e23, e31, e12;  e123
+
+that is, grade 0 (a scalar, 0e), grade 1 (a polar vector, 1o), grade 2 (a bivector, whose components in this order are
+those of the axial vector it is dual to, 1e) and grade 3 (a pseudoscalar, 0o). The product of grades i and k has parts
+in some of the grades j: twenty grade paths (i, k -> j).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from .._precision import full_precision
+
+GRADE_SIZES = (1, 3, 3, 1)
+GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # of each component
+COMPONENTS = 8
+_BLADES = ((), (1,), (2,), (3,), (2, 3), (3, 1), (1, 2), (1, 2, 3))
+
+
+def _blade_product(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int]:
+    """Component and sign of the product of two basis blades: swap factors into order, equal neighbours square to 1."""
+    factors, sign = [*a, *b], 1
+    place = 0
+    while place < len(factors) - 1:
+        if factors[place] == factors[place + 1]:
+            del factors[place : place + 2]
+            place = max(0, place - 1)
+        elif factors[place] > factors[place + 1]:
+            factors[place], factors[place + 1] = factors[place + 1], factors[place]
+            sign, place = -sign, max(0, place - 1)
+        else:
+            place += 1
+    for component, blade in enumerate(_BLADES):
+        if tuple(sorted(blade)) == tuple(factors):
+            return component, -sign if blade == (3, 1) else sign
+    raise AssertionError("every product of blades is a blade")
+
+
+def _tables() -> tuple[list[list[int]], list[list[int]]]:
+    """For output component j and left component i: the right component k, and the sign, of (i, k -> j)."""
+    right = [[0] * COMPONENTS for _ in range(COMPONENTS)]
+    signs = [[0] * COMPONENTS for _ in range(COMPONENTS)]
+    for i in range(COMPONENTS):
+        for k in range(COMPONENTS):
+            j, sign = _blade_product(_BLADES[i], _BLADES[k])
+            right[j][i], signs[j][i] = k, sign
+    return right, signs
+
+
+RIGHT, SIGNS = _tables()
+PATHS = tuple(
+    sorted({(GRADE_OF[i], GRADE_OF[RIGHT[j][i]], GRADE_OF[j]) for j in range(COMPONENTS) for i in range(COMPONENTS)})
+)
+PATH_OF = [
+    [PATHS.index((GRADE_OF[i], GRADE_OF[RIGHT[j][i]], GRADE_OF[j])) for i in range(COMPONENTS)]
+    for j in range(COMPONENTS)
+]
+
+
+@functools.lru_cache(maxsize=32)
+def _index(device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # may be asked for in evaluation first, and trained with later
+        return torch.tensor(RIGHT, device=device).flatten()
+
+
+@functools.lru_cache(maxsize=32)
+def _signs(device: torch.device, dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(SIGNS, device=device, dtype=dtype)
+
+
+@functools.lru_cache(maxsize=32)
+def _paths(device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(PATH_OF, device=device).flatten()
+
+
+def path_weights(weight: Tensor) -> Tensor:
+    """Weights by grade path (20, ...) spread over pairs of components, with the product's signs: (8, 8, ...)."""
+    spread = weight.index_select(0, _paths(weight.device)).unflatten(0, (COMPONENTS, COMPONENTS))
+    signs = _signs(weight.device, weight.dtype)
+    return spread * signs.view(COMPONENTS, COMPONENTS, *[1] * (weight.ndim - 1))
+
+
+def right_factors(y: Tensor) -> Tensor:
+    """(8, ...) to (8, 8, ...): for each output and left component the right component they go with."""
+    return y.index_select(0, _index(y.device)).unflatten(0, (COMPONENTS, COMPONENTS))
+
+
+def geometric_product(x: Tensor, y: Tensor) -> Tensor:
+    r"""The geometric product of multivectors.
+
+    .. math:: (x y)_j = \sum_{i, k} \Gamma^{j}_{ik}\, x_i\, y_k, \qquad \Gamma \in \{-1, 0, 1\}
+
+    With x = s + v + I b + I p (I = e123, b the axial vector a bivector is dual to), it holds the products of scalars,
+    dot products and cross products of vectors: for two polar vectors, v w = v.w + I (v x w).
+
+    Args:
+        x, y: multivectors, components (1; e1, e2, e3; e23, e31, e12; e123) last.
+
+    Shapes:
+        ``(..., 8)`` each, broadcast against each other -> ``(..., 8)``.
+
+    Raises:
+        ValueError: if the last axis is not 8, or dtypes or devices differ.
+
+    Source: se3-hyena section 3.2; Ruhe et al., Clifford Group Equivariant Neural Networks (2023).
+
+    Example:
+        >>> import torch
+        >>> e1, e2 = torch.eye(8)[1], torch.eye(8)[2]
+        >>> geometric_product(e1, e2)  # e12
+        tensor([0., 0., 0., 0., 0., 0., 1., 0.])
+        >>> geometric_product(e2, e1) + geometric_product(e1, e2)
+        tensor([0., 0., 0., 0., 0., 0., 0., 0.])
+    """
+    for name, value in (("x", x), ("y", y)):
+        if not value.ndim or value.shape[-1] != COMPONENTS:
+            raise ValueError(f"{name} must have 8 components on the last axis, got shape {tuple(value.shape)}")
+        if not value.is_floating_point():
+            raise ValueError(f"{name} must be a floating point tensor, got {value.dtype}")
+    if x.dtype != y.dtype or x.device != y.device:
+        raise ValueError(f"y must be {x.dtype} on {x.device} as x is, got {y.dtype} on {y.device}")
+    with full_precision(x.device):
+        factors = y.index_select(-1, _index(y.device)).unflatten(-1, (COMPONENTS, COMPONENTS))
+        return (factors * _signs(x.device, x.dtype) * x[..., None, :]).sum(-1)

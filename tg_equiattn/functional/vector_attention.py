@@ -1,0 +1,96 @@
+r"""Vector self-attention by cross products, streamed in O(N) memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _checks
+from ._cross_op import cross_attention
+
+VARIANTS = ("equations", "code")
+
+
+def vector_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    variant: str = "equations",
+    scale: float | None = None,
+) -> Tensor:
+    r"""Self-attention of vector sequences by cross products, each channel by itself.
+
+    .. math::
+        S_{ij} = \mathrm{softmax}_j\!\left(\tfrac{1}{\sqrt n} \|q_i \times k_j\|\right) (q_i \times k_j), \qquad
+        u_i = \frac{1}{n} \sum_j S_{ij} \times v_j
+
+    with n the sequence's own length. As :math:`(q \times k) \times v = k\,(q \cdot v) - q\,(k \cdot v)`, all pairs
+    enter through :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top` alone, :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n`,
+    and nothing of size n x n is kept, in backward neither. Polar vectors give a polar vector.
+
+    Args:
+        q, k, v: query, key, value.
+        lengths: int64 ``(B,)``, the own length n of each sequence; ``None`` means N. What lies beyond is never read,
+            and is zero in the output.
+        variant: ``"equations"`` as above, or ``"code"``, as the paper's Code 2 computes it: scores are divided by
+            n / 2 instead of the root of n, and :math:`v_i` stands in place of :math:`v_j`.
+        scale: what the lengths of cross products are multiplied with, instead.
+
+    Shapes:
+        ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Source: se3-hyena appendix B, Eq. 4-5 and Code 2.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.randn(3, 2, 11, 4, 3)
+        >>> turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+        >>> turned = vector_attention(q @ turn, k @ turn, v @ turn)
+        >>> torch.allclose(turned, vector_attention(q, k, v) @ turn, atol=1e-6)
+        True
+    """
+    _checks.choice("variant", variant, VARIANTS)
+    _checks.scale(scale)
+    _checks.alike(4, q=q, k=k, v=v)
+    if q.shape[-1] != 3:
+        raise ValueError(f"q must hold vectors, 3 components on the last axis, got shape {tuple(q.shape)}")
+    _checks.lengths(lengths, q.shape[0], q.shape[1], q.device)
+    q, k, v = (x.permute(3, 2, 0, 1) for x in (q, k, v))
+    return stream(q, k, v, lengths, variant, scale).permute(2, 3, 1, 0)
+
+
+def stream(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, variant: str = "equations", scale: float | None = None
+) -> Tensor:
+    """The same on (3, C, B, N)."""
+    channels, count, length = q.shape[1:]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    there = None
+    sizes = torch.full((count,), length, dtype=dtype, device=q.device)
+    if lengths is not None:
+        there = torch.arange(length, device=q.device) < lengths[:, None]
+        q, k, v = (torch.where(there, x, 0.0) for x in (q, k, v))
+        sizes = lengths.to(dtype)
+        there = there.expand(channels, -1, -1).flatten(0, 1)
+    sizes = sizes.clamp(min=1)
+    factor = sizes.rsqrt() if variant == "equations" else 2 / sizes
+    factor = factor if scale is None else torch.full_like(factor, scale)
+    q, k, v = (x.to(dtype).permute(1, 2, 3, 0).flatten(0, 1) for x in (q, k, v))
+    factor = factor.expand(channels, -1).flatten()
+    if variant == "equations":
+        outer = (k[..., :, None] * v[..., None, :]).flatten(-2)
+        mixed, _ = cross_attention(q, k, outer, there, factor)
+        mixed = mixed.unflatten(-1, (3, 3))
+        out = (mixed * q[..., None, :]).sum(-1) - mixed.diagonal(0, -2, -1).sum(-1, keepdim=True) * q
+    else:
+        mixed, _ = cross_attention(q, k, k, there, factor)
+        out = mixed * (q * v).sum(-1, keepdim=True) - q * (mixed * v).sum(-1, keepdim=True)
+    out = out.view(channels, count, length, 3) / sizes[:, None, None]
+    if lengths is not None:
+        out = out.masked_fill((torch.arange(length, device=q.device) >= lengths[:, None])[..., None], 0)
+    return out.permute(3, 0, 1, 2)
