@@ -90,9 +90,7 @@ class Sequences:
         starts = torch.searchsorted(batch, torch.arange(batch_size + 1, device=device))
         sizes = starts.diff()
         if padded and _checks.values_are_free(sizes) and batch_size and int(sizes.max()) > padded:
-            raise ValueError(
-                f"max_num_nodes must be at least {int(sizes.max())}, the largest graph, got {padded}"
-            )
+            raise ValueError(f"max_num_nodes must be at least {int(sizes.max())}, the largest graph, got {padded}")
         out = cls(tokens, batch_size, batch, sizes, None)
         if not tokens:
             return out

@@ -1,5 +1,19 @@
-"""Integration with e3nn: no layers yet in this version."""
+"""Global geometric context as e3nn modules: SE(3)-Hyena and vector self-attention, on node features with irreps."""
 
 from .._host import require
 
 require("e3nn", "e3nn")
+
+from .clifford import CliffordMLP  # noqa: E402
+from .long_tensor_product import LongTensorProduct  # noqa: E402
+from .operator import SE3Hyena, SE3HyenaOperator, VectorSelfAttention  # noqa: E402
+from .tensor_product_hyena import TensorProductHyenaOperator  # noqa: E402
+
+__all__ = [
+    "CliffordMLP",
+    "LongTensorProduct",
+    "SE3Hyena",
+    "SE3HyenaOperator",
+    "TensorProductHyenaOperator",
+    "VectorSelfAttention",
+]

@@ -72,18 +72,30 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def _block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
+def transform(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str) -> tuple[Tensor, Tensor, int]:
+    """Spectra of sequences (..., B, N), the second divided by the length they are taken at, which comes third."""
     length = a.shape[-1]
     total = transform_length(length, lengths is not None, mode)
     if lengths is not None:
         beyond = torch.arange(length, device=a.device) >= lengths[:, None]
         a, b = a.masked_fill(beyond, 0), b.masked_fill(beyond, 0)
-    x, y = torch.fft.rfft(a, total), torch.fft.rfft(b, total, norm="forward")  # which divides by the total
-    x = x.conj().resolve_conj() if correlate else x
-    out = fold(torch.fft.irfft(_multiply(x, y), total), length, lengths, mode, correlate)
+    return torch.fft.rfft(a, total), torch.fft.rfft(b, total, norm="forward"), total
+
+
+def invert(
+    spectrum: Tensor, total: int, length: int, lengths: Tensor | None, mode: str, correlate: bool = False
+) -> Tensor:
+    """A product of the two spectra as sequences (..., B, N), divided by their own lengths."""
+    out = fold(torch.fft.irfft(spectrum, total), length, lengths, mode, correlate)
     if lengths is not None:
-        return out * (total / lengths.clamp(min=1).to(a.dtype))[:, None]
+        return out * (total / lengths.clamp(min=1).to(out.dtype))[:, None]
     return out if total == length else out * (total / length)
+
+
+def _block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
+    x, y, total = transform(a, b, lengths, mode)
+    product = _multiply(x.conj().resolve_conj() if correlate else x, y)
+    return invert(product, total, a.shape[-1], lengths, mode, correlate)
 
 
 @torch.library.custom_op("tg_equiattn::long_product", mutates_args=())

@@ -4,6 +4,7 @@ from .attention import GroupAttention, LiftingAttention
 from .block import GroupAttentionBlock
 from .clifford import CliffordMLP
 from .ge_vit import GEViT
+from .hyena import Hyena, Transformer
 from .norm import RegularBatchNorm, RegularLayerNorm
 from .performer import PerformerAttention
 from .pointwise import Pointwise
@@ -20,6 +21,7 @@ __all__ = [
     "GroupAttention",
     "GroupAttentionBlock",
     "GroupPooling",
+    "Hyena",
     "LiftingAttention",
     "PerformerAttention",
     "PerformerBlock",
@@ -34,5 +36,6 @@ __all__ = [
     "SE3Transformer",
     "SpatialCrop",
     "SpatialMaxPool",
+    "Transformer",
     "VectorSelfAttention",
 ]

@@ -237,7 +237,7 @@ class AttentionOperator(GradedOperator):
         self.variant = variant
 
     def mix(self, kind: str, sequences: Sequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return sequences.mix(_attend_scalars if kind == "scalars" else self._attend_vectors, query, key, value)
+        return sequences.mix(attend if kind == "scalars" else self._attend_vectors, query, key, value)
 
     def _attend_vectors(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
         return stream(q, k, v, lengths, self.variant)
@@ -248,7 +248,7 @@ class AttentionOperator(GradedOperator):
         return mixed_scalars, mixed_vectors
 
 
-def _attend_scalars(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
     """Softmax attention of (1, S, B, N), all channels one head."""
     mask = None
     if lengths is not None:

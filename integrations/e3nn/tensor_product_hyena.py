@@ -1,0 +1,124 @@
+"""The Hyena operator on any irreps."""
+
+from __future__ import annotations
+
+import torch
+from e3nn import o3
+from e3nn.util.jit import compile_mode
+from torch import Tensor
+
+from tg_equiattn import _checks
+from tg_equiattn._precision import full_precision
+from tg_equiattn.nn._tokens import check_order_name
+from tg_equiattn.sequences import Sequences, check_order, radial_order
+
+from .layout import check_features, describe
+from .long_tensor_product import LongTensorProduct
+
+
+@compile_mode("unsupported")
+class TensorProductHyenaOperator(torch.nn.Module):
+    r"""Global geometric context in :math:`O(N \log N)` on features of any irreps.
+
+    The flow of :class:`SE3HyenaOperator` with e3nn's maps in place of Clifford MLPs and
+    :class:`LongTensorProduct` in place of the convolutions of scalars and vectors:
+
+    .. math::
+
+        q, k, v = \mathrm{Linear}(x), \quad u = q \otimes_w k, \quad \hat u = \sigma(\mathrm{Linear}(u)) \cdot u,
+        \quad x' = \mathrm{Linear}(\mathrm{Linear}(x) + \hat u \otimes_{w'} v)
+
+    with one gate a channel from the scalars of u. Positions, where given, enter relative to the mean of their graph as
+    one more 1o.
+
+    Parameters
+    ----------
+    irreps_in, irreps_out : `e3nn.o3.Irreps`
+        any irreps
+
+    irreps_hidden : `e3nn.o3.Irreps`, optional
+        of query, key and value; by default ``irreps_in``. Its tensor products are fully connected: weights grow as the
+        cube of multiplicities.
+
+    order : {'input', 'radial'}
+        as :class:`SE3HyenaOperator`
+
+    mode : {'circular', 'causal'}
+        of the convolution
+
+    Examples
+    --------
+    >>> import torch
+    >>> operator = TensorProductHyenaOperator("8x0e + 4x1o + 2x2e + 1x3o", "4x0e + 2x2e")
+    >>> operator(torch.randn(12, 37), pos=torch.randn(12, 3), batch=torch.tensor([0] * 5 + [1] * 7)).shape
+    torch.Size([12, 14])
+    """
+
+    def __init__(
+        self,
+        irreps_in: o3.Irreps | str,
+        irreps_out: o3.Irreps | str,
+        irreps_hidden: o3.Irreps | str | None = None,
+        *,
+        order: str = "input",
+        mode: str = "circular",
+    ) -> None:
+        super().__init__()
+        check_order_name(order)
+        self.irreps_in, self.irreps_out, self.order = o3.Irreps(irreps_in), o3.Irreps(irreps_out), order
+        hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
+        hidden = hidden.simplify()
+        for name, irreps in (("irreps_in", self.irreps_in), ("irreps_out", self.irreps_out), ("irreps_hidden", hidden)):
+            if not irreps.dim:
+                raise ValueError(f"{name} must have at least one irrep, got {irreps}")
+        self.irreps_hidden = hidden
+        gates = o3.Irreps([(hidden.num_irreps, (0, 1))])
+        self.project = o3.Linear(self.irreps_in + o3.Irreps("1o"), hidden + hidden + hidden)
+        self.convolution = LongTensorProduct(hidden, hidden, hidden, mode=mode)
+        self.gate = o3.Linear(hidden, gates, biases=True)
+        self.apply_gate = o3.ElementwiseTensorProduct(hidden, gates)
+        self.multiply = o3.FullyConnectedTensorProduct(hidden, hidden, hidden)
+        self.shortcut = o3.Linear(self.irreps_in, hidden)
+        self.out = o3.Linear(hidden, self.irreps_out)
+        unreached = [ir for _, ir in self.irreps_out if ir not in hidden]
+        if unreached:
+            raise ValueError(f"irreps_out must be among irreps_hidden={hidden}, got {self.irreps_out}")
+
+    def forward(
+        self,
+        x: Tensor,
+        pos: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        order: Tensor | None = None,
+        batch_size: int | None = None,
+        max_num_nodes: int | None = None,
+    ) -> Tensor:
+        """Evaluate on features of shape ``(nodes, irreps_in.dim)``; arguments as of :class:`SE3HyenaOperator`."""
+        like = self.out.weight
+        check_features("x", x, self.irreps_in, like)
+        if batch is not None or batch_size is not None:
+            batch_size = _checks.batch_index(batch, batch_size, x)
+        sequences = Sequences.flat(len(x), batch, x.device, batch_size, max_num_nodes)
+        with full_precision(x.device):
+            x = x.to(like.dtype)
+            centred = x.new_zeros(len(x), 3)
+            if pos is not None:
+                pos = _checks.positions(pos, (len(x), 3), x, "positions").to(torch.promote_types(pos.dtype, x.dtype))
+                if order is None and self.order == "radial":
+                    scalars = [x[:, part] for (_, ir), part in zip(self.irreps_in, self.irreps_in.slices(), strict=True)
+                               if ir == o3.Irrep("0e")]  # fmt: skip
+                    order = radial_order(pos.T, sequences, torch.cat(scalars, 1).T if scalars else None)
+                centred = sequences.centred(pos.T).T.to(x.dtype)
+            elif order is None and self.order == "radial":
+                raise ValueError("pos must be given with order='radial', got None")
+            if order is not None:
+                check_order(order, sequences)
+                sequences = sequences.ordered(order)
+            query, key, value = self.project(torch.cat([x, centred], 1)).chunk(3, 1)
+            mixed = self.convolution.convolve(query, key, sequences)
+            mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(mixed)))
+            return self.out(self.shortcut(x) + self.multiply(mixed, value))
+
+    def __repr__(self) -> str:
+        return describe(self)
