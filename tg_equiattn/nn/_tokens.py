@@ -22,7 +22,12 @@ def check_reach(module: Graded, name: str) -> None:
     """Raise ValueError where part of the output is zero whatever comes in."""
     reached = module.reached(module.in_grades.plus(POSITION))
     if reached != module.out_grades:
-        raise ValueError(f"{name} must be reachable from the input by geometric products, got {module.out_grades}")
+        names = ("0e", "1o", "1e", "0o")
+        lost = [n for n, wanted, found in zip(names, module.out_grades, reached, strict=True) if wanted and not found]
+        raise ValueError(
+            f"{name} must be reachable by geometric products, got {' + '.join(lost)} that would always be zero: have it "
+            "among the hidden channels, or more num_blocks"
+        )
 
 
 def run(
