@@ -1,20 +1,10 @@
 """The examples run end to end on small settings, and their loaders refuse what they cannot read."""
 
 import gzip
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def run(script, *arguments):
-    command = [sys.executable, "-W", "ignore", str(EXAMPLES / script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
+from running import evaluate, run
 
 TINY = ("--epochs", 1, "--channels", 6, "--heads", 1, "--blocks", 1)
 
@@ -177,9 +167,7 @@ def test_linear_attention_benchmark(tmp_path):
 
 def test_benchmark_baselines_compute_the_same():
     """The gathered double sum and the dense bias are the layers they are measured against."""
-    code = f"""
-import sys
-sys.path.insert(0, {str(EXAMPLES / "benchmarks")!r})
+    code = """
 import torch
 from linear_attention import CHANNELS, CLIPPED, HEADS, WINDOW, GatheredClipped, PerformerAttention, PixelGrid, bias_of
 grid, x = PixelGrid((9, 7), CLIPPED), torch.randn(1, 63, CHANNELS)
@@ -194,8 +182,7 @@ row, col = near.pattern.row, near.pattern.col
 torch.testing.assert_close(bias[:, row, col], window.offset_bias(near.offsets))
 print("equal")
 """
-    result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
-    assert result.stdout.strip() == "equal", result.stderr
+    assert evaluate(code) == "equal"
 
 
 def test_group_attention_benchmark(tmp_path):

@@ -198,6 +198,11 @@ class TokenModule(nn.Module):
         """Whether the output is one token a sequence."""
         return getattr(self.module, "pool", None) is not None
 
+    @property
+    def local_context(self) -> bool:
+        """Whether edges are wanted."""
+        return bool(self.module.local)
+
     def reset_parameters(self) -> None:
         self.module.reset_parameters()
 

@@ -1,0 +1,201 @@
+"""Time and peak memory of long geometric context, against the number of tokens.
+
+    python examples/benchmarks/long_context.py                          # forward and backward, up to 2^20 tokens
+    python examples/benchmarks/long_context.py --tokens 3500000 7000000 --layers hyena --directions forward
+    python examples/benchmarks/long_context.py --device cuda
+
+Like the SE(3)-Hyena paper's Figure 5: one layer of 8 scalar and 16 vector channels on one random sequence, SE(3)-Hyena
+against vector self-attention, streamed and (as the paper's Code 2 does) with all pairs at once, until a layer no
+longer fits or takes longer than --patience. Beside it the vector long convolution alone against the paper's Code 1, at
+batch 16. Every number comes from a process of its own. Peak memory is beyond what the process had before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+import torch
+from measure import DIRECTIONS, add_arguments, available, cell, in_own_process, machine, measure, report
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from tg_equiattn.functional import vector_long_conv
+from tg_equiattn.nn import SE3HyenaOperator, VectorSelfAttention
+from tg_equiattn.nn._tokens import TokenModule
+from tg_equiattn.nn.clifford import Grades
+from tg_equiattn.nn.graded import AttentionOperator
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+SCALARS, VECTORS, BATCH = 8, 16, 16
+LAYERS = {"hyena": "SE(3)-Hyena", "attention": "attention, streamed", "pairs": "attention, all pairs"}
+
+
+class PublishedConv(nn.Module):
+    """The paper's Code 1: inputs expanded to six channels by matrices, three transforms of six, and reduced again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        x, y, z = torch.eye(3).unbind()
+        self.register_buffer("left", torch.stack([x, x, y, y, z, z]))
+        self.register_buffer("right", torch.stack([y, -z, -x, z, x, -y]))
+        axes = torch.tensor([2, 1, 2, 0, 1, 0])  # each pair's component of the cross product
+        self.register_buffer("reduce", (torch.arange(3)[:, None] == axes).float())
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        tokens = q.shape[1]
+        matrices = self.left, self.right, self.reduce
+        left, right, reduce = (m.repeat(*q.shape[:2], 1, 1) for m in matrices)
+        q, k = (left @ q[..., None]).squeeze(-1), (right @ k[..., None]).squeeze(-1)
+        product = torch.fft.rfft(q, n=tokens, dim=1) * torch.fft.rfft(k, n=tokens, dim=1)
+        out = torch.fft.irfft(product, n=tokens, dim=1)
+        return (reduce @ out[..., None]).squeeze(-1) / tokens
+
+
+class LongConv(nn.Module):
+    """The same by ``vector_long_conv``."""
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        return vector_long_conv(q[:, :, None], k[:, :, None])[:, :, 0]
+
+
+class AllPairs(AttentionOperator):
+    """Vector attention as the equations are written: every pair's cross product exists at once."""
+
+    def _attend_vectors(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+        tokens = q.shape[-1]
+        q, k, v = (x.movedim(0, -1) for x in (q, k, v))
+        pairs = torch.linalg.cross(q[..., :, None, :], k[..., None, :, :])
+        weight = (pairs.norm(dim=-1) / tokens**0.5).softmax(-1)
+        return torch.linalg.cross(weight[..., None] * pairs, v[..., None, :, :]).mean(-2).movedim(-1, 0)
+
+
+def build(name: str) -> nn.Module:
+    """One layer."""
+    if name == "hyena":
+        return SE3HyenaOperator(SCALARS, VECTORS)
+    if name == "attention":
+        return VectorSelfAttention(SCALARS, VECTORS)
+    return TokenModule(AllPairs(Grades(SCALARS, VECTORS), Grades(SCALARS, VECTORS)))
+
+
+def measure_layer(name: str, tokens: int, direction: str, device: str, repeats: int, warmups: int = 2) -> dict:
+    """Seconds and peak bytes of one layer, or of one convolution alone."""
+
+    def prepare() -> tuple[nn.Module, Callable[[], Tensor]]:
+        torch.manual_seed(0)
+        if name in ("published", "conv"):
+            module = (PublishedConv() if name == "published" else LongConv()).to(device)
+            q, k = (torch.randn(BATCH, tokens, 3, device=device, requires_grad=direction != "forward") for _ in "qk")
+            return module, lambda: module(q, k)
+        layer = build(name).to(device)
+        scalars = torch.randn(1, tokens, SCALARS, device=device)
+        vectors = torch.randn(1, tokens, VECTORS, 3, device=device)
+        return layer, lambda: layer(scalars, vectors)[1]
+
+    return measure(prepare, direction != "forward", repeats, warmups, device.startswith("cuda"))
+
+
+def layers(options: argparse.Namespace) -> tuple[list[str], dict]:
+    """Rows of the table, and every measurement by (layer, tokens, direction)."""
+    found: dict[tuple[str, int, str], dict | str] = {}
+    jobs = [(d, n) for d in options.directions for n in options.tokens]
+    before: dict[tuple[str, str], tuple[float, int]] = {}  # seconds, tokens
+    for direction, tokens in tqdm(jobs, desc="layers"):
+        for name in options.layers:
+            seconds, last = before.get((name, direction), (0.0, tokens))
+            expected = seconds * (tokens / last) ** (1 if name == "hyena" else 2)
+            pairs = 4 * 11 * VECTORS * tokens**2  # cross products, norms, weights
+            if name == "pairs" and pairs > available(options.device):
+                value: dict | str = "out of memory"
+            elif name != "hyena" and expected > options.patience:
+                value = f"over {options.patience:.0f} s"
+            else:
+                runs = (1, 0) if expected > 5 else (options.repeats, 2)
+                value = in_own_process(os.path.abspath(__file__), name, tokens, direction, options.device, *runs)
+            if not isinstance(value, str):
+                before[name, direction] = value["seconds"], tokens
+            found[name, tokens, direction] = value
+    heads = [f"{LAYERS[name]}, {unit}" for unit in ("s", "GiB") for name in options.layers]
+    rows = [f"| tokens | pass | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"]
+    for direction, tokens in jobs:
+        base = found["hyena", tokens, direction] if "hyena" in options.layers else "none"
+        values = [found[name, tokens, direction] for name in options.layers]
+        cells = [_against(v, base, what) for what in ("seconds", "bytes") for v in values]
+        rows.append(f"| {tokens:,} | {direction} | {' | '.join(cells)} |")
+    return rows, found
+
+
+def _against(value: dict | str, base: dict | str, what: str) -> str:
+    """A cell, with its multiple of SE(3)-Hyena's in brackets."""
+    if isinstance(value, str) or isinstance(base, str) or value is base:
+        return cell(value, value, what)
+    return f"{cell(value, value, what)} ({value[what] / max(base[what], 1e-9):.1f}x)"
+
+
+def convolutions(options: argparse.Namespace) -> list[str]:
+    """Rows of the convolution alone against the published code."""
+    heads = [f"{name}, {unit}" for unit in ("s", "GiB") for name in ("Code 1", "vector_long_conv")]
+    rows = [f"| tokens | pass | {' | '.join(heads)} |", "|---" * 6 + "|"]
+    for tokens in tqdm(options.lengths, desc="convolutions"):
+        for direction in options.directions:
+            base, ours = (
+                in_own_process(os.path.abspath(__file__), name, tokens, direction, options.device, 3 * options.repeats)
+                for name in ("published", "conv")
+            )
+            cells = [cell(v, base, what) for what in ("seconds", "bytes") for v in (base, ours)]
+            rows.append(f"| {tokens:,} | {direction} | {' | '.join(cells)} |")
+    return rows
+
+
+def draw(found: dict, options: argparse.Namespace, path: Path) -> None:
+    """The paper's Figure 5: time and memory of the first direction against tokens."""
+    figure, axes = plt.subplots(2, 1, figsize=(6, 7), sharex=True, layout="constrained")
+    direction = options.directions[0]
+    for axis, what, unit, factor in ((axes[0], "seconds", "s", 1), (axes[1], "bytes", "GiB", 2**-30)):
+        for name in options.layers:
+            points = [(n, found[name, n, direction]) for n in options.tokens]
+            points = [(n, v[what] * factor) for n, v in points if not isinstance(v, str)]
+            axis.plot(*zip(*points, strict=True), "o-", label=LAYERS[name])
+        axis.set(xscale="log", yscale="log", ylabel=f"{direction}, {unit}")
+    axes[1].set_xlabel("tokens")
+    axes[0].legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = [1024, 2048, 4096, 8192, 2**14, 20000, 30000, 2**16, 2**18, 2**20]
+    parser.add_argument("--tokens", nargs="*", type=int, default=default)
+    parser.add_argument("--lengths", nargs="*", type=int, default=[20000, 20011, 131072], help="of convolutions")
+    parser.add_argument("--layers", nargs="+", choices=list(LAYERS), default=list(LAYERS))
+    parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS))
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds a pass of attention may take")
+    add_arguments(parser, "out/long_context/table.md")
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure_layer(*json.loads(options.measure))))
+        return
+    options.tokens = sorted(options.tokens)
+    rows: list[str] = []
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    if options.lengths:
+        rows += [*convolutions(options), ""]
+    if options.tokens:
+        table, found = layers(options)
+        rows += table
+        draw(found, options, options.output.with_suffix(".png"))
+    widths = f"{SCALARS} scalar and {VECTORS} vector channels, one sequence (convolutions: {BATCH} of one channel)"
+    note = f"{widths}; {machine(options.device)}."
+    report(note, rows, options.output)
+
+
+if __name__ == "__main__":
+    main()

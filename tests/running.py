@@ -1,0 +1,19 @@
+"""Running an example as a user does."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(script, *arguments):
+    command = [sys.executable, "-W", "ignore", str(EXAMPLES / script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def evaluate(code):
+    """Standard output of Python code that may import from the benchmarks, or its errors."""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=EXAMPLES / "benchmarks")
+    return done.stdout.strip() or done.stderr
