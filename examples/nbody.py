@@ -80,7 +80,7 @@ def predict(model: nn.Module, batch: list[Tensor], augment: bool = False) -> tup
         index = complete_graphs(len(charges), charges.shape[1], charges.device)
         flat = charges.flatten()
         edges = {"edge_index": index, "edge_attr": (flat[index[0]] * flat[index[1]])[:, None]}
-    _, moved = model(scalars, velocities[:, :, None], positions=positions, **edges)
+    _, moved = model(scalars, velocities[:, :, None], pos=positions, **edges)
     return positions + moved[:, :, 0], later
 
 

@@ -148,3 +148,191 @@ def performer_double_sum(attention, x, edge_index, offsets, batch):
             total, normaliser = total + weight[:, None] * value[j], normaliser + weight
         out.append((total / normaliser[:, None]).flatten())
     return torch.stack(out) @ attention.out.weight.T + attention.out.bias
+
+
+def long_convolution(q, k, lengths, mode):
+    """1/n sum_j q_j . k_{i-j}, one pair at a time; (B, N, C) of numbers, (B, N, C, 3) of vectors by cross products."""
+    multiply = torch.linalg.cross if q.ndim == 4 else torch.mul
+    out = []
+    for q_b, k_b, n in zip(q, k, lengths, strict=True):
+        places = [torch.zeros_like(q_b[0]) for _ in range(2 * q.shape[1] - 1 if mode == "linear" else q.shape[1])]
+        for j in range(n):
+            for m in range(n):
+                i = (j + m) % n if mode == "circular" else j + m
+                if i < n or mode == "linear":
+                    places[i] = places[i] + multiply(q_b[j], k_b[m]) / n
+        out.append(torch.stack(places))
+    return torch.stack(out)
+
+
+def cross_product_attention(q, k, v, lengths, variant="equations", scale=None):
+    """Vector self-attention of (B, N, C, 3), every pair's cross product formed."""
+    out = []
+    for q_b, k_b, v_b, n in zip(q, k, v, lengths, strict=True):
+        factor = scale if scale is not None else max(n, 1) ** -0.5 if variant == "equations" else 2 / max(n, 1)
+        total = torch.zeros_like(q_b)
+        if n:
+            q_b, k_b, v_b = (x[:n] for x in (q_b, k_b, v_b))
+            cross = torch.linalg.cross(q_b[:, None], k_b[None])  # (i, j, C, 3)
+            square = cross.square().sum(-1)
+            norm = torch.where(square > 0, square, 1.0).sqrt() * (square > 0)
+            score = (factor * norm).softmax(1)[..., None] * cross
+            value = v_b[None] if variant == "equations" else v_b[:, None]
+            total[:n] = torch.linalg.cross(score, value.expand_as(score)).sum(1) / n
+        out.append(total)
+    return torch.stack(out)
+
+
+PAULI = torch.tensor([[[0, 1], [1, 0]], [[0, -1j], [1j, 0]], [[1, 0], [0, -1]]], dtype=torch.complex128)
+
+
+def pauli_product(x, y):
+    """The geometric product by 2x2 complex matrices: e_i is the Pauli matrix i, e23 = i e1 and so on, e123 = i."""
+
+    def matrix(x):
+        x = x.to(torch.float64)
+        vector = torch.einsum("...a,aij->...ij", torch.complex(x[..., 1:4], x[..., 4:7]), PAULI)
+        return torch.complex(x[..., 0], x[..., 7])[..., None, None] * torch.eye(2) + vector
+
+    product = matrix(x) @ matrix(y)
+    scalar = product.diagonal(0, -2, -1).sum(-1, keepdim=True) / 2
+    vector = torch.einsum("...ij,aji->...a", product, PAULI) / 2
+    return torch.cat([scalar.real, vector.real, vector.imag, scalar.imag], -1)
+
+
+def grade(x, g):
+    """Multivectors (..., 8) without the other grades."""
+    there = torch.tensor([0, 1, 1, 1, 2, 2, 2, 3]) == g
+    return x * there
+
+
+def grade_paths():
+    """Which grades j the products of grades i and k have parts in, found from products of random multivectors."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(2, 8, generator=generator, dtype=torch.float64)
+    return [
+        (i, k, j)
+        for i in range(4)
+        for k in range(4)
+        for j in range(4)
+        if grade(pauli_product(grade(x, i), grade(y, k)), j).abs().max() > 1e-9
+    ]
+
+
+SIZES = (1, 3, 3, 1)
+
+
+def clifford_linear(layer, grades):
+    """A CliffordLinear from its parameters, of four tensors (N, channels, components)."""
+    weights, out = iter(layer.weights), []
+    for x, channels, size in zip(grades, layer.out_grades, SIZES, strict=True):
+        mixed = x.new_zeros(len(x), channels, size)
+        if channels and x.shape[1]:
+            mixed = torch.einsum("oc,ncd->nod", next(weights), x)
+        out.append(mixed)
+    if layer.bias is not None:
+        out[0] = out[0] + layer.bias[:, None]
+    return out
+
+
+def clifford_block(block, x):
+    """A CliffordBlock from its parameters, of multivectors (N, C, 8)."""
+
+    def norms(x):  # (N, C, 4), squared
+        return torch.stack([part.square().sum(-1) for part in x.split(SIZES, -1)], -1)
+
+    def spread(x):
+        return torch.cat([x[..., g : g + 1].expand(*x.shape[:-1], n) for g, n in enumerate(SIZES)], -1)
+
+    invariant = torch.cat([x[..., :1], norms(x)[..., 1:]], -1)
+    x = x * spread(torch.sigmoid(block.gate.T * invariant + block.gate_bias.T))
+    y = sum(grade(torch.einsum("oc,ncd->nod", block.weight[g], x), g) for g in range(4))
+    y = y + F.pad(block.bias[:, None], (0, 7))
+    norm = (norms(y) + 1e-12).sqrt()
+    normal = y / spread(torch.sigmoid(block.grade_norm.T) * (norm - 1) + 1)
+    total = y
+    for weight, (i, k, j) in zip(block.paths, grade_paths(), strict=True):
+        part = grade(pauli_product(grade(x, i), grade(normal, k)), j)
+        mixed = weight[:, None] * part if weight.ndim == 1 else torch.einsum("oc,ncd->nod", weight, part)
+        total = total + mixed
+    z = total / math.sqrt(2)
+    size = (z.square().sum(-1) + 1e-12).sqrt().mean(-1)
+    return block.scale[:, None] * z / (size + 1e-6)[:, None, None]
+
+
+def clifford_mlp(mlp, grades):
+    """A GradedMLP from its parameters, of four tensors (N, channels, components)."""
+    x = torch.cat(clifford_linear(mlp.embed, grades), -1)
+    for block in mlp.blocks:
+        x = clifford_block(block, x)
+    return clifford_linear(mlp.out, x.split(SIZES, -1))
+
+
+def beside(*parts):
+    """Channels of several four tensors (N, channels, components) side by side."""
+    return [torch.cat(grades, 1) for grades in zip(*parts, strict=True)]
+
+
+def only(scalars=None, vectors=None, bivectors=None):
+    """Four tensors (N, channels, components) of (N, S), (N, V, 3) and (N, V, 3); none where None."""
+    given = next(x for x in (scalars, vectors, bivectors) if x is not None)
+    empty = [given.new_zeros(len(given), 0, n) for n in SIZES]
+    return [
+        empty[0] if scalars is None else scalars[..., None],
+        empty[1] if vectors is None else vectors,
+        empty[2] if bivectors is None else bivectors,
+        empty[3],
+    ]
+
+
+def local_context(local, x, pos, edge_index, edge_attr):
+    """A LocalContext from its parameters, one edge at a time."""
+    here = beside(x, only(vectors=pos[:, None]))
+    total = [part.new_zeros(len(pos), channels, n) for part, channels, n in zip(x, local.messages, SIZES, strict=True)]
+    degree = [0] * len(pos)
+    for e, (j, i) in enumerate(edge_index.T.tolist()):
+        difference = [part[j : j + 1] - part[i : i + 1] for part in here]
+        message = clifford_mlp(local.message, beside(difference, only(scalars=edge_attr[e : e + 1])))
+        degree[i] += 1
+        total = [t.index_add(0, torch.tensor([i]), m) for t, m in zip(total, message, strict=True)]
+    mean = [t / torch.tensor(degree).clamp(min=1)[:, None, None] for t in total]
+    update = clifford_mlp(local.update, beside(here, mean))
+    return [a + b for a, b in zip(x, update, strict=True)]
+
+
+def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None):
+    """A HyenaOperator or AttentionOperator from its parameters, of one sequence's four tensors and centred places."""
+    n, attention = len(pos), hasattr(operator, "variant")
+    if edge_index is not None:
+        x = local_context(operator.local, x, pos, edge_index, edge_attr)
+    projected = clifford_mlp(operator.project, beside(x, only(vectors=pos[:, None])))
+    query, key, value = zip(*(part.chunk(3, 1) for part in projected), strict=True)
+    if attention:
+        f = torch.softmax(query[0][..., 0] @ key[0][..., 0].T / math.sqrt(max(1, query[0].shape[1])), -1)
+        scalars = (f @ value[0][..., 0])[..., None]
+        vectors = cross_product_attention(*(t[1][None] for t in (query, key, value)), [n], operator.variant)[0]
+    else:
+        u = long_convolution(query[0][None, ..., 0], key[0][None, ..., 0], [n], operator.mode)[0]
+        w = long_convolution(query[1][None], key[1][None], [n], operator.mode)[0]
+        gate = torch.sigmoid(clifford_mlp(operator.gate, only(scalars=u, bivectors=w))[0])
+        scalars = gate[:, : u.shape[1]] * u[..., None] * value[0]
+        vectors = torch.linalg.cross(gate[:, u.shape[1] :] * w, value[1])
+    x = x if operator.shortcut is None else clifford_linear(operator.shortcut, x)
+    return clifford_mlp(operator.out, [x[0] + scalars, x[1] + vectors, x[2], x[3]])
+
+
+def graded_sequence(module, scalars, vectors, pos=None, edge_index=None, edge_attr=None):
+    """An operator or a model (Figure 2b) on one sequence, scalars (N, S) and vectors (N, V, 3), to both again."""
+    pos = torch.zeros_like(vectors[:, 0]) if pos is None else pos - pos.mean(0)
+    if edge_index is not None and edge_attr is None:
+        edge_attr = scalars.new_zeros(edge_index.shape[1], 0)
+    x = only(scalars, vectors)
+    if not hasattr(module, "operators"):
+        x = algorithm_1(module, x, pos, edge_index, edge_attr)
+    else:
+        x = clifford_linear(module.embed, beside(x, only(vectors=pos[:, None])))
+        for operator in module.operators:
+            x = [a + b for a, b in zip(x, algorithm_1(operator, x, pos, edge_index, edge_attr), strict=True)]
+        x = [part.mean(0, keepdim=True) for part in x] if module.pool else x
+        x = clifford_mlp(module.out, x)
+    return x[0][..., 0], x[1]

@@ -48,16 +48,16 @@ def features(x: Tensor, channels: int, dim: int, elements: int | None, like: Ten
     same_kind(x, like)
 
 
-def same_kind(x: Tensor, like: Tensor) -> None:
+def same_kind(x: Tensor, like: Tensor, name: str = "input") -> None:
     """Raise ValueError unless x is floating point, in the dtype and on the device of ``like``."""
     if not x.is_floating_point():
-        raise ValueError(f"input must be a floating point tensor, got {x.dtype}")
+        raise ValueError(f"{name} must be a floating point tensor, got {x.dtype}")
     if x.device != like.device:
-        raise ValueError(f"input must be on {like.device} as the parameters are, got {x.device}")
+        raise ValueError(f"{name} must be on {like.device} as the parameters are, got {x.device}")
     autocast = torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)
     mixed = autocast and x.dtype != torch.float64  # which autocast leaves alone
     if x.dtype != like.dtype and not mixed:
-        raise ValueError(f"input must be {like.dtype} as the parameters are, got {x.dtype}")
+        raise ValueError(f"{name} must be {like.dtype} as the parameters are, got {x.dtype}")
 
 
 def alike(axes: int, **tensors: Tensor) -> None:

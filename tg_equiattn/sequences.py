@@ -33,6 +33,12 @@ class _Move(torch.autograd.Function):
         return _Move.apply(grad, back, kept, to, filled), None, None, None, None
 
 
+def _move(x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, kept: Tensor | None) -> Tensor:
+    if torch.compiler.is_compiling():
+        return x[..., to] if filled is None else torch.where(filled, x[..., to], 0.0)
+    return _Move.apply(x, to, filled, back, kept)
+
+
 class Sequences:
     """Where the tokens of a batch of sequences lie.
 
@@ -49,9 +55,8 @@ class Sequences:
     def __init__(self, tokens: int, count: int, batch: Tensor, sizes: Tensor, there: Tensor | None) -> None:
         self.tokens, self.count, self.batch, self.sizes, self.there = tokens, count, batch, sizes, there
         self._groups: list[tuple[int, int, Tensor | None]] = []  # sequences, padded length, own lengths
-        self._to: Tensor | None = None  # slot -> token
-        self._filled: Tensor | None = None  # whether a slot holds a token
-        self._back: Tensor | None = None  # token -> slot
+        # the token of each slot, whether there is one, and the slot of each token; None where slots are the tokens
+        self._slots: tuple[Tensor, Tensor | None, Tensor] | None = None
 
     @classmethod
     def dense(cls, count: int, length: int, lengths: Tensor | None, device: torch.device) -> Sequences:
@@ -97,8 +102,7 @@ class Sequences:
         within = torch.arange(tokens, device=device) - starts[batch]
         if padded:
             out._groups = [(batch_size, padded, sizes)]
-            out._to, out._filled = _slots(starts[:-1], sizes, padded, tokens)
-            out._back = batch * padded + within
+            out._slots = *_slots(starts[:-1], sizes, padded, tokens), batch * padded + within
             return out
         known = sizes.tolist()
         if min(known) == max(known):
@@ -118,8 +122,7 @@ class Sequences:
             filled.append(group_filled)
             base[chosen] = slots + longest * torch.arange(len(members), device=device)
             slots += longest * len(members)
-        out._to, out._back = torch.cat(to), base[batch] + within
-        out._filled = torch.cat(filled) if slots > tokens else None
+        out._slots = torch.cat(to), torch.cat(filled) if slots > tokens else None, base[batch] + within
         return out
 
     def ordered(self, order: Tensor) -> Sequences:
@@ -127,9 +130,11 @@ class Sequences:
         out = Sequences(self.tokens, self.count, self.batch, self.sizes, self.there)
         out._groups = self._groups
         inverse = torch.empty_like(order).scatter_(0, order, torch.arange(self.tokens, device=order.device))
-        out._to = order if self._to is None else order[self._to]
-        out._filled = self._filled
-        out._back = inverse if self._back is None else self._back[inverse]
+        if self._slots is None:
+            out._slots = order, None, inverse
+        else:
+            to, filled, back = self._slots
+            out._slots = order[to], filled, back[inverse]
         return out
 
     def mix(self, kernel: Callable[..., Tensor], *streams: Tensor) -> Tensor:
@@ -141,8 +146,9 @@ class Sequences:
         """
         if not self._groups:
             return torch.zeros_like(streams[0])
-        if self._to is not None:
-            streams = tuple(_Move.apply(x, self._to, self._filled, self._back, None) for x in streams)
+        if self._slots is not None:
+            to, filled, back = self._slots
+            streams = tuple(_move(x, to, filled, back, None) for x in streams)
         widths = [count * length for count, length, _ in self._groups]
         parts = zip(*(x.split(widths, -1) for x in streams), strict=True)
         out = [
@@ -150,12 +156,12 @@ class Sequences:
             for part, (count, length, lengths) in zip(parts, self._groups, strict=True)
         ]
         mixed = out[0] if len(out) == 1 else torch.cat(out, -1)
-        return mixed if self._to is None else _Move.apply(mixed, self._back, None, self._to, self._filled)
+        return mixed if self._slots is None else _move(mixed, back, None, to, filled)
 
     def sum(self, x: Tensor) -> Tensor:
         """Sums over each sequence: (rows, T) to (rows, B)."""
-        if self.there is None and len(self._groups) == 1 and self._groups[0][2] is None:
-            return x.unflatten(-1, (self.count, -1)).sum(-1)
+        if self.there is None and len(self._groups) == 1 and self._groups[0][::2] == (self.count, None):
+            return x.unflatten(-1, self._groups[0][:2]).sum(-1)
         if self.there is not None:
             x = torch.where(self.there, x, 0.0)
         return x.new_zeros(self.count, len(x)).index_add(0, self.batch, x.T).T
@@ -206,13 +212,15 @@ def radial_order(pos: Tensor, sequences: Sequences, scalars: Tensor | None = Non
     skew = sequences.mean(square * x)[:, batch]
     spread = sequences.mean((x[:, None] * x[None]).flatten(0, 1))[:, batch].unflatten(0, (3, 3))
     keys = [square.sqrt(), (x * skew).sum(0), (x * (spread * x).sum(1)).sum(0)]
+    sizes = [square.sqrt(), square.square(), square.square()]  # what a key may be rounding's alone against
     if scalars is not None and len(scalars):
         mixture = torch.arange(1, len(scalars) + 1, device=x.device, dtype=x.dtype).sqrt()
         keys.append((mixture[:, None] * scalars.double()).sum(0))
+        sizes.append((mixture[:, None] * scalars.double().abs()).sum(0))
     order = torch.arange(sequences.tokens, device=x.device)
     group = 2 * batch if sequences.there is None else 2 * batch + (~sequences.there).long()
-    for key in keys:
-        size = key.new_zeros(sequences.count).scatter_reduce(0, batch, key.abs(), "amax")[batch]
+    for key, size in zip(keys, sizes, strict=True):
+        size = key.new_zeros(sequences.count).scatter_reduce(0, batch, size, "amax")[batch]
         key = torch.where(size > 0, key / size, 0.0)
         order = order[key[order].argsort(stable=True)]
         order = order[group[order].argsort(stable=True)]

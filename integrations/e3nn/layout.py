@@ -41,7 +41,7 @@ def check_features(name: str, x: Tensor, irreps: o3.Irreps, like: Tensor) -> Non
     if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[-1] != irreps.dim:
         came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"{name} must have shape (nodes, {irreps.dim}), of irreps {irreps}, got {came}")
-    _checks.same_kind(x, like)
+    _checks.same_kind(x, like, name)
     _checks.half_precision(**{name: x})
 
 

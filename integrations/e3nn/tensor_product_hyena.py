@@ -104,7 +104,7 @@ class TensorProductHyenaOperator(torch.nn.Module):
             x = x.to(like.dtype)
             centred = x.new_zeros(len(x), 3)
             if pos is not None:
-                pos = _checks.positions(pos, (len(x), 3), x, "positions").to(torch.promote_types(pos.dtype, x.dtype))
+                pos = _checks.positions(pos, (len(x), 3), x, "").to(torch.promote_types(pos.dtype, x.dtype))
                 if order is None and self.order == "radial":
                     scalars = [x[:, part] for (_, ir), part in zip(self.irreps_in, self.irreps_in.slices(), strict=True)
                                if ir == o3.Irrep("0e")]  # fmt: skip

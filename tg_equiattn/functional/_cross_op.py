@@ -47,6 +47,8 @@ def _key_chain(k: Tensor, grad: Tensor) -> Tensor:
 def _tiles(groups: int, length: int, device: torch.device) -> Iterator[tuple[slice, slice, list[slice]]]:
     """Slices of groups and of queries, with slices of keys."""
     budget = _TILE.get(device.type, _TILE["other"])
+    if not length:
+        return
     keys = min(length, _KEYS if device.type == "cpu" else max(_KEYS, math.isqrt(budget)))
     queries = max(1, min(length, budget // keys))
     together = max(1, budget // (queries * keys))

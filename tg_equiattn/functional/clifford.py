@@ -64,34 +64,31 @@ PATH_OF = [
 ]
 
 
-@functools.lru_cache(maxsize=32)
-def _index(device: torch.device) -> Tensor:
+def _make_tables(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     with torch.inference_mode(False):  # may be asked for in evaluation first, and trained with later
-        return torch.tensor(RIGHT, device=device).flatten()
+        right, paths = torch.tensor(RIGHT, device=device).flatten(), torch.tensor(PATH_OF, device=device).flatten()
+        return right, torch.tensor(SIGNS, device=device, dtype=dtype), paths
 
 
-@functools.lru_cache(maxsize=32)
-def _signs(device: torch.device, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.tensor(SIGNS, device=device, dtype=dtype)
+_kept_tables = functools.lru_cache(maxsize=32)(_make_tables)
 
 
-@functools.lru_cache(maxsize=32)
-def _paths(device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.tensor(PATH_OF, device=device).flatten()
+def _tables_like(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Right components (64,), signs (8, 8), and paths (64,), by output and left component."""
+    make = _make_tables if torch.compiler.is_compiling() else _kept_tables  # dynamo warns of caches
+    return make(x.device, x.dtype)
 
 
 def path_weights(weight: Tensor) -> Tensor:
     """Weights by grade path (20, ...) spread over pairs of components, with the product's signs: (8, 8, ...)."""
-    spread = weight.index_select(0, _paths(weight.device)).unflatten(0, (COMPONENTS, COMPONENTS))
-    signs = _signs(weight.device, weight.dtype)
+    _, signs, paths = _tables_like(weight)
+    spread = weight.index_select(0, paths).unflatten(0, (COMPONENTS, COMPONENTS))
     return spread * signs.view(COMPONENTS, COMPONENTS, *[1] * (weight.ndim - 1))
 
 
 def right_factors(y: Tensor) -> Tensor:
     """(8, ...) to (8, 8, ...): for each output and left component the right component they go with."""
-    return y.index_select(0, _index(y.device)).unflatten(0, (COMPONENTS, COMPONENTS))
+    return y.index_select(0, _tables_like(y)[0]).unflatten(0, (COMPONENTS, COMPONENTS))
 
 
 def geometric_product(x: Tensor, y: Tensor) -> Tensor:
@@ -129,5 +126,6 @@ def geometric_product(x: Tensor, y: Tensor) -> Tensor:
     if x.dtype != y.dtype or x.device != y.device:
         raise ValueError(f"y must be {x.dtype} on {x.device} as x is, got {y.dtype} on {y.device}")
     with full_precision(x.device):
-        factors = y.index_select(-1, _index(y.device)).unflatten(-1, (COMPONENTS, COMPONENTS))
-        return (factors * _signs(x.device, x.dtype) * x[..., None, :]).sum(-1)
+        right, signs, _ = _tables_like(y)
+        factors = y.index_select(-1, right).unflatten(-1, (COMPONENTS, COMPONENTS))
+        return (factors * signs * x[..., None, :]).sum(-1)

@@ -97,6 +97,8 @@ def _long_conv(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str) -> Tenso
     if mode != "linear":
         return _conv_op.long_product(q, k, lengths, mode, False)
     length = q.shape[-1]
+    if not length:
+        return q * k
     if lengths is not None:
         there = torch.arange(length, device=q.device) < lengths[:, None]
         q, k = torch.where(there, q, 0.0), torch.where(there, k, 0.0)

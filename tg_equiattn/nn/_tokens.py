@@ -25,8 +25,8 @@ def check_reach(module: Graded, name: str) -> None:
         names = ("0e", "1o", "1e", "0o")
         lost = [n for n, wanted, found in zip(names, module.out_grades, reached, strict=True) if wanted and not found]
         raise ValueError(
-            f"{name} must be reachable by geometric products, got {' + '.join(lost)} that would always be zero: have it "
-            "among the hidden channels, or more num_blocks"
+            f"{name} must be reachable by geometric products, got {' + '.join(lost)} that would always be zero: have "
+            "it among the hidden channels, or more num_blocks"
         )
 
 
@@ -42,6 +42,8 @@ def run(
 ) -> Tensor:
     """Tokens (rows, T), positions (T, 3), edges (2, E) with scalars (E, edge_channels), through a module."""
     dtype = module.like.dtype
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"parameters must be float32 or float64 (mixed precision is torch.autocast), got {dtype}")
     if pos is None:
         if module.reached(module.in_grades) != module.out_grades:
             raise ValueError(
@@ -55,7 +57,7 @@ def run(
         if pos is None:
             pos = x.new_zeros(3, sequences.tokens)
         else:
-            pos = _checks.positions(pos, (sequences.tokens, 3), x, "positions")
+            pos = _checks.positions(pos, (sequences.tokens, 3), x, "")
             pos = pos if pos.is_floating_point() else pos.to(dtype)
             pos = sequences.padding_is_zero(pos.T)
             if isinstance(order, str) and order == "radial":
@@ -66,7 +68,7 @@ def run(
             sequences = sequences.ordered(order)
         edges = _edges(module, edge_index, edge_attr, x, sequences)
         out = module(x, pos, sequences, edges)
-        return sequences.padding_is_zero(out) if out.shape[-1] == sequences.tokens else out
+        return out if module.pool else sequences.padding_is_zero(out)
 
 
 def _edges(
@@ -127,7 +129,7 @@ class TokenModule(nn.Module):
         lengths: Tensor | None = None,
         *,
         batch: Tensor | None = None,
-        positions: Tensor | None = None,
+        pos: Tensor | None = None,
         order: Tensor | None = None,
         edge_index: Tensor | None = None,
         edge_attr: Tensor | None = None,
@@ -141,7 +143,7 @@ class TokenModule(nn.Module):
             vectors: ``(B, N, V, 3)``, or flat ``(T, V, 3)``; ``None`` where there are no vector channels.
             lengths: int64 ``(B,)``, the own length of each sequence; what lies beyond is never read, and zero.
             batch: sorted int64 ``(T,)``, the sequence of each flat token; ``None`` means one sequence.
-            positions: ``(B, N, 3)`` or ``(T, 3)``; enter relative to the mean of their sequence, as one more vector.
+            pos: ``(B, N, 3)`` or ``(T, 3)``; enter relative to the mean of their sequence, as one more vector.
             order: int64 ``(B, N)`` (places within the sequence) or ``(T,)`` (tokens), a permutation of the tokens of
                 every sequence to use in place of the module's.
             edge_index: int64 ``(2, E)``, source and target, tokens counted through the batch (b N + i).
@@ -163,9 +165,9 @@ class TokenModule(nn.Module):
             if not isinstance(x, Tensor) or x.ndim != len(shape) + len(axes) or tuple(x.shape) != (*shape, *axes):
                 came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
                 raise ValueError(f"{name} must be {layout}, alike in both, got {came}")
-            _checks.same_kind(x, self.module.like)
+            _checks.same_kind(x, self.module.like, name)
             _checks.half_precision(**{name: x})
-            x = x.reshape(-1, *axes)
+            x = x.flatten(0, len(shape) - 1)
             rows.append(x.T if len(axes) == 1 else x.permute(2, 1, 0).flatten(0, 1))
         if flat:
             if lengths is not None:
@@ -178,25 +180,21 @@ class TokenModule(nn.Module):
                 raise ValueError("batch must be None where the input is (B, N, ...): use lengths")
             _checks.lengths(lengths, shape[0], shape[1], first.device)
             sequences = Sequences.dense(shape[0], shape[1], lengths, first.device)
-        if positions is not None:
-            positions = _checks.positions(positions, (*shape, 3), first, "positions").reshape(-1, 3)
+        if pos is not None:
+            pos = _checks.positions(pos, (*shape, 3), first, "").flatten(0, -2)
         if order is not None and not flat:
             if tuple(order.shape) != shape:
                 raise ValueError(f"order must have shape {shape}, got {tuple(order.shape)}")
             order = (order + shape[1] * torch.arange(shape[0], device=order.device)[:, None]).flatten()
         out = run(
-            self.module, torch.cat(rows), positions, sequences, order=self.order if order is None else order,
+            self.module, torch.cat(rows), pos, sequences, order=self.order if order is None else order,
             edge_index=edge_index, edge_attr=edge_attr,
         )  # fmt: skip
-        shape = shape if out.shape[-1] == sequences.tokens and not self.pools else (sequences.count,)
+        shape = (sequences.count,) if self.module.pool else shape
         grades = self.module.out_grades
         out_scalars, out_vectors, *_ = grades.split(out)
-        return out_scalars[0].T.reshape(*shape, -1), out_vectors.permute(2, 1, 0).reshape(*shape, grades.vectors, 3)
-
-    @property
-    def pools(self) -> bool:
-        """Whether the output is one token a sequence."""
-        return getattr(self.module, "pool", None) is not None
+        out_scalars = out_scalars[0].T.reshape(*shape, grades.scalars)
+        return out_scalars, out_vectors.permute(2, 1, 0).reshape(*shape, grades.vectors, 3)
 
     @property
     def local_context(self) -> bool:

@@ -275,7 +275,8 @@ class CliffordMLP(nn.Module):
         with full_precision(x.device):
             rows = x.to(self.mlp.like.dtype).reshape(-1, *x.shape[-2:]).permute(2, 1, 0).flatten(0, 1)
             out = token_blocks(self.mlp, self.mlp.step(x.device), [rows])
-            return out.view(COMPONENTS, self.out_channels, -1).permute(2, 1, 0).reshape(*x.shape[:-2], -1, COMPONENTS)
+            out = out.unflatten(0, (COMPONENTS, self.out_channels)).permute(2, 1, 0)
+            return out.reshape(*x.shape[:-2], self.out_channels, COMPONENTS)
 
     def reset_parameters(self) -> None:
         self.mlp.reset_parameters()

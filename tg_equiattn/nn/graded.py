@@ -93,6 +93,8 @@ class GradedOperator(nn.Module, ABC):
         local_channels: multivector channels of messages; ``None`` means ``mlp_channels``.
     """
 
+    pool: str | None = None  # a token stays a token
+
     def __init__(
         self,
         in_grades: Grades,
@@ -286,7 +288,8 @@ class GradedModel(nn.Module):
         _checks.positive(depth=depth)
         if pool not in (None, "mean"):
             raise ValueError(f"pool must be None or 'mean', got {pool!r}")
-        self.in_grades, self.out_grades, self.hidden_grades, self.pool = in_grades, out_grades, hidden_grades, pool
+        self.in_grades, self.out_grades, self.hidden_grades = in_grades, out_grades, hidden_grades
+        self.pool: str | None = pool
         self.embed = CliffordLinear(in_grades.plus(POSITION), hidden_grades)
         operators = [operator(hidden_grades, hidden_grades, **options) for _ in range(depth)]
         self.operators = nn.ModuleList(operators)

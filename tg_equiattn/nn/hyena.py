@@ -80,23 +80,23 @@ class _SequenceModel(nn.Module):
         self.out = _mlp(channels, channels, self.out_scalars + 3 * self.out_vectors)
 
     def forward(
-        self, scalars: Tensor, vectors: Tensor, lengths: Tensor | None = None, *, positions: Tensor | None = None
+        self, scalars: Tensor, vectors: Tensor, lengths: Tensor | None = None, *, pos: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Scalars (B, N, S) and vectors (B, N, V, 3), and positions (B, N, 3) relative to their mean."""
+        """Scalars (B, N, S) and vectors (B, N, V, 3), and pos (B, N, 3) relative to their mean."""
         shape = scalars.shape[:2]
         for name, x, tail in (
             ("scalars", scalars, (self.scalar_channels,)), ("vectors", vectors, (self.vector_channels, 3)),
         ):  # fmt: skip
             if tuple(x.shape) != (*shape, *tail) or len(shape) != 2:
                 raise ValueError(f"{name} must be (B, N, {', '.join(map(str, tail))}), got {tuple(x.shape)}")
-            _checks.same_kind(x, self.embed.weight)
+            _checks.same_kind(x, self.embed.weight, name)
         _checks.lengths(lengths, shape[0], shape[1], scalars.device)
         sequences = Sequences.dense(shape[0], shape[1], lengths, scalars.device)
-        pos = scalars.new_zeros(3, sequences.tokens)
-        if positions is not None:
-            positions = _checks.positions(positions, (*shape, 3), scalars, "positions")
-            pos = sequences.centred(sequences.padding_is_zero(positions.reshape(-1, 3).T)).to(scalars.dtype)
-        tokens = torch.cat([scalars.flatten(0, 1), vectors.flatten(0, 1).flatten(1), pos.T], -1)
+        centred = scalars.new_zeros(3, sequences.tokens)
+        if pos is not None:
+            pos = _checks.positions(pos, (*shape, 3), scalars, "").flatten(0, 1).T
+            centred = sequences.centred(sequences.padding_is_zero(pos)).to(scalars.dtype)
+        tokens = torch.cat([scalars.flatten(0, 1), vectors.flatten(0, 1).flatten(1), centred.T], -1)
         x = self.embed(sequences.padding_is_zero(tokens.T).T)
         for operator in self.operators:
             x = x + operator(x, sequences)

@@ -26,7 +26,7 @@ class SE3HyenaOperator(TokenModule):
 
     A convolution depends on the order of tokens. ``order="input"`` keeps it: chains, trajectories. ``"radial"`` sorts
     by the distance to the centroid (:func:`~tg_equiattn.sequences.radial_order`), which makes the operator equivariant
-    to permutations too; it needs positions.
+    to permutations too; it needs ``pos``.
 
     Args:
         scalar_channels, vector_channels: of the input.
@@ -117,7 +117,7 @@ class SE3Hyena(TokenModule):
         >>> import torch
         >>> model = SE3Hyena(2, 1, 0, 1, hidden_scalars=8, hidden_vectors=16, depth=2)
         >>> charges, velocities, positions = torch.randn(4, 5, 2), torch.randn(4, 5, 1, 3), torch.randn(4, 5, 3)
-        >>> (positions + model(charges, velocities, positions=positions)[1].squeeze(2)).shape
+        >>> (positions + model(charges, velocities, pos=positions)[1].squeeze(2)).shape
         torch.Size([4, 5, 3])
     """
 

@@ -1,0 +1,106 @@
+"""Modules and graphs for the e3nn tests. Sizes are distinct primes where nothing else is said."""
+
+import pytest
+import torch
+from e3nn import o3
+from e3nn.util.test import assert_equivariant
+from space import batch_of
+from tg_equiattn.integrations.e3nn import SE3Hyena, SE3HyenaOperator, TensorProductHyenaOperator, VectorSelfAttention
+
+from tg_equiattn.testing import TOLERANCE
+
+INSIDE, OUTSIDE, HIDDEN = "3x0o+2x1e+4x0e+3x1o+1x0e", "2x1o+3x0e+1x1e+1x0o", "2x0e+3x1o+2x1e+1x0o"
+LOCAL = {"local_context": True, "edge_channels": 2}
+
+KINDS = {
+    "hyena": lambda **o: SE3HyenaOperator(INSIDE, OUTSIDE, HIDDEN, **o),
+    "causal": lambda **o: SE3HyenaOperator(INSIDE, OUTSIDE, mode="causal", **o),
+    "radial": lambda **o: SE3HyenaOperator(INSIDE, OUTSIDE, order="radial", **o),
+    "local": lambda **o: SE3HyenaOperator(INSIDE, OUTSIDE, order="radial", **LOCAL, **o),
+    "model": lambda **o: SE3Hyena(INSIDE, OUTSIDE, HIDDEN, depth=2, **LOCAL, **o),
+    "attention": lambda **o: VectorSelfAttention(INSIDE, OUTSIDE, HIDDEN, **o),
+    "code": lambda **o: VectorSelfAttention(INSIDE, OUTSIDE, variant="code", **LOCAL, **o),
+    "tensor": lambda **o: TensorProductHyenaOperator("3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", **o),
+    "tensor radial": lambda **o: TensorProductHyenaOperator("2x2e+3x0e", "2x1o+3x0e", "2x0e+1x1o", order="radial", **o),
+}
+
+
+@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
+def default_dtype(request):
+    """e3nn computes constants, and its checker picks tolerances, by the default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield request.param
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def double():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def make_module(randomise):
+    """A module of a kind with random parameters."""
+    return lambda kind, **options: randomise(KINDS[kind](**options))
+
+
+@pytest.fixture(params=list(KINDS))
+def any_module(request, double, make_module):
+    """A float64 module of each kind."""
+    return make_module(request.param)
+
+
+@pytest.fixture
+def graphs():
+    """Arguments of a module for a batch of graphs of these sizes, edges among them where it takes them."""
+
+    def make(module, sizes, device="cpu"):
+        batch = batch_of(sizes)
+        out = {"x": module.irreps_in.randn(sum(sizes), -1), "pos": torch.randn(sum(sizes), 3), "batch": batch}
+        if getattr(getattr(module, "module", None), "local", None):
+            joined = (batch[:, None] == batch) & (torch.rand(len(batch), len(batch)) < 0.3)
+            edges = joined.nonzero().T
+            edges = edges[:, torch.randperm(edges.shape[1])]
+            out |= {"edge_index": edges, "edge_attr": torch.randn(edges.shape[1], module.module.edge_channels)}
+        return {name: value.to(device) for name, value in out.items()}
+
+    return make
+
+
+@pytest.fixture
+def equal():
+    """Outputs agree within rounding, relative to the largest."""
+
+    def check(got, wanted, tolerance=1e-12):
+        assert got.shape == wanted.shape
+        scale = max(1.0, float(wanted.detach().abs().max())) if wanted.numel() else 1.0
+        torch.testing.assert_close(got, wanted, rtol=0, atol=tolerance * scale)
+
+    return check
+
+
+@pytest.fixture
+def check_equivariant():
+    """e3nn's own check, and a tighter one, relative to the largest output; no irrep of which may be zero.
+
+    Translated float32 positions are rounded at the length of the translation: e3nn's tolerance is all one can ask.
+    """
+
+    def check(function, arguments, irreps_in, irreps_out):
+        irreps_out = o3.Irreps(irreps_out)
+        out = function(*arguments).detach()
+        assert out.isfinite().all()
+        assert all(float(out[..., part].abs().max()) > 1e-3 for part in irreps_out.slices())
+        function = torch.no_grad()(function)
+        scale = max(1.0, float(out.abs().max()))
+        loose = {torch.float64: 1e-9, torch.float32: 1e-3}[torch.get_default_dtype()]
+        errors = assert_equivariant(function, arguments, irreps_in, irreps_out, tolerance=loose * scale)
+        for (_, translated), worst in errors.items():
+            if not translated or out.dtype == torch.float64:
+                assert float(worst) <= TOLERANCE[out.dtype] * scale
+
+    return check

@@ -1,0 +1,271 @@
+"""Every bad argument raises a ValueError that names it."""
+
+import pytest
+import torch
+from tg_equiattn.integrations.e3nn import (
+    CliffordMLP,
+    LongTensorProduct,
+    SE3Hyena,
+    SE3HyenaOperator,
+    TensorProductHyenaOperator,
+    VectorSelfAttention,
+)
+
+NODES, INSIDE, OUTSIDE = 7, "3x0e+2x1o", "2x0e+1x1o"
+X, POS = torch.ones(NODES, 9), torch.arange(21.0).view(NODES, 3) / 7
+BATCH = torch.tensor([0, 0, 0, 0, 1, 1, 1])
+EDGES = torch.tensor([[0, 1, 2, 4, 5], [1, 0, 1, 5, 4]])
+ATTR = torch.ones(5, 2)
+OPERATORS = {"hyena": SE3HyenaOperator, "model": SE3Hyena, "attention": VectorSelfAttention}
+ALL = {**OPERATORS, "tensor": TensorProductHyenaOperator}
+
+
+def call(kind="hyena", options=None, **arguments):
+    """A correct call but for what the arguments replace."""
+    module = ALL[kind](INSIDE, OUTSIDE, **(options or {}))
+    return module(**{"x": X, "pos": POS, "batch": BATCH, **arguments})
+
+
+def call_local(kind="hyena", edge_channels=2, **arguments):
+    edges = {"edge_index": EDGES, "edge_attr": ATTR if edge_channels else None}
+    return call(kind, {"local_context": True, "edge_channels": edge_channels}, **{**edges, **arguments})
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_the_correct_call(kind):
+    assert call(kind).shape == (NODES, 5)
+    if kind != "tensor":
+        assert call_local(kind).shape == (NODES, 5)
+        assert call_local(kind, 1, edge_attr=ATTR[:, 0]).shape == (NODES, 5)
+        assert call_local(kind, 0).shape == (NODES, 5)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        (r"x must have shape \(nodes, 9\), of irreps 3x0e\+2x1o, got \(7, 8\)", {"x": X[:, :8]}),
+        (r"x must have shape \(nodes, 9\)", {"x": X[None]}),
+        (r"x must have shape \(nodes, 9\)", {"x": X[0]}),
+        (r"x must have shape .* got list", {"x": X.tolist()}),
+        ("input must be a floating point tensor", {"x": X.long()}),
+        ("input must be a floating point tensor", {"x": X.to(torch.complex64)}),
+        ("input must be torch.float32 as the parameters are, got torch.float16", {"x": X.half()}),
+        ("input must be torch.float32 as the parameters are, got torch.float64", {"x": X.double()}),
+        ("input must be on cpu", {"x": X.to("meta")}),
+        (r"pos must have shape \(7, 3\), got \(7, 2\)", {"pos": POS[:, :2]}),
+        (r"pos must have shape \(7, 3\), got \(5, 3\)", {"pos": POS[:5]}),
+        (r"pos must have shape \(7, 3\)", {"pos": POS[None]}),
+        ("pos must be real", {"pos": POS > 0}),
+        ("pos must be real", {"pos": POS.to(torch.complex64)}),
+        ("pos must be on cpu", {"pos": POS.to("meta")}),
+        ("batch must be sorted", {"batch": BATCH.flip(0)}),
+        (r"batch must be int64 of shape \(7,\), got torch.float32", {"batch": BATCH.float()}),
+        (r"batch must be int64 of shape \(7,\), got torch.int32", {"batch": BATCH.int()}),
+        (r"batch must be int64 of shape \(7,\)", {"batch": BATCH[:5]}),
+        (r"batch must be int64 of shape \(7,\)", {"batch": BATCH[:, None]}),
+        ("batch must be in", {"batch": BATCH - 1}),
+        ("batch must be in", {"batch_size": 1}),
+        ("batch must be given where batch_size is 2", {"batch": None, "batch_size": 2}),
+        ("batch must be on cpu", {"batch": BATCH.to("meta")}),
+        ("batch_size must be a positive integer, got 0", {"batch_size": 0}),
+        ("batch_size must be a positive integer, got 2.0", {"batch_size": 2.0}),
+        ("max_num_nodes must be at least 4, the largest graph, got 3", {"batch_size": 2, "max_num_nodes": 3}),
+        ("order must be a permutation", {"order": torch.arange(7).flip(0)}),
+        ("order must be a permutation", {"order": torch.zeros(7, dtype=torch.int64)}),
+        ("order must be a permutation", {"order": torch.arange(7) + 1}),
+        ("order must be int64 with 7 entries", {"order": torch.arange(5)}),
+        ("order must be int64 with 7 entries", {"order": torch.arange(7.0)}),
+        ("order must be on cpu", {"order": torch.arange(7, device="meta")}),
+    ],
+)
+def test_bad_calls(kind, message, arguments):
+    with pytest.raises(ValueError, match=message):
+        call(kind, **arguments)
+
+
+@pytest.mark.parametrize("kind", ["hyena", "model", "tensor"])
+def test_radial_order_needs_positions(kind):
+    with pytest.raises(ValueError, match="pos must be given with order='radial'"):
+        call(kind, {"order": "radial"}, pos=None)
+    assert call(kind, {"order": "radial"}).shape == (NODES, 5)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_vectors_of_nothing_need_positions(kind):
+    module = ALL[kind]("3x0e", "1x0e+1x1o", "3x0e+2x1o")
+    assert module(torch.ones(NODES, 3), POS).shape == (NODES, 4)
+    with pytest.raises(ValueError, match="pos must be given"):
+        module(torch.ones(NODES, 3))
+    assert ALL[kind]("3x0e", "1x0e", "3x0e+2x1o")(torch.ones(NODES, 3)).shape == (NODES, 1)
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("edge_index must be given with local_context=True, got None", {"edge_index": None}),
+        ("edge_index must be int64", {"edge_index": EDGES.int()}),
+        (r"edge_index must be int64 \(2, E\)", {"edge_index": EDGES.T}),
+        (r"edge_index must be int64 \(2, E\)", {"edge_index": EDGES[0]}),
+        (r"edge_index must join nodes in \[0, 7\), got 5 to 9", {"edge_index": EDGES % 5 + 5}),
+        (r"edge_index must join nodes in \[0, 7\), got -1", {"edge_index": EDGES - 1}),
+        ("edge_index must join nodes of the same graph", {"edge_index": EDGES[:, [0, 0, 0, 0, 0]] + 3}),
+        ("edge_index must be on cpu", {"edge_index": EDGES.to("meta")}),
+        ("edge_attr must have edge_channels=2 scalars an edge, got None", {"edge_attr": None}),
+        (r"edge_attr must be real numbers of shape \(5, 2\)", {"edge_attr": ATTR[:, :1]}),
+        (r"edge_attr must be real numbers of shape \(5, 2\)", {"edge_attr": ATTR[:3]}),
+        (r"edge_attr must be real numbers of shape \(5, 2\)", {"edge_attr": ATTR[:, 0]}),
+        ("edge_attr must be real numbers", {"edge_attr": ATTR.to(torch.complex64)}),
+        ("edge_attr must have edge_channels=0 scalars an edge", {"edge_channels": 0, "edge_attr": ATTR}),
+        ("edge_attr must be on cpu", {"edge_attr": ATTR.to("meta")}),
+    ],
+)
+def test_bad_edges(kind, message, arguments):
+    with pytest.raises(ValueError, match=message):
+        call_local(kind, **arguments)
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_edges_without_local_context(kind):
+    with pytest.raises(ValueError, match="edge_index must be None without local_context=True"):
+        call(kind, edge_index=EDGES)
+    with pytest.raises(ValueError, match="edge_attr must have edge_channels=0"):
+        call(kind, edge_attr=ATTR)
+
+
+def test_half_precision_modules():
+    for kind in ALL:
+        module = ALL[kind](INSIDE, OUTSIDE).bfloat16()
+        with pytest.raises(ValueError, match=r"x must be float32 or float64 on the CPU, or under torch\.autocast"):
+            module(X.bfloat16(), POS, BATCH)
+    with pytest.raises(ValueError, match="x must be float32 or float64 on the CPU"):
+        CliffordMLP(INSIDE, OUTSIDE).half()(X.half())
+    with pytest.raises(ValueError, match="x1 must be float32 or float64 on the CPU"):
+        LongTensorProduct(INSIDE, INSIDE, OUTSIDE).half()(X.half(), X.half())
+
+
+@pytest.mark.parametrize(
+    ("message", "make"),
+    [
+        *(
+            case
+            for make in (*OPERATORS.values(), CliffordMLP)
+            for case in (
+                (
+                    "irreps_in must hold 0e, 0o, 1o and 1e only.*LongTensorProduct",
+                    lambda m=make: m("2x0e+1x2e", "1x0e"),
+                ),
+                ("irreps_out must hold .*LongTensorProduct", lambda m=make: m("2x0e", "1x3o+2x0e")),
+                ("irreps_in must have at least one irrep", lambda m=make: m("", "1x0e")),
+                ("irreps_in must have at least one irrep", lambda m=make: m("0x0e+0x1o", "1x0e")),
+                ("irreps_out must have at least one irrep", lambda m=make: m("1x0e", "")),
+                ("product must be one of", lambda m=make: m(INSIDE, OUTSIDE, product="cross")),
+                ("num_blocks must be", lambda m=make: m(INSIDE, OUTSIDE, num_blocks=0)),
+            )
+        ),
+        *(
+            case
+            for make in OPERATORS.values()
+            for case in (
+                ("irreps_hidden must hold .*LongTensorProduct", lambda m=make: m(INSIDE, OUTSIDE, "2x0e+2x2e")),
+                ("irreps_hidden must have at least one irrep", lambda m=make: m(INSIDE, OUTSIDE, "")),
+                ("irreps_out must be reachable .* 0o ", lambda m=make: m("2x0e", "1x0e+1x0o", "2x0e")),
+                ("mlp_channels must be", lambda m=make: m(INSIDE, OUTSIDE, mlp_channels=0)),
+                ("local_channels must be", lambda m=make: m(INSIDE, OUTSIDE, local_channels=-1)),
+                ("edge_channels must be 0 without", lambda m=make: m(INSIDE, OUTSIDE, edge_channels=2)),
+                (
+                    "edge_channels must be an integer",
+                    lambda m=make: m(INSIDE, OUTSIDE, edge_channels=-2, local_context=True),
+                ),
+            )
+        ),
+        *(
+            case
+            for make in (SE3HyenaOperator, SE3Hyena, TensorProductHyenaOperator)
+            for case in (
+                ("order must be one of", lambda m=make: m(INSIDE, OUTSIDE, order="random")),
+                ("order must be one of", lambda m=make: m(INSIDE, OUTSIDE, order=None)),
+                ("mode must be one of", lambda m=make: m(INSIDE, OUTSIDE, mode="linear")),
+            )
+        ),
+        ("variant must be one of", lambda: VectorSelfAttention(INSIDE, OUTSIDE, variant="paper")),
+        ("gate_channels must be", lambda: SE3HyenaOperator(INSIDE, OUTSIDE, gate_channels=0)),
+        ("pool must be None or 'mean'", lambda: SE3Hyena(INSIDE, OUTSIDE, pool="max")),
+        ("depth must be", lambda: SE3Hyena(INSIDE, OUTSIDE, depth=0)),
+        ("hidden_channels must be", lambda: CliffordMLP(INSIDE, OUTSIDE, 0)),
+        ("irreps_out must be reachable from irreps_in=2x0e", lambda: CliffordMLP("2x0e", "1x0e+1x1o")),
+        ("irreps_out must be reachable from irreps_in", lambda: CliffordMLP("2x1o", "1x0o", num_blocks=1)),
+        ("irreps_out must have a path from 2x0e x 1x1o", lambda: LongTensorProduct("2x0e", "1x1o", "1x2e")),
+        ("irreps_out must have a path", lambda: LongTensorProduct("1x1o", "1x1o", "1x1o+1x3e")),
+        ("irreps_out must have a path", lambda: LongTensorProduct("1x1o", "1x1o", "1x0e", instructions=[])),
+        ("irreps_out must have a path", lambda: LongTensorProduct("", "1x1o", "1x0e")),
+        ("mode must be one of", lambda: LongTensorProduct("1x1o", "1x1o", "1x0e", mode="linear")),
+        ("irreps_in must have at least", lambda: TensorProductHyenaOperator("", "1x0e")),
+        ("irreps_out must have at least", lambda: TensorProductHyenaOperator("1x0e", "")),
+        ("irreps_hidden must have at least", lambda: TensorProductHyenaOperator("1x0e", "1x0e", "")),
+        ("irreps_out must be among irreps_hidden=1x0e", lambda: TensorProductHyenaOperator("1x0e", "1x2e")),
+        ("irreps_out must", lambda: TensorProductHyenaOperator("4x0e", "2x1e", "4x0e+2x1e")),
+        ("irreps_out must", lambda: TensorProductHyenaOperator("2x0e+1x2e", "1x3o", "2x0e+1x2e+1x3o")),
+    ],
+)
+def test_bad_options(message, make):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("message", "x"),
+    [
+        (r"x must have shape \(\.\.\., 9\), of irreps 3x0e\+2x1o, got \(7, 8\)", X[:, :8]),
+        (r"x must have shape \(\.\.\., 9\)", X[0, 0]),
+        (r"x must have shape .* got list", X.tolist()),
+        ("input must be a floating point tensor", X.long()),
+        ("input must be torch.float32", X.double()),
+        ("input must be torch.float32", X.half()),
+    ],
+)
+def test_bad_features_of_the_clifford_mlp(message, x):
+    with pytest.raises(ValueError, match=message):
+        CliffordMLP(INSIDE, OUTSIDE)(x)
+
+
+X1, X2, WEIGHT = torch.ones(NODES, 9), torch.ones(NODES, 4), torch.ones(15)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        (r"x1 must have shape \(nodes, 9\), of irreps 3x0e\+2x1o, got \(7, 4\)", {"x1": X2}),
+        (r"x2 must have shape \(nodes, 4\), of irreps 1x0e\+1x1o, got \(7, 9\)", {"x2": X1}),
+        (r"x1 must have shape \(nodes, 9\)", {"x1": X1[None]}),
+        (r"x2 must have shape .* got NoneType", {"x2": None}),
+        ("input must be a floating point tensor", {"x1": X1.long()}),
+        ("input must be torch.float32", {"x1": X1.double(), "x2": X2.double()}),
+        ("input must be torch.float32", {"x2": X2.double()}),
+        ("input must be torch.float32", {"x2": X2.half()}),
+        ("input must be on cpu", {"x2": X2.to("meta")}),
+        ("x2 must have the 7 nodes of x1, got 5", {"x2": X2[:5]}),
+        ("weight must be given", {"weight": None}),
+        (r"weight must have shape \(15,\), got \(14,\)", {"weight": WEIGHT[:14]}),
+        (r"weight must have shape \(15,\), got \(7, 15\)", {"weight": WEIGHT.expand(7, 15)}),
+        ("weight must be", {"weight": WEIGHT.double()}),
+        ("weight must be", {"weight": WEIGHT.long()}),
+        ("weight must be", {"weight": WEIGHT.to("meta")}),
+        ("weight must ", {"weight": WEIGHT.tolist()}),
+        ("batch must be sorted", {"batch": BATCH.flip(0)}),
+        ("batch must be int64", {"batch": BATCH.float()}),
+        ("batch must be int64", {"batch": BATCH[:5]}),
+        ("batch must be in", {"batch_size": 1}),
+        ("max_num_nodes must be at least 4", {"batch_size": 2, "max_num_nodes": 3}),
+        ("order must be a permutation", {"order": torch.arange(7).flip(0)}),
+        ("order must be int64 with 7 entries", {"order": torch.arange(5)}),
+    ],
+)
+def test_bad_products(message, arguments):
+    conv = LongTensorProduct(INSIDE, "1x0e+1x1o", OUTSIDE, internal_weights=False)
+    given = {"x1": X1, "x2": X2, "batch": BATCH, "weight": WEIGHT}
+    assert conv.weight_numel == 15
+    assert conv(**given).shape == (NODES, 5)
+    with pytest.raises(ValueError, match=message):
+        conv(**{**given, **arguments})

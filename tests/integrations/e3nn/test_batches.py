@@ -1,0 +1,229 @@
+"""Batches of graphs: alone, of any size, with none, permuted; what one graph holds stays in it."""
+
+import pytest
+import torch
+from conftest import DEVICES
+from e3nn import o3
+from tg_equiattn.integrations.e3nn import CliffordMLP, SE3Hyena
+
+SIZES = 13, 1, 5, 2, 11
+PERMUTED = ["radial", "local", "tensor radial", "attention", "code"]
+IN_ORDER = ["hyena", "causal", "model", "tensor"]
+
+
+def parts(arguments, sizes):
+    """The arguments of each graph alone."""
+    batch, start = arguments["batch"], 0
+    for number, size in enumerate(sizes):
+        alone = {name: arguments[name][batch == number] for name in ("x", "pos")}
+        if "edge_index" in arguments:
+            own = batch[arguments["edge_index"][0]] == number
+            alone["edge_index"] = arguments["edge_index"][:, own] - start
+            alone["edge_attr"] = arguments["edge_attr"][own]
+        start += size
+        yield alone
+
+
+def within(sizes):
+    """A random order of the nodes of every graph."""
+    starts = torch.tensor((0, *sizes)).cumsum(0).tolist()
+    return torch.cat([start + torch.randperm(n) for start, n in zip(starts, sizes, strict=False)])
+
+
+def permuted(arguments, order):
+    place = order.argsort()
+    out = {name: arguments[name][order] for name in ("x", "pos", "batch")}
+    if "edge_index" in arguments:
+        out |= {"edge_index": place[arguments["edge_index"]], "edge_attr": arguments["edge_attr"]}
+    return out
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_alone_equals_in_a_batch(device, any_module, graphs, equal):
+    module = any_module.to(device)
+    arguments = graphs(module, SIZES, device)
+    out = module(**arguments)
+    assert out.isfinite().all()
+    for alone, wanted in zip(parts(arguments, SIZES), out.split(SIZES), strict=True):
+        equal(module(**alone), wanted)
+        equal(module(**alone, batch=torch.zeros(len(wanted), dtype=torch.int64, device=device)), wanted)
+
+
+def test_graphs_without_nodes(any_module, graphs, equal):
+    arguments = graphs(any_module, SIZES)
+    out = any_module(**arguments)
+    for batch, count in ((2 * arguments["batch"] + 1, 11), (arguments["batch"] + 3 * (arguments["batch"] > 1), 8)):
+        skipping = {**arguments, "batch": batch}
+        equal(any_module(**skipping), out)
+        equal(any_module(**skipping, batch_size=count), out)
+        equal(any_module(**skipping, batch_size=count, max_num_nodes=17), out)
+
+
+def test_counts_given(any_module, graphs, equal):
+    arguments = graphs(any_module, SIZES)
+    out = any_module(**arguments)
+    for given in ({"batch_size": 5}, {"batch_size": 5, "max_num_nodes": 13}, {"batch_size": 7, "max_num_nodes": 23}):
+        equal(any_module(**arguments, **given), out)
+    first = next(parts(arguments, SIZES))
+    equal(any_module(**first, batch_size=1, max_num_nodes=13), out[:13])
+
+
+@pytest.mark.parametrize("given", [{}, {"batch": 0}, {"batch": 0, "batch_size": 3}], ids=["no batch", "batch", "size"])
+def test_no_nodes_at_all(given, any_module, graphs):
+    arguments = graphs(any_module, [0])
+    if "batch" not in given:
+        del arguments["batch"]
+    x = arguments.pop("x").requires_grad_()
+    out = any_module(x, **arguments, batch_size=given.get("batch_size"))
+    assert out.shape == (0, any_module.irreps_out.dim)
+    out.sum().backward()
+    assert x.grad is None or x.grad.shape == x.shape
+
+
+def test_no_nodes_for_the_clifford_mlp():
+    mlp = CliffordMLP("3x0e+2x1o", "5x1o")
+    for shape in ((0,), (0, 7), (7, 0)):
+        assert mlp(torch.zeros(*shape, 9)).shape == (*shape, 15)
+
+
+@pytest.mark.parametrize("order", ["input", "radial"])
+def test_pooled(order, double, randomise, graphs, equal):
+    module = randomise(SE3Hyena("3x0e+2x1o", "2x0e+1x1o", "3x0e+5x1o", depth=2, pool="mean", order=order))
+    arguments = graphs(module, SIZES)
+    out = module(**arguments)
+    assert out.shape == (5, 5)
+    for alone, wanted in zip(parts(arguments, SIZES), out, strict=True):
+        equal(module(**alone), wanted[None])
+    skipping = {**arguments, "batch": 2 * arguments["batch"]}
+    more = module(**skipping, batch_size=11)
+    assert more.shape == (11, 5)
+    assert more.isfinite().all()
+    equal(more[:9:2], out)
+    equal(module(**skipping, batch_size=11, max_num_nodes=13), more)
+    none = graphs(module, [0])
+    assert module(**none, batch_size=3).isfinite().all()
+    assert module(**none, batch_size=3).shape == (3, 5)
+    assert module(**none).shape == (0, 5)
+    order = within(SIZES)
+    if module.order == "radial":
+        equal(module(**permuted(arguments, order)), out)
+    else:
+        assert (module(**permuted(arguments, order)) - out).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("where", ["x", "pos"])
+def test_nan_stays_in_its_graph(where, value, any_module, graphs, equal):
+    arguments = graphs(any_module, SIZES)
+    out, others = any_module(**arguments), arguments["batch"] != 2
+    arguments[where][16] = value  # in the third graph
+    hurt = any_module(**arguments)
+    equal(hurt[others], out[others])
+    assert hurt[~others].isnan().any()
+    equal(any_module(**arguments, batch_size=5, max_num_nodes=13)[others], out[others])
+
+
+@pytest.mark.parametrize("kind", PERMUTED + IN_ORDER)
+def test_permutation(kind, double, make_module, graphs, equal):
+    module = make_module(kind)
+    arguments, order = graphs(module, SIZES), within(SIZES)
+    out, moved = module(**arguments), module(**permuted(arguments, order))
+    if kind in PERMUTED:
+        equal(moved, out[order])
+        assert (moved - out).abs().max() > 1e-3
+    else:
+        assert (moved - out[order]).abs().max() > 1e-5
+
+
+def test_graphs_permuted(any_module, graphs, equal):
+    arguments = graphs(any_module, SIZES)
+    out, starts = any_module(**arguments), torch.tensor((0, *SIZES)).cumsum(0).tolist()
+    shuffled = (3, 0, 4, 1, 2)
+    order = torch.cat([torch.arange(starts[g], starts[g + 1]) for g in shuffled])
+    moved = permuted(arguments, order)
+    moved["batch"] = torch.arange(5).repeat_interleave(torch.tensor([SIZES[g] for g in shuffled]))
+    equal(any_module(**moved), out[order])
+
+
+def test_order_given(any_module, graphs, equal):
+    """Nodes come in this order, whatever the module's own is, and stay where they are."""
+    if not hasattr(any_module, "order"):
+        any_module.order = "input"
+    arguments, order = graphs(any_module, SIZES), within(SIZES)
+    got = any_module(**arguments, order=order)
+    given = torch.arange(len(order))
+    equal(got[order], any_module(**permuted(arguments, order), order=given))
+    equal(got, any_module(**arguments, order=order, batch_size=5, max_num_nodes=13))
+
+
+def test_radial_order_is_by_distance(double, make_module, graphs, equal):
+    module = make_module("radial")
+    arguments = graphs(module, SIZES)
+    order = []
+    for pos, start in zip(arguments["pos"].split(SIZES), (0, 13, 14, 19, 21), strict=True):
+        order.append(start + (pos - pos.mean(0)).norm(dim=1).argsort())
+    equal(module(**arguments, order=torch.cat(order)), module(**arguments))
+
+
+@pytest.mark.parametrize("kind", ["local", "model", "code"])
+def test_edges_permuted(kind, double, make_module, graphs, equal):
+    module = make_module(kind)
+    arguments = graphs(module, SIZES)
+    out = module(**arguments)
+    order = torch.randperm(len(arguments["edge_attr"]))
+    shuffled = {"edge_index": arguments["edge_index"][:, order], "edge_attr": arguments["edge_attr"][order]}
+    equal(module(**{**arguments, **shuffled}), out)
+    for change in ({"edge_attr": arguments["edge_attr"][order]}, {"edge_index": arguments["edge_index"].flip(0)}):
+        assert (module(**{**arguments, **change}) - out).abs().max() > 1e-3
+    none = {"edge_index": torch.zeros(2, 0, dtype=torch.int64), "edge_attr": torch.zeros(0, 2)}
+    for alone, wanted in zip(
+        parts({**arguments, **none}, SIZES), module(**{**arguments, **none}).split(SIZES), strict=True
+    ):
+        equal(module(**alone), wanted)
+
+
+@pytest.mark.parametrize("kind", ["hyena", *PERMUTED])
+def test_translation_far_away(kind, double, make_module, graphs, equal):
+    """Positions far from the origin, each graph's elsewhere."""
+    module = make_module(kind)
+    arguments = graphs(module, SIZES)
+    out = module(**arguments)
+    arguments["pos"] = arguments["pos"] + 1e2 * torch.randn(5, 3)[arguments["batch"]]
+    equal(module(**arguments), out, 1e-10)
+
+
+def turned(points):
+    return torch.tensor(points, dtype=torch.float64) @ o3.rand_matrix(dtype=torch.float64)
+
+
+CLOUDS = {
+    "pair": [(1.0, 0, 0), (-1, 0, 0)],
+    "square": [(1.0, 0, 0), (0, 1, 0), (-1, 0, 0), (0, -1, 0)],
+    "rectangle": [(3.0, 1, 0), (-3, 1, 0), (3, -1, 0), (-3, -1, 0)],
+    "octahedron": [(1.0, 0, 0), (-1, 0, 0), (0, 1, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1)],
+    "two pairs": [(1.0, 0, 0), (-1, 0, 0), (0.3, 2, 0), (-0.3, -2, 0), (0, 0, 0)],
+}
+
+
+@pytest.mark.parametrize("kind", ["radial", "local", "tensor radial"])
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_nodes_at_one_distance(cloud, kind, double, make_module, graphs, equal):
+    """What rounding leaves of invariants that vanish decides nothing: the nodes' scalars tell them apart."""
+    module, points = make_module(kind), CLOUDS[cloud]
+    for _ in range(5):
+        arguments = graphs(module, (len(points),))
+        x = arguments.pop("x")
+        pos, r, shift = turned(points), o3.rand_matrix(dtype=torch.float64), torch.randn(1, 3)
+        inside, outside = (irreps.D_from_matrix(r).T for irreps in (module.irreps_in, module.irreps_out))
+        out = module(x, **{**arguments, "pos": pos})
+        equal(module(x @ inside, **{**arguments, "pos": pos @ r.T + shift}), out @ outside, 1e-10)
+        order = torch.randperm(len(x))
+        moved = permuted({**arguments, "x": x, "pos": pos}, order)
+        equal(module(**moved), out[order], 1e-10)
+
+
+def test_whole_positions(any_module, graphs, equal):
+    arguments = graphs(any_module, SIZES)
+    whole = torch.randint(-97, 98, arguments["pos"].shape, dtype=torch.int8)
+    equal(any_module(**{**arguments, "pos": whole}), any_module(**{**arguments, "pos": whole.double()}))
+    assert isinstance(any_module.irreps_in, o3.Irreps)

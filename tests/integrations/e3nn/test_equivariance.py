@@ -1,0 +1,139 @@
+"""e3nn's checker on every module: rotations, reflections and, where positions enter, translations."""
+
+import pytest
+import torch
+from e3nn import o3
+from e3nn.util.test import assert_equivariant
+from space import batch_of
+from tg_equiattn.integrations.e3nn import (
+    CliffordMLP,
+    LongTensorProduct,
+    SE3Hyena,
+    SE3HyenaOperator,
+    TensorProductHyenaOperator,
+    VectorSelfAttention,
+)
+
+SIZES = 7, 1, 11
+IRREPS = {
+    "same": ("5x0e+3x1o", "5x0e+3x1o", "5x0e+3x1o"),
+    "repeated": ("3x0o+2x1e+4x0e+3x1o+1x0e", "2x1o+1x0e+3x0o+1x1o+2x1e", "3x0o+2x1e+4x0e+3x1o+1x0e"),
+    "even": ("3x0e+2x1e", "2x1e+3x0e", "3x0e+2x1e"),
+    "vectors": ("3x1o", "2x1o", "5x1o"),
+    "from positions": ("2x0e", "3x1o+1x0e", "3x0e+5x1o"),
+    "odd scalars": ("3x0o+2x1e", "5x0e+2x1o+3x0o", "2x0e+3x1o+2x1e+1x0o"),
+}
+MODULES = {
+    "hyena": SE3HyenaOperator,
+    "causal full": lambda *irreps: SE3HyenaOperator(*irreps, mode="causal", product="full", num_blocks=2),
+    "radial": lambda *irreps: SE3HyenaOperator(*irreps, order="radial"),
+    "model": lambda *irreps: SE3Hyena(*irreps, depth=2),
+    "pooled": lambda *irreps: SE3Hyena(*irreps, depth=2, pool="mean", order="radial"),
+    "attention": VectorSelfAttention,
+    "code": lambda *irreps: VectorSelfAttention(*irreps, variant="code"),
+}
+
+
+@pytest.mark.parametrize("irreps", IRREPS)
+@pytest.mark.parametrize("kind", MODULES)
+def test_operators(kind, irreps, default_dtype, device, randomise, graphs, check_equivariant):
+    inside, outside, hidden = IRREPS[irreps]
+    module = randomise(MODULES[kind](inside, outside, hidden)).to(device)
+    x, pos, batch = graphs(module, SIZES, device).values()
+    check_equivariant(lambda x, pos: module(x, pos, batch), [x, pos], [inside, "cartesian_points"], outside)
+
+
+@pytest.mark.parametrize("kind", ["local", "model", "code"])
+def test_local_context(kind, default_dtype, device, make_module, graphs, check_equivariant):
+    module = make_module(kind).to(device)
+    x, pos, batch, edge_index, edge_attr = graphs(module, SIZES, device).values()
+
+    def function(x, pos, edge_attr):
+        return module(x, pos, batch, edge_index, edge_attr)
+
+    irreps = [module.irreps_in, "cartesian_points", "2x0e"]
+    check_equivariant(function, [x, pos, edge_attr], irreps, module.irreps_out)
+
+
+@pytest.mark.parametrize("kind", ["hyena", "attention"])
+def test_without_positions(kind, default_dtype, make_module, graphs, check_equivariant):
+    module = make_module(kind)
+    x, _, batch = graphs(module, SIZES).values()
+    check_equivariant(lambda x: module(x, batch=batch), [x], [module.irreps_in], module.irreps_out)
+
+
+@pytest.mark.parametrize("product", ["channelwise", "full"])
+@pytest.mark.parametrize("irreps", set(IRREPS) - {"from positions"})
+def test_clifford_mlp(irreps, product, default_dtype, device, randomise, check_equivariant):
+    inside, outside, _ = IRREPS[irreps]
+    mlp = randomise(CliffordMLP(inside, outside, 7, product=product)).to(device)
+    x = o3.Irreps(inside).randn(5, 13, -1).to(device)
+    check_equivariant(mlp, [x], [inside], outside)
+
+
+@pytest.mark.parametrize("mode", ["circular", "causal"])
+@pytest.mark.parametrize(
+    "irreps",
+    [
+        ("2x0e+3x1o+1x2e", "1x0o+2x1e+1x3o", "2x1o+1x2o+1x3e+2x0o"),
+        ("1x3o+2x1o", "1x3o+1x2e", "1x0e+1x3e+2x2e+1x1o+1x3o"),
+        ("2x1e+3x0e", "2x1e+3x0e", "3x0e+2x2e+1x1e"),
+        ("1x1o+2x0e+1x1o", "1x1o+1x0e", "2x1e+1x0e+1x1o+3x1o"),
+    ],
+)
+def test_long_tensor_product(irreps, mode, default_dtype, device, randomise, check_equivariant):
+    conv = randomise(LongTensorProduct(*irreps, mode=mode)).to(device)
+    batch = batch_of((7, 1, 11, 2)).to(device)
+    x1, x2 = (o3.Irreps(inside).randn(len(batch), -1).to(device) for inside in irreps[:2])
+    check_equivariant(lambda x1, x2: conv(x1, x2, batch), [x1, x2], list(irreps[:2]), irreps[2])
+
+
+@pytest.mark.parametrize("order", ["input", "radial"])
+@pytest.mark.parametrize(
+    "irreps",
+    [
+        ("3x0e+2x1o+1x2e+1x3o", "1x2e+2x0e+1x3o+1x1o", None),
+        ("1x1o+3x0e+1x2e+1x1o", "1x3o+2x2e", "2x0e+2x1o+2x2e+1x3o+1x1e"),
+        ("2x0o+1x1e+2x0e", "2x0e+1x1e+1x0o", None),
+    ],
+)
+def test_tensor_product_hyena(irreps, order, default_dtype, device, randomise, graphs, check_equivariant):
+    inside, outside, hidden = irreps
+    if hidden == "2x0e+2x1o+2x2e+1x3o+1x1e":
+        inside += "+1x3o"  # else nothing makes 3o
+    module = randomise(TensorProductHyenaOperator(inside, outside, hidden, order=order)).to(device)
+    x, pos, batch = graphs(module, SIZES, device).values()
+    check_equivariant(lambda x, pos: module(x, pos, batch), [x, pos], [inside, "cartesian_points"], outside)
+
+
+@pytest.mark.parametrize(("claimed", "parity_only"), [("3x0e+2x1e", True), ("3x0o+2x1o", True), ("9x0e", False)])
+def test_wrong_labels_are_seen(claimed, parity_only, default_dtype, randomise, graphs):
+    inside = "3x0e+2x1o"
+    module = randomise(SE3HyenaOperator(inside, inside))
+    x, pos, batch = graphs(module, SIZES).values()
+
+    def check(irreps_out, **options):
+        irreps_in = [inside, "cartesian_points"]
+        assert_equivariant(lambda x, pos: module(x, pos, batch).detach(), [x, pos], irreps_in, irreps_out, **options)
+
+    check(inside)
+    with pytest.raises(AssertionError, match="equivariance error was too large"):
+        check(claimed)
+    if parity_only:
+        check(claimed, do_parity=False)
+
+
+def test_positions_as_features_are_seen(default_dtype, randomise, graphs):
+    module = randomise(SE3HyenaOperator("3x0e+1x1o", "2x1o"))
+    x, pos, batch = graphs(module, SIZES).values()
+
+    def check(**options):
+        irreps_in = ["3x0e", "cartesian_points"]
+        function = lambda x, pos: module(torch.cat([x, pos], 1), batch=batch).detach()  # noqa: E731
+        assert_equivariant(function, [x[:, :3], pos], irreps_in, "2x1o", **options)
+
+    check(do_translation=False)
+    with pytest.raises(
+        AssertionError, match=r"^[^\n]*parity_k=0, did_translate=True.*\n.*parity_k=1, did_translate=True[^\n]*$"
+    ):
+        check()

@@ -1,0 +1,175 @@
+"""LongTensorProduct against the sum over all pairs of e3nn's tensor product."""
+
+import pytest
+import torch
+from e3nn import o3
+from space import batch_of
+from tg_equiattn.integrations.e3nn import LongTensorProduct, long_tensor_product
+
+from tg_equiattn.functional import vector_long_conv
+
+MODES = ["circular", "causal"]
+FULL = ("2x0e+3x1o+1x2e", "1x0o+2x1e+1x3o", "2x1o+1x2o+2x0e")
+EQUAL, WIDER = ("3x0e+3x1o", "3x0e+3x1o", "3x0e+3x1e+3x1o"), ("3x0e+2x1o", "5x0e+1x1o", "3x0e+2x1o+2x1e")
+UUU = [(0, 0, 0, "uuu", True), (1, 1, 1, "uuu", False), (0, 1, 2, "uuu", True, 0.3), (1, 1, 0, "uuu", True)]
+UVU = [(0, 0, 0, "uvu", True), (1, 1, 2, "uvu", True), (1, 0, 1, "uvu", True), (1, 1, 0, "uvw", True)]
+CASES = {"full": (FULL, None), "uuu": (EQUAL, UUU), "uvu": (WIDER, UVU)}
+SIZES = 7, 1, 13, 2, 11
+
+
+def sum_over_pairs(product, x1, x2, weight, sizes, mode):
+    """u_i = 1/n sum_j x1_j (x) x2_{i-j}, pair by pair."""
+    out = []
+    for a, b in zip(x1.split(sizes), x2.split(sizes), strict=True):
+        n = len(a)
+        i, j = torch.cartesian_prod(torch.arange(n), torch.arange(n)).T
+        if mode == "causal":
+            i, j = i[i >= j], j[i >= j]
+        pairs = product(a[j], b[(i - j) % n], weight)
+        out.append(pairs.new_zeros(n, pairs.shape[1]).index_add(0, i, pairs) / n)
+    return torch.cat(out)
+
+
+def inputs(conv, nodes):
+    return [irreps.randn(nodes, -1).requires_grad_() for irreps in (conv.irreps_in1, conv.irreps_in2)]
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (12,), (17,), (5, 5, 5)], ids=str)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_sum_over_pairs(case, mode, sizes, double, device, randomise, equal):
+    irreps, instructions = CASES[case]
+    conv = randomise(LongTensorProduct(*irreps, instructions=instructions, mode=mode))
+    if instructions is None:
+        oracle = o3.FullyConnectedTensorProduct(*irreps, internal_weights=False)
+    else:
+        oracle = o3.TensorProduct(*irreps, instructions, internal_weights=False, shared_weights=True)
+    x1, x2 = inputs(conv, sum(sizes))
+    weight = conv.tensor_product.weight.detach().clone().requires_grad_()
+    wanted = sum_over_pairs(oracle, x1, x2, weight, sizes, mode)
+    conv = conv.to(device)
+    batch = batch_of(sizes).to(device) if len(sizes) > 1 else None
+    got = conv(x1.to(device), x2.to(device), batch).cpu()
+    equal(got, wanted)
+    direction = torch.randn_like(wanted)
+    got_grads = torch.autograd.grad((got * direction).sum(), [x1, x2, conv.tensor_product.weight])
+    wanted_grads = torch.autograd.grad((wanted * direction).sum(), [x1, x2, weight])
+    for a, b in zip(got_grads, wanted_grads, strict=True):
+        equal(a.cpu(), b)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_from_outside(case, double, randomise, equal):
+    irreps, instructions = CASES[case]
+    conv = randomise(LongTensorProduct(*irreps, instructions=instructions))
+    outside = LongTensorProduct(*irreps, instructions=instructions, internal_weights=False)
+    assert conv.weight_numel == outside.weight_numel == conv.tensor_product.weight.numel()
+    assert not list(outside.parameters())
+    x1, x2 = inputs(conv, 24)
+    batch = batch_of((11, 13))
+    weight = conv.tensor_product.weight.detach().clone().requires_grad_()
+    results = [(conv(x1, x2, batch), conv.tensor_product.weight), (outside(x1, x2, batch, weight), weight)]
+    grads = [torch.autograd.grad(out.square().sum(), [x1, x2, w]) for out, w in results]
+    for a, b in zip((results[0][0], *grads[0]), (results[1][0], *grads[1]), strict=True):
+        equal(a, b)
+    equal(conv(x1, x2, batch, 2 * weight), outside(x1, x2, batch, 2 * weight))
+    assert (conv(x1, x2, batch, 2 * weight) - results[0][0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_cross_products_are_a_path(mode, default_dtype, equal):
+    conv = LongTensorProduct("5x1o", "5x1o", "5x1e", instructions=[(0, 0, 0, "uuu", False)], mode=mode)
+    assert conv.weight_numel == 0
+    x1, x2 = (torch.randn(3, 11, 5, 3) for _ in range(2))
+    expected = vector_long_conv(x1, x2, mode=mode) / 2**0.5
+    got = conv(x1.view(33, 15), x2.view(33, 15), batch_of((11,) * 3))
+    equal(got, expected.reshape(33, 15), 1e-12 if default_dtype == torch.float64 else 1e-6)
+
+
+@pytest.mark.parametrize(
+    "irreps",
+    [FULL, EQUAL, WIDER, ("1x0e+1x3o", "2x2e+1x0o+1x2e", "1x0e+1x1o+1x5o+2x4e"), ("2x1o", "1x1e", "1x0e+1x1o+3x2o")],
+)
+def test_paths_are_e3nns(irreps):
+    conv, wanted = LongTensorProduct(*irreps), o3.FullyConnectedTensorProduct(*irreps)
+    assert conv.instructions == wanted.instructions
+    assert conv.weight_numel == wanted.weight_numel
+
+
+@pytest.mark.parametrize("option", ["irrep_normalization", "path_normalization"])
+def test_normalizations(option, double, equal):
+    value = {"irrep_normalization": "norm", "path_normalization": "path"}[option]
+    conv, plain = LongTensorProduct(*FULL, **{option: value}), LongTensorProduct(*FULL)
+    oracle = o3.FullyConnectedTensorProduct(*FULL, **{option: value}, internal_weights=False)
+    x1, x2 = inputs(conv, 11)
+    weight = torch.randn(conv.weight_numel)
+    wanted = sum_over_pairs(oracle, x1, x2, weight, [11], "circular")
+    equal(conv(x1, x2, weight=weight), wanted)
+    assert (plain(x1, x2, weight=weight) - wanted).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradcheck(mode, double, randomise):
+    irreps = "1x0e+1x1o", "1x0o+1x1e", "1x1o+1x0o"
+    conv = LongTensorProduct(*irreps, mode=mode, internal_weights=False)
+    weight = torch.randn(conv.weight_numel, requires_grad=True)
+    batch = batch_of((3, 1, 2))
+    function = lambda x1, x2, weight: conv(x1, x2, batch, weight)  # noqa: E731
+    assert torch.autograd.gradcheck(function, (*inputs(conv, 6), weight))
+    assert torch.autograd.gradgradcheck(function, (*inputs(conv, 6), weight))
+
+
+@pytest.mark.parametrize("sizes", [(101, 89, 67), (79, 79)], ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_blocks_change_nothing(mode, sizes, double, randomise, monkeypatch, equal):
+    conv, calls = randomise(LongTensorProduct(*FULL, mode=mode)), []
+    x1, x2 = inputs(conv, sum(sizes))
+    conv.tensor_product.register_forward_hook(lambda module, args, out: calls.append(len(args[0])))
+
+    def run():
+        out = conv(x1, x2, batch_of(sizes))
+        forward = len(calls)
+        return forward, (out, *torch.autograd.grad(out.square().sum(), [x1, x2, conv.tensor_product.weight]))
+
+    _, whole = run()
+    assert len(calls) == 3  # once
+    calls.clear()
+    monkeypatch.setattr(long_tensor_product, "_BUDGET", {"cpu": 1, "other": 1})
+    forward, parts = run()
+    assert max(calls) == 64
+    assert len(calls) > forward > 6  # again in backward
+    for got, wanted in zip(parts, whole, strict=True):
+        equal(got, wanted)
+    with torch.no_grad():
+        equal(conv(x1, x2, batch_of(sizes)), whole[0])
+
+
+def test_alone_and_in_a_batch(double, randomise, equal):
+    conv = randomise(LongTensorProduct(*FULL))
+    x1, x2 = (x.detach() for x in inputs(conv, sum(SIZES)))
+    out = conv(x1, x2, batch_of(SIZES))
+    for a, b, wanted in zip(x1.split(SIZES), x2.split(SIZES), out.split(SIZES), strict=True):
+        equal(conv(a, b), wanted)
+    equal(conv(x1, x2, 2 * batch_of(SIZES) + 1), out)
+    equal(conv(x1, x2, batch_of(SIZES), batch_size=7, max_num_nodes=17), out)
+    order = torch.cat([start + torch.randperm(n) for start, n in zip((0, 7, 8, 21, 23), SIZES, strict=True)])
+    equal(conv(x1, x2, batch_of(SIZES), order=order)[order], conv(x1[order], x2[order], batch_of(SIZES)))
+    x1[10], x2[12] = torch.nan, torch.inf  # of the third graph
+    hurt = conv(x1, x2, batch_of(SIZES))
+    assert hurt[8:21].isnan().all(0).any()
+    equal(torch.cat([hurt[:8], hurt[21:]]), torch.cat([out[:8], out[21:]]))
+
+
+def test_no_nodes(randomise):
+    conv = randomise(LongTensorProduct(*FULL))
+    x1, x2 = inputs(conv, 0)
+    for batch in (None, torch.zeros(0, dtype=torch.int64)):
+        assert conv(x1, x2, batch).shape == (0, conv.irreps_out.dim)
+    assert conv(x1, x2, batch, batch_size=3).shape == (0, conv.irreps_out.dim)
+
+
+def test_repr_and_irreps():
+    conv = LongTensorProduct("2x1o", "3x1o", "1x0e+5x1e")
+    assert repr(conv) == "LongTensorProduct(2x1o x 3x1o -> 1x0e+5x1e | 2 paths | 36 weights)"
+    assert all(isinstance(x, o3.Irreps) for x in (conv.irreps_in1, conv.irreps_in2, conv.irreps_out))
+    assert (str(conv.irreps_in1), str(conv.irreps_in2), str(conv.irreps_out)) == ("2x1o", "3x1o", "1x0e+5x1e")
