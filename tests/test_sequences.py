@@ -252,3 +252,8 @@ def test_error_sees_differences():
     x = torch.ones(3, 5)
     assert error((x, 2 * x), (x, 2 * x)) == 0
     assert error(x, 2 * x) == 0.5
+
+
+def test_one_sequence_without_tokens():
+    assert Sequences.flat(0, None, torch.device("cpu")).mean(torch.zeros(3, 0)).shape == (3, 0)
+    assert Sequences.flat(0, None, torch.device("cpu"), 1).mean(torch.zeros(3, 0)).tolist() == [[0], [0], [0]]

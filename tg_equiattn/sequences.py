@@ -86,7 +86,8 @@ class Sequences:
         groups of sequences whose lengths differ by less than twice are.
         """
         if batch is None:
-            return cls.dense(1 if tokens else 0, tokens, None, device)
+            count = min(1, tokens) if batch_size is None else batch_size
+            return cls.dense(count, tokens, None, device)
         padded = 0 if batch_size is None or max_num_nodes is None else max_num_nodes
         if torch.compiler.is_compiling() and not padded:
             raise ValueError("batch_size and max_num_nodes must be given with batch under torch.compile, got None")

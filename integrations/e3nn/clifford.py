@@ -12,7 +12,7 @@ from tg_equiattn._precision import full_precision
 from tg_equiattn.nn.clifford import PRODUCTS, GradedMLP
 from tg_equiattn.sequences import token_blocks
 
-from .layout import check_features, clifford_grades, describe, rows_by_grade
+from .layout import Features, check_features, clifford_grades, describe, rows_by_grade
 
 
 @compile_mode("unsupported")
@@ -71,21 +71,18 @@ class CliffordMLP(torch.nn.Module):
                 f"irreps_out must be reachable from irreps_in={self.irreps_in} by {num_blocks} geometric products, got "
                 f"{self.irreps_out}"
             )
+        self._features = Features.of(self.irreps_in)
         self.mlp = GradedMLP(grades, out_grades, hidden_channels, num_blocks, product)
         self.register_buffer("rows_in", rows_by_grade(self.irreps_in), persistent=False)
         self.register_buffer("columns_out", rows_by_grade(self.irreps_out).argsort(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Evaluate on features of shape ``(..., irreps_in.dim)``."""
-        if not isinstance(x, Tensor) or not x.ndim or x.shape[-1] != self.irreps_in.dim:
-            came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x must have shape (..., {self.irreps_in.dim}), of irreps {self.irreps_in}, got {came}")
-        flat = x.reshape(-1, x.shape[-1])
-        check_features("x", flat, self.irreps_in, self.mlp.like)
+        check_features("x", x, self._features, self.mlp.like, "...")
         with full_precision(x.device):
-            rows = flat.to(self.mlp.like.dtype).T.index_select(0, self.rows_in)
+            rows = x.reshape(-1, x.shape[-1]).to(self.mlp.like.dtype).T.index_select(0, self.rows_in)
             out = token_blocks(self.mlp, self.mlp.step(x.device), [rows])
-            return out.index_select(0, self.columns_out).T.reshape(*x.shape[:-1], -1)
+            return out.index_select(0, self.columns_out).T.reshape(*x.shape[:-1], len(self.columns_out))
 
     def reset_parameters(self) -> None:
         self.mlp.reset_parameters()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from e3nn import o3
 from torch import Tensor
@@ -36,11 +38,22 @@ def rows_by_grade(irreps: o3.Irreps) -> Tensor:
     return torch.cat([torch.cat(grade, 1).flatten() for grade in by_grade if grade])
 
 
-def check_features(name: str, x: Tensor, irreps: o3.Irreps, like: Tensor) -> None:
-    """Raise ValueError unless x is (nodes, irreps.dim) in the dtype and on the device of ``like``."""
-    if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[-1] != irreps.dim:
+class Features(NamedTuple):
+    """What forward asks of irreps, in plain values: torch.compile cannot look at irreps."""
+
+    dim: int
+    text: str
+
+    @classmethod
+    def of(cls, irreps: o3.Irreps) -> Features:
+        return cls(irreps.dim, str(irreps))
+
+
+def check_features(name: str, x: Tensor, features: Features, like: Tensor, shape: str = "nodes") -> None:
+    """Raise ValueError unless x is (nodes, dim), or (..., dim), in the dtype and on the device of ``like``."""
+    if not isinstance(x, Tensor) or x.ndim < 1 or (shape != "..." and x.ndim != 2) or x.shape[-1] != features.dim:
         came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"{name} must have shape (nodes, {irreps.dim}), of irreps {irreps}, got {came}")
+        raise ValueError(f"{name} must have shape ({shape}, {features.dim}), of irreps {features.text}, got {came}")
     _checks.same_kind(x, like, name)
     _checks.half_precision(**{name: x})
 

@@ -12,7 +12,7 @@ from tg_equiattn._precision import full_precision
 from tg_equiattn.functional._conv_op import MODES, invert, transform
 from tg_equiattn.sequences import Sequences, check_order, token_blocks
 
-from .layout import check_features
+from .layout import Features, check_features
 
 _BUDGET = {"cpu": 1 << 20, "other": 1 << 26}  # products of two features at a time
 
@@ -136,14 +136,19 @@ class LongTensorProduct(torch.nn.Module):
         `torch.Tensor`
             features of shape ``(nodes, irreps_out.dim)``
         """
-        check_features("x1", x1, self.irreps_in1, self._like)
-        check_features("x2", x2, self.irreps_in2, self._like)
+        features = Features.of(self.irreps_in1), Features.of(self.irreps_in2)
+        check_features("x1", x1, features[0], self._like)
+        check_features("x2", x2, features[1], self._like)
         if len(x1) != len(x2):
             raise ValueError(f"x2 must have the {len(x1)} nodes of x1, got {len(x2)}")
         if weight is None and self.weight_numel and not self.tensor_product.internal_weights:
             raise ValueError(f"weight must be given, of shape ({self.weight_numel},), with internal_weights=False")
-        if weight is not None and tuple(weight.shape) != (self.weight_numel,):
-            raise ValueError(f"weight must have shape ({self.weight_numel},), got {tuple(weight.shape)}")
+        if weight is not None:
+            if not isinstance(weight, Tensor) or tuple(weight.shape) != (self.weight_numel,):
+                came = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+                raise ValueError(f"weight must have shape ({self.weight_numel},), got {came}")
+            _checks.same_kind(weight, self._like, "weight")
+            weight = weight.to(self._like.dtype)
         if batch is not None or batch_size is not None:
             batch_size = _checks.batch_index(batch, batch_size, x1)
         sequences = Sequences.flat(len(x1), batch, x1.device, batch_size, max_num_nodes)

@@ -14,7 +14,7 @@ from tg_equiattn.nn._tokens import Graded, check_order_name, check_reach, run
 from tg_equiattn.nn.graded import AttentionOperator, GradedModel, HyenaOperator
 from tg_equiattn.sequences import Sequences
 
-from .layout import check_features, clifford_grades, describe, rows_by_grade
+from .layout import Features, check_features, clifford_grades, describe, rows_by_grade
 
 
 class IrrepsModule(torch.nn.Module):
@@ -28,6 +28,7 @@ class IrrepsModule(torch.nn.Module):
         check_order_name(order)
         check_reach(module, "irreps_out")
         self.irreps_in, self.irreps_out, self.order = irreps_in, irreps_out, order
+        self._features = Features.of(irreps_in)
         self.module = module
         self.register_buffer("rows_in", rows_by_grade(irreps_in), persistent=False)
         self.register_buffer("columns_out", rows_by_grade(irreps_out).argsort(), persistent=False)
@@ -75,7 +76,7 @@ class IrrepsModule(torch.nn.Module):
         `torch.Tensor`
             features of shape ``(nodes, irreps_out.dim)``, or ``(batch_size, irreps_out.dim)`` where the module pools
         """
-        check_features("x", x, self.irreps_in, self.module.like)
+        check_features("x", x, self._features, self.module.like)
         if batch is not None or batch_size is not None:
             batch_size = _checks.batch_index(batch, batch_size, x)
         sequences = Sequences.flat(len(x), batch, x.device, batch_size, max_num_nodes)

@@ -12,7 +12,7 @@ from tg_equiattn._precision import full_precision
 from tg_equiattn.nn._tokens import check_order_name
 from tg_equiattn.sequences import Sequences, check_order, radial_order
 
-from .layout import check_features, describe
+from .layout import Features, check_features, describe
 from .long_tensor_product import LongTensorProduct
 
 
@@ -80,9 +80,14 @@ class TensorProductHyenaOperator(torch.nn.Module):
         self.multiply = o3.FullyConnectedTensorProduct(hidden, hidden, hidden)
         self.shortcut = o3.Linear(self.irreps_in, hidden)
         self.out = o3.Linear(hidden, self.irreps_out)
-        unreached = [ir for _, ir in self.irreps_out if ir not in hidden]
-        if unreached:
-            raise ValueError(f"irreps_out must be among irreps_hidden={hidden}, got {self.irreps_out}")
+        found, without_pos = (_reached(irreps, hidden) for irreps in (self.irreps_in + o3.Irreps("1o"), self.irreps_in))
+        lost = [str(ir) for _, ir in self.irreps_out if ir not in found]
+        if lost:
+            raise ValueError(
+                f"irreps_out must be reachable through irreps_hidden={hidden}, got {' + '.join(lost)}, always zero"
+            )
+        self._needs_pos = any(ir not in without_pos for _, ir in self.irreps_out)
+        self._features = Features.of(self.irreps_in)
 
     def forward(
         self,
@@ -96,7 +101,7 @@ class TensorProductHyenaOperator(torch.nn.Module):
     ) -> Tensor:
         """Evaluate on features of shape ``(nodes, irreps_in.dim)``; arguments as of :class:`SE3HyenaOperator`."""
         like = self.out.weight
-        check_features("x", x, self.irreps_in, like)
+        check_features("x", x, self._features, like)
         if batch is not None or batch_size is not None:
             batch_size = _checks.batch_index(batch, batch_size, x)
         sequences = Sequences.flat(len(x), batch, x.device, batch_size, max_num_nodes)
@@ -110,6 +115,8 @@ class TensorProductHyenaOperator(torch.nn.Module):
                                if ir == o3.Irrep("0e")]  # fmt: skip
                     order = radial_order(pos.T, sequences, torch.cat(scalars, 1).T if scalars else None)
                 centred = sequences.centred(pos.T).T.to(x.dtype)
+            elif self._needs_pos:
+                raise ValueError("pos must be given: without positions part of the output would be zero; got None")
             elif order is None and self.order == "radial":
                 raise ValueError("pos must be given with order='radial', got None")
             if order is not None:
@@ -122,3 +129,14 @@ class TensorProductHyenaOperator(torch.nn.Module):
 
     def __repr__(self) -> str:
         return describe(self)
+
+
+def _reached(irreps_in: o3.Irreps, hidden: o3.Irreps) -> set[o3.Irrep]:
+    """Irreps of the output that can differ from zero."""
+
+    def products(left: set[o3.Irrep], right: set[o3.Irrep]) -> set[o3.Irrep]:
+        return {ir for _, ir in hidden if any(ir in a * b for a in left for b in right)}
+
+    there = {ir for _, ir in irreps_in}
+    query = {ir for _, ir in hidden if ir in there}
+    return query | products(products(query, query), query)

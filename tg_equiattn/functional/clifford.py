@@ -91,6 +91,42 @@ def right_factors(y: Tensor) -> Tensor:
     return y.index_select(0, _tables_like(y)[0]).unflatten(0, (COMPONENTS, COMPONENTS))
 
 
+class _ChannelwiseProduct(torch.autograd.Function):
+    """One output component at a time, so that nothing of 64 components exists; saves inputs, differentiates again.
+
+    The right component that goes with left component i for an output goes with i in turn: gathers undo themselves.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y, weight)
+        right = _tables_like(y)[0].unflatten(0, (COMPONENTS, COMPONENTS))
+        out = torch.empty_like(x)
+        for j in range(COMPONENTS):
+            torch.sum(y.index_select(0, right[j]).mul_(weight[j, ..., None]).mul_(x), 0, out=out[j])
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, y, weight = ctx.saved_tensors
+        right = _tables_like(y)[0].unflatten(0, (COMPONENTS, COMPONENTS))
+        grad_x, grad_y, grad_weight = torch.zeros_like(x), torch.zeros_like(y), []
+        for j in range(COMPONENTS):
+            product = y.index_select(0, right[j]) * grad[j]
+            grad_weight.append((product * x).sum(-1))
+            grad_x = grad_x.addcmul_(product, weight[j, ..., None])
+            grad_y = grad_y.add_((x * grad[j] * weight[j, ..., None]).index_select(0, right[j]))
+        return grad_x, grad_y, torch.stack(grad_weight)
+
+
+def channelwise_product(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Products of multivectors (8, C, T) with weights by grade path (20, C)."""
+    weight = path_weights(weight)
+    if torch.compiler.is_compiling():  # which fuses, and keeps nothing either
+        return (right_factors(y) * weight[..., None] * x).sum(1)
+    return _ChannelwiseProduct.apply(x, y, weight)
+
+
 def geometric_product(x: Tensor, y: Tensor) -> Tensor:
     r"""The geometric product of multivectors.
 

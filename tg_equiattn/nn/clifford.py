@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from .. import _checks
 from .._precision import full_precision
-from ..functional.clifford import COMPONENTS, GRADE_SIZES, PATHS, path_weights, right_factors
+from ..functional.clifford import COMPONENTS, GRADE_SIZES, PATHS, channelwise_product, path_weights, right_factors
 from ..sequences import token_blocks
 from ._children import reset_children
 
 PRODUCTS = ("channelwise", "full")
 _EPS = 1e-12
-_STEP = {"cpu": 1 << 14, "other": 1 << 22}  # channels times tokens of one block
+_STEP = {"cpu": 1 << 16, "other": 1 << 22}  # channels times tokens of one block
 
 
 class Grades(NamedTuple):
@@ -170,11 +170,10 @@ class CliffordBlock(nn.Module):
         y = torch.cat([y[:1] + self.bias[:, None], y[1:]])
         norms = (_square_norms(y) + _EPS).sqrt()
         normal = y / _by_component(torch.sigmoid(self.grade_norm)[..., None] * (norms - 1) + 1)
-        weights, factors = path_weights(self.paths), right_factors(normal)
         if self.product == "channelwise":
-            z = (factors * weights[..., None] * x).sum(1)
+            z = channelwise_product(x, normal, self.paths)
         else:
-            z = weights.transpose(1, 2).flatten(2) @ (factors * x).flatten(1, 2)
+            z = path_weights(self.paths).transpose(1, 2).flatten(2) @ (right_factors(normal) * x).flatten(1, 2)
         z = (y + z) * 0.5**0.5
         size = (z.square().sum(0) + _EPS).sqrt().mean(0)
         return (z * (self.scale[:, None] / (size + 1e-6))).flatten(0, 1)
