@@ -1,4 +1,5 @@
-# make demo   train GE-ViTs on rotated digits and Performers on pixel graphs, and draw what symmetry does (5 minutes)
+# make demo   train GE-ViTs on rotated digits, Performers on pixel graphs and SE(3)-Hyena on charged particles, and draw
+#             what symmetry does (7 minutes)
 # make test   lint, types and the whole test-suite
 # Both set everything up first, in .venv; later runs find it done. SCATTER=0 skips building torch-scatter.
 
@@ -12,6 +13,7 @@ STAMP := $(VENV)/.ready
 demo: setup
 	$(RUN) -W ignore examples/rotated_digits.py
 	$(RUN) -W ignore examples/pixel_graphs.py --epochs 8
+	$(RUN) -W ignore examples/nbody.py
 
 test: lint
 	$(RUN) -m pytest
@@ -28,6 +30,7 @@ test-cuda: setup
 bench: setup
 	$(RUN) examples/benchmarks/group_attention.py
 	$(RUN) examples/benchmarks/linear_attention.py
+	$(RUN) examples/benchmarks/long_context.py
 
 setup: $(STAMP)
 

@@ -120,7 +120,8 @@ def build(name: str, options: argparse.Namespace) -> nn.Module:
     shared = {"depth": options.depth, "pool": "mean"}
     if name.startswith("SE(3)"):
         return MODELS[name](
-            CODES, 1, 0, 1, hidden_scalars=options.scalars, hidden_vectors=options.vectors, **shared
+            CODES, 1, 0, 1, hidden_scalars=options.scalars, hidden_vectors=options.vectors, num_blocks=options.blocks,
+            **shared,
         )  # fmt: skip
     wanted = parameters(build("SE(3)-Hyena", options))
     return match_parameters(lambda channels: MODELS[name](CODES, 1, 0, 1, channels=channels, **shared), wanted)
@@ -159,7 +160,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--vocabulary", nargs="+", choices=["fixed", "random"], default=["fixed", "random"])
-    parser.add_argument("--lengths", nargs="+", type=int, help="tokens; default 32 64, or 32 64 128 256 with --full")
+    parser.add_argument("--lengths", nargs="+", type=int, help="tokens; default 16 32, or 32 64 128 256 with --full")
     parser.add_argument("--size", type=int, default=4, help="pairs of a vocabulary")
     parser.add_argument("--train", type=int, default=2600, help="sequences of an epoch")
     parser.add_argument("--held-out", type=int, default=200, help="validation and test sequences each")
@@ -170,12 +171,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--scalars", type=int, default=16, help="invariant width")
     parser.add_argument("--vectors", type=int, help="equivariant width; default 24, or 128 with --full")
     parser.add_argument("--depth", type=int, default=3)
+    parser.add_argument("--blocks", type=int, default=1, help="of every Clifford MLP")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--full", action="store_true", help="the paper's widths, lengths and schedule")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--output", type=Path, default=Path("out/associative_recall"))
     options = parser.parse_args()
-    small = {"lengths": [32, 64], "epochs": 10, "learning_rate": 0.003, "vectors": 24}
+    small = {"lengths": [16, 32], "epochs": 10, "learning_rate": 0.003, "vectors": 24}
     full = {"lengths": [32, 64, 128, 256], "epochs": 300, "learning_rate": 0.001, "vectors": 128}
     for name, value in (full if options.full else small).items():
         setattr(options, name, value if getattr(options, name) is None else getattr(options, name))

@@ -89,8 +89,9 @@ def build(name: str, options: argparse.Namespace) -> nn.Module:
     if name in EQUIVARIANT:
         model, extra = EQUIVARIANT[name]
         return model(
-            2, 1, 0, 1, hidden_scalars=options.scalars, hidden_vectors=options.vectors, depth=options.depth, **extra
-        )
+            2, 1, 0, 1, hidden_scalars=options.scalars, hidden_vectors=options.vectors, depth=options.depth,
+            num_blocks=options.blocks, **extra,
+        )  # fmt: skip
     wanted = parameters(build("SE(3)-Hyena", options))
     return match_parameters(lambda channels: PLAIN[name](2, 1, 0, 1, channels=channels, depth=options.depth), wanted)
 
@@ -153,6 +154,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--scalars", type=int, default=8, help="invariant width")
     parser.add_argument("--vectors", type=int, default=16, help="equivariant width")
     parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--blocks", type=int, default=1, help="of every Clifford MLP")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--augment", action="store_true", help="shuffle particles in training")
     parser.add_argument("--full", action="store_true", help="the paper's split, task and schedule")

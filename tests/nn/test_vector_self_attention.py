@@ -7,9 +7,11 @@ import torch
 from conftest import OneDevice
 from oracles import graded_sequence
 from space import batch_of, error, flip_a_sign, motion, move
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tg_equiattn.functional import _cross_op
-from tg_equiattn.nn import SE3Transformer, VectorSelfAttention
+from tg_equiattn.nn import SE3HyenaOperator, SE3Transformer, VectorSelfAttention
 from tg_equiattn.nn import clifford as layers
 from tg_equiattn.testing import TOLERANCE
 
@@ -347,3 +349,27 @@ def test_bad_input(message, change):
     x = {"scalars": torch.ones(2, 5, S), "vectors": torch.ones(2, 5, V, 3)}
     with pytest.raises(ValueError, match=message):
         VectorSelfAttention(S, V)(**x | change)
+
+
+class Largest(TorchDispatchMode):
+    """Remember the largest tensor that any operation gives."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self.numel = max(self.numel, x.numel())
+        return out
+
+
+@pytest.mark.parametrize("cls", [VectorSelfAttention, SE3HyenaOperator])
+@pytest.mark.parametrize("lengths", [None, [1901, 2003]])
+def test_nothing_of_all_pairs_exists(cls, lengths):
+    layer, tokens = cls(2, 3), 2003
+    lengths = lengths and torch.tensor(lengths)
+    with Largest() as largest:
+        out = layer(torch.randn(2, tokens, 2), torch.randn(2, tokens, 3, 3), lengths)
+        sum(part.sum() for part in out).backward()
+    assert tokens < largest.numel < tokens**2

@@ -62,9 +62,7 @@ class LocalContext(nn.Module):
             difference = features.index_select(0, src) - features.index_select(0, dst)
             streams = difference.T, edges.scalars[:, a : a + step]
             messages = token_blocks(self._message, self.message.step(x.device), streams)
-            sums = (
-                sums.index_add(0, dst, messages.T) if torch.is_grad_enabled() else sums.index_add_(0, dst, messages.T)
-            )
+            sums.index_add_(0, dst, messages.T)
         degree = torch.zeros(tokens, dtype=x.dtype, device=x.device).index_add_(0, target, x.new_ones(len(target)))
         mean = (sums / degree.clamp(min=1)[:, None]).T
         return token_blocks(self._update, self.update.step(x.device), [x, pos, mean])
@@ -257,7 +255,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
         there = torch.arange(q.shape[-1], device=q.device) < lengths.clamp(min=1)[:, None]  # one key at least: no NaN
         q, k, v = (torch.where(there, x, 0.0) for x in (q, k, v))
         mask = there[:, None, None]
-    q, k, v = (x.permute(2, 0, 3, 1) for x in (q, k, v))
+    q, k, v = (x.permute(2, 0, 3, 1).contiguous() for x in (q, k, v))  # as kernels in O(N) memory want them
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     return out.permute(1, 3, 0, 2)
 
