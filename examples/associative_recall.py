@@ -66,46 +66,45 @@ class Recall(Dataset):
         size: pairs of the vocabulary.
         length: tokens before the last key.
         seed: of everything drawn.
-        vocabulary: what all share; ``None`` gives each sequence its own.
+        vocabulary: what all share, each sequence turned by a random rotation; ``None`` gives each its own.
         fresh: whether to draw again each time.
-        turn: whether to turn every sequence by a random rotation.
     """
 
-    def __init__(
-        self, count: int, size: int, length: int, seed: int, vocabulary: Tensor | None, fresh: bool, turn: bool
-    ) -> None:
-        self.count, self.size, self.length, self.vocabulary = count, size, length, vocabulary
-        self.fresh, self.turn = fresh, turn
+    def __init__(self, count: int, size: int, length: int, seed: int, vocabulary: Tensor | None, fresh: bool) -> None:
+        self.count, self.size, self.length, self.vocabulary, self.fresh = count, size, length, vocabulary, fresh
         self.generator = torch.Generator().manual_seed(seed)
         self.tokens, self.answers = self._draw(count)
 
     def _draw(self, count: int) -> tuple[Tensor, Tensor]:
-        vocabulary = self.vocabulary
-        if vocabulary is None:
-            vocabulary = vocabularies(count, self.size, self.generator)
-        return sequences(vocabulary.expand(count, -1, -1, -1), self.length, self.generator)
+        if self.vocabulary is None:
+            own = vocabularies(count, self.size, self.generator)
+            return sequences(own, self.length, self.generator)
+        tokens, answers = sequences(self.vocabulary.expand(count, -1, -1, -1), self.length, self.generator)
+        return self._turn(tokens, answers)
+
+    def _turn(self, tokens: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+        quaternions = torch.randn(len(tokens), 4, generator=self.generator)
+        rotation = o3.quaternion_to_matrix(quaternions / quaternions.norm(dim=1, keepdim=True))
+        return tokens @ rotation.mT, (answers[:, None] @ rotation.mT)[:, 0]
 
     def __len__(self) -> int:
         return self.count
 
     def __getitems__(self, indices: list[int]) -> list[Tensor]:
-        tokens, answers = self._draw(len(indices)) if self.fresh else (self.tokens[indices], self.answers[indices])
-        if self.turn:
-            rotation = o3.rand_matrix(len(indices))
-            tokens, answers = tokens @ rotation.mT, (answers[:, None] @ rotation.mT)[:, 0]
+        tokens, answers = self.tokens[indices], self.answers[indices]
+        if self.fresh:  # with a fixed vocabulary the same sequences, turned anew: the paper's augmentation
+            drawn = self.vocabulary is None
+            tokens, answers = self._draw(len(indices)) if drawn else self._turn(tokens, answers)
         return [tokens, answers]
 
 
 def datasets(kind: str, length: int, options: argparse.Namespace) -> list[Recall]:
-    """Training, validation and test sequences."""
+    """Training, validation and test sequences, the same for every model."""
     fixed = None
     if kind == "fixed":
         fixed = vocabularies(1, options.size, torch.Generator().manual_seed(10))
     counts = options.train, options.held_out, options.held_out
-    return [
-        Recall(count, options.size, length, seed, fixed, fresh=kind == "random" and not seed, turn=kind == "fixed")
-        for seed, count in enumerate(counts)
-    ]
+    return [Recall(count, options.size, length, seed, fixed, fresh=seed == 0) for seed, count in enumerate(counts)]
 
 
 def predict(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -134,7 +133,7 @@ def table(errors: dict, options: argparse.Namespace) -> str:
         "|---" * (2 + len(options.lengths)) + "|",
     ]
     for kind in options.vocabulary:
-        for name in (*options.models, "mean of the answers"):
+        for name in (*options.models, "zero"):
             cells = " | ".join(mean_and_spread(errors[kind, name, length]) for length in options.lengths)
             rows.append(f"| {kind} | {name} | {cells} |")
     return "\n".join(rows)
@@ -147,8 +146,8 @@ def draw(errors: dict, options: argparse.Namespace, path: Path) -> None:
     for kind, axis in zip(options.vocabulary, axes[:, 0], strict=True):
         for name in options.models:
             axis.plot(options.lengths, [np.mean(errors[kind, name, n]) for n in options.lengths], "o-", label=name)
-        none = [np.mean(errors[kind, "mean of the answers", n]) for n in options.lengths]
-        axis.plot(options.lengths, none, "k:", label="mean of the answers")
+        none = [np.mean(errors[kind, "zero", n]) for n in options.lengths]
+        axis.plot(options.lengths, none, "k:", label="zero")
         axis.set(title=f"{kind} vocabulary", xlabel="tokens", ylabel="mean squared error", xscale="log", yscale="log")
         axis.set_xticks(options.lengths, map(str, options.lengths))
     axes[0, 0].legend(fontsize="small")
@@ -193,18 +192,17 @@ def main() -> None:
     errors: dict[tuple[str, str, int], list[float]] = {}
     for kind in options.vocabulary:
         for length in options.lengths:
-            data = datasets(kind, length, options)
-            errors[kind, "mean of the answers", length] = [float(data[2].answers.square().mean())]
-            loaders = [
-                DataLoader(part, options.batch if n == 0 else 200, shuffle=n == 0, collate_fn=lambda batch: batch)
-                for n, part in enumerate(data)
-            ]
+            errors[kind, "zero", length] = [float(datasets(kind, length, options)[2].answers.square().mean())]
             for name in options.models:
                 for seed in options.seeds:
                     lightning.seed_everything(seed, verbose=False)
                     model = build(name, options)
                     title = f"{kind} vocabulary, {length} tokens, {name}, seed {seed}"
                     print(f"\n{title}: {parameters(model):,} parameters")
+                    training, *held_out = datasets(kind, length, options)
+                    keep = {"collate_fn": lambda batch: batch}  # which the data set has put together
+                    loaders = [DataLoader(training, options.batch, shuffle=True, **keep)]
+                    loaders += [DataLoader(part, 200, **keep) for part in held_out]
                     learner = Regressor(model, predict, options.learning_rate, options.weight_decay)
                     error = fit_best(learner, *loaders, options.epochs, options.device)
                     errors.setdefault((kind, name, length), []).append(error)

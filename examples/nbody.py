@@ -56,7 +56,6 @@ def systems(options: argparse.Namespace) -> list[TensorDataset]:
     return [TensorDataset(*part) for part in parts]
 
 
-@functools.lru_cache(maxsize=8)
 def complete_graphs(count: int, particles: int, device: torch.device) -> Tensor:
     """Edges between all pairs of particles of each of ``count`` systems, (2, E)."""
     pairs = (~torch.eye(particles, dtype=torch.bool, device=device)).nonzero().T
@@ -124,7 +123,7 @@ def draw(errors: dict[str, list[float]], curves: dict[str, Curve], linear: float
     names = list(errors)
     bars.barh(names, [np.mean(errors[n]) for n in names], color=[f"C{i}" for i in range(len(names))])
     bars.invert_yaxis()
-    bars.set(xlabel="mean squared error on test systems", xscale="log")
+    bars.set(xlabel="mean squared error on test systems")
     for name, curve in curves.items():
         lines.plot(curve.epochs, curve.errors, color=f"C{names.index(name)}", label=name)
     lines.axhline(linear, color="k", linestyle=":", label="linear motion")

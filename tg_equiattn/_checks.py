@@ -87,6 +87,14 @@ def half_precision(**tensors: Tensor) -> None:
             raise ValueError(f"{name} must be float32 or float64 on the CPU, or under torch.autocast, got {x.dtype}")
 
 
+def full_parameters(like: Tensor) -> None:
+    """Raise ValueError unless parameters are float32 or float64."""
+    if like.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"parameters must be float32 or float64 (torch.autocast does mixed precision), got {like.dtype}"
+        )
+
+
 def lengths(value: Tensor | None, count: int, longest: int, device: torch.device) -> None:
     """Raise ValueError unless value is None or holds the own lengths (count,) of sequences padded to ``longest``."""
     if value is None:
@@ -137,6 +145,8 @@ def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -
     """pos; ValueError unless it has this shape, is on the device of x, and holds numbers."""
     if pos is None:
         raise ValueError(f"pos must be given, of shape {shape}: {why}; got None")
+    if not isinstance(pos, Tensor):
+        raise ValueError(f"pos must be a tensor of shape {shape}, got {type(pos).__name__}")
     if tuple(pos.shape) != shape:
         raise ValueError(f"pos must have shape {shape}, got {tuple(pos.shape)}")
     if pos.device != x.device:

@@ -54,6 +54,7 @@ def check_features(name: str, x: Tensor, features: Features, like: Tensor, shape
     if not isinstance(x, Tensor) or x.ndim < 1 or (shape != "..." and x.ndim != 2) or x.shape[-1] != features.dim:
         came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"{name} must have shape ({shape}, {features.dim}), of irreps {features.text}, got {came}")
+    _checks.full_parameters(like)
     _checks.same_kind(x, like, name)
     _checks.half_precision(**{name: x})
 

@@ -25,11 +25,11 @@ class TensorProductHyenaOperator(torch.nn.Module):
 
     .. math::
 
-        q, k, v = \mathrm{Linear}(x), \quad u = q \otimes_w k, \quad \hat u = \sigma(\mathrm{Linear}(u)) \cdot u,
+        q, k, v = \mathrm{Linear}(x), \quad u = q \otimes_w k, \quad \hat u = \sigma(\gamma(u)) \cdot u,
         \quad x' = \mathrm{Linear}(\mathrm{Linear}(x) + \hat u \otimes_{w'} v)
 
-    with one gate a channel from the scalars of u. Positions, where given, enter relative to the mean of their graph as
-    one more 1o.
+    with one gate a channel, :math:`\gamma` a linear map of the scalars and squared norms of u. Positions, where given,
+    enter relative to the mean of their graph as one more 1o.
 
     Parameters
     ----------
@@ -67,26 +67,31 @@ class TensorProductHyenaOperator(torch.nn.Module):
         check_order_name(order)
         self.irreps_in, self.irreps_out, self.order = o3.Irreps(irreps_in), o3.Irreps(irreps_out), order
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
-        hidden = hidden.simplify()
+        hidden = hidden.remove_zero_multiplicities().simplify()
         for name, irreps in (("irreps_in", self.irreps_in), ("irreps_out", self.irreps_out), ("irreps_hidden", hidden)):
             if not irreps.dim:
                 raise ValueError(f"{name} must have at least one irrep, got {irreps}")
         self.irreps_hidden = hidden
-        gates = o3.Irreps([(hidden.num_irreps, (0, 1))])
+        if not _products({ir for _, ir in hidden}, {ir for _, ir in hidden}, hidden):
+            raise ValueError(f"irreps_hidden must have a path from its product with itself, 0e or 1e say, got {hidden}")
         self.project = o3.Linear(self.irreps_in + o3.Irreps("1o"), hidden + hidden + hidden)
         self.convolution = LongTensorProduct(hidden, hidden, hidden, mode=mode)
-        self.gate = o3.Linear(hidden, gates, biases=True)
-        self.apply_gate = o3.ElementwiseTensorProduct(hidden, gates)
+        self._scalars = [part for (_, ir), part in zip(hidden, hidden.slices(), strict=True) if ir == o3.Irrep("0e")]
+        self.norm = o3.Norm(hidden, squared=True)
+        invariants = hidden.num_irreps + sum(part.stop - part.start for part in self._scalars)
+        self.gate = torch.nn.Linear(invariants, hidden.num_irreps)
+        self.apply_gate = o3.ElementwiseTensorProduct(hidden, o3.Irreps([(hidden.num_irreps, (0, 1))]))
         self.multiply = o3.FullyConnectedTensorProduct(hidden, hidden, hidden)
         self.shortcut = o3.Linear(self.irreps_in, hidden)
         self.out = o3.Linear(hidden, self.irreps_out)
         found, without_pos = (_reached(irreps, hidden) for irreps in (self.irreps_in + o3.Irreps("1o"), self.irreps_in))
-        lost = [str(ir) for _, ir in self.irreps_out if ir not in found]
+        wanted = {ir for mul, ir in self.irreps_out if mul}
+        lost = [str(ir) for ir in wanted - found]
         if lost:
             raise ValueError(
                 f"irreps_out must be reachable through irreps_hidden={hidden}, got {' + '.join(lost)}, always zero"
             )
-        self._needs_pos = any(ir not in without_pos for _, ir in self.irreps_out)
+        self._needs_pos = bool(wanted - without_pos)
         self._features = Features.of(self.irreps_in)
 
     def forward(
@@ -109,7 +114,8 @@ class TensorProductHyenaOperator(torch.nn.Module):
             x = x.to(like.dtype)
             centred = x.new_zeros(len(x), 3)
             if pos is not None:
-                pos = _checks.positions(pos, (len(x), 3), x, "").to(torch.promote_types(pos.dtype, x.dtype))
+                pos = _checks.positions(pos, (len(x), 3), x, "")
+                pos = pos.to(torch.promote_types(pos.dtype, x.dtype) if pos.is_floating_point() else torch.float64)
                 if order is None and self.order == "radial":
                     scalars = [x[:, part] for (_, ir), part in zip(self.irreps_in, self.irreps_in.slices(), strict=True)
                                if ir == o3.Irrep("0e")]  # fmt: skip
@@ -124,19 +130,21 @@ class TensorProductHyenaOperator(torch.nn.Module):
                 sequences = sequences.ordered(order)
             query, key, value = self.project(torch.cat([x, centred], 1)).chunk(3, 1)
             mixed = self.convolution.convolve(query, key, sequences)
-            mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(mixed)))
+            invariants = torch.cat([self.norm(mixed), *(mixed[:, part] for part in self._scalars)], 1)
+            mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(invariants)))
             return self.out(self.shortcut(x) + self.multiply(mixed, value))
 
     def __repr__(self) -> str:
         return describe(self)
 
 
+def _products(left: set[o3.Irrep], right: set[o3.Irrep], hidden: o3.Irreps) -> set[o3.Irrep]:
+    """Irreps of hidden that products hold."""
+    return {ir for _, ir in hidden if any(ir in a * b for a in left for b in right)}
+
+
 def _reached(irreps_in: o3.Irreps, hidden: o3.Irreps) -> set[o3.Irrep]:
-    """Irreps of the output that can differ from zero."""
-
-    def products(left: set[o3.Irrep], right: set[o3.Irrep]) -> set[o3.Irrep]:
-        return {ir for _, ir in hidden if any(ir in a * b for a in left for b in right)}
-
-    there = {ir for _, ir in irreps_in}
+    """Irreps of the output that can differ from zero, as far as selection rules tell."""
+    there = {ir for mul, ir in irreps_in if mul}
     query = {ir for _, ir in hidden if ir in there}
-    return query | products(products(query, query), query)
+    return query | _products(_products(query, query, hidden), query, hidden)

@@ -114,12 +114,14 @@ def test_associative_recall_sequences():
         seen = (sequence[:10:2] == sequence[-1]).all(-1).nonzero().flatten()
         assert len(seen)
         assert (sequence[2 * seen + 1] == answer).all()
-    fixed = Recall(8, 4, 10, 0, vocabulary[:1], fresh=False, turn=True)
+    fixed = Recall(8, 4, 10, 0, vocabulary[:1], fresh=True)
     (first, _), (again, _) = (fixed.__getitems__([0, 3]) for _ in range(2))
     assert not torch.equal(first, again)  # turned by other rotations
     torch.testing.assert_close(first @ first.mT, again @ again.mT, rtol=1e-4, atol=1e-4)
-    fresh = Recall(8, 4, 10, 0, None, fresh=True, turn=False)
+    fresh, kept = Recall(8, 4, 10, 0, None, fresh=True), Recall(8, 4, 10, 0, vocabulary[:1], fresh=False)
     assert not torch.equal(fresh.__getitems__([0])[0], fresh.__getitems__([0])[0])
+    assert torch.equal(kept.__getitems__([0])[0], kept.__getitems__([0])[0])
+    assert not torch.equal(kept.tokens[0], kept.tokens[1])
 
 
 def test_e3nn_mixed_model(tmp_path):

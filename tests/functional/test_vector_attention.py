@@ -233,3 +233,8 @@ Q = torch.ones(3, 5, 2, 3)
 def test_bad_arguments(message, arguments, options):
     with pytest.raises(ValueError, match=message):
         vector_attention(*arguments, **options)
+
+
+def test_negative_scale():
+    with pytest.raises(ValueError, match=r"^scale must not be negative"):
+        vector_attention(*torch.randn(3, 1, 5, 2, 3), scale=-1.0)

@@ -218,7 +218,7 @@ def test_linear_without_anything_in_common():
         (r"input must be \(..., 3, 8\)", lambda: CliffordMLP(3, 5)(torch.ones(8))),
         ("input must be a floating", lambda: CliffordMLP(3, 5)(torch.ones(3, 8).long())),
         ("input must be torch.float32", lambda: CliffordMLP(3, 5)(torch.ones(3, 8).double())),
-        ("input must be float32 or float64", lambda: CliffordMLP(3, 5).half()(torch.ones(3, 8).half())),
+        ("parameters must be float32 or float64", lambda: CliffordMLP(3, 5).half()(torch.ones(3, 8).half())),
     ],
 )
 def test_bad_arguments(message, call):

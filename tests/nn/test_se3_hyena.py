@@ -597,3 +597,35 @@ def test_bad_options(kind, message, options):
 def test_bad_model_options(message, options):
     with pytest.raises(ValueError, match=message):
         SE3Hyena(S, V, **options)
+
+
+def test_whole_number_positions_far_away(make):
+    layer, x = make("plain", torch.float32), sample("plain", [11], torch.float32)
+    pos = (10 * x["pos"]).round().long()
+    near, far = (layer(**{**x, "pos": p}) for p in (pos, pos + 10**9))
+    for a, b in zip(near, far, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_every_parameter_has_a_gradient_without_edges(randomise):
+    layer = randomise(SE3HyenaOperator(S, V, local_context=True, edge_channels=2))
+    none = {"edge_index": torch.zeros(2, 0, dtype=torch.int64), "edge_attr": torch.zeros(0, 2)}
+    out = layer(torch.randn(5, S), torch.randn(5, V, 3), pos=torch.randn(5, 3), **none)
+    sum(part.sum() for part in out).backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("order must be a permutation as a tensor", {"order": "radial"}),
+        ("pos must be a tensor", {"pos": [1.0]}),
+        ("edge_index must be a tensor", {"edge_index": [[0], [1]], "local": True}),
+        ("parameters must be float32 or float64", {"half": True}),
+    ],
+)
+def test_arguments_of_other_types(message, arguments):
+    layer = SE3HyenaOperator(S, V, local_context=arguments.pop("local", False))
+    layer = layer.bfloat16() if arguments.pop("half", False) else layer
+    with pytest.raises(ValueError, match=f"^{message}"), torch.autocast("cpu", torch.bfloat16):
+        layer(torch.randn(2, 5, S), torch.randn(2, 5, V, 3), **arguments)

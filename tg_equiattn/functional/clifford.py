@@ -16,6 +16,7 @@ import functools
 import torch
 from torch import Tensor
 
+from .. import _checks
 from .._precision import full_precision
 
 GRADE_SIZES = (1, 3, 3, 1)
@@ -159,6 +160,7 @@ def geometric_product(x: Tensor, y: Tensor) -> Tensor:
             raise ValueError(f"{name} must have 8 components on the last axis, got shape {tuple(value.shape)}")
         if not value.is_floating_point():
             raise ValueError(f"{name} must be a floating point tensor, got {value.dtype}")
+        _checks.half_precision(**{name: value})
     if x.dtype != y.dtype or x.device != y.device:
         raise ValueError(f"y must be {x.dtype} on {x.device} as x is, got {y.dtype} on {y.device}")
     with full_precision(x.device):

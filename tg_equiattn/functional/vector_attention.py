@@ -28,7 +28,9 @@ def vector_attention(
 
     with n the sequence's own length. As :math:`(q \times k) \times v = k\,(q \cdot v) - q\,(k \cdot v)`, all pairs
     enter through :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top` alone, :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n`,
-    and nothing of size n x n is kept, in backward neither. Polar vectors give a polar vector.
+    and nothing of size n x n is kept, in backward neither. Lengths come from
+    :math:`\|q \times k\|^2 = |q|^2 |k|^2 - (q \cdot k)^2`, so where q and k are parallel to within float32's rounding
+    the scores are exact to 1e-3 of :math:`|q||k|` only. Polar vectors give a polar vector.
 
     Args:
         q, k, v: query, key, value.
@@ -56,6 +58,8 @@ def vector_attention(
     """
     _checks.choice("variant", variant, VARIANTS)
     _checks.scale(scale)
+    if scale is not None and scale < 0:
+        raise ValueError(f"scale must not be negative, got {scale}")
     _checks.alike(4, q=q, k=k, v=v)
     if q.shape[-1] != 3:
         raise ValueError(f"q must hold vectors, 3 components on the last axis, got shape {tuple(q.shape)}")

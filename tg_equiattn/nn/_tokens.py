@@ -9,7 +9,8 @@ from .. import _checks
 from .._precision import full_precision
 from ..sequences import ORDERS, Sequences, check_order, radial_order
 from .clifford import Grades
-from .graded import POSITION, Edges, GradedModel, GradedOperator
+from .graded import GradedModel, GradedOperator
+from .local_context import POSITION, Edges
 
 Graded = GradedOperator | GradedModel
 
@@ -19,7 +20,7 @@ def check_order_name(order: str) -> None:
 
 
 def check_reach(module: Graded, name: str) -> None:
-    """Raise ValueError where part of the output is zero whatever comes in."""
+    """Raise ValueError where grades tell that part of the output is zero whatever comes in."""
     reached = module.reached(module.in_grades.plus(POSITION))
     if reached != module.out_grades:
         names = ("0e", "1o", "1e", "0o")
@@ -42,8 +43,7 @@ def run(
 ) -> Tensor:
     """Tokens (rows, T), positions (T, 3), edges (2, E) with scalars (E, edge_channels), through a module."""
     dtype = module.like.dtype
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"parameters must be float32 or float64 (mixed precision is torch.autocast), got {dtype}")
+    _checks.full_parameters(module.like)
     if pos is None:
         if module.reached(module.in_grades) != module.out_grades:
             raise ValueError(
@@ -58,7 +58,7 @@ def run(
             pos = x.new_zeros(3, sequences.tokens)
         else:
             pos = _checks.positions(pos, (sequences.tokens, 3), x, "")
-            pos = pos if pos.is_floating_point() else pos.to(dtype)
+            pos = pos.to(torch.promote_types(pos.dtype, dtype) if pos.is_floating_point() else torch.float64)
             pos = sequences.padding_is_zero(pos.T)
             if isinstance(order, str) and order == "radial":
                 order = radial_order(pos, sequences, scalars)
@@ -78,10 +78,13 @@ def _edges(
         wanted = "given with local_context=True" if edge_index is None else "None without local_context=True"
         raise ValueError(f"edge_index must be {wanted}, got {'None' if edge_index is None else 'edges'}")
     if (edge_attr is not None) != bool(module.edge_channels):
-        came = "None" if edge_attr is None else f"shape {tuple(edge_attr.shape)}"
+        came = "None" if edge_attr is None else "edge_attr"
         raise ValueError(f"edge_attr must have edge_channels={module.edge_channels} scalars an edge, got {came}")
     if edge_index is None:
         return None
+    for name, value in (("edge_index", edge_index), ("edge_attr", edge_attr)):
+        if value is not None and not isinstance(value, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(value).__name__}")
     if edge_index.dtype != torch.int64 or edge_index.ndim != 2 or len(edge_index) != 2:
         raise ValueError(f"edge_index must be int64 (2, E), got {edge_index.dtype} of shape {tuple(edge_index.shape)}")
     if edge_index.device != x.device:
@@ -182,6 +185,8 @@ class TokenModule(nn.Module):
             sequences = Sequences.dense(shape[0], shape[1], lengths, first.device)
         if pos is not None:
             pos = _checks.positions(pos, (*shape, 3), first, "").flatten(0, -2)
+        if order is not None and not isinstance(order, Tensor):
+            raise ValueError(f"order must be a permutation as a tensor, or None for the module's, got {order!r}")
         if order is not None and not flat:
             if tuple(order.shape) != shape:
                 raise ValueError(f"order must have shape {shape}, got {tuple(order.shape)}")

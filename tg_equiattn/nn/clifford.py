@@ -269,6 +269,7 @@ class CliffordMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or tuple(x.shape[-2:]) != (self.in_channels, COMPONENTS):
             raise ValueError(f"input must be (..., {self.in_channels}, 8), got {tuple(x.shape)}")
+        _checks.full_parameters(self.mlp.like)
         _checks.same_kind(x, self.mlp.like)
         _checks.half_precision(input=x)
         with full_precision(x.device):

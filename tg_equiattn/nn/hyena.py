@@ -13,6 +13,7 @@ from ..functional._conv_op import MODES, long_product
 from ..sequences import Sequences
 from ._children import reset_children
 from .graded import attend
+from .se3_hyena import channels as grades
 
 
 class SequenceOperator(nn.Module, ABC):
@@ -66,45 +67,58 @@ class _SequenceModel(nn.Module):
         out_scalars: int | None,
         out_vectors: int | None,
         operators: list[SequenceOperator],
-        channels: int,
+        width: int,
         pool: str | None,
     ) -> None:
         super().__init__()
         if pool not in (None, "mean"):
             raise ValueError(f"pool must be None or 'mean', got {pool!r}")
-        self.scalar_channels, self.vector_channels, self.pool = scalar_channels, vector_channels, pool
-        self.out_scalars = scalar_channels if out_scalars is None else out_scalars
-        self.out_vectors = vector_channels if out_vectors is None else out_vectors
-        self.embed = nn.Linear(scalar_channels + 3 * vector_channels + 3, channels)
+        self.inside, self.outside = grades(scalar_channels, vector_channels, (out_scalars, out_vectors), (1, 1))[:2]
+        self.pool = pool
+        self.embed = nn.Linear(self.inside.dim + 3, width)
         self.operators = nn.ModuleList(operators)
-        self.out = _mlp(channels, channels, self.out_scalars + 3 * self.out_vectors)
+        self.out = _mlp(width, width, self.outside.dim)
 
     def forward(
-        self, scalars: Tensor, vectors: Tensor, lengths: Tensor | None = None, *, pos: Tensor | None = None
+        self,
+        scalars: Tensor | None,
+        vectors: Tensor | None,
+        lengths: Tensor | None = None,
+        *,
+        pos: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Scalars (B, N, S) and vectors (B, N, V, 3), and pos (B, N, 3) relative to their mean."""
-        shape = scalars.shape[:2]
+        """Scalars (B, N, S) and vectors (B, N, V, 3), None where there are none, and pos (B, N, 3)."""
+        first = scalars if scalars is not None else vectors
+        if first is None:
+            raise ValueError("vectors must be given where scalars are None, got None")
+        shape = first.shape[:2]
+        _checks.full_parameters(self.embed.weight)
+        parts = []
         for name, x, tail in (
-            ("scalars", scalars, (self.scalar_channels,)), ("vectors", vectors, (self.vector_channels, 3)),
+            ("scalars", scalars, (self.inside.scalars,)), ("vectors", vectors, (self.inside.vectors, 3)),
         ):  # fmt: skip
-            if tuple(x.shape) != (*shape, *tail) or len(shape) != 2:
-                raise ValueError(f"{name} must be (B, N, {', '.join(map(str, tail))}), got {tuple(x.shape)}")
+            if x is None and not tail[0]:
+                continue
+            if not isinstance(x, Tensor) or tuple(x.shape) != (*shape, *tail) or len(shape) != 2:
+                came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+                raise ValueError(f"{name} must be (B, N, {', '.join(map(str, tail))}), got {came}")
             _checks.same_kind(x, self.embed.weight, name)
-        _checks.lengths(lengths, shape[0], shape[1], scalars.device)
-        sequences = Sequences.dense(shape[0], shape[1], lengths, scalars.device)
-        centred = scalars.new_zeros(3, sequences.tokens)
+            parts.append(x.flatten(0, 1).flatten(1))
+        _checks.lengths(lengths, shape[0], shape[1], first.device)
+        sequences = Sequences.dense(shape[0], shape[1], lengths, first.device)
+        centred = first.new_zeros(3, sequences.tokens)
         if pos is not None:
-            pos = _checks.positions(pos, (*shape, 3), scalars, "").flatten(0, 1).T
-            centred = sequences.centred(sequences.padding_is_zero(pos)).to(scalars.dtype)
-        tokens = torch.cat([scalars.flatten(0, 1), vectors.flatten(0, 1).flatten(1), centred.T], -1)
+            pos = _checks.positions(pos, (*shape, 3), first, "").flatten(0, 1).T
+            centred = sequences.centred(sequences.padding_is_zero(pos)).to(first.dtype)
+        tokens = torch.cat([*parts, centred.T], -1)
         x = self.embed(sequences.padding_is_zero(tokens.T).T)
         for operator in self.operators:
             x = x + operator(x, sequences)
         out = self.out(sequences.mean(x.T).T if self.pool else x)
         if not self.pool:
             out = sequences.padding_is_zero(out.T).T.unflatten(0, tuple(shape))
-        out_scalars, out_vectors = out.split([self.out_scalars, 3 * self.out_vectors], -1)
-        return out_scalars, out_vectors.unflatten(-1, (self.out_vectors, 3))
+        out_scalars, out_vectors = out.split([self.outside.scalars, 3 * self.outside.vectors], -1)
+        return out_scalars, out_vectors.unflatten(-1, (self.outside.vectors, 3))
 
     def reset_parameters(self) -> None:
         reset_children(self)

@@ -135,3 +135,10 @@ def test_positions_as_features_are_seen(default_dtype, randomise, graphs):
         AssertionError, match=r"^[^\n]*parity_k=0, did_translate=True.*\n.*parity_k=1, did_translate=True[^\n]*$"
     ):
         check()
+
+
+@pytest.mark.parametrize("hidden", ["3x1e", "2x0o+3x1e", "2x1o+1x1e", "2x2e"])
+def test_tensor_product_hyena_without_scalars(hidden, double, randomise):
+    module = randomise(TensorProductHyenaOperator(hidden, hidden))
+    assert_equivariant(lambda x: module(x), irreps_in=[module.irreps_in], irreps_out=[module.irreps_out])
+    assert module(module.irreps_in.randn(7, -1)).abs().max() > 1e-6
