@@ -170,14 +170,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--scalars", type=int, default=16, help="invariant width")
     parser.add_argument("--vectors", type=int, help="equivariant width; default 24, or 128 with --full")
     parser.add_argument("--depth", type=int, default=3)
-    parser.add_argument("--blocks", type=int, default=1, help="of every Clifford MLP")
+    parser.add_argument("--blocks", type=int, help="of every Clifford MLP; default 2, or 1 with --full")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--full", action="store_true", help="the paper's widths, lengths and schedule")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--output", type=Path, default=Path("out/associative_recall"))
     options = parser.parse_args()
-    small = {"lengths": [16, 32], "epochs": 10, "learning_rate": 0.003, "vectors": 24}
-    full = {"lengths": [32, 64, 128, 256], "epochs": 300, "learning_rate": 0.001, "vectors": 128}
+    small = {"lengths": [16, 32], "epochs": 10, "learning_rate": 0.003, "vectors": 24, "blocks": 2}
+    full = {"lengths": [32, 64, 128, 256], "epochs": 300, "learning_rate": 0.001, "vectors": 128, "blocks": 1}
     for name, value in (full if options.full else small).items():
         setattr(options, name, value if getattr(options, name) is None else getattr(options, name))
     if min(options.lengths) < 2 or any(length % 2 for length in options.lengths):

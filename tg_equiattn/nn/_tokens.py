@@ -78,7 +78,7 @@ def _edges(
         wanted = "given with local_context=True" if edge_index is None else "None without local_context=True"
         raise ValueError(f"edge_index must be {wanted}, got {'None' if edge_index is None else 'edges'}")
     if (edge_attr is not None) != bool(module.edge_channels):
-        came = "None" if edge_attr is None else "edge_attr"
+        came = "None" if edge_attr is None else "some"
         raise ValueError(f"edge_attr must have edge_channels={module.edge_channels} scalars an edge, got {came}")
     if edge_index is None:
         return None
