@@ -7,7 +7,7 @@ ask which, so pseudoscalars and axial vectors pass through the same streams and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -245,8 +245,7 @@ class GradedModel(nn.Module):
         position = there.vectors > self.in_grades.vectors
         there = self.hidden_grades.masked(there.reached(0))
         for operator in self.operators:
-            assert isinstance(operator, GradedOperator)
-            there = operator.reached(there.plus(POSITION) if position else there)
+            there = cast(GradedOperator, operator).reached(there.plus(POSITION) if position else there)
         return self.out_grades.masked(there.reached(len(self.out.blocks)))
 
     @property
