@@ -4,9 +4,10 @@ import copy
 
 import pytest
 import torch
+from clouds import EDGE, SIZES, S, V, close, dense, gradients, one, sample
 from conftest import OneDevice
 from oracles import graded_sequence
-from space import batch_of, error, flip_a_sign, motion, move
+from space import error, flip_a_sign, motion, move
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -15,7 +16,6 @@ from tg_equiattn.nn import SE3HyenaOperator, SE3Transformer, VectorSelfAttention
 from tg_equiattn.nn import clifford as layers
 from tg_equiattn.testing import TOLERANCE
 
-S, V, EDGE = 3, 2, 4
 SMALL = {"hidden_scalars": 5, "hidden_vectors": 7}
 LOCAL = {"local_context": True, "edge_channels": EDGE}
 OPTIONS = {
@@ -26,8 +26,6 @@ OPTIONS = {
     "model": (SE3Transformer, {"depth": 2, **SMALL}),
     "pooled local": (SE3Transformer, {"out_scalars": 0, "depth": 1, "pool": "mean", **LOCAL, **SMALL}),
 }
-CPU = torch.device("cpu")
-SIZES = [5, 1, 23, 7, 1, 0, 40, 2, 7]
 
 
 @pytest.fixture
@@ -37,54 +35,6 @@ def make(randomise):
         return randomise(kind(S, V, **options)).to(dtype)
 
     return make
-
-
-def sample(name, sizes, dtype=torch.float64, device=CPU):
-    """Keyword arguments of a flat batch."""
-    total, batch = sum(sizes), batch_of(sizes)
-    out = {
-        "scalars": torch.randn(total, S, dtype=dtype), "vectors": torch.randn(total, V, 3, dtype=dtype),
-        "pos": torch.randn(total, 3, dtype=dtype), "batch": batch,
-    }  # fmt: skip
-    if "local" in name:
-        first = torch.tensor([sum(sizes[:b]) for b in range(len(sizes))])[batch]
-        source = first + (torch.rand(3, total) * torch.tensor(sizes)[batch]).long()
-        out["edge_index"] = torch.stack([source.flatten(), torch.arange(total).repeat(3)])[:, 2:]
-        out["edge_attr"] = torch.randn(out["edge_index"].shape[1], EDGE, dtype=dtype)
-    return {key: value.to(device) for key, value in out.items()}
-
-
-def one(x, b):
-    """One sequence of a sample, alone."""
-    there = x["batch"] == b
-    out = {key: x[key][there] for key in ("scalars", "vectors", "pos")}
-    if "edge_index" in x:
-        e = there[x["edge_index"][1]]
-        out |= {"edge_index": x["edge_index"][:, e] - int(there.int().argmax()), "edge_attr": x["edge_attr"][e]}
-    return out
-
-
-def dense(x, sizes, longest, fill):
-    """Padded arguments of a flat sample."""
-    there = torch.arange(longest) < torch.tensor(sizes)[:, None]
-    out = {key: x[key] for key in x if key == "edge_attr"} | {"lengths": torch.tensor(sizes)}
-    for key in ("scalars", "vectors", "pos"):
-        out[key] = torch.full((*there.shape, *x[key].shape[1:]), fill, dtype=x[key].dtype)
-        out[key][there] = x[key]
-    if "edge_index" in x:
-        out["edge_index"] = there.flatten().nonzero().squeeze(1)[x["edge_index"]]
-    return out, there
-
-
-def gradients(out, inputs):
-    generator = torch.Generator().manual_seed(0)
-    total = sum((o.cpu() * torch.randn(o.shape, generator=generator, dtype=o.dtype)).sum() for o in out)
-    return torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
-
-
-def close(got, wanted, tolerance=1e-12):
-    for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])

@@ -1,0 +1,83 @@
+"""Batches of random clouds: as flat arguments, padded, one alone, moved, permuted; for tests of operators on tokens."""
+
+import torch
+from space import batch_of, move
+
+S, V, EDGE = 3, 2, 4  # scalars and vectors of a token, scalars of an edge
+CPU = torch.device("cpu")
+SIZES = [5, 1, 23, 7, 1, 0, 40, 2, 7]
+
+
+def sample(name, sizes, dtype=torch.float64, device=CPU, edges=3):
+    """Keyword arguments of a flat batch."""
+    total = sum(sizes)
+    out = {
+        "scalars": torch.randn(total, S, dtype=dtype), "vectors": torch.randn(total, V, 3, dtype=dtype),
+        "pos": torch.randn(total, 3, dtype=dtype), "batch": batch_of(sizes),
+    }  # fmt: skip
+    if "local" in name:
+        starts = torch.tensor([sum(sizes[:b]) for b in range(len(sizes))])[out["batch"]]
+        source = starts + (torch.rand(edges, total) * torch.tensor(sizes)[out["batch"]]).long()
+        out["edge_index"] = torch.stack([source.flatten(), torch.arange(total).repeat(edges)])[:, edges:]
+        if "bare" not in name:
+            out["edge_attr"] = torch.randn(out["edge_index"].shape[1], EDGE, dtype=dtype)
+    return {key: value.to(device) for key, value in out.items()}
+
+
+def moved(x, r, shift):
+    """The sample turned, and every sequence shifted by itself."""
+    positions = move(x["pos"], r) + shift[x["batch"]]
+    return {**x, "vectors": move(x["vectors"], r), "pos": positions}
+
+
+def permuted(x, p):
+    """The sample with token p[i] at place i, edges relabelled and in another order."""
+    out = {**x, **{key: x[key][p] for key in ("scalars", "vectors", "pos", "batch")}}
+    if "edge_index" in x:
+        e = torch.randperm(x["edge_index"].shape[1])
+        out["edge_index"] = p.argsort()[x["edge_index"][:, e]]
+        if "edge_attr" in x:
+            out["edge_attr"] = x["edge_attr"][e]
+    return out
+
+
+def within(sizes):
+    """A random permutation of the tokens of every sequence."""
+    return torch.cat([sum(sizes[:b]) + torch.randperm(n) for b, n in enumerate(sizes)])
+
+
+def one(x, b):
+    """One sequence of a sample, alone."""
+    there = x["batch"] == b
+    out = {key: x[key][there] for key in ("scalars", "vectors", "pos")}
+    if "edge_index" in x:
+        e = there[x["edge_index"][1]]
+        out["edge_index"] = x["edge_index"][:, e] - int(there.int().argmax())
+        if "edge_attr" in x:
+            out["edge_attr"] = x["edge_attr"][e]
+    return out
+
+
+def dense(x, sizes, longest, fill):
+    """Padded arguments of a flat sample."""
+    out, there = {"lengths": torch.tensor(sizes)}, torch.arange(longest) < torch.tensor(sizes)[:, None]
+    for key in ("scalars", "vectors", "pos"):
+        out[key] = torch.full((*there.shape, *x[key].shape[1:]), fill, dtype=x[key].dtype)
+        out[key][there] = x[key]
+    if "edge_index" in x:
+        out["edge_index"] = there.flatten().nonzero().squeeze(1)[x["edge_index"]]
+        if "edge_attr" in x:
+            out["edge_attr"] = x["edge_attr"]
+    return out, there
+
+
+def gradients(out, inputs, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    directions = [torch.randn(o.shape, generator=generator, dtype=o.dtype).to(o.device) for o in out]
+    total = sum((o * d).sum() for o, d in zip(out, directions, strict=True))
+    return torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
+
+
+def close(got, wanted, tolerance=1e-12):
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
