@@ -126,6 +126,13 @@ class Sequences:
         out._slots = torch.cat(to), torch.cat(filled) if slots > tokens else None, base[batch] + within
         return out
 
+    @classmethod
+    def checked(cls, x: Tensor, batch: Tensor | None, batch_size: int | None, max_num_nodes: int | None) -> Sequences:
+        """:meth:`flat` for the tokens x (tokens, ...), with ``batch`` and ``batch_size`` as users give them."""
+        if batch is not None or batch_size is not None:
+            batch_size = _checks.batch_index(batch, batch_size, x)
+        return cls.flat(len(x), batch, x.device, batch_size, max_num_nodes)
+
     def ordered(self, order: Tensor) -> Sequences:
         """The same sequences with their tokens in another order: at place p comes token ``order[p]``, int64 (T,)."""
         out = Sequences(self.tokens, self.count, self.batch, self.sizes, self.there)

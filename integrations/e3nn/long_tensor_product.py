@@ -149,9 +149,7 @@ class LongTensorProduct(torch.nn.Module):
                 raise ValueError(f"weight must have shape ({self.weight_numel},), got {came}")
             _checks.same_kind(weight, self._like, "weight")
             weight = weight.to(self._like.dtype)
-        if batch is not None or batch_size is not None:
-            batch_size = _checks.batch_index(batch, batch_size, x1)
-        sequences = Sequences.flat(len(x1), batch, x1.device, batch_size, max_num_nodes)
+        sequences = Sequences.checked(x1, batch, batch_size, max_num_nodes)
         if order is not None:
             check_order(order, sequences)
             sequences = sequences.ordered(order)

@@ -9,7 +9,6 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
-from tg_equiattn import _checks
 from tg_equiattn.nn._tokens import Graded, check_order_name, check_reach, run
 from tg_equiattn.nn.graded import AttentionOperator, GradedModel, HyenaOperator
 from tg_equiattn.sequences import Sequences
@@ -77,9 +76,7 @@ class IrrepsModule(torch.nn.Module):
             features of shape ``(nodes, irreps_out.dim)``, or ``(batch_size, irreps_out.dim)`` where the module pools
         """
         check_features("x", x, self._features, self.module.like)
-        if batch is not None or batch_size is not None:
-            batch_size = _checks.batch_index(batch, batch_size, x)
-        sequences = Sequences.flat(len(x), batch, x.device, batch_size, max_num_nodes)
+        sequences = Sequences.checked(x, batch, batch_size, max_num_nodes)
         out = run(
             self.module, x.T.index_select(0, self.rows_in), pos, sequences,
             order=self.order if order is None else order, edge_index=edge_index, edge_attr=edge_attr,

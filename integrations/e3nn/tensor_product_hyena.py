@@ -107,9 +107,7 @@ class TensorProductHyenaOperator(torch.nn.Module):
         """Evaluate on features of shape ``(nodes, irreps_in.dim)``; arguments as of :class:`SE3HyenaOperator`."""
         like = self.out.weight
         check_features("x", x, self._features, like)
-        if batch is not None or batch_size is not None:
-            batch_size = _checks.batch_index(batch, batch_size, x)
-        sequences = Sequences.flat(len(x), batch, x.device, batch_size, max_num_nodes)
+        sequences = Sequences.checked(x, batch, batch_size, max_num_nodes)
         with full_precision(x.device):
             x = x.to(like.dtype)
             centred = x.new_zeros(len(x), 3)

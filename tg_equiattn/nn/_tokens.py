@@ -175,9 +175,7 @@ class TokenModule(nn.Module):
         if flat:
             if lengths is not None:
                 raise ValueError("lengths must be None where the input is flat: use batch")
-            if batch is not None or batch_size is not None:
-                batch_size = _checks.batch_index(batch, batch_size, first)
-            sequences = Sequences.flat(shape[0], batch, first.device, batch_size, max_num_nodes)
+            sequences = Sequences.checked(first, batch, batch_size, max_num_nodes)
         else:
             if batch is not None:
                 raise ValueError("batch must be None where the input is (B, N, ...): use lengths")
