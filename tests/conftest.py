@@ -2,10 +2,15 @@
 
 import copy
 import io
+import os
 import pickle
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # before anything imports Triton: its kernels are interpreted on the CPU then
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
