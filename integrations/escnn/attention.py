@@ -25,6 +25,7 @@ class R2LiftingAttention(R2Module):
         neighbourhood: ``"square"`` or ``"disk"``.
         dropout: probability of dropping an attention weight in training.
         scale: factor of the scores; ``None`` means :math:`1/\sqrt{\mathrm{head\_channels}}`.
+        backend: ``"torch"``, ``"triton"`` (a fused kernel for windows, on CUDA) or ``"auto"``, the faster as measured.
 
     Shapes:
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
@@ -54,12 +55,13 @@ class R2LiftingAttention(R2Module):
         neighbourhood: str = "square",
         dropout: float = 0.0,
         scale: float | None = None,
+        backend: str = "auto",
     ) -> None:
         group = group_from_gspace(common_gspace(in_type, out_type))
         core = LiftingAttention(
             group, trivial_channels("in_type", in_type), regular_channels("out_type", out_type), heads=heads,
             head_channels=head_channels, kernel_size=kernel_size, encoding=encoding, neighbourhood=neighbourhood,
-            dropout=dropout, scale=scale,
+            dropout=dropout, scale=scale, backend=backend,
         )  # fmt: skip
         super().__init__(core, group, in_type, out_type, lifts=True)
 
@@ -73,7 +75,8 @@ class R2GroupAttention(R2Module):
         in_type (FieldType): regular fields.
         out_type (FieldType): regular fields of the same gspace.
         relation: ``"ge_vit"``, ``"lifted"``, ``"relative"``, or ``"gsa"``, which is not equivariant and warns.
-        heads, head_channels, kernel_size, encoding, neighbourhood, dropout, scale: as :class:`R2LiftingAttention`.
+        heads, head_channels, kernel_size, encoding, neighbourhood, dropout, scale, backend: as
+            :class:`R2LiftingAttention`.
 
     Shapes:
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
@@ -104,11 +107,12 @@ class R2GroupAttention(R2Module):
         neighbourhood: str = "square",
         dropout: float = 0.0,
         scale: float | None = None,
+        backend: str = "auto",
     ) -> None:
         group = group_from_gspace(common_gspace(in_type, out_type))
         core = GroupAttention(
             group, regular_channels("in_type", in_type), regular_channels("out_type", out_type), heads=heads,
             head_channels=head_channels, kernel_size=kernel_size, relation=relation, encoding=encoding,
-            neighbourhood=neighbourhood, dropout=dropout, scale=scale,
+            neighbourhood=neighbourhood, dropout=dropout, scale=scale, backend=backend,
         )  # fmt: skip
         super().__init__(core, group, in_type, out_type, lifts=False)

@@ -3,7 +3,8 @@ import sys
 
 import pytest
 import torch
-from conftest import GROUPS, OneDevice
+from attention_operands import EXTREMES, assert_same, gradients, operands, opposed
+from conftest import GROUPS
 from oracles import attention_materialised
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -14,32 +15,6 @@ from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic
 
 DTYPE = torch.float64
-
-
-def operands(elements, spatial, kernel_size=3, *, outputs=None, batch=2, heads=3, channels=5, value_channels=7,
-             dtype=DTYPE, device="cpu", std=1.0):  # fmt: skip
-    """Random query, key, value, rho_space and rho_group that require gradients."""
-    neighbourhood = Neighbourhood(len(spatial), kernel_size)
-    shapes = [
-        (batch, heads, channels, elements, *spatial),
-        (batch, heads, channels, elements, *spatial),
-        (batch, heads, value_channels, elements, *spatial),
-        (outputs or elements, len(neighbourhood.offsets(spatial)), channels),
-        (elements, channels),
-    ]
-    tensors = [(std * torch.randn(s, dtype=dtype)).to(device).requires_grad_() for s in shapes]
-    return tensors, neighbourhood
-
-
-def gradients(out, tensors):
-    probe = torch.cos(torch.arange(out.numel(), dtype=out.dtype, device=out.device)).view_as(out)
-    return torch.autograd.grad((out * probe).sum(), tensors)
-
-
-def assert_same(actual, expected, tensors, atol=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
-    for a, b in zip(gradients(actual, tensors), gradients(expected, tensors), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=atol * max(1.0, float(b.abs().max())))
 
 
 @pytest.mark.parametrize("relation", ["ge_vit", "lifted", "gsa"])
@@ -73,7 +48,7 @@ def test_direct_equals_factorised(relation, spatial, kernel_size, device):
 
 @pytest.mark.parametrize("relation", ["ge_vit", "relative"])
 @pytest.mark.parametrize("kernel_size", [3, None])
-def test_full_encoding(relation, kernel_size):
+def test_full_encoding(on_device, relation, kernel_size):
     """A full encoding that happens to be a sum gives what the sum gives."""
     tensors, neighbourhood = operands(4, (4, 5), kernel_size)
     *features, rho_space, rho_group = tensors
@@ -145,35 +120,6 @@ def test_tiles_do_not_change_results(budget, kernel_size, monkeypatch):
     assert_same(group_attention(*tensors, index, neighbourhood=neighbourhood), expected, tensors)
 
 
-def opposed(dtype, size=200.0):
-    """Scores of +-size whose content maxima and spatial maxima sit at different neighbours."""
-    tensors, neighbourhood = operands(2, (3, 5), channels=3, dtype=dtype)
-    query, key, value, rho_space, rho_group = (x.detach() for x in tensors)
-    query = torch.ones_like(query)
-    key = torch.zeros_like(key)
-    key[:, :, 0, :, :, ::2] = size  # content prefers even columns ...
-    key[:, :, 0, :, :, 1::2] = -size
-    rho_space = 0.1 * torch.randn_like(rho_space)
-    rho_space[:, 1::3, 1] -= size  # ... offsets dislike their own column by as much
-    rho_space[:, 0::3, 1] += size
-    rho_group = 0.1 * rho_group + torch.tensor([[0.0, 0.0, size], [0.0, 0.0, -size]], dtype=dtype)
-    return [x.clone().requires_grad_() for x in (query, key, value, rho_space, rho_group)], neighbourhood
-
-
-def at_the_border(dtype, size=200.0):
-    """Scores of +-size whose spatial maximum lies outside the image for the queries of two sides."""
-    (query, key, value, rho_space, rho_group), neighbourhood = opposed(dtype, size)
-    with torch.no_grad():
-        key[:, :, 0] = -size
-        key[:, :, 0, 0, 1, 2] = size
-        rho_space[:, :, 1] = -size
-        rho_space[:, 0, 1] = size
-    return [query, key, value, rho_space, rho_group], neighbourhood
-
-
-EXTREMES = [opposed, at_the_border]
-
-
 @pytest.mark.parametrize("extreme", EXTREMES)
 @pytest.mark.parametrize("implementation", ["auto", "direct"])
 def test_extreme_scores(implementation, extreme, device):
@@ -218,31 +164,6 @@ def test_double_factors_do_without_the_direct_formula(extreme, monkeypatch):
         torch.testing.assert_close(a.double(), b, rtol=0, atol=2e-3 * max(1.0, float(b.abs().max())))
 
 
-@pytest.mark.parametrize("kernel_size", [3, None])
-@pytest.mark.parametrize("relation", ["ge_vit", "relative"])
-def test_no_tensor_is_left_on_the_cpu(relation, kernel_size, monkeypatch):
-    """Both directions stay on the device of the operands; meta tensors also have no value to wait for."""
-    monkeypatch.setattr(_attention_op._Plan, "safe", lambda self, smallest: True)  # as on CUDA
-    tensors, neighbourhood = operands(2, (5, 6), kernel_size, dtype=torch.float32)
-    query, key, value, rho_space, rho_group = (x.detach().to("meta") for x in tensors)
-    index = relation_index(cyclic(2), relation).to("meta")
-    for full in (False, True):
-        rho = (rho_space[:, :, None] + rho_group, None) if full else (rho_space, rho_group)
-        with OneDevice():
-            arguments = [x.requires_grad_() for x in (query, key, value)]
-            out = group_attention(*arguments, *rho, index, neighbourhood=neighbourhood)
-        assert out.device.type == "meta"
-        flat = [x.detach().flatten(0, 1) for x in (query, key, value)]
-        rho = rho if rho[1] is not None else (rho[0], rho_group[:0])
-        options = (*rho, index, torch.zeros((), dtype=torch.int64), kernel_size or 0, (), 0.0, False)
-        with OneDevice():
-            out = _attention_op.group_attention_op._init_fn(*flat, *options)
-            grads = _attention_op.group_attention_backward_op._init_fn(out, *flat, *options)
-        assert all(x.device.type == "meta" for x in (out, *grads))
-    with pytest.raises(AssertionError, match="met a tensor on cpu"), OneDevice():
-        torch.zeros(3) + 1
-
-
 def test_without_a_compiler_it_runs_eagerly(monkeypatch):
     def broken(step, shape):
         def call(*operands):
@@ -256,7 +177,7 @@ def test_without_a_compiler_it_runs_eagerly(monkeypatch):
     monkeypatch.setattr(_attention_op, "_compiled", broken)
     original = _attention_op.group_attention_op
     module = sys.modules["tg_equiattn.functional.group_attention"]
-    monkeypatch.setattr(module, "group_attention_op", lambda *x: original(*x[:-1], True))
+    monkeypatch.setattr(module, "group_attention_op", lambda *x: original(*x[:-1], "compiled"))
     _attention_op._warn_not_compiled.cache_clear()
     with pytest.warns(UserWarning, match="runs eagerly: .*no C.. compiler"):
         out = group_attention(*tensors, index, neighbourhood=neighbourhood)
@@ -316,7 +237,7 @@ def test_dropout_is_unbiased_and_seeded():
     assert deviation.max() < 5
 
 
-def test_batch_mates_do_not_matter():
+def test_batch_mates_do_not_matter(on_device):
     tensors, neighbourhood = operands(3, (5, 6), batch=3)
     *features, rho_space, rho_group = (x.detach() for x in tensors)
     index = relation_index(cyclic(3), "ge_vit")
@@ -358,7 +279,7 @@ def test_no_tensor_holds_all_scores(implementation, monkeypatch):
     if implementation == "direct":
         rho_space, rho_group = rho_space[:, :, None] + rho_group, rho_group[:0]
     flat = [x.flatten(0, 1) for x in (query, key, value)]
-    options = (rho_space, rho_group, index, torch.tensor(0), 5, (), 0.0, False)
+    options = (rho_space, rho_group, index, torch.tensor(0), 5, (), 0.0, "eager")
     with Largest() as largest:
         out = _attention_op.group_attention_op._init_fn(*flat, *options)
         _attention_op.group_attention_backward_op._init_fn(out, *flat, *options)
@@ -392,7 +313,7 @@ def test_operator_registration():
             3,
             (),
             0.0,
-            False,
+            "eager",
         ),
     )
 

@@ -28,9 +28,9 @@ SMALLEST_NORMALISER = {torch.float32: 1e-20, torch.float64: 1e-200}
 
 
 def factor_dtype(query: Tensor) -> torch.dtype:
-    """On CUDA a normaliser cannot be looked at without waiting for the device, so the factors are double there: their
-    product cannot underflow for scores up to several hundred."""
-    return torch.float64 if query.is_cuda else query.dtype
+    """Off the CPU a normaliser cannot be looked at without waiting for the device, so the factors are double there:
+    their product cannot underflow for scores up to several hundred."""
+    return query.dtype if query.device.type == "cpu" else torch.float64
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

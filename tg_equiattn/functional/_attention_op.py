@@ -2,13 +2,15 @@
 
 Registered with ``torch.library`` so that torch.compile and torch.export see a single node with known output shapes
 and gradients; it saves its inputs only. Inside a compiled graph the core is compiled as well, once for each layer:
-for all image sizes where windows are local, for each where attention is global.
+for all image sizes where windows are local, for each where attention is global. On the path "triton" one fused kernel
+takes the place of tiles and core.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,12 +20,13 @@ from torch import Tensor
 
 from .._precision import full_precision
 from . import _attention_core as core
+from . import _dropout
 from ._tiling import GlobalTiling, LocalTiling, from_lanes, tiling, to_lanes
 
 # Floats of the largest temporary of one tile. Compiled steps fuse their loops and gain from tiles that stay in a
 # core's second-level cache; eager steps call many small operators and gain from longer ones.
 # A GPU needs millions of elements a launch.
-_TILE_BUDGET = {"compiled": 1 << 18, "eager": 1 << 20, "cuda": 1 << 24}
+_TILE_BUDGET = {"compiled": 1 << 18, "eager": 1 << 20, "other": 1 << 24}
 
 
 class _Part(NamedTuple):
@@ -71,15 +74,15 @@ def _run(step: Any, fused: bool, query: Tensor, key: Tensor, *rest: Any) -> Any:
 class _Plan:
     """Everything both directions share: operands in lanes, tiles, parts and dropout draws."""
 
-    def __init__(self, query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused):
+    def __init__(self, query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, path):
         spatial = query.shape[3:]
         self.parts = _parts(index)
         self.full = rho_space.ndim == 4
-        self.fused, self.dropout, self.seed = fused and not self.full, dropout, seed
+        self.fused, self.dropout = path == "compiled" and not self.full, dropout
         outputs = index.shape[0] if index.ndim == 3 else 1
         neighbours = query[0, 0, 0].numel() if kernel_size == 0 else rho_space.shape[1]
         temporary = outputs * index.shape[-1] * neighbours * (query.shape[2] if self.full and index.ndim == 3 else 1)
-        self.budget = _TILE_BUDGET["cuda" if query.is_cuda else "compiled" if self.fused else "eager"]
+        self.budget = _TILE_BUDGET["other" if query.device.type != "cpu" else "compiled" if self.fused else "eager"]
         width = max(16 if self.full else 64, self.budget // temporary)
         self.tiling: LocalTiling | GlobalTiling = tiling(spatial, kernel_size, selection, len(query), width, query)
         lanes = self.tiling.lanes
@@ -88,6 +91,11 @@ class _Plan:
         self.value = [self.tiling.prepare(x) for x in to_lanes(value, lanes)]
         self.rho_space = rho_space.transpose(0, 1).contiguous()  # (D, H, [U,] C)
         self.rho_group = rho_group
+        self.hashes: tuple[Tensor, Tensor] | None = None
+        if dropout:
+            row, column = _dropout.places(len(query) * math.prod(spatial), len(index) * index.shape[-1] * neighbours, seed)
+            column = column.view(-1, index.shape[-1], neighbours).permute(2, 0, 1)[..., None]  # (D, H, S, 1)
+            self.hashes = to_lanes(row.view(len(query), 1, 1, *spatial), lanes), column
 
     def rho(self, part: _Part) -> Tensor:
         """(D, E, C) with E the output elements, or with the full encoding output elements times U."""
@@ -101,25 +109,19 @@ class _Plan:
                 value = self.tiling.gather(self.value[lane], tile)
                 yield lane, tile, key, value, self.tiling.mask(tile)
 
-    def generator(self) -> torch.Generator | None:
-        if self.dropout == 0:
+    def keep(self, lane: int, tile: slice, part: _Part, dtype: torch.dtype) -> Tensor | None:
+        """Dropout factors (D, H, S, p)."""
+        if self.hashes is None:
             return None
-        return torch.Generator(self.query.device).manual_seed(int(self.seed))
-
-    def keep(self, generator: torch.Generator | None, key: Tensor, part: _Part) -> Tensor | None:
-        """Dropout factors (D, H, S, p); the same sequence in forward and backward."""
-        if generator is None:
-            return None
-        shape = (key.shape[0], len(part.table), key.shape[1], key.shape[-1])
-        draw = torch.rand(shape, generator=generator, device=key.device, dtype=torch.float32)
-        return (draw >= self.dropout).to(key.dtype) / (1 - self.dropout)
+        row = self.tiling.query(self.hashes[0][lane], tile)[0, 0]
+        return _dropout.keep(row, self.hashes[1][:, part.output], self.dropout, dtype)
 
     def group_logits(self, query: Tensor) -> Tensor:
         return torch.matmul(self.rho_group, query)
 
     def safe(self, smallest: Tensor) -> bool:
-        """Whether the factors kept their precision; CUDA is not asked (its factors are double)."""
-        return smallest.is_cuda or bool(smallest >= core.SMALLEST_NORMALISER[smallest.dtype])
+        """Whether the factors kept their precision; only the CPU is asked (elsewhere factors are double)."""
+        return smallest.device.type != "cpu" or bool(smallest >= core.SMALLEST_NORMALISER[smallest.dtype])
 
     def full_logits(self, position: Tensor, group: Tensor | None, part: _Part) -> Tensor:
         """(T, D, H, U, p)."""
@@ -141,7 +143,7 @@ def _piece(x: Tensor | None, piece: slice) -> Tensor | None:
 @torch.library.custom_op("tg_equiattn::group_attention", mutates_args=())
 def group_attention_op(
     query: Tensor, key: Tensor, value: Tensor, rho_space: Tensor, rho_group: Tensor, index: Tensor, seed: Tensor,
-    kernel_size: int, selection: Sequence[int], dropout: float, fused: bool,
+    kernel_size: int, selection: Sequence[int], dropout: float, path: str,
 ) -> Tensor:  # fmt: skip
     """query, key (M, C, T, *spatial), value (M, Cv, S, *spatial) -> (M, Cv, H, *spatial).
 
@@ -152,8 +154,13 @@ def group_attention_op(
     if query.numel() == 0:
         return query.new_zeros(len(query), value.shape[1], index.shape[0], *query.shape[3:])
     with torch.no_grad(), full_precision(query.device):
-        plan = _Plan(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused)
-        generator = plan.generator()
+        if path == "triton":
+            from .triton import group_attention as kernels
+
+            return kernels.forward(
+                query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout
+            )
+        plan = _Plan(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, path)
         lanes = plan.query.shape
         out = query.new_empty(lanes[0], index.shape[0], value.shape[1], *lanes[3:])
         for lane, tile, k, v, bias in plan.tiles():
@@ -162,7 +169,7 @@ def group_attention_op(
             for part in plan.parts:
                 q = tile_query[part.query]
                 position = plan.tiling.position(plan.rho(part), q, tile)
-                keep = plan.keep(generator, k, part)
+                keep = plan.keep(lane, tile, part, k.dtype)
                 group = None if plan.full else plan.group_logits(q)
                 result.append(_tile_forward(plan, part, q, k, v, position, group, bias, keep))
             plan.tiling.write_(out[lane], tile, torch.cat(result))
@@ -184,22 +191,27 @@ def _tile_forward(plan, part, q, k, v, position, group, bias, keep):
 
 
 @group_attention_op.register_fake
-def _(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused):
+def _(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, path):
     return query.new_empty(len(query), value.shape[1], index.shape[0], *query.shape[3:])
 
 
 @torch.library.custom_op("tg_equiattn::group_attention_backward", mutates_args=())
 def group_attention_backward_op(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, rho_space: Tensor, rho_group: Tensor, index: Tensor,
-    seed: Tensor, kernel_size: int, selection: Sequence[int], dropout: float, fused: bool,
+    seed: Tensor, kernel_size: int, selection: Sequence[int], dropout: float, path: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key, value, rho_space and rho_group."""
     if query.numel() == 0:
         empty = [torch.zeros_like(x) for x in (query, key, value, rho_space, rho_group)]
         return empty[0], empty[1], empty[2], empty[3], empty[4]
     with torch.no_grad(), full_precision(query.device):
-        plan = _Plan(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused)
-        generator = plan.generator()
+        if path == "triton":
+            from .triton import group_attention as kernels
+
+            return kernels.backward(
+                grad, query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout
+            )
+        plan = _Plan(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, path)
         grad_lanes = to_lanes(grad, plan.tiling.lanes)
         grad_query = torch.zeros_like(plan.query)
         grad_key = [torch.zeros_like(x) for x in plan.key]
@@ -214,7 +226,7 @@ def group_attention_backward_op(
             for part in plan.parts:
                 q, rho = tile_query[part.query], plan.rho(part)
                 position = plan.tiling.position(rho, q, tile)
-                keep = plan.keep(generator, k, part)
+                keep = plan.keep(lane, tile, part, k.dtype)
                 group = None if plan.full else plan.group_logits(q)
                 grads = _tile_backward(plan, part, q, k, v, position, group, bias, keep, tile_grad[part.output])
                 rho_grad = torch.zeros_like(rho)
@@ -256,9 +268,9 @@ def _(grad, query, key, value, rho_space, rho_group, *rest):
 
 
 def _setup_context(ctx, inputs, output):
-    query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, fused = inputs
+    query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, path = inputs
     ctx.save_for_backward(query, key, value, rho_space, rho_group, index, seed)
-    ctx.settings = (kernel_size, selection, dropout, fused)
+    ctx.settings = (kernel_size, selection, dropout, path)
 
 
 def _backward(ctx, grad):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import _checks
 from ..grids import Neighbourhood
+from . import _backend
 from ._attention_op import group_attention_op
 
 IMPLEMENTATIONS = ("auto", "factorised", "direct")
@@ -24,6 +25,7 @@ def group_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     implementation: str = "auto",
+    backend: str = "auto",
 ) -> Tensor:
     r"""Group self-attention of regular features.
 
@@ -48,8 +50,11 @@ def group_attention(
         neighbourhood: the window, or the whole grid.
         scale: c; ``None`` means :math:`1/\sqrt{C}`.
         dropout: probability of dropping a weight after the sum over t.
-        implementation: ``"auto"`` takes the factorised form unless the encoding is full; ``"direct"`` is always
-            possible, ``"factorised"`` not with a full encoding.
+        implementation: of the torch path: ``"auto"`` takes the factorised form unless the encoding is full;
+            ``"direct"`` is always possible, ``"factorised"`` not with a full encoding.
+        backend: ``"torch"``; ``"triton"``, a fused kernel that keeps every score in registers, for windows, on CUDA;
+            or ``"auto"``, whichever was measured faster on the device (today torch everywhere). Its gradients of keys
+            and values are added up atomically, so their last bits vary from run to run.
 
     Shapes:
         - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``
@@ -81,6 +86,7 @@ def group_attention(
         raise ValueError("implementation must be 'auto' or 'direct' with a full encoding, got 'factorised'")
     _checks.probability(dropout=dropout)
     _checks.scale(scale)
+    path = _path(backend, neighbourhood, implementation, query.device)
 
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     scale = query.shape[2] ** -0.5 if scale is None else scale
@@ -88,7 +94,7 @@ def group_attention(
     rho_group = rho_space.new_zeros(0) if rho_group is None else rho_group.to(dtype)
     if implementation == "direct" and rho_space.ndim == 3:
         rho_space, rho_group = rho_space[:, :, None] + rho_group, rho_space.new_zeros(0)
-    seed = torch.randint(2**31, (), device="cpu") if dropout else torch.zeros((), dtype=torch.int64, device="cpu")
+    seed = torch.randint(2**31, (), device=query.device) if dropout else index.new_zeros(())
     out = group_attention_op(
         query.to(dtype).flatten(0, 1) * scale,
         key.to(dtype).flatten(0, 1),
@@ -100,7 +106,7 @@ def group_attention(
         neighbourhood.kernel_size or 0,
         neighbourhood.selection,
         dropout,
-        torch.compiler.is_compiling(),
+        path,
     )
     return out.unflatten(0, query.shape[:2]).to(value.dtype)
 
@@ -115,6 +121,7 @@ def lifting_attention(
     scale: float | None = None,
     dropout: float = 0.0,
     implementation: str = "auto",
+    backend: str = "auto",
 ) -> Tensor:
     r"""Lifting self-attention, from a grid to a grid times a group.
 
@@ -149,7 +156,26 @@ def lifting_attention(
         scale=scale,
         dropout=dropout,
         implementation=implementation,
+        backend=backend,
     )
+
+
+def check_backend(backend: str, neighbourhood: Neighbourhood) -> None:
+    """ValueError for a backend that cannot be."""
+    _backend.check_backend(backend)
+    if backend == "triton" and neighbourhood.is_global:
+        raise ValueError("backend must be 'auto' or 'torch' with global attention, got 'triton'")
+
+
+def _path(backend: str, neighbourhood: Neighbourhood, implementation: str, device: torch.device) -> str:
+    """How the operator computes: 'triton', or torch 'compiled' or 'eager'."""
+    check_backend(backend, neighbourhood)
+    if backend == "triton" and implementation != "auto":
+        raise ValueError(f"implementation must be 'auto' with backend='triton', got {implementation!r}")
+    fits = implementation == "auto" and not neighbourhood.is_global
+    if fits and _backend.use_triton(backend, "group_attention", device):
+        return "triton"
+    return "compiled" if torch.compiler.is_compiling() else "eager"
 
 
 def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:

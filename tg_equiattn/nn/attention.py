@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import _checks
 from ..encodings import make_encoding, relation_index, rotated_offsets
-from ..functional.group_attention import group_attention, lifting_attention
+from ..functional.group_attention import check_backend, group_attention, lifting_attention
 from ..grids import Neighbourhood
 from ..groups import FiniteGroup, check_group
 from .pointwise import Pointwise
@@ -34,6 +34,7 @@ class _Attention(nn.Module):
         neighbourhood: str,
         dropout: float,
         scale: float | None,
+        backend: str,
         elements: int | None,
     ) -> None:
         super().__init__()
@@ -46,7 +47,8 @@ class _Attention(nn.Module):
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
         self.heads, self.head_channels = heads, head_channels
         self.neighbourhood = Neighbourhood(group.dim, kernel_size, neighbourhood)
-        self.dropout, self.scale, self.encoding_name = dropout, scale, encoding
+        check_backend(backend, self.neighbourhood)
+        self.dropout, self.scale, self.encoding_name, self.backend = dropout, scale, encoding, backend
         self.query = Pointwise(in_channels, heads * head_channels)
         self.key = Pointwise(in_channels, heads * head_channels)
         self.value = Pointwise(in_channels, heads * head_channels)
@@ -70,13 +72,16 @@ class _Attention(nn.Module):
     @property
     def _options(self) -> dict:
         dropout = self.dropout if self.training else 0.0
-        return {"neighbourhood": self.neighbourhood, "scale": self.scale, "dropout": dropout}
+        return {
+            "neighbourhood": self.neighbourhood, "scale": self.scale, "dropout": dropout, "backend": self.backend
+        }  # fmt: skip
 
     def extra_repr(self) -> str:
         return (
             f"{self.group!r}, {self.in_channels}, {self.out_channels}, heads={self.heads}, "
             f"head_channels={self.head_channels}, kernel_size={self.neighbourhood.kernel_size}, "
             f"encoding={self.encoding_name!r}, neighbourhood={self.neighbourhood.shape!r}"
+            + ("" if self.backend == "auto" else f", backend={self.backend!r}")
         )
 
 
@@ -98,6 +103,8 @@ class LiftingAttention(_Attention):
         neighbourhood: ``"square"`` or ``"disk"``.
         dropout: probability of dropping an attention weight in training.
         scale: c; ``None`` means :math:`1/\sqrt{\mathrm{head\_channels}}` (the published code uses the input width).
+        backend: ``"torch"``, ``"triton"`` (windows only, on CUDA) or ``"auto"``; see
+            :func:`~tg_equiattn.functional.group_attention`.
 
     Shapes:
         ``(B, in_channels, H, W)`` or ``(B, in_channels, D, H, W)`` -> ``(B, out_channels, |H|, *spatial)``.
@@ -128,10 +135,12 @@ class LiftingAttention(_Attention):
         neighbourhood: str = "square",
         dropout: float = 0.0,
         scale: float | None = None,
+        backend: str = "auto",
     ) -> None:
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            encoding=encoding, neighbourhood=neighbourhood, dropout=dropout, scale=scale, elements=None,
+            encoding=encoding, neighbourhood=neighbourhood, dropout=dropout, scale=scale, backend=backend,
+            elements=None,
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -153,8 +162,8 @@ class GroupAttention(_Attention):
         relation: which group element u the encoding sees: ``"ge_vit"`` (:math:`h^{-1}ts^{-1}t`), ``"lifted"``
             (:math:`t^{-1}s`), ``"relative"`` (:math:`t^{-1}s` with h = t only, |H| times cheaper), or ``"gsa"``
             (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, is kept to reproduce the comparison, and warns.
-        group, in_channels, out_channels, heads, head_channels, kernel_size, encoding, neighbourhood, dropout, scale: as
-            :class:`LiftingAttention`.
+        group, in_channels, out_channels, heads, head_channels, kernel_size, encoding, neighbourhood, dropout, scale,
+        backend: as :class:`LiftingAttention`.
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
@@ -187,11 +196,13 @@ class GroupAttention(_Attention):
         neighbourhood: str = "square",
         dropout: float = 0.0,
         scale: float | None = None,
+        backend: str = "auto",
     ) -> None:
         check_group(group)
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            encoding=encoding, neighbourhood=neighbourhood, dropout=dropout, scale=scale, elements=len(group),
+            encoding=encoding, neighbourhood=neighbourhood, dropout=dropout, scale=scale, backend=backend,
+            elements=len(group),
         )  # fmt: skip
         self.relation = relation
         index = relation_index(group, relation).to(self.out.weight.device)

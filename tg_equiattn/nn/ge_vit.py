@@ -63,7 +63,7 @@ class GEViT(nn.Module):
         channels: output width of each block.
         heads: heads of every attention layer.
         kernel_size: odd window, or ``None`` for global attention.
-        relation, encoding, neighbourhood, head_channels, scale: as :class:`GroupAttention`.
+        relation, encoding, neighbourhood, head_channels, scale, backend: as :class:`GroupAttention`.
         lifting_channels: width after lifting; ``None`` means that of the first block.
         pools: blocks after which space is pooled 2 x 2, counted from 1; 0 means after lifting.
         crops: pixels to remove at each side after each block; one number for all, or one a block.
@@ -102,6 +102,7 @@ class GEViT(nn.Module):
         neighbourhood: str = "square",
         head_channels: int | None = None,
         scale: float | None = None,
+        backend: str = "auto",
         lifting_channels: int | None = None,
         pools: Sequence[int] = (),
         crops: int | Sequence[int] = 0,
@@ -128,7 +129,7 @@ class GEViT(nn.Module):
             raise ValueError(f"pools must be block numbers from 0 to {len(channels)}, got {pools!r}")
         shared: dict[str, Any] = {
             "heads": heads, "kernel_size": kernel_size, "encoding": encoding, "neighbourhood": neighbourhood,
-            "head_channels": head_channels, "scale": scale, "dropout": attention_dropout,
+            "head_channels": head_channels, "scale": scale, "dropout": attention_dropout, "backend": backend,
         }  # fmt: skip
         self.group, self.in_channels, self.num_classes = group, in_channels, num_classes
         width = channels[0] if lifting_channels is None else lifting_channels

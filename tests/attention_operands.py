@@ -1,0 +1,62 @@
+"""Operands of group attention, random and extreme, and what is compared, for tests of all its paths."""
+
+import torch
+
+from tg_equiattn.grids import Neighbourhood
+
+DTYPE = torch.float64
+
+
+def operands(elements, spatial, kernel_size=3, *, outputs=None, batch=2, heads=3, channels=5, value_channels=7,
+             dtype=DTYPE, device="cpu", std=1.0):  # fmt: skip
+    """Random query, key, value, rho_space and rho_group that require gradients."""
+    neighbourhood = Neighbourhood(len(spatial), kernel_size)
+    shapes = [
+        (batch, heads, channels, elements, *spatial),
+        (batch, heads, channels, elements, *spatial),
+        (batch, heads, value_channels, elements, *spatial),
+        (outputs or elements, len(neighbourhood.offsets(spatial)), channels),
+        (elements, channels),
+    ]
+    tensors = [(std * torch.randn(s, dtype=dtype)).to(device).requires_grad_() for s in shapes]
+    return tensors, neighbourhood
+
+
+def gradients(out, tensors):
+    probe = torch.cos(torch.arange(out.numel(), dtype=out.dtype, device=out.device)).view_as(out)
+    return torch.autograd.grad((out * probe).sum(), tensors)
+
+
+def assert_same(actual, expected, tensors, atol=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+    for a, b in zip(gradients(actual, tensors), gradients(expected, tensors), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=atol * max(1.0, float(b.abs().max())))
+
+
+def opposed(dtype, size=200.0):
+    """Scores of +-size whose content maxima and spatial maxima sit at different neighbours."""
+    tensors, neighbourhood = operands(2, (3, 5), channels=3, dtype=dtype)
+    query, key, value, rho_space, rho_group = (x.detach() for x in tensors)
+    query = torch.ones_like(query)
+    key = torch.zeros_like(key)
+    key[:, :, 0, :, :, ::2] = size  # content prefers even columns ...
+    key[:, :, 0, :, :, 1::2] = -size
+    rho_space = 0.1 * torch.randn_like(rho_space)
+    rho_space[:, 1::3, 1] -= size  # ... offsets dislike their own column by as much
+    rho_space[:, 0::3, 1] += size
+    rho_group = 0.1 * rho_group + torch.tensor([[0.0, 0.0, size], [0.0, 0.0, -size]], dtype=dtype)
+    return [x.clone().requires_grad_() for x in (query, key, value, rho_space, rho_group)], neighbourhood
+
+
+def at_the_border(dtype, size=200.0):
+    """Scores of +-size whose spatial maximum lies outside the image for the queries of two sides."""
+    (query, key, value, rho_space, rho_group), neighbourhood = opposed(dtype, size)
+    with torch.no_grad():
+        key[:, :, 0] = -size
+        key[:, :, 0, 0, 1, 2] = size
+        rho_space[:, :, 1] = -size
+        rho_space[:, 0, 1] = size
+    return [query, key, value, rho_space, rho_group], neighbourhood
+
+
+EXTREMES = [opposed, at_the_border]
