@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tg_equiattn import _checks
 from tg_equiattn._precision import full_precision
+from tg_equiattn.functional._backend import check_backend
 from tg_equiattn.nn.clifford import PRODUCTS, GradedMLP
 from tg_equiattn.sequences import token_blocks
 
@@ -37,6 +38,10 @@ class CliffordMLP(torch.nn.Module):
     product : {'channelwise', 'full'}
         whether products stay within a channel or are summed over all channels
 
+    backend : {'auto', 'torch', 'triton'}
+        what was measured faster on the device, today torch; torch; or fused kernels, which need a CUDA device or
+        Triton's interpreter; products summed over all channels are matrix products, and torch's whatever the backend
+
     Examples
     --------
     >>> import torch
@@ -56,6 +61,7 @@ class CliffordMLP(torch.nn.Module):
         *,
         num_blocks: int = 2,
         product: str = "channelwise",
+        backend: str = "auto",
     ) -> None:
         super().__init__()
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
@@ -66,13 +72,14 @@ class CliffordMLP(torch.nn.Module):
         hidden_channels = max(*grades, *out_grades) if hidden_channels is None else hidden_channels
         _checks.positive(hidden_channels=hidden_channels, num_blocks=num_blocks)
         _checks.choice("product", product, PRODUCTS)
+        check_backend(backend)
         if out_grades.masked(grades.reached(num_blocks)) != out_grades:
             raise ValueError(
                 f"irreps_out must be reachable from irreps_in={self.irreps_in} by {num_blocks} geometric products, got "
                 f"{self.irreps_out}"
             )
         self._features = Features.of(self.irreps_in)
-        self.mlp = GradedMLP(grades, out_grades, hidden_channels, num_blocks, product)
+        self.mlp = GradedMLP(grades, out_grades, hidden_channels, num_blocks, product, backend)
         self.register_buffer("rows_in", rows_by_grade(self.irreps_in), persistent=False)
         self.register_buffer("columns_out", rows_by_grade(self.irreps_out).argsort(), persistent=False)
 

@@ -133,7 +133,7 @@ class SE3HyenaOperator(IrrepsModule):
         of the convolution
 
     options
-        ``mlp_channels``, ``gate_channels``, ``local_channels``, ``num_blocks``, ``product``: as
+        ``mlp_channels``, ``gate_channels``, ``local_channels``, ``num_blocks``, ``product``, ``backend``: as
         :class:`tg_equiattn.nn.SE3HyenaOperator`
 
     Examples
@@ -188,7 +188,7 @@ class SE3Hyena(IrrepsModule):
 
     options
         ``mode``, ``local_context``, ``edge_channels``, ``mlp_channels``, ``gate_channels``, ``local_channels``,
-        ``num_blocks``, ``product``: as :class:`SE3HyenaOperator`
+        ``num_blocks``, ``product``, ``backend``: as :class:`SE3HyenaOperator`
 
     Examples
     --------
@@ -239,7 +239,7 @@ class VectorSelfAttention(IrrepsModule):
 
     options
         ``local_context``, ``edge_channels``, ``mlp_channels``, ``local_channels``, ``num_blocks``, ``product``: as
-        :class:`SE3HyenaOperator`
+        :class:`SE3HyenaOperator`; ``backend``: as :class:`tg_equiattn.nn.VectorSelfAttention`
 
     Examples
     --------

@@ -93,7 +93,8 @@ class _Plan:
         self.rho_group = rho_group
         self.hashes: tuple[Tensor, Tensor] | None = None
         if dropout:
-            row, column = _dropout.places(len(query) * math.prod(spatial), len(index) * index.shape[-1] * neighbours, seed)
+            columns = len(index) * index.shape[-1] * neighbours
+            row, column = _dropout.places(len(query) * math.prod(spatial), columns, seed)
             column = column.view(-1, index.shape[-1], neighbours).permute(2, 0, 1)[..., None]  # (D, H, S, 1)
             self.hashes = to_lanes(row.view(len(query), 1, 1, *spatial), lanes), column
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import _checks
-from ._cross_op import cross_attention
+from ._backend import use_triton
+from ._cross_op import cross_attention, fused_cross_attention
 
 VARIANTS = ("equations", "code")
 
@@ -19,6 +20,7 @@ def vector_attention(
     *,
     variant: str = "equations",
     scale: float | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     r"""Self-attention of vector sequences by cross products, each channel by itself.
 
@@ -28,9 +30,10 @@ def vector_attention(
 
     with n the sequence's own length. As :math:`(q \times k) \times v = k\,(q \cdot v) - q\,(k \cdot v)`, all pairs
     enter through :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top` alone, :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n`,
-    and nothing of size n x n is kept, in backward neither. Lengths come from
+    and nothing of size n x n is kept, in backward neither. In torch lengths come from
     :math:`\|q \times k\|^2 = |q|^2 |k|^2 - (q \cdot k)^2`, so where q and k are parallel to within float32's rounding
-    the scores are exact to 1e-3 of :math:`|q||k|` only. Polar vectors give a polar vector.
+    the scores are exact to 1e-3 of :math:`|q||k|` only; Triton's kernels form the products. Polar vectors give a polar
+    vector.
 
     Args:
         q, k, v: query, key, value.
@@ -39,6 +42,8 @@ def vector_attention(
         variant: ``"equations"`` as above, or ``"code"``, as the paper's Code 2 computes it: scores are divided by
             n / 2 instead of the root of n, and :math:`v_i` stands in place of :math:`v_j`.
         scale: what the lengths of cross products are multiplied with, instead.
+        backend: ``"torch"``, ``"triton"`` for a fused kernel (on a CUDA device, or in Triton's interpreter), or
+            ``"auto"``, whichever was measured faster: torch, today.
 
     Shapes:
         ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``.
@@ -65,27 +70,43 @@ def vector_attention(
         raise ValueError(f"q must hold vectors, 3 components on the last axis, got shape {tuple(q.shape)}")
     _checks.lengths(lengths, q.shape[0], q.shape[1], q.device)
     q, k, v = (x.permute(3, 2, 0, 1) for x in (q, k, v))
-    return stream(q, k, v, lengths, variant, scale).permute(2, 3, 1, 0)
+    return stream(q, k, v, lengths, variant, scale, backend).permute(2, 3, 1, 0)
 
 
 def stream(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, variant: str = "equations", scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor | None,
+    variant: str = "equations",
+    scale: float | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """The same on (3, C, B, N)."""
+    fused = use_triton(backend, "vector_attention", q.device)
     channels, count, length = q.shape[1:]
     dtype = torch.promote_types(q.dtype, torch.float32)
     there = None
-    sizes = torch.full((count,), length, dtype=dtype, device=q.device)
+    own = torch.full((count,), length, device=q.device) if lengths is None else lengths
     if lengths is not None:
         there = torch.arange(length, device=q.device) < lengths[:, None]
         q, k, v = (torch.where(there, x, 0.0) for x in (q, k, v))
-        sizes = lengths.to(dtype)
-        there = there.expand(channels, -1, -1).flatten(0, 1)
-    sizes = sizes.clamp(min=1)
+    sizes = own.to(dtype).clamp(min=1)
     factor = sizes.rsqrt() if variant == "equations" else 2 / sizes
     factor = factor if scale is None else torch.full_like(factor, scale)
-    q, k, v = (x.to(dtype).permute(1, 2, 3, 0).flatten(0, 1) for x in (q, k, v))
-    factor = factor.expand(channels, -1).flatten()
+    factor = factor.repeat(channels)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    if fused:
+        out = _in_triton(q, k, v, own.repeat(channels), variant, factor)
+    else:
+        out = _in_torch(q, k, v, None if there is None else there.repeat(channels, 1), variant, factor)
+    out = out.reshape(3, channels, count, length) / sizes[:, None]
+    return out if there is None else out.masked_fill(~there, 0)
+
+
+def _in_torch(q: Tensor, k: Tensor, v: Tensor, there: Tensor | None, variant: str, factor: Tensor) -> Tensor:
+    """n u (3, C * B, N) of (3, C, B, N)."""
+    q, k, v = (x.permute(1, 2, 3, 0).flatten(0, 1) for x in (q, k, v))
     if variant == "equations":
         outer = (k[..., :, None] * v[..., None, :]).flatten(-2)
         mixed, _ = cross_attention(q, k, outer, there, factor)
@@ -94,7 +115,12 @@ def stream(
     else:
         mixed, _ = cross_attention(q, k, k, there, factor)
         out = mixed * (q * v).sum(-1, keepdim=True) - q * (mixed * v).sum(-1, keepdim=True)
-    out = out.view(channels, count, length, 3) / sizes[:, None, None]
-    if lengths is not None:
-        out = out.masked_fill((torch.arange(length, device=q.device) >= lengths[:, None])[..., None], 0)
-    return out.permute(3, 0, 1, 2)
+    return out.permute(2, 0, 1)
+
+
+def _in_triton(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, variant: str, factor: Tensor) -> Tensor:
+    """The same."""
+    q, k, v = (x.flatten(1, 2) for x in (q, k, v))
+    if variant == "equations":
+        return fused_cross_attention(q, k, v, lengths, factor)[0]
+    return torch.linalg.cross(fused_cross_attention(q, k, None, lengths, factor)[0], v, dim=0)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from .. import _checks
 from .._precision import full_precision
+from ..functional._backend import check_backend
 from ..functional.clifford import COMPONENTS, GRADE_SIZES, PATHS, channelwise_product, path_weights, right_factors
 from ..sequences import token_blocks
 from ._children import reset_children
@@ -135,12 +136,14 @@ class CliffordBlock(nn.Module):
     One linear map serves both sums, with which the published model of 16 scalars and 128 vectors has about the
     published 800 thousand parameters.
 
+    ``backend`` is of the product by channels; one summed over all channels is a matrix product, and torch's throughout.
+
     Source: Ruhe et al. (2023), Clifford Group Equivariant Neural Networks.
     """
 
-    def __init__(self, channels: int, product: str = "channelwise") -> None:
+    def __init__(self, channels: int, product: str = "channelwise", backend: str = "auto") -> None:
         super().__init__()
-        self.channels, self.product = channels, product
+        self.channels, self.product, self.backend = channels, product, backend
         self.gate = nn.Parameter(torch.empty(4, channels))
         self.gate_bias = nn.Parameter(torch.empty(4, channels))
         self.weight = nn.Parameter(torch.empty(4, channels, channels))
@@ -171,7 +174,7 @@ class CliffordBlock(nn.Module):
         norms = (_square_norms(y) + _EPS).sqrt()
         normal = y / _by_component(torch.sigmoid(self.grade_norm)[..., None] * (norms - 1) + 1)
         if self.product == "channelwise":
-            z = channelwise_product(x, normal, self.paths)
+            z = channelwise_product(x, normal, self.paths, self.backend)
         else:
             z = path_weights(self.paths).transpose(1, 2).flatten(2) @ (right_factors(normal) * x).flatten(1, 2)
         z = (y + z) * 0.5**0.5
@@ -179,7 +182,8 @@ class CliffordBlock(nn.Module):
         return (z * (self.scale[:, None] / (size + 1e-6))).flatten(0, 1)
 
     def extra_repr(self) -> str:
-        return f"{self.channels}, product={self.product!r}"
+        backend = "" if self.backend == "auto" else f", backend={self.backend!r}"
+        return f"{self.channels}, product={self.product!r}{backend}"
 
 
 class GradedMLP(nn.Module):
@@ -189,17 +193,23 @@ class GradedMLP(nn.Module):
         in_grades, out_grades: channels by grade.
         hidden: channels of full multivectors between.
         num_blocks: how many blocks.
-        product: of :class:`CliffordBlock`.
+        product, backend: of :class:`CliffordBlock`.
     """
 
     def __init__(
-        self, in_grades: Grades, out_grades: Grades, hidden: int, num_blocks: int = 1, product: str = "channelwise"
+        self,
+        in_grades: Grades,
+        out_grades: Grades,
+        hidden: int,
+        num_blocks: int = 1,
+        product: str = "channelwise",
+        backend: str = "auto",
     ) -> None:
         super().__init__()
         self.in_grades, self.out_grades = in_grades, out_grades
         self.width = hidden if product == "channelwise" else 4 * hidden  # which decides how large a block is
         self.embed = CliffordLinear(in_grades, Grades(*[hidden] * 4))
-        self.blocks = nn.Sequential(*(CliffordBlock(hidden, product) for _ in range(num_blocks)))
+        self.blocks = nn.Sequential(*(CliffordBlock(hidden, product, backend) for _ in range(num_blocks)))
         self.out = CliffordLinear(Grades(*[hidden] * 4), out_grades)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -231,6 +241,9 @@ class CliffordMLP(nn.Module):
         hidden_channels: multivector channels between; ``None`` means the larger of both.
         num_blocks: how many blocks.
         product: ``"channelwise"``, or ``"full"``: every output channel's product sums over all channels.
+        backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``; or ``"triton"``, fused
+            kernels, which need a CUDA device or Triton's interpreter. ``"full"`` products are matrix products, and
+            torch's whatever the backend.
 
     Shapes:
         ``(..., in_channels, 8)`` -> ``(..., out_channels, 8)``, components (1; e1, e2, e3; e23, e31, e12; e123).
@@ -255,15 +268,17 @@ class CliffordMLP(nn.Module):
         *,
         num_blocks: int = 1,
         product: str = "channelwise",
+        backend: str = "auto",
     ) -> None:
         super().__init__()
         _checks.positive(in_channels=in_channels, out_channels=out_channels, num_blocks=num_blocks)
         hidden_channels = max(in_channels, out_channels) if hidden_channels is None else hidden_channels
         _checks.positive(hidden_channels=hidden_channels)
         _checks.choice("product", product, PRODUCTS)
+        check_backend(backend)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.mlp = GradedMLP(
-            Grades(*[in_channels] * 4), Grades(*[out_channels] * 4), hidden_channels, num_blocks, product
+            Grades(*[in_channels] * 4), Grades(*[out_channels] * 4), hidden_channels, num_blocks, product, backend
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import _checks
+from ..functional._backend import check_backend
 from ..functional._conv_op import MODES, long_product
 from ..functional.vector_attention import VARIANTS, stream
 from ..sequences import Sequences, token_blocks
@@ -33,6 +34,7 @@ class GradedOperator(nn.Module, ABC):
         local_context: whether tokens are first updated from their neighbours.
         edge_channels: scalars of an edge.
         local_channels: multivector channels of messages; ``None`` means ``mlp_channels``.
+        backend: of every Clifford MLP, and of vector attention.
     """
 
     pool: str | None = None  # a token stays a token
@@ -49,6 +51,7 @@ class GradedOperator(nn.Module, ABC):
         local_context: bool = False,
         edge_channels: int = 0,
         local_channels: int | None = None,
+        backend: str = "auto",
     ) -> None:
         super().__init__()
         hidden = in_grades if hidden_grades is None else hidden_grades
@@ -56,18 +59,19 @@ class GradedOperator(nn.Module, ABC):
         local_channels = mlp_channels if local_channels is None else local_channels
         _checks.positive(num_blocks=num_blocks, mlp_channels=mlp_channels, local_channels=local_channels)
         _checks.choice("product", product, PRODUCTS)
+        check_backend(backend)
         if isinstance(edge_channels, bool) or not isinstance(edge_channels, int) or edge_channels < 0:
             raise ValueError(f"edge_channels must be an integer from 0 on, got {edge_channels!r}")
         if edge_channels and not local_context:
             raise ValueError(f"edge_channels must be 0 without local_context, got {edge_channels}")
         self.in_grades, self.out_grades, self.hidden_grades = in_grades, out_grades, hidden
         self.edge_channels = edge_channels
-        self.local = (
-            LocalContext(in_grades, edge_channels, local_channels, num_blocks, product) if local_context else None
-        )
-        self.project = GradedMLP(in_grades.plus(POSITION), hidden.times(3), mlp_channels, num_blocks, product)
+        self.backend = backend
+        local, options = (in_grades, edge_channels, local_channels), (num_blocks, product, backend)
+        self.local = LocalContext(*local, *options) if local_context else None
+        self.project = GradedMLP(in_grades.plus(POSITION), hidden.times(3), mlp_channels, *options)
         self.shortcut = None if in_grades == hidden else CliffordLinear(in_grades, hidden, bias=False)
-        self.out = GradedMLP(hidden, out_grades, mlp_channels, num_blocks, product)
+        self.out = GradedMLP(hidden, out_grades, mlp_channels, *options)
 
     def reached(self, there: Grades) -> Grades:
         """Which output grades can differ from zero where only these input grades do."""
@@ -144,16 +148,17 @@ class HyenaOperator(GradedOperator):
         gate_channels: int = 8,
         num_blocks: int = 1,
         product: str = "channelwise",
+        backend: str = "auto",
         **options: Any,
     ) -> None:
-        super().__init__(in_grades, out_grades, num_blocks=num_blocks, product=product, **options)
+        super().__init__(in_grades, out_grades, num_blocks=num_blocks, product=product, backend=backend, **options)
         _checks.choice("mode", mode, MODES)
         _checks.positive(gate_channels=gate_channels)
         self.mode = mode
         c = self.hidden_grades
         self.scalars, self.vectors = c.scalars + c.pseudoscalars, c.vectors + c.bivectors
         mixed = Grades(scalars=self.scalars, bivectors=self.vectors)
-        self.gate = GradedMLP(mixed, Grades(self.scalars + self.vectors), gate_channels, num_blocks, product)
+        self.gate = GradedMLP(mixed, Grades(self.scalars + self.vectors), gate_channels, num_blocks, product, backend)
 
     def mix(self, kind: str, sequences: Sequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return sequences.mix(lambda q, k, lengths: long_product(q, k, lengths, self.mode, False), query, key)
@@ -184,7 +189,7 @@ class AttentionOperator(GradedOperator):
         return sequences.mix(attend if kind == "scalars" else self._attend_vectors, query, key, value)
 
     def _attend_vectors(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-        return stream(q, k, v, lengths, self.variant)
+        return stream(q, k, v, lengths, self.variant, None, self.backend)
 
     def combine(
         self, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor
@@ -238,7 +243,8 @@ class GradedModel(nn.Module):
         self.local, self.edge_channels = operators[0].local is not None, operators[0].edge_channels
         width, blocks = options.get("mlp_channels"), options.get("num_blocks", 1)
         width = max(1, *hidden_grades) if width is None else width
-        self.out = GradedMLP(hidden_grades, out_grades, width, blocks, options.get("product", "channelwise"))
+        product, backend = options.get("product", "channelwise"), options.get("backend", "auto")
+        self.out = GradedMLP(hidden_grades, out_grades, width, blocks, product, backend)
 
     def reached(self, there: Grades) -> Grades:
         """Which output grades can differ from zero where only these input grades do."""

@@ -32,13 +32,14 @@ class LocalContext(nn.Module):
     Source: the refinement of the operator's authors in their Geometric Hyena.
     """
 
-    def __init__(self, grades: Grades, edge_channels: int, channels: int, num_blocks: int, product: str) -> None:
+    def __init__(
+        self, grades: Grades, edge_channels: int, channels: int, num_blocks: int, product: str, backend: str = "auto"
+    ) -> None:
         super().__init__()
         self.grades, self.edge_grades, self.messages = grades, Grades(edge_channels), Grades(*[channels] * 4)
-        self.message = GradedMLP(
-            grades.plus(POSITION).plus(self.edge_grades), self.messages, channels, num_blocks, product
-        )
-        self.update = GradedMLP(grades.plus(POSITION).plus(self.messages), grades, channels, num_blocks, product)
+        inside, options = grades.plus(POSITION), (channels, num_blocks, product, backend)
+        self.message = GradedMLP(inside.plus(self.edge_grades), self.messages, *options)
+        self.update = GradedMLP(inside.plus(self.messages), grades, *options)
 
     def forward(self, x: Tensor, pos: Tensor, edges: Edges) -> Tensor:
         tokens = x.shape[-1]

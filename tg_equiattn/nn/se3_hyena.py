@@ -43,6 +43,7 @@ class SE3HyenaOperator(TokenModule):
             message passing.
         edge_channels: scalars of an edge.
         local_channels: multivector channels of messages; ``None`` means ``mlp_channels``.
+        backend: of the Clifford MLPs, as :class:`CliffordMLP`; the convolution is torch's.
 
     Shapes:
         ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again.
@@ -78,6 +79,7 @@ class SE3HyenaOperator(TokenModule):
         local_context: bool = False,
         edge_channels: int = 0,
         local_channels: int | None = None,
+        backend: str = "auto",
     ) -> None:
         inside, outside, hidden = channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
@@ -85,7 +87,7 @@ class SE3HyenaOperator(TokenModule):
         operator = HyenaOperator(
             inside, outside, hidden_grades=hidden, mlp_channels=mlp_channels, gate_channels=gate_channels,
             num_blocks=num_blocks, product=product, mode=mode, local_context=local_context,
-            edge_channels=edge_channels, local_channels=local_channels,
+            edge_channels=edge_channels, local_channels=local_channels, backend=backend,
         )  # fmt: skip
         super().__init__(operator, order)
 
@@ -103,7 +105,7 @@ class SE3Hyena(TokenModule):
         pool: ``None``, or ``"mean"``: the mean over each sequence's tokens before the MLP.
         order: ``"input"`` or ``"radial"``, found once.
         options: ``mlp_channels``, ``gate_channels``, ``num_blocks``, ``product``, ``mode``, ``local_context``,
-            ``edge_channels`` and ``local_channels`` as :class:`SE3HyenaOperator`.
+            ``edge_channels``, ``local_channels`` and ``backend`` as :class:`SE3HyenaOperator`.
 
     Shapes:
         As :class:`SE3HyenaOperator`; ``(B, out_scalars)`` and ``(B, out_vectors, 3)`` with ``pool="mean"``.

@@ -20,6 +20,7 @@ class VectorSelfAttention(TokenModule):
         scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors, mlp_channels,
             num_blocks, product, local_context, edge_channels, local_channels: as :class:`SE3HyenaOperator`.
         variant: ``"equations"``, or ``"code"`` as the paper's Code 2.
+        backend: of the Clifford MLPs and the attention of vectors, as :class:`CliffordMLP`; that of scalars is torch's.
 
     Shapes:
         ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again.
@@ -53,6 +54,7 @@ class VectorSelfAttention(TokenModule):
         local_context: bool = False,
         edge_channels: int = 0,
         local_channels: int | None = None,
+        backend: str = "auto",
     ) -> None:
         inside, outside, hidden = channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
@@ -60,6 +62,7 @@ class VectorSelfAttention(TokenModule):
         operator = AttentionOperator(
             inside, outside, hidden_grades=hidden, mlp_channels=mlp_channels, num_blocks=num_blocks, product=product,
             variant=variant, local_context=local_context, edge_channels=edge_channels, local_channels=local_channels,
+            backend=backend,
         )  # fmt: skip
         super().__init__(operator)
 
