@@ -21,6 +21,7 @@ import lightning
 import matplotlib
 import numpy as np
 import torch
+from devices import add_device
 from e3nn import o3
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -68,23 +69,35 @@ class Recall(Dataset):
         seed: of everything drawn.
         vocabulary: what all share, each sequence turned by a random rotation; ``None`` gives each its own.
         fresh: whether to draw again each time.
+        device: where sequences lie; they are drawn on the CPU, the same ones for every device.
     """
 
-    def __init__(self, count: int, size: int, length: int, seed: int, vocabulary: Tensor | None, fresh: bool) -> None:
+    def __init__(
+        self,
+        count: int,
+        size: int,
+        length: int,
+        seed: int,
+        vocabulary: Tensor | None,
+        fresh: bool,
+        device: str = "cpu",
+    ) -> None:
         self.count, self.size, self.length, self.vocabulary, self.fresh = count, size, length, vocabulary, fresh
+        self.device = device
         self.generator = torch.Generator().manual_seed(seed)
         self.tokens, self.answers = self._draw(count)
 
     def _draw(self, count: int) -> tuple[Tensor, Tensor]:
         if self.vocabulary is None:
             own = vocabularies(count, self.size, self.generator)
-            return sequences(own, self.length, self.generator)
+            tokens, answers = sequences(own, self.length, self.generator)
+            return tokens.to(self.device), answers.to(self.device)
         tokens, answers = sequences(self.vocabulary.expand(count, -1, -1, -1), self.length, self.generator)
-        return self._turn(tokens, answers)
+        return self._turn(tokens.to(self.device), answers.to(self.device))
 
     def _turn(self, tokens: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
         quaternions = torch.randn(len(tokens), 4, generator=self.generator)
-        rotation = o3.quaternion_to_matrix(quaternions / quaternions.norm(dim=1, keepdim=True))
+        rotation = o3.quaternion_to_matrix(quaternions / quaternions.norm(dim=1, keepdim=True)).to(self.device)
         return tokens @ rotation.mT, (answers[:, None] @ rotation.mT)[:, 0]
 
     def __len__(self) -> int:
@@ -104,7 +117,10 @@ def datasets(kind: str, length: int, options: argparse.Namespace) -> list[Recall
     if kind == "fixed":
         fixed = vocabularies(1, options.size, torch.Generator().manual_seed(10))
     counts = options.train, options.held_out, options.held_out
-    return [Recall(count, options.size, length, seed, fixed, fresh=seed == 0) for seed, count in enumerate(counts)]
+    return [
+        Recall(count, options.size, length, seed, fixed, fresh=seed == 0, device=options.device)
+        for seed, count in enumerate(counts)
+    ]
 
 
 def predict(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -173,7 +189,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, help="of every Clifford MLP; default 2, or 1 with --full")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--full", action="store_true", help="the paper's widths, lengths and schedule")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    add_device(parser)
     parser.add_argument("--output", type=Path, default=Path("out/associative_recall"))
     options = parser.parse_args()
     small = {"lengths": [16, 32], "epochs": 10, "learning_rate": 0.003, "vectors": 24, "blocks": 2}

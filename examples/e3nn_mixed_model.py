@@ -7,7 +7,7 @@ self-attention, the tensor-product Hyena with features up to l = 2, or none. Tra
 e3nn's own checker, saves, loads, and prints a table.
 
     python examples/e3nn_mixed_model.py                    # some minutes on two cores
-    python examples/e3nn_mixed_model.py --particles 40 --train 2000 --epochs 60
+    python examples/e3nn_mixed_model.py --particles 40 --train 2000 --epochs 60 --device cuda
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import lightning
 import matplotlib
 import torch
 from charged_particles import cached, linear_error
+from devices import add_device
 from e3nn import o3
 from e3nn.nn import FullyConnectedNet, Gate
 from e3nn.util.test import equivariance_error
 from tg_equiattn.integrations.e3nn import SE3HyenaOperator, TensorProductHyenaOperator, VectorSelfAttention
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
-from training import Regressor, fit_best, parameters
+from torch.utils.data import TensorDataset
+from training import Regressor, batches, fit_best, parameters
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -141,6 +142,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--learning-rate", type=float, default=0.005)
     parser.add_argument("--seed", type=int, default=0)
+    add_device(parser)
     parser.add_argument("--cache", type=Path, default=Path("out/nbody"))
     parser.add_argument("--output", type=Path, default=Path("out/e3nn_mixed_model"))
     options = parser.parse_args()
@@ -159,8 +161,10 @@ def main() -> None:
         make = OPERATORS[name]
         model = MixedModel(make and make(), options.radius)
         print(f"\n{name}: {parameters(model):,} parameters")
-        loaders = [DataLoader(part, options.batch, shuffle=n == 0) for n, part in enumerate(parts)]
-        errors[name] = fit_best(Regressor(model, predict, options.learning_rate), *loaders, options.epochs, "cpu")
+        loaders = [batches(part, options.batch, options.device, shuffle=n == 0) for n, part in enumerate(parts)]
+        learner = Regressor(model, predict, options.learning_rate)
+        errors[name] = fit_best(learner, *loaders, options.epochs, options.device)
+        model.cpu()  # where e3nn's checker makes its rotations
         path = options.output / f"{name}.pt"
         torch.save(model.state_dict(), path)
         loaded = MixedModel(make and make(), options.radius)

@@ -9,7 +9,7 @@ The particles have no order, and a convolution needs one: with --augment, traini
 
     python examples/nbody.py                        # minutes on two cores
     python examples/nbody.py --train 3000 --epochs 150 --models "SE(3)-Hyena + local"
-    python examples/nbody.py --full                 # the paper's split, schedule and widths
+    python examples/nbody.py --full --device cuda   # the paper's split, schedule and widths
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ import matplotlib
 import numpy as np
 import torch
 from charged_particles import STEPS, cached, linear_error
+from devices import add_device
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
-from training import Regressor, fit_best, match_parameters, mean_and_spread, parameters
+from torch.utils.data import TensorDataset
+from training import Regressor, batches, fit_best, match_parameters, mean_and_spread, parameters
 
 from tg_equiattn.nn import Hyena, SE3Hyena, SE3Transformer, Transformer
 
@@ -157,7 +158,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--augment", action="store_true", help="shuffle particles in training")
     parser.add_argument("--full", action="store_true", help="the paper's split, task and schedule")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    add_device(parser)
     parser.add_argument("--cache", type=Path, default=Path("out/nbody"))
     parser.add_argument("--output", type=Path, default=Path("out/nbody"))
     options = parser.parse_args()
@@ -191,7 +192,7 @@ def main() -> None:
             )
             curve = curves[name] = Curve()
             loaders = [
-                DataLoader(part, options.batch if n == 0 else 500, shuffle=n == 0)
+                batches(part, options.batch if n == 0 else 500, options.device, shuffle=n == 0)
                 for n, part in enumerate((train, validation, test))
             ]
             error = fit_best(learner, *loaders, options.epochs, options.device, callbacks=[curve])

@@ -23,6 +23,7 @@ import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
+from devices import add_device
 from image_files import load
 from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier
 from torch import Tensor
@@ -158,7 +159,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shift", type=int, help="largest shift in pixels; default 3, or 8 with --data")
     parser.add_argument("--label", type=int, help="shift only images of this class (the paper: 1)")
     parser.add_argument("--data", type=Path, help="folder with MNIST, Fashion-MNIST or CIFAR-10 files")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    add_device(parser)
     parser.add_argument("--output", type=Path, default=Path("out/pixel_graphs"))
     parser.add_argument("--full", action="store_true", help="the paper's model and hyperparameters")
     options = parser.parse_args()

@@ -7,7 +7,7 @@ GE-ViT's Table 2 and writes figures like its Figures 4 to 7.
 
     python examples/rotated_digits.py                                    # a few minutes on two cores
     python examples/rotated_digits.py --models Z2_SA R8_SA --seeds 0 1 2
-    python examples/rotated_digits.py --data ~/rotmnist --full           # the paper's data and setting
+    python examples/rotated_digits.py --data ~/rotmnist --full --device cuda   # the paper's data and setting
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import lightning
 import numpy as np
 import torch
 import torch.nn.functional as F
+from devices import add_device
 from equivariance_figures import draw_all
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
-from training import Classifier, fit, mean_and_spread, sklearn_digits
+from torch.utils.data import TensorDataset
+from training import Classifier, batches, fit, mean_and_spread, sklearn_digits
 
 with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
     from escnn import gspaces, nn
@@ -116,8 +117,9 @@ def train(model: str, relation: str, seed: int, data, options: argparse.Namespac
     classifier = Classifier(
         build(model, relation, options), predict, options.learning_rate, weight_decay=1e-4, constant=options.full
     )
-    training = DataLoader(data[0], options.batch, shuffle=True, drop_last=True)
-    accuracy = fit(classifier, training, DataLoader(data[1], 256), options.epochs, options.device)
+    training = batches(data[0], options.batch, options.device, shuffle=True, drop_last=True)
+    testing = batches(data[1], 256, options.device)
+    accuracy = fit(classifier, training, testing, options.epochs, options.device)
     return classifier.model, accuracy
 
 
@@ -154,7 +156,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--norm", choices=["batch", "layer"], default="batch",
                         help="layer normalisation is the paper's, and needs far more steps to train")  # fmt: skip
     parser.add_argument("--data", type=Path, help="folder with the rotated MNIST files (.amat)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    add_device(parser)
     parser.add_argument("--output", type=Path, default=Path("out/rotated_digits"))
     parser.add_argument("--full", action="store_true", help="the paper's architecture and schedule")
     options = parser.parse_args()

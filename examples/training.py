@@ -12,10 +12,12 @@ import lightning
 import numpy as np
 import torch
 import torch.nn.functional as F
+from devices import is_cuda
 from lightning.pytorch.callbacks import ModelCheckpoint
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 Predict = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
@@ -25,6 +27,18 @@ def sklearn_digits(test_images: int = 597) -> tuple[Tensor, Tensor, np.ndarray, 
     images, labels = load_digits(return_X_y=True)
     train, test = train_test_split(np.arange(len(images)), test_size=test_images, random_state=0, stratify=labels)
     return torch.tensor(images / 16, dtype=torch.float32).view(-1, 1, 8, 8), torch.tensor(labels), train, test
+
+
+def batches(
+    data: TensorDataset, size: int, device: str = "cpu", shuffle: bool = False, drop_last: bool = False
+) -> DataLoader:
+    """Batches of tensors that lie on the device: moved there once, and every batch one indexing of each.
+
+    The order is that of a plain DataLoader from the same seed.
+    """
+    data = TensorDataset(*(x.to(device) for x in data.tensors))
+    order = RandomSampler(data) if shuffle else SequentialSampler(data)
+    return DataLoader(data, sampler=BatchSampler(order, size, drop_last), batch_size=None)
 
 
 class Learner(lightning.LightningModule):
@@ -123,9 +137,10 @@ def fit_best(
 def _trainer(epochs: int, device: str, **options: Any) -> lightning.Trainer:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
+    index = torch.device(device).index
     return lightning.Trainer(
-        max_epochs=epochs, accelerator="gpu" if device == "cuda" else "cpu", devices=1, logger=False,
-        enable_model_summary=False, num_sanity_val_steps=0, **options,
+        max_epochs=epochs, accelerator="gpu" if is_cuda(device) else "cpu", devices=1 if index is None else [index],
+        logger=False, enable_model_summary=False, num_sanity_val_steps=0, **options,
     )  # fmt: skip
 
 

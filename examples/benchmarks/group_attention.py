@@ -2,12 +2,12 @@
 
 The baseline is the same layer with every score of every (output, query, key) element in memory, as published code
 computes it (``tests/oracles.py``). Every measurement runs in a process of its own, one after the other, with warm-up;
-times are medians. Where the baseline does not fit in memory at the asked batch it runs, and so does the layer beside
-it, at the largest batch that does.
+times are medians. Where the baseline does not fit in memory at the asked batch it runs, and so do the layers beside
+it, at the largest batch that does. Beside each stands its floor (floor.py).
 
     python examples/benchmarks/group_attention.py                # C4, C8, C12, D4, D8 and global C4, about 15 minutes
     python examples/benchmarks/group_attention.py --cases C4     # one case
-    python examples/benchmarks/group_attention.py --device cuda
+    python examples/benchmarks/group_attention.py --device cuda  # C8 at batch 64, and the fused kernel too
 """
 
 from __future__ import annotations
@@ -18,7 +18,21 @@ import json
 from pathlib import Path
 
 import torch
-from measure import DIRECTIONS, add_arguments, available, cell, in_own_process, machine, measure, report
+from counts import group_attention
+from floor import floor_cells, floor_note, machine_rates
+from measure import (
+    DIRECTIONS,
+    add_arguments,
+    available,
+    cell,
+    chosen,
+    in_own_process,
+    is_cuda,
+    machine,
+    measure,
+    report,
+    table,
+)
 from torch import Tensor
 from tqdm import tqdm
 
@@ -31,8 +45,10 @@ CASES = {
     "C4 global": (cyclic(4), None),
 }  # fmt: skip
 CHANNELS, HEADS, HEAD_CHANNELS = 20, 9, 10
-VARIANTS = ("baseline", "eager", "compiled")
-NAMES = ("materialised", "eager", "compiled")
+NAMES = {"baseline": "materialised", "eager": "eager", "compiled": "compiled", "triton": "triton"}
+VARIANTS = tuple(NAMES)
+GOAL_CASE, FASTER, LEANER = "C8", 10, 20  # of the materialised formula, on a GPU at 5 x 5, 28 x 28 pixels
+GOAL_BATCH, BATCH = 64, 8
 
 
 def oracles():
@@ -61,19 +77,15 @@ def measure_case(case: str, variant: str, direction: str, batch: int, size: int,
     torch.manual_seed(0)
     group, kernel_size = CASES[case]
     kind = MaterialisedAttention if variant == "baseline" else GroupAttention
-    layer = kind(group, CHANNELS, CHANNELS, heads=HEADS, head_channels=HEAD_CHANNELS, kernel_size=kernel_size)
-    layer.to(device)
+    options = {} if variant == "baseline" else {"backend": "triton" if variant == "triton" else "torch"}
+    layer = kind(group, CHANNELS, CHANNELS, heads=HEADS, head_channels=HEAD_CHANNELS, kernel_size=kernel_size,
+                 **options).to(device)  # fmt: skip
     x = torch.randn(batch, CHANNELS, len(group), size, size, device=device)
-    cuda = device.startswith("cuda")
-    torch.compile(lambda x: x + 1)(torch.zeros(2)) if variant == "compiled" else None  # the compiler's own memory
-    call = torch.compile(layer, fullgraph=True) if variant == "compiled" else layer
-    return measure(
-        lambda: (layer, lambda: call(x)),
-        direction == "forward+backward",
-        repeats,
-        2 if variant == "compiled" or cuda else 1,
-        cuda,
-    )
+    compiled = variant == "compiled"
+    torch.compile(lambda x: x + 1)(torch.zeros(2, device=device)) if compiled else None  # the compiler's own memory
+    call = torch.compile(layer, fullgraph=True) if compiled else layer
+    backward = direction == "forward+backward"
+    return measure(lambda: (layer, lambda: call(x)), backward, repeats, 2 if compiled else 1, device)
 
 
 def fitting_batch(case: str, batch: int, size: int, device: str) -> int:
@@ -85,43 +97,67 @@ def fitting_batch(case: str, batch: int, size: int, device: str) -> int:
     return batch
 
 
+def verdict(case: str, batch: int, size: int, direction: str, results: dict[str, dict | str]) -> list[str]:
+    """Whether each variant is as much faster and leaner than the materialised formula as it should be on a GPU."""
+    base, lines = results["baseline"], []
+    for variant in VARIANTS[1:]:
+        value = results[variant]
+        if isinstance(value, str) or isinstance(base, str):
+            continue
+        faster = base["seconds"] / value["seconds"]
+        leaner = base["bytes"] / max(value["bytes"], 1)
+        said = [
+            f"{times:.1f} times {what} (wanted {wanted}: {'reached' if times >= wanted else 'not reached'})"
+            for times, what, wanted in ((faster, "faster", FASTER), (leaner, "leaner", LEANER))
+        ]
+        lines.append(f"- {case}, {size} x {size} pixels, batch {batch}, {direction}, {NAMES[variant]} against "
+                     f"materialised: {' and '.join(said)}")  # fmt: skip
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--batch", type=int, default=8, help="images (default 8)")
+    parser.add_argument("--batch", type=int, help=f"images (default {BATCH}; {GOAL_BATCH} for {GOAL_CASE} on CUDA)")
     parser.add_argument("--size", type=int, default=28, help="pixels a side (default 28)")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="default all; triton on CUDA only")
     add_arguments(parser, "out/benchmarks/group_attention.md")
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure_case(*json.loads(options.measure))))
         return
 
-    columns = ["group", "batch", "pass", *(f"{name}, {unit}" for unit in ("s", "GiB") for name in NAMES)]
-    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    device = options.device
+    variants, rates = chosen(options.variants, VARIANTS, device, ("triton",)), machine_rates(options)
+    rows, lines = table(["group", "batch", "pass", "layer", "s", "GiB", "floor, s", "times floor"]), []
     work = [(case, direction) for case in options.cases for direction in DIRECTIONS]
     for case, direction in tqdm(work, desc="group attention"):
-        everywhere = CASES[case][1] is None
-        batch = options.batch if everywhere else fitting_batch(case, options.batch, options.size, options.device)
-        results = {}
+        group, kernel_size = CASES[case]
+        asked = options.batch or (GOAL_BATCH if case == GOAL_CASE and is_cuda(device) else BATCH)
+        batch = asked if kernel_size is None else fitting_batch(case, asked, options.size, device)
+        floor = group_attention(len(group), kernel_size, options.size, batch, CHANNELS, CHANNELS, HEADS, HEAD_CHANNELS,
+                                direction == "forward+backward")  # fmt: skip
+        results: dict[str, dict | str] = {}
         for variant in VARIANTS:
-            if variant not in options.variants or (variant == "baseline" and everywhere):
-                results[variant] = "-"
+            if variant not in variants or (variant == "baseline" and kernel_size is None):
+                results[variant] = "-"  # all pairs of all pixels, materialised, fit nowhere
                 continue
-            repeats = min(options.repeats, 3) if variant == "baseline" or everywhere else options.repeats
-            results[variant] = in_own_process(
-                __file__, case, variant, direction, batch, options.size, repeats, options.device
+            repeats = min(options.repeats, 3) if variant == "baseline" or kernel_size is None else options.repeats
+            value = results[variant] = in_own_process(
+                __file__, case, variant, direction, batch, options.size, repeats, device
             )
-        base = results["baseline"]
-        cells = [cell(results[v], base, what) for what in ("seconds", "bytes") for v in VARIANTS]
-        rows.append(f"| {case} | {batch} | {direction} | " + " | ".join(cells) + " |")
-        tqdm.write(rows[-1])
+            cells = [cell(value, results["baseline"], what) for what in ("seconds", "bytes")]
+            cells += floor_cells(value, floor, rates)
+            rows.append(f"| {case} | {batch} | {direction} | {NAMES[variant]} | {' | '.join(cells)} |")
+            tqdm.write(rows[-1])
+        if case == GOAL_CASE and is_cuda(device):
+            lines += verdict(case, batch, options.size, direction, results)
     note = (
         f"{CHANNELS} channels, {HEADS} heads of {HEAD_CHANNELS}, {options.size} x {options.size} pixels, windows of "
-        f"5 x 5 unless global; {machine(options.device)}. In brackets: how many times faster, or less memory, than "
-        "materialised."
+        f"5 x 5 unless global; {machine(device)}. In brackets: how many times faster, or less memory, than "
+        f"materialised; {floor_note(rates)}"
     )
-    report(note, rows, options.output)
+    report(note, [*rows, "", *lines], options.output)
 
 
 if __name__ == "__main__":

@@ -7,24 +7,43 @@ table, and PerformerAttention with each position. "clipped, gathered" is the sam
 over the window, values gathered for every pair; "local term" is that sum alone, of four heads; "window, edges" is
 RelativePerformerConv from a Tensor of edges, which it checks and sorts in every call. Tables that depend on the grid
 alone (the bias; sorted pairs) are made before the clock starts and count in memory. Every measurement runs in a process
-of its own, with warm-up; times are medians.
+of its own, with warm-up; times are medians. Beside each stands its own algorithm's floor (floor.py).
+
+On CUDA also torch's flash kernel, which takes half precision only and no bias (so positions cost it nothing), in a
+layer wholly in half precision, and "window" under autocast; "SDPA + bias" is then its memory-efficient kernel.
 
     python examples/benchmarks/linear_attention.py                    # 32, 64 and 128 pixels a side, about 12 minutes
     python examples/benchmarks/linear_attention.py --sizes 32 64
-    python examples/benchmarks/linear_attention.py --device cuda
+    python examples/benchmarks/linear_attention.py --device cuda --sizes 32 64 128 256
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
 
 import torch
 import torch.nn.functional as F
-from measure import DIRECTIONS, add_arguments, cell, in_own_process, machine, measure, report
+from counts import Floor, attention_layer, features, near_pairs, softmax_pairs
+from floor import floor_cells, floor_note, machine_rates
+from measure import (
+    DIRECTIONS,
+    add_arguments,
+    cell,
+    chosen,
+    in_own_process,
+    is_cuda,
+    machine,
+    measure,
+    report,
+    short,
+    table,
+)
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
 from tg_equiattn.functional.linear_attention import features_attention
@@ -40,20 +59,25 @@ VARIANTS = (
     BASE, "performer-pytorch", "SDPA", "SDPA + bias", "None", "sinusoid", "clipped", "clipped, gathered", "window",
     "window, edges", "local term, clipped", "local term, clipped, gathered",
 )  # fmt: skip
+GPU_VARIANTS = ("SDPA flash, fp16", "SDPA flash, bf16", "window, bf16 autocast")
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class SoftmaxAttention(nn.Module):
-    """Exact attention by torch's own kernel, with an additive bias (heads, N, N) or none."""
+    """Exact attention by torch's own kernel, or a given one, with an additive bias (heads, N, N) or none."""
 
-    def __init__(self, bias: Tensor | None = None) -> None:
+    def __init__(self, bias: Tensor | None = None, kernel: SDPBackend | None = None) -> None:
         super().__init__()
+        self.kernel = kernel
         self.q, self.k, self.v = (nn.Linear(CHANNELS, CHANNELS, bias=False) for _ in range(3))
         self.out = nn.Linear(CHANNELS, CHANNELS)
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (p(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in (self.q, self.k, self.v))
-        return self.out(F.scaled_dot_product_attention(q, k, v, self.bias).transpose(1, 2).flatten(2))
+        with contextlib.nullcontext() if self.kernel is None else sdpa_kernel(self.kernel):
+            out = F.scaled_dot_product_attention(q, k, v, self.bias)
+        return self.out(out.transpose(1, 2).flatten(2))
 
 
 class GatheredClipped(PerformerAttention):
@@ -90,9 +114,10 @@ class GatheredClipped(PerformerAttention):
 def local_term(gathered: bool, grid: PixelGrid, device: str):
     """The sum over the window alone, of both ways: from weights of every distance (N, heads, k) and values."""
     half = HEADS // 2
-    weights = torch.rand(len(grid), half, CLIPPED, device=device, requires_grad=True)
-    value = torch.randn(len(grid), half, HEAD_CHANNELS, device=device, requires_grad=True)
+    weights = nn.Parameter(torch.rand(len(grid), half, CLIPPED, device=device))
+    value = nn.Parameter(torch.randn(len(grid), half, HEAD_CHANNELS, device=device))
     layer = GatheredClipped(CHANNELS, CHANNELS, HEADS, position="clipped", max_distance=CLIPPED).to(device)
+    layer.inputs = nn.ParameterList([weights, value])  # whose gradients are then dropped between calls
     if gathered:
         layer.window_of(grid, device)
         return layer, lambda: layer.pair_sums(weights[..., layer.distance] * layer.exists[:, None], value)
@@ -131,9 +156,15 @@ def prepare(variant: str, size: int, device: str):
     grid = PixelGrid((size, size), CLIPPED if "clipped" in variant else WINDOW)
     if variant.startswith("local term"):
         return local_term("gathered" in variant, grid, device)
+    if variant.startswith("SDPA flash"):
+        dtype = HALF[variant.split(", ")[1]]
+        layer, half = SoftmaxAttention(kernel=SDPBackend.FLASH_ATTENTION).to(device, dtype), x.to(dtype)
+        return layer, lambda: layer(half)
     if variant.startswith("SDPA"):
-        table = torch.randn(HEADS, (2 * WINDOW - 1) ** 2, device=device)
-        layer = SoftmaxAttention(bias_of(grid, table) if "bias" in variant else None).to(device)
+        biased = "bias" in variant
+        bias = bias_of(grid, torch.randn(HEADS, (2 * WINDOW - 1) ** 2, device=device)) if biased else None
+        layer = SoftmaxAttention(bias, SDPBackend.EFFICIENT_ATTENTION if biased and is_cuda(device) else None)
+        layer.to(device)
         return layer, lambda: layer(x)
     position = None if variant == "None" else variant.split(",")[0]
     if variant == "window, edges":
@@ -145,14 +176,38 @@ def prepare(variant: str, size: int, device: str):
     kind = GatheredClipped if "gathered" in variant else PerformerAttention
     layer = kind(CHANNELS, CHANNELS, HEADS, position=position, max_distance=int(grid.max_distance)).to(device)
     layer = layer.window_of(grid, device) if kind is GatheredClipped else layer
+    if "autocast" in variant:
+        return layer, lambda: autocast(lambda: layer(x, grid=grid), device)
     return layer, lambda: layer(x, grid=grid)
+
+
+def autocast(call, device: str) -> Tensor:
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        return call()
+
+
+def floor_of(variant: str, size: int, direction: str) -> Floor | None:
+    """The floor of features, of features and a window, or of exact attention; none for the others."""
+    tokens, backward = size**2, direction == "forward+backward"
+    count = int(HEAD_CHANNELS * math.log(HEAD_CHANNELS))  # of random features, as in both other Performers
+    if variant.startswith("SDPA"):
+        core = softmax_pairs(tokens**2, HEADS, HEAD_CHANNELS, "bias" in variant, backward)
+        return attention_layer(
+            tokens, CHANNELS, core, backward, "flash" in variant, HEADS * tokens**2 if "bias" in variant else 0
+        )
+    if variant not in (BASE, "performer-pytorch", "None", "window", "window, edges", "window, bf16 autocast"):
+        return None
+    core = features(tokens, HEADS, HEAD_CHANNELS, count, variant != BASE, backward)
+    if "window" in variant:
+        near = softmax_pairs(near_pairs(size, WINDOW), HEADS, HEAD_CHANNELS, True, backward)
+        core = core[0] + near[0], core[1] + near[1]
+    return attention_layer(tokens, CHANNELS, core, backward, "autocast" in variant)
 
 
 def measure_variant(variant: str, size: int, direction: str, repeats: int, device: str) -> dict:
     torch.manual_seed(0)
-    cuda = device.startswith("cuda")
     prepare(variant, 8, device)[1]().sum().backward()  # what libraries load at the first call is not the layer's
-    return measure(lambda: prepare(variant, size, device), direction == "forward+backward", repeats, 2, cuda)
+    return measure(lambda: prepare(variant, size, device), direction == "forward+backward", repeats, 2, device)
 
 
 def summary(results: dict, sizes: list[int]) -> list[str]:
@@ -170,6 +225,23 @@ def summary(results: dict, sizes: list[int]) -> list[str]:
             where = crossing(times, {n: results["SDPA", n, direction] for n in sizes}, sizes)
             growth = ", ".join(f"{g:.2f}" for g in growth)
             lines.append(f"{variant}, {direction}: time per doubling of N {growth or '-'}; faster than SDPA {where}")
+    return lines
+
+
+def against_flash(results: dict, sizes: list[int]) -> list[str]:
+    """Time of an image by the window and by the flash kernel."""
+    lines = []
+    for size, direction in itertools.product(sizes, DIRECTIONS):
+        flash = [results[v, size, direction] for v in GPU_VARIANTS[:2]]
+        flash = min((t["seconds"] for t in flash if not isinstance(t, str)), default=None)
+        for variant in ("window", GPU_VARIANTS[2]):
+            ours = results[variant, size, direction]
+            if flash is not None and not isinstance(ours, str):
+                side = "ahead" if ours["seconds"] < flash else "not ahead"
+                lines.append(
+                    f"{size} x {size}, {direction}: {variant} {1000 * ours['seconds']:.3f} ms an image, SDPA's flash "
+                    f"kernel in half precision {1000 * flash:.3f} ms: {flash / ours['seconds']:.2f} times, {side}"
+                )
     return lines
 
 
@@ -191,35 +263,37 @@ def crossing(ours: dict, exact: dict, sizes: list[int]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", type=int, default=[32, 64, 128], help="pixels a side")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", choices=(*VARIANTS, *GPU_VARIANTS),
+                        help="default all; on the CPU not the last three")  # fmt: skip
     add_arguments(parser, "out/benchmarks/linear_attention.md")
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure_variant(*json.loads(options.measure))))
         return
 
+    every = *VARIANTS, *GPU_VARIANTS
+    variants, rates = chosen(options.variants, every, options.device, GPU_VARIANTS), machine_rates(options)
     sizes = sorted(options.sizes)
-    work = [(v, n, d) for n in sizes for d in DIRECTIONS for v in VARIANTS]
-    results: dict[tuple, dict | str] = {}
+    results: dict[tuple, dict | str] = dict.fromkeys(itertools.product(every, sizes, DIRECTIONS), "-")
+    work = [(v, n, d) for n in sizes for d in DIRECTIONS for v in variants]
     for variant, size, direction in tqdm(work, desc="linear attention"):
-        chosen = variant in options.variants
-        results[variant, size, direction] = (
-            in_own_process(__file__, variant, size, direction, options.repeats, options.device) if chosen else "-"
+        results[variant, size, direction] = in_own_process(
+            __file__, variant, size, direction, options.repeats, options.device
         )
-    columns = ["layer", *(f"{n} x {n}, {unit}" for n in sizes for unit in ("ms", "GiB"))]
     rows = []
-    for direction in DIRECTIONS:
-        rows += ["", f"{direction}:", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-        for variant in options.variants:
-            cells = []
-            for n in sizes:
-                value, base = results[variant, n, direction], results[BASE, n, direction]
-                cells += [milliseconds(value, base), cell(value, "", "bytes")]
+    for direction, n in itertools.product(DIRECTIONS, sizes):
+        rows += ["", f"{n} x {n} pixels, {direction}:", ""]
+        rows += table(["layer", "ms", "GiB", "floor, ms", "times floor"])
+        for variant in variants:
+            value = results[variant, n, direction]
+            cells = [milliseconds(value, results[BASE, n, direction]), cell(value, "", "bytes")]
+            cells += floor_cells(value, floor_of(variant, n, direction), rates, 1e-3)
             rows.append(f"| {variant} | {' | '.join(cells)} |")
-    rows += ["", *(f"- {line}" for line in summary(results, sizes))]
+    rows += ["", *(f"- {line}" for line in summary(results, sizes) + against_flash(results, sizes))]
     note = (
         f"{HEADS} heads of {HEAD_CHANNELS}, one image, whole layers with projections, max_distance {CLIPPED} (clipped) "
-        f"and {WINDOW} (window); {machine(options.device)}. In brackets: time as a multiple of {BASE}'s."
+        f"and {WINDOW} (window); {machine(options.device)}. In brackets: time as a multiple of {BASE}'s; "
+        f"{floor_note(rates)}"
     )
     report(note, rows, options.output)
 
@@ -227,7 +301,7 @@ def main() -> None:
 def milliseconds(value: dict | str, base: dict | str) -> str:
     if isinstance(value, str):
         return value
-    text = f"{1000 * value['seconds']:.1f}"
+    text = short(1000 * value["seconds"])
     return text if isinstance(base, str) else f"{text} ({value['seconds'] / base['seconds']:.2f})"
 
 

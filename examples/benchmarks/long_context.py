@@ -2,12 +2,17 @@
 
     python examples/benchmarks/long_context.py                          # forward and backward, up to 2^20 tokens
     python examples/benchmarks/long_context.py --tokens 3500000 7000000 --layers hyena --directions forward
-    python examples/benchmarks/long_context.py --device cuda
+    python examples/benchmarks/long_context.py --device cuda            # the fused kernels too
+    python examples/benchmarks/long_context.py --device cuda --longest  # the most tokens that fit on the card
 
 Like the SE(3)-Hyena paper's Figure 5: one layer of 8 scalar and 16 vector channels on one random sequence, SE(3)-Hyena
 against vector self-attention, streamed and (as the paper's Code 2 does) with all pairs at once, until a layer no
-longer fits or takes longer than --patience. Beside it the vector long convolution alone against the paper's Code 1, at
-batch 16. Every number comes from a process of its own. Peak memory is beyond what the process had before.
+longer fits or takes longer than --patience, each with its floor (floor.py). Beside it the vector long convolution
+alone against the paper's Code 1, at batch 16. Every number comes from a process of its own. Peak memory is beyond what
+the process had before.
+
+--longest searches the longest context of SE(3)-Hyena alone, by doubling and then bisection to 5 %, within
+--memory-limit (without it the card's memory, or what the CPU has free).
 """
 
 from __future__ import annotations
@@ -20,7 +25,22 @@ from pathlib import Path
 
 import matplotlib
 import torch
-from measure import DIRECTIONS, add_arguments, available, cell, in_own_process, machine, measure, report
+from counts import geometric_layer, vector_convolution
+from floor import Rates, floor_cells, floor_note, machine_rates
+from longest import longest_contexts
+from measure import (
+    DIRECTIONS,
+    add_arguments,
+    available,
+    cell,
+    chosen,
+    in_own_process,
+    is_cuda,
+    machine,
+    measure,
+    report,
+    table,
+)
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -34,7 +54,12 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 SCALARS, VECTORS, BATCH = 8, 16, 16
-LAYERS = {"hyena": "SE(3)-Hyena", "attention": "attention, streamed", "pairs": "attention, all pairs"}
+LAYERS = {
+    "hyena": "SE(3)-Hyena", "hyena-triton": "SE(3)-Hyena, triton", "attention": "attention, streamed",
+    "attention-triton": "attention, streamed, triton", "pairs": "attention, all pairs",
+}  # fmt: skip
+TRITON = ("hyena-triton", "attention-triton")
+WANTED = {20_000: 3.5, 30_000: 20.0}  # times faster than streamed attention, on a GPU
 
 
 class PublishedConv(nn.Module):
@@ -78,11 +103,10 @@ class AllPairs(AttentionOperator):
 
 def build(name: str) -> nn.Module:
     """One layer."""
-    if name == "hyena":
-        return SE3HyenaOperator(SCALARS, VECTORS)
-    if name == "attention":
-        return VectorSelfAttention(SCALARS, VECTORS)
-    return TokenModule(AllPairs(Grades(SCALARS, VECTORS), Grades(SCALARS, VECTORS)))
+    if name == "pairs":
+        return TokenModule(AllPairs(Grades(SCALARS, VECTORS), Grades(SCALARS, VECTORS)))
+    kind = SE3HyenaOperator if name.startswith("hyena") else VectorSelfAttention
+    return kind(SCALARS, VECTORS, backend="triton" if name in TRITON else "torch")
 
 
 def measure_layer(name: str, tokens: int, direction: str, device: str, repeats: int, warmups: int = 2) -> dict:
@@ -92,17 +116,18 @@ def measure_layer(name: str, tokens: int, direction: str, device: str, repeats: 
         torch.manual_seed(0)
         if name in ("published", "conv"):
             module = (PublishedConv() if name == "published" else LongConv()).to(device)
-            q, k = (torch.randn(BATCH, tokens, 3, device=device, requires_grad=direction != "forward") for _ in "qk")
+            q, k = (nn.Parameter(torch.randn(BATCH, tokens, 3, device=device)) for _ in "qk")
+            module.inputs = nn.ParameterList([q, k])  # whose gradients are then dropped between calls
             return module, lambda: module(q, k)
         layer = build(name).to(device)
         scalars = torch.randn(1, tokens, SCALARS, device=device)
         vectors = torch.randn(1, tokens, VECTORS, 3, device=device)
         return layer, lambda: layer(scalars, vectors)[1]
 
-    return measure(prepare, direction != "forward", repeats, warmups, device.startswith("cuda"))
+    return measure(prepare, direction != "forward", repeats, warmups, device)
 
 
-def layers(options: argparse.Namespace) -> tuple[list[str], dict]:
+def layers(options: argparse.Namespace, rates: Rates) -> tuple[list[str], dict]:
     """Rows of the table, and every measurement by (layer, tokens, direction)."""
     found: dict[tuple[str, int, str], dict | str] = {}
     jobs = [(d, n) for d in options.directions for n in options.tokens]
@@ -110,27 +135,47 @@ def layers(options: argparse.Namespace) -> tuple[list[str], dict]:
     for direction, tokens in tqdm(jobs, desc="layers"):
         for name in options.layers:
             seconds, last = before.get((name, direction), (0.0, tokens))
-            expected = seconds * (tokens / last) ** (1 if name == "hyena" else 2)
+            linear = name.startswith("hyena")
+            expected = seconds * (tokens / last) ** (1 if linear else 2)
             pairs = 4 * 11 * VECTORS * tokens**2  # cross products, norms, weights
             if name == "pairs" and pairs > available(options.device):
                 value: dict | str = "out of memory"
-            elif name != "hyena" and expected > options.patience:
+            elif not linear and expected > options.patience:
                 value = f"over {options.patience:.0f} s"
             else:
-                slow = expected > 5 and name != "hyena"  # whose first call pays for its memory
+                slow = expected > 5 and not linear  # whose first call pays for its memory
                 runs = (1, 0) if slow else (options.repeats, 2)
                 value = in_own_process(os.path.abspath(__file__), name, tokens, direction, options.device, *runs)
             if not isinstance(value, str):
                 before[name, direction] = value["seconds"], tokens
             found[name, tokens, direction] = value
-    heads = [f"{LAYERS[name]}, {unit}" for unit in ("s", "GiB") for name in options.layers]
-    rows = [f"| tokens | pass | {' | '.join(heads)} |", "|---" * (2 + len(heads)) + "|"]
+    rows = table(["tokens", "pass", "layer", "s", "GiB", "floor, s", "times floor"])
     for direction, tokens in jobs:
-        base = found["hyena", tokens, direction] if "hyena" in options.layers else "none"
-        values = [found[name, tokens, direction] for name in options.layers]
-        cells = [_against(v, base, what) for what in ("seconds", "bytes") for v in values]
-        rows.append(f"| {tokens:,} | {direction} | {' | '.join(cells)} |")
+        base = found.get(("hyena", tokens, direction), "none")
+        for name in options.layers:
+            value = found[name, tokens, direction]
+            kind = "hyena" if name.startswith("hyena") else "attention"
+            floor = geometric_layer(kind, tokens, SCALARS, VECTORS, direction != "forward")
+            cells = [_against(value, base, what) for what in ("seconds", "bytes")] + floor_cells(value, floor, rates)
+            rows.append(f"| {tokens:,} | {direction} | {LAYERS[name]} | {' | '.join(cells)} |")
     return rows, found
+
+
+def ratios(found: dict, device: str) -> list[str]:
+    """How many times faster SE(3)-Hyena is than streamed attention, by every backend of either."""
+    lines = []
+    for (name, tokens, direction), value in found.items():
+        for other in ("attention", "attention-triton"):
+            slow = found.get((other, tokens, direction), "-")
+            if not name.startswith("hyena") or isinstance(value, str) or isinstance(slow, str):
+                continue
+            times = slow["seconds"] / value["seconds"]
+            line = f"- {tokens:,} tokens, {direction}: {LAYERS[name]} {times:.1f} times faster than {LAYERS[other]}"
+            if tokens in WANTED and is_cuda(device):
+                wanted = WANTED[tokens]
+                line += f" (wanted {wanted:g}: {'reached' if times >= wanted else 'not reached'})"
+            lines.append(line)
+    return lines
 
 
 def _against(value: dict | str, base: dict | str, what: str) -> str:
@@ -140,18 +185,20 @@ def _against(value: dict | str, base: dict | str, what: str) -> str:
     return f"{cell(value, value, what)} ({value[what] / max(base[what], 1e-9):.1f}x)"
 
 
-def convolutions(options: argparse.Namespace) -> list[str]:
+def convolutions(options: argparse.Namespace, rates: Rates) -> list[str]:
     """Rows of the convolution alone against the published code."""
-    heads = [f"{name}, {unit}" for unit in ("s", "GiB") for name in ("Code 1", "vector_long_conv")]
-    rows = [f"| tokens | pass | {' | '.join(heads)} |", "|---" * 6 + "|"]
+    rows = table(["tokens", "pass", "convolution", "s", "GiB", "floor, s", "times floor"])
     for tokens in tqdm(options.lengths, desc="convolutions"):
         for direction in options.directions:
-            base, ours = (
-                in_own_process(os.path.abspath(__file__), name, tokens, direction, options.device, 3 * options.repeats)
-                for name in ("published", "conv")
-            )
-            cells = [cell(v, base, what) for what in ("seconds", "bytes") for v in (base, ours)]
-            rows.append(f"| {tokens:,} | {direction} | {' | '.join(cells)} |")
+            floor = vector_convolution(tokens, BATCH, direction != "forward")
+            base: dict | str = "-"
+            for name, title in (("published", "Code 1"), ("conv", "vector_long_conv")):
+                value = in_own_process(
+                    os.path.abspath(__file__), name, tokens, direction, options.device, 3 * options.repeats
+                )
+                base = value if name == "published" else base
+                cells = [cell(value, base, what) for what in ("seconds", "bytes")] + floor_cells(value, floor, rates)
+                rows.append(f"| {tokens:,} | {direction} | {title} | {' | '.join(cells)} |")
     return rows
 
 
@@ -162,7 +209,7 @@ def draw(found: dict, options: argparse.Namespace, path: Path) -> None:
     for axis, what, unit, factor in ((axes[0], "seconds", "s", 1), (axes[1], "bytes", "GiB", 2**-30)):
         for name in options.layers:
             points = [(n, found[name, n, direction]) for n in options.tokens]
-            points = [(n, v[what] * factor) for n, v in points if not isinstance(v, str)]
+            points = [(n, v[what] * factor) for n, v in points if not isinstance(v, str)] or [(float("nan"),) * 2]
             axis.plot(*zip(*points, strict=True), "o-", label=LAYERS[name])
         axis.set(xscale="log", yscale="log", ylabel=f"{direction}, {unit}")
     axes[1].set_xlabel("tokens")
@@ -176,25 +223,36 @@ def main() -> None:
     default = [1024, 2048, 4096, 8192, 2**14, 20000, 30000, 2**16, 2**18, 2**20]
     parser.add_argument("--tokens", nargs="*", type=int, default=default)
     parser.add_argument("--lengths", nargs="*", type=int, default=[20000, 20011, 131072], help="of convolutions")
-    parser.add_argument("--layers", nargs="+", choices=list(LAYERS), default=list(LAYERS))
+    parser.add_argument("--layers", nargs="+", choices=list(LAYERS), help="default all; triton on CUDA only")
     parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS))
     parser.add_argument("--patience", type=float, default=60.0, help="seconds a pass of attention may take")
+    parser.add_argument("--longest", action="store_true", help="search the most tokens that fit, and nothing else")
+    parser.add_argument("--memory-limit", type=float, metavar="GiB", help="memory --longest may take")
+    parser.add_argument("--start", type=int, default=2**16, help="tokens --longest begins with")
     add_arguments(parser, "out/long_context/table.md")
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure_layer(*json.loads(options.measure))))
         return
-    options.tokens = sorted(options.tokens)
+    options.layers = chosen(options.layers, tuple(LAYERS), options.device, TRITON)
+    widths = f"{SCALARS} scalar and {VECTORS} vector channels, one sequence (convolutions: {BATCH} of one channel)"
+    if options.longest:
+        rows = longest_contexts([n for n in options.layers if n.startswith("hyena")], options)
+        report(f"{widths}; {machine(options.device)}.", rows, options.output.with_stem("longest"))
+        return
+    options.tokens, rates = sorted(options.tokens), machine_rates(options)
     rows: list[str] = []
     options.output.parent.mkdir(parents=True, exist_ok=True)
     if options.lengths:
-        rows += [*convolutions(options), ""]
+        rows += [*convolutions(options, rates), ""]
     if options.tokens:
-        table, found = layers(options)
-        rows += table
+        table_rows, found = layers(options, rates)
+        rows += [*table_rows, "", *ratios(found, options.device)]
         draw(found, options, options.output.with_suffix(".png"))
-    widths = f"{SCALARS} scalar and {VECTORS} vector channels, one sequence (convolutions: {BATCH} of one channel)"
-    note = f"{widths}; {machine(options.device)}."
+    note = (
+        f"{widths}; {machine(options.device)}. In brackets: a multiple of SE(3)-Hyena's; for convolutions, how many "
+        f"times faster, or less memory, than Code 1; {floor_note(rates)}"
+    )
     report(note, rows, options.output)
 
 

@@ -1,10 +1,16 @@
-"""What the benchmarks share: one measurement a process, its time and peak memory, and the cells of a table."""
+"""What the benchmarks share: one measurement a process, its time and peak memory, and the cells of a table.
+
+On CUDA a time is that between two events on the stream, several calls between them where one is short, after warm-up
+until calls take equally long (compiled, tuned, allocated); peak memory is the allocator's. On the CPU it is the wall
+clock, and the process's resident memory (Linux). Times are medians.
+"""
 
 from __future__ import annotations
 
 import argparse
 import gc
 import json
+import math
 import re
 import signal
 import statistics
@@ -17,8 +23,21 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where what all examples share lies
+from devices import add_device, is_cuda
+
 GIB = 2**30
 DIRECTIONS = ("forward", "forward+backward")
+SHORT, ENOUGH = 1e-3, 5e-3  # seconds: a call this short is repeated between two events until there are enough
+MOST_WARMUPS = 20
+REASONS = {
+    "OutOfMemoryError|can't allocate memory": "out of memory",
+    "InvalidCxxCompiler|No working C\\+\\+ compiler|Cannot find a working triton": "no compiler",
+    "backend must be .* without Triton": "no Triton",
+    "backend must be .* CUDA device": "needs a GPU",
+    "No available kernel": "no kernel",
+    "No module named": "not installed",
+}
 
 
 def resident(key: str) -> int:
@@ -29,37 +48,84 @@ def resident(key: str) -> int:
     return 0
 
 
-def measure(prepare: Callable[[], tuple[nn.Module, Callable[[], Tensor]]], backward: bool, repeats: int, warmups: int,
-            cuda: bool) -> dict:  # fmt: skip
-    """Median seconds of a call, and peak bytes above what was there before the layer and its tables were made."""
+def memory_before(device: str) -> int:
+    """Bytes in use; from here on the peak counts."""
     gc.collect()
-    if cuda:
+    if is_cuda(device):
+        torch.cuda.set_device(device)  # the process is this measurement's own
+        torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)  # the libraries' workspace is not the layer's
+        torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    else:
-        before = resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports (Linux)
+        return torch.cuda.memory_allocated()
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
+    return before
+
+
+def memory_peak(device: str) -> int:
+    return torch.cuda.max_memory_allocated() if is_cuda(device) else resident("VmHWM")
+
+
+def once(run: Callable[[], None], device: str) -> float:
+    """Seconds of one call by the clock, whatever it left to the device included."""
+    if is_cuda(device):
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    if is_cuda(device):
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def warm_up(run: Callable[[], None], warmups: int, device: str) -> float:
+    """Call ``warmups`` times, and on CUDA at least three times and until the last two took about as long; with 0,
+    for calls so long that the first tells, once on CUDA and never on the CPU. Returns the last time."""
+    last = math.inf
+    if not is_cuda(device):
+        for _ in range(warmups):
+            last = once(run, device)
+        return last
+    for n in range(1, MOST_WARMUPS + 1):
+        before, last = last, once(run, device)
+        if not warmups or (n >= max(3, warmups) and before < 1.5 * last):
+            break
+    return last
+
+
+def timings(run: Callable[[], None], repeats: int, expected: float, device: str) -> list[float]:
+    """Seconds of a call, ``repeats`` times; ``expected`` says how many calls go between two events."""
+    if not is_cuda(device):
+        return [once(run, device) for _ in range(repeats)]
+    calls = math.ceil(ENOUGH / max(expected, 1e-6)) if expected < SHORT else 1
+    pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(repeats)]
+    for start, end in pairs:
+        start.record()
+        for _ in range(calls):
+            run()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1000 / calls for start, end in pairs]
+
+
+def measure(prepare: Callable[[], tuple[nn.Module, Callable[[], Tensor]]], backward: bool, repeats: int, warmups: int,
+            device: str) -> dict:  # fmt: skip
+    """Median seconds of a call, and peak bytes above what was there before the layer and its tables were made."""
+    before = memory_before(device)
     layer, call = prepare()
 
-    def run() -> float:
-        if cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
+    def run() -> None:
         with torch.set_grad_enabled(backward):
             out = call()
             if backward:
                 out.sum().backward()
         del out
         layer.zero_grad()
-        if cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
 
-    for _ in range(warmups):
-        run()
-    seconds = statistics.median(run() for _ in range(repeats))
-    peak = torch.cuda.max_memory_allocated() if cuda else resident("VmHWM")
-    return {"seconds": seconds, "bytes": peak - before}
+    expected = warm_up(run, warmups, device)
+    if is_cuda(device):
+        torch.cuda.reset_peak_memory_stats()  # tuning a kernel takes memory that calling it does not
+    seconds = statistics.median(timings(run, repeats, expected, device))
+    return {"seconds": seconds, "bytes": memory_peak(device) - before}
 
 
 def in_own_process(script: str, *arguments) -> dict | str:
@@ -68,45 +134,66 @@ def in_own_process(script: str, *arguments) -> dict | str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
-    if done.returncode == -signal.SIGKILL or re.search("OutOfMemoryError|can't allocate memory", done.stderr):
+    if done.returncode == -signal.SIGKILL:
         return "out of memory"
-    if re.search("InvalidCxxCompiler|No working C\\+\\+ compiler|Cannot find a working triton", done.stderr):
-        return "no compiler"
-    if re.search("No module named", done.stderr):
-        return "not installed"
+    for pattern, reason in REASONS.items():
+        if re.search(pattern, done.stderr):
+            return reason
     raise SystemExit(f"{arguments} failed:\n{done.stderr}")
 
 
 def available(device: str) -> int:
     """Free memory in bytes."""
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info()[0]
+    if is_cuda(device):
+        return torch.cuda.mem_get_info(device)[0]
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def chosen(variants: list[str] | None, every: tuple[str, ...], device: str, gpu: tuple[str, ...]) -> list[str]:
+    """The variants asked for, or all; on the CPU without those that need a GPU, and a line that says so."""
+    if variants is not None:
+        return variants
+    if not is_cuda(device) and gpu:
+        print(f"left out, as they need a GPU (--device cuda): {', '.join(gpu)}")
+        return [v for v in every if v not in gpu]
+    return list(every)
+
+
+def short(x: float) -> str:
+    """Three digits."""
+    return f"{x:,.0f}" if x >= 100 else f"{x:#.3g}"
 
 
 def cell(value: dict | str, base: dict | str, what: str) -> str:
     """Seconds or GiB of a measurement, with the baseline's multiple of it in brackets."""
     if isinstance(value, str):
         return value
-    text = f"{value['seconds']:.3f}" if what == "seconds" else f"{value['bytes'] / GIB:.2f}"
+    text = short(value["seconds"]) if what == "seconds" else f"{value['bytes'] / GIB:.3f}"
     if isinstance(base, str) or value is base:
         return text
     return f"{text} ({base[what] / max(value[what], 1e-9):.1f}x)"
 
 
+def table(columns: list[str]) -> list[str]:
+    """The head of a table."""
+    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+
+
 def add_arguments(parser: argparse.ArgumentParser, output: str) -> None:
     """The flags of every benchmark."""
     parser.add_argument("--repeats", type=int, default=5, help="timed runs after warm-up (default 5)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    add_device(parser)
+    parser.add_argument("--rates", nargs="+", type=float, metavar="RATE",
+                        help="bytes, operations and exponentials a second (and operations in half precision) for the "
+                        "floor, from a data sheet say, instead of measuring them")  # fmt: skip
     parser.add_argument("--output", type=Path, default=Path(output))
     parser.add_argument("--measure", help=argparse.SUPPRESS)
 
 
 def machine(device: str) -> str:
     """What the numbers were measured on."""
-    cuda = device.startswith("cuda")
-    name = torch.cuda.get_device_name() if cuda else f"{torch.get_num_threads()} CPU threads"
+    name = torch.cuda.get_device_name(device) if is_cuda(device) else f"{torch.get_num_threads()} CPU threads"
     return f"torch {torch.__version__}, {name}"
 
 

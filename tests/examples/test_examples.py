@@ -157,11 +157,14 @@ def test_bad_image_files(tmp_path, damage):
 
 def test_linear_attention_benchmark(tmp_path):
     table = tmp_path / "table.md"
-    result = run("benchmarks/linear_attention.py", "--sizes", 8, 12, "--repeats", 1, "--output", table, "--variants",
-                 "PyG Performer", "SDPA", "window")  # fmt: skip
+    result = run("benchmarks/linear_attention.py", "--sizes", 8, 12, "--repeats", 1, "--output", table, "--rates",
+                 1e10, 1e11, 1e9, "--variants", "PyG Performer", "SDPA", "window")  # fmt: skip
     assert result.returncode == 0, result.stderr
     text = table.read_text()
-    assert text.count("| window |") == text.count("| SDPA |") == 2
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith(("| window |", "| SDPA |"))]
+    assert len(rows) == 2 * 2 * 2
+    for _, time, _, floor, times in rows:
+        assert float(times) == pytest.approx(float(time.split()[0]) / float(floor), rel=0.02)
     assert text.count("- window, forward: time per doubling of N") == 1
 
 
@@ -188,8 +191,11 @@ print("equal")
 def test_group_attention_benchmark(tmp_path):
     table = tmp_path / "table.md"
     result = run("benchmarks/group_attention.py", "--cases", "C4", "--size", 6, "--batch", 1, "--repeats", 1,
-                 "--variants", "baseline", "eager", "--output", table)  # fmt: skip
+                 "--variants", "baseline", "eager", "--rates", 1e10, 1e11, 1e9, "--output", table)  # fmt: skip
     assert result.returncode == 0, result.stderr
-    rows = [line for line in table.read_text().splitlines() if line.startswith("| C4")]
-    assert [row.split("|")[3].strip() for row in rows] == ["forward", "forward+backward"]
-    assert all("x)" in row.split("|")[5] for row in rows)
+    rows = [line.split("|")[1:-1] for line in table.read_text().splitlines() if line.startswith("| C4")]
+    assert [row[2].strip() for row in rows] == 2 * ["forward"] + 2 * ["forward+backward"]
+    assert [row[3].strip() for row in rows] == 2 * ["materialised", "eager"]
+    assert all("x)" in row[4] for row in rows[1::2])
+    for row in rows:
+        assert float(row[7]) == pytest.approx(float(row[4].split()[0]) / float(row[6]), rel=0.02)

@@ -135,10 +135,12 @@ def test_e3nn_mixed_model(tmp_path):
 
 def test_long_context_benchmark(tmp_path):
     result = run("benchmarks/long_context.py", "--tokens", 20, 31, "--lengths", 17, "--repeats", 1, "--directions",
-                 "forward", "--output", tmp_path / "table.md")  # fmt: skip
+                 "forward", "--rates", 1e10, 1e11, 1e9, "--layers", "hyena", "attention", "pairs", "--output",
+                 tmp_path / "table.md")  # fmt: skip
     assert result.returncode == 0, result.stderr
     text = (tmp_path / "table.md").read_text()
-    assert text.count("| forward |") == 3
+    assert text.count("| forward |") == 2 + 2 * 3
+    assert text.count("times faster than attention, streamed") == 2
     assert (tmp_path / "table.png").stat().st_size > 5000
 
 
