@@ -25,12 +25,13 @@ lint: setup
 
 test-cuda: setup
 	@$(RUN) -c "import torch; print('CUDA device:', torch.cuda.get_device_name() if torch.cuda.is_available() else 'none, running the CPU part')"
-	$(RUN) -m pytest
+	$(RUN) -m pytest -m device
 
 bench: setup
 	$(RUN) examples/benchmarks/group_attention.py
 	$(RUN) examples/benchmarks/linear_attention.py
 	$(RUN) examples/benchmarks/long_context.py
+	$(RUN) examples/benchmarks/clifford_product.py
 
 setup: $(STAMP)
 

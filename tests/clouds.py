@@ -4,11 +4,10 @@ import torch
 from space import batch_of, move
 
 S, V, EDGE = 3, 2, 4  # scalars and vectors of a token, scalars of an edge
-CPU = torch.device("cpu")
 SIZES = [5, 1, 23, 7, 1, 0, 40, 2, 7]
 
 
-def sample(name, sizes, dtype=torch.float64, device=CPU, edges=3):
+def sample(name, sizes, dtype=torch.float64, device=None, edges=3):
     """Keyword arguments of a flat batch."""
     total = sum(sizes)
     out = {
@@ -21,7 +20,7 @@ def sample(name, sizes, dtype=torch.float64, device=CPU, edges=3):
         out["edge_index"] = torch.stack([source.flatten(), torch.arange(total).repeat(edges)])[:, edges:]
         if "bare" not in name:
             out["edge_attr"] = torch.randn(out["edge_index"].shape[1], EDGE, dtype=dtype)
-    return {key: value.to(device) for key, value in out.items()}
+    return out if device is None else {key: value.to(device) for key, value in out.items()}
 
 
 def moved(x, r, shift):
@@ -73,7 +72,7 @@ def dense(x, sizes, longest, fill):
 
 def gradients(out, inputs, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    directions = [torch.randn(o.shape, generator=generator, dtype=o.dtype).to(o.device) for o in out]
+    directions = [torch.randn(o.shape, generator=generator, dtype=o.dtype, device="cpu").to(o.device) for o in out]
     total = sum((o * d).sum() for o, d in zip(out, directions, strict=True))
     return torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
 

@@ -1,5 +1,6 @@
 """Fixtures and helpers shared by all tests."""
 
+import contextlib
 import copy
 import io
 import os
@@ -11,9 +12,7 @@ import torch
 if not torch.cuda.is_available():  # before anything imports Triton: its kernels are interpreted on the CPU then
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-
+from tg_equiattn.functional import _backend
 from tg_equiattn.groups import cyclic, dihedral, mirror, octahedral, trivial
 
 PLANAR = {"C2": cyclic(2), "C4": cyclic(4), "C8": cyclic(8), "D2": dihedral(2), "D4": dihedral(4), "mirror": mirror()}
@@ -25,25 +24,36 @@ DEVICES = [
 ]
 
 
-class OneDevice(TorchDispatchMode):
-    """Refuse every operation on a tensor (not a scalar) that is not on the meta device."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for x in tree_leaves((args, kwargs, out)):
-            if isinstance(x, torch.Tensor) and x.ndim and x.device.type != "meta":
-                raise AssertionError(f"{func} met a tensor on {x.device}")
-        return out
-
-
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
 
 
+def pytest_collection_modifyitems(items):
+    """Tests on a device are marked, for ``make test-cuda``."""
+    for item in items:
+        if "device" in getattr(item, "fixturenames", ()):
+            item.add_marker("device")
+
+
 @pytest.fixture(params=DEVICES)
 def device(request):
     return request.param
+
+
+@pytest.fixture
+def kernels_run(request):
+    """Skip a test with tensors where no kernel runs: on the CPU of a machine with a GPU, for which they are built."""
+    device = request.getfixturevalue("device") if "device" in request.fixturenames else "cpu"
+    if device == "cpu" and not _backend._INTERPRETED:
+        pytest.skip("Triton's kernels are built for the GPU here")
+
+
+@pytest.fixture
+def on_device(device):
+    """A device on which everything is made that the test makes; to be its first argument, before other fixtures."""
+    with contextlib.nullcontext() if device == "cpu" else torch.device(device):
+        yield device
 
 
 @pytest.fixture

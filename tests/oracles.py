@@ -189,14 +189,16 @@ PAULI = torch.tensor([[[0, 1], [1, 0]], [[0, -1j], [1j, 0]], [[1, 0], [0, -1]]],
 def pauli_product(x, y):
     """The geometric product by 2x2 complex matrices: e_i is the Pauli matrix i, e23 = i e1 and so on, e123 = i."""
 
+    pauli, one = PAULI.to(x.device), torch.eye(2, device=x.device)
+
     def matrix(x):
         x = x.to(torch.float64)
-        vector = torch.einsum("...a,aij->...ij", torch.complex(x[..., 1:4], x[..., 4:7]), PAULI)
-        return torch.complex(x[..., 0], x[..., 7])[..., None, None] * torch.eye(2) + vector
+        vector = torch.einsum("...a,aij->...ij", torch.complex(x[..., 1:4], x[..., 4:7]), pauli)
+        return torch.complex(x[..., 0], x[..., 7])[..., None, None] * one + vector
 
     product = matrix(x) @ matrix(y)
     scalar = product.diagonal(0, -2, -1).sum(-1, keepdim=True) / 2
-    vector = torch.einsum("...ij,aji->...a", product, PAULI) / 2
+    vector = torch.einsum("...ij,aji->...a", product, pauli) / 2
     return torch.cat([scalar.real, vector.real, vector.imag, scalar.imag], -1)
 
 
@@ -209,7 +211,7 @@ def grade(x, g):
 def grade_paths():
     """Which grades j the products of grades i and k have parts in, found from products of random multivectors."""
     generator = torch.Generator().manual_seed(1)
-    x, y = torch.randn(2, 8, generator=generator, dtype=torch.float64)
+    x, y = torch.randn(2, 8, generator=generator, dtype=torch.float64, device="cpu")
     return [
         (i, k, j)
         for i in range(4)

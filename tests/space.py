@@ -5,11 +5,11 @@ import torch
 from tg_equiattn.functional import clifford
 
 
-def motion(dtype=torch.float64, reflect=False, device="cpu"):
+def motion(dtype=torch.float64, reflect=False, device=None):
     """A random rotation matrix, or that times -1."""
     r, _ = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))
     r = r * torch.linalg.det(r).sign() * (-1 if reflect else 1)
-    return r.to(device, dtype)
+    return r.to(dtype=dtype) if device is None else r.to(device, dtype)
 
 
 def move(x, r):

@@ -194,7 +194,8 @@ class RelativePerformerConv(MessagePassing):
         edge_index, edge_attr = plain_edges(edge_index, edge_attr, num_nodes)
         if pos is not None:
             pos = _checks.positions(pos, (num_nodes, self.attention.pos_dim), edge_index, "")
-        if batch is None and not torch.compiler.is_compiling() and (not edge_index.is_cuda or not self._checked):
+        here = edge_index.device.type == "cpu"
+        if batch is None and not torch.compiler.is_compiling() and (here or not self._checked):
             refuse_hidden_batch(edge_index, num_nodes)
             self._checked = True
         if self.attention.position not in NEAR:

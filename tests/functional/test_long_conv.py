@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from conftest import OneDevice
 from oracles import long_convolution
 from space import error, motion, move
 
@@ -16,7 +15,7 @@ KINDS = {"scalar": scalar_long_conv, "vector": vector_long_conv}
 LENGTHS = {1: (1, 0, 1), 2: (2, 1, 0), 7: (7, 0, 1), 8: (8, 5, 3), 11: (11, 1, 6), 13: (4, 9, 0)}
 
 
-def inputs(kind, n, dtype=torch.float64, device="cpu", count=B):
+def inputs(kind, n, dtype=torch.float64, device=None, count=B):
     shape = (count, n, C) if kind == "scalar" else (count, n, C, 3)
     return tuple(torch.randn(shape, dtype=dtype, device=device).requires_grad_() for _ in range(2))
 
@@ -118,7 +117,7 @@ def test_shifts_and_causality(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_ragged_equals_alone_whatever_lies_beyond(kind, mode):
+def test_ragged_equals_alone_whatever_lies_beyond(on_device, kind, mode):
     q, k = inputs(kind, 13)
     sizes = (5, 0, 13)
     lengths = torch.tensor(sizes)
@@ -138,7 +137,7 @@ def test_ragged_equals_alone_whatever_lies_beyond(kind, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nan_stays_in_its_sequence(mode):
+def test_nan_stays_in_its_sequence(on_device, mode):
     q, k = (x.detach() for x in inputs("vector", 13))
     lengths = torch.tensor([5, 13, 9])
     expected = vector_long_conv(q, k, lengths, mode)
@@ -172,14 +171,6 @@ def test_operator_registered():
                 torch.library.opcheck(op.long_product, sample, test_utils=checks)
 
 
-@pytest.mark.parametrize("mode", ["circular", "causal"])
-def test_reads_no_values_off_the_cpu(mode):
-    a, b = (torch.empty(3, 2, B, 13, device="meta") for _ in range(2))
-    with OneDevice():
-        for lengths in (None, torch.empty(B, dtype=torch.int64, device="meta")):
-            assert op.long_product._init_fn(a, b, lengths, mode, False).is_meta
-
-
 def test_saves_its_inputs_only():
     saved = []
     q, k = (torch.randn(2, 997, 3, 3).requires_grad_() for _ in range(2))
@@ -189,7 +180,7 @@ def test_saves_its_inputs_only():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiles_whole(kind):
+def test_compiles_whole(on_device, kind):
     q, k = (x.detach().float().requires_grad_() for x in inputs(kind, 13))
     lengths = torch.tensor(LENGTHS[13])
     for mode in MODES:
@@ -205,10 +196,10 @@ def test_compiles_whole(kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_under_autocast(dtype):
+def test_half_precision_under_autocast(on_device, dtype):
     q, k = (x.detach().float() for x in inputs("vector", 13))
     expected = vector_long_conv(q.to(dtype).float(), k.to(dtype).float())
-    with torch.autocast("cpu", dtype):
+    with torch.autocast(on_device, dtype):
         torch.testing.assert_close(vector_long_conv(q.to(dtype), k.to(dtype)).float(), expected, rtol=1e-2, atol=1e-2)
 
 

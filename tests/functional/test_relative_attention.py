@@ -34,11 +34,11 @@ def offset(i, j, grid):
 
 @pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize("grid", [GRID, TORUS], ids=["grid", "torus"])
-def test_window_equals_the_double_sum(grid, copies):
+def test_window_equals_the_double_sum(on_device, grid, copies):
     n = len(grid) * copies
     query, key, value = (double(n, HEADS, width).requires_grad_() for width in (D, D, E))
     projection, table = double(M, D), double(HEADS, 5, 5).requires_grad_()
-    near = grid.neighbours(copies)
+    near = grid.neighbours(copies, on_device)
     x, y = (near.offsets + 2).unbind(1)
     far, level = features_attention(query, key, value, projection, "softmax", None, Rows(n, copies))
     far = far, level + log_norm(query, "softmax", None, M) + 0.3
@@ -68,11 +68,11 @@ def test_window_equals_the_double_sum(grid, copies):
 
 @pytest.mark.parametrize("kernel", ["softmax", "relu"])
 @pytest.mark.parametrize("grid", [GRID, TORUS, PixelGrid((2, 3), 7)], ids=["grid", "torus", "all near"])
-def test_clipped_equals_the_double_sum(grid, kernel):
+def test_clipped_equals_the_double_sum(on_device, grid, kernel):
     n, k = len(grid), int(grid.max_distance)
     query, value, table = double(n, HEADS, D), double(n, HEADS, E), double(HEADS, k + 1, D)
     projection = double(M, D)
-    bins = grid.neighbours().bins(k)
+    bins = grid.neighbours(device=on_device).bins(k)
     weights = distance_weights(query, table, projection, kernel, None)
     sums = ring_sums(value.flatten(1), bins)[:-1].view(n, k, HEADS, E)
     out = clipped_attention(value, weights, sums, bins.crow.diff()[:-1].view(n, k), Rows(n))
@@ -114,13 +114,13 @@ def test_large_scores_stay_finite(norm):
     assert weights.min() > 0
 
 
-def pattern():
-    near = PixelGrid((3, 5), 3).neighbours()
+def pattern(device="cpu"):
+    near = PixelGrid((3, 5), 3).neighbours(device=device)
     return near.pattern, near.nodes
 
 
-def test_products_over_pairs():
-    p, n = pattern()
+def test_products_over_pairs(on_device):
+    p, n = pattern(on_device)
     query, key = double(2, n, 3), double(2, n, 3)
     expected = (query[:, p.row] * key[:, p.col]).sum(-1)
     torch.testing.assert_close(edge_ops.edge_dot(query, key, p.crow, p.col, p.back), expected)

@@ -13,11 +13,7 @@ from tg_equiattn.testing import TOLERANCE
 kernels = pytest.importorskip("tg_equiattn.functional.triton.clifford", reason="Triton is not installed")
 
 
-@pytest.fixture
-def device(device):
-    if device == "cpu" and not _backend._INTERPRETED:
-        pytest.skip("kernels are compiled here, for the CUDA device")
-    return device
+pytestmark = pytest.mark.usefixtures("kernels_run")
 
 
 def factors(channels, tokens, dtype=torch.float64, device="cpu"):

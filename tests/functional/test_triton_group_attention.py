@@ -19,6 +19,7 @@ from tg_equiattn.testing import TOLERANCE, equivariance_error
 
 HALF_TURN = from_generators([[[1.0, 0, 0], [0, -1, 0], [0, 0, -1]]])
 kernels = pytest.importorskip("tg_equiattn.functional.triton.group_attention", reason="Triton is not installed")
+pytestmark = pytest.mark.usefixtures("kernels_run")
 
 
 def small(elements, spatial=(3, 4), kernel_size=3, device="cpu", dtype=torch.float64, **options):

@@ -19,11 +19,7 @@ kernels = pytest.importorskip("tg_equiattn.functional.triton.vector_attention")
 B, N, C = 3, 13, 2
 
 
-@pytest.fixture
-def device(device):
-    if device == "cpu" and not _backend._INTERPRETED:
-        pytest.skip("kernels are compiled, for the GPU")
-    return device
+pytestmark = pytest.mark.usefixtures("kernels_run")
 
 
 @pytest.fixture(autouse=True)

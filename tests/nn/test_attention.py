@@ -53,7 +53,7 @@ def oracle(layer, x, relation):
 @pytest.mark.parametrize("kernel_size", [3, None])
 @pytest.mark.parametrize("relation", [None, *RELATIONS, "gsa"])
 @pytest.mark.filterwarnings("ignore:relation='gsa'")
-def test_definition(relation, kernel_size, encoding, randomise):
+def test_definition(on_device, relation, kernel_size, encoding, randomise):
     group = dihedral(2) if encoding == "axial" else cyclic(3)
     options = {"kernel_size": kernel_size, "encoding": encoding}
     layer = lifting(group, **options) if relation is None else attention(group, relation=relation, **options)
@@ -72,7 +72,7 @@ def test_definition(relation, kernel_size, encoding, randomise):
 
 @pytest.mark.parametrize(("kernel_size", "spatial"), [(3, (3, 3, 4)), (None, (2, 3, 2))])
 @pytest.mark.parametrize("relation", [None, "ge_vit"])
-def test_definition_in_three_dimensions(relation, kernel_size, spatial, randomise):
+def test_definition_in_three_dimensions(on_device, relation, kernel_size, spatial, randomise):
     """A quarter turn about x, so that all three axes of the geometry matter."""
     group = from_generators([[[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]])
     options = {"kernel_size": kernel_size, "heads": 1}
@@ -98,7 +98,7 @@ def test_equivariance_on_images(relation, name, kernel_size, spatial, randomise,
 
 @pytest.mark.parametrize("encoding", ["joint", "full"])
 @pytest.mark.parametrize("relation", [None, *RELATIONS])
-def test_equivariance_of_other_encodings(relation, encoding, randomise):
+def test_equivariance_of_other_encodings(on_device, relation, encoding, randomise):
     group = GROUPS["D4"]
     make = lifting if relation is None else attention
     options = {"encoding": encoding, "neighbourhood": "disk", "kernel_size": 5}
@@ -109,7 +109,7 @@ def test_equivariance_of_other_encodings(relation, encoding, randomise):
 @pytest.mark.parametrize("spatial", [(4, 4, 4), (3, 3, 3), (3, 4, 5)])
 @pytest.mark.parametrize("kernel_size", [3, None])
 @pytest.mark.parametrize("relation", [None, *RELATIONS])
-def test_equivariance_on_volumes(relation, kernel_size, spatial, randomise):
+def test_equivariance_on_volumes(on_device, relation, kernel_size, spatial, randomise):
     group = GROUPS["octahedral"]
     make = lifting if relation is None else attention
     options = {"kernel_size": kernel_size, "heads": 1} | ({} if relation is None else {"relation": relation})
@@ -138,7 +138,7 @@ def test_wrong_geometry_is_not_equivariant(randomise):
     assert equivariance_error(layer, group, image(group, (5, 5), True)) > 1e-3
 
 
-def test_translation(randomise):
+def test_translation(on_device, randomise):
     """Away from the border the layer commutes with shifts."""
     layer = randomise(attention(GROUPS["C4"])).double()
     x = torch.zeros(1, 3, 4, 9, 9, dtype=torch.float64)

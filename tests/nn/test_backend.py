@@ -28,11 +28,7 @@ OPTIONS = {
 PRODUCTS = [name for name in OPTIONS if "full" not in name]
 
 
-@pytest.fixture
-def device(device):
-    if device == "cpu" and not _backend._INTERPRETED:
-        pytest.skip("kernels are compiled here, for the CUDA device")
-    return device
+pytestmark = pytest.mark.usefixtures("kernels_run")
 
 
 @pytest.fixture

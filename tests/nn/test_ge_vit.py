@@ -47,7 +47,7 @@ def test_presets_are_invariant(preset, shape):
 
 
 @pytest.mark.parametrize("name", ["C4", "D4", "mirror"])
-def test_invariance_and_features(name, randomise):
+def test_invariance_and_features(on_device, name, randomise):
     group = GROUPS[name]
     model = randomise(GEViT(group, 2, 5, pools=(0,), crops=1, norm_between=True, **SMALL)).double().eval()
     x = torch.randn(2, 2, 16, 14, dtype=torch.float64)
@@ -79,7 +79,7 @@ def test_translation_only(randomise):
     assert (model(x) - model(x.rot90(1, (2, 3)))).abs().max() > 1e-3
 
 
-def test_volumes(randomise):
+def test_volumes(on_device, randomise):
     group = octahedral()
     model = randomise(GEViT(group, 1, 3, channels=(4,), heads=1, kernel_size=3, relation="relative")).double().eval()
     x = torch.randn(1, 1, 3, 4, 5, dtype=torch.float64)
@@ -96,7 +96,7 @@ def test_block(randomise, check_copies):
         check_copies(lambda w=width, o=options: GroupAttentionBlock(cyclic(4), 6, w, **o).eval(), block.float(), x)
 
 
-def test_block_formula(randomise):
+def test_block_formula(on_device, randomise):
     block = randomise(GroupAttentionBlock(cyclic(4), 6, 8, heads=2, kernel_size=3)).double()
     x = torch.randn(2, 6, 4, 5, 6, dtype=torch.float64)
     norm1, _, attention, norm2, _, _ = block.attention
@@ -115,7 +115,7 @@ def test_model_copies(randomise, check_copies):
     assert all(torch.equal(before[k], after[k]) for k in before)
 
 
-def test_alone_equals_in_a_batch(randomise):
+def test_alone_equals_in_a_batch(on_device, randomise):
     model = randomise(GEViT(cyclic(4), 1, 5, **SMALL)).eval()
     x = torch.randn(3, 1, 7, 6)
     for i in range(3):
@@ -123,18 +123,18 @@ def test_alone_equals_in_a_batch(randomise):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_training(dtype, randomise):
+def test_autocast_training(on_device, dtype, randomise):
     model = randomise(GEViT(cyclic(4), 1, 5, **SMALL), std=0.3)
     x = torch.randn(2, 1, 7, 7)
     expected = model(x).detach()
-    with torch.autocast("cpu", dtype):
+    with torch.autocast(on_device, dtype):
         out = model(x)
         torch.nn.functional.cross_entropy(out.float(), torch.tensor([0, 1])).backward()
     torch.testing.assert_close(out.detach().float(), expected, rtol=0, atol=0.1 * float(expected.abs().max()) + 0.02)
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
-def test_compile(randomise):
+def test_compile(on_device, randomise):
     model = randomise(GEViT(cyclic(2), 1, 3, channels=(4,), heads=1, kernel_size=3), std=0.3)
     x = torch.randn(2, 1, 5, 6)
     torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=0, atol=1e-4)

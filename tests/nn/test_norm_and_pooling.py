@@ -15,7 +15,7 @@ from tg_equiattn.nn import (
 from tg_equiattn.testing import equivariance_error
 
 
-def test_norm_is_layer_norm_over_channels(randomise):
+def test_norm_is_layer_norm_over_channels(on_device, randomise):
     norm = randomise(RegularLayerNorm(7)).double()
     x = torch.randn(2, 7, 4, 3, 5, dtype=torch.float64, requires_grad=True)
     expected = torch.nn.functional.layer_norm(x.movedim(1, -1), (7,), norm.weight, norm.bias).movedim(-1, 1)
@@ -29,7 +29,7 @@ def test_layers_without_pixels():
         torch.testing.assert_close(module(x), module(x[:, :, None, None])[..., 0, 0], rtol=0, atol=1e-6)
 
 
-def test_batch_norm_is_over_images_elements_and_pixels(randomise):
+def test_batch_norm_is_over_images_elements_and_pixels(on_device, randomise):
     norm = randomise(RegularBatchNorm(7)).double()
     x = torch.randn(2, 7, 4, 3, 5, dtype=torch.float64)
     mean, std = x.mean((0, 2, 3, 4), keepdim=True), x.var((0, 2, 3, 4), correction=0, keepdim=True).add(1e-5).sqrt()
@@ -40,7 +40,7 @@ def test_batch_norm_is_over_images_elements_and_pixels(randomise):
     torch.testing.assert_close(norm(x[:1]), norm(x)[:1], rtol=0, atol=1e-12)
 
 
-def test_pointwise_is_a_linear_map(randomise):
+def test_pointwise_is_a_linear_map(on_device, randomise):
     layer = randomise(Pointwise(3, 5)).double()
     x = torch.randn(2, 3, 4, 3, 5, dtype=torch.float64)
     expected = torch.nn.functional.linear(x.movedim(1, -1), layer.weight[..., 0], layer.bias).movedim(-1, 1)
@@ -62,11 +62,11 @@ def test_pointwise_is_a_linear_map(randomise):
     ],
     ids=repr,
 )  # fmt: skip
-def test_equivariance(name, module, randomise):
+def test_equivariance(on_device, name, module, randomise):
     group = GROUPS[name]
     spatial = (4, 6, 4)[: group.dim]
     x = torch.randn(2, 3, len(group), *spatial, dtype=torch.float64)
-    module = randomise(module).double()
+    module = randomise(module).double().to(on_device)
     assert equivariance_error(module, group, x) <= 1e-10
     if isinstance(module, GlobalPooling):
         assert module(x).shape == (2, 3)
@@ -85,7 +85,7 @@ def test_pool_of_an_odd_side_would_break_the_symmetry():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_norm_in_half_precision(dtype, randomise):
+def test_norm_in_half_precision(on_device, dtype, randomise):
     norm = randomise(RegularLayerNorm(7))
     x = 100 + torch.randn(2, 7, 4, 3, 3)
     out = norm(x.to(dtype))

@@ -2,12 +2,11 @@
 
 import copy
 import io
-import os
 
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.utils.checkpoint import checkpoint
 
 from tg_equiattn.nn import PerformerAttention, RandomFeatures, RelativePerformer
@@ -118,31 +117,22 @@ def steps(net, image, label, count=5):
     return [p.grad.clone() for p in net.parameters()]
 
 
-def train_rank(number, folder):
+def train_rank(number, device, folder):
     torch.manual_seed(number)  # ranks start unlike; DistributedDataParallel makes them alike
-    net = torch.nn.parallel.DistributedDataParallel(model())
-    image, label = images()
-    part = slice(2 * number, 2 * number + 2)
-    grads = steps(net, image[part], label[part])
-    torch.save((grads, net.module.blocks[1].attention.features.projection), f"{folder}/{number}.pt")
-
-
-def rank(number, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=number, world_size=2)
-    train_rank(number, folder)
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # gloo's threads may abort an interpreter that takes its time to end
+    ids = [device.index] if device.type == "cuda" else None
+    net = torch.nn.parallel.DistributedDataParallel(model().to(device), device_ids=ids)
+    image, label = (x[2 * number : 2 * number + 2].to(device) for x in images())
+    grads = [grad.cpu() for grad in steps(net, image, label)]
+    torch.save((grads, net.module.blocks[1].attention.features.projection.cpu()), f"{folder}/{number}.pt")
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
 def test_two_processes_give_the_gradients_of_one(tmp_path):
-    mp.start_processes(rank, (str(tmp_path),), nprocs=2, start_method="spawn")
+    ranks.run(train_rank, tmp_path)
     torch.manual_seed(0)
     single = model()
     expected = steps(single, *images())
-    for number in range(2):
+    for number in range(ranks.WORLD):
         grads, projection = torch.load(tmp_path / f"{number}.pt", weights_only=True)
         assert torch.equal(projection, single.blocks[1].attention.features.projection)
         for got, wanted in zip(grads, expected, strict=True):

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from clouds import EDGE, SIZES, S, V, close, dense, gradients, moved, one, permuted, sample, within
-from conftest import OneDevice
 from oracles import graded_sequence
 from space import error, flip_a_sign, motion, move
 
@@ -80,7 +79,7 @@ def test_equivariant(dtype, name, reflect, make, device):
 
 @pytest.mark.parametrize("name", ["radial", "radial local"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_permutations_with_radial_order(dtype, name, make):
+def test_permutations_with_radial_order(on_device, dtype, name, make):
     """Two tokens lie equally far from their centroid; their scalars decide."""
     sizes = [31, 1, 2, 17]
     layer, x, p, r = make(name, dtype), sample(name, sizes, dtype), within(sizes), motion(dtype, True)
@@ -133,7 +132,7 @@ def test_causal_sees_no_later_token(make):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_ragged_equals_each_alone(name, make):
+def test_ragged_equals_each_alone(on_device, name, make):
     layer, x = make(name), sample(name, SIZES)
     out = layer(**x)
     parts = [layer(**one(x, b)) for b, n in enumerate(SIZES) if n]
@@ -153,7 +152,7 @@ def test_ragged_equals_each_alone(name, make):
 
 @pytest.mark.parametrize("name", ["plain", "pooled"])
 @pytest.mark.parametrize("sizes", [[0, 3, 0], [5, 5, 0, 5], [0, 1, 1, 1]])
-def test_empty_sequences_among_equal_ones(sizes, name, make):
+def test_empty_sequences_among_equal_ones(on_device, sizes, name, make):
     layer, x = make(name), sample(name, sizes)
     out = layer(**x, batch_size=len(sizes))
     parts = [layer(**one(x, b)) for b, n in enumerate(sizes) if n]
@@ -172,7 +171,7 @@ def test_an_empty_sequence_pools_to_the_same_whatever_the_padding(make):
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", ["plain", "local", "radial", "radial local", "pooled"])
-def test_nan_stays_in_its_sequence(name, bad, make):
+def test_nan_stays_in_its_sequence(on_device, name, bad, make):
     sizes = [5, 4, 1, 6]
     layer, x = make(name), sample(name, sizes)
     expected = layer(**x)
@@ -353,7 +352,7 @@ def test_parameters_as_published():
 
 
 @pytest.mark.parametrize(("name", "flat"), [("full", False), ("radial", True), ("pooled", True)])
-def test_compiles_whole(name, flat, make):
+def test_compiles_whole(on_device, name, flat, make):
     layer, sizes = make(name, torch.float32), [7, 3]
     x = sample(name, sizes, torch.float32)
     arguments = {**x, "batch_size": 2, "max_num_nodes": 9} if flat else dense(x, sizes, 9, 0.0)[0]
@@ -382,33 +381,14 @@ def test_compiles_to_kernels(randomise):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["plain", "radial local", "pooled"])
-def test_mixed_precision(name, dtype, make):
+def test_mixed_precision(on_device, name, dtype, make):
     layer, x = make(name, torch.float32), sample(name, [7, 3], torch.float32)
     expected = layer(**x)
-    with torch.autocast("cpu", dtype):
+    with torch.autocast(on_device, dtype):
         out = layer(**x)
         half = layer(**{**x, "scalars": x["scalars"].to(dtype), "vectors": x["vectors"].to(dtype)})
     assert error([part.float() for part in out], expected) < 1e-5 + 5e-2
     assert all(part.isfinite().all() for part in half)
-
-
-@pytest.mark.parametrize("name", ["plain", "full", "local", "radial", "radial local", "pooled"])
-@pytest.mark.parametrize("flat", [False, True])
-def test_stays_on_its_device(name, flat):
-    """Both directions stay on the input's device and read no value from it: meta tensors have none."""
-    kind, options = OPTIONS[name]
-    layer, x = kind(S, V, **options).to("meta"), sample(name, [5, 5], torch.float32, "meta")
-    with OneDevice():
-        if flat:
-            arguments = {**x, "batch_size": 2, "max_num_nodes": 7}
-        else:
-            arguments = {key: value.unflatten(0, (2, 5)) if "edge" not in key else value for key, value in x.items()}
-            del arguments["batch"]
-            arguments["lengths"] = torch.empty(2, dtype=torch.int64, device="meta")
-        arguments["vectors"].requires_grad_()
-        scalars, vectors = layer(**arguments)
-        (scalars.sum() + vectors.sum()).backward()
-    assert arguments["vectors"].grad.is_meta
 
 
 X = {"scalars": torch.ones(2, 5, S), "vectors": torch.ones(2, 5, V, 3)}

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from clouds import EDGE, SIZES, S, V, close, dense, gradients, one, sample
-from conftest import OneDevice
 from oracles import graded_sequence
 from space import error, flip_a_sign, motion, move
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -85,7 +84,7 @@ def test_broken_equivariance_is_seen(make, monkeypatch):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_ragged_equals_each_alone(name, make):
+def test_ragged_equals_each_alone(on_device, name, make):
     layer, x = make(name), sample(name, SIZES)
     out = layer(**x)
     parts = [layer(**one(x, b)) for b, n in enumerate(SIZES) if n]
@@ -101,7 +100,7 @@ def test_ragged_equals_each_alone(name, make):
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", ["plain", "code", "pooled local"])
-def test_nan_stays_in_its_sequence(name, bad, make):
+def test_nan_stays_in_its_sequence(on_device, name, bad, make):
     sizes = [5, 4, 1, 6]
     layer, x = make(name), sample(name, sizes)
     expected = layer(**x)
@@ -224,7 +223,7 @@ def test_reset_and_repr(make):
 
 
 @pytest.mark.parametrize(("name", "flat"), [("code", False), ("pooled local", True)])
-def test_compiles_whole(name, flat, make):
+def test_compiles_whole(on_device, name, flat, make):
     layer, sizes = make(name, torch.float32), [7, 3]
     x = sample(name, sizes, torch.float32)
     arguments = {**x, "batch_size": 2, "max_num_nodes": 9} if flat else dense(x, sizes, 9, 0.0)[0]
@@ -239,33 +238,14 @@ def test_compiles_whole(name, flat, make):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["plain", "code", "pooled local"])
-def test_mixed_precision(name, dtype, make):
+def test_mixed_precision(on_device, name, dtype, make):
     layer, x = make(name, torch.float32), sample(name, [7, 3], torch.float32)
     expected = layer(**x)
-    with torch.autocast("cpu", dtype):
+    with torch.autocast(on_device, dtype):
         out = layer(**x)
         half = layer(**{**x, "scalars": x["scalars"].to(dtype), "vectors": x["vectors"].to(dtype)})
     assert error([part.float() for part in out], expected) < 5e-2
     assert all(part.isfinite().all() for part in half)
-
-
-@pytest.mark.parametrize("name", ["plain", "code", "pooled local"])
-@pytest.mark.parametrize("flat", [False, True])
-def test_stays_on_its_device(name, flat):
-    """Both directions stay on the input's device and read no value from it: meta tensors have none."""
-    kind, options = OPTIONS[name]
-    layer, x = kind(S, V, **options).to("meta"), sample(name, [5, 5], torch.float32, "meta")
-    with OneDevice():
-        if flat:
-            arguments = {**x, "batch_size": 2, "max_num_nodes": 7}
-        else:
-            arguments = {key: value.unflatten(0, (2, 5)) if "edge" not in key else value for key, value in x.items()}
-            del arguments["batch"]
-            arguments["lengths"] = torch.empty(2, dtype=torch.int64, device="meta")
-        arguments["vectors"].requires_grad_()
-        scalars, vectors = layer(**arguments)
-        (scalars.sum() + vectors.sum()).backward()
-    assert arguments["vectors"].grad.is_meta
 
 
 @pytest.mark.parametrize(

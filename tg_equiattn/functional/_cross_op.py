@@ -27,13 +27,23 @@ _KEYS = 512  # of one tile, at most, on the CPU
 _SAFE = 60.0  # scores up to here need no stabiliser: exp(60) times many millions is finite in float32
 
 
+def _next(x: Tensor) -> Tensor:
+    """(y, z, x) of (x, y, z); an index of a list would have to reach the device."""
+    return x.roll(-1, -1)
+
+
+def _last(x: Tensor) -> Tensor:
+    """(z, x, y)."""
+    return x.roll(1, -1)
+
+
 def _query_features(q: Tensor) -> Tensor:
-    return torch.cat([q.square(), q[..., [1, 2, 0]] * q[..., [2, 0, 1]]], -1)
+    return torch.cat([q.square(), _next(q) * _last(q)], -1)
 
 
 def _key_features(k: Tensor) -> Tensor:
     square = k.square()
-    return torch.cat([square[..., [1, 2, 0]] + square[..., [2, 0, 1]], -2 * k[..., [1, 2, 0]] * k[..., [2, 0, 1]]], -1)
+    return torch.cat([_next(square) + _last(square), -2 * _next(k) * _last(k)], -1)
 
 
 def _rounds(x: Tensor) -> bool:
@@ -73,13 +83,13 @@ def _together(x: Tensor, width: int) -> Tensor:
 def _query_chain(q: Tensor, grad: Tensor) -> Tensor:
     """The derivative of the query's features, applied."""
     square, mixed = grad.split(3, -1)
-    return 2 * q * square + q[..., [2, 0, 1]] * mixed[..., [1, 2, 0]] + q[..., [1, 2, 0]] * mixed[..., [2, 0, 1]]
+    return 2 * q * square + _last(q) * _next(mixed) + _next(q) * _last(mixed)
 
 
 def _key_chain(k: Tensor, grad: Tensor) -> Tensor:
     square, mixed = grad.split(3, -1)
-    out = k * (square[..., [1, 2, 0]] + square[..., [2, 0, 1]])
-    return 2 * (out - k[..., [2, 0, 1]] * mixed[..., [1, 2, 0]] - k[..., [1, 2, 0]] * mixed[..., [2, 0, 1]])
+    out = k * (_next(square) + _last(square))
+    return 2 * (out - _last(k) * _next(mixed) - _next(k) * _last(mixed))
 
 
 def _tiles(groups: int, length: int, device: torch.device) -> Iterator[tuple[slice, slice, list[slice]]]:

@@ -58,7 +58,7 @@ def any_module(request, double, make_module):
 def graphs():
     """Arguments of a module for a batch of graphs of these sizes, edges among them where it takes them."""
 
-    def make(module, sizes, device="cpu"):
+    def make(module, sizes, device=None):
         batch = batch_of(sizes)
         out = {"x": module.irreps_in.randn(sum(sizes), -1), "pos": torch.randn(sum(sizes), 3), "batch": batch}
         if getattr(getattr(module, "module", None), "local", None):
@@ -66,7 +66,7 @@ def graphs():
             edges = joined.nonzero().T
             edges = edges[:, torch.randperm(edges.shape[1])]
             out |= {"edge_index": edges, "edge_attr": torch.randn(edges.shape[1], module.module.edge_channels)}
-        return {name: value.to(device) for name, value in out.items()}
+        return out if device is None else {name: value.to(device) for name, value in out.items()}
 
     return make
 

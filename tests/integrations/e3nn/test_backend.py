@@ -23,11 +23,7 @@ KINDS = {
 }
 
 
-@pytest.fixture
-def device(device):
-    if device == "cpu" and not _backend._INTERPRETED:
-        pytest.skip("kernels are compiled here, for the CUDA device")
-    return device
+pytestmark = pytest.mark.usefixtures("kernels_run")
 
 
 @pytest.fixture

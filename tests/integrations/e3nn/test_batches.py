@@ -113,7 +113,7 @@ def test_pooled(order, double, randomise, graphs, equal):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("where", ["x", "pos"])
-def test_nan_stays_in_its_graph(where, value, any_module, graphs, equal):
+def test_nan_stays_in_its_graph(on_device, where, value, any_module, graphs, equal):
     arguments = graphs(any_module, SIZES)
     out, others = any_module(**arguments), arguments["batch"] != 2
     arguments[where][16] = value  # in the third graph
@@ -124,7 +124,7 @@ def test_nan_stays_in_its_graph(where, value, any_module, graphs, equal):
 
 
 @pytest.mark.parametrize("kind", PERMUTED + IN_ORDER)
-def test_permutation(kind, double, make_module, graphs, equal):
+def test_permutation(on_device, kind, double, make_module, graphs, equal):
     module = make_module(kind)
     arguments, order = graphs(module, SIZES), within(SIZES)
     out, moved = module(**arguments), module(**permuted(arguments, order))
@@ -145,7 +145,7 @@ def test_graphs_permuted(any_module, graphs, equal):
     equal(any_module(**moved), out[order])
 
 
-def test_order_given(any_module, graphs, equal):
+def test_order_given(on_device, any_module, graphs, equal):
     """Nodes come in this order, whatever the module's own is, and stay where they are."""
     if not hasattr(any_module, "order"):
         any_module.order = "input"

@@ -48,7 +48,7 @@ def test_equal(case, double, device, randomise, equal):
 
 
 @pytest.mark.parametrize("product", ["channelwise", "full"])
-def test_clifford_mlp_on_multivectors(product, double, randomise, equal):
+def test_clifford_mlp_on_multivectors(on_device, product, double, randomise, equal):
     module = irreps_modules.CliffordMLP("5x0e+5x1o+5x1e+5x0o", "3x0e+3x1o+3x1e+3x0o", 7, num_blocks=1, product=product)
     core = core_modules.CliffordMLP(5, 3, 7, product=product)
     core.load_state_dict(randomise(module).state_dict())

@@ -77,7 +77,7 @@ def test_group_has_escnn_products_and_action(gspace):
         np.testing.assert_allclose(gspace.regular_repr(first), permutation, atol=1e-12)
 
 
-def test_check_equivariance(gspace, randomise):
+def test_check_equivariance(on_device, gspace, randomise):
     for layer in layers(gspace):
         errors = randomise(layer).check_equivariance()
         assert len(errors) == int(group_from_gspace(gspace).lattice.sum())
@@ -156,7 +156,7 @@ def test_export(gspace, randomise):
             torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
 
 
-def test_exported_module_compiles(randomise):
+def test_exported_module_compiles(on_device, randomise):
     layer = randomise(R2GroupAttention(regular(GSPACES["rot4"]), regular(GSPACES["rot4"]), heads=2, kernel_size=3), 0.3)
     x = torch.randn(1, layer.in_type.size, 4, 5)
     compiled = torch.compile(layer.export(), fullgraph=True)
@@ -180,7 +180,7 @@ def mixed(gspace):
 
 
 @pytest.mark.parametrize("name", ["rot4", "flipRot4", "flip", "trivial"])
-def test_mixed_model_passes_escnn_check(name):
+def test_mixed_model_passes_escnn_check(on_device, name):
     model = mixed(GSPACES[name])
     model(model.in_type(torch.randn(4, 3, 9, 9)))  # batch norm statistics
     model.eval()
@@ -233,7 +233,7 @@ def test_presets(preset):
         assert len(model.check_equivariance()) == 4
 
 
-def test_equals_the_core(randomise):
+def test_equals_the_core(on_device, randomise):
     gspace = GSPACES["flipRot4"]
     layer = randomise(R2GroupAttention(regular(gspace), regular(gspace), heads=2, kernel_size=3)).double()
     x = torch.randn(2, 48, 5, 6, dtype=torch.float64)

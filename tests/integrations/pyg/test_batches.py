@@ -13,7 +13,7 @@ def arguments(data, joined=True):
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["edges", "found"])
-def test_alone_equals_in_a_batch(joined, any_conv, point_graphs, equal):
+def test_alone_equals_in_a_batch(on_device, joined, any_conv, point_graphs, equal):
     """Sizes far apart; one graph has a single node, so no edges."""
     conv, data = any_conv, point_graphs((3, 89, 1, 13, 2))
     out = conv(data.x, batch=data.batch, **arguments(data, joined))
@@ -33,7 +33,7 @@ def test_graphs_at_the_same_place_do_not_touch(near_conv, point_graphs, equal):
     equal(out, near_conv(data.x, pos=data.pos).repeat(2, 1))
 
 
-def test_nan_stays_in_its_graph(any_conv, point_graphs, equal):
+def test_nan_stays_in_its_graph(on_device, any_conv, point_graphs, equal):
     conv, data = any_conv, point_graphs((3, 29, 1, 13))
     expected = conv(data.x, batch=data.batch, **arguments(data))
     bad = data.batch == 1
@@ -62,7 +62,7 @@ def test_no_nodes_at_all(any_conv):
     assert x.grad.shape == (0, 12)
 
 
-def test_node_permutation(any_conv, point_graphs, arbitrary_graphs, equal, error):
+def test_node_permutation(on_device, any_conv, point_graphs, arbitrary_graphs, equal, error):
     conv, data = any_conv, point_graphs(SIZES)
     arbitrary = arbitrary_graphs(SIZES)
     order = torch.cat([start + torch.randperm(n) for start, n in zip(data.ptr.tolist(), SIZES, strict=False)])
@@ -75,7 +75,7 @@ def test_node_permutation(any_conv, point_graphs, arbitrary_graphs, equal, error
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["edges", "found"])
-def test_equals_the_dense_layer(joined, any_conv, point_graphs, equal):
+def test_equals_the_dense_layer(on_device, joined, any_conv, point_graphs, equal):
     conv, data = any_conv, point_graphs((5, 31, 1, 13))
     dense, mask = to_dense_batch(data.x, data.batch)
     pos, _ = to_dense_batch(data.pos, data.batch, fill_value=1.0)

@@ -61,7 +61,7 @@ def test_an_edge_given_twice_counts_twice(make_conv, arbitrary_graphs, equal, er
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["edges", "found"])
-def test_translation(joined, near_conv, point_graphs, error):
+def test_translation(on_device, joined, near_conv, point_graphs, error):
     """Exact for any draw of the features, though the draws differ, and for each graph's own translation."""
     conv, data = near_conv, point_graphs((11, 1, 23))
     moves = torch.tensor([[2.7, -31.4], [0.1, 5.9], [-7.3, 13.2]]).double()[data.batch]
@@ -101,7 +101,7 @@ def rolled(conv, image, shift, transform):
 
 
 @pytest.mark.parametrize("shift", ROLLS)
-def test_rolls_of_periodic_images(shift, near_conv, make_conv, error):
+def test_rolls_of_periodic_images(on_device, shift, near_conv, make_conv, error):
     conv, image = near_conv, torch.randn(12, 5, 7).double()
     assert error(*rolled(conv, image, shift, PixelGraph(3, periodic=True))) <= 1e-10
     assert error(*rolled(conv, image, shift, PixelGraph(3))) > 1e-3  # negative control: the border shows

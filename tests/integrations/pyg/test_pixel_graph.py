@@ -132,7 +132,7 @@ def make_classifier(position="window", **options):
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_block(position, randomise, equal):
+def test_block(on_device, position, randomise, equal):
     """The formula of the block; alone equals in a batch; a grid equals edges."""
     block = randomise(RelativePerformerBlock(20, 5, position=position, max_distance=3, feedforward_channels=13), 0.4)
     block = block.double().eval()
@@ -152,7 +152,7 @@ def test_block(position, randomise, equal):
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_classifier_in_batches(position, randomise, equal):
+def test_classifier_in_batches(on_device, position, randomise, equal):
     model = randomise(make_classifier(position), 0.4).double().eval()
     data = double(Batch.from_data_list(images([(5, 7), (1, 1), (2, 11), (7, 5)])))
     out = model(*arguments(data), data.batch)

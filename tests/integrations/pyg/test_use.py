@@ -85,7 +85,7 @@ def test_repr(make_conv):
 
 
 @pytest.mark.parametrize("position", ["window", "clipped", None])
-def test_compiles(position, make_conv, point_graphs, equal):
+def test_compiles(on_device, position, make_conv, point_graphs, equal):
     """As one graph, forward and backward; batch_size spares reading it from batch."""
     conv, data = make_conv(position), point_graphs((11, 1, 23))
     torch.compiler.reset()
@@ -108,11 +108,11 @@ def test_compiles_to_kernels(position, make_conv, point_graphs, equal):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(dtype, any_conv, point_graphs):
+def test_autocast(on_device, dtype, any_conv, point_graphs):
     conv, data = any_conv.float(), point_graphs((11, 1, 23))
     x, attr, pos = data.x.float(), data.edge_attr.float(), data.pos.float()
     expected = conv(x, data.edge_index, attr, pos, data.batch)
-    with torch.autocast("cpu", dtype):
+    with torch.autocast(on_device, dtype):
         out = conv(x, data.edge_index, attr, pos, data.batch)
     assert out.dtype == dtype
     assert bool(out.isfinite().all())

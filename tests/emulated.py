@@ -1,0 +1,228 @@
+"""An accelerator emulated on the CPU: tensors that say they are elsewhere, and refuse what a GPU would wait for.
+
+``Emulated`` tensors report the device meta and hold a CPU tensor; within :func:`accelerator` factory functions make
+them too. Synchronisation, mixing with the CPU's tensors and, once ``warm`` is set, any copy from the CPU raise an
+AssertionError that names the operator. :class:`Tf32` rounds what a GPU's matrix products round in that mode. Bodies of
+this library's own operators run under both.
+"""
+
+import contextlib
+import sys
+
+import torch
+from torch._library.custom_ops import OPDEFS
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+DEVICE = torch.device("meta")
+aten = torch.ops.aten
+COPIES = {aten._to_copy, aten.copy_, aten.copy}
+WAITS = {
+    aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.equal, aten.allclose, aten.nonzero, aten.nonzero_numpy,
+    aten.argwhere, aten.masked_select, aten.unique_dim, aten._unique, aten._unique2, aten.unique_consecutive,
+    aten.unique_dim_consecutive, aten.bincount, aten.histc, aten.masked_scatter, aten.masked_scatter_,
+    aten.repeat_interleave,
+}  # fmt: skip
+
+
+class Emulated(torch.Tensor):
+    """A tensor on the emulated accelerator: ``inner`` holds its values."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner):
+        like = {"strides": inner.stride()} if inner.layout == torch.strided else {}  # sparse ones look dense
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=DEVICE, **like)
+
+    def __init__(self, inner):
+        assert inner.device.type == "cpu"
+        self.inner = inner
+
+    def __repr__(self):
+        return f"Emulated({self.inner!r})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return compute(func, args, kwargs or {})
+
+
+def compute(func, args, kwargs):
+    """An operator on the values within; what it wrote to comes back as the tensor that was given."""
+    given = {id(x.inner): x for x in tree_leaves((args, kwargs)) if isinstance(x, Emulated)}
+    args, kwargs = tree_map(values, (args, kwargs))
+    there = "device" not in kwargs or kwargs["device"] is None or torch.device(kwargs["device"]) == DEVICE
+    if kwargs.get("device") is not None:
+        kwargs["device"] = torch.device("cpu")
+    out = func(*args, **kwargs)
+    return tree_map(lambda x: given[id(x)] if id(x) in given else emulated(x), out) if there else out
+
+
+def values(x):
+    """The CPU tensor of an emulated one; anything else as it is."""
+    return x.inner if isinstance(x, Emulated) else x
+
+
+def emulated(x):
+    """A tensor on the emulated accelerator, apart from the autograd graph; anything else as it is."""
+    if not isinstance(x, torch.Tensor) or isinstance(x, Emulated):
+        return x
+    return Emulated(x.detach().resolve_conj().resolve_neg())
+
+
+def to_accelerator(module):
+    """Put copies of a module's parameters and buffers there, in place."""
+    for part in module.modules():
+        for name, p in list(part._parameters.items()):
+            if p is not None:
+                setattr(part, name, torch.nn.Parameter(emulated(p.detach().clone()), p.requires_grad))
+        for name, x in list(part._buffers.items()):
+            if x is not None:
+                setattr(part, name, emulated(x.clone()))
+    return module
+
+
+class WithBodies(TorchDispatchMode):
+    """A mode under which the Python bodies of this library's operators run too."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "tg_equiattn":
+            with self.inside(), self:
+                return OPDEFS[func._schema.name]._init_fn(*args, **(kwargs or {}))
+        return self.run(func, types, args, kwargs or {})
+
+    def inside(self):
+        """What else to enter for the body of an operator."""
+        return contextlib.nullcontext()
+
+    def run(self, func, types, args, kwargs):
+        raise NotImplementedError
+
+
+class _Calls(TorchFunctionMode):
+    """Tensors of numbers given in Python are made on the CPU and copied, as for any device but meta."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func in (torch.Tensor.tolist, torch.Tensor.numpy) and isinstance(args[0], Emulated):
+            raise AssertionError(f"{func.__name__} waits for the device")
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and isinstance(args[0], Emulated):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            index = tuple(torch.tensor(i).to(DEVICE) if isinstance(i, list) else i for i in index)
+            args = (args[0], index, *args[2:])
+        if func in (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor):
+            like = {"dtype": args[0].dtype, "device": args[0].device} if func is torch.Tensor.new_tensor else {}
+            device = {**like, **kwargs}.get("device")
+            if device is not None and torch.device(device) == DEVICE and not isinstance(args[len(like) > 0], Emulated):
+                kwargs = {**like, **kwargs, "device": "cpu"}
+                return (torch.tensor if like else func)(*args[len(like) > 0 :], **kwargs).to(DEVICE)
+        return func(*args, **kwargs)
+
+
+class _Accelerator(WithBodies):
+    """Refuse what a GPU would wait for; with ``warm`` set, copies from the CPU too, as a captured graph must."""
+
+    def __init__(self):
+        super().__init__()
+        self.warm = False
+
+    def inside(self):
+        return _Calls()
+
+    def run(self, func, types, args, kwargs):
+        if func._can_decompose():  # a few composite operators come whole
+            with self:
+                return func.decompose(*args, **kwargs)
+        leaves = tree_leaves((args, kwargs))
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        if any(not issubclass(t, (Emulated, torch.nn.Parameter)) and t is not torch.Tensor for t in types):
+            return NotImplemented  # a subclass around ours, which has operators of its own
+        there = any(isinstance(x, Emulated) for x in tensors)
+        wanted = kwargs.get("device")
+        moves = func.overloadpacket in COPIES and (wanted is not None or len(tensors) > 1)
+        if there:
+            self._check(func, args, kwargs, tensors, moves)
+        elif moves and wanted is not None and torch.device(wanted) == DEVICE:
+            self._copy(func)
+        if not there and (wanted is None or torch.device(wanted) != DEVICE):
+            return func(*args, **kwargs)
+        return compute(func, args, kwargs)
+
+    def _check(self, func, args, kwargs, tensors, moves):
+        packet = func.overloadpacket
+        if packet in WAITS and kwargs.get("output_size") is None:
+            raise AssertionError(f"{func} waits for the device")
+        if packet in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_):
+            mask = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+            if mask and (packet is aten.index or args[2].numel() != 1):
+                raise AssertionError(f"{func} with a mask waits for the device")
+        here = [x for x in tensors if not isinstance(x, Emulated)]
+        if moves and kwargs.get("device") is not None and torch.device(kwargs["device"]) != DEVICE:
+            raise AssertionError(f"{func} to the CPU waits for the device")
+        if moves and here:
+            if here[0] is args[0]:
+                raise AssertionError(f"{func} to the CPU waits for the device")
+            return self._copy(func)
+        for x in here:
+            if x.ndim:
+                raise AssertionError(f"{func} met a tensor of shape {tuple(x.shape)} on {x.device}")
+        return None
+
+    def _copy(self, func):
+        if self.warm:
+            raise AssertionError(f"{func} copies from the CPU")
+
+
+@contextlib.contextmanager
+def accelerator():
+    """Within, the device meta is the emulated accelerator; gives the mode, whose ``warm`` is to be set."""
+    _forget()
+    try:
+        with _Calls(), _Accelerator() as mode:
+            yield mode
+    finally:
+        _forget()
+
+
+def _forget():
+    """Empty the library's caches, which keep tables for each device: this one is there within the mode only."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tg_equiattn"):
+            for function in vars(module).values():
+                if hasattr(function, "cache_clear"):
+                    function.cache_clear()
+
+
+PRODUCTS = {
+    aten.mm, aten.bmm, aten.addmm, aten.addmm_, aten.baddbmm, aten.baddbmm_, aten.addbmm, aten.convolution,
+    aten.convolution_backward, aten._scaled_dot_product_flash_attention_for_cpu,
+}  # fmt: skip
+SUMMANDS = {aten.addmm, aten.addmm_, aten.baddbmm, aten.baddbmm_, aten.addbmm}  # whose first operand is only added
+
+
+def round_to_tf32(x):
+    """float32 with 10 bits of mantissa; anything else as it is."""
+    if not isinstance(x, torch.Tensor) or x.dtype != torch.float32:
+        return x
+    rounded = ((x.contiguous().view(torch.int32) + (1 << 12)) & ~((1 << 13) - 1)).view(torch.float32)
+    return torch.where(x.isfinite(), rounded, x)
+
+
+class Tf32(WithBodies):
+    """Matrix products as a GPU computes them with TF32 switched on."""
+
+    def __enter__(self):
+        self.before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        torch.set_float32_matmul_precision(self.before)
+        return super().__exit__(*exception)
+
+    def run(self, func, types, args, kwargs):
+        if func.overloadpacket in PRODUCTS:
+            first = func.overloadpacket in SUMMANDS
+            args = (*args[:first], *(round_to_tf32(x) for x in args[first:]))
+        return func(*args, **kwargs)

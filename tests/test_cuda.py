@@ -1,0 +1,251 @@
+"""What only a GPU shows: captured graphs, no synchronisation, the CPU's numbers. The rest runs on the CPU too."""
+
+import contextlib
+
+import pytest
+import torch
+from cases import CASES, agree, run
+from conftest import DEVICES, GROUPS
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from tg_equiattn.groups import cyclic
+from tg_equiattn.nn import GEViT, GroupAttention, RelativePerformer, SE3Hyena, SE3Transformer
+from tg_equiattn.testing import equivariance_error
+
+CUDA = DEVICES[1]
+SMALL = {"hidden_scalars": 8, "hidden_vectors": 8, "depth": 2}
+MODELS = {
+    "GEViT": lambda: GEViT.rotmnist(cyclic(4), channels=(8, 8), heads=2, crops=0, pools=()),
+    "RelativePerformer": lambda: RelativePerformer(
+        1, 10, channels=16, depth=2, heads=2, max_distance=3, redraw_interval=None, attention_dropout=0.0, dropout=0.0
+    ),
+    "SE3Hyena": lambda: SE3Hyena(3, 2, 0, 1, order="radial", **SMALL),
+    "SE3Transformer": lambda: SE3Transformer(3, 2, 0, 1, **SMALL),
+    "GEViT, Triton": lambda: GEViT(cyclic(4), 1, 10, channels=(8, 8), heads=2, backend="triton"),
+    "SE3Hyena, Triton": lambda: SE3Hyena(3, 2, 0, 1, order="radial", backend="triton", **SMALL),
+    "SE3Transformer, Triton": lambda: SE3Transformer(3, 2, 0, 1, backend="triton", **SMALL),
+}
+
+
+class Fixed(nn.Module):
+    """A model as a function of one tensor, for inputs of a fixed shape."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.model = MODELS[name]()
+        self.images = name.startswith(("GEViT", "RelativePerformer"))
+
+    def sample(self, device):
+        return torch.rand(4, 1, 12, 12, device=device) if self.images else torch.randn(4, 17, 12, device=device)
+
+    def forward(self, x):
+        if self.images:
+            return self.model(x)
+        return self.model(x[..., :3], x[..., 3:9].unflatten(-1, (2, 3)), pos=x[..., 9:])[1]
+
+
+def close(got, wanted, tolerance=1e-4):
+    scale = max(1e-3, float(wanted.detach().abs().max()))
+    torch.testing.assert_close(got.detach(), wanted.detach(), rtol=0, atol=tolerance * scale)
+
+
+@pytest.fixture(params=MODELS)
+def fixed(request):
+    if "Triton" in request.param:
+        pytest.importorskip("triton")
+    return Fixed(request.param).eval()
+
+
+@contextlib.contextmanager
+def on_a_side_stream():
+    """Where a graph's warm-up has to run."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_forward_in_a_cuda_graph(fixed, device):
+    """Captured once and replayed on other inputs, a model gives what it gives eagerly."""
+    fixed.to(device)
+    x = fixed.sample(device)
+    with torch.no_grad():
+        with on_a_side_stream():
+            for _ in range(3):
+                fixed(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = fixed(x)
+        for _ in range(3):
+            other = fixed.sample(device)
+            x.copy_(other)
+            graph.replay()
+            close(out, fixed(other))
+            assert float((out - fixed(fixed.sample(device))).abs().max()) > 0  # it does depend on its input
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_training_step_in_a_cuda_graph(fixed, device):
+    """Forward and backward captured together: gradients of a replay are those of an eager step."""
+    fixed.to(device).train()
+    x, parameters = fixed.sample(device), list(fixed.parameters())
+    with on_a_side_stream():
+        for _ in range(3):
+            torch.autograd.grad(fixed(x).square().mean(), parameters, allow_unused=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = fixed(x).square().mean()
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for _ in range(3):
+        other = fixed.sample(device)
+        x.copy_(other)
+        graph.replay()
+        expected = fixed(other).square().mean()
+        close(loss, expected)
+        wanted = torch.autograd.grad(expected, parameters, allow_unused=True)
+        assert any(g is not None and bool(g.any()) for g in wanted)
+        for a, b in zip(grads, wanted, strict=True):
+            assert (a is None) == (b is None)
+            if b is not None:
+                close(a, b, 1e-3)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("device", [CUDA])
+def test_a_replay_drops_other_weights(backend, device):
+    """Dropout's seed is part of the graph, not a constant in it."""
+    layer = GroupAttention(cyclic(4), 3, 7, heads=2, kernel_size=3, dropout=0.5, backend=backend).to(device)
+    x = torch.randn(2, 3, 4, 6, 6, device=device)
+    with on_a_side_stream():
+        layer(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = layer(x)
+    draws = []
+    for _ in range(2):
+        graph.replay()
+        draws.append(out.clone())
+    assert not torch.equal(*draws)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "Triton" in name])
+@pytest.mark.parametrize("device", [CUDA])
+def test_kernels_wait_for_nothing(name, device):
+    """Forward and backward of the models on fused kernels."""
+    model = Fixed(name).to(device)
+    x = model.sample(device)
+    for _ in range(2):
+        model(x).square().mean().backward()
+    with waiting_is_an_error():
+        model(x).square().mean().backward()
+
+
+def check_reduce_overhead(fixed, device):
+    fixed.to(device)
+    compiled = torch.compile(fixed, mode="reduce-overhead", fullgraph=True)
+    with torch.no_grad():
+        for _ in range(4):  # two of which warm up and record
+            x = fixed.sample(device)
+            close(compiled(x).clone(), fixed(x))
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_reduce_overhead(fixed, device):
+    check_reduce_overhead(fixed, device)
+
+
+def test_reduce_overhead_is_accepted_on_the_cpu():
+    check_reduce_overhead(Fixed("SE3Hyena").eval(), "cpu")
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    pytest.importorskip(CASES[request.param].host)
+    return CASES[request.param]
+
+
+def move(inputs, device):
+    return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
+
+
+@contextlib.contextmanager
+def waiting_is_an_error():
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_nothing_waits(case, device):
+    """Forward and backward, once caches are filled and TorchScript (e3nn's) has settled."""
+    module, inputs = case.build(torch.float32)
+    module, inputs = module.to(device), move(inputs, device)
+    for _ in range(3):
+        run(module, inputs)
+    with waiting_is_an_error():
+        run(module, inputs)
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_waiting_is_seen(device):
+    """Negative control."""
+    x = torch.ones(3, device=device)
+    with waiting_is_an_error(), pytest.raises(RuntimeError, match="synchroniz"):
+        x.sum().item()
+
+
+@pytest.mark.parametrize("device", [CUDA])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_a_gpu_gives_the_cpus_numbers(case, dtype, tolerance, device):
+    module, inputs = case.build(dtype)
+    expected = run(module, inputs)
+    got = run(module.to(device), move(inputs, device))
+    assert all(x.device.type == device for x in got[0])
+    agree(got, expected, tolerance)
+
+
+def flags():
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cuda")
+
+
+@contextlib.contextmanager
+def tf32():
+    before = torch.get_float32_matmul_precision()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("name", ["C4", "D4"])
+def test_group_attention_under_tf32(name, randomise, device):
+    """Equivariant up to the last projection, whose operands are sums in an order of the element's own."""
+    layer = randomise(GroupAttention(GROUPS[name], 3, 7, heads=2, kernel_size=3)).to(device)
+    layer.out.forward = lambda x: x
+    with tf32():
+        assert (
+            equivariance_error(layer, GROUPS[name], torch.randn(2, 3, len(GROUPS[name]), 5, 6, device=device)) <= 1e-5
+        )
+
+
+def test_flags_are_the_users(case, device):
+    """Neither forward nor backward changes precision or autocast, with TF32 on or off."""
+    module, inputs = case.build(torch.float32)
+    module, inputs = module.to(device), move(inputs, device)
+    with tf32():
+        before = flags()
+        run(module, inputs)
+        assert flags() == before
+        assert before[0]
+    before = flags()
+    run(module, inputs)
+    assert flags() == before

@@ -1,0 +1,117 @@
+"""Modules on an accelerator, emulated where there is none: the CPU's numbers, nothing left on the CPU, no waiting."""
+
+import functools
+
+import pytest
+import torch
+from cases import CASES, Call, agree, attention, run
+from emulated import accelerator, emulated, to_accelerator, values
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from tg_equiattn.functional import _conv_op
+from tg_equiattn.nn import GroupAttention
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    pytest.importorskip(CASES[request.param].host)
+    return CASES[request.param]
+
+
+@pytest.mark.filterwarnings("ignore:relation=")
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["float64", "float32"])
+def test_an_accelerator_gives_the_cpus_numbers(case, dtype):
+    """And a second call, once caches are filled, copies nothing there, as a CUDA graph needs."""
+    module, inputs = case.build(dtype)
+    expected = run(module, inputs)
+    there, moved = to_accelerator(module), tree_map(emulated, inputs)
+    with accelerator() as mode:
+        run(there, moved)
+        mode.warm = True
+        got = tree_map(values, run(there, moved))
+    agree(got, expected, TOLERANCE[dtype])
+
+
+def test_dropout_needs_nothing_from_the_cpu():
+    """The seed is drawn on the device, so that a graph drops other weights at every replay."""
+    case = attention(GroupAttention, 4, 5, 6, dropout=0.4)
+    module, inputs = case.build(torch.float64)
+    torch.manual_seed(1)
+    expected = run(module, inputs)
+    there, moved = to_accelerator(module), tree_map(emulated, inputs)
+    with accelerator() as mode:
+        other = run(there, moved)
+        mode.warm = True
+        torch.manual_seed(1)
+        got = tree_map(values, run(there, moved))
+    agree(got, expected, 1e-10)
+    assert not torch.allclose(values(other[0][0]), got[0][0])
+
+
+class Hidden(nn.Module):
+    """A table that is no buffer, and stays where it was made."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.ones(3)
+
+    def forward(self, x):
+        return x * self.table
+
+
+def constant(x):
+    return x * torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype, device=x.device)
+
+
+@pytest.mark.parametrize(
+    ("message", "module"),
+    [
+        ("mul.Tensor met a tensor of shape", Hidden()),
+        ("_local_scalar_dense.default waits", Call(lambda x: x / x.max().item())),
+        ("_local_scalar_dense.default waits", Call(lambda x: x if bool((x > 0).all()) else -x)),
+        ("nonzero.default waits", Call(lambda x: x.flatten()[(x.flatten() > 0).nonzero().squeeze(1)])),
+        ("index.Tensor with a mask waits", Call(lambda x: x[x > 0])),
+        ("masked_select.default waits", Call(lambda x: x.masked_select(x > 0))),
+        ("repeat_interleave.Tensor waits", Call(lambda x: x[:, 0].repeat_interleave(x.argmax(1)))),
+        ("tolist waits", Call(lambda x: x * len(x.tolist()))),
+        ("_to_copy.default to the CPU waits", Call(lambda x: x.cpu())),
+        ("_to_copy.default copies from the CPU", Call(constant)),
+        ("_to_copy.default copies from the CPU", Call(lambda x: x[:, [2, 0, 1]])),
+        ("copy_.default copies from the CPU", Call(lambda x: torch.zeros_like(x).copy_(torch.ones(2, 3)) * x)),
+    ],
+)
+def test_what_a_gpu_waits_for_is_refused(message, module):
+    """Negative controls, each fine on the CPU."""
+    run(module, {"x": torch.randn(2, 3)})
+    x = emulated(torch.randn(2, 3))
+    with accelerator() as mode:
+        mode.warm = True
+        with pytest.raises(AssertionError, match=message):
+            run(module, {"x": x})
+
+
+def test_bodies_of_operators_are_looked_into(monkeypatch):
+    """Negative control: a value read within an operator, which autograd and the dispatcher see as one node."""
+    case = CASES["vector_long_conv"]
+    multiply = _conv_op._multiply
+    monkeypatch.setattr(_conv_op, "_multiply", lambda a, b: multiply(a, b) if bool((b == b).any()) else a)
+    module, inputs = case.build(torch.float32)
+    run(module, inputs)
+    with accelerator(), pytest.raises(AssertionError, match="waits for the device"):
+        run(module, tree_map(emulated, inputs))
+
+
+def test_constants_may_be_copied_once():
+    """A cache that the first call fills passes where a copy at every call does not."""
+    table = functools.cache(lambda: torch.tensor([1.0, 2.0, 3.0], device="meta"))
+    module = Call(lambda x: x * table())
+    x = torch.randn(2, 3)
+    with accelerator() as mode:
+        first = values(module(x=emulated(x)))
+        mode.warm = True
+        second = values(module(x=emulated(x)))
+    torch.testing.assert_close(first, x * torch.tensor([1.0, 2.0, 3.0]))
+    torch.testing.assert_close(second, first)

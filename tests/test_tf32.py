@@ -1,0 +1,137 @@
+"""TF32, which rounds operands of float32 products to 10 bits where a user switches it on: geometry stays exact."""
+
+import pytest
+import torch
+from cases import CASES
+from conftest import GROUPS
+from emulated import Tf32, round_to_tf32
+from space import motion, move
+from torch import nn
+
+from tg_equiattn.encodings import rotated_offsets
+from tg_equiattn.functional import scalar_long_conv, vector_attention, vector_long_conv
+from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.groups import cyclic
+from tg_equiattn.nn import GroupAttention, LiftingAttention
+from tg_equiattn.testing import equivariance_error
+
+
+def relative(got, wanted):
+    return float((got - wanted).detach().abs().max() / wanted.detach().abs().max())
+
+
+def test_rounding_keeps_ten_bits():
+    x = torch.randn(1000)
+    rounded = round_to_tf32(x)
+    assert (rounded.view(torch.int32) & 0x1FFF == 0).all()
+    assert 1e-4 < ((rounded - x) / x).abs().max() <= 2**-11
+    special = torch.tensor([torch.inf, -torch.inf, 0.0, 1.0, torch.finfo(torch.float32).tiny])
+    assert torch.equal(round_to_tf32(special), special)
+    assert round_to_tf32(torch.tensor(torch.nan)).isnan()
+
+
+def test_products_are_rounded():
+    """Negative control: a linear map, a product of batches and a convolution differ; sums and float64 do not."""
+    x, linear = torch.randn(5, 7), nn.Linear(7, 3)
+    wide, kernel = torch.randn(1, 7, 9), torch.randn(3, 7, 3)
+    cases = [
+        lambda: linear(x), lambda: x @ x.T, lambda: torch.einsum("bcn,oc->bon", wide, linear.weight),
+        lambda: nn.functional.conv1d(wide, kernel), lambda: torch.baddbmm(wide, wide, torch.ones(1, 9, 9) / 3),
+    ]  # fmt: skip
+    for product in cases:
+        wanted = product()
+        with Tf32():
+            got = product()
+        assert 1e-5 < relative(got, wanted) < 2e-3
+    with Tf32():
+        assert torch.equal(x.sum(0) * 3, x.sum(0).mul(3))
+        got = x.double() @ x.double().T
+    assert torch.equal(got, x.double() @ x.double().T)
+
+
+KERNELS = {"lifting": 3, "group": 3, "global": None}
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("name", ["C4", "D4"])
+def test_attention_on_lattice_elements_stays_equivariant(name, kind, randomise):
+    """Up to the last projection, whose operands are sums that depend on the order of neighbours in their last bit: two
+    that rounding tells apart are 2^-11 apart in it."""
+    group, options = GROUPS[name], {"heads": 2, "kernel_size": KERNELS[kind]}
+    layer = (LiftingAttention if kind == "lifting" else GroupAttention)(group, 3, 7, **options)
+    x = torch.randn(2, 3, *([] if kind == "lifting" else [len(group)]), 5, 6)
+    plain = randomise(layer)(x)
+    with Tf32():
+        assert relative(layer(x), plain) > 1e-5  # it is rounded,
+        assert equivariance_error(layer, group, x) <= 2**-10
+        layer.out.forward = lambda x: x
+        assert equivariance_error(layer, group, x) <= 1e-5  # and equally from every side
+
+
+@pytest.mark.parametrize("kernel_size", [5, None])
+def test_offsets_off_the_lattice_are_exact(kernel_size):
+    neighbourhood, group = Neighbourhood(2, kernel_size), cyclic(8)
+    wanted = rotated_offsets(group.matrices, neighbourhood, (5, 6))
+    layer = GroupAttention(group, 3, 7, heads=2, kernel_size=kernel_size)
+    with Tf32():
+        assert torch.equal(rotated_offsets(group.matrices, neighbourhood, (5, 6)), wanted)
+        assert torch.equal(layer._offsets((5, 6)), wanted)
+
+
+KINDS = {
+    "plain": (lambda q, k: (q, k), None),
+    "sharp": (lambda q, k: (q, k), 5.0),
+    "each parallel to its own": (lambda q, k: (q, 2 * q + 1e-3 * k), None),
+    "all parallel": (lambda q, k: (1e-2 * q + 1, 1e-2 * k + 1), None),
+    "all parallel, sharp": (lambda q, k: (1e-2 * q + 1, 1e-2 * k + 1), 100.0),
+    "large": (lambda q, k: (1e3 * q, 1e-2 * k), None),
+    "small": (lambda q, k: (1e-4 * q, 1e-4 * k), None),
+}
+
+
+@pytest.mark.parametrize("variant", ["equations", "code"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_vector_attention(kind, variant):
+    """Lengths of cross products are no differences of rounded products, which cancel for parallel vectors."""
+    change, scale = KINDS[kind]
+    q, k, v = torch.randn(3, 2, 31, 3, 3)
+    single = [x.requires_grad_() for x in (*change(q, k), v)]
+    double = [x.detach().double().requires_grad_() for x in single]
+    exact = vector_attention(*double, variant=variant, scale=scale)
+    direction = torch.randn(2, 31, 3, 3)
+    wanted = torch.autograd.grad((exact * direction).sum(), double)
+    with Tf32():
+        out = vector_attention(*single, variant=variant, scale=scale)
+        got = torch.autograd.grad((out * direction).sum(), single)
+    assert relative(out, exact) < 2e-3
+    for a, b in zip(got, wanted, strict=True):
+        assert relative(a, b) < 1e-2
+
+
+def test_vector_attention_stays_equivariant():
+    q, k, v = torch.randn(3, 2, 31, 3, 3)
+    r = motion(torch.float32)
+    turned = [move(x, r) for x in (q, k, v)]
+    with Tf32():
+        assert relative(vector_attention(*turned), move(vector_attention(q, k, v), r)) < 2e-3
+
+
+@pytest.mark.parametrize("mode", ["circular", "linear", "causal"])
+def test_long_convolutions_have_no_products_to_round(mode):
+    scalars, vectors = torch.randn(2, 2, 13, 3), torch.randn(2, 2, 13, 3, 3)
+    for conv, (q, k) in ((scalar_long_conv, scalars), (vector_long_conv, vectors)):
+        wanted = conv(q, k, mode=mode)
+        with Tf32():
+            assert torch.equal(conv(q, k, mode=mode), wanted)
+
+
+@pytest.mark.parametrize("name", ["geometric_product", "LongTensorProduct", "SE3HyenaOperator", "linear_attention"])
+def test_features_round_as_features_do(name):
+    pytest.importorskip(CASES[name].host)
+    module, inputs = CASES[name].build(torch.float32)
+    wanted = module(**inputs)
+    with Tf32():
+        got = module(**inputs)
+    pairs = [(got, wanted)] if isinstance(wanted, torch.Tensor) else list(zip(got, wanted, strict=True))
+    for a, b in pairs:
+        assert relative(a, b) < 2e-3
