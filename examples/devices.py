@@ -43,5 +43,10 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", action=_Device, default="cpu", help="cpu (default), cuda, or cuda:1 and so on")
 
 
+def index_of(device: str) -> int:
+    """The number of a CUDA device; torch does not take "cuda" everywhere."""
+    return torch.device(device).index or 0
+
+
 def is_cuda(device: str) -> bool:
     return torch.device(device).type == "cuda"

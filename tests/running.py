@@ -12,6 +12,11 @@ def run(script, *arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def number(text):
+    """A table's number, thousands set off by commas and perhaps more behind it."""
+    return float(text.split()[0].replace(",", ""))
+
+
 def evaluate(code):
     """Standard output of Python code that may import from the benchmarks, or its errors."""
     command = [sys.executable, "-W", "ignore", "-c", code]

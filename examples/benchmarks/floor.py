@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 from counts import Floor
-from measure import add_device, in_own_process, is_cuda, short, timings, warm_up
+from measure import add_device, in_own_process, index_of, is_cuda, short, timings, warm_up
 from torch import Tensor
 
 CHAIN = 64  # exponentials of a number between reading and writing it
@@ -63,7 +63,7 @@ def measured_rates(device: str) -> Rates:
     """What torch reaches on a device."""
     cuda = is_cuda(device)
     if cuda:
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(index_of(device))
     bandwidth = _copy_rate(2**28 if cuda else 2**25, device)  # numbers: far beyond any cache
     flops = _product_rate(8192 if cuda else 2048, device)
     half = _product_rate(8192, device, torch.bfloat16) if cuda else 0.0

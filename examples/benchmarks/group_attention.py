@@ -155,7 +155,7 @@ def main() -> None:
     note = (
         f"{CHANNELS} channels, {HEADS} heads of {HEAD_CHANNELS}, {options.size} x {options.size} pixels, windows of "
         f"5 x 5 unless global; {machine(device)}. In brackets: how many times faster, or less memory, than "
-        f"materialised; {floor_note(rates)}"
+        f"materialised. Every row's floor is that of the factorised form; {floor_note(rates)}"
     )
     report(note, [*rows, "", *lines], options.output)
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where what all examples share lies
-from devices import add_device, is_cuda
+from devices import add_device, index_of, is_cuda
 
 GIB = 2**30
 DIRECTIONS = ("forward", "forward+backward")
@@ -52,7 +52,7 @@ def memory_before(device: str) -> int:
     """Bytes in use; from here on the peak counts."""
     gc.collect()
     if is_cuda(device):
-        torch.cuda.set_device(device)  # the process is this measurement's own
+        torch.cuda.set_device(index_of(device))  # the process is this measurement's own
         torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)  # the libraries' workspace is not the layer's
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

@@ -4,7 +4,7 @@ import gzip
 
 import numpy as np
 import pytest
-from running import evaluate, run
+from running import evaluate, number, run
 
 TINY = ("--epochs", 1, "--channels", 6, "--heads", 1, "--blocks", 1)
 
@@ -164,7 +164,7 @@ def test_linear_attention_benchmark(tmp_path):
     rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith(("| window |", "| SDPA |"))]
     assert len(rows) == 2 * 2 * 2
     for _, time, _, floor, times in rows:
-        assert float(times) == pytest.approx(float(time.split()[0]) / float(floor), rel=0.02)
+        assert number(times) == pytest.approx(number(time) / number(floor), rel=0.02)
     assert text.count("- window, forward: time per doubling of N") == 1
 
 
@@ -198,4 +198,4 @@ def test_group_attention_benchmark(tmp_path):
     assert [row[3].strip() for row in rows] == 2 * ["materialised", "eager"]
     assert all("x)" in row[4] for row in rows[1::2])
     for row in rows:
-        assert float(row[7]) == pytest.approx(float(row[4].split()[0]) / float(row[6]), rel=0.02)
+        assert number(row[7]) == pytest.approx(number(row[4]) / number(row[6]), rel=0.02)

@@ -203,7 +203,7 @@ def group_attention_backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key, value, rho_space and rho_group."""
     if query.numel() == 0:
-        empty = [torch.zeros_like(x) for x in (query, key, value, rho_space, rho_group)]
+        empty = [x.new_zeros(x.shape) for x in (query, key, value, rho_space, rho_group)]
         return empty[0], empty[1], empty[2], empty[3], empty[4]
     with torch.no_grad(), full_precision(query.device):
         if path == "triton":
@@ -218,7 +218,7 @@ def group_attention_backward_op(
         grad_key = [torch.zeros_like(x) for x in plan.key]
         grad_value = [torch.zeros_like(x) for x in plan.value]
         grad_space = torch.zeros_like(plan.rho_space)
-        grad_group = torch.zeros_like(rho_group)
+        grad_group = rho_group.new_zeros(rho_group.shape)
         for lane, tile, k, v, bias in plan.tiles():
             tile_query = plan.tiling.query(plan.query[lane], tile)
             tile_grad = plan.tiling.query(grad_lanes[lane], tile)

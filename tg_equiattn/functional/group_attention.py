@@ -52,9 +52,10 @@ def group_attention(
         dropout: probability of dropping a weight after the sum over t.
         implementation: of the torch path: ``"auto"`` takes the factorised form unless the encoding is full;
             ``"direct"`` is always possible, ``"factorised"`` not with a full encoding.
-        backend: ``"torch"``; ``"triton"``, a fused kernel that keeps every score in registers, for windows, on CUDA;
-            or ``"auto"``, whichever was measured faster on the device (today torch everywhere). Its gradients of keys
-            and values are added up atomically, so their last bits vary from run to run.
+        backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``; or ``"triton"``, a fused
+            kernel for windows that keeps every score in registers, which needs a CUDA device or Triton's interpreter.
+            Triton's gradients of keys and values are added up atomically: their last bits vary from run to run, and
+            under :func:`torch.use_deterministic_algorithms` backward raises a RuntimeError.
 
     Shapes:
         - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``

@@ -70,7 +70,8 @@ class VectorSelfAttention(TokenModule):
 class SE3Transformer(TokenModule):
     r"""Linear embedding, vector self-attention with residual connections, and an equivariant MLP.
 
-    :class:`SE3Hyena` with :class:`VectorSelfAttention` in place of its operators; arguments and shapes as there.
+    :class:`SE3Hyena` with :class:`VectorSelfAttention` in place of its operators; arguments and shapes as there,
+    ``backend`` as :class:`VectorSelfAttention`.
 
     Source: se3-hyena sections 4.1.1 and 4.2.1, appendix B.
 

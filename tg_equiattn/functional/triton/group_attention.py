@@ -21,10 +21,9 @@ With ``PAIRED`` (relation "relative") t = h and neither kernel loops; with ``FUL
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import triton
@@ -101,12 +100,12 @@ def _softmax(score, mask):
 
 
 @triton.jit
-def _keep(row_hash, column_hash, output, mask, cut, D: tl.constexpr, S: tl.constexpr, DP: tl.constexpr,
+def _keep(row_hash, column_hash, output, rows, mask, cut, D: tl.constexpr, S: tl.constexpr, DP: tl.constexpr,
           SP: tl.constexpr):  # fmt: skip
     """Which weights (R, D, S) dropout leaves; see tg_equiattn.functional._dropout."""
     d, s = tl.arange(0, DP), tl.arange(0, SP)
     column = (output[:, None, None] * S + s[None, None]) * D + d[None, :, None]
-    x = tl.load(column_hash + column, mask=mask[None], other=0) ^ tl.load(row_hash)
+    x = tl.load(column_hash + column, mask=mask[None] & rows[:, None, None], other=0) ^ tl.load(row_hash)
     x = x * _FIRST
     x = (x ^ ((x >> 15) & 0x1FFFF)) * _SECOND
     return x >= cut
@@ -116,7 +115,7 @@ def _keep(row_hash, column_hash, output, mask, cut, D: tl.constexpr, S: tl.const
 def weigh(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash, out, grad, grad_v, pixels, depth, height,
           width, cut, C: tl.constexpr, CV: tl.constexpr, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
           S: tl.constexpr, R: tl.constexpr, DP: tl.constexpr, SP: tl.constexpr, FULL: tl.constexpr,
-          PAIRED: tl.constexpr, RATE: tl.constexpr, BACKWARD: tl.constexpr):  # fmt: skip
+          PAIRED: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr):  # fmt: skip
     """The summed weights W of a site and a block of outputs; then out = W v, or in backward dv += W dout.
 
     q (sites, T, C); k, v (M, channels, pixels, S); rho (C, H, D[, U]); rho_group (C, U); index (H, T, S) or (T, S);
@@ -124,7 +123,7 @@ def weigh(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash, out, g
     """
     site = tl.program_id(0).to(tl.int64)
     image, pixel = site // pixels, (site % pixels).to(tl.int32)
-    stride = pixels.to(tl.int64) * S
+    stride = tl.cast(pixels, tl.int64) * S
     neighbour, inside = _neighbours(offsets, pixel, depth, height, width, D, DP)
     s = tl.arange(0, SP)
     place = neighbour[:, None] * S + s[None]
@@ -143,9 +142,9 @@ def weigh(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash, out, g
             score = _content(q, k, one, one < T, place, mask, stride, C, 1, DP, SP)
         score += _position(q, rho, rho_group, index, element, output, rows, C, T, H, D, S, R, DP, SP, FULL, PAIRED)
         weight += _softmax(score, mask)
-    if RATE > 0:
-        there = _keep(row_hash + site, column_hash, output, mask, cut, D, S, DP, SP)
-        weight = tl.where(there, weight * (1 / (1 - RATE)), 0.0)
+    if DROPOUT:
+        there = _keep(row_hash + site, column_hash, output, rows, mask, cut, D, S, DP, SP)
+        weight = tl.where(there, weight, 0.0)
     weight = tl.where(rows[:, None, None], weight, 0.0)
 
     line = (site * H + output) * CV
@@ -162,7 +161,7 @@ def weigh(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash, out, g
 def differentiate(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash, grad, grad_q, grad_k, to_space,
                   to_group, start, pixels, depth, height, width, cut, C: tl.constexpr, CV: tl.constexpr,
                   T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, S: tl.constexpr, R: tl.constexpr, DP: tl.constexpr,
-                  SP: tl.constexpr, FULL: tl.constexpr, PAIRED: tl.constexpr, RATE: tl.constexpr):  # fmt: skip
+                  SP: tl.constexpr, FULL: tl.constexpr, PAIRED: tl.constexpr, DROPOUT: tl.constexpr):  # fmt: skip
     """Gradients of the scores of a site and a block of query elements, from site ``start`` on.
 
     Writes grad_q (sites, T, C) without the positions' part, adds to grad_k (M, C, pixels, S), and leaves the sums over
@@ -172,7 +171,7 @@ def differentiate(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash
     run = tl.program_id(0).to(tl.int64)
     site = run + start
     image, pixel = site // pixels, (site % pixels).to(tl.int32)
-    stride = pixels.to(tl.int64) * S
+    stride = tl.cast(pixels, tl.int64) * S
     neighbour, inside = _neighbours(offsets, pixel, depth, height, width, D, DP)
     d, s = tl.arange(0, DP), tl.arange(0, SP)
     place = neighbour[:, None] * S + s[None]
@@ -190,14 +189,14 @@ def differentiate(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash
         p = _softmax(content + position, mask)
         if PAIRED:
             slope = _content(grad + site * H * CV, v, element, rows, place, mask, stride, CV, R, DP, SP)
-            if RATE > 0:
-                there = _keep(row_hash + site, column_hash, output, mask, cut, D, S, DP, SP)
-                slope = tl.where(there, slope * (1 / (1 - RATE)), 0.0)
+            if DROPOUT:
+                there = _keep(row_hash + site, column_hash, output, rows, mask, cut, D, S, DP, SP)
+                slope = tl.where(there, slope, 0.0)
         else:
             slope = _content(grad + site * H * CV, v, one, one < H, place, mask, stride, CV, 1, DP, SP)
-            if RATE > 0:
-                there = _keep(row_hash + site, column_hash, one, mask, cut, D, S, DP, SP)
-                slope = tl.where(there, slope * (1 / (1 - RATE)), 0.0)
+            if DROPOUT:
+                there = _keep(row_hash + site, column_hash, one, one < H, mask, cut, D, S, DP, SP)
+                slope = tl.where(there, slope, 0.0)
         slope = p * slope
         logit = slope - p * tl.sum(tl.sum(slope, 2), 1)[:, None, None]
         logit = tl.where(rows[:, None, None], logit, 0.0)
@@ -218,14 +217,17 @@ def differentiate(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash
         tl.atomic_add(grad_k + c * stride + place, tl.sum(total * query[:, None, None], 0), mask=mask)
 
 
-@functools.lru_cache(maxsize=64)
-def _offsets(kernel_size: int, dim: int, selection: tuple[int, ...], device: torch.device) -> Tensor:
-    """Offsets (3, D) of the neighbours, int32; kept, because a table reaches a device only by waiting for it."""
-    with torch.inference_mode(False):  # may be made in evaluation and used in training
-        flat = torch.tensor(selection or range(kernel_size**dim), device="cpu")
-        axes = [flat // kernel_size**axis % kernel_size - kernel_size // 2 for axis in reversed(range(dim))]
-        axes = [torch.zeros_like(flat)] * (3 - dim) + axes
-        return torch.stack(axes).to(device, torch.int32)
+def _offsets(kernel_size: int, dim: int, selection: Sequence[int], device: torch.device) -> Tensor:
+    """Offsets (3, D) of the neighbours, int32, counted on the device: a table would have to be copied there."""
+    runs: list[list[int]] = []  # of consecutive places in the window
+    for place in selection or range(kernel_size**dim):
+        if runs and runs[-1][1] == place:
+            runs[-1][1] += 1
+        else:
+            runs.append([place, place + 1])
+    flat = torch.cat([torch.arange(*run, device=device, dtype=torch.int32) for run in runs])
+    axes = [flat // kernel_size**axis % kernel_size - kernel_size // 2 for axis in reversed(range(dim))]
+    return torch.stack([torch.zeros_like(flat)] * (3 - dim) + axes)
 
 
 class _Launch:
@@ -235,42 +237,42 @@ class _Launch:
         count, self.channels, self.elements, *spatial = query.shape
         self.count, self.spatial, self.pixels = count, spatial, math.prod(spatial)
         self.sites, self.width = count * self.pixels, value.shape[1]
+        if self.pixels * self.elements >= 2**31:
+            raise ValueError(f"query must have fewer than 2^31 pixels times elements, got shape {tuple(query.shape)}")
         self.full, self.paired, self.outputs = rho_space.ndim == 4, index.ndim == 2, len(index)
         self.query = query.flatten(3).permute(0, 3, 2, 1).contiguous()  # (M, pixels, T, C)
         self.key, self.value = (x.flatten(3).transpose(2, 3).contiguous() for x in (key, value))  # (M, C, pixels, S)
         self.rho_space, self.rho_group = rho_space, rho_group
         rho = rho_space.movedim(-1, 0).contiguous()  # (C, H, D[, U])
-        offsets = _offsets(kernel_size, len(spatial), tuple(selection), query.device)
+        offsets = _offsets(kernel_size, len(spatial), selection, query.device)
         self.neighbours = offsets.shape[1]
         self.index = index
         flat_index = index.to(torch.int32).contiguous()
-        self.tables = (rho, rho_group.view(-1, self.channels).T.contiguous(), flat_index, offsets)
-        self.dropout = dropout
-        rows, columns = (flat_index, flat_index) if not dropout else _dropout.places(
-            self.sites, self.outputs * self.elements * self.neighbours, seed
+        places = self.outputs * self.elements * self.neighbours
+        hashes = _dropout.places(self.sites, places, seed) if dropout else (flat_index, flat_index)  # or anything
+        self.operands = (
+            self.query, self.key, self.value, rho, rho_group.view(-1, self.channels).T.contiguous(), flat_index,
+            offsets, *hashes,
         )  # fmt: skip
-        self.hashes = rows, columns
-        padded = triton.next_power_of_2(self.neighbours), triton.next_power_of_2(self.elements)
-        self.block = max(1, min(triton.next_power_of_2(self.outputs), _TILE // (padded[0] * padded[1])))
+        self.dropout = dropout
+        self.padded = triton.next_power_of_2(self.neighbours), triton.next_power_of_2(self.elements)
         self.options = {
             "C": self.channels, "CV": self.width, "T": self.elements, "H": self.outputs, "D": self.neighbours,
-            "S": self.elements, "R": self.block, "DP": padded[0], "SP": padded[1], "FULL": self.full,
-            "PAIRED": self.paired, "RATE": dropout,
+            "S": self.elements, "DP": self.padded[0], "SP": self.padded[1], "FULL": self.full,
+            "PAIRED": self.paired, "DROPOUT": dropout > 0,
         }  # fmt: skip
-        self.tile = self.block * padded[0] * padded[1]
 
     @property
     def sizes(self) -> tuple:
         """Pixels of an image, its three sides, and what decides dropout."""
-        sides = [1] * (3 - len(self.spatial)) + self.spatial
-        return self.pixels, *sides, _dropout.threshold(self.dropout)
+        return self.pixels, *[1] * (3 - len(self.spatial)), *self.spatial, _dropout.threshold(self.dropout)
 
-    def warps(self, scores: int) -> int:
-        """Warps that have about so many scores of a tile each; one more tile in registers asks for more warps."""
-        return max(1, min(8, self.tile // scores))
-
-    def blocks(self, rows: int) -> int:
-        return triton.cdiv(rows, self.block)
+    def blocks(self, sites: int, rows: int, scores: int) -> tuple[tuple[int, int], dict[str, int]]:
+        """The grid, and how many of the ``rows`` (outputs or query elements) a program takes, with about so many
+        ``scores`` a warp: more tiles in registers ask for more warps."""
+        columns = self.padded[0] * self.padded[1]
+        block = max(1, min(triton.next_power_of_2(rows), _TILE // columns))
+        return (sites, triton.cdiv(rows, block)), {"R": block, "num_warps": max(1, min(8, block * columns // scores))}
 
     def runs(self) -> Iterator[slice]:
         """Runs of sites whose gradients of positions are kept at a time."""
@@ -279,6 +281,25 @@ class _Launch:
         step = max(1, _SCRATCH // (self.elements * outputs * (space + self.elements)))
         for start in range(0, self.sites, step):
             yield slice(start, min(start + step, self.sites))
+
+    def weigh(self, out: Tensor, grad: Tensor, grad_value: Tensor, backward: bool) -> None:
+        grid, block = self.blocks(self.sites, self.outputs, 1024)
+        with torch.cuda.device_of(out):
+            weigh[grid](*self.operands, out, grad, grad_value, *self.sizes, **self.options, **block, BACKWARD=backward)
+
+    def differentiate(self, run: slice, grad: Tensor, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a run of sites: adds to both gradients, and returns those of positions."""
+        size, outputs = run.stop - run.start, 1 if self.paired else self.outputs
+        last = (self.neighbours, self.elements) if self.full else (self.neighbours,)
+        to_space = grad.new_empty(size, self.elements, outputs, *last)
+        to_group = grad.new_empty(0 if self.full else size, self.elements, outputs, self.elements)
+        grid, block = self.blocks(size, self.elements, 512)
+        with torch.cuda.device_of(grad):
+            differentiate[grid](
+                *self.operands, grad, grad_query, grad_key, to_space, to_group, run.start, *self.sizes,
+                **self.options, **block,
+            )  # fmt: skip
+        return to_space, to_group
 
     def image(self, x: Tensor) -> Tensor:
         """(M, pixels, E, C) to (M, C, E, *spatial)."""
@@ -289,22 +310,8 @@ def forward(query, key, value, rho_space, rho_group, index, seed, kernel_size, s
     """As :func:`tg_equiattn.functional._attention_op.group_attention_op`."""
     a = _Launch(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout)
     out = query.new_empty(a.count, a.pixels, a.outputs, a.width)
-    with torch.cuda.device_of(query):
-        weigh[(a.sites, a.blocks(a.outputs))](
-            a.query,
-            a.key,
-            a.value,
-            *a.tables,
-            *a.hashes,
-            out,
-            out,
-            out,
-            *a.sizes,
-            **a.options,
-            BACKWARD=False,
-            num_warps=a.warps(1024),
-        )
-    return a.image(out)
+    a.weigh(out, out, out, backward=False)
+    return a.image(out if not dropout else out.div_(1 - dropout))
 
 
 def backward(
@@ -313,35 +320,13 @@ def backward(
     """Gradients of query, key, value, rho_space and rho_group."""
     _alert_not_deterministic()
     a = _Launch(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout)
-    grad = grad.flatten(3).permute(0, 3, 2, 1).contiguous()
+    grad = (grad / (1 - dropout)).flatten(3).permute(0, 3, 2, 1).contiguous()
     grad_query, grad_key, grad_value = torch.zeros_like(a.query), torch.zeros_like(a.key), torch.zeros_like(a.value)
-    grad_space, grad_group = torch.zeros_like(rho_space), torch.zeros_like(rho_group)
-    outputs = 1 if a.paired else a.outputs
-    last = (a.neighbours, a.elements) if a.full else (a.neighbours,)
-    with torch.cuda.device_of(query):
-        weigh[(a.sites, a.blocks(a.outputs))](
-            a.query,
-            a.key,
-            a.value,
-            *a.tables,
-            *a.hashes,
-            grad,
-            grad,
-            grad_value,
-            *a.sizes,
-            **a.options,
-            BACKWARD=True,
-            num_warps=a.warps(1024),
-        )
-        for run in a.runs():
-            size = run.stop - run.start
-            to_space = query.new_empty(size, a.elements, outputs, *last)
-            to_group = query.new_empty(0 if a.full else size, a.elements, outputs, a.elements)
-            differentiate[(size, a.blocks(a.elements))](
-                a.query, a.key, a.value, *a.tables, *a.hashes, grad, grad_query, grad_key, to_space, to_group,
-                run.start, *a.sizes, **a.options, num_warps=a.warps(512),
-            )  # fmt: skip
-            _encodings(a, run, to_space, to_group, grad_query, grad_space, grad_group)
+    grad_space, grad_group = rho_space.new_zeros(rho_space.shape), rho_group.new_zeros(rho_group.shape)
+    a.weigh(grad, grad, grad_value, backward=True)
+    for run in a.runs():
+        to_space, to_group = a.differentiate(run, grad, grad_query, grad_key)
+        _encodings(a, run, to_space, to_group, grad_query, grad_space, grad_group)
     restored = [x.transpose(2, 3).unflatten(3, a.spatial).contiguous() for x in (grad_key, grad_value)]
     return a.image(grad_query), restored[0], restored[1], grad_space, grad_group
 
