@@ -1,8 +1,8 @@
 """An accelerator emulated on the CPU: tensors that say they are elsewhere, and refuse what a GPU would wait for.
 
 ``Emulated`` tensors report the device meta and hold a CPU tensor; within :func:`accelerator` factory functions make
-them too. Synchronisation, mixing with the CPU's tensors and, once ``warm`` is set, any copy from the CPU raise an
-AssertionError that names the operator. :class:`Tf32` rounds what a GPU's matrix products round in that mode. Bodies of
+them too. Synchronisation, mixing with the CPU's tensors and copies between the two raise an AssertionError that names
+the operator. :class:`Tf32` rounds what a GPU's matrix products round in that mode. Bodies of
 this library's own operators run under both.
 """
 
@@ -121,11 +121,7 @@ class _Calls(TorchFunctionMode):
 
 
 class _Accelerator(WithBodies):
-    """Refuse what a GPU would wait for; with ``warm`` set, copies from the CPU too, as a captured graph must."""
-
-    def __init__(self):
-        super().__init__()
-        self.warm = False
+    """Refuse what a GPU would wait for, and copies from the CPU, as a captured graph must."""
 
     def inside(self):
         return _Calls()
@@ -144,7 +140,7 @@ class _Accelerator(WithBodies):
         if there:
             self._check(func, args, kwargs, tensors, moves)
         elif moves and wanted is not None and torch.device(wanted) == DEVICE:
-            self._copy(func)
+            raise AssertionError(f"{func} copies from the CPU")
         if not there and (wanted is None or torch.device(wanted) != DEVICE):
             return func(*args, **kwargs)
         return compute(func, args, kwargs)
@@ -163,24 +159,19 @@ class _Accelerator(WithBodies):
         if moves and here:
             if here[0] is args[0]:
                 raise AssertionError(f"{func} to the CPU waits for the device")
-            return self._copy(func)
+            raise AssertionError(f"{func} copies from the CPU")
         for x in here:
             if x.ndim:
                 raise AssertionError(f"{func} met a tensor of shape {tuple(x.shape)} on {x.device}")
-        return None
-
-    def _copy(self, func):
-        if self.warm:
-            raise AssertionError(f"{func} copies from the CPU")
 
 
 @contextlib.contextmanager
 def accelerator():
-    """Within, the device meta is the emulated accelerator; gives the mode, whose ``warm`` is to be set."""
+    """Within, the device meta is the emulated accelerator."""
     _forget()
     try:
-        with _Calls(), _Accelerator() as mode:
-            yield mode
+        with _Calls(), _Accelerator():
+            yield
     finally:
         _forget()
 

@@ -157,32 +157,33 @@ class PixelGrid:
         pos = _axes_to_position(index) if len(self.shape) > 1 else index
         return (pos - pos.amin(0)).to(dtype or torch.get_default_dtype())
 
-    def _steps(self) -> list[tuple[int, ...]]:
-        """Index steps to near pixels, without the pixel itself."""
+    def _steps(self, device: torch.device | str) -> Tensor:
+        """Index steps to near pixels (D, dim), without the pixel itself; made on the device, of a size known here."""
         reach = math.ceil(self.max_distance) - 1
         axes = []
         for side in self.shape:
             back, ahead = ((side - 1) // 2, side // 2) if self.periodic else (side - 1, side - 1)
             axes.append(range(-min(reach, back), min(reach, ahead) + 1))
         length = sum if self.metric == "manhattan" else max
-        steps = itertools.product(*axes)
-        return [step for step in steps if any(step) and length([abs(n) for n in step]) < self.max_distance]
+        count = sum(0 < length([abs(n) for n in step]) <= reach for step in itertools.product(*axes))
+        ranges = [torch.arange(axis.start, axis.stop, device=device) for axis in axes]
+        steps = torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1).flatten(0, -2)
+        distance = steps.abs().sum(-1) if self.metric == "manhattan" else steps.abs().amax(-1)
+        near = (distance > 0) & (distance <= reach)
+        return steps[near.to(torch.int32).argsort(descending=True, stable=True)[:count]]
 
     def pairs(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Targets, sources, offsets (E, dim) and which exist: all steps of all pixels, those off the image too."""
-        dim = len(self.shape)
-        steps = torch.tensor(self._steps(), dtype=torch.int64, device=device).view(-1, dim)
-        sides = torch.tensor(self.shape, device=device)
-        there = _corner_grid(self.shape, device)[:, None] + steps
-        exists = ((there >= 0) & (there < sides)).all(-1)
-        if self.periodic:
-            there, exists = there % sides, torch.ones_like(exists)
-        there = torch.minimum(there.clamp(min=0), sides - 1)
-        source = there[..., 0]
-        for axis in range(1, dim):
-            source = source * self.shape[axis] + there[..., axis]
+        steps = self._steps(device)
+        grid = _corner_grid(self.shape, device)[:, None] + steps
+        source, exists = torch.zeros_like(grid[..., 0]), torch.ones_like(grid[..., 0], dtype=torch.bool)
+        for side, there in zip(self.shape, grid.unbind(-1), strict=True):
+            if self.periodic:
+                there = there % side
+            exists = exists & (there >= 0) & (there < side)
+            source = source * side + there.clamp(0, side - 1)
         target = torch.arange(len(self), device=device)[:, None].expand_as(source)
-        offsets = _axes_to_position(steps) if dim > 1 else steps
+        offsets = _axes_to_position(steps) if len(self.shape) > 1 else steps
         return target.flatten(), source.flatten(), offsets.repeat(len(self), 1), exists.flatten()
 
     def edges(self) -> tuple[Tensor, Tensor]:

@@ -67,10 +67,17 @@ PATH_OF = [
 ]
 
 
+def _on_device(table: list[list[int]], device: torch.device) -> Tensor:
+    """A table (8, 8) of numbers from 0 to 31, each row sent as one integer: a tensor would have to be copied there."""
+    bits = 5 * torch.arange(COMPONENTS, device=device)
+    rows = [sum(number << 5 * place for place, number in enumerate(row)) for row in table]
+    return torch.stack([(torch.full_like(bits, row) >> bits) & 31 for row in rows])
+
+
 def _make_tables(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     with torch.inference_mode(False):  # may be asked for in evaluation first, and trained with later
-        right, paths = torch.tensor(RIGHT, device=device).flatten(), torch.tensor(PATH_OF, device=device).flatten()
-        return right, torch.tensor(SIGNS, device=device, dtype=dtype), paths
+        signs = _on_device([[sign + 1 for sign in row] for row in SIGNS], device) - 1
+        return _on_device(RIGHT, device).flatten(), signs.to(dtype), _on_device(PATH_OF, device).flatten()
 
 
 _kept_tables = functools.lru_cache(maxsize=32)(_make_tables)
