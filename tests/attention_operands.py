@@ -1,6 +1,8 @@
 """Operands of group attention, random and extreme, and what is compared, for tests of all its paths."""
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tg_equiattn.grids import Neighbourhood
 
@@ -57,6 +59,18 @@ def at_the_border(dtype, size=200.0):
         rho_space[:, :, 1] = -size
         rho_space[:, 0, 1] = size
     return [query, key, value, rho_space, rho_group], neighbourhood
+
+
+class Largest(TorchDispatchMode):
+    """Remember the most elements that any tensor had."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.count = max([self.count, *(x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(out)
+                                        if isinstance(x, torch.Tensor))])  # fmt: skip
+        return out
 
 
 EXTREMES = [opposed, at_the_border]

@@ -12,6 +12,8 @@ import torch
 if not torch.cuda.is_available():  # before anything imports Triton: its kernels are interpreted on the CPU then
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from cases import CASES
+
 from tg_equiattn.functional import _backend
 from tg_equiattn.groups import cyclic, dihedral, mirror, octahedral, trivial
 
@@ -39,6 +41,13 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(params=DEVICES)
 def device(request):
     return request.param
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    """Each public module and function with inputs for it."""
+    pytest.importorskip(CASES[request.param].host)
+    return CASES[request.param]
 
 
 @pytest.fixture

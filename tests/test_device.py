@@ -13,12 +13,6 @@ from tg_equiattn.nn import GroupAttention
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 
 
-@pytest.fixture(params=CASES)
-def case(request):
-    pytest.importorskip(CASES[request.param].host)
-    return CASES[request.param]
-
-
 @pytest.mark.filterwarnings("ignore:relation=")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["float64", "float32"])
 def test_an_accelerator_gives_the_cpus_numbers(case, dtype):

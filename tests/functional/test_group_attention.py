@@ -3,11 +3,9 @@ import sys
 
 import pytest
 import torch
-from attention_operands import EXTREMES, assert_same, gradients, operands, opposed
+from attention_operands import EXTREMES, Largest, assert_same, gradients, operands, opposed
 from conftest import GROUPS
 from oracles import attention_materialised
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.functional import _attention_core, _attention_op, group_attention, lifting_attention
@@ -254,18 +252,6 @@ def test_batch_mates_do_not_matter(on_device):
     clean = attend(poisoned)
     torch.testing.assert_close(clean[[0, 2]], together[[0, 2]], rtol=0, atol=1e-12)
     assert bool(clean[1].isnan().all())
-
-
-class Largest(TorchDispatchMode):
-    """Remember the most elements that any tensor had."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.count = max([self.count, *(x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(out)
-                                        if isinstance(x, torch.Tensor))])  # fmt: skip
-        return out
 
 
 @pytest.mark.parametrize("implementation", ["factorised", "direct"])

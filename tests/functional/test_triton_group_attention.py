@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from attention_operands import EXTREMES, assert_same, gradients, operands
+from attention_operands import EXTREMES, Largest, assert_same, gradients, operands
 from conftest import GROUPS
 from kernel_builds import SHARED_MEMORY, resources
 from oracles import attention_materialised
@@ -96,6 +96,18 @@ def test_lifting(device):
     tensors = [*(x[:, :, :, 0].detach().requires_grad_() for x in (query, key, value)), rho_space]
     out = [lifting_attention(*tensors, neighbourhood=neighbourhood, backend=b) for b in ("triton", "torch")]
     assert_same(*out, tensors)
+
+
+def test_no_tensor_holds_all_factors(monkeypatch):
+    """|H|^2 K^2 N numbers are never in memory at once, forward or backward."""
+    monkeypatch.setattr(kernels, "_SCRATCH", 1000)
+    tensors, _ = small(4, (7, 6), dtype=torch.float32)
+    flat = [x.detach().flatten(0, 1) for x in tensors[:3]]
+    options = (*(x.detach() for x in tensors[3:]), relation_index(cyclic(4), "ge_vit"), torch.tensor(0), 3, (), 0.0)
+    with Largest() as largest:
+        out = kernels.forward(*flat, *options)
+        kernels.backward(out, *flat, *options)
+    assert largest.count < 4**2 * 9 * 7 * 6 * len(flat[0]) / 4
 
 
 @pytest.mark.parametrize("extreme", EXTREMES)
