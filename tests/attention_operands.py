@@ -62,14 +62,14 @@ def at_the_border(dtype, size=200.0):
 
 
 class Largest(TorchDispatchMode):
-    """Remember the most elements that any tensor had."""
+    """Remember the most numbers that any tensor of floats had."""
 
     count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         self.count = max([self.count, *(x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(out)
-                                        if isinstance(x, torch.Tensor))])  # fmt: skip
+                                        if isinstance(x, torch.Tensor) and x.is_floating_point())])  # fmt: skip
         return out
 
 
