@@ -16,7 +16,7 @@ demo: setup
 	$(RUN) -W ignore examples/nbody.py
 
 test: lint
-	$(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist worksteal
 
 lint: setup
 	$(VENV)/bin/ruff check .
