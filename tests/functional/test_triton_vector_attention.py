@@ -122,7 +122,7 @@ def test_nan_stays_in_its_sequence(bad, device):
     for n, x in enumerate(qkv):
         x[1, n] = bad
     out = attend(*qkv)
-    assert out[1].isnan().all()
+    assert not out[1].isfinite().any()
     close((out[[0, 2]],), (expected[[0, 2]],), 0)
 
 
