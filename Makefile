@@ -1,5 +1,6 @@
 # make demo   train GE-ViTs on rotated digits, Performers on pixel graphs and SE(3)-Hyena on charged particles, and draw
 #             what symmetry does (8 minutes)
+# make report rebuild the tables and figures of the README from the result rows in examples/results
 # make test   lint, types and the whole test-suite
 # Both set everything up first, in .venv; later runs find it done. SCATTER=0 skips building torch-scatter.
 
@@ -8,7 +9,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.ready
 
-.PHONY: demo test lint test-cuda bench setup clean
+.PHONY: demo test lint test-cuda bench studies report setup clean
 
 demo: setup
 	$(RUN) -W ignore examples/rotated_digits.py
@@ -32,6 +33,22 @@ bench: setup
 	$(RUN) examples/benchmarks/linear_attention.py
 	$(RUN) examples/benchmarks/long_context.py
 	$(RUN) examples/benchmarks/clifford_product.py
+
+# Only runs without a row in examples/results are trained: none after a fresh clone, hours on two cores from nothing.
+studies: setup
+	$(RUN) -W ignore examples/rotated_digits.py --study
+	$(RUN) -W ignore examples/rotated_digits.py --study --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0
+	$(RUN) -W ignore examples/pixel_graphs.py --study
+	$(RUN) -W ignore examples/nbody.py --study
+	$(RUN) -W ignore examples/nbody.py --study --models EGNN Hyena Transformer --learning-rate 0.003
+	$(RUN) -W ignore examples/associative_recall.py --study
+	$(RUN) -W ignore examples/escnn_mixed_model.py --study
+	$(RUN) -W ignore examples/pyg_mixed_model.py --study
+	$(RUN) -W ignore examples/e3nn_mixed_model.py --study
+	$(RUN) -W ignore examples/report.py
+
+report: setup
+	$(RUN) -W ignore examples/report.py
 
 setup: $(STAMP)
 

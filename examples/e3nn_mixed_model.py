@@ -1,46 +1,100 @@
 """Mix SE(3)-Hyena into an e3nn model: global context between message passing layers of short range.
 
-The charged particles of nbody.py, more of them, so that a radius graph leaves most pairs out. The model embeds charges
-and velocities by an e3nn Linear, passes messages on the radius graph (spherical harmonics, tensor products with weights
-from distances, Gate), and between two such layers places an operator with global context: SE(3)-Hyena, vector
-self-attention, the tensor-product Hyena with features up to l = 2, or none. Trains each, checks equivariance with
-e3nn's own checker, saves, loads, and prints a table.
+The model embeds scalars and vectors by an e3nn Linear, passes messages between near points (spherical harmonics, tensor
+products with weights from distances, Gate), and between two such layers places an operator with global context:
+SE(3)-Hyena, vector self-attention, the tensor-product Hyena with features up to l = 2, or none. Trains each, checks
+equivariance with e3nn's own checker, saves, loads, and prints a table. Two tasks:
+
+particles   the charged particles of nbody.py, more of them, on a radius graph that leaves most pairs out: where is each
+            of them 1,000 steps later?
+chain       points along a smooth random curve, edges between neighbours on it; one point, anywhere, carries a number,
+            every point a vector: what is each one's vector times that number? Two layers of messages reach two points
+            in both directions, and beyond the number can be anything, so without global context no model has a lower
+            error than what the table calls "two steps along the chain".
 
     python examples/e3nn_mixed_model.py                    # some minutes on two cores
+    python examples/e3nn_mixed_model.py --task chain
     python examples/e3nn_mixed_model.py --particles 40 --train 2000 --epochs 60 --device cuda
 """
 
 from __future__ import annotations
 
-import argparse
-import time
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar, Literal
 
-import lightning
 import matplotlib
+import numpy as np
 import torch
-from charged_particles import cached, linear_error
-from devices import add_device
+from data.charged_particles import cached, linear_error
 from e3nn import o3
 from e3nn.nn import FullyConnectedNet, Gate
 from e3nn.util.test import equivariance_error
+from harness import study
+from harness.checkpoints import load
+from harness.loading import tensor_batches
+from harness.results import Row
+from harness.settings import Settings
+from harness.tables import grouped, markdown, mean_and_spread
+from harness.training import Outcome, Regressor, fit
 from tg_equiattn.integrations.e3nn import SE3HyenaOperator, TensorProductHyenaOperator, VectorSelfAttention
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
-from training import Regressor, batches, fit_best, parameters
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-SEED, STEPS = 44, 1000
+SEED, STEPS = 44, 1000  # of the data, which do not depend on the seed of training
 HIDDEN = o3.Irreps("16x0e + 8x1o")
-OPERATORS = {
-    "none": None,
-    "SE3HyenaOperator": lambda: SE3HyenaOperator(HIDDEN, HIDDEN, order="radial"),
-    "VectorSelfAttention": lambda: VectorSelfAttention(HIDDEN, HIDDEN),
-    "TensorProductHyenaOperator": lambda: TensorProductHyenaOperator(
-        HIDDEN, HIDDEN, "8x0e + 4x1o + 2x2e + 8x0e + 4x1o", order="radial"
+OPERATORS: dict[str, Callable[[str], nn.Module | None]] = {
+    "none": lambda order: None,
+    "SE3HyenaOperator": lambda order: SE3HyenaOperator(HIDDEN, HIDDEN, order=order),
+    "VectorSelfAttention": lambda order: VectorSelfAttention(HIDDEN, HIDDEN),
+    "TensorProductHyenaOperator": lambda order: TensorProductHyenaOperator(
+        HIDDEN, HIDDEN, "8x0e + 4x1o + 2x2e + 8x0e + 4x1o", order=order
     ),
+}
+Operator = Literal["none", "SE3HyenaOperator", "VectorSelfAttention", "TensorProductHyenaOperator"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixedModelSettings(Settings):
+    """Settings of this example."""
+
+    STUDY: ClassVar[str] = "e3nn_mixed_model"
+    SWEEP: ClassVar[tuple[str, ...]] = ("operators", "seeds")
+    HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "cache")
+
+    operators: tuple[Operator, ...] = (
+        "none", "SE3HyenaOperator", "VectorSelfAttention", "TensorProductHyenaOperator",
+    )  # fmt: skip
+    """the global context between the two layers of messages"""
+    task: Literal["particles", "chain"] = "particles"
+    """where charged particles go, or a number carried by one point of a chain"""
+    particles: int = 20
+    """of every system; points of every chain"""
+    radius: float = 1.0
+    """up to which distance messages pass; particles start N(0, 1) (n / 5)^(1/3), neighbours on a chain are 0.5 apart"""
+    train: int = 400
+    """systems to train on; a quarter as many each to choose the epoch and to test"""
+    cache: Path = Path("out/simulations")
+    """folder for simulated systems"""
+    epochs: int = 20
+    batch: int = 20
+    learning_rate: float = 0.005
+
+    def check(self) -> None:
+        super().check()
+        for name in ("particles", "radius", "train"):
+            self.positive(name)
+        if self.train < 4 or self.particles < 2:
+            raise ValueError(f"--train must be at least 4 and --particles 2, got {self.train} and {self.particles}")
+
+
+PRESETS = {
+    "quick": MixedModelSettings(train=12, particles=6, epochs=1, batch=6),
+    "study": MixedModelSettings(task="chain", seeds=(0, 1, 2), epochs=40, results=study.committed("e3nn_mixed_model")),
+    "full": MixedModelSettings(particles=40, train=2000, epochs=60),
 }
 
 
@@ -81,37 +135,86 @@ class MixedModel(nn.Module):
         self.first, self.second = MessagePassing(HIDDEN, radius), MessagePassing(HIDDEN, radius)
         self.operator = operator
         self.out = o3.Linear(HIDDEN, self.irreps_out)
-        self.radius = radius
 
-    def forward(self, x: Tensor, pos: Tensor, batch: Tensor) -> Tensor:
-        near = (torch.cdist(pos, pos) < self.radius) & (batch[:, None] == batch)
-        edge_index = near.fill_diagonal_(False).nonzero().T
+    def forward(self, x: Tensor, pos: Tensor, batch: Tensor, edge_index: Tensor) -> Tensor:
         x = self.first(self.embed(x), pos, edge_index)
         if self.operator is not None:
             x = x + self.operator(x, pos, batch)
         return self.out(self.second(x, pos, edge_index))
 
 
-def predict(model: MixedModel, data: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Predicted and true later positions, (systems, particles, 3)."""
-    charges, velocities, positions, later = data
-    batch = torch.arange(len(charges), device=charges.device).repeat_interleave(charges.shape[1])
-    x = torch.cat([charges[..., None], velocities], -1).flatten(0, 1)
-    moved = model(x, positions.flatten(0, 1), batch)
-    return positions + moved.view_as(positions), later
+def build(settings: MixedModelSettings) -> MixedModel:
+    """Particles have no order but by distance; points of a chain have theirs."""
+    (name,) = settings.operators
+    order = "radial" if settings.task == "particles" else "input"
+    return MixedModel(OPERATORS[name](order), settings.radius)
 
 
-def checked(model: MixedModel, data: list[Tensor]) -> float:
-    """Largest equivariance error in double precision over rotations, reflections and translations, by e3nn."""
+def chains(count: int, points: int, seed: int) -> list[Tensor]:
+    """Numbers (0 but for one point of a chain), vectors, positions, and vectors times the chain's number."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.randn(count, points, 3, generator=generator)
+    for n in range(1, points):
+        steps[:, n] = 0.9 * steps[:, n - 1] + 0.4 * steps[:, n]  # directions that change slowly
+    positions = (0.5 * steps / steps.norm(dim=-1, keepdim=True)).cumsum(1)
+    vectors = torch.randn(count, points, 3, generator=generator)
+    number = torch.randn(count, 1, generator=generator)
+    place = torch.randint(points, (count, 1), generator=generator)
+    return [torch.zeros(count, points).scatter(1, place, number), vectors, positions, number[..., None] * vectors]
+
+
+def systems(settings: MixedModelSettings) -> list[list[Tensor]]:
+    """Training, validation and test systems: scalars, vectors, positions, targets."""
+    counts = settings.train, settings.train // 4, settings.train // 4
+    if settings.task == "chain":
+        tensors = chains(sum(counts), settings.particles, SEED)
+    else:
+        data = cached(sum(counts), SEED, settings.particles, STEPS, settings.cache, settings.progress)
+        tensors = [data.charges, data.velocities[:, 0], data.positions[:, 0], data.positions[:, -1]]
+    return [list(part) for part in zip(*(x.float().split(counts) for x in tensors), strict=True)]
+
+
+def edges(positions: Tensor, settings: MixedModelSettings) -> Tensor:
+    """Pairs of near points of each system, (2, E)."""
+    count, points = positions.shape[:2]
+    if settings.task == "chain":
+        place = torch.arange(points, device=positions.device)
+        near = ((place[:, None] - place).abs() == 1).expand(count, -1, -1)
+    else:
+        near = torch.cdist(positions, positions) < settings.radius
+        near = near & ~torch.eye(points, dtype=torch.bool, device=positions.device)
+    system, i, j = near.nonzero().T
+    return torch.stack([i, j]) + points * system
+
+
+def flat(data: list[Tensor], settings: MixedModelSettings) -> list[Tensor]:
+    """Features, positions, numbers of systems and edges, as e3nn has them."""
+    scalars, vectors, positions, _ = data
+    batch = torch.arange(len(scalars), device=scalars.device).repeat_interleave(scalars.shape[1])
+    x = torch.cat([scalars[..., None], vectors], -1).flatten(0, 1)
+    return [x, positions.flatten(0, 1), batch, edges(positions, settings)]
+
+
+def predictor(settings: MixedModelSettings) -> Callable[[nn.Module, list[Tensor]], tuple[Tensor, Tensor]]:
+    """Predicted and true targets, (systems, points, 3)."""
+
+    def predict(model: nn.Module, data: list[Tensor]) -> tuple[Tensor, Tensor]:
+        positions, target = data[2:]
+        out = model(*flat(data, settings)).view_as(target)
+        return (positions + out if settings.task == "particles" else out), target
+
+    return predict
+
+
+def equivariance(model: MixedModel, data: list[Tensor], settings: MixedModelSettings) -> float:
+    """Largest error in double precision over rotations, reflections and translations of one system, by e3nn."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         model = model.double()
-        charges, velocities, positions, _ = (x.double() for x in data)
-        x = torch.cat([charges[..., None], velocities], -1)[0]
-        batch = torch.zeros(len(x), dtype=torch.int64)
+        x, pos, batch, edge_index = flat([part[:1].double() for part in data], settings)
         errors = equivariance_error(
-            lambda x, pos: model(x, pos, batch), args_in=[x, positions[0]],
+            lambda x, pos: model(x, pos, batch, edge_index), args_in=[x, pos],
             irreps_in=[model.irreps_in, "cartesian_points"], irreps_out=[model.irreps_out],
         )  # fmt: skip
         return max(float(error.max()) for error in errors.values())
@@ -120,68 +223,79 @@ def checked(model: MixedModel, data: list[Tensor]) -> float:
         torch.set_default_dtype(default)
 
 
-def draw(errors: dict[str, float], linear: float, path: Path) -> None:
-    """Test errors as bars."""
-    figure, axis = plt.subplots(figsize=(6, 3), layout="constrained")
-    axis.barh(list(errors), list(errors.values()))
-    axis.axvline(linear, color="k", linestyle=":", label="linear motion")
-    axis.invert_yaxis()
-    axis.set(xlabel="mean squared error on test systems", ylabel="global context")
-    axis.legend()
-    figure.savefig(path, dpi=150)
+def baselines(data: list[Tensor], settings: MixedModelSettings) -> dict[str, float]:
+    """Errors that need no training; the first is what others are divided by."""
+    scalars, vectors, positions, target = data
+    if settings.task == "particles":
+        return {"linear motion": linear_error(positions, vectors, target, 1.0)[0]}
+    place = torch.arange(settings.particles)
+    far = (place - scalars.abs().argmax(1, keepdim=True)).abs() > 2
+    return {
+        "zero": float(target.square().mean()),
+        "two steps along the chain": float((far[..., None] * target).square().mean()),
+    }
+
+
+def train(settings: MixedModelSettings) -> Outcome:
+    """One model, trained and tested, saved and loaded, its equivariance checked."""
+    parts, predict = systems(settings), predictor(settings)
+    training = tensor_batches(parts[0], settings.batch, settings.seed, device=settings.data_device)
+    held_out = [tensor_batches(part, settings.batch, device=settings.data_device) for part in parts[1:]]
+    learner = Regressor(build(settings), predict, settings)
+    outcome = fit(learner, training, *held_out)
+    model = learner.model.cpu().float()  # where e3nn's checker makes its rotations
+    loaded = build(settings).eval()
+    saved = load(settings.folder / "best.ckpt")["state_dict"]
+    loaded.load_state_dict({name.removeprefix("model."): value for name, value in saved.items()})
+    few = [x[:3] for x in parts[2]]
+    with torch.no_grad():
+        if not torch.equal(predict(loaded, few)[0], predict(model, few)[0]):
+            raise SystemExit("a loaded model must give what the saved one gave")
+        outcome.more["equivariance"] = equivariance(model, few, settings)
+    outcome.more["baselines"] = baselines(parts[2], settings)
+    return outcome
+
+
+def table(rows: list[Row]) -> str:
+    """Errors by task and operator, beside what needs no training."""
+    lines = []
+    for (task,), same in grouped(rows, "task").items():
+        known = same[0].more["baselines"]
+        base = next(iter(known.values()))
+        lines += [[task, name, f"{error:.4f}", f"{error / base:.3f}", "0", "-"] for name, error in known.items()]
+        for (name,), group in grouped(same, "operators").items():
+            errors = [row.value for row in group]
+            worst = max(row.more["equivariance"] for row in group)
+            lines.append([
+                task, name, mean_and_spread(errors, 4),
+                f"{np.mean(errors) / base:.3f}", f"{group[0].parameters:,}", f"{worst:.0e}",
+            ])  # fmt: skip
+    return markdown(["task", "global context", "MSE", "of the first line's", "parameters", "equivariance error"], lines)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Test errors as bars, every seed a dot; tasks side by side."""
+    tasks = grouped(rows, "task")
+    figure, axes = plt.subplots(1, len(tasks), figsize=(6 * len(tasks), 3), squeeze=False, layout="constrained")
+    for ((task,), same), axis in zip(tasks.items(), axes[0], strict=True):
+        for (name,), group in grouped(same, "operators").items():
+            errors = [row.value for row in group]
+            axis.barh(name, np.mean(errors), color="C0")
+            axis.plot(errors, [name] * len(errors), "k.")
+        for number, (name, error) in enumerate(same[0].more["baselines"].items()):
+            axis.axvline(error, color="k", linestyle=":-"[number], label=name)
+        axis.invert_yaxis()
+        axis.set(title=task, xlabel="mean squared error on test systems", ylabel="global context")
+        axis.legend(fontsize="small")
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--operators", nargs="+", choices=list(OPERATORS), default=list(OPERATORS))
-    parser.add_argument("--particles", type=int, default=20)
-    parser.add_argument("--radius", type=float, default=1.0, help="of the graph; particles start N(0, 1) (n / 5)^(1/3)")
-    parser.add_argument("--train", type=int, default=400, help="systems; a quarter as many each to validate and test")
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=20)
-    parser.add_argument("--learning-rate", type=float, default=0.005)
-    parser.add_argument("--seed", type=int, default=0)
-    add_device(parser)
-    parser.add_argument("--cache", type=Path, default=Path("out/nbody"))
-    parser.add_argument("--output", type=Path, default=Path("out/e3nn_mixed_model"))
-    options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    start = time.perf_counter()
-    counts = options.train, options.train // 4, options.train // 4
-    data = cached(sum(counts), SEED, options.particles, STEPS, options.cache)
-    tensors = data.charges, data.velocities[:, 0], data.positions[:, 0], data.positions[:, -1]
-    parts = [TensorDataset(*part) for part in zip(*(x.float().split(counts) for x in tensors), strict=True)]
-    _, velocities, positions, later = parts[2].tensors
-    linear, _ = linear_error(positions, velocities, later, 1.0)
-    rows = ["| global context | MSE | of linear motion's | parameters | equivariance error |", "|---|---|---|---|---|"]
-    errors = {}
-    for name in options.operators:
-        lightning.seed_everything(options.seed, verbose=False)
-        make = OPERATORS[name]
-        model = MixedModel(make and make(), options.radius)
-        print(f"\n{name}: {parameters(model):,} parameters")
-        loaders = [batches(part, options.batch, options.device, shuffle=n == 0) for n, part in enumerate(parts)]
-        learner = Regressor(model, predict, options.learning_rate)
-        errors[name] = fit_best(learner, *loaders, options.epochs, options.device)
-        model.cpu()  # where e3nn's checker makes its rotations
-        path = options.output / f"{name}.pt"
-        torch.save(model.state_dict(), path)
-        loaded = MixedModel(make and make(), options.radius)
-        loaded.load_state_dict(torch.load(path, weights_only=True))
-        few = [x[:3] for x in parts[2].tensors]
-        with torch.no_grad():
-            if not torch.equal(predict(loaded.eval(), few)[0], predict(model.eval(), few)[0]):
-                raise SystemExit("a loaded model must give what the saved one gave")
-            worst = checked(model, few)
-        ratio = errors[name] / linear
-        rows.append(f"| {name} | {errors[name]:.4f} | {ratio:.3f} | {parameters(model):,} | {worst:.0e} |")
-    rows.insert(2, f"| linear motion | {linear:.4f} | 1.000 | 0 | - |")
-    report = "\n".join(rows)
-    (options.output / "table.md").write_text(report + "\n")
-    draw(errors, linear, options.output / "errors.png")
-    print(f"\n{report}\n\n{time.perf_counter() - start:.0f} s; written to {options.output}")
+def report(rows: list[Row], folder: Path) -> dict[str, str]:
+    """The table of errors, and its figure."""
+    draw(rows, folder / "errors.png")
+    return {"errors": table(rows)}
 
 
 if __name__ == "__main__":
-    main()
+    study.main(MixedModelSettings(), PRESETS, __doc__, train, report)

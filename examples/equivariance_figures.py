@@ -1,4 +1,4 @@
-"""Figures of feature maps under translation, rotation and reflection, and of equivariance errors (GE-ViT Fig. 4-7)."""
+"""Equivariance errors of trained networks, and figures of feature maps under symmetries (GE-ViT Fig. 4 to 7)."""
 
 from __future__ import annotations
 
@@ -7,19 +7,39 @@ from pathlib import Path
 import matplotlib
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from tg_equiattn.integrations.escnn import GEViT
 
 from tg_equiattn.testing import act
 
 
 @torch.no_grad()
-def features(model: GEViT, image: Tensor) -> Tensor:
-    """The last regular feature map (1, C, |H|, H, W)."""
-    return model.core.features(image)
+def features(model: nn.Module, images: Tensor) -> Tensor:
+    """The last regular feature map (B, C, |H|, H, W)."""
+    return getattr(model, "core", model).features(images)
+
+
+def moving_elements(model: nn.Module) -> list[int]:
+    """The elements of the model's group that move an image and map the pixel grid to itself."""
+    return [g for g in model.group.lattice.nonzero().flatten().tolist() if g != model.group.identity]
+
+
+def error_map(model: nn.Module, images: Tensor, element: int) -> tuple[Tensor, Tensor]:
+    """|f(L_g x) - L_g f(x)|, and L_g f(x)."""
+    expected = act(features(model, images), model.group, element)
+    error = (features(model, act(images, model.group, element)) - expected).abs()
+    return error, expected
+
+
+def equivariance(model: nn.Module, images: Tensor) -> dict[str, float]:
+    """Over all moving elements the mean error, and the largest relative to the largest feature; none for Z2_SA."""
+    maps = [error_map(model, images, element) for element in moving_elements(model)]
+    if not maps:
+        return {}
+    mean = sum(float(error.mean()) for error, _ in maps) / len(maps)
+    return {"mean error": mean, "max error": max(float(error.max() / f.abs().max()) for error, f in maps)}
 
 
 def _show(axis, image: Tensor, title: str = "", **options) -> None:
@@ -41,11 +61,11 @@ def _rows(rows: list[tuple[Tensor, Tensor, str]], path: Path, title: str) -> Non
             _show(line[1 + element], mean[element], f"h = {element}", vmin=float(mean.min()), vmax=float(mean.max()))
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
-def draw_translation(model: GEViT, image: Tensor, path: Path) -> None:
+def draw_translation(model: nn.Module, image: Tensor, path: Path) -> None:
     """GE-ViT Fig. 4: a shift of the image by 2 and 4 pixels shifts the (2 x 2 pooled) feature map by 1 and 2."""
     image = F.pad(image, [4] * 4)  # room to move without leaving the picture
     shifted = image.roll((2, 4), (-2, -1))
@@ -58,7 +78,7 @@ def draw_translation(model: GEViT, image: Tensor, path: Path) -> None:
     _rows(rows, path, "Translation: features of the image, of the shifted image, and the shifted features of the image")
 
 
-def draw_element(model: GEViT, image: Tensor, element: int, path: Path, what: str) -> None:
+def draw_element(model: nn.Module, image: Tensor, element: int, path: Path, what: str) -> None:
     """GE-ViT Fig. 5 and 6: the feature map of a moved image is the moved and permuted feature map."""
     moved = act(image, model.group, element)
     feature = features(model, image)
@@ -71,43 +91,29 @@ def draw_element(model: GEViT, image: Tensor, element: int, path: Path, what: st
     _rows(rows, path, title[0].upper() + title[1:])
 
 
-def error_map(model: GEViT, image: Tensor, element: int) -> tuple[Tensor, Tensor]:
-    """|f(L_g x) - L_g f(x)|, and L_g f(x)."""
-    expected = act(features(model, image), model.group, element)
-    error = (features(model, act(image, model.group, element)) - expected).abs()
-    return error, expected
-
-
-def draw_errors(models: dict[tuple[str, str], GEViT], image: Tensor, path: Path) -> str:
-    """GE-ViT Fig. 7, with one row a model and relation and one column a group element; returns a table."""
-    columns = max(int(m.group.lattice.sum()) for m in models.values()) - 1
+def draw_errors(models: dict[tuple[str, str], nn.Module], image: Tensor, path: Path) -> None:
+    """GE-ViT Fig. 7, with one row a model and relation and one column a group element."""
+    columns = max(len(moving_elements(model)) for model in models.values())
     figure, axes = plt.subplots(len(models), columns, squeeze=False, figsize=(1.6 * columns + 1, 2.0 * len(models)))
-    lines = ["| model | relation | mean error | max error / max feature |", "|---|---|---|---|"]
     for line, ((name, relation), model) in zip(axes, models.items(), strict=True):
-        elements = [g for g in model.group.lattice.nonzero().flatten().tolist() if g != model.group.identity]
-        means, worst = [], 0.0
         for axis in line:
             axis.axis("off")
-        for axis, element in zip(line, elements, strict=False):
-            error, expected = error_map(model, image, element)
-            means.append(float(error.mean()))
-            worst = max(worst, float(error.max() / expected.abs().max()))
+        for axis, element in zip(line, moving_elements(model), strict=False):
+            error, _ = error_map(model, image, element)
             axis.axis("on")
-            _show(axis, error[0].mean((0, 1)), f"g = {element}: {means[-1]:.0e}", vmin=0, vmax=0.3, cmap="magma")
+            _show(axis, error[0].mean((0, 1)), f"g = {element}: {error.mean():.0e}", vmin=0, vmax=0.3, cmap="magma")
         line[0].set_ylabel(f"{name}\n{relation}", fontsize=9)
-        lines.append(f"| {name} | {relation} | {sum(means) / len(means):.1e} | {worst:.1e} |")
     figure.suptitle("Equivariance error of the features (colour from 0 to 0.3; the number is the mean)", fontsize=10)
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
-    return "\n".join(lines)
 
 
-def draw_all(models: dict[tuple[str, str], GEViT], image: Tensor, folder: Path) -> str:
-    """Every figure the trained models allow; returns the table of errors."""
+def draw_all(models: dict[tuple[str, str], nn.Module], image: Tensor, folder: Path) -> None:
+    """Every figure the trained models, by name and relation, allow."""
     with_group = {key: model for key, model in models.items() if len(model.group) > 1}
     if not with_group:
-        return "no model with a group beyond translations was trained"
+        return
     preferred = next(((k, m) for k, m in with_group.items() if k[1] == "ge_vit"), next(iter(with_group.items())))[1]
     draw_translation(preferred, image, folder / "translation.png")
     quarter = next((g for g in range(len(preferred.group)) if preferred.group.matrices[g].diagonal().eq(0).all()), None)
@@ -118,4 +124,4 @@ def draw_all(models: dict[tuple[str, str], GEViT], image: Tensor, folder: Path) 
         if flips and relation != "gsa":
             draw_element(model, image, flips[0], folder / "reflection.png", "reflected")
             break
-    return draw_errors(with_group, image, folder / "errors.png")
+    draw_errors(with_group, image, folder / "errors.png")

@@ -1,60 +1,136 @@
 """Predict where charged particles go, with SE(3)-Hyena and what the paper compares it with.
 
-Five charged particles attract and repel each other (charged_particles.py simulates them once and keeps the result).
+Five charged particles attract and repel each other (data/charged_particles.py simulates them once, and keeps that).
 From positions, velocities and charges at one time the models predict positions 1,000 steps later: SE(3)-Hyena, with and
-without local context, SE(3)-Transformer, and the non-equivariant Hyena and Transformer, all on identical data, beside
-linear motion x + t v. Prints the paper's Table 1 with ratios to linear motion, and draws it, with how errors fell.
+without local context, local context without the convolution, SE(3)-Transformer, the non-equivariant Hyena and
+Transformer, and EGNN at its published size, all on identical data, beside linear motion x + t v. Prints the paper's
+Table 1 with ratios to linear motion, and draws it, with how errors fell.
 
 The particles have no order, and a convolution needs one: with --augment, training shuffles them.
 
     python examples/nbody.py                        # minutes on two cores
-    python examples/nbody.py --train 3000 --epochs 150 --models "SE(3)-Hyena + local"
+    python examples/nbody.py --study --models EGNN "SE(3)-Hyena + local"   # the standard task, 3,000 systems
     python examples/nbody.py --full --device cuda   # the paper's split, schedule and widths
 """
 
 from __future__ import annotations
 
-import argparse
-import functools
-import time
+import dataclasses
 from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-import lightning
 import matplotlib
 import numpy as np
 import torch
-from charged_particles import STEPS, cached, linear_error
-from devices import add_device
+from data.charged_particles import STEPS, cached, linear_error
+from egnn import EGNN
+from harness import study
+from harness.loading import tensor_batches
+from harness.results import Row
+from harness.settings import Settings
+from harness.tables import grouped, markdown, mean_and_spread, published
+from harness.training import Outcome, Regressor, fit, match_parameters, parameters
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
-from training import Regressor, batches, fit_best, match_parameters, mean_and_spread, parameters
 
 from tg_equiattn.nn import Hyena, SE3Hyena, SE3Transformer, Transformer
+from tg_equiattn.nn.graded import HyenaOperator
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-EQUIVARIANT = {
+LOCAL = {"local_context": True, "edge_channels": 1}
+EQUIVARIANT: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "SE(3)-Hyena": (SE3Hyena, {}),
-    "SE(3)-Hyena + local": (SE3Hyena, {"local_context": True, "edge_channels": 1}),
+    "SE(3)-Hyena + local": (SE3Hyena, LOCAL),
     "SE(3)-Transformer": (SE3Transformer, {}),
-    "SE(3)-Transformer + local": (SE3Transformer, {"local_context": True, "edge_channels": 1}),
+    "SE(3)-Transformer + local": (SE3Transformer, LOCAL),
+    "local only": (SE3Hyena, LOCAL),
 }
 PLAIN = {"Hyena": Hyena, "Transformer": Transformer}
+Model = Literal[
+    "SE(3)-Hyena", "SE(3)-Hyena + local", "SE(3)-Transformer", "SE(3)-Transformer + local", "local only", "Hyena",
+    "Transformer", "EGNN",
+]  # fmt: skip
 SEED = 43  # of the simulation, as the data do not depend on the seed of training
 
 
-def systems(options: argparse.Namespace) -> list[TensorDataset]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NBody(Settings):
+    """Settings of this example."""
+
+    STUDY: ClassVar[str] = "nbody"
+    SWEEP: ClassVar[tuple[str, ...]] = ("models", "seeds")
+    HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "cache")
+
+    models: tuple[Model, ...] = (
+        "SE(3)-Hyena", "SE(3)-Hyena + local", "SE(3)-Transformer", "local only", "Hyena", "Transformer", "EGNN",
+    )  # fmt: skip
+    """which to train"""
+    task: Literal["standard", "initial"] = "standard"
+    """from frame 30 to 40, or from the start to step 1,000"""
+    train: int = 1000
+    """systems to train on"""
+    validation: int = 500
+    """systems that choose the epoch"""
+    test: int = 500
+    """systems to test on"""
+    particles: int = 5
+    """of every system"""
+    scalars: int = 8
+    """invariant width"""
+    vectors: int = 16
+    """equivariant width"""
+    depth: int = 2
+    """operators"""
+    blocks: int = 1
+    """of every Clifford MLP"""
+    augment: bool = False
+    """shuffle the particles in training"""
+    cache: Path = Path("out/simulations")
+    """folder for simulated systems"""
+    epochs: int = 40
+    batch: int = 100
+    learning_rate: float = 0.003
+    weight_decay: float = 1e-5
+
+    def check(self) -> None:
+        super().check()
+        for name in ("train", "validation", "test", "particles", "scalars", "vectors", "depth", "blocks"):
+            self.positive(name)
+
+
+PRESETS = {
+    "quick": NBody(train=60, validation=20, test=20, epochs=1, batch=20, vectors=4, scalars=3, depth=1, task="initial"),
+    "study": NBody(
+        models=("SE(3)-Hyena + local", "local only", "SE(3)-Transformer + local", "SE(3)-Hyena", "SE(3)-Transformer"),
+        seeds=(0, 1, 2), train=3000, validation=2000, test=2000, epochs=100, learning_rate=0.01, augment=True,
+        results=study.committed("nbody"),
+    ),
+    "full": NBody(task="initial", validation=2000, test=2000, epochs=300, learning_rate=0.0001),
+}  # fmt: skip
+
+
+class LocalOnly(HyenaOperator):
+    """The operator without its convolution, and without the parameters that only it uses."""
+
+    def __init__(self, *grades: Any, **options: Any) -> None:
+        super().__init__(*grades, **options)
+        self.project = self.gate = None
+
+    def forward(self, x: Tensor, pos: Tensor, sequences: Any, edges: Any = None) -> Tensor:
+        x = self.local(x, pos, edges)
+        return self.out(x if self.shortcut is None else self.shortcut(x))
+
+
+def systems(settings: NBody) -> list[list[Tensor]]:
     """Training, validation and test systems: charges, velocities, positions, later positions."""
-    counts = options.train, options.validation, options.test
-    steps = STEPS if options.task == "standard" else 1000
-    data = cached(sum(counts), SEED, options.particles, steps, options.cache)
-    first, last = (
-        (31, 41) if options.task == "standard" else (0, 10)
-    )  # frame f of the standard task is step 100 (f + 1)
+    counts = settings.train, settings.validation, settings.test
+    steps = STEPS if settings.task == "standard" else 1000
+    data = cached(sum(counts), SEED, settings.particles, steps, settings.cache, settings.progress)
+    # frame f of the standard task is step 100 (f + 1)
+    first, last = (31, 41) if settings.task == "standard" else (0, 10)
     tensors = data.charges, data.velocities[:, first], data.positions[:, first], data.positions[:, last]
-    parts = zip(*(x.float().split(counts) for x in tensors), strict=True)
-    return [TensorDataset(*part) for part in parts]
+    return [list(part) for part in zip(*(x.float().split(counts) for x in tensors), strict=True)]
 
 
 def complete_graphs(count: int, particles: int, device: torch.device) -> Tensor:
@@ -63,17 +139,17 @@ def complete_graphs(count: int, particles: int, device: torch.device) -> Tensor:
     return (pairs[:, None] + particles * torch.arange(count, device=device)[:, None]).flatten(1)
 
 
-def shuffled(batch: list[Tensor]) -> list[Tensor]:
+def shuffled(batch: list[Tensor], generator: torch.Generator) -> list[Tensor]:
     """The particles of every system in a random order."""
-    order = torch.rand_like(batch[0]).argsort(1)
+    order = torch.rand(batch[0].shape, generator=generator).argsort(1).to(batch[0].device)
     return [x.gather(1, order.view(*order.shape, *[1] * (x.ndim - 2)).expand_as(x)) for x in batch]
 
 
-def predict(model: nn.Module, batch: list[Tensor], augment: bool = False) -> tuple[Tensor, Tensor]:
+def predict(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Predicted and true later positions."""
-    if augment and model.training:
-        batch = shuffled(batch)
     charges, velocities, positions, later = batch
+    if isinstance(model, EGNN):
+        return model(charges, velocities, positions), later
     scalars = torch.stack([charges > 0, charges < 0], -1).to(charges.dtype)
     edges = {}
     if getattr(model, "local_context", False):
@@ -84,125 +160,92 @@ def predict(model: nn.Module, batch: list[Tensor], augment: bool = False) -> tup
     return positions + moved[:, :, 0], later
 
 
-def build(name: str, options: argparse.Namespace) -> nn.Module:
+def build(name: str, settings: NBody) -> nn.Module:
     """A model with two scalars (the charge, one-hot) and one vector (the velocity) in, and one vector out."""
-    if name in EQUIVARIANT:
-        model, extra = EQUIVARIANT[name]
-        return model(
-            2, 1, 0, 1, hidden_scalars=options.scalars, hidden_vectors=options.vectors, depth=options.depth,
-            num_blocks=options.blocks, **extra,
-        )  # fmt: skip
-    wanted = parameters(build("SE(3)-Hyena", options))
-    return match_parameters(lambda channels: PLAIN[name](2, 1, 0, 1, channels=channels, depth=options.depth), wanted)
+    if name == "EGNN":
+        return EGNN()
+    if name in PLAIN:
+        wanted = parameters(build("SE(3)-Hyena", settings))
+        return match_parameters(
+            lambda channels: PLAIN[name](2, 1, 0, 1, channels=channels, depth=settings.depth), wanted
+        )
+    kind, extra = EQUIVARIANT[name]
+    model = kind(
+        2, 1, 0, 1, hidden_scalars=settings.scalars, hidden_vectors=settings.vectors, depth=settings.depth,
+        num_blocks=settings.blocks, **extra,
+    )  # fmt: skip
+    if name == "local only":
+        grades, options = model.module.hidden_grades, {"num_blocks": settings.blocks, **LOCAL}
+        model.module.operators = nn.ModuleList(LocalOnly(grades, grades, **options) for _ in range(settings.depth))
+    return model
 
 
-class Curve(lightning.Callback):
-    """Validation errors by epoch."""
+def train(settings: NBody) -> Outcome:
+    """One model, trained and tested."""
+    (name,) = settings.models
+    parts = systems(settings)
+    augment = shuffled if settings.augment else None
+    training = tensor_batches(parts[0], settings.batch, settings.seed, augment, settings.data_device)
+    held_out = [tensor_batches(part, 500, device=settings.data_device) for part in parts[1:]]
+    outcome = fit(Regressor(build(name, settings), predict, settings), training, *held_out)
+    _, velocities, positions, later = parts[2]
+    _, best_time = linear_error(*(parts[0][n] for n in (2, 1, 3)))
+    for label, time in (("linear", 1.0), ("best linear", best_time)):
+        outcome.more[label] = linear_error(positions, velocities, later, time)
+    return outcome
 
-    def __init__(self) -> None:
-        self.epochs: list[int] = []
-        self.errors: list[float] = []
 
-    def on_validation_end(self, trainer: lightning.Trainer, module: Regressor) -> None:
-        if trainer.state.fn == "fit":
-            self.epochs.append(trainer.current_epoch + 1)
-            self.errors.append(float(trainer.callback_metrics[module.metric]))
-
-
-def table(errors: dict[str, list[float]], counts: dict[str, int], linear: float) -> str:
+def table(rows: list[Row]) -> str:
     """The paper's Table 1, and ratios to linear motion."""
-    rows = ["| method | MSE | of linear motion's | parameters |", "|---|---|---|---|"]
-    for name, values in errors.items():
-        ratio = np.mean(values) / linear
-        rows.append(f"| {name} | {mean_and_spread(values, digits=4)} | {ratio:.3f} | {counts.get(name, 0):,} |")
-    return "\n".join(rows)
+    header = [
+        "method",
+        "MSE",
+        "of linear motion's",
+        "parameters",
+        "SE(3)-Hyena paper, other data",
+        "published, this task",
+    ]
+    paper, others = published("SE(3)-Hyena Table 1"), published("n-body, standard task")
+    linear = rows[0].more["linear"][0]
+    lines = []
+    for label in ("linear", "best linear"):
+        error, time = rows[0].more[label]
+        name = f"linear, t = {time:.3g}"
+        lines.append([name, f"{error:.4f}", f"{error / linear:.3f}", "0", paper.get((label, "MSE"), "-"), "-"])
+    for (name,), group in grouped(rows, "models").items():
+        errors = [row.value for row in group]
+        lines.append([
+            name, mean_and_spread(errors, 4), f"{np.mean(errors) / linear:.3f}", f"{group[0].parameters:,}",
+            paper.get((name, "MSE"), "-"), others.get((name, "MSE"), "-"),
+        ])  # fmt: skip
+    lines += [[name, "-", "-", "-", "-", value] for (name, _), value in others.items() if name not in dict.fromkeys(
+        row.setting("models") for row in rows)]  # fmt: skip
+    return markdown(header, lines)
 
 
-def draw(errors: dict[str, list[float]], curves: dict[str, Curve], linear: float, path: Path) -> None:
+def draw(rows: list[Row], path: Path) -> None:
     """Test errors as bars, and validation errors by epoch."""
     figure, (bars, lines) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
-    names = list(errors)
-    bars.barh(names, [np.mean(errors[n]) for n in names], color=[f"C{i}" for i in range(len(names))])
+    groups = {name: group for (name,), group in grouped(rows, "models").items()}
+    means = [np.mean([row.value for row in group]) for group in groups.values()]
+    bars.barh(list(groups), means, color=[f"C{i}" for i in range(len(groups))])
     bars.invert_yaxis()
-    bars.set(xlabel="mean squared error on test systems")
-    for name, curve in curves.items():
-        lines.plot(curve.epochs, curve.errors, color=f"C{names.index(name)}", label=name)
-    lines.axhline(linear, color="k", linestyle=":", label="linear motion")
+    bars.set(xlabel="mean squared error on test systems", xscale="log")
+    for number, (name, group) in enumerate(groups.items()):
+        curves = np.array([row.more["curve"] for row in group if len(row.more["curve"]) == len(group[0].more["curve"])])
+        lines.plot(curves[0, :, 0], curves[:, :, 1].mean(0), color=f"C{number}", label=name)
+    lines.axhline(rows[0].more["linear"][0], color="k", linestyle=":", label="linear motion")
     lines.set(xlabel="epoch", ylabel="mean squared error on validation systems", yscale="log")
     lines.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
-def parse() -> argparse.Namespace:
-    names = [*EQUIVARIANT, *PLAIN]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--models", nargs="+", choices=names, default=[n for n in names if n != "SE(3)-Transformer + local"]
-    )
-    parser.add_argument(
-        "--task", choices=["standard", "initial"], help="from frame 30 to 40 (default), or from the start to step 1,000"
-    )
-    parser.add_argument("--train", type=int, help="systems; default 1000")
-    parser.add_argument("--validation", type=int, help="systems; default 500, or 2000 with --full")
-    parser.add_argument("--test", type=int, help="systems; default 500, or 2000 with --full")
-    parser.add_argument("--particles", type=int, default=5)
-    parser.add_argument("--epochs", type=int, help="default 40, or 300 with --full")
-    parser.add_argument("--batch", type=int, default=100)
-    parser.add_argument("--learning-rate", type=float, help="default 0.003, or 0.0001 with --full")
-    parser.add_argument("--weight-decay", type=float, default=1e-5)
-    parser.add_argument("--scalars", type=int, default=8, help="invariant width")
-    parser.add_argument("--vectors", type=int, default=16, help="equivariant width")
-    parser.add_argument("--depth", type=int, default=2)
-    parser.add_argument("--blocks", type=int, default=1, help="of every Clifford MLP")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--augment", action="store_true", help="shuffle particles in training")
-    parser.add_argument("--full", action="store_true", help="the paper's split, task and schedule")
-    add_device(parser)
-    parser.add_argument("--cache", type=Path, default=Path("out/nbody"))
-    parser.add_argument("--output", type=Path, default=Path("out/nbody"))
-    options = parser.parse_args()
-    small = {"task": "standard", "train": 1000, "validation": 500, "test": 500, "epochs": 40, "learning_rate": 0.003}
-    full = {"task": "initial", "train": 1000, "validation": 2000, "test": 2000, "epochs": 300, "learning_rate": 0.0001}
-    for name, value in (full if options.full else small).items():
-        setattr(options, name, value if getattr(options, name) is None else getattr(options, name))
-    return options
-
-
-def main() -> None:
-    options = parse()
-    options.output.mkdir(parents=True, exist_ok=True)
-    start = time.perf_counter()
-    train, validation, test = systems(options)
-    _, velocities, positions, later = test.tensors
-    linear, _ = linear_error(positions, velocities, later, 1.0)
-    _, best_time = linear_error(*(train.tensors[n] for n in (2, 1, 3)))
-    best_linear, _ = linear_error(positions, velocities, later, best_time)
-    errors = {"linear, t = 1": [linear], f"linear, t = {best_time:.2f}": [best_linear]}
-    counts: dict[str, int] = {}
-    curves: dict[str, Curve] = {}
-    for name in options.models:
-        for seed in options.seeds:
-            lightning.seed_everything(seed, verbose=False)
-            model = build(name, options)
-            counts[name] = parameters(model)
-            print(f"\n{name}, seed {seed}: {counts[name]:,} parameters")
-            learner = Regressor(
-                model, functools.partial(predict, augment=options.augment), options.learning_rate, options.weight_decay
-            )
-            curve = curves[name] = Curve()
-            loaders = [
-                batches(part, options.batch if n == 0 else 500, options.device, shuffle=n == 0)
-                for n, part in enumerate((train, validation, test))
-            ]
-            error = fit_best(learner, *loaders, options.epochs, options.device, callbacks=[curve])
-            errors.setdefault(name, []).append(error)
-            print(f"{name}, seed {seed}: test error {error:.4f}")
-    report = table(errors, counts, linear)
-    (options.output / "table.md").write_text(report + "\n")
-    draw(errors, curves, linear, options.output / "errors.png")
-    print(f"\n{report}\n\n{time.perf_counter() - start:.0f} s; written to {options.output}")
+def report(rows: list[Row], folder: Path) -> dict[str, str]:
+    """The table of errors, and its figure."""
+    draw(rows, folder / "errors.png")
+    return {"errors": table(rows)}
 
 
 if __name__ == "__main__":
-    main()
+    study.main(NBody(), PRESETS, __doc__, train, report)

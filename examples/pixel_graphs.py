@@ -13,24 +13,27 @@ with --periodic the canvas has none.
 
 from __future__ import annotations
 
-import argparse
-import time
-from collections.abc import Iterator
+import dataclasses
 from pathlib import Path
+from typing import ClassVar, Literal
 
-import lightning
 import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
-from devices import add_device
-from image_files import load
+from data.digits import sklearn_digits
+from data.image_files import load
+from data.parts import Images, Part
+from harness import study
+from harness.loading import Batches
+from harness.results import Row
+from harness.settings import Settings, flag
+from harness.tables import grouped, markdown, mean_and_spread, published
+from harness.training import Classifier, Outcome, fit
 from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier
 from torch import Tensor
 from torch_geometric.data import Batch, Data
-from torch_geometric.loader import DataLoader
 from tqdm import tqdm
-from training import Classifier, fit, mean_and_spread, sklearn_digits
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -39,33 +42,131 @@ NAMES = {
     "none": "Performer (No Pos.)", "absolute": "Performer (Absolute)", "sinusoid": "Performer (Rel. S1)",
     "clipped": "Performer (Rel. S2)", "window": "Performer (Window)",
 }  # fmt: skip
-Images = tuple[Tensor, Tensor]
+PAPER = ("MNIST", "Fashion-MNIST", "CIFAR-10")
 
 
-def digits(size: int, train_images: int | None) -> tuple[Images, Images]:
-    """scikit-learn's digits in the middle of a canvas."""
-    images, labels, train, test = sklearn_digits()
-    left = (size - 8) // 2
-    images = F.pad(images, (left, size - 8 - left, left, size - 8 - left))
-    train = train[:train_images]
-    return (images[train], labels[train]), (images[test], labels[test])
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PixelGraphs(Settings):
+    """Settings of this example."""
+
+    STUDY: ClassVar[str] = "pixel_graphs"
+    SWEEP: ClassVar[tuple[str, ...]] = ("positions", "seeds")
+
+    positions: tuple[Literal["none", "absolute", "sinusoid", "clipped", "window"], ...] = (
+        "none", "absolute", "sinusoid", "clipped", "window",
+    )  # fmt: skip
+    """what attention knows of where pixels are"""
+    data: Path | None = None
+    """folder with the files of MNIST, Fashion-MNIST or CIFAR-10; by default scikit-learn's digits"""
+    size: int | None = None
+    """pixels a side, of the canvas for digits, or resized to; default 14, or 32 with --data"""
+    train_images: int | None = None
+    """use only the first of the training images"""
+    test_images: int | None = None
+    """use only the first of the test images"""
+    channels: int = 32
+    """width of the model"""
+    layers: int = 2
+    """blocks of attention and multilayer perceptron"""
+    heads: int = 4
+    """of attention"""
+    embedding: Literal["linear", "mlp", "lookup"] = "linear"
+    """of a pixel's colour"""
+    max_distance: int = 4
+    """pixels closer than this are joined; "clipped" tells distances up to it apart, "window" offsets below it"""
+    norm: Literal["layer", "batch"] = "batch"
+    """layer: of every pixel before the mean over them; batch: of the mean, over the images"""
+    redraw_interval: int = 1000
+    """training steps between draws of the random features"""
+    dropout: float = 0.0
+    """of attention and multilayer perceptrons"""
+    periodic: bool = False
+    """opposite borders of the canvas touch"""
+    shift: int | None = None
+    """largest shift of test images in pixels; default 3, or 8 with --data"""
+    label: int | None = None
+    """shift only images of this class (the paper: 1)"""
+    constant: bool = False
+    """keep the learning rate, which otherwise falls as half a cosine"""
+    epochs: int = 12
+    batch: int = 32
+    learning_rate: float = 0.003
+
+    def check(self) -> None:
+        super().check()
+        for name in (
+            "size", "train_images", "test_images", "channels", "layers", "heads", "max_distance", "redraw_interval",
+            "shift",
+        ):  # fmt: skip
+            self.positive(name)
+        if self.channels % self.heads:
+            raise ValueError(f"{flag('channels')} must divide among {flag('heads')} {self.heads}, got {self.channels}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"{flag('dropout')} must be at least 0 and below 1, got {self.dropout}")
+        if not self.data and self.side < 8:
+            raise ValueError(f"{flag('size')} must be at least 8, got {self.size}")
+        if 2 * self.reach > self.side:
+            raise ValueError(f"{flag('shift')} must be at most half of {flag('size')} {self.side}, got {self.reach}")
+
+    @property
+    def side(self) -> int:
+        """Pixels a side."""
+        return self.size or (32 if self.data else 14)
+
+    @property
+    def reach(self) -> int:
+        """The largest shift."""
+        return self.shift or (8 if self.data else 3)
 
 
-def published(folder: Path, size: int | None, train_images: int | None) -> tuple[Images, Images]:
-    """A published data set, resized if asked for (the paper resizes MNIST and Fashion-MNIST to 32 x 32)."""
-    data = load(folder)
-    train, test = ((_resized(images, size), labels) for images, labels in (data["train"], data["test"]))
-    return (train[0][:train_images], train[1][:train_images]), test
+PRESETS = {
+    "quick": PixelGraphs(
+        train_images=24, test_images=40, size=10, shift=1, channels=8, layers=1, heads=2, max_distance=2, epochs=1,
+        batch=8,
+    ),
+    "study": PixelGraphs(seeds=(0, 1, 2), size=16, epochs=22, results=study.committed("pixel_graphs")),
+    "full": PixelGraphs(
+        channels=256, layers=6, heads=8, max_distance=6, norm="layer", redraw_interval=100, dropout=0.1, constant=True,
+        batch=22, learning_rate=0.0005,
+    ),
+}  # fmt: skip
 
 
-def _resized(images: Tensor, size: int | None) -> Tensor:
-    if size is None or tuple(images.shape[2:]) == (size, size):
+def parts(settings: PixelGraphs) -> tuple[Part, Part | None, Part]:
+    """To train, to choose the epoch with where the data set has a part for it, and to test."""
+    if settings.data is not None:
+        with study.refusing():
+            data = load(settings.data)
+        return data.train, data.validation, data.test
+    images, labels, *indices = sklearn_digits()
+    left = (settings.side - 8) // 2
+    right = settings.side - 8 - left
+    images = F.pad(images, (left, right, left, right))
+    train, test = (Part(Images(images[part].numpy()), labels[part]) for part in indices)
+    return train, None, test
+
+
+def resized(images: Tensor, size: int) -> Tensor:
+    """The paper resizes MNIST and Fashion-MNIST to 32 x 32."""
+    if tuple(images.shape[2:]) == (size, size):
         return images
     return F.interpolate(images, (size, size), mode="bilinear", antialias=True)
 
 
-def graphs(images: Tensor, labels: Tensor, transform: PixelGraph) -> list[Data]:
-    return [transform(Data(image=image, y=label)) for image, label in zip(images, labels, strict=True)]
+def graphs(images: Tensor, labels: Tensor, transform: PixelGraph) -> Batch:
+    """Images as a batch of pixel graphs."""
+    return Batch.from_data_list([transform(Data(image=x, y=y)) for x, y in zip(images, labels, strict=True)])
+
+
+def batches(part: Part, limit: int | None, size: int, settings: PixelGraphs, seed: int | None = None) -> Batches:
+    """Batches of a part's first images; their graphs are made when they are asked for, and share edges till then."""
+    transform = PixelGraph(settings.max_distance, periodic=settings.periodic)
+
+    def get(indices: list[int]) -> Batch:
+        images, labels = part[indices]
+        return graphs(resized(images, settings.side), labels, transform)
+
+    return Batches(get, min(limit or len(part), len(part)), size, seed)
 
 
 def predict(model: PixelGraphClassifier, data: Batch) -> tuple[Tensor, Tensor]:
@@ -73,18 +174,28 @@ def predict(model: PixelGraphClassifier, data: Batch) -> tuple[Tensor, Tensor]:
     return model(data.x, data.edge_index, data.edge_attr, data.pos, data.batch, batch_size=data.num_graphs), data.y
 
 
-def build(position: str, channels: int, options: argparse.Namespace) -> PixelGraphClassifier:
+def build(in_channels: int, settings: PixelGraphs) -> PixelGraphClassifier:
+    (position,) = settings.positions
     return PixelGraphClassifier(
-        channels, 10, channels=options.channels, num_layers=options.layers, heads=options.heads,
-        embedding=options.embedding, position=None if position == "none" else position,
-        max_distance=options.max_distance, redraw_interval=options.redraw_interval,
-        attention_dropout=options.dropout, dropout=options.dropout, norm=options.norm,
+        in_channels, 10, channels=settings.channels, num_layers=settings.layers, heads=settings.heads,
+        embedding=settings.embedding, position=None if position == "none" else position,
+        max_distance=settings.max_distance, redraw_interval=settings.redraw_interval,
+        attention_dropout=settings.dropout, dropout=settings.dropout, norm=settings.norm,
     )  # fmt: skip
 
 
 def shiftable(images: Tensor, limit: int) -> Tensor:
     """Which images have nothing but black in the ``limit`` columns at either side."""
     return (images[..., :limit].flatten(1).amax(1) == 0) & (images[..., -limit:].flatten(1).amax(1) == 0)
+
+
+def movable(pictures: tuple[Tensor, Tensor], settings: PixelGraphs) -> tuple[Tensor, Tensor]:
+    """Images, resized, and labels of those that can be shifted as far as settings say, of the class they say."""
+    images, labels = resized(pictures[0], settings.side), pictures[1]
+    chosen = shiftable(images, settings.reach)
+    if settings.label is not None:
+        chosen &= labels == settings.label
+    return images[chosen], labels[chosen]
 
 
 def shifted(images: Tensor, columns: int) -> Tensor:
@@ -95,140 +206,95 @@ def shifted(images: Tensor, columns: int) -> Tensor:
 
 @torch.no_grad()
 def accuracies_at_shifts(
-    model: PixelGraphClassifier, images: Images, transform: PixelGraph, shifts: range, options: argparse.Namespace
-) -> Iterator[float]:
+    model: PixelGraphClassifier, images: Tensor, labels: Tensor, settings: PixelGraphs
+) -> dict[str, float]:
     """Percent of images classified right at each shift."""
-    model.to(options.device).eval()
-    for shift in tqdm(shifts, desc="shifts", leave=False):
+    model.to(settings.device).eval()
+    transform = PixelGraph(settings.max_distance, periodic=settings.periodic)
+    accuracies = {}
+    shifts = range(-settings.reach, settings.reach + 1)
+    for shift in tqdm(shifts, desc="shifts", leave=False, disable=not settings.progress):
         right = 0
-        for batch in DataLoader(graphs(shifted(images[0], shift), images[1], transform), 256):
-            logits, labels = predict(model, batch.to(options.device))
-            right += int((logits.argmax(1) == labels).sum())
-        yield 100 * right / len(images[0])
+        for some, wanted in zip(shifted(images, shift).split(256), labels.split(256), strict=True):
+            logits, wanted = predict(model, graphs(some, wanted, transform).to(settings.device))
+            right += int((logits.argmax(1) == wanted).sum())
+        accuracies[str(shift)] = 100 * right / len(images)
+    return accuracies
 
 
-def table(accuracies: dict[str, list[float]], parameters: dict[str, int], name: str) -> str:
-    """The layout of the paper's Table 1."""
-    rows = [f"| model | {name} | params |", "|---|---|---|"]
-    for position, values in accuracies.items():
-        count = f"{parameters[position] / 1e6:.1f}M" if parameters[position] >= 1e5 else f"{parameters[position]:,}"
-        rows.append(f"| {NAMES[position]} | {mean_and_spread(values)} | {count} |")
-    return "\n".join(rows)
+def train(settings: PixelGraphs) -> Outcome:
+    """One model, trained and tested, on images where they are and shifted."""
+    training, validation, testing = parts(settings)
+    outcome = fit(
+        learner := Classifier(build(training.images.shape[1], settings), predict, settings, settings.constant),
+        batches(training, settings.train_images, settings.batch, settings, settings.seed),
+        validation and batches(validation, None, 256, settings),
+        batches(testing, settings.test_images, 256, settings),
+    )
+    images, labels = movable(testing[: settings.test_images], settings)
+    outcome.more["shiftable"] = len(images)
+    if len(images):
+        outcome.more["shifts"] = accuracies_at_shifts(learner.model, images, labels, settings)
+    return outcome
 
 
-def shift_table(curves: dict[str, np.ndarray], shifts: range) -> str:
-    """Mean accuracy at every shift."""
-    rows = [f"| shift in pixels | {' | '.join(map(str, shifts))} |", "|---" * (len(shifts) + 1) + "|"]
+def accuracy_table(rows: list[Row]) -> str:
+    """The paper's Table 1, beside its numbers."""
+    paper = published("Relative Performer Table 1")
+    data = Path(rows[0].setting("data") or "digits").name
+    header = ["model", data, "parameters", *(f"paper, {name}" for name in PAPER)]
+    lines = []
+    for (position,), group in grouped(rows, "positions").items():
+        cells = [mean_and_spread((row.value for row in group), 1), f"{group[0].parameters:,}"]
+        lines.append([NAMES[position], *cells, *(paper.get((position, name), "-") for name in PAPER)])
+    return markdown(header, lines)
+
+
+def curves_of(rows: list[Row]) -> dict[str, dict[int, list[float]]]:
+    """Accuracies of all seeds by position and shift."""
+    curves = {}
+    for (position,), group in grouped((row for row in rows if "shifts" in row.more), "positions").items():
+        curves[position] = {}
+        for row in group:
+            for shift, accuracy in row.more["shifts"].items():
+                curves[position].setdefault(int(shift), []).append(accuracy)
+    return curves
+
+
+def shift_table(curves: dict[str, dict[int, list[float]]]) -> str:
+    """Accuracy at every shift."""
+    shifts = sorted({shift for curve in curves.values() for shift in curve})
+    lines = []
     for position, curve in curves.items():
-        rows.append(f"| {NAMES[position]} | " + " | ".join(f"{a:.1f}" for a in curve.mean(0)) + " |")
-    return "\n".join(rows)
+        lines.append([NAMES[position], *(mean_and_spread(curve[s], 1) if s in curve else "-" for s in shifts)])
+    return markdown(["shift in pixels", *map(str, shifts)], lines)
 
 
-def draw(curves: dict[str, np.ndarray], shifts: range, path: Path) -> None:
+def draw(curves: dict[str, dict[int, list[float]]], path: Path) -> None:
     """Accuracy against shift, mean and standard deviation over seeds."""
     figure, axes = plt.subplots(figsize=(6, 4.5), layout="constrained")
     for position, curve in curves.items():
-        mean, spread = curve.mean(0), curve.std(0, ddof=1) if len(curve) > 1 else np.zeros(len(shifts))
-        axes.plot(shifts, mean, marker="o", label=NAMES[position])
-        axes.fill_between(shifts, mean - spread, mean + spread, alpha=0.2)
-    axes.set(xlabel="shift along x in pixels", ylabel="accuracy in percent", ylim=(0, 100), xticks=list(shifts))
+        mean = np.array([np.mean(values) for values in curve.values()])
+        spread = np.array([np.std(values, ddof=1) if len(values) > 1 else 0 for values in curve.values()])
+        axes.plot(list(curve), mean, marker="o", label=NAMES[position])
+        axes.fill_between(list(curve), mean - spread, mean + spread, alpha=0.2)
+    shifts = sorted({shift for curve in curves.values() for shift in curve})
+    axes.set(xlabel="shift along x in pixels", ylabel="accuracy in percent", ylim=(0, 100), xticks=shifts)
     figure.legend(loc="outside lower center", ncols=3)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--positions", nargs="+", choices=list(NAMES), default=list(NAMES))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch", type=int, help="default 32, or 22 with --full")
-    parser.add_argument("--learning-rate", type=float, help="default 0.003, or 0.0005 with --full")
-    parser.add_argument("--size", type=int, help="pixels a side; default 14, or 32 with --data")
-    parser.add_argument("--train-images", type=int, help="use only the first of the training images")
-    parser.add_argument("--test-images", type=int, help="use only the first of the test images")
-    parser.add_argument("--channels", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--embedding", choices=["linear", "mlp", "lookup"], default="linear")
-    parser.add_argument("--max-distance", type=int, help="default 4, or 6 with --full")
-    parser.add_argument("--norm", choices=["layer", "batch"], help="default batch, or layer with --full")
-    parser.add_argument("--redraw-interval", type=int, help="steps between draws; default 1000, or 100 with --full")
-    parser.add_argument("--periodic", action="store_true", help="opposite borders of the canvas touch")
-    parser.add_argument("--dropout", type=float, help="default 0, or 0.1 with --full")
-    parser.add_argument("--shift", type=int, help="largest shift in pixels; default 3, or 8 with --data")
-    parser.add_argument("--label", type=int, help="shift only images of this class (the paper: 1)")
-    parser.add_argument("--data", type=Path, help="folder with MNIST, Fashion-MNIST or CIFAR-10 files")
-    add_device(parser)
-    parser.add_argument("--output", type=Path, default=Path("out/pixel_graphs"))
-    parser.add_argument("--full", action="store_true", help="the paper's model and hyperparameters")
-    options = parser.parse_args()
-    if options.full:
-        for name in ("channels", "layers", "heads"):
-            if getattr(options, name) != parser.get_default(name):
-                parser.error(f"--{name} does not go with --full, which is the paper's model")
-        options.channels, options.layers, options.heads = 256, 6, 8
-    names = ("batch", "learning_rate", "max_distance", "dropout", "norm", "redraw_interval")
-    small, full = (32, 0.003, 4, 0.0, "batch", 1000), (22, 0.0005, 6, 0.1, "layer", 100)
-    for name, value in zip(names, full if options.full else small, strict=True):
-        setattr(options, name, value if getattr(options, name) is None else getattr(options, name))
-    options.size = (32 if options.data else 14) if options.size is None else options.size
-    options.shift = (8 if options.data else 3) if options.shift is None else options.shift
-    for name in ("epochs", "batch", "learning_rate", "train_images", "test_images", "shift", "max_distance"):
-        if getattr(options, name) is not None and getattr(options, name) <= 0:
-            parser.error(f"--{name.replace('_', '-')} must be positive, got {getattr(options, name)}")
-    if options.size < 8:
-        parser.error(f"--size must be at least 8, got {options.size}")
-    if options.train_images is not None and options.train_images < options.batch:
-        parser.error(f"--train-images must be at least the batch of {options.batch}, got {options.train_images}")
-    return options
-
-
-def main() -> None:
-    options = parse()
-    start = time.perf_counter()
-    if options.data:
-        train, test = published(options.data, options.size, options.train_images)
-    else:
-        train, test = digits(options.size, options.train_images)
-    test = tuple(t[: options.test_images] for t in test)
-    movable = shiftable(test[0], options.shift)
-    if options.label is not None:
-        movable &= test[1] == options.label
-    transform = PixelGraph(options.max_distance, periodic=options.periodic)
-    print(f"{len(train[0])} images to train, {len(test[0])} to test, {options.size} x {options.size} pixels; "
-          f"{int(movable.sum())} can be shifted by {options.shift} pixels either way")  # fmt: skip
-    testing = DataLoader(graphs(*test, transform), 256)
-    shifts = range(-options.shift, options.shift + 1)
-    accuracies, curves, parameters = {}, {}, {}
-    for position in options.positions:
-        for seed in options.seeds:
-            print(f"{NAMES[position]}, seed {seed}")
-            lightning.seed_everything(seed, verbose=False)
-            model = build(position, train[0].shape[1], options)
-            parameters[position] = sum(p.numel() for p in model.parameters())
-            training = DataLoader(graphs(*train, transform), options.batch, shuffle=True, drop_last=True)
-            classifier = Classifier(model, predict, options.learning_rate, constant=options.full)
-            accuracy = fit(classifier, training, testing, options.epochs, options.device)
-            accuracies.setdefault(position, []).append(accuracy)
-            if movable.any():
-                images = test[0][movable], test[1][movable]
-                curve = list(accuracies_at_shifts(model, images, transform, shifts, options))
-                curves.setdefault(position, []).append(curve)
-    options.output.mkdir(parents=True, exist_ok=True)
-    report = table(accuracies, parameters, options.data.name if options.data else "digits")
-    (options.output / "accuracy.md").write_text(report + "\n")
-    print(f"\nTest accuracy in percent, {len(options.seeds)} seed(s), {options.epochs} epochs:\n\n{report}\n")
-    if curves:
-        stacked = {position: np.array(values) for position, values in curves.items()}
-        moved = shift_table(stacked, shifts)
-        (options.output / "shifts.md").write_text(moved + "\n")
-        draw(stacked, shifts, options.output / "shifts.png")
-        print(f"Accuracy in percent of shifted test images, mean over seeds:\n\n{moved}\n")
+def report(rows: list[Row], folder: Path) -> dict[str, str]:
+    """The tables of accuracy, and of accuracy after shifts with its figure."""
+    tables = {"accuracy": accuracy_table(rows)}
+    if curves := curves_of(rows):
+        tables["shifts"] = shift_table(curves)
+        draw(curves, folder / "shifts.png")
     else:
         print("No test image can be shifted so far without losing bright pixels; --shift sets how far.")
-    print(f"figure and tables are in {options.output.resolve()} ({time.perf_counter() - start:.0f} s)")
+    return tables
 
 
 if __name__ == "__main__":
-    main()
+    study.main(PixelGraphs(), PRESETS, __doc__, train, report)

@@ -1,49 +1,170 @@
-"""Train GE-ViTs on rotated handwritten digits and look at where they are equivariant.
+"""Train GE-ViTs and G-CNNs on rotated handwritten digits and look at where they are equivariant.
 
 Real digits (scikit-learn's 1797 images of 8 x 8) are enlarged and rotated by uniform angles, one angle an image, and
-split by image. Models are built from escnn field types: Z2_SA (translations), R4_SA and R8_SA (4 and 8 rotations) and
-R4M_SA (4 rotations and reflections), each with one or several relations of the group encoding. Prints a table like
-GE-ViT's Table 2 and writes figures like its Figures 4 to 7.
+split by image. Models are built from escnn field types: Z2_SA (translations), R4_SA, R8_SA and R12_SA (4, 8 and 12
+rotations) and R4M_SA (4 rotations and reflections), each with one or several relations of the group encoding, and
+escnn's own group convolutions with as many parameters as R4_SA and R8_SA. Prints tables like GE-ViT's Tables 1 and 2,
+measures what its Figure 7 shows, and draws figures like its Figures 4 to 7.
 
     python examples/rotated_digits.py                                    # a few minutes on two cores
     python examples/rotated_digits.py --models Z2_SA R8_SA --seeds 0 1 2
+    python examples/rotated_digits.py --study --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0   # windows
     python examples/rotated_digits.py --data ~/rotmnist --full --device cuda   # the paper's data and setting
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import io
-import time
+import dataclasses
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-import lightning
+import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
-from devices import add_device
-from equivariance_figures import draw_all
-from torch import Tensor
-from torch.utils.data import TensorDataset
-from training import Classifier, batches, fit, mean_and_spread, sklearn_digits
-
-with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
-    from escnn import gspaces, nn
-
+from data.digits import sklearn_digits
+from equivariance_figures import draw_all, equivariance
+from gcnn import GCNN, convolution, gspaces, matched, nn
+from harness import study
+from harness.checkpoints import CheckpointError, load
+from harness.loading import tensor_batches
+from harness.results import Row
+from harness.settings import Settings
+from harness.tables import grouped, markdown, mean_and_spread, published
+from harness.training import Classifier, Outcome, fit, parameters
 from tg_equiattn.integrations.escnn import GEViT
+from torch import Tensor
 
-MODELS = {
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+Model = Literal["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA", "C4 G-CNN", "C8 G-CNN"]
+Relation = Literal["ge_vit", "gsa", "lifted", "relative"]
+GSPACES = {
     "Z2_SA": gspaces.trivialOnR2(),
     "R4_SA": gspaces.rot2dOnR2(4),
     "R8_SA": gspaces.rot2dOnR2(8),
+    "R12_SA": gspaces.rot2dOnR2(12),
     "R4M_SA": gspaces.flipRot2dOnR2(4),
 }
-ROTMNIST_FILES = {
-    "train": "mnist_all_rotation_normalized_float_train_valid.amat",
-    "test": "mnist_all_rotation_normalized_float_test.amat",
-}
+EQUALS = {"C4 G-CNN": "R4_SA", "C8 G-CNN": "R8_SA"}  # of the same group, and of about as many parameters
+PAPERS = {"ge_vit": "GE-ViT", "gsa": "GSA-Nets"}
+Part = tuple[Tensor, Tensor]  # images and labels
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RotatedDigits(Settings):
+    """Settings of this example."""
+
+    STUDY: ClassVar[str] = "rotated_digits"
+    SWEEP: ClassVar[tuple[str, ...]] = ("models", "relation", "kernel_size", "seeds")
+
+    models: tuple[Model, ...] = ("Z2_SA", "R4_SA", "R4M_SA")
+    """which to train; a G-CNN is escnn's, with 3 x 3 convolutions and as many parameters as the R4_SA or R8_SA"""
+    relation: tuple[Relation, ...] = ("ge_vit", "gsa")
+    """relations of the group encoding to compare"""
+    kernel_size: tuple[int, ...] = (3,)
+    """odd windows of attention; 0 is global"""
+    size: int = 16
+    """pixels a side that scikit-learn's digits are enlarged to; those of --data have 28"""
+    train_images: int | None = None
+    """use only the first of the training images"""
+    data: Path | None = None
+    """folder with the rotated MNIST files (.amat)"""
+    channels: int = 12
+    """width of every layer"""
+    blocks: int = 2
+    """attention blocks after the lifting attention"""
+    heads: int = 2
+    """of every attention layer"""
+    head_channels: int | None = 4
+    """width of a head; None is half the channels"""
+    encoding: Literal["axial", "joint", "full"] = "joint"
+    """of positions: a table for rows and one for columns, one for both, or one for positions and group elements"""
+    norm: Literal["batch", "layer"] = "batch"
+    """layer normalisation is the paper's, and needs far more steps to train"""
+    dropout: float = 0.0
+    """of attention weights and of the outputs of attention"""
+    pool: int = 0
+    """block after which images are pooled 2 x 2; 0 is before the first"""
+    crops: tuple[int, ...] = ()
+    """pixels to cut off at each side after each block; empty cuts nothing"""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """of the learning rate"""
+    epochs: int = 8
+    """passes over the training images"""
+    batch: int = 16
+    """images of one step, over all devices together"""
+    learning_rate: float = 0.02
+    """of Adam, at the start"""
+    weight_decay: float = 1e-4
+    """of Adam"""
+
+    def check(self) -> None:
+        super().check()
+        for name in ("size", "train_images", "channels", "blocks", "heads", "head_channels"):
+            self.positive(name)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"--dropout must be from 0 to below 1, got {self.dropout}")
+        for size in self.kernel_size:
+            if size < 0 or (size and size % 2 == 0):
+                raise ValueError(f"--kernel-size must be odd, or 0, got {size}")
+        if not 0 <= self.pool <= self.blocks:
+            raise ValueError(f"--pool must be from 0 to the number of blocks, {self.blocks}, got {self.pool}")
+        if self.crops and (len(self.crops) != self.blocks or min(self.crops) < 0):
+            raise ValueError(f"--crops must be {self.blocks} numbers, one a block, got {list(self.crops)}")
+        if self.patience and not self.data:
+            raise ValueError("--patience needs validation data, which only --data has")
+        self._check_sides(28 if self.data else self.size)
+
+    def _check_sides(self, side: int) -> None:
+        """Raise ValueError where a pool, a crop or a window does not fit the images."""
+        sides, start = [side], side  # what each attention layer sees
+        for block, crop in enumerate((0, *(self.crops or [0] * self.blocks))):
+            side -= 2 * crop
+            if block == self.pool:
+                if side % 2:
+                    raise ValueError(f"--size must be even where the models pool 2 x 2, got {start}, and {side} there")
+                side //= 2
+            sides.append(side)
+        if side < 1:
+            raise ValueError(f"--crops must leave some of {start} x {start} pixels, got {list(self.crops)}")
+        if max(self.kernel_size) > min(sides[:-1]):
+            raise ValueError(f"--kernel-size must fit into {min(sides[:-1])} x {min(sides[:-1])} pixels, "
+                             f"which are left of {start} x {start}, got {max(self.kernel_size)}")  # fmt: skip
+
+    def runs(self) -> Iterator[RotatedDigits]:
+        """Of combinations that are the same model only the first: one element has one relation, convolutions none."""
+        seen = []
+        for run in super().runs():
+            (name,) = run.models
+            if name == "Z2_SA" or name in EQUALS:
+                run = dataclasses.replace(run, relation=("ge_vit",))
+            if name in EQUALS:
+                run = dataclasses.replace(run, kernel_size=(3,))
+            if run not in seen:
+                seen.append(run)
+                yield run
+
+
+EVERY = {"models": Model.__args__, "relation": Relation.__args__}
+PRESETS = {
+    "quick": RotatedDigits(
+        models=Model.__args__, train_images=32, size=8, channels=4, heads=1, head_channels=2, blocks=1, epochs=1,
+        batch=8,
+    ),
+    "study": RotatedDigits(
+        **EVERY, seeds=(0, 1, 2, 3, 4), size=14, blocks=1, channels=24, heads=4,
+        results=study.committed("rotated_digits"),
+    ),
+    "full": RotatedDigits(
+        models=("Z2_SA", "R4_SA", "R8_SA", "R12_SA"), kernel_size=(5,), size=28, channels=20, blocks=5, heads=9,
+        head_channels=None, encoding="axial", norm="layer", dropout=0.1, pool=2, crops=(2, 0, 2, 1, 1), epochs=300,
+        batch=8, learning_rate=0.001, schedule="constant",
+    ),
+}  # fmt: skip
 
 
 def rotate(images: Tensor, angles: Tensor, size: int, scale: float) -> Tensor:
@@ -56,156 +177,198 @@ def rotate(images: Tensor, angles: Tensor, size: int, scale: float) -> Tensor:
     return F.grid_sample(images, grid, mode="bilinear", align_corners=False)
 
 
-def rotated_sklearn_digits(size: int, train_images: int | None) -> tuple[TensorDataset, TensorDataset]:
+def rotated_digits(size: int, train_images: int | None) -> tuple[Part, None, Part]:
     """Training and test digits, each rotated by one angle of its own; the digit fills size / sqrt(2) pixels."""
     images, labels, train, test = sklearn_digits()
     angles = 2 * torch.pi * torch.rand(len(images), generator=torch.Generator().manual_seed(0))
     images = rotate(images, angles, size, scale=size / (8 * 2**0.5))
     train = train[:train_images]
-    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
+    return (images[train], labels[train]), None, (images[test], labels[test])
 
 
-def rotmnist(folder: Path, train_images: int | None) -> tuple[TensorDataset, TensorDataset]:
-    """The published rotated MNIST: a line of 784 grey values and a label an image; 10,000 to train, 50,000 to test."""
-    sets = []
-    for part, name in ROTMNIST_FILES.items():
-        path = folder / name
-        if not path.is_file():
-            raise SystemExit(
-                f"{path} is missing: --data must name a folder with {' and '.join(ROTMNIST_FILES.values())}, "
-                "the rotated MNIST of Larochelle et al. (2007), in mnist_rotation_new.zip"
-            )
-        table = np.loadtxt(path, dtype=np.float32)
-        if table.ndim != 2 or table.shape[1] != 785:
-            raise SystemExit(f"{path} must hold 785 numbers a line, got {table.shape}")
-        table = table[: train_images or 10_000] if part == "train" else table
-        images = torch.from_numpy(table[:, :-1]).view(-1, 1, 28, 28)
-        sets.append(TensorDataset(images, torch.from_numpy(table[:, -1]).long()))
-    return sets[0], sets[1]
+def parts(settings: Any) -> tuple[Part, Part | None, Part]:
+    """Images and labels to train on, to choose the epoch with where there are any, and to test on."""
+    if settings.data is None:
+        return rotated_digits(settings.size, settings.train_images)
+    from data.image_files import load as load_images  # needs h5py, for other data sets
+
+    with study.refusing():
+        data = load_images(settings.data, "rotmnist")
+    return data.train[: settings.train_images], data.validation[:], data.test[:]
 
 
-def build(model: str, relation: str, options: argparse.Namespace) -> GEViT:
-    """A GE-ViT from trivial fields of the model's gspace."""
-    gspace = MODELS[model]
+def build(settings: RotatedDigits) -> torch.nn.Module:
+    """The model of a single run."""
+    (name,), (relation,), (kernel_size,) = settings.models, settings.relation, settings.kernel_size
+    if name in EQUALS:
+        gspace, layers = GSPACES[EQUALS[name]], [convolution] * settings.blocks
+        options = {"pools": (settings.pool,), "crops": settings.crops}
+        wanted = parameters(build(dataclasses.replace(settings, models=(EQUALS[name],))))
+        return matched(lambda width: GCNN(gspace, width, layers, **options), wanted)
+    gspace = GSPACES[name]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="relation='gsa'")
-        if options.full:
-            return GEViT.rotmnist(gspace, relation=relation)
         return GEViT(
             nn.FieldType(gspace, [gspace.trivial_repr]),
             10,
-            channels=(options.channels,) * options.blocks,
-            heads=options.heads,
-            head_channels=options.head_channels,
-            kernel_size=options.kernel_size,
+            channels=(settings.channels,) * settings.blocks,
+            heads=settings.heads,
+            head_channels=settings.head_channels,
+            kernel_size=kernel_size or None,
             relation=relation,
-            encoding=options.encoding,
-            norm=options.norm,
-            pools=(0,),
+            encoding=settings.encoding,
+            norm=settings.norm,
+            pools=(settings.pool,),
+            crops=settings.crops or 0,
+            attention_dropout=settings.dropout,
+            value_dropout=settings.dropout,
         )
 
 
-def predict(model: GEViT, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def predict(model: torch.nn.Module, batch: Part) -> tuple[Tensor, Tensor]:
     """Logits and labels of a batch."""
     images, labels = batch
-    return model(model.in_type(images)).tensor.flatten(1), labels
+    if isinstance(model, GEViT):
+        return model(model.in_type(images)).tensor.flatten(1), labels
+    return model(images), labels
 
 
-def train(model: str, relation: str, seed: int, data, options: argparse.Namespace) -> tuple[GEViT, float]:
-    """One trained model and its test accuracy in percent."""
-    lightning.seed_everything(seed, verbose=False)
-    classifier = Classifier(
-        build(model, relation, options), predict, options.learning_rate, weight_decay=1e-4, constant=options.full
+def train(settings: RotatedDigits) -> Outcome:
+    """One model, trained and tested, and the equivariance error of its features."""
+    training, validation, testing = parts(settings)
+    learner = Classifier(build(settings), predict, settings, constant=settings.schedule == "constant")
+    held_out = [part and tensor_batches(part, 256, device=settings.data_device) for part in (validation, testing)]
+    outcome = fit(
+        learner, tensor_batches(training, settings.batch, settings.seed, device=settings.data_device), *held_out
     )
-    training = batches(data[0], options.batch, options.device, shuffle=True, drop_last=True)
-    testing = batches(data[1], 256, options.device)
-    accuracy = fit(classifier, training, testing, options.epochs, options.device)
-    return classifier.model, accuracy
+    images = testing[0][:8].to(next(learner.model.parameters()).device)
+    outcome.more |= equivariance(learner.model, images)
+    return outcome
 
 
-def table(accuracies: dict[tuple[str, str], list[float]], options: argparse.Namespace) -> str:
-    """Mean accuracy, and spread over seeds, of each model and relation."""
-    relations = options.relation
-    lines = [f"| model | {' | '.join(relations)} |", "|---" * (1 + len(relations)) + "|"]
-    for model in options.models:
-        cells = []
-        for relation in relations:
-            values = accuracies[model, "ge_vit" if model == "Z2_SA" else relation]
-            cells.append(mean_and_spread(values))
-        lines.append(f"| {model} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def finish(settings: RotatedDigits) -> None:
+    """Draw feature maps and errors of the first trained network of each model and relation."""
+    models: dict[tuple[str, str], torch.nn.Module] = {}
+    missing: dict[tuple[str, str], str] = {}
+    for run in settings.runs():
+        key = run.models[0], run.relation[0]
+        path = run.folder / ("best.ckpt" if run.data else "last.ckpt")
+        if key in models:
+            continue
+        if not path.is_file():
+            missing.setdefault(key, f"{path} is not there (--again trains once more)")
+            continue
+        learner = Classifier(build(run), predict, run)
+        try:
+            learner.load_state_dict(load(path)["state_dict"])
+        except CheckpointError as error:
+            missing.setdefault(key, str(error))
+            continue
+        models[key] = learner.model.eval()
+    if missing := {key: reason for key, reason in missing.items() if key not in models}:
+        names = ", ".join(" ".join(key) for key in missing)
+        print(f"\nNo feature maps are drawn of {names}: {next(iter(missing.values()))}")
+    if models:
+        *_, (images, _) = parts(settings)
+        draw_all(models, images[3:4], settings.output / settings.STUDY)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["Z2_SA", "R4_SA", "R4M_SA"])
-    parser.add_argument("--relation", nargs="+", choices=["ge_vit", "gsa", "lifted", "relative"],
-                        default=["ge_vit", "gsa"], help="relations of the group encoding to compare")  # fmt: skip
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--epochs", type=int, help="default 8, or 300 with --full")
-    parser.add_argument("--batch", type=int, help="default 16, or 8 with --full")
-    parser.add_argument("--learning-rate", type=float, help="default 0.02, or 0.001 with --full")
-    parser.add_argument("--size", type=int, default=16, help="pixels a side (default 16; 28 with --full)")
-    parser.add_argument("--train-images", type=int, help="use only the first of the training images")
-    parser.add_argument("--channels", type=int, default=12)
-    parser.add_argument("--blocks", type=int, default=2)
-    parser.add_argument("--heads", type=int, default=2)
-    parser.add_argument("--head-channels", type=int, default=4)
-    parser.add_argument("--kernel-size", type=int, default=3, help="odd window (default 3; the paper's is 5)")
-    parser.add_argument("--encoding", choices=["axial", "joint", "full"], default="joint")
-    parser.add_argument("--norm", choices=["batch", "layer"], default="batch",
-                        help="layer normalisation is the paper's, and needs far more steps to train")  # fmt: skip
-    parser.add_argument("--data", type=Path, help="folder with the rotated MNIST files (.amat)")
-    add_device(parser)
-    parser.add_argument("--output", type=Path, default=Path("out/rotated_digits"))
-    parser.add_argument("--full", action="store_true", help="the paper's architecture and schedule")
-    options = parser.parse_args()
-    if options.full:
-        for name in ("channels", "blocks", "heads", "head_channels", "kernel_size", "encoding", "norm"):
-            if getattr(options, name) != parser.get_default(name):
-                parser.error(f"--{name.replace('_', '-')} does not go with --full, which is the paper's architecture")
-    for name in ("epochs", "batch", "learning_rate", "train_images"):
-        if getattr(options, name) is not None and getattr(options, name) <= 0:
-            parser.error(f"--{name.replace('_', '-')} must be positive, got {getattr(options, name)}")
-    options.epochs = options.epochs or (300 if options.full else 8)
-    options.batch = options.batch or (8 if options.full else 16)
-    options.learning_rate = options.learning_rate or (0.001 if options.full else 0.02)
-    options.size = 28 if options.full or options.data else options.size
-    if options.train_images is not None and options.train_images < options.batch:
-        parser.error(f"--train-images must be at least the batch of {options.batch}, got {options.train_images}")
-    if options.size % 2:
-        parser.error(f"--size must be even (the models pool 2 x 2), got {options.size}")
-    return options
+def window(row: Row) -> str:
+    size = row.setting("kernel_size")
+    return f"{size} x {size}" if size else "global"
 
 
-def main() -> None:
-    options = parse()
-    start = time.perf_counter()
-    if options.data:
-        data = rotmnist(options.data, options.train_images)
-    else:
-        data = rotated_sklearn_digits(options.size, options.train_images)
-    print(f"{len(data[0])} digits to train, {len(data[1])} to test, {options.size} x {options.size} pixels")
-    accuracies: dict[tuple[str, str], list[float]] = {}
-    trained: dict[tuple[str, str], GEViT] = {}
-    for model in options.models:
-        for relation in ["ge_vit"] if model == "Z2_SA" else options.relation:  # one element has only one relation
-            for seed in options.seeds:
-                print(f"{model}, relation {relation}, seed {seed}")
-                trained[model, relation], accuracy = train(model, relation, seed, data, options)
-                accuracies.setdefault((model, relation), []).append(accuracy)
-    report = table(accuracies, options)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "accuracy.md").write_text(report + "\n")
-    print(f"\nTest accuracy in percent, {len(options.seeds)} seed(s), {options.epochs} epochs:\n\n{report}\n")
-    errors = draw_all({k: m.cpu() for k, m in trained.items()}, data[1][3][0][None], options.output)
-    (options.output / "equivariance.md").write_text(errors + "\n")
-    print(
-        "Equivariance error of the trained networks' features (mean |error|, and max relative to max |feature|):"
-        f"\n\n{errors}\n"
-    )
-    print(f"figures and tables are in {options.output.resolve()} ({time.perf_counter() - start:.0f} s)")
+def of_main_window(rows: list[Row]) -> list[Row]:
+    """Rows of the window that most attention networks have, and all of convolutions, whose window is always 3."""
+    sizes = [row.setting("kernel_size") for row in rows if row.setting("models") not in EQUALS]
+    main = max(dict.fromkeys(sizes), key=sizes.count, default=3)
+    return [row for row in rows if row.setting("models") in EQUALS or row.setting("kernel_size") == main]
+
+
+def of_several_windows(rows: Iterable[Row]) -> list[Row]:
+    """Rows of relations that come with more than one window, by window, global attention last."""
+    groups = grouped(rows, "relation").values()
+    several = [row for group in groups if len(grouped(group, "kernel_size")) > 1 for row in group]
+    return sorted(several, key=lambda row: row.setting("kernel_size") or float("inf"))
+
+
+def values(rows: list[Row]) -> str:
+    return mean_and_spread(row.value for row in rows) if rows else "-"
+
+
+def accuracy(rows: list[Row]) -> str:
+    """GE-ViT's Tables 2 and 4: models down, relations across."""
+    rows = of_main_window(rows)
+    relations = list(dict.fromkeys(row.setting("relation") for row in rows))
+    columns = [PAPERS[relation] for relation in relations if relation in PAPERS]
+    paper, convolutions = published("GE-ViT Table 2"), published("GE-ViT Table 4")
+    groups, lines = grouped(rows, "models", "relation"), []
+    for (name,), group in grouped(rows, "models").items():
+        cells = [values(groups.get((name, relation), [])) for relation in relations]
+        known = {(name, "GE-ViT"): value for (name, _), value in convolutions.items()} | paper
+        counts = dict.fromkeys(f"{row.parameters:,}" for row in group)
+        lines.append([name, *cells, " to ".join(counts), *(known.get((name, column), "-") for column in columns)])
+    return markdown(["model", *relations, "parameters", *(f"{c} paper, rotMNIST" for c in columns)], lines)
+
+
+def windows(rows: list[Row]) -> str:
+    """GE-ViT's Table 1: windows of R4_SA down, relations across."""
+    relations = list(dict.fromkeys(row.setting("relation") for row in rows))
+    columns = [PAPERS[relation] for relation in relations if relation in PAPERS]
+    paper = published("GE-ViT Table 1") | published("GSA-Nets Table 1")
+    groups, lines = grouped(rows, "kernel_size", "relation"), []
+    for (size,), group in grouped(rows, "kernel_size").items():
+        cells = [values(groups.get((size, relation), [])) for relation in relations]
+        numbers = [paper.get((str(size or "global"), column), "-") for column in columns]
+        lines.append([window(group[0]), *cells, *numbers])
+    return markdown(["window", *relations, *(f"{c} paper, rotMNIST" for c in columns)], lines)
+
+
+def errors(rows: list[Row]) -> str:
+    """GE-ViT's Figure 7 in numbers: the mean error, and the worst of all seeds relative to the largest feature."""
+    paper, lines = published("GE-ViT Figure 7"), []
+    for (name, relation), group in grouped(rows, "models", "relation").items():
+        mean = np.mean([row.more["mean error"] for row in group])
+        worst = max(row.more["max error"] for row in group)
+        known = "-" if name in EQUALS else paper.get((PAPERS.get(relation, ""), "mean error"), "-")
+        lines.append([name, "-" if name in EQUALS else relation, f"{mean:.1e}", f"{worst:.1e}", known])
+    return markdown(["model", "relation", "mean error", "max error / max feature", "mean error, paper"], lines)
+
+
+def draw(groups: dict[tuple, list[Row]], names: dict[Any, str], path: Path, label: str) -> None:
+    """Accuracy over models or windows, a colour a relation: every run as a point, means as lines of their own."""
+    figure, axis = plt.subplots(figsize=(1.5 + len(names), 3.5), layout="constrained")
+    relations = list(dict.fromkeys(relation for _, relation in groups))
+    for number, relation in enumerate(relations):
+        shift = 0.7 * ((number + 0.5) / len(relations) - 0.5)
+        mine = {key: group for (key, r), group in groups.items() if r == relation}
+        places = [list(names).index(key) + shift for key in mine]
+        for place, group in zip(places, mine.values(), strict=True):
+            axis.plot([place] * len(group), [row.value for row in group], ".", color=f"C{number}", alpha=0.5)
+        means = [np.mean([row.value for row in group]) for group in mine.values()]
+        axis.plot(places, means, "_", color=f"C{number}", markersize=14, markeredgewidth=2, label=relation)
+    axis.set_xticks(range(len(names)), names.values())
+    axis.set(xlabel=label, ylabel="test accuracy in percent")
+    axis.legend(fontsize="small", title="relation", title_fontsize="small")
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def report(rows: list[Row], folder: Path) -> dict[str, str]:
+    """The tables there are rows for, and figures of accuracy."""
+    tables = {"accuracy": accuracy(rows)}
+    main = of_main_window(rows)
+    names = {name: name.replace(" ", "\n") for (name,) in grouped(main, "models")}
+    draw(grouped(main, "models", "relation"), names, folder / "accuracy.png", "model")
+    local = of_several_windows(row for row in rows if row.setting("models") == "R4_SA")
+    if sizes := grouped(local, "kernel_size"):
+        tables["windows"] = windows(local)
+        names = {size: window(group[0]) for (size,), group in sizes.items()}
+        draw(grouped(local, "kernel_size", "relation"), names, folder / "windows.png", "window of R4_SA")
+    if measured := [row for row in main if "mean error" in row.more]:
+        tables["equivariance"] = errors(measured)
+    return tables
 
 
 if __name__ == "__main__":
-    main()
+    study.main(RotatedDigits(), PRESETS, __doc__, train, report, finish)

@@ -65,12 +65,16 @@ def rotated_offsets(matrices: Tensor, neighbourhood: Neighbourhood, spatial: tup
 
 
 class _CoordinateMLP(nn.Sequential):
-    """1 or d coordinates -> 16 -> layer norm -> swish -> width, as in the published GSA-Nets and GE-ViT models."""
+    """1 or d coordinates -> 16 -> layer norm -> swish -> width, as in the published GSA-Nets and GE-ViT models.
+
+    The last weights start so that encodings have about the variance of the table over u, which is 1; with torch's own
+    start attention begins as a blur, and is slow to leave it.
+    """
 
     def __init__(self, in_features: int, out_features: int, hidden: int = 16) -> None:
-        super().__init__(
-            nn.Linear(in_features, hidden), nn.LayerNorm(hidden), nn.SiLU(), nn.Linear(hidden, out_features)
-        )
+        last = nn.Linear(hidden, out_features)
+        nn.init.normal_(last.weight, std=(3 / hidden) ** 0.5)
+        super().__init__(nn.Linear(in_features, hidden), nn.LayerNorm(hidden), nn.SiLU(), last)
         self.hidden = hidden
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where what all examples share lies
-from devices import add_device, index_of, is_cuda
+from harness.devices import add_device, index_of, is_cuda
 
 GIB = 2**30
 DIRECTIONS = ("forward", "forward+backward")

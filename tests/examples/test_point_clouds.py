@@ -1,5 +1,6 @@
 """The charged particles against a slow simulation and known errors of linear motion; the point cloud examples run."""
 
+import dataclasses
 import sys
 
 import pytest
@@ -11,9 +12,21 @@ sys.path.insert(0, str(EXAMPLES))
 
 @pytest.fixture(scope="module")
 def particles():
-    import charged_particles
+    from data import charged_particles
 
     return charged_particles
+
+
+def rows_of(study, folder):
+    """What the runs of a study measured."""
+    from harness import results
+
+    return results.read(folder / study / "results.csv")
+
+
+def lines_of(path):
+    """The cells of a table's lines under its header."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in path.read_text().splitlines()[2:]]
 
 
 def slow_force(positions, charges, i):
@@ -75,33 +88,47 @@ def test_cache(particles, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-SMALL = ("--train", 60, "--validation", 20, "--test", 20, "--epochs", 1, "--vectors", 4, "--scalars", 3, "--depth", 1)
-
-
 def test_nbody(tmp_path):
-    result = run("nbody.py", *SMALL, "--task", "initial", "--augment", "--cache", tmp_path, "--output", tmp_path)
+    result = run("nbody.py", "--quick", "--augment", "--no-progress", "--cache", tmp_path, "--output", tmp_path)
     assert result.returncode == 0, result.stderr
-    rows = [line.split("|")[1:-1] for line in (tmp_path / "table.md").read_text().splitlines()[2:]]
-    errors = {row[0].strip(): float(row[1]) for row in rows}
-    assert len(errors) == 7
-    assert all(0 < error < 10 for error in errors.values())
-    ratios = {row[0].strip(): float(row[2]) for row in rows}
-    linear = errors["linear, t = 1"]
-    assert all(abs(ratios[name] - error / linear) < 2e-3 / linear for name, error in errors.items())
-    assert (tmp_path / "errors.png").stat().st_size > 5000
+    rows, folder = rows_of("nbody", tmp_path), tmp_path / "nbody"
+    assert len({row.setting("models") for row in rows}) == len(rows) == 7
+    linear = rows[0].more["linear"][0]
+    assert all(row.more["linear"][0] == linear for row in rows)  # all on the same systems
+    assert all(0 < row.value < 10 for row in rows)
+    cells = {line[0]: line for line in lines_of(folder / "errors.md")}
+    for row in rows:
+        _, error, ratio, count, *_ = cells[row.setting("models")]
+        assert float(error) == pytest.approx(row.value, abs=1e-4)
+        assert float(ratio) == pytest.approx(row.value / linear, abs=1e-3)
+        assert int(count.replace(",", "")) == row.parameters
+    assert (folder / "errors.png").stat().st_size > 5000
 
 
 def test_associative_recall(tmp_path):
-    result = run("associative_recall.py", "--train", 32, "--held-out", 8, "--epochs", 1, "--lengths", 6, 10,
-                 "--vectors", 4, "--scalars", 3, "--depth", 1, "--output", tmp_path)  # fmt: skip
+    result = run("associative_recall.py", "--quick", "--no-progress", "--output", tmp_path)
     assert result.returncode == 0, result.stderr
-    rows = (tmp_path / "table.md").read_text().splitlines()
-    assert len(rows) == 2 + 2 * 5
-    assert (tmp_path / "errors.png").stat().st_size > 5000
+    rows, folder = rows_of("associative_recall", tmp_path), tmp_path / "associative_recall"
+    names = "vocabulary", "lengths", "models"
+    errors = {tuple(row.setting(name) for name in names): row.value for row in rows}
+    assert len(errors) == len(rows) == 2 * 2 * 4
+    assert all(0 < error < 20 for error in errors.values())
+    zeros = {}
+    for row in rows:
+        zeros.setdefault((row.setting("vocabulary"), row.setting("lengths")), set()).add(row.more["zero"])
+    assert all(len(values) == 1 for values in zeros.values())  # all models are tested on the same answers
+    assert len(set.union(*zeros.values())) == 4
+    cells = {tuple(line[:2]): line[2:] for line in lines_of(folder / "errors.md")}
+    assert len(cells) == 2 * 5
+    for (kind, length, name), error in errors.items():
+        column = [6, 10].index(length)
+        assert float(cells[kind, name][column]) == pytest.approx(error, abs=1e-3)
+        assert float(cells[kind, "zero"][column]) == pytest.approx(*zeros[kind, length], abs=1e-3)
+    assert (folder / "errors.png").stat().st_size > 5000
 
 
 def test_associative_recall_sequences():
-    from associative_recall import Recall, sequences, vocabularies
+    from associative_recall import sequences, vocabularies
 
     generator = torch.Generator().manual_seed(0)
     vocabulary = vocabularies(7, 4, generator)
@@ -114,23 +141,93 @@ def test_associative_recall_sequences():
         seen = (sequence[:10:2] == sequence[-1]).all(-1).nonzero().flatten()
         assert len(seen)
         assert (sequence[2 * seen + 1] == answer).all()
-    fixed = Recall(8, 4, 10, 0, vocabulary[:1], fresh=True)
-    (first, _), (again, _) = (fixed.__getitems__([0, 3]) for _ in range(2))
-    assert not torch.equal(first, again)  # turned by other rotations
-    torch.testing.assert_close(first @ first.mT, again @ again.mT, rtol=1e-4, atol=1e-4)
-    fresh, kept = Recall(8, 4, 10, 0, None, fresh=True), Recall(8, 4, 10, 0, vocabulary[:1], fresh=False)
-    assert not torch.equal(fresh.__getitems__([0])[0], fresh.__getitems__([0])[0])
-    assert torch.equal(kept.__getitems__([0])[0], kept.__getitems__([0])[0])
-    assert not torch.equal(kept.tokens[0], kept.tokens[1])
+
+
+def test_associative_recall_draws_by_seed_and_epoch():
+    from associative_recall import PRESETS, data
+
+    def first(kind, seed=0, epoch=0):
+        settings = dataclasses.replace(PRESETS["quick"], vocabulary=(kind,), lengths=(6,), seeds=(seed,))
+        training, validation, testing = data(settings)
+        training.set_epoch(epoch)
+        tokens, answers = next(iter(training))
+        return torch.cat([tokens, answers[:, None]], 1), next(iter(validation))[0], next(iter(testing))[0]
+
+    def lengths(sequences):
+        return {round(value, 3) for value in sequences.norm(dim=-1).flatten().tolist()}
+
+    for kind in ("fixed", "random"):
+        start, again, later, other = (first(kind, *which) for which in ((0, 0), (0, 0), (0, 1), (1, 0)))
+        assert torch.equal(start[0], again[0])
+        assert not torch.isclose(start[0], later[0]).all(-1).any()
+        assert not torch.isclose(start[0], other[0]).all(-1).any()
+        for part in (1, 2):
+            assert torch.equal(start[part], other[part])
+        # rotations keep lengths: a fixed vocabulary has those of four pairs, random ones have ever new ones
+        assert (len(lengths(start[0]) | lengths(later[0]) | lengths(start[2])) == 8) == (kind == "fixed")
+        assert (lengths(start[0]) == lengths(later[0])) == (kind == "fixed")
+
+
+def test_associative_recall_with_equal_tokens():
+    from associative_recall import AssociativeRecall, data
+
+    for length, batch in ((16, 32), (32, 32), (64, 16), (256, 4)):
+        training, validation, _ = data(AssociativeRecall(lengths=(length,), vocabulary=("random",), equal_tokens=True))
+        tokens, answers = next(iter(training))
+        assert tokens.shape == (batch, length + 1, 3)
+        assert answers.shape == (batch, 3)
+        assert len(training) == 81
+        assert validation.length == 200
+
+
+def test_associative_recall_refuses_odd_lengths():
+    from associative_recall import AssociativeRecall
+
+    with pytest.raises(ValueError, match=r"--lengths must be even and at least 2, got \[32, 7\]"):
+        AssociativeRecall(lengths=(32, 7)).check()
 
 
 def test_e3nn_mixed_model(tmp_path):
-    result = run("e3nn_mixed_model.py", "--train", 12, "--particles", 6, "--epochs", 1, "--batch", 6,
-                 "--cache", tmp_path, "--output", tmp_path)  # fmt: skip
+    result = run("e3nn_mixed_model.py", "--quick", "--no-progress", "--cache", tmp_path, "--output", tmp_path)
     assert result.returncode == 0, result.stderr
-    rows = [line.split("|")[1:-1] for line in (tmp_path / "table.md").read_text().splitlines()[3:]]
-    assert len(rows) == 4
-    assert all(float(row[-1]) < 1e-5 for row in rows)
+    rows, folder = rows_of("e3nn_mixed_model", tmp_path), tmp_path / "e3nn_mixed_model"
+    assert len({row.setting("operators") for row in rows}) == len(rows) == 4
+    assert all(row.more["equivariance"] < 1e-5 for row in rows)
+    assert len({row.parameters for row in rows}) == 4
+    linear, *cells = lines_of(folder / "errors.md")
+    assert len(cells) == 4
+    for row, line in zip(rows, cells, strict=True):
+        assert line[1] == row.setting("operators")
+        assert float(line[2]) == pytest.approx(row.value, abs=1e-4)
+        assert float(line[3]) == pytest.approx(row.value / row.more["baselines"]["linear motion"], abs=1e-3)
+    assert float(linear[2]) == pytest.approx(rows[0].more["baselines"]["linear motion"], abs=1e-4)
+    assert (folder / "errors.png").stat().st_size > 5000
+
+
+def test_chain_is_out_of_reach_of_messages():
+    """Two layers without an operator see two points in both directions; with one they see the whole chain."""
+    from e3nn_mixed_model import PRESETS, baselines, build, predictor, systems
+
+    settings = dataclasses.replace(PRESETS["quick"], task="chain", particles=12, train=40)
+    parts = systems(settings)
+    scalars, vectors, positions, target = parts[2]
+    place = scalars.abs().argmax(1)
+    number = scalars.gather(1, place[:, None])
+    assert ((scalars != 0).sum(1) == 1).all()
+    torch.testing.assert_close(target, number[..., None] * vectors)
+    distance = (torch.arange(12) - place[:, None]).abs()
+    floor = sum(float((number[n] * vectors[n, distance[n] > 2]).square().sum()) for n in range(10)) / (10 * 12 * 3)
+    known = baselines(parts[2], settings)
+    assert known["two steps along the chain"] == pytest.approx(floor, rel=1e-5)
+    assert known["zero"] == pytest.approx(float(target.square().mean()))
+    for name in ("none", "SE3HyenaOperator"):
+        torch.manual_seed(0)
+        model = build(dataclasses.replace(settings, operators=(name,))).eval()
+        with torch.no_grad():
+            outs = [predictor(settings)(model, [x, vectors, positions, target])[0] for x in (scalars, 2 * scalars)]
+        changed = (outs[0] != outs[1]).any(-1)
+        assert changed[distance <= 2].all()
+        assert changed[distance > 2].any() == (name != "none")
 
 
 def test_long_context_benchmark(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +54,8 @@ class _Attention(nn.Module):
         self.key = Pointwise(in_channels, heads * head_channels)
         self.value = Pointwise(in_channels, heads * head_channels)
         self.out = Pointwise(heads * head_channels, out_channels)
+        # a pixel where x = 0, too, looks at some places more than at others
+        nn.init.normal_(cast(Tensor, self.query.bias))
         self.encoding = make_encoding(encoding, group.dim, head_channels, elements)
         # float64 geometry kept as int64 bits: .to(dtype) would round a floating point buffer, and rounded offsets
         # of two elements no longer agree exactly.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from harness.checkpoints import load, save
 from torch import Tensor
 from tqdm import tqdm
 
@@ -54,16 +55,15 @@ def simulate(systems: int, seed: int, particles: int = 5, steps: int = STEPS, pr
     return Trajectories(positions, velocities, charges)
 
 
-def cached(systems: int, seed: int, particles: int, steps: int, folder: Path) -> Trajectories:
+def cached(systems: int, seed: int, particles: int, steps: int, folder: Path, progress: bool = True) -> Trajectories:
     """``simulate``, or what it gave before."""
     physics = STRENGTH, LARGEST_FORCE, SPEED, DT, EVERY
     key = hashlib.sha256(repr((systems, seed, particles, steps, physics)).encode()).hexdigest()[:12]
     path = folder / f"charged-{systems}-{seed}-{key}.pt"
     if path.exists():
-        return Trajectories(**torch.load(path, weights_only=True))
-    out = simulate(systems, seed, particles, steps)
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save(out._asdict(), path)
+        return Trajectories(**load(path))
+    out = simulate(systems, seed, particles, steps, progress)
+    save(out._asdict(), path)
     return out
 
 

@@ -1,0 +1,192 @@
+"""Put group attention into an escnn G-CNN, and see what it does on rotated digits.
+
+The G-CNN is escnn's: 3 x 3 convolutions between regular fields of 4 rotations, norm and ReLU, group pooling. In the
+mixed model one of its convolutions is a residual block around R2GroupAttention instead, with a norm in front; its width
+is chosen so that both have about the same number of parameters. Data and their rotations are those of
+rotated_digits.py.
+
+    python examples/escnn_mixed_model.py                               # a minute on two cores
+    python examples/escnn_mixed_model.py --rotations 8 --kernel-size 5 --seeds 0 1 2
+    python examples/escnn_mixed_model.py --data ~/rotmnist --full --device cuda   # rotated MNIST
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import matplotlib
+import numpy as np
+from equivariance_figures import equivariance
+from gcnn import GCNN, convolution, gspaces, matched, nn
+from harness import study
+from harness.loading import tensor_batches
+from harness.results import Row
+from harness.settings import Settings
+from harness.tables import grouped, markdown, mean_and_spread, published
+from harness.training import Classifier, Outcome, fit, parameters
+from rotated_digits import parts, predict
+from tg_equiattn.integrations.escnn import R2GroupAttention
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+Model = Literal["G-CNN", "G-CNN + attention"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EscnnMixedModel(Settings):
+    """Settings of this example."""
+
+    STUDY: ClassVar[str] = "escnn_mixed_model"
+    SWEEP: ClassVar[tuple[str, ...]] = ("models", "seeds")
+
+    models: tuple[Model, ...] = Model.__args__
+    """which to train"""
+    rotations: int = 4
+    """of the group of all layers"""
+    size: int = 16
+    """pixels a side that scikit-learn's digits are enlarged to, even; those of --data have 28"""
+    train_images: int | None = None
+    """use only the first of the training images"""
+    data: Path | None = None
+    """folder with the rotated MNIST files (.amat)"""
+    channels: int = 8
+    """regular fields of every layer of the G-CNN; the mixed model's follow from the number of parameters"""
+    convolutions: int = 3
+    """3 x 3 convolutions of the G-CNN, the first of which lifts the image"""
+    attention: int = 3
+    """which of the convolutions is attention in the mixed model, counted from 1; the first one cannot be"""
+    heads: int = 2
+    """of the attention"""
+    kernel_size: int = 5
+    """odd window of the attention; 0 is global"""
+    encoding: Literal["axial", "joint", "full"] = "joint"
+    """of positions: a table for rows and one for columns, one for both, or one for positions and group elements"""
+    epochs: int = 8
+    """passes over the training images"""
+    batch: int = 16
+    """images of one step, over all devices together"""
+    learning_rate: float = 0.01
+    """of Adam, at the start"""
+    weight_decay: float = 1e-4
+    """of Adam"""
+
+    def check(self) -> None:
+        super().check()
+        for name in ("rotations", "size", "train_images", "channels", "heads"):
+            self.positive(name)
+        if self.size % 2:
+            raise ValueError(f"--size must be even (the models pool 2 x 2), got {self.size}")
+        if self.kernel_size < 0 or (self.kernel_size and self.kernel_size % 2 == 0):
+            raise ValueError(f"--kernel-size must be odd, or 0, got {self.kernel_size}")
+        pooled = (28 if self.data else self.size) // 2
+        if self.kernel_size > pooled:
+            raise ValueError(f"--kernel-size must fit into {pooled} x {pooled} pixels, got {self.kernel_size}")
+        if self.convolutions < 2:
+            raise ValueError(f"--convolutions must be 2 or more, got {self.convolutions}")
+        if not 2 <= self.attention <= self.convolutions:
+            raise ValueError(f"--attention must be from 2 to {self.convolutions}, got {self.attention}")
+        if self.patience and not self.data:
+            raise ValueError("--patience needs validation data, which only --data has")
+
+
+PRESETS = {
+    "quick": EscnnMixedModel(
+        train_images=32, size=8, channels=4, convolutions=2, attention=2, kernel_size=3, epochs=1, batch=8,
+    ),
+    "study": EscnnMixedModel(seeds=(0, 1, 2, 3, 4), size=12, results=study.committed("escnn_mixed_model")),
+    "full": EscnnMixedModel(
+        seeds=(0, 1, 2, 3, 4), rotations=8, size=28, channels=20, convolutions=7, attention=4, heads=9, epochs=100,
+        batch=64, learning_rate=0.001,
+    ),
+}  # fmt: skip
+
+
+class ResidualAttention(nn.EquivariantModule):
+    """x + attention(norm(x)), between regular fields."""
+
+    def __init__(self, fields: nn.FieldType, settings: EscnnMixedModel) -> None:
+        super().__init__()
+        self.in_type = self.out_type = fields
+        self.norm = nn.InnerBatchNorm(fields)
+        self.attention = R2GroupAttention(
+            fields, fields, heads=settings.heads, kernel_size=settings.kernel_size or None, encoding=settings.encoding
+        )
+
+    def forward(self, x: nn.GeometricTensor) -> nn.GeometricTensor:
+        return x + self.attention(self.norm(x))
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return input_shape
+
+
+def build(settings: EscnnMixedModel) -> GCNN:
+    """The model of a single run."""
+    gspace, layers = gspaces.rot2dOnR2(settings.rotations), [convolution] * (settings.convolutions - 1)
+    plain = GCNN(gspace, settings.channels, layers)
+    if settings.models == ("G-CNN",):
+        return plain
+    layers[settings.attention - 2] = lambda fields: ResidualAttention(fields, settings)
+    # half the width is the attention's head, which the axial encoding splits in three
+    return matched(lambda width: GCNN(gspace, width, layers), parameters(plain), 6)
+
+
+def train(settings: EscnnMixedModel) -> Outcome:
+    """One model, trained and tested, and the equivariance error of its features."""
+    training, validation, testing = parts(settings)
+    held_out = [part and tensor_batches(part, 256, device=settings.data_device) for part in (validation, testing)]
+    learner = Classifier(build(settings), predict, settings)
+    outcome = fit(
+        learner, tensor_batches(training, settings.batch, settings.seed, device=settings.data_device), *held_out
+    )
+    images = testing[0][:8].to(next(learner.model.parameters()).device)
+    outcome.more |= equivariance(learner.model, images) | {"width": learner.model.classifier.in_features}
+    return outcome
+
+
+def table(rows: list[Row]) -> str:
+    """Accuracy, size and equivariance error of each model."""
+    paper = published("GE-ViT Table 4")
+    header = [
+        "model",
+        "accuracy",
+        "fields",
+        "parameters",
+        "seconds",
+        "max error / max feature",
+        "GE-ViT paper, rotMNIST",
+    ]
+    lines = []
+    for (name,), group in grouped(rows, "models").items():
+        errors = [row.more["max error"] for row in group if "max error" in row.more]
+        known = paper.get(("C4 G-CNN", "accuracy"), "-") if name == "G-CNN" else "-"
+        lines.append([
+            name, mean_and_spread(row.value for row in group), str(group[0].more["width"]), f"{group[0].parameters:,}",
+            f"{np.mean([row.seconds for row in group]):.0f}", f"{max(errors):.1e}" if errors else "-", known,
+        ])  # fmt: skip
+    return markdown(header, lines)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Every run's accuracy as a point, and the means."""
+    groups = {name: [row.value for row in group] for (name,), group in grouped(rows, "models").items()}
+    figure, axis = plt.subplots(figsize=(4.5, 3.5), layout="constrained")
+    for place, values in enumerate(groups.values()):
+        axis.plot([place] * len(values), values, ".", color=f"C{place}", alpha=0.5)
+        axis.plot([place], [np.mean(values)], "_", color=f"C{place}", markersize=30, markeredgewidth=2)
+    axis.set_xticks(range(len(groups)), groups)
+    axis.set(xlim=(-0.5, len(groups) - 0.5), ylabel="test accuracy in percent")
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def report(rows: list[Row], folder: Path) -> dict[str, str]:
+    """The table, and its figure."""
+    draw(rows, folder / "accuracy.png")
+    return {"accuracy": table(rows)}
+
+
+if __name__ == "__main__":
+    study.main(EscnnMixedModel(), PRESETS, __doc__, train, report)

@@ -1,0 +1,90 @@
+"""Batches: of every global batch each process takes its share, so that N processes see what one would."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Augment = Callable[[list[Tensor], torch.Generator], list[Tensor]]
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This process's number and how many there are."""
+    there = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if there else (0, 1)
+
+
+def is_first_process() -> bool:
+    """Whether this process writes results: the first, or the only one."""
+    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) == 0
+
+
+class Batches:
+    """Batches of a data set.
+
+    For training (``seed`` given) the order, and what ``augment`` draws, follow from the seed and the epoch alone, so
+    a run that resumes sees what the interrupted one would have; batches are whole, and the rest of an epoch's order is
+    left out. Otherwise all examples come, in order, in batches whose sizes differ by one at most.
+
+    Args:
+        get: the batch of the examples with these indices.
+        length: number of examples.
+        size: of a batch, over all processes together.
+        seed: of the order.
+        augment: changes a global batch, drawing from a generator.
+    """
+
+    def __init__(
+        self,
+        get: Callable[[list[int]], Any],
+        length: int,
+        size: int,
+        seed: int | None = None,
+        augment: Augment | None = None,
+    ) -> None:
+        if not length:
+            raise ValueError("a data set must hold at least one example, got none")
+        self.get, self.length, self.size, self.seed, self.augment = get, length, min(size, length), seed, augment
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Whose order comes next."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.length // self.size if self.seed is not None else -(-self.length // self.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        rank, world = rank_and_world()
+        if self.seed is None:
+            shared = self.length // len(self) >= world  # else every process sees everything; the mean is the same
+            for indices in np.array_split(np.arange(self.length), len(self)):
+                yield self.get((indices[rank::world] if shared else indices).tolist())
+            return
+        if self.size % world:
+            raise ValueError(f"a batch of {self.size} must divide among {world} processes")
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.epoch)
+        order = torch.randperm(self.length, generator=generator)
+        for indices in order[: len(self) * self.size].split(self.size):
+            if self.augment is None:
+                yield self.get(indices[rank::world].tolist())
+            else:
+                yield [x[rank::world] for x in self.augment(self.get(indices.tolist()), generator)]
+
+
+def tensor_batches(
+    tensors: Sequence[Tensor],
+    size: int,
+    seed: int | None = None,
+    augment: Augment | None = None,
+    device: str = "cpu",
+) -> Batches:
+    """Batches of tensors that lie on the device: moved there once, and every batch one indexing of each."""
+    tensors = [x.to(device) for x in tensors]
+    return Batches(lambda indices: [x[indices] for x in tensors], len(tensors[0]), size, seed, augment)

@@ -1,0 +1,107 @@
+"""One results format: a CSV file with a row for every training run."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from .settings import Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One run: what it measured, on what, and the command that repeats it."""
+
+    study: str
+    metric: str
+    value: float
+    parameters: int
+    seconds: float
+    machine: str
+    versions: str
+    command: str
+    settings: dict[str, Any]
+    more: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def setting(self, name: str) -> Any:
+        """A setting; of a field that is swept, its one value."""
+        value = self.settings.get(name)
+        return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+COLUMNS = [field.name for field in dataclasses.fields(Row)]
+
+
+def _text(row: Row) -> list[str]:
+    short = {"value": f"{row.value:.7g}", "seconds": f"{row.seconds:.1f}"}
+    short |= {name: json.dumps(getattr(row, name), sort_keys=True) for name in ("settings", "more")}
+    return [short.get(name, str(getattr(row, name))) for name in COLUMNS]
+
+
+def _line(cells: list[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file; none where there is no file. A last line cut short (a kill, a full disk) is left out.
+
+    Raises:
+        ValueError: for a file of another format.
+    """
+    if not path.is_file():
+        return []
+    text = path.read_text()
+    whole, _, cut = text.rpartition("\n")
+    if cut:
+        print(f"{path}: the last line was cut short and is left out", file=sys.stderr)
+    lines = list(csv.reader(io.StringIO(whole)))
+    if not lines:
+        return []
+    if lines[0] != COLUMNS:
+        raise ValueError(f"{path} must begin with the line {','.join(COLUMNS)}, got {','.join(lines[0])}")
+    rows = []
+    for number, cells in enumerate(lines[1:], 2):
+        try:
+            fields = dict(zip(COLUMNS, cells, strict=True))
+            kinds = {"value": float, "seconds": float, "parameters": int, "settings": json.loads, "more": json.loads}
+            rows.append(Row(**{name: kinds.get(name, str)(cell) for name, cell in fields.items()}))
+        except ValueError as error:
+            raise ValueError(f"{path}, row {number}, is not a result: {error}") from None
+    return rows
+
+
+def append(path: Path, row: Row) -> None:
+    """Add a row, in one write; what a killed write left behind goes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        file.seek(0)
+        there = file.read()
+        file.truncate(there.rfind(b"\n") + 1)
+        text = _line(_text(row))
+        file.write(((_line(COLUMNS) if b"\n" not in there else "") + text).encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def find(rows: list[Row], settings: Settings) -> Row | None:
+    """The last row of exactly these settings; fields that a row does not have yet count with their defaults."""
+    defaults = type(settings)().identity()
+    wanted = settings.identity()
+    for row in reversed(rows):
+        if row.study == settings.STUDY and defaults | row.settings == wanted:
+            return row
+    return None
+
+
+def latest(rows: list[Row]) -> list[Row]:
+    """Of runs that were repeated the last row, in the order of first appearance."""
+    keep = {(row.study, json.dumps(row.settings, sort_keys=True)): row for row in rows}
+    return list(keep.values())

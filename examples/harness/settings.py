@@ -1,0 +1,153 @@
+"""One configuration style: a frozen dataclass an example, its fields the command line's flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+import tyro
+
+from .devices import checked_device
+
+EXAMPLES = Path(__file__).parents[1]
+PRESETS = {
+    "quick": "seconds: does it run?",
+    "study": "what the README's tables were made with; runs whose rows are there already are left out",
+    "full": "the paper's model, data and schedule; for a GPU",
+}
+Preset = TypeVar("Preset", bound="Settings")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What every example takes. A single run is settings with one value in each field of ``SWEEP``."""
+
+    SWEEP: ClassVar[tuple[str, ...]] = ("seeds",)
+    HOW: ClassVar[tuple[str, ...]] = ("device", "devices", "output", "results", "again", "progress")
+    STUDY: ClassVar[str]
+
+    seeds: tuple[int, ...] = (0,)
+    """one training run for each"""
+    epochs: int = 10
+    """passes over the training data"""
+    batch: int = 32
+    """examples of one step, over all devices together"""
+    learning_rate: float = 1e-3
+    """of Adam, at the start"""
+    weight_decay: float = 0.0
+    """of Adam"""
+    clip: float = 0.0
+    """largest norm of a step's gradient; 0 leaves it as it is"""
+    patience: int = 0
+    """stop after so many checks on validation data without a better one; 0 trains to the end"""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
+    """mixed precision computes in half precision where that is safe"""
+    device: str = "cpu"
+    """cpu, cuda, or cuda:1 and so on"""
+    devices: int = 1
+    """processes that train together, each with a GPU of its own, or all on the CPU"""
+    output: Path = Path("out")
+    """folder for logs, checkpoints, tables and figures"""
+    results: Path | None = None
+    """CSV file that gets a row for every run; default: results.csv in the folder of this example's output"""
+    again: bool = False
+    """train runs anew that have a row or a checkpoint already"""
+    progress: bool = True
+    """show progress bars"""
+
+    def check(self) -> None:
+        """Raise ValueError that names the flag for what cannot be."""
+        checked_device(self.device)
+        for name in ("epochs", "batch", "learning_rate", "devices"):
+            self.positive(name)
+        for name in ("weight_decay", "clip", "patience"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
+        for name in self.SWEEP:
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{flag(name)} must be one or more different values, got {list(values)}")
+        if self.devices > 1 and ":" in self.device:
+            raise ValueError(f"--devices {self.devices} goes with --device cpu or cuda, got {self.device!r}")
+        if self.batch % self.devices:
+            raise ValueError(f"--batch must divide among --devices {self.devices}, got {self.batch}")
+
+    def positive(self, name: str) -> None:
+        """Raise ValueError where a number is there and not positive."""
+        value = getattr(self, name)
+        if value is not None and value <= 0:
+            raise ValueError(f"{flag(name)} must be positive, got {value}")
+
+    def runs(self: Preset) -> Iterator[Preset]:
+        """The single runs."""
+        for values in itertools.product(*(getattr(self, name) for name in self.SWEEP)):
+            yield dataclasses.replace(self, **{n: (v,) for n, v in zip(self.SWEEP, values, strict=True)})
+
+    @property
+    def seed(self) -> int:
+        """Of a single run."""
+        (seed,) = self.seeds
+        return seed
+
+    @property
+    def data_device(self) -> str:
+        """Where data lie: on the device, or, where several processes take their shares, on the CPU."""
+        return self.device if self.devices == 1 and "WORLD_SIZE" not in os.environ else "cpu"
+
+    def identity(self) -> dict[str, Any]:
+        """All fields that decide the result, as JSON has them."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in self.HOW}
+        return json.loads(json.dumps(fields, default=str))
+
+    @property
+    def folder(self) -> Path:
+        """Of a single run's logs and checkpoints; other settings, other folder."""
+        digest = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:10]
+        words = "-".join(str(v) for name in self.SWEEP for v in getattr(self, name))
+        safe = "".join(c if c.isalnum() or c in "-_." else "" for c in words)
+        return self.output / self.STUDY / "runs" / f"{safe}-{digest}"
+
+    @property
+    def results_file(self) -> Path:
+        return self.results or self.output / self.STUDY / "results.csv"
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def command(settings: Settings) -> str:
+    """The command line that gives these settings, without what does not change the result."""
+    words = ["python", f"examples/{settings.STUDY}.py"]
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if field.name in settings.HOW or value == field.default:
+            continue
+        if isinstance(value, bool):
+            words.append(flag(field.name) if value else f"--no-{field.name.replace('_', '-')}")
+        else:
+            words += [flag(field.name), *map(str, value if isinstance(value, tuple) else (value,))]
+    return shlex.join(words)
+
+
+def parse(default: Preset, presets: dict[str, Preset], doc: str, arguments: list[str] | None = None) -> Preset:
+    """The command line; ``--quick``, ``--study`` and ``--full`` choose what other flags start from."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    chosen = [name for name in presets if f"--{name}" in arguments]
+    if len(chosen) > 1:
+        raise ValueError(f"{' and '.join(f'--{name}' for name in chosen)} exclude each other")
+    rest = [word for word in arguments if word not in [f"--{name}" for name in presets]]
+    lines = [f"    --{name:<7} {PRESETS[name]}" for name in presets]
+    text = f"{doc.strip()}\n\nSettings to start from, which the flags below then change:\n\n" + "\n".join(lines)
+    start = presets[chosen[0]] if chosen else default
+    settings = tyro.cli(type(default), args=rest, default=start, description=text, prog=f"{default.STUDY}.py")
+    settings.check()
+    return settings

@@ -1,0 +1,107 @@
+"""Running a study: every single run that has no row yet is trained and gets one; then tables and figures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import lightning
+import torch
+
+import tg_equiattn
+
+from . import results
+from .checkpoints import CheckpointError
+from .loading import is_first_process
+from .settings import EXAMPLES, Preset, Settings, command, parse
+from .training import Outcome
+
+Report = Callable[[list[results.Row], Path], dict[str, str]]
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Ends the program with one line where settings or files are refused."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"{Path(sys.argv[0]).name}: {error}") from error
+
+
+def machine(settings: Settings) -> str:
+    """What the run ran on, in words."""
+    if settings.device.startswith("cuda"):
+        name = torch.cuda.get_device_name(settings.device)
+    else:
+        name = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    count = int(os.environ.get("WORLD_SIZE", settings.devices))
+    return f"{count} x {name}" if count > 1 else name
+
+
+def row_of(settings: Settings, outcome: Outcome) -> results.Row:
+    return results.Row(
+        settings.STUDY, outcome.metric, outcome.value, outcome.parameters, outcome.seconds, machine(settings),
+        f"tg_equiattn {tg_equiattn.__version__}, torch {torch.__version__}", command(settings), settings.identity(),
+        outcome.more,
+    )  # fmt: skip
+
+
+def main(
+    default: Preset,
+    presets: dict[str, Preset],
+    doc: str,
+    train: Callable[[Preset], Outcome],
+    report: Report,
+    finish: Callable[[Preset], None] | None = None,
+) -> None:
+    """The main function of an example.
+
+    Args:
+        default: settings without flags.
+        presets: settings to start from, by name.
+        doc: the example's docstring, for ``--help``.
+        train: one single run.
+        report: from rows, tables by name as markdown; draws figures into the folder.
+        finish: what else is to be done after all runs.
+    """
+    with refusing():
+        settings = parse(default, presets, doc)
+        done = results.latest(results.read(settings.results_file))
+    start, rows, runs = time.perf_counter(), [], list(settings.runs())
+    for number, run in enumerate(runs, 1):
+        row = None if settings.again else results.find(done, run)
+        if row is None:
+            if is_first_process():
+                print(f"[{number}/{len(runs)}] {command(run)}", flush=True)
+            lightning.seed_everything(run.seed, verbose=False)
+            try:
+                row = row_of(run, train(run))
+            except (CheckpointError, OSError) as error:
+                raise SystemExit(f"{Path(sys.argv[0]).name}: {error}") from error
+            if is_first_process():
+                results.append(settings.results_file, row)
+                print(f"[{number}/{len(runs)}] {row.metric} {row.value:.5g} ({row.seconds:.0f} s)", flush=True)
+        rows.append(row)
+    if not is_first_process():
+        return
+    folder = settings.output / settings.STUDY
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in report(rows, folder).items():
+        (folder / f"{name}.md").write_text(table + "\n")
+        print(f"\n{name}:\n\n{table}")
+    if finish is not None:
+        finish(settings)
+    print(
+        f"\nTables and figures are in {folder.resolve()}, rows in {settings.results_file} "
+        f"({time.perf_counter() - start:.0f} s)"
+    )
+
+
+def committed(study: str) -> Path:
+    """The result rows that come with the project."""
+    return EXAMPLES / "results" / study / "results.csv"

@@ -1,0 +1,58 @@
+"""Tables from result rows, beside the papers' own numbers."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from .results import Row
+from .settings import EXAMPLES, Settings, command
+
+PUBLISHED = EXAMPLES / "results" / "published.csv"
+
+
+def mean_and_spread(values: Iterable[float], digits: int = 2) -> str:
+    """Mean, and the standard deviation over seeds where there are several."""
+    values = list(values)
+    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{spread}"
+
+
+def markdown(header: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    header = list(header)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *map(list, lines)))
+
+
+def grouped(rows: Iterable[Row], *names: str) -> dict[tuple, list[Row]]:
+    """Rows by these settings, in the order they come."""
+    groups: dict[tuple, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.setting(name) for name in names), []).append(row)
+    return groups
+
+
+def grid(rows: Iterable[Row], down: str, across: str, cell: Callable[[list[Row]], str], empty: str = "-") -> str:
+    """One setting down, one across."""
+    groups = grouped(rows, down, across)
+    lines, columns = (list(dict.fromkeys(key[n] for key in groups)) for n in (0, 1))
+    body = [[str(line), *(cell(groups[line, c]) if (line, c) in groups else empty for c in columns)] for line in lines]
+    return markdown([down, *map(str, columns)], body)
+
+
+def published(table: str) -> dict[tuple[str, str], str]:
+    """A paper's numbers, by row and column of its table."""
+    with PUBLISHED.open() as file:
+        return {(line["row"], line["column"]): line["value"] for line in csv.DictReader(file) if line["table"] == table}
+
+
+def command_of(rows: list[Row], kind: type[Settings]) -> str:
+    """One command for runs that differ in what is swept."""
+    fields = {field.name for field in dataclasses.fields(kind)}
+    first = {name: value for name, value in rows[0].settings.items() if name in fields}
+    for name in kind.SWEEP:
+        first[name] = list(dict.fromkeys(row.setting(name) for row in rows))
+    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in first.items()}
+    return command(kind(**settings))

@@ -1,0 +1,112 @@
+"""Rebuild tables and figures from the result rows that come with the project, in examples/results.
+
+Every study's rows are in examples/results/NAME/results.csv, one a training run, written by `examples/NAME.py --study`.
+This writes the tables and figures beside them, commands.md with the command that repeats each of them, and the tables
+in README.md that stand between `<!-- NAME/TABLE -->` and `<!-- end -->`. Nothing is trained.
+
+    python examples/report.py                  # all studies
+    python examples/report.py nbody            # one
+    python examples/report.py --check          # change nothing; fail where a table is not what the rows say
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import tyro
+from harness import results, study
+from harness.settings import EXAMPLES, Settings
+from harness.tables import command_of, grouped, markdown, mean_and_spread
+
+README = EXAMPLES.parent / "README.md"
+STUDIES = (
+    "rotated_digits", "pixel_graphs", "nbody", "associative_recall", "escnn_mixed_model", "pyg_mixed_model",
+    "e3nn_mixed_model",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to rebuild."""
+
+    studies: Annotated[tuple[str, ...], tyro.conf.Positional] = STUDIES
+    """names of examples; default: all"""
+    check: bool = False
+    """change nothing, fail where something would change"""
+
+
+def kind_of(module: ModuleType) -> type[Settings]:
+    """The settings of an example."""
+    return type(next(iter(module.PRESETS.values())))
+
+
+def commands(rows: list[results.Row], kind: type[Settings]) -> str:
+    """A line for every setting: the mean over its seeds, and the command that repeats it."""
+    names = [name for name in kind.SWEEP if name != "seeds"]
+    rest = {
+        row.command: tuple(sorted((k, str(v)) for k, v in row.settings.items() if k not in kind.SWEEP)) for row in rows
+    }
+    lines = []
+    for key, group in grouped(rows, *names).items():
+        for other in dict.fromkeys(rest[row.command] for row in group):
+            same = [row for row in group if rest[row.command] == other]
+            measured = f"{same[0].metric} {mean_and_spread((row.value for row in same), 4)}"
+            seconds = f"{sum(row.seconds for row in same):,.0f}"
+            lines.append([*map(str, key), measured, seconds, same[0].machine, f"`{command_of(same, kind)}`"])
+    return markdown([*names, "measured", "seconds", "on", "command"], lines)
+
+
+def filled(text: str, name: str, table: str) -> str:
+    """README's text with this table in its place, where it has one."""
+    place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(\n<!-- end -->)", re.DOTALL)
+    return place.sub(lambda match: f"{match[1]}\n{table}\n{match[2]}", text)
+
+
+def build(name: str, readme: str, folder: Path) -> tuple[dict[str, str], str]:
+    """One study's tables by name, drawn figures in the folder, and README's text with the tables."""
+    module = importlib.import_module(name)
+    rows = results.latest(results.read(study.committed(name)))
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = module.report(rows, folder) | {"commands": commands(rows, kind_of(module))}
+    for title, table in tables.items():
+        readme = filled(readme, f"{name}/{title}", table)
+    return tables, readme
+
+
+def main() -> None:
+    options = tyro.cli(Options, description=__doc__)
+    with study.refusing():
+        unknown = [name for name in options.studies if name not in STUDIES]
+        if unknown:
+            raise ValueError(f"studies must be among {', '.join(STUDIES)}, got {', '.join(unknown)}")
+    readme, stale = README.read_text(), []
+    old = readme
+    for name in options.studies:
+        place = study.committed(name)
+        if not place.is_file():
+            print(f"{name}: no rows yet; `python examples/{name}.py --study` makes them")
+            continue
+        tables, readme = build(name, readme, EXAMPLES.parent / "out" / "report" if options.check else place.parent)
+        for title, table in tables.items():
+            path = place.with_name(f"{title}.md")
+            if not path.is_file() or path.read_text() != table + "\n":
+                stale.append(str(path))
+            if not options.check:
+                path.write_text(table + "\n")
+        print(f"{name}: {', '.join(tables)}")
+    if readme != old:
+        stale.append(str(README))
+        if not options.check:
+            README.write_text(readme)
+    if options.check and stale:
+        sys.exit(f"not what the rows say (run `make report`): {', '.join(stale)}")
+
+
+if __name__ == "__main__":
+    main()

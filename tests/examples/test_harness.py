@@ -1,0 +1,448 @@
+"""The examples' harness: settings and commands, rows, checkpoints, batches; killed, resumed and shared trainings."""
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from running import EXAMPLES
+
+sys.path.insert(0, str(EXAMPLES))
+TOY = Path(__file__).parents[1] / "toy_study.py"
+
+
+@pytest.fixture(scope="module")
+def toy():
+    import toy_study
+
+    return toy_study
+
+
+def start(*arguments, launcher=(), **environment):
+    """The toy study in a process of its own."""
+    command = [sys.executable, "-W", "ignore", *launcher, str(TOY), *map(str, arguments)]
+    environment = {name: str(value) for name, value in environment.items()}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment
+    )
+
+
+def rows_of(folder):
+    from harness import results
+
+    return results.read(folder / "toy_study" / "results.csv")
+
+
+def run_folder(folder):
+    (one,) = (folder / "toy_study" / "runs").iterdir()
+    return one
+
+
+def losses(toy, folder, **changes):
+    from harness.training import loss_curve
+
+    return loss_curve(toy.Toy(output=folder, **changes))
+
+
+# Settings
+
+
+def test_a_command_gives_its_settings(toy):
+    from harness.settings import command, parse
+
+    changed = toy.Toy(seeds=(3, 5), widths=(4, 9), epochs=7, validate=False, patience=2, precision="bf16-mixed")
+    words = command(changed).split()
+    assert words[:2] == ["python", "examples/toy_study.py"]
+    assert parse(toy.Toy(), toy.PRESETS, "", words[2:]) == changed
+    assert command(toy.Toy(device="cpu", output=Path("elsewhere"), again=True)).split() == words[:2]
+    assert parse(toy.Toy(), toy.PRESETS, "", ["--quick", "--batch", "4"]) == toy.Toy(epochs=1, batch=4)
+
+
+def test_every_preset_of_every_example_has_a_command():
+    from importlib import import_module
+
+    from harness.settings import command, parse
+    from report import STUDIES, kind_of
+
+    for name in STUDIES:
+        module = import_module(name)
+        for preset in module.PRESETS.values():
+            again = parse(kind_of(module)(), module.PRESETS, "", _words(command(preset)))
+            assert again.identity() == preset.identity()
+            runs = list(preset.runs())
+            assert len({run.folder for run in runs}) == len(runs) > 0
+
+
+def _words(line):
+    import shlex
+
+    return shlex.split(line)[2:]
+
+
+def test_single_runs(toy):
+    runs = list(toy.Toy(seeds=(0, 1), widths=(4, 8, 16)).runs())
+    assert [(run.widths, run.seed) for run in runs] == [((w,), s) for w in (4, 8, 16) for s in (0, 1)]
+    assert len({run.folder for run in runs}) == 6
+    assert runs[0].folder == dataclasses.replace(runs[0], device="cuda", again=True).folder
+    assert runs[0].folder != dataclasses.replace(runs[0], epochs=5).folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--epochs", "0"], "--epochs must be positive, got 0"),
+        (["--learning-rate", "-1"], "--learning-rate must be positive, got -1.0"),
+        (["--patience", "-2"], "--patience must not be negative, got -2"),
+        (["--seeds", "1", "1"], "--seeds must be one or more different values, got [1, 1]"),
+        (["--device", "tpu"], "--device must be cpu, cuda or cuda:N, got 'tpu'"),
+        (["--batch", "9", "--devices", "2"], "--batch must divide among --devices 2, got 9"),
+    ],
+)
+def test_settings_that_cannot_be(toy, flags, said):
+    from harness.settings import parse
+
+    with pytest.raises(ValueError, match=said.replace("[", r"\[")):
+        parse(toy.Toy(), toy.PRESETS, "", flags)
+
+
+def test_presets_exclude_each_other(toy):
+    from harness.settings import parse
+
+    with pytest.raises(ValueError, match="--quick and --full exclude each other"):
+        parse(toy.Toy(), toy.PRESETS | {"full": toy.Toy()}, "", ["--quick", "--full"])
+
+
+def test_help_and_refusals_for_a_newcomer():
+    said = start("--help")
+    assert said.returncode == 0
+    for words in ("A study of seconds", "--quick", "seconds: does it run?", "--learning-rate FLOAT", "of Adam, at the"):
+        assert words in said.stdout
+    refused = start("--epochs", 0)
+    assert refused.returncode == 1
+    assert refused.stderr == "toy_study.py: --epochs must be positive, got 0\n"
+
+
+# Result rows
+
+
+@pytest.fixture
+def row():
+    from harness.results import Row
+
+    return Row(
+        "toy_study", "error", 0.125, 41, 2.5, "one, CPU", "v1", 'python "x", y', {"seeds": [0]}, {"curve": [[1, 2.0]]}
+    )
+
+
+def test_rows_come_back(tmp_path, row):
+    from harness import results
+
+    path = tmp_path / "deep" / "results.csv"
+    second = dataclasses.replace(row, value=0.5, settings={"seeds": [1]})
+    for each in (row, second):
+        results.append(path, each)
+    assert results.read(path) == [row, second]
+    assert row.setting("seeds") == 0
+    assert results.read(tmp_path / "none.csv") == []
+
+
+def test_a_row_cut_short_is_left_out_and_overwritten(tmp_path, row, capsys):
+    from harness import results
+
+    path = tmp_path / "results.csv"
+    results.append(path, row)
+    results.append(path, row)
+    path.write_bytes(path.read_bytes()[:-20])
+    assert results.read(path) == [row]
+    assert "cut short" in capsys.readouterr().err
+    results.append(path, dataclasses.replace(row, value=3.0))
+    assert [r.value for r in results.read(path)] == [0.125, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("a,b\n1,2\n", "must begin with the line"), (None, "row 2, is not a result")]
+)
+def test_a_file_of_another_format(tmp_path, text, said):
+    from harness import results
+
+    path = tmp_path / "results.csv"
+    path.write_text(text or f"{','.join(results.COLUMNS)}\n{'x,' * (len(results.COLUMNS) - 1)}x\n")
+    with pytest.raises(ValueError, match=f"{path}.*{said}"):
+        results.read(path)
+
+
+def test_rows_are_found_by_their_settings(toy, row):
+    from harness import results
+
+    settings = toy.Toy()
+    old = {name: value for name, value in settings.identity().items() if name != "dropout"}  # a field came later
+    rows = [dataclasses.replace(row, settings=old, value=1.0), dataclasses.replace(row, settings=old, value=2.0)]
+    assert results.find(rows, settings).value == 2.0
+    assert results.find(rows, toy.Toy(dropout=0.5)) is None
+    assert results.find(rows, toy.Toy(epochs=5)) is None
+    assert [r.value for r in results.latest(rows)] == [2.0]
+
+
+# Checkpoints
+
+
+def test_checkpoints_come_back(tmp_path):
+    from harness.checkpoints import load, save
+
+    content = {"x": torch.randn(5), "n": [1, 2.5, "three"]}
+    save(content, tmp_path / "a.ckpt")
+    back = load(tmp_path / "a.ckpt")
+    assert torch.equal(back["x"], content["x"])
+    assert back["n"] == content["n"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.ckpt"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text"])
+def test_damaged_checkpoints_are_named(tmp_path, damage):
+    from harness.checkpoints import CheckpointError, load, save
+
+    path = tmp_path / "a.ckpt"
+    save({"x": torch.arange(1000.0)}, path)
+    whole = bytearray(path.read_bytes())
+    if damage == "flipped":
+        whole[whole.find(torch.arange(3.0, 6.0).numpy().tobytes())] ^= 1  # one bit of one number
+    path.write_bytes({"cut": whole[:-300], "flipped": whole, "empty": b"", "text": b"weights"}[damage])
+    with pytest.raises(CheckpointError, match=f"{path} is not a whole checkpoint"):
+        load(path)
+
+
+class Dangerous:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("how", ["torch", "pickle"])
+def test_loading_runs_no_code(tmp_path, how):
+    from harness.checkpoints import CheckpointError, load
+
+    path, touched = tmp_path / "a.ckpt", tmp_path / "touched"
+    if how == "torch":
+        torch.save({"x": Dangerous(touched)}, path)
+    else:
+        path.write_bytes(pickle.dumps(Dangerous(touched)))
+    with pytest.raises(CheckpointError, match="is not a whole checkpoint"):
+        load(path)
+    assert not touched.exists()
+
+
+def test_a_full_disk_leaves_the_checkpoint_before():
+    from harness.checkpoints import save
+
+    with pytest.raises(OSError, match=r"/dev/full/a.ckpt|full"):
+        save({"x": torch.zeros(10)}, Path("/dev/full/a.ckpt"))
+
+
+# Batches
+
+
+def gathered(batches, monkeypatch, world):
+    """The batches of every rank."""
+    import harness.loading
+
+    shares = []
+    for rank in range(world):
+        monkeypatch.setattr(harness.loading, "rank_and_world", lambda rank=rank: (rank, world))
+        shares.append([batch[0].tolist() for batch in batches])
+    return shares
+
+
+def add_noise(batch, generator):
+    return [batch[0] + torch.randint(100, batch[0].shape, generator=generator)]
+
+
+@pytest.mark.parametrize("augment", [None, add_noise], ids=["plain", "augmented"])
+def test_processes_share_every_batch(monkeypatch, augment):
+    from harness.loading import tensor_batches
+
+    batches = tensor_batches([torch.arange(29)], 6, seed=3, augment=augment)
+    (alone,) = gathered(batches, monkeypatch, 1)
+    first, second = gathered(batches, monkeypatch, 2)
+    assert len(alone) == len(batches) == 4
+    for whole, a, b in zip(alone, first, second, strict=True):
+        assert [whole[0::2], whole[1::2]] == [a, b]
+    batches.set_epoch(1)
+    (later,) = gathered(batches, monkeypatch, 1)
+    assert later != alone
+    batches.set_epoch(0)
+    assert gathered(batches, monkeypatch, 1) == [alone]
+    assert tensor_batches([torch.arange(29)], 6, seed=4).size == 6
+    assert gathered(tensor_batches([torch.arange(29)], 6, seed=4, augment=augment), monkeypatch, 1) != [alone]
+
+
+@pytest.mark.parametrize("length", [1, 7, 12, 13])
+def test_evaluation_sees_every_example_once(monkeypatch, length):
+    from harness.loading import tensor_batches
+
+    batches = tensor_batches([torch.arange(length)], 6)
+    (alone,) = gathered(batches, monkeypatch, 1)
+    assert [n for batch in alone for n in batch] == list(range(length))
+    shares = gathered(batches, monkeypatch, 2)
+    if length > 1:
+        assert sorted(n for share in shares for batch in share for n in batch) == list(range(length))
+    assert all(batch for share in shares for batch in share)
+    small = tensor_batches([torch.arange(length)], 1)  # too small to share: all see all
+    assert gathered(small, monkeypatch, 2) == 2 * gathered(small, monkeypatch, 1)
+
+
+def test_no_data():
+    from harness.loading import tensor_batches
+
+    with pytest.raises(ValueError, match="at least one example"):
+        tensor_batches([torch.zeros(0, 3)], 4)
+
+
+# Training
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    result = start("--output", folder)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def checkpoint(folder, name="last"):
+    from harness.checkpoints import load
+
+    return load(run_folder(folder) / f"{name}.ckpt")["state_dict"]
+
+
+def assert_same(toy, folder, other):
+    for name in ("last", "best"):
+        ours, theirs = checkpoint(folder, name), checkpoint(other, name)
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert losses(toy, folder) == losses(toy, other)
+    (ours,), (theirs,) = rows_of(folder), rows_of(other)
+    assert (ours.value, ours.more, ours.command) == (theirs.value, theirs.more, theirs.command)
+
+
+def test_what_a_run_leaves(toy, uninterrupted):
+    (row,) = rows_of(uninterrupted)
+    assert row.metric == "error"
+    assert 0 < row.value < 2
+    assert row.parameters == 8 * 4 + 9
+    assert row.command == "python examples/toy_study.py"
+    assert [epoch for epoch, _ in row.more["curve"]] == [1, 2, 3, 4]
+    assert sorted(losses(toy, uninterrupted)) == [0, 1, 2, 3]
+    assert list(run_folder(uninterrupted).glob("tensorboard/*/events*"))
+    assert (uninterrupted / "toy_study" / "errors.md").read_text().startswith("| widths | 0 |")
+
+
+@pytest.mark.parametrize("epoch", [0, 2, 3])
+def test_a_killed_run_resumes_to_the_same_result(toy, tmp_path, uninterrupted, epoch):
+    killed = start("--output", tmp_path, KILL_IN_EPOCH=epoch)
+    assert killed.returncode == -9
+    assert not rows_of(tmp_path)
+    assert (run_folder(tmp_path) / "last.ckpt").exists() == (epoch > 0)  # what was lost is one epoch
+    resumed = start("--output", tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same(toy, tmp_path, uninterrupted)
+    if epoch:
+        logs = sorted(run_folder(tmp_path).glob("csv/version_*/metrics.csv"))
+        assert len(logs) == 2  # and it did not begin anew
+        assert "\n0," not in logs[1].read_text()
+
+
+def test_rows_are_not_made_twice(toy, tmp_path, uninterrupted):
+    file = uninterrupted / "toy_study" / "results.csv"
+    again = start("--output", tmp_path, "--results", file)
+    assert again.returncode == 0, again.stderr
+    assert "[1/1]" not in again.stdout
+    assert not (tmp_path / "toy_study" / "runs").exists()
+    assert len(rows_of(uninterrupted)) == 1
+
+
+def test_a_full_disk_while_training(toy, tmp_path, uninterrupted):
+    full = start("--output", tmp_path, BREAK_IN_EPOCH=2)
+    assert full.returncode != 0
+    last = run_folder(tmp_path) / "last.ckpt"
+    assert not list(last.parent.glob("*.part"))
+    from harness.checkpoints import load
+
+    assert load(last)["epoch"] == 1  # counted from 0: the one before
+    resumed = start("--output", tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert rows_of(tmp_path)[0].value == rows_of(uninterrupted)[0].value
+
+
+def test_a_corrupt_checkpoint_is_refused(tmp_path):
+    assert start("--output", tmp_path, KILL_IN_EPOCH=1).returncode == -9
+    last = run_folder(tmp_path) / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:-100])
+    refused = start("--output", tmp_path)
+    assert refused.returncode == 1
+    assert f"toy_study.py: {last} is not a whole checkpoint" in refused.stderr
+    assert "--again" in refused.stderr
+    anew = start("--output", tmp_path, "--again")
+    assert anew.returncode == 0, anew.stderr
+    assert len(rows_of(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")],
+                         ids=["--devices 2", "torchrun"])  # fmt: skip
+def test_two_processes_learn_as_one(toy, tmp_path, launcher):
+    flags = ("--dropout", 0, "--output")  # each process drops on its own
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    for folder, how, by in ((alone, (), ()), (shared, () if launcher else ("--devices", 2), launcher)):
+        result = start(*flags, folder, *how, launcher=by)
+        assert result.returncode == 0, result.stderr
+    one, two = (losses(toy, folder, dropout=0.0) for folder in (alone, shared))
+    assert sorted(one) == sorted(two) == [0, 1, 2, 3]
+    assert two == pytest.approx(one, rel=1e-5)
+    (first,), (second,) = rows_of(alone), rows_of(shared)
+    assert second.value == pytest.approx(first.value, rel=1e-5)
+    assert second.machine.startswith("2 x")
+    weights, others = checkpoint(alone), checkpoint(shared)
+    for name in weights:
+        torch.testing.assert_close(others[name], weights[name], rtol=1e-4, atol=1e-6)
+
+
+def fitted(toy, **changes):
+    """One run in this process."""
+    import lightning
+
+    settings = toy.Toy(**changes)
+    lightning.seed_everything(0, verbose=False)
+    with contextlib.redirect_stderr(None):
+        return toy.train(settings)
+
+
+def test_early_stopping(toy, tmp_path):
+    stopped = fitted(toy, output=tmp_path, epochs=40, patience=2, learning_rate=0.3)
+    points = [value for _, value in stopped.more["curve"]]
+    assert len(points) < 20
+    assert min(points) not in points[-2:]
+    with pytest.raises(ValueError, match="--patience needs validation data"):
+        fitted(toy, output=tmp_path, patience=2, validate=False)
+
+
+def test_mixed_precision_stays_close(toy, tmp_path):
+    full, half = (fitted(toy, output=tmp_path, precision=p) for p in ("32-true", "bf16-mixed"))
+    assert half.value != full.value
+    assert half.value == pytest.approx(full.value, rel=0.1)
+
+
+def test_seeds_count(toy, tmp_path):
+    values = [fitted(toy, output=tmp_path, seeds=(seed,), again=True).value for seed in (1, 1, 2)]
+    assert values[0] == values[1] != values[2]
+
+
+def test_without_validation_the_last_weights_are_tested(toy, tmp_path):
+    settings = toy.Toy(output=tmp_path, validate=False)
+    outcome = fitted(toy, output=tmp_path, validate=False)
+    assert outcome.more["curve"] == []
+    assert not (settings.folder / "best.ckpt").exists()

@@ -1,0 +1,295 @@
+"""The examples on PyG graphs run end to end, and their graphs, shifts and layers are what they say."""
+
+import dataclasses
+import sys
+
+import pytest
+import torch
+from image_writers import write_cifar, write_mnist
+from running import EXAMPLES, run
+
+sys.path.insert(0, str(EXAMPLES))
+TINY = ("--quick", "--no-progress")
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    import pixel_graphs
+
+    return pixel_graphs
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    import pyg_mixed_model
+
+    return pyg_mixed_model
+
+
+def rows_of(folder, study):
+    from harness import results
+
+    return results.read(folder / study / "results.csv")
+
+
+def cells(path):
+    """A markdown table, without the line below its header."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in path.read_text().splitlines()]
+    return [lines[0], *lines[2:]]
+
+
+# Pixel graphs
+
+
+def test_pixel_graphs(tmp_path, pixels):
+    result = run("pixel_graphs.py", *TINY, "--seeds", 0, 1, "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows = rows_of(tmp_path, "pixel_graphs")
+    assert [(row.setting("positions"), row.setting("seeds")) for row in rows] == [
+        (p, s) for p in pixels.NAMES for s in (0, 1)
+    ]
+    for row in rows:
+        assert list(row.more["shifts"]) == ["-1", "0", "1"]
+        assert row.more["shiftable"] == 40
+        assert row.more["shifts"]["0"] == pytest.approx(row.value)  # all test images can be shifted
+        if row.setting("positions") == "none":  # no positions, no borders: shifts change nothing
+            assert len(set(row.more["shifts"].values())) == 1
+    folder = tmp_path / "pixel_graphs"
+    assert (folder / "shifts.png").stat().st_size > 5000
+    accuracy = cells(folder / "accuracy.md")
+    assert accuracy[0] == ["model", "digits", "parameters", "paper, MNIST", "paper, Fashion-MNIST", "paper, CIFAR-10"]
+    assert [line[0] for line in accuracy[1:]] == list(pixels.NAMES.values())
+    assert all("±" in line[1] and int(line[2].replace(",", "")) > 500 for line in accuracy[1:])
+    assert accuracy[2][3] == "98.8"
+    shifts = cells(folder / "shifts.md")
+    assert shifts[0] == ["shift in pixels", "-1", "0", "1"]
+    assert len(shifts) == 1 + 5
+
+
+@pytest.fixture
+def double():
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(previous)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("position", ["window", "clipped"])
+@pytest.mark.parametrize("periodic", [True, False])
+def test_shifts_on_a_torus_change_nothing(pixels, position, periodic):
+    """And at a border they do."""
+    settings = dataclasses.replace(pixels.PRESETS["quick"], positions=(position,), size=12, periodic=periodic)
+    model = pixels.build(1, settings).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    transform = pixels.PixelGraph(settings.max_distance, periodic=settings.periodic)
+    images = torch.nn.functional.pad(torch.rand(5, 1, 12, 8), (2, 2))
+    here, there = (
+        pixels.predict(model, pixels.graphs(pixels.shifted(images, shift), torch.arange(5), transform))[0]
+        for shift in (0, 2)
+    )
+    change = ((here - there).abs().max() / here.abs().max()).item()
+    assert change < 1e-12 if periodic else change > 1e-7
+
+
+def test_accuracies_at_shifts_count(pixels):
+    """Against a model that looks at one column: right only where the bright column is shifted to it."""
+    settings = dataclasses.replace(pixels.PRESETS["quick"], size=10, shift=2, progress=False)
+    images = torch.zeros(5, 1, 10, 10)
+    images[:, :, :, 4] = 1
+
+    class Column(torch.nn.Module):
+        def forward(self, x, edge_index, edge_attr, pos, batch, batch_size):
+            bright = x.view(batch_size, 10, 10)[:, 0, 5]
+            return torch.stack([1 - bright, bright], 1)
+
+    found = pixels.accuracies_at_shifts(Column(), images, torch.tensor([1, 1, 1, 0, 1]), settings)
+    assert found == {"-2": 20, "-1": 20, "0": 20, "1": 80, "2": 20}
+
+
+def test_shiftable(pixels):
+    images = torch.zeros(4, 1, 6, 7)
+    images[1, 0, 3, 1] = images[2, 0, 3, 5] = images[3, 0, 3, 3] = 0.1
+    assert pixels.shiftable(images, 2).tolist() == [True, False, False, True]
+    assert pixels.shiftable(images, 1).tolist() == [True] * 4
+    for shift in (-2, 2):
+        assert pixels.shifted(images, shift).nonzero().tolist() == [
+            [n, c, h, w + shift] for n, c, h, w in images.nonzero().tolist() if 0 <= w + shift < 7
+        ]
+
+
+def test_batches_are_the_images(pixels):
+    """Graphs made on demand hold the images that were asked for."""
+    settings = pixels.PixelGraphs(size=9, max_distance=2)
+    part = pixels.parts(settings)[0]
+    (batch, *_) = pixels.batches(part, 7, 3, settings)
+    assert batch.num_graphs == 3
+    torch.testing.assert_close(batch.x.view(3, 9, 9), part.images[:3][:, 0])
+    assert batch.y.tolist() == part.labels[:3].tolist()
+    assert len(pixels.batches(part, 7, 3, settings)) == 3
+    assert pixels.batches(part, 10_000, 3, settings).length == 1200
+
+
+def test_report_needs_no_shifts(tmp_path, pixels, capsys):
+    from harness.results import Row
+
+    settings = dataclasses.replace(pixels.PRESETS["quick"], positions=("window",)).identity()
+    row = Row("pixel_graphs", "accuracy", 50.0, 900, 1.0, "", "", "", settings | {"data": "/here/cifar"})
+    tables = pixels.report([row], tmp_path)
+    assert list(tables) == ["accuracy"]
+    assert "| model | cifar | parameters |" in tables["accuracy"]
+    assert "--shift sets how far" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("field", ["shift", "size", "epochs", "max_distance"])
+def test_zero_is_refused(pixels, field):
+    settings = dataclasses.replace(pixels.PixelGraphs(), **{field: 0})
+    with pytest.raises(ValueError, match=f"--{field.replace('_', '-')} must be"):
+        settings.check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [({"size": 7}, "--size"), ({"heads": 3}, "--channels"), ({"shift": 8}, "--shift"), ({"dropout": 1.0}, "--dropout")],
+)
+def test_settings_that_cannot_be(pixels, changes, flag):
+    with pytest.raises(ValueError, match=f"{flag} must"):
+        dataclasses.replace(pixels.PixelGraphs(), **changes).check()
+
+
+def test_presets_are_valid(pixels, mixed):
+    for module, default in ((pixels, pixels.PixelGraphs()), (mixed, mixed.PyGMixedModel())):
+        for settings in (default, *module.PRESETS.values()):
+            settings.check()
+    full = pixels.build(1, dataclasses.replace(pixels.PRESETS["full"], positions=("absolute",)))
+    assert sum(p.numel() for p in full.parameters()) == pytest.approx(4.7e6, rel=0.02)  # the paper's Table 1
+
+
+def test_mnist_files(tmp_path, pixels):
+    """There is no part to choose the epoch with; label 1 alone is shifted."""
+    write_mnist(tmp_path, train=9, test=9, margin=9)
+    settings = pixels.PixelGraphs(data=tmp_path, size=28, label=1)
+    with pytest.warns(UserWarning, match="a subset"):
+        training, validation, testing = pixels.parts(settings)
+    assert (len(training), validation, len(testing)) == (9, None, 9)
+    images, labels = pixels.movable(testing[:], settings)
+    assert labels.tolist() == [1]
+    torch.testing.assert_close(images, testing.images[1:2])
+    images, labels = pixels.movable(testing[:], dataclasses.replace(settings, label=None, size=32, shift=10))
+    assert images.shape == (9, 1, 32, 32)
+
+
+def test_cifar_files(tmp_path):
+    """The fifth batch chooses the epoch; random images cannot be shifted."""
+    write_cifar(tmp_path, count=2)
+    result = run("pixel_graphs.py", *TINY, "--data", tmp_path, "--size", 8, "--positions", "none", "--embedding",
+                 "lookup", "--output", tmp_path / "out")  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    (row,) = rows_of(tmp_path / "out", "pixel_graphs")
+    assert len(row.more["curve"]) == 1
+    assert "shifts" not in row.more
+    assert "No test image can be shifted so far" in result.stdout
+
+
+def test_bad_files(tmp_path, pixels):
+    write_mnist(tmp_path)
+    labels = tmp_path / "train-labels-idx1-ubyte"
+    labels.unlink()
+    with pytest.raises(SystemExit, match=f"{labels} is missing"):
+        pixels.parts(pixels.PixelGraphs(data=tmp_path))
+
+
+# The mixed model
+
+
+def test_mixed_model(tmp_path, mixed):
+    result = run("pyg_mixed_model.py", *TINY, "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows = {row.setting("models"): row for row in rows_of(tmp_path, "pyg_mixed_model")}
+    assert list(rows) == list(mixed.PyGMixedModel().models)
+    for name, row in rows.items():
+        assert row.more["change"] > 1e-2 if name == "Performer + positions" else row.more["change"] < 1e-4
+    assert rows["local only"].parameters == pytest.approx(rows["ours"].parameters, rel=0.2)
+    table = cells(tmp_path / "pyg_mixed_model" / "accuracy.md")
+    assert [line[0] for line in table[1:]] == list(rows)
+    assert [float(line[1]) for line in table[1:]] == pytest.approx([row.value for row in rows.values()], abs=0.06)
+    assert (tmp_path / "pyg_mixed_model" / "accuracy.png").stat().st_size > 5000
+
+
+def test_pairs_of_digits(mixed):
+    images = torch.rand(40, 1, 8, 8)
+    draw = [mixed.pairs([images, torch.arange(40)], torch.Generator().manual_seed(seed), 23) for seed in (0, 0, 1)]
+    boxes, labels, places = draw[0]
+    assert labels.tolist() == list(range(40))
+    assert places.amin(0).tolist() == [0, 0]
+    assert places.amax(0).tolist() == [23 - 12, 23 - 20]
+    lows, starts = set(), set()
+    for image, box in zip(images, boxes[:, 0], strict=True):
+        low = int(box[:, :8].sum(1).nonzero()[0])
+        assert torch.equal(box[low : low + 8, :8], image[0])
+        right = box[:, 8:].nonzero()
+        (high, start), end = right.amin(0), right.amax(0)
+        assert (end - right.amin(0)).tolist() == [7, 7]
+        assert (images[:, 0] == box[high : high + 8, 8 + start : 16 + start]).flatten(1).all(1).sum() == 1
+        lows.add(low), starts.add(int(start))
+    assert lows == set(range(5))
+    assert starts == {1, 2, 3, 4}
+    assert all(torch.equal(one, same) for one, same in zip(draw[0], draw[1], strict=True))
+    assert not torch.equal(draw[0][0], draw[2][0])
+
+
+def test_a_graph_of_bright_pixels(mixed):
+    box = torch.zeros(1, 12, 20)
+    for n, (row, column) in enumerate(((1, 1), (2, 2), (2, 4), (11, 19))):
+        box[0, row, column] = 0.5 + 0.1 * n
+    box[0, 5, 5] = 0.2  # not bright
+    data = mixed.graph(box, torch.tensor(3), torch.tensor([10, 20]))
+    torch.testing.assert_close(data.x.flatten(), torch.tensor([0.5, 0.6, 0.7, 0.8]))
+    assert data.pos.tolist() == [[11, 21], [12, 22], [12, 24], [21, 39]]
+    assert data.edge_index.T.tolist() == [[0, 1], [1, 0]]  # those that touch
+    assert data.edge_attr.tolist() == [[-1, -1], [1, 1]]  # of the source, seen from the target
+    near = {tuple(pair) for pair in data.near_index.T.tolist()}
+    assert near == {(i, j) for i in range(3) for j in range(3)} | {(3, 3)}
+
+
+def test_our_layer_is_gps_with_another_attention(mixed):
+    """With the built-in attention in place of ours, its sums are GPSConv's."""
+    built_in = mixed.BuiltInGPSConv(8, mixed.GINEConv(torch.nn.Linear(8, 8), edge_dim=2), 2)
+
+    class Attention(torch.nn.Module):
+        def forward(self, x, near_index, pos, batch):
+            return built_in.attn(x[None])[0]
+
+    layer = mixed.RelativeGPSConv(8, built_in.conv, Attention())
+    state = {name: value for name, value in built_in.state_dict().items() if not name.startswith("attn.")}
+    layer.load_state_dict(state)
+    data = mixed.Batch.from_data_list([
+        mixed.graph(torch.rand(1, 12, 20), torch.tensor(0), torch.tensor([0, 0]))
+    ])  # fmt: skip
+    x = torch.randn(data.num_nodes, 8)
+    torch.testing.assert_close(layer(x, data), built_in(x, data))
+
+
+@pytest.mark.parametrize("name", ["local only", "Performer", "Performer + positions", "ours"])
+def test_moving_a_graph(mixed, name):
+    """Only absolute positions see it; alone equals in a batch but for the built-in Performer, which counts padding."""
+    settings = dataclasses.replace(mixed.PRESETS["quick"], models=(name,), layers=2)
+    model = mixed.build(settings).eval()
+    torch.nn.init.normal_(model.head.weight)
+    generator = torch.Generator().manual_seed(2)
+    images = torch.rand(3, 1, 8, 8, generator=generator) * torch.tensor([0.3, 0.6, 1.0]).view(3, 1, 1, 1)
+    batch = mixed.pairs([images, torch.arange(3)], generator, 32)
+    logits, _ = mixed.predict(model, batch)
+    elsewhere, _ = mixed.predict(model, [*batch[:2], batch[2] + 40])
+    change = (elsewhere - logits).abs().max() / logits.abs().max()
+    assert change > 1e-3 if "positions" in name else change < 1e-5
+    alone, _ = mixed.predict(model, [x[:1] for x in batch])
+    if "Performer" not in name:
+        torch.testing.assert_close(alone, logits[:1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("changes", "flag"), [({"canvas": 19}, "--canvas"), ({"heads": 5}, "--channels")])
+def test_mixed_settings_that_cannot_be(mixed, changes, flag):
+    with pytest.raises(ValueError, match=f"{flag} must"):
+        dataclasses.replace(mixed.PyGMixedModel(), **changes).check()

@@ -1,0 +1,232 @@
+"""The escnn examples run end to end, and what their tables say is what their rows hold."""
+
+import dataclasses
+import sys
+
+import pytest
+import torch
+from image_writers import AMAT, write_rotmnist
+from running import EXAMPLES, run
+
+sys.path.insert(0, str(EXAMPLES))
+TINY = {"channels": 4, "heads": 1, "head_channels": 2, "blocks": 1, "size": 8}
+ATTENTION = ["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA"]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    import rotated_digits
+
+    return rotated_digits
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    import escnn_mixed_model
+
+    return escnn_mixed_model
+
+
+def cells(table):
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+
+
+def rows_of(folder, name):
+    from harness import results
+
+    return results.read(folder / name / "results.csv")
+
+
+def row(digits, value=50.0, more=None, **swept):
+    """A result row made up for a single run."""
+    from harness.study import row_of
+    from harness.training import Outcome
+
+    settings = digits.RotatedDigits(**{"relation": ("ge_vit",), **{name: (x,) for name, x in swept.items()}})
+    return row_of(settings, Outcome("accuracy", value, 1234, 5.0, more or {}))
+
+
+def test_rotated_digits(tmp_path):
+    result = run("rotated_digits.py", "--quick", "--no-progress", "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows = rows_of(tmp_path, "rotated_digits")
+    pairs = [(row.setting("models"), row.setting("relation")) for row in rows]
+    two = [(name, relation) for name in ATTENTION[1:] for relation in ("ge_vit", "gsa")]
+    assert pairs == [("Z2_SA", "ge_vit"), *two, ("C4 G-CNN", "ge_vit"), ("C8 G-CNN", "ge_vit")]
+    assert all(0 <= one.value <= 100 and one.parameters > 100 for one in rows)
+    errors = {pair: one.more["max error"] for pair, one in zip(pairs, rows, strict=True) if "max error" in one.more}
+    assert set(errors) == set(pairs) - {("Z2_SA", "ge_vit")}
+    assert all(error < 5e-6 for (_, relation), error in errors.items() if relation == "ge_vit")
+    # after four steps of training the broken relation shows little, and yet
+    assert all(errors[name, "gsa"] > 5 * errors[name, "ge_vit"] for name in ATTENTION[1:])
+    folder = tmp_path / "rotated_digits"
+    for figure in ("accuracy", "translation", "rotation", "reflection", "errors"):
+        assert (folder / f"{figure}.png").stat().st_size > 5000
+    lines = cells((folder / "accuracy.md").read_text())
+    assert [line[0] for line in lines] == list(dict.fromkeys(name for name, _ in pairs))
+    assert lines[0][2] == "-"
+    assert lines[1][1:3] == [f"{rows[1].value:.2f}", f"{rows[2].value:.2f}"]
+    assert len(cells((folder / "equivariance.md").read_text())) == len(rows) - 1
+    assert not (folder / "windows.md").exists()
+
+
+def test_published_files_choose_the_epoch(tmp_path):
+    write_rotmnist(tmp_path, train=24, test=5)
+    flags = [x for name, value in TINY.items() for x in (f"--{name.replace('_', '-')}", value)]
+    result = run("rotated_digits.py", *flags, "--data", tmp_path, "--models", "R4_SA", "C4 G-CNN", "--relation",
+                 "relative", "--epochs", 2, "--no-progress", "--output", tmp_path)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    rows = rows_of(tmp_path, "rotated_digits")
+    assert [row.setting("models") for row in rows] == ["R4_SA", "C4 G-CNN"]
+    for one in rows:
+        assert [epoch for epoch, _ in one.more["curve"]] == [1, 2]
+        assert one.more["max error"] < 1e-5
+    assert (tmp_path / "rotated_digits" / "errors.png").stat().st_size > 5000
+    (tmp_path / AMAT["test"]).unlink()
+    again = run("rotated_digits.py", "--data", tmp_path, "--output", tmp_path)
+    assert again.returncode != 0
+    assert str(tmp_path / AMAT["test"]) in again.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in again.stderr
+
+
+def test_mixed_model(tmp_path):
+    result = run("escnn_mixed_model.py", "--quick", "--no-progress", "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    plain, attention = rows_of(tmp_path, "escnn_mixed_model")
+    assert plain.setting("models") == "G-CNN"
+    assert attention.parameters == pytest.approx(plain.parameters, rel=0.15)
+    assert attention.more["width"] != plain.more["width"]
+    for one in (plain, attention):
+        assert one.more["max error"] < 1e-5
+    folder = tmp_path / "escnn_mixed_model"
+    assert [line[1] for line in cells((folder / "accuracy.md").read_text())] == [
+        f"{one.value:.2f}" for one in (plain, attention)
+    ]
+    assert (folder / "accuracy.png").stat().st_size > 5000
+
+
+def test_runs_leave_out_what_is_the_same_model(digits):
+    settings = digits.RotatedDigits(
+        models=("Z2_SA", "R4_SA", "C4 G-CNN"), relation=("gsa", "lifted"), kernel_size=(5, 0), seeds=(7,)
+    )
+    runs = [(run.models[0], run.relation[0], run.kernel_size[0]) for run in settings.runs()]
+    assert runs == [
+        ("Z2_SA", "ge_vit", 5), ("Z2_SA", "ge_vit", 0), ("R4_SA", "gsa", 5), ("R4_SA", "gsa", 0),
+        ("R4_SA", "lifted", 5), ("R4_SA", "lifted", 0), ("C4 G-CNN", "ge_vit", 3),
+    ]  # fmt: skip
+
+
+def test_both_commands_of_the_study_share_runs(digits):
+    study = digits.PRESETS["study"]
+    every = [run.identity() for run in study.runs()]
+    assert len(every) == 5 * (1 + 4 * 4 + 2)
+    changed = dataclasses.replace(study, models=("R4_SA",), relation=("ge_vit", "gsa"), kernel_size=(3, 5, 7, 0))
+    changed.check()
+    assert sum(run.identity() in every for run in changed.runs()) == 10
+
+
+@pytest.mark.parametrize("preset", ["quick", "study", "full"])
+def test_presets_are_allowed(digits, mixed, preset):
+    digits.PRESETS[preset].check()
+    mixed.PRESETS[preset].check()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"size": 9}, "--size must be even where the models pool 2 x 2, got 9"),
+        ({"kernel_size": (3, 4)}, "--kernel-size must be odd, or 0, got 4"),
+        ({"size": 12, "kernel_size": (7,)}, "--kernel-size must fit into 6 x 6 pixels"),
+        ({"crops": (1,)}, "--crops must be 2 numbers"),
+        ({"crops": (3, 3)}, "--crops must leave some of 16 x 16 pixels"),
+        ({"pool": 3}, "--pool must be from 0 to the number of blocks, 2, got 3"),
+        ({"dropout": 1.0}, "--dropout must be from 0 to below 1"),
+        ({"train_images": 0}, "--train-images must be positive"),
+        ({"patience": 2}, "--patience needs validation data"),
+    ],
+)
+def test_settings_that_cannot_be(digits, wrong, said):
+    with pytest.raises(ValueError, match=said):
+        digits.RotatedDigits(**wrong).check()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"size": 9}, "--size must be even"),
+        ({"attention": 1}, "--attention must be from 2 to 3"),
+        ({"convolutions": 1}, "--convolutions must be 2 or more"),
+        ({"size": 8}, "--kernel-size must fit into 4 x 4 pixels, got 5"),
+    ],
+)
+def test_mixed_settings_that_cannot_be(mixed, wrong, said):
+    with pytest.raises(ValueError, match=said):
+        mixed.EscnnMixedModel(**wrong).check()
+
+
+def test_a_quarter_turn_of_the_data_is_exact(digits):
+    images = torch.rand(2, 1, 7, 7)
+    turned = digits.rotate(images, torch.tensor([torch.pi / 2, 0.0]), 7, 1.0)
+    torch.testing.assert_close(turned, torch.stack([images[0].rot90(1, (-2, -1)), images[1]]), rtol=0, atol=1e-5)
+
+
+def test_the_convolutional_network(digits):
+    """As many parameters as the attention network, equivariant, and its checkpoints load in either mode."""
+    settings = digits.RotatedDigits(models=("C8 G-CNN",), relation=("ge_vit",), channels=12)
+    model = digits.build(settings)
+    wanted = sum(p.numel() for p in digits.build(dataclasses.replace(settings, models=("R8_SA",))).parameters())
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(wanted, rel=0.2)
+    images = torch.rand(3, 1, 16, 16)
+    model.train()(images)
+    model.eval()
+    errors = digits.equivariance(model, images)
+    assert errors["max error"] < 1e-5
+    assert 0 < errors["mean error"] < errors["max error"]
+    other = digits.build(settings).eval()
+    assert not torch.allclose(other(images), model(images))
+    state = model.state_dict()
+    assert not any(name.endswith(".filter") for name in state)
+    other.load_state_dict(state)
+    torch.testing.assert_close(other.eval()(images), model(images))
+    digits.build(settings).train().load_state_dict(state)
+
+
+def test_the_broken_relation_shows(digits):
+    errors = {}
+    for relation in ("ge_vit", "gsa"):
+        model = digits.build(digits.RotatedDigits(models=("R4_SA",), relation=(relation,))).eval()
+        torch.manual_seed(0)
+        for parameter in model.parameters():
+            parameter.data.normal_(std=0.7)
+        errors[relation] = digits.equivariance(model, torch.rand(2, 1, 16, 16))["max error"]
+    assert errors["ge_vit"] < 1e-5
+    assert errors["gsa"] > 1e-3
+
+
+def test_tables_from_rows(digits, tmp_path):
+    rows = [
+        row(digits, 60.0, {"mean error": 1e-7, "max error": 2e-6}, models="R4_SA", relation="ge_vit", seeds=0),
+        row(digits, 64.0, {"mean error": 3e-7, "max error": 1e-6}, models="R4_SA", relation="ge_vit", seeds=1),
+        row(digits, 50.0, {"mean error": 0.1, "max error": 0.5}, models="R4_SA", relation="gsa"),
+        row(digits, 70.0, {"mean error": 0.1, "max error": 0.5}, models="R4_SA", relation="gsa", kernel_size=0),
+        row(digits, 55.0, {"mean error": 0.1, "max error": 0.5}, models="R4_SA", relation="gsa", kernel_size=5),
+        row(digits, 40.0, models="Z2_SA"),
+        row(digits, 80.0, {"mean error": 1e-8, "max error": 1e-7}, models="C4 G-CNN"),
+    ]
+    tables = digits.report(rows, tmp_path)
+    assert list(tables) == ["accuracy", "windows", "equivariance"]
+    assert cells(tables["accuracy"]) == [
+        ["R4_SA", "62.00 ± 2.83", "50.00", "1,234", "97.58", "97.46"],
+        ["Z2_SA", "40.00", "-", "1,234", "96.63", "96.63"],
+        ["C4 G-CNN", "80.00", "-", "1,234", "98.21", "-"],
+    ]
+    assert cells(tables["windows"]) == [
+        ["3 x 3", "50.00", "96.28"], ["5 x 5", "55.00", "97.47"], ["global", "70.00", "96.81"]
+    ]  # fmt: skip
+    assert cells(tables["equivariance"]) == [
+        ["R4_SA", "ge_vit", "2.0e-07", "2.0e-06", "1e-5"],
+        ["R4_SA", "gsa", "1.0e-01", "5.0e-01", "1e-1"],
+        ["C4 G-CNN", "-", "1.0e-08", "1.0e-07", "-"],
+    ]
+    for figure in ("accuracy", "windows"):
+        assert (tmp_path / f"{figure}.png").stat().st_size > 5000
