@@ -1,0 +1,64 @@
+"""Tables in the README and beside the result rows are what the committed rows say."""
+
+import shlex
+import sys
+from importlib import import_module
+
+import pytest
+from running import EXAMPLES
+
+sys.path.insert(0, str(EXAMPLES))
+WITH_ROWS = sorted(path.parent.name for path in (EXAMPLES / "results").glob("*/results.csv"))
+
+
+@pytest.fixture(scope="module")
+def report():
+    return import_module("report")
+
+
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_tables_and_commands_are_what_the_rows_say(report, tmp_path, name):
+    from harness import results, study
+    from harness.settings import parse
+
+    before = report.README.read_text()
+    tables, after = report.build(name, before, tmp_path)
+    assert after == before
+    for title, table in tables.items():
+        assert study.committed(name).with_name(f"{title}.md").read_text() == table + "\n"
+    figures = sorted(path.name for path in tmp_path.glob("*.png"))
+    assert figures == sorted(path.name for path in study.committed(name).parent.glob("*.png"))
+    module = import_module(name)
+    kind = report.kind_of(module)
+    for row in results.read(study.committed(name)):
+        repeated = parse(kind(), module.PRESETS, "", shlex.split(row.command)[2:])
+        assert repeated.identity() == kind().identity() | row.settings
+        assert row.value == row.value  # a number
+        assert row.parameters > 0
+    assert all("python examples/" in line for line in tables["commands"].splitlines()[2:])
+
+
+def test_every_place_in_the_readme_belongs_to_a_study(report):
+    places = [line for line in report.README.read_text().splitlines() if line.startswith("<!-- ")]
+    names = [line.split()[1].split("/")[0] for line in places if line != "<!-- end -->"]
+    assert len(names) == places.count("<!-- end -->")
+    assert set(names) <= set(report.STUDIES)
+    assert set(WITH_ROWS) <= set(report.STUDIES)
+
+
+def test_a_table_is_put_in_its_place_only(report):
+    text = "a\n<!-- x/y -->\n\nold\n\n<!-- end -->\nb\n<!-- x/z -->\n\nkept\n\n<!-- end -->\n"
+    wanted = "a\n<!-- x/y -->\n\n| new |\n\n<!-- end -->\nb\n<!-- x/z -->\n\nkept\n\n<!-- end -->\n"
+    assert report.filled(text, "x/y", "| new |") == wanted
+    assert report.filled(text, "x/other", "| new |") == text
+
+
+def test_one_command_for_several_seeds(report):
+    from harness import results, study
+    from harness.tables import command_of
+
+    rows = [row for row in results.read(study.committed("e3nn_mixed_model")) if row.setting("operators") == "none"]
+    assert len(rows) == 3
+    kind = report.kind_of(import_module("e3nn_mixed_model"))
+    assert "--operators none --task chain" in command_of(rows, kind)
+    assert "--seeds 0 1 2" in command_of(rows, kind)
