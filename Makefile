@@ -37,7 +37,7 @@ bench: setup
 # Only runs without a row in examples/results are trained: none after a fresh clone, hours on two cores from nothing.
 studies: setup
 	$(RUN) -W ignore examples/rotated_digits.py --study
-	$(RUN) -W ignore examples/rotated_digits.py --study --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0
+	$(RUN) -W ignore examples/rotated_digits.py --study --size 14 --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0
 	$(RUN) -W ignore examples/pixel_graphs.py --study
 	$(RUN) -W ignore examples/nbody.py --study
 	$(RUN) -W ignore examples/nbody.py --study --models EGNN Hyena Transformer --learning-rate 0.003

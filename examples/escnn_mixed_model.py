@@ -18,15 +18,16 @@ from typing import ClassVar, Literal
 
 import matplotlib
 import numpy as np
+from baselines.gcnn import GCNN, convolution, gspaces, matched, nn
+from data.rotated_digits import parts
 from equivariance_figures import equivariance
-from gcnn import GCNN, convolution, gspaces, matched, nn
 from harness import study
 from harness.loading import tensor_batches
 from harness.results import Row
 from harness.settings import Settings
 from harness.tables import grouped, markdown, mean_and_spread, published
 from harness.training import Classifier, Outcome, fit, parameters
-from rotated_digits import parts, predict
+from rotated_digits import predict
 from tg_equiattn.integrations.escnn import R2GroupAttention
 
 matplotlib.use("Agg")

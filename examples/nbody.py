@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Literal
 import matplotlib
 import numpy as np
 import torch
+from baselines.egnn import EGNN
 from data.charged_particles import STEPS, cached, linear_error
-from egnn import EGNN
 from harness import study
 from harness.loading import tensor_batches
 from harness.results import Row

@@ -8,7 +8,7 @@ measures what its Figure 7 shows, and draws figures like its Figures 4 to 7.
 
     python examples/rotated_digits.py                                    # a few minutes on two cores
     python examples/rotated_digits.py --models Z2_SA R8_SA --seeds 0 1 2
-    python examples/rotated_digits.py --study --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0   # windows
+    python examples/rotated_digits.py --study --size 14 --models R4_SA --kernel-size 3 5 7 0   # windows
     python examples/rotated_digits.py --data ~/rotmnist --full --device cuda   # the paper's data and setting
 """
 
@@ -23,10 +23,9 @@ from typing import Any, ClassVar, Literal
 import matplotlib
 import numpy as np
 import torch
-import torch.nn.functional as F
-from data.digits import sklearn_digits
+from baselines.gcnn import GCNN, convolution, gspaces, matched, nn
+from data.rotated_digits import Part, parts
 from equivariance_figures import draw_all, equivariance
-from gcnn import GCNN, convolution, gspaces, matched, nn
 from harness import study
 from harness.checkpoints import CheckpointError, load
 from harness.loading import tensor_batches
@@ -51,7 +50,6 @@ GSPACES = {
 }
 EQUALS = {"C4 G-CNN": "R4_SA", "C8 G-CNN": "R8_SA"}  # of the same group, and of about as many parameters
 PAPERS = {"ge_vit": "GE-ViT", "gsa": "GSA-Nets"}
-Part = tuple[Tensor, Tensor]  # images and labels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,7 +154,7 @@ PRESETS = {
         batch=8,
     ),
     "study": RotatedDigits(
-        **EVERY, seeds=(0, 1, 2, 3, 4), size=14, blocks=1, channels=24, heads=4,
+        **EVERY, seeds=(0, 1, 2, 3, 4), size=12, blocks=1, channels=24, heads=4, head_channels=2,
         results=study.committed("rotated_digits"),
     ),
     "full": RotatedDigits(
@@ -165,36 +163,6 @@ PRESETS = {
         batch=8, learning_rate=0.001, schedule="constant",
     ),
 }  # fmt: skip
-
-
-def rotate(images: Tensor, angles: Tensor, size: int, scale: float) -> Tensor:
-    """Enlarge (N, 1, h, w) by ``scale`` and rotate about the centre, counter-clockwise, onto size x size pixels."""
-    cos, sin = angles.cos(), angles.sin()
-    zoom = size / (scale * images.shape[-1])
-    zero = torch.zeros_like(cos)
-    rows = torch.stack([zoom * cos, -zoom * sin, zero, zoom * sin, zoom * cos, zero], -1)
-    grid = F.affine_grid(rows.view(-1, 2, 3), [len(images), 1, size, size], align_corners=False)
-    return F.grid_sample(images, grid, mode="bilinear", align_corners=False)
-
-
-def rotated_digits(size: int, train_images: int | None) -> tuple[Part, None, Part]:
-    """Training and test digits, each rotated by one angle of its own; the digit fills size / sqrt(2) pixels."""
-    images, labels, train, test = sklearn_digits()
-    angles = 2 * torch.pi * torch.rand(len(images), generator=torch.Generator().manual_seed(0))
-    images = rotate(images, angles, size, scale=size / (8 * 2**0.5))
-    train = train[:train_images]
-    return (images[train], labels[train]), None, (images[test], labels[test])
-
-
-def parts(settings: Any) -> tuple[Part, Part | None, Part]:
-    """Images and labels to train on, to choose the epoch with where there are any, and to test on."""
-    if settings.data is None:
-        return rotated_digits(settings.size, settings.train_images)
-    from data.image_files import load as load_images  # needs h5py, for other data sets
-
-    with study.refusing():
-        data = load_images(settings.data, "rotmnist")
-    return data.train[: settings.train_images], data.validation[:], data.test[:]
 
 
 def build(settings: RotatedDigits) -> torch.nn.Module:
@@ -278,16 +246,21 @@ def window(row: Row) -> str:
     return f"{size} x {size}" if size else "global"
 
 
-def of_main_window(rows: list[Row]) -> list[Row]:
-    """Rows of the window that most attention networks have, and all of convolutions, whose window is always 3."""
-    sizes = [row.setting("kernel_size") for row in rows if row.setting("models") not in EQUALS]
-    main = max(dict.fromkeys(sizes), key=sizes.count, default=3)
-    return [row for row in rows if row.setting("models") in EQUALS or row.setting("kernel_size") == main]
+def of_main_setting(rows: list[Row]) -> list[Row]:
+    """Rows of the window and image size that most attention networks have; convolutions have windows of their own."""
+    settings = [
+        (row.setting("size"), row.setting("kernel_size")) for row in rows if row.setting("models") not in EQUALS
+    ]
+    if not settings:
+        return rows
+    size, window = max(dict.fromkeys(settings), key=settings.count)
+    mine = [row for row in rows if row.setting("size") == size]
+    return [row for row in mine if row.setting("models") in EQUALS or row.setting("kernel_size") == window]
 
 
 def of_several_windows(rows: Iterable[Row]) -> list[Row]:
-    """Rows of relations that come with more than one window, by window, global attention last."""
-    groups = grouped(rows, "relation").values()
+    """Rows of relations and image sizes that come with more than one window, by window, global attention last."""
+    groups = grouped(rows, "relation", "size").values()
     several = [row for group in groups if len(grouped(group, "kernel_size")) > 1 for row in group]
     return sorted(several, key=lambda row: row.setting("kernel_size") or float("inf"))
 
@@ -298,7 +271,7 @@ def values(rows: list[Row]) -> str:
 
 def accuracy(rows: list[Row]) -> str:
     """GE-ViT's Tables 2 and 4: models down, relations across."""
-    rows = of_main_window(rows)
+    rows = of_main_setting(rows)
     relations = list(dict.fromkeys(row.setting("relation") for row in rows))
     columns = [PAPERS[relation] for relation in relations if relation in PAPERS]
     paper, convolutions = published("GE-ViT Table 2"), published("GE-ViT Table 4")
@@ -357,7 +330,7 @@ def draw(groups: dict[tuple, list[Row]], names: dict[Any, str], path: Path, labe
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The tables there are rows for, and figures of accuracy."""
     tables = {"accuracy": accuracy(rows)}
-    main = of_main_window(rows)
+    main = of_main_setting(rows)
     names = {name: name.replace(" ", "\n") for (name,) in grouped(main, "models")}
     draw(grouped(main, "models", "relation"), names, folder / "accuracy.png", "model")
     local = of_several_windows(row for row in rows if row.setting("models") == "R4_SA")

@@ -116,13 +116,12 @@ def test_runs_leave_out_what_is_the_same_model(digits):
     ]  # fmt: skip
 
 
-def test_both_commands_of_the_study_share_runs(digits):
+def test_the_two_commands_of_the_study(digits):
     study = digits.PRESETS["study"]
-    every = [run.identity() for run in study.runs()]
-    assert len(every) == 5 * (1 + 4 * 4 + 2)
-    changed = dataclasses.replace(study, models=("R4_SA",), relation=("ge_vit", "gsa"), kernel_size=(3, 5, 7, 0))
-    changed.check()
-    assert sum(run.identity() in every for run in changed.runs()) == 10
+    assert len(list(study.runs())) == 5 * (1 + 4 * 4 + 2)
+    windows = dataclasses.replace(study, size=14, models=("R4_SA",), kernel_size=(3, 5, 7, 0))
+    windows.check()
+    assert len(list(windows.runs())) == 5 * 4 * 4
 
 
 @pytest.mark.parametrize("preset", ["quick", "study", "full"])
@@ -164,9 +163,11 @@ def test_mixed_settings_that_cannot_be(mixed, wrong, said):
         mixed.EscnnMixedModel(**wrong).check()
 
 
-def test_a_quarter_turn_of_the_data_is_exact(digits):
+def test_a_quarter_turn_of_the_data_is_exact():
+    from data.rotated_digits import rotate
+
     images = torch.rand(2, 1, 7, 7)
-    turned = digits.rotate(images, torch.tensor([torch.pi / 2, 0.0]), 7, 1.0)
+    turned = rotate(images, torch.tensor([torch.pi / 2, 0.0]), 7, 1.0)
     torch.testing.assert_close(turned, torch.stack([images[0].rot90(1, (-2, -1)), images[1]]), rtol=0, atol=1e-5)
 
 
