@@ -41,6 +41,7 @@ import matplotlib.pyplot as plt
 LOCAL = {"local_context": True, "edge_channels": 1}
 EQUIVARIANT: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "SE(3)-Hyena": (SE3Hyena, {}),
+    "SE(3)-Hyena, radial order": (SE3Hyena, {"order": "radial"}),
     "SE(3)-Hyena + local": (SE3Hyena, LOCAL),
     "SE(3)-Transformer": (SE3Transformer, {}),
     "SE(3)-Transformer + local": (SE3Transformer, LOCAL),
@@ -48,8 +49,8 @@ EQUIVARIANT: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
 }
 PLAIN = {"Hyena": Hyena, "Transformer": Transformer}
 Model = Literal[
-    "SE(3)-Hyena", "SE(3)-Hyena + local", "SE(3)-Transformer", "SE(3)-Transformer + local", "local only", "Hyena",
-    "Transformer", "EGNN",
+    "SE(3)-Hyena", "SE(3)-Hyena, radial order", "SE(3)-Hyena + local", "SE(3)-Transformer", "SE(3)-Transformer + local",
+    "local only", "Hyena", "Transformer", "EGNN",
 ]  # fmt: skip
 SEED = 43  # of the simulation, as the data do not depend on the seed of training
 
@@ -102,7 +103,10 @@ class NBody(Settings):
 PRESETS = {
     "quick": NBody(train=60, validation=20, test=20, epochs=1, batch=20, vectors=4, scalars=3, depth=1, task="initial"),
     "study": NBody(
-        models=("SE(3)-Hyena + local", "local only", "SE(3)-Transformer + local", "SE(3)-Hyena", "SE(3)-Transformer"),
+        models=(
+            "SE(3)-Hyena + local", "local only", "SE(3)-Transformer + local", "SE(3)-Hyena", "SE(3)-Transformer",
+            "SE(3)-Hyena, radial order",
+        ),
         seeds=(0, 1, 2), train=3000, validation=2000, test=2000, epochs=100, learning_rate=0.01, augment=True,
         results=study.committed("nbody"),
     ),
@@ -195,6 +199,18 @@ def train(settings: NBody) -> Outcome:
     return outcome
 
 
+def by_model(rows: list[Row]) -> dict[str, list[Row]]:
+    """Rows by model; where they differ in epochs or blocks from most, by those too."""
+    names = "epochs", "blocks"
+    counts = {key: len(group) for key, group in grouped(rows, *names).items()}
+    most = max(counts, key=counts.__getitem__)
+    groups = {}
+    for (model, *values), group in grouped(rows, "models", *names).items():
+        other = [f"{value} {name}" for name, value, usual in zip(names, values, most, strict=True) if value != usual]
+        groups[", ".join([model, *other])] = group
+    return groups
+
+
 def table(rows: list[Row]) -> str:
     """The paper's Table 1, and ratios to linear motion."""
     header = [
@@ -206,27 +222,26 @@ def table(rows: list[Row]) -> str:
         "published, this task",
     ]
     paper, others = published("SE(3)-Hyena Table 1"), published("n-body, standard task")
-    linear = rows[0].more["linear"][0]
+    linear, groups = rows[0].more["linear"][0], by_model(rows)
     lines = []
     for label in ("linear", "best linear"):
         error, time = rows[0].more[label]
         name = f"linear, t = {time:.3g}"
         lines.append([name, f"{error:.4f}", f"{error / linear:.3f}", "0", paper.get((label, "MSE"), "-"), "-"])
-    for (name,), group in grouped(rows, "models").items():
+    for name, group in groups.items():
         errors = [row.value for row in group]
         lines.append([
             name, mean_and_spread(errors, 4), f"{np.mean(errors) / linear:.3f}", f"{group[0].parameters:,}",
             paper.get((name, "MSE"), "-"), others.get((name, "MSE"), "-"),
         ])  # fmt: skip
-    lines += [[name, "-", "-", "-", "-", value] for (name, _), value in others.items() if name not in dict.fromkeys(
-        row.setting("models") for row in rows)]  # fmt: skip
+    lines += [[name, "-", "-", "-", "-", value] for (name, _), value in others.items() if name not in groups]
     return markdown(header, lines)
 
 
 def draw(rows: list[Row], path: Path) -> None:
     """Test errors as bars, and validation errors by epoch."""
     figure, (bars, lines) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
-    groups = {name: group for (name,), group in grouped(rows, "models").items()}
+    groups = by_model(rows)
     means = [np.mean([row.value for row in group]) for group in groups.values()]
     bars.barh(list(groups), means, color=[f"C{i}" for i in range(len(groups))])
     bars.invert_yaxis()

@@ -190,7 +190,8 @@ def moved(model: nn.Module, testing: Batches, settings: PyGMixedModel) -> dict[s
     """Accuracy in percent where every place lies beyond the canvas, and how much the outputs have changed."""
     model.to(settings.device).eval()
     right, change = 0, 0.0
-    for boxes, labels, places in testing:
+    for batch in testing.whole():
+        boxes, labels, places = (x.to(settings.device) for x in batch)
         here, _ = predict(model, [boxes, labels, places])
         there, _ = predict(model, [boxes, labels, places + settings.canvas])
         right += int((there.argmax(1) == labels).sum())

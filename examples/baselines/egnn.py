@@ -31,6 +31,7 @@ class EGNNLayer(nn.Module):
         self.edge = _mlp(2 * channels + 1 + edge_channels, channels, channels, last=True)
         self.node = _mlp(2 * channels, channels, channels)
         self.position = _mlp(channels, channels, 1)
+        self.position[-1] = nn.Linear(channels, 1, bias=False)
         self.velocity = _mlp(channels, channels, 1)
         nn.init.xavier_uniform_(self.position[-1].weight, gain=0.001)
 

@@ -60,6 +60,10 @@ class Batches:
     def __len__(self) -> int:
         return self.length // self.size if self.seed is not None else -(-self.length // self.size)
 
+    def whole(self) -> Iterator[Any]:
+        """The batches of an evaluation, undivided."""
+        return map(self.get, (part.tolist() for part in np.array_split(np.arange(self.length), len(self))))
+
     def __iter__(self) -> Iterator[Any]:
         rank, world = rank_and_world()
         if self.seed is None:

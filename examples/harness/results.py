@@ -11,6 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 from .settings import Settings
 
 
@@ -82,6 +87,8 @@ def append(path: Path, row: Row) -> None:
     """Add a row, in one write; what a killed write left behind goes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: other runs may end at the same time
         file.seek(0)
         there = file.read()
         file.truncate(there.rfind(b"\n") + 1)

@@ -77,6 +77,10 @@ class Settings:
                 raise ValueError(f"{flag(name)} must be one or more different values, got {list(values)}")
         if self.devices > 1 and ":" in self.device:
             raise ValueError(f"--devices {self.devices} goes with --device cpu or cuda, got {self.device!r}")
+        if min(self.seeds) < 0:
+            raise ValueError(f"--seeds must not be negative, got {list(self.seeds)}")
+        if self.precision == "16-mixed" and self.device == "cpu":
+            raise ValueError("--precision 16-mixed needs --device cuda; on the CPU there is bf16-mixed")
         if self.batch % self.devices:
             raise ValueError(f"--batch must divide among --devices {self.devices}, got {self.batch}")
 

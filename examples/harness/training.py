@@ -60,7 +60,8 @@ class Learner(lightning.LightningModule):
 
     def _measure(self, mean: MeanMetric, name: str, batch: Any) -> None:
         out, target = self.predict(self.model, batch)
-        mean.update(self.measure(out, target), weight=len(target))
+        value = self.measure(out, target).nan_to_num(nan=torch.inf if self.mode == "min" else -torch.inf)
+        mean.update(value, weight=len(target))  # which leaves NaN out without a word
         self.log(name, mean, prog_bar=True, batch_size=len(target))
 
     def validation_step(self, batch: Any, number: int) -> None:
@@ -112,6 +113,15 @@ class Outcome:
     more: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+class Stopping(EarlyStopping):
+    """Early stopping that also keeps a run which had stopped, and was killed before its test, from training on."""
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        if self.wait_count >= self.patience:
+            trainer.should_stop = True
+
+
 class Curve(lightning.Callback):
     """Validation measures by epoch, kept through a resume."""
 
@@ -147,11 +157,12 @@ def fit(learner: Learner, training: Batches, validation: Batches | None, testing
     if validation is not None:
         callbacks.append(
             ModelCheckpoint(
-                filename="best", monitor=learner.metric, mode=learner.mode, save_weights_only=True, **options
+                filename="best", monitor=learner.metric, mode=learner.mode, save_weights_only=True,
+                save_on_train_epoch_end=False, **options,  # before "last", which keeps what the best was
             )
-        )
+        )  # fmt: skip
         if settings.patience:
-            callbacks.append(EarlyStopping(learner.metric, patience=settings.patience, mode=learner.mode))
+            callbacks.append(Stopping(learner.metric, patience=settings.patience, mode=learner.mode))
     elif settings.patience:
         raise ValueError("--patience needs validation data, and this run has none")
     every = max(1, settings.epochs // checks)

@@ -100,6 +100,8 @@ def test_single_runs(toy):
         (["--patience", "-2"], "--patience must not be negative, got -2"),
         (["--seeds", "1", "1"], "--seeds must be one or more different values, got [1, 1]"),
         (["--device", "tpu"], "--device must be cpu, cuda or cuda:N, got 'tpu'"),
+        (["--seeds", "-1"], "--seeds must not be negative, got [-1]"),
+        (["--precision", "16-mixed"], "--precision 16-mixed needs --device cuda"),
         (["--batch", "9", "--devices", "2"], "--batch must divide among --devices 2, got 9"),
     ],
 )
@@ -293,6 +295,7 @@ def test_evaluation_sees_every_example_once(monkeypatch, length):
     if length > 1:
         assert sorted(n for share in shares for batch in share for n in batch) == list(range(length))
     assert all(batch for share in shares for batch in share)
+    assert [n for batch in batches.whole() for n in batch[0].tolist()] == list(range(length))
     small = tensor_batches([torch.arange(length)], 1)  # too small to share: all see all
     assert gathered(small, monkeypatch, 2) == 2 * gathered(small, monkeypatch, 1)
 
@@ -355,6 +358,28 @@ def test_a_killed_run_resumes_to_the_same_result(toy, tmp_path, uninterrupted, e
         logs = sorted(run_folder(tmp_path).glob("csv/version_*/metrics.csv"))
         assert len(logs) == 2  # and it did not begin anew
         assert "\n0," not in logs[1].read_text()
+
+
+def test_a_killed_run_keeps_its_best_epoch(tmp_path):
+    """Where the best epoch lies before the kill, and a later one is worse."""
+    flags = ("--rising", "--learning-rate", 0.0001, "--output")
+    assert start(*flags, tmp_path / "whole").returncode == 0
+    assert start(*flags, tmp_path / "killed", KILL_IN_EPOCH=1).returncode == -9
+    resumed = start(*flags, tmp_path / "killed")
+    assert resumed.returncode == 0, resumed.stderr
+    (whole,), (killed,) = rows_of(tmp_path / "whole"), rows_of(tmp_path / "killed")
+    assert min(whole.more["curve"], key=lambda point: point[1])[0] == 1
+    assert (killed.value, killed.more) == (whole.value, whole.more)
+    weights, others = checkpoint(tmp_path / "killed", "best"), checkpoint(tmp_path / "whole", "best")
+    assert all(torch.equal(weights[name], others[name]) for name in others)
+
+
+def test_a_run_that_had_stopped_early_is_not_trained_on(tmp_path):
+    flags = ("--rising", "--learning-rate", 0.0001, "--patience", 2, "--epochs", 8, "--output", tmp_path)
+    assert start(*flags, KILL_IN_TEST=1).returncode == -9
+    resumed = start(*flags)
+    assert resumed.returncode == 0, resumed.stderr
+    assert [epoch for epoch, _ in rows_of(tmp_path)[0].more["curve"]] == [1, 2, 3]
 
 
 def test_rows_are_not_made_twice(toy, tmp_path, uninterrupted):
@@ -434,6 +459,15 @@ def test_mixed_precision_stays_close(toy, tmp_path):
     full, half = (fitted(toy, output=tmp_path, precision=p) for p in ("32-true", "bf16-mixed"))
     assert half.value != full.value
     assert half.value == pytest.approx(full.value, rel=0.1)
+
+
+def test_what_is_not_a_number_is_never_the_best(toy, tmp_path, monkeypatch):
+    measure = toy.Learner.measure
+    monkeypatch.setattr(
+        toy.Learner, "measure", lambda self, out, y: measure(self, out, y) * (torch.nan if len(y) == 6 else 1)
+    )
+    outcome = fitted(toy, output=tmp_path, epochs=2)  # one batch of validation has six
+    assert [value for _, value in outcome.more["curve"]] == [float("inf")] * 2
 
 
 def test_seeds_count(toy, tmp_path):
