@@ -62,6 +62,7 @@ class NBody(Settings):
     STUDY: ClassVar[str] = "nbody"
     SWEEP: ClassVar[tuple[str, ...]] = ("models", "seeds")
     HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "cache")
+    SHOWN: ClassVar[tuple[str, ...]] = ("epochs", "blocks", "learning_rate")
 
     models: tuple[Model, ...] = (
         "SE(3)-Hyena", "SE(3)-Hyena + local", "SE(3)-Transformer", "local only", "Hyena", "Transformer", "EGNN",
@@ -200,14 +201,18 @@ def train(settings: NBody) -> Outcome:
 
 
 def by_model(rows: list[Row]) -> dict[str, list[Row]]:
-    """Rows by model; where they differ in epochs or blocks from most, by those too."""
-    names = "epochs", "blocks"
-    counts = {key: len(group) for key, group in grouped(rows, *names).items()}
+    """Rows by model; where they differ in epochs or blocks from most, by those too, and by learning rates last."""
+    counts = {key: len(group) for key, group in grouped(rows, "epochs", "blocks").items()}
     most = max(counts, key=counts.__getitem__)
-    groups = {}
-    for (model, *values), group in grouped(rows, "models", *names).items():
-        other = [f"{value} {name}" for name, value, usual in zip(names, values, most, strict=True) if value != usual]
-        groups[", ".join([model, *other])] = group
+    groups: dict[str, list[Row]] = {}
+    for (model, epochs, blocks, rate), group in grouped(rows, "models", "epochs", "blocks", "learning_rate").items():
+        other = [
+            f"{n} {name}"
+            for n, usual, name in zip((epochs, blocks), most, ("epochs", "blocks"), strict=True)
+            if n != usual
+        ]
+        label = ", ".join([model, *other])
+        groups[f"{label}, learning rate {rate}" if label in groups else label] = group
     return groups
 
 

@@ -22,7 +22,7 @@ from typing import Annotated
 import tyro
 from harness import results, study
 from harness.settings import EXAMPLES, Settings
-from harness.tables import command_of, grouped, markdown, mean_and_spread
+from harness.tables import check_cells, command_of, grouped, markdown, mean_and_spread
 
 README = EXAMPLES.parent / "README.md"
 STUDIES = (
@@ -71,9 +71,11 @@ def filled(text: str, name: str, table: str) -> str:
 def build(name: str, readme: str, folder: Path) -> tuple[dict[str, str], str]:
     """One study's tables by name, drawn figures in the folder, and README's text with the tables."""
     module = importlib.import_module(name)
-    rows = results.latest(results.read(study.committed(name)))
+    kind = kind_of(module)
+    rows = results.latest(results.read(study.committed(name)), kind)
+    check_cells(rows, kind)
     folder.mkdir(parents=True, exist_ok=True)
-    tables = module.report(rows, folder) | {"commands": commands(rows, kind_of(module))}
+    tables = module.report(rows, folder) | {"commands": commands(rows, kind)}
     for title, table in tables.items():
         readme = filled(readme, f"{name}/{title}", table)
     return tables, readme

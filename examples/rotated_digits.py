@@ -58,6 +58,7 @@ class RotatedDigits(Settings):
 
     STUDY: ClassVar[str] = "rotated_digits"
     SWEEP: ClassVar[tuple[str, ...]] = ("models", "relation", "kernel_size", "seeds")
+    SHOWN: ClassVar[tuple[str, ...]] = ("size",)
 
     models: tuple[Model, ...] = ("Z2_SA", "R4_SA", "R4M_SA")
     """which to train; a G-CNN is escnn's, with 3 x 3 convolutions and as many parameters as the R4_SA or R8_SA"""

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .settings import SettingsError
+
 Augment = Callable[[list[Tensor], torch.Generator], list[Tensor]]
 
 
@@ -72,7 +74,7 @@ class Batches:
                 yield self.get((indices[rank::world] if shared else indices).tolist())
             return
         if self.size % world:
-            raise ValueError(f"a batch of {self.size} must divide among {world} processes")
+            raise SettingsError(f"a batch of {self.size} must divide among {world} processes")
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.epoch)
         order = torch.randperm(self.length, generator=generator)
         for indices in order[: len(self) * self.size].split(self.size):

@@ -108,7 +108,7 @@ def find(rows: list[Row], settings: Settings) -> Row | None:
     return None
 
 
-def latest(rows: list[Row]) -> list[Row]:
+def latest(rows: list[Row], kind: type[Settings]) -> list[Row]:
     """Of runs that were repeated the last row, in the order of first appearance."""
-    keep = {(row.study, json.dumps(row.settings, sort_keys=True)): row for row in rows}
-    return list(keep.values())
+    defaults = kind().identity()
+    return list({json.dumps(defaults | row.settings, sort_keys=True): row for row in rows}.values())

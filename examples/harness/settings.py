@@ -23,6 +23,12 @@ PRESETS = {
     "study": "what the README's tables were made with; runs whose rows are there already are left out",
     "full": "the paper's model, data and schedule; for a GPU",
 }
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be; the program ends with the message alone."""
+
+
 Preset = TypeVar("Preset", bound="Settings")
 
 
@@ -31,7 +37,10 @@ class Settings:
     """What every example takes. A single run is settings with one value in each field of ``SWEEP``."""
 
     SWEEP: ClassVar[tuple[str, ...]] = ("seeds",)
-    HOW: ClassVar[tuple[str, ...]] = ("device", "devices", "output", "results", "again", "progress")
+    HOW: ClassVar[tuple[str, ...]] = ("device", "output", "results", "again", "progress")
+    SHOWN: ClassVar[
+        tuple[str, ...]
+    ] = ()  # fields in which runs of one row of a table may differ: the report tells them apart
     STUDY: ClassVar[str]
 
     seeds: tuple[int, ...] = (0,)
@@ -64,31 +73,31 @@ class Settings:
     """show progress bars"""
 
     def check(self) -> None:
-        """Raise ValueError that names the flag for what cannot be."""
+        """Raise SettingsError, which names the flag, for what cannot be."""
         checked_device(self.device)
         for name in ("epochs", "batch", "learning_rate", "devices"):
             self.positive(name)
         for name in ("weight_decay", "clip", "patience"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
+                raise SettingsError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
         for name in self.SWEEP:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
-                raise ValueError(f"{flag(name)} must be one or more different values, got {list(values)}")
+                raise SettingsError(f"{flag(name)} must be one or more different values, got {list(values)}")
         if self.devices > 1 and ":" in self.device:
-            raise ValueError(f"--devices {self.devices} goes with --device cpu or cuda, got {self.device!r}")
+            raise SettingsError(f"--devices {self.devices} goes with --device cpu or cuda, got {self.device!r}")
         if min(self.seeds) < 0:
-            raise ValueError(f"--seeds must not be negative, got {list(self.seeds)}")
+            raise SettingsError(f"--seeds must not be negative, got {list(self.seeds)}")
         if self.precision == "16-mixed" and self.device == "cpu":
-            raise ValueError("--precision 16-mixed needs --device cuda; on the CPU there is bf16-mixed")
+            raise SettingsError("--precision 16-mixed needs --device cuda; on the CPU there is bf16-mixed")
         if self.batch % self.devices:
-            raise ValueError(f"--batch must divide among --devices {self.devices}, got {self.batch}")
+            raise SettingsError(f"--batch must divide among --devices {self.devices}, got {self.batch}")
 
     def positive(self, name: str) -> None:
-        """Raise ValueError where a number is there and not positive."""
+        """Raise SettingsError where a number is there and not positive."""
         value = getattr(self, name)
-        if value is not None and value <= 0:
-            raise ValueError(f"{flag(name)} must be positive, got {value}")
+        if value is not None and not 0 < value < float("inf"):
+            raise SettingsError(f"{flag(name)} must be positive, got {value}")
 
     def runs(self: Preset) -> Iterator[Preset]:
         """The single runs."""
@@ -104,7 +113,7 @@ class Settings:
     @property
     def data_device(self) -> str:
         """Where data lie: on the device, or, where several processes take their shares, on the CPU."""
-        return self.device if self.devices == 1 and "WORLD_SIZE" not in os.environ else "cpu"
+        return self.device if self.devices == 1 else "cpu"
 
     def identity(self) -> dict[str, Any]:
         """All fields that decide the result, as JSON has them."""
@@ -147,11 +156,13 @@ def parse(default: Preset, presets: dict[str, Preset], doc: str, arguments: list
     arguments = sys.argv[1:] if arguments is None else arguments
     chosen = [name for name in presets if f"--{name}" in arguments]
     if len(chosen) > 1:
-        raise ValueError(f"{' and '.join(f'--{name}' for name in chosen)} exclude each other")
+        raise SettingsError(f"{' and '.join(f'--{name}' for name in chosen)} exclude each other")
     rest = [word for word in arguments if word not in [f"--{name}" for name in presets]]
     lines = [f"    --{name:<7} {PRESETS[name]}" for name in presets]
     text = f"{doc.strip()}\n\nSettings to start from, which the flags below then change:\n\n" + "\n".join(lines)
     start = presets[chosen[0]] if chosen else default
     settings = tyro.cli(type(default), args=rest, default=start, description=text, prog=f"{default.STUDY}.py")
+    if "WORLD_SIZE" in os.environ:  # torchrun's
+        settings = dataclasses.replace(settings, devices=int(os.environ["WORLD_SIZE"]))
     settings.check()
     return settings

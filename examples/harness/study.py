@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import sys
 import time
@@ -18,7 +17,7 @@ import tg_equiattn
 from . import results
 from .checkpoints import CheckpointError
 from .loading import is_first_process
-from .settings import EXAMPLES, Preset, Settings, command, parse
+from .settings import EXAMPLES, Preset, Settings, SettingsError, command, parse
 from .training import Outcome
 
 Report = Callable[[list[results.Row], Path], dict[str, str]]
@@ -39,8 +38,7 @@ def machine(settings: Settings) -> str:
         name = torch.cuda.get_device_name(settings.device)
     else:
         name = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    count = int(os.environ.get("WORLD_SIZE", settings.devices))
-    return f"{count} x {name}" if count > 1 else name
+    return f"{settings.devices} x {name}" if settings.devices > 1 else name
 
 
 def row_of(settings: Settings, outcome: Outcome) -> results.Row:
@@ -71,7 +69,7 @@ def main(
     """
     with refusing():
         settings = parse(default, presets, doc)
-        done = results.latest(results.read(settings.results_file))
+        done = results.read(settings.results_file)
     start, rows, runs = time.perf_counter(), [], list(settings.runs())
     for number, run in enumerate(runs, 1):
         row = None if settings.again else results.find(done, run)
@@ -81,7 +79,7 @@ def main(
             lightning.seed_everything(run.seed, verbose=False)
             try:
                 row = row_of(run, train(run))
-            except (CheckpointError, OSError) as error:
+            except (SettingsError, CheckpointError, OSError) as error:
                 raise SystemExit(f"{Path(sys.argv[0]).name}: {error}") from error
             if is_first_process():
                 results.append(settings.results_file, row)

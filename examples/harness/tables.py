@@ -42,6 +42,20 @@ def grid(rows: Iterable[Row], down: str, across: str, cell: Callable[[list[Row]]
     return markdown([down, *map(str, columns)], body)
 
 
+def check_cells(rows: Iterable[Row], kind: type[Settings]) -> None:
+    """Refuse rows that would share a cell, differing in more than their seed and what the report tells apart.
+
+    Raises:
+        ValueError: naming the fields.
+    """
+    defaults = kind().identity()
+    for key, group in grouped(rows, *(name for name in kind.SWEEP if name != "seeds")).items():
+        for name in defaults.keys() - {*kind.SWEEP, *kind.SHOWN}:
+            values = list(dict.fromkeys(str((defaults | row.settings)[name]) for row in group))
+            if len(values) > 1:
+                raise ValueError(f"rows of {', '.join(map(str, key))} differ in {name}: {', '.join(values)}")
+
+
 def published(table: str) -> dict[tuple[str, str], str]:
     """A paper's numbers, by row and column of its table."""
     with PUBLISHED.open() as file:

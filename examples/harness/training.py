@@ -9,6 +9,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -23,7 +24,7 @@ from torchmetrics import MeanMetric
 from .checkpoints import SafeCheckpointIO, load
 from .devices import is_cuda
 from .loading import Batches, is_first_process
-from .settings import Settings
+from .settings import Settings, SettingsError
 
 Predict = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
@@ -113,6 +114,18 @@ class Outcome:
     more: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+class Best(ModelCheckpoint):
+    """The best checkpoint, whose score is kept when the folder has moved too."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        def here(path: str) -> str:
+            return str(Path(self.dirpath, Path(path).name)) if path else path
+
+        paths = {name: here(state_dict[name]) for name in state_dict if name.endswith("model_path")}
+        models = {here(path): score for path, score in state_dict["best_k_models"].items()}
+        super().load_state_dict(state_dict | paths | {"dirpath": self.dirpath, "best_k_models": models})
+
+
 class Stopping(EarlyStopping):
     """Early stopping that also keeps a run which had stopped, and was killed before its test, from training on."""
 
@@ -156,7 +169,7 @@ def fit(learner: Learner, training: Batches, validation: Batches | None, testing
     callbacks.append(ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **options))
     if validation is not None:
         callbacks.append(
-            ModelCheckpoint(
+            Best(
                 filename="best", monitor=learner.metric, mode=learner.mode, save_weights_only=True,
                 save_on_train_epoch_end=False, **options,  # before "last", which keeps what the best was
             )
@@ -164,8 +177,10 @@ def fit(learner: Learner, training: Batches, validation: Batches | None, testing
         if settings.patience:
             callbacks.append(Stopping(learner.metric, patience=settings.patience, mode=learner.mode))
     elif settings.patience:
-        raise ValueError("--patience needs validation data, and this run has none")
+        raise SettingsError("--patience needs validation data, and this run has none")
     every = max(1, settings.epochs // checks)
+    while settings.epochs % every:  # so that the last epoch is checked
+        every -= 1
     trainer = _trainer(settings, callbacks, min(50, len(training)), every if validation is not None else None)
     trainer.fit(learner, training, validation, ckpt_path=resume)
     if validation is not None:
@@ -178,9 +193,9 @@ def fit(learner: Learner, training: Batches, validation: Batches | None, testing
 
 
 def _processes(settings: Settings) -> tuple[int, int]:
-    """Processes on this machine, and machines; torchrun sets both."""
+    """Processes on this machine, and machines, which torchrun knows."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", settings.devices))
-    return here, max(1, int(os.environ.get("WORLD_SIZE", here)) // here) if "LOCAL_WORLD_SIZE" in os.environ else 1
+    return here, max(1, settings.devices // here)
 
 
 def _trainer(settings: Settings, callbacks: list, log_every: int, check_every: int | None) -> lightning.Trainer:
@@ -191,6 +206,7 @@ def _trainer(settings: Settings, callbacks: list, log_every: int, check_every: i
     index = torch.device(settings.device).index
     several = here * machines > 1
     return lightning.Trainer(
+        default_root_dir=settings.folder,
         max_epochs=settings.epochs,
         accelerator="gpu" if is_cuda(settings.device) else "cpu",
         devices=here if index is None else [index],

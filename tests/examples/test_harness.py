@@ -96,6 +96,7 @@ def test_single_runs(toy):
     ("flags", "said"),
     [
         (["--epochs", "0"], "--epochs must be positive, got 0"),
+        (["--learning-rate", "nan"], "--learning-rate must be positive, got nan"),
         (["--learning-rate", "-1"], "--learning-rate must be positive, got -1.0"),
         (["--patience", "-2"], "--patience must not be negative, got -2"),
         (["--seeds", "1", "1"], "--seeds must be one or more different values, got [1, 1]"),
@@ -187,7 +188,9 @@ def test_rows_are_found_by_their_settings(toy, row):
     assert results.find(rows, settings).value == 2.0
     assert results.find(rows, toy.Toy(dropout=0.5)) is None
     assert results.find(rows, toy.Toy(epochs=5)) is None
-    assert [r.value for r in results.latest(rows)] == [2.0]
+    assert [r.value for r in results.latest(rows, toy.Toy)] == [2.0]
+    whole = dataclasses.replace(row, settings=settings.identity(), value=3.0)
+    assert [r.value for r in results.latest([*rows, whole], toy.Toy)] == [3.0]
 
 
 # Checkpoints
@@ -425,7 +428,7 @@ def test_two_processes_learn_as_one(toy, tmp_path, launcher):
     for folder, how, by in ((alone, (), ()), (shared, () if launcher else ("--devices", 2), launcher)):
         result = start(*flags, folder, *how, launcher=by)
         assert result.returncode == 0, result.stderr
-    one, two = (losses(toy, folder, dropout=0.0) for folder in (alone, shared))
+    one, two = (losses(toy, f, dropout=0.0, devices=n) for n, f in ((1, alone), (2, shared)))
     assert sorted(one) == sorted(two) == [0, 1, 2, 3]
     assert two == pytest.approx(one, rel=1e-5)
     (first,), (second,) = rows_of(alone), rows_of(shared)

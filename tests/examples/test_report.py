@@ -53,6 +53,20 @@ def test_a_table_is_put_in_its_place_only(report):
     assert report.filled(text, "x/other", "| new |") == text
 
 
+def test_rows_that_would_share_a_cell_are_refused(report):
+    import dataclasses
+
+    from harness import results, study
+    from harness.tables import check_cells
+
+    rows = results.read(study.committed("e3nn_mixed_model"))
+    kind = report.kind_of(import_module("e3nn_mixed_model"))
+    check_cells(rows, kind)
+    other = dataclasses.replace(rows[0], settings=rows[0].settings | {"seeds": [7], "train": 5})
+    with pytest.raises(ValueError, match=r"rows of none differ in train: \d+, 5"):
+        check_cells([*rows, other], kind)
+
+
 def test_one_command_for_several_seeds(report):
     from harness import results, study
     from harness.tables import command_of
