@@ -34,7 +34,7 @@ bench: setup
 	$(RUN) examples/benchmarks/long_context.py
 	$(RUN) examples/benchmarks/clifford_product.py
 
-# Only runs without a row in examples/results are trained: none after a fresh clone, hours on two cores from nothing.
+# Only runs without a row in examples/results are trained; from nothing that takes hours on two cores.
 studies: setup
 	$(RUN) -W ignore examples/rotated_digits.py --study
 	$(RUN) -W ignore examples/rotated_digits.py --study --size 14 --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0
