@@ -24,7 +24,7 @@ def save(content: Any, path: Path) -> None:
         OSError: naming the file, when the disk is full; no part of a file is left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.part")  # one name, so that what a kill left goes with the next
     try:
         with part.open("wb") as file:
             torch.save(content, file)

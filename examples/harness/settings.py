@@ -57,7 +57,7 @@ class Settings:
     """largest norm of a step's gradient; 0 leaves it as it is"""
     patience: int = 0
     """stop after so many checks on validation data without a better one; 0 trains to the end"""
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     """mixed precision computes in half precision where that is safe"""
     device: str = "cpu"
     """cpu, cuda, or cuda:1 and so on"""
@@ -164,5 +164,7 @@ def parse(default: Preset, presets: dict[str, Preset], doc: str, arguments: list
     settings = tyro.cli(type(default), args=rest, default=start, description=text, prog=f"{default.STUDY}.py")
     if "WORLD_SIZE" in os.environ:  # torchrun's
         settings = dataclasses.replace(settings, devices=int(os.environ["WORLD_SIZE"]))
+    elif int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        raise SettingsError("srun started several copies of this program; let each node's one task be torchrun")
     settings.check()
     return settings

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
@@ -204,7 +205,7 @@ def _trainer(settings: Settings, callbacks: list, log_every: int, check_every: i
     warnings.filterwarnings("ignore", module="lightning")
     here, machines = _processes(settings)
     index = torch.device(settings.device).index
-    several = here * machines > 1
+    several, torchrun = here * machines > 1, torch.distributed.is_torchelastic_launched()
     return lightning.Trainer(
         default_root_dir=settings.folder,
         max_epochs=settings.epochs,
@@ -217,7 +218,7 @@ def _trainer(settings: Settings, callbacks: list, log_every: int, check_every: i
         precision=settings.precision,
         gradient_clip_val=settings.clip or None,
         callbacks=callbacks,
-        plugins=[SafeCheckpointIO()],
+        plugins=[SafeCheckpointIO(), *([] if torchrun else [LightningEnvironment()])],  # whatever SLURM says
         logger=[CSVLogger(settings.folder, "csv"), TensorBoardLogger(settings.folder, "tensorboard")],
         log_every_n_steps=log_every,
         check_val_every_n_epoch=check_every or 1,

@@ -113,6 +113,16 @@ def test_settings_that_cannot_be(toy, flags, said):
         parse(toy.Toy(), toy.PRESETS, "", flags)
 
 
+def test_copies_that_srun_started_are_refused_but_for_torchrun(toy, monkeypatch):
+    from harness.settings import parse
+
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.raises(ValueError, match="let each node's one task be torchrun"):
+        parse(toy.Toy(), toy.PRESETS, "", [])
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert parse(toy.Toy(), toy.PRESETS, "", []).devices == 4
+
+
 def test_presets_exclude_each_other(toy):
     from harness.settings import parse
 
@@ -425,8 +435,9 @@ def test_a_corrupt_checkpoint_is_refused(tmp_path):
 def test_two_processes_learn_as_one(toy, tmp_path, launcher):
     flags = ("--dropout", 0, "--output")  # each process drops on its own
     alone, shared = tmp_path / "alone", tmp_path / "shared"
+    slurm = {"SLURM_NTASKS": 1, "SLURM_JOB_NAME": "toy", "SLURM_PROCID": 0, "SLURM_LOCALID": 0}  # as in a batch script
     for folder, how, by in ((alone, (), ()), (shared, () if launcher else ("--devices", 2), launcher)):
-        result = start(*flags, folder, *how, launcher=by)
+        result = start(*flags, folder, *how, launcher=by, **slurm)
         assert result.returncode == 0, result.stderr
     one, two = (losses(toy, f, dropout=0.0, devices=n) for n, f in ((1, alone), (2, shared)))
     assert sorted(one) == sorted(two) == [0, 1, 2, 3]
