@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import torch
 import torch.nn.functional as F
+from harness.checkpoints import CheckpointError, load
+from harness.settings import Settings
+from harness.training import Learner
 from torch import Tensor, nn
 
 matplotlib.use("Agg")
@@ -125,3 +130,32 @@ def draw_all(models: dict[tuple[str, str], nn.Module], image: Tensor, folder: Pa
             draw_element(model, image, flips[0], folder / "reflection.png", "reflected")
             break
     draw_errors(with_group, image, folder / "errors.png")
+
+
+def draw_trained(settings: Settings, build: Callable[[Any], Learner], image: Tensor) -> None:
+    """Every figure of the first trained network of each model and relation, from its checkpoint.
+
+    Says which networks have none, or a damaged one.
+    """
+    models: dict[tuple[str, str], nn.Module] = {}
+    missing: dict[tuple[str, str], str] = {}
+    for run in settings.runs():
+        key = run.models[0], run.relation[0]
+        path = run.folder / ("best.ckpt" if run.data else "last.ckpt")
+        if key in models:
+            continue
+        if not path.is_file():
+            missing.setdefault(key, f"{path} is not there (--again trains once more)")
+            continue
+        learner = build(run)
+        try:
+            learner.load_state_dict(load(path)["state_dict"])
+        except CheckpointError as error:
+            missing.setdefault(key, str(error))
+            continue
+        models[key] = learner.model.eval()
+    if missing := {key: reason for key, reason in missing.items() if key not in models}:
+        names = ", ".join(" ".join(key) for key in missing)
+        print(f"\nNo feature maps are drawn of {names}: {next(iter(missing.values()))}")
+    if models:
+        draw_all(models, image, settings.output / settings.STUDY)

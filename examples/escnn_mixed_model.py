@@ -16,12 +16,12 @@ import dataclasses
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import matplotlib
 import numpy as np
 from baselines.gcnn import GCNN, convolution, gspaces, matched, nn
 from data.rotated_digits import parts
 from equivariance_figures import equivariance
 from harness import study
+from harness.figures import points
 from harness.loading import tensor_batches
 from harness.results import Row
 from harness.settings import Settings
@@ -29,9 +29,6 @@ from harness.tables import grouped, markdown, mean_and_spread, published
 from harness.training import Classifier, Outcome, fit, parameters
 from rotated_digits import predict
 from tg_equiattn.integrations.escnn import R2GroupAttention
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 Model = Literal["G-CNN", "G-CNN + attention"]
 
@@ -170,22 +167,10 @@ def table(rows: list[Row]) -> str:
     return markdown(header, lines)
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """Every run's accuracy as a point, and the means."""
-    groups = {name: [row.value for row in group] for (name,), group in grouped(rows, "models").items()}
-    figure, axis = plt.subplots(figsize=(4.5, 3.5), layout="constrained")
-    for place, values in enumerate(groups.values()):
-        axis.plot([place] * len(values), values, ".", color=f"C{place}", alpha=0.5)
-        axis.plot([place], [np.mean(values)], "_", color=f"C{place}", markersize=30, markeredgewidth=2)
-    axis.set_xticks(range(len(groups)), groups)
-    axis.set(xlim=(-0.5, len(groups) - 0.5), ylabel="test accuracy in percent")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The table, and its figure."""
-    draw(rows, folder / "accuracy.png")
+    columns = {name: {"": [row.value for row in group]} for (name,), group in grouped(rows, "models").items()}
+    points(columns, folder / "accuracy.png", "test accuracy in percent")
     return {"accuracy": table(rows)}
 
 

@@ -16,18 +16,17 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import matplotlib
 import numpy as np
 import torch
 from baselines.gcnn import GCNN, convolution, gspaces, matched, nn
 from data.rotated_digits import Part, parts
-from equivariance_figures import draw_all, equivariance
+from equivariance_figures import draw_trained, equivariance
 from harness import study
-from harness.checkpoints import CheckpointError, load
+from harness.figures import points
 from harness.loading import tensor_batches
 from harness.results import Row
 from harness.settings import Settings
@@ -35,9 +34,6 @@ from harness.tables import grouped, markdown, mean_and_spread, published
 from harness.training import Classifier, Outcome, fit, parameters
 from tg_equiattn.integrations.escnn import GEViT
 from torch import Tensor
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 Model = Literal["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA", "C4 G-CNN", "C8 G-CNN"]
 Relation = Literal["ge_vit", "gsa", "lifted", "relative"]
@@ -217,29 +213,8 @@ def train(settings: RotatedDigits) -> Outcome:
 
 def finish(settings: RotatedDigits) -> None:
     """Draw feature maps and errors of the first trained network of each model and relation."""
-    models: dict[tuple[str, str], torch.nn.Module] = {}
-    missing: dict[tuple[str, str], str] = {}
-    for run in settings.runs():
-        key = run.models[0], run.relation[0]
-        path = run.folder / ("best.ckpt" if run.data else "last.ckpt")
-        if key in models:
-            continue
-        if not path.is_file():
-            missing.setdefault(key, f"{path} is not there (--again trains once more)")
-            continue
-        learner = Classifier(build(run), predict, run)
-        try:
-            learner.load_state_dict(load(path)["state_dict"])
-        except CheckpointError as error:
-            missing.setdefault(key, str(error))
-            continue
-        models[key] = learner.model.eval()
-    if missing := {key: reason for key, reason in missing.items() if key not in models}:
-        names = ", ".join(" ".join(key) for key in missing)
-        print(f"\nNo feature maps are drawn of {names}: {next(iter(missing.values()))}")
-    if models:
-        *_, (images, _) = parts(settings)
-        draw_all(models, images[3:4], settings.output / settings.STUDY)
+    *_, (images, _) = parts(settings)
+    draw_trained(settings, lambda run: Classifier(build(run), predict, run), images[3:4])
 
 
 def window(row: Row) -> str:
@@ -309,38 +284,29 @@ def errors(rows: list[Row]) -> str:
     return markdown(["model", "relation", "mean error", "max error / max feature", "mean error, paper"], lines)
 
 
-def draw(groups: dict[tuple, list[Row]], names: dict[Any, str], path: Path, label: str) -> None:
-    """Accuracy over models or windows, a colour a relation: every run as a point, means as lines of their own."""
-    figure, axis = plt.subplots(figsize=(1.5 + len(names), 3.5), layout="constrained")
-    relations = list(dict.fromkeys(relation for _, relation in groups))
-    for number, relation in enumerate(relations):
-        shift = 0.7 * ((number + 0.5) / len(relations) - 0.5)
-        mine = {key: group for (key, r), group in groups.items() if r == relation}
-        places = [list(names).index(key) + shift for key in mine]
-        for place, group in zip(places, mine.values(), strict=True):
-            axis.plot([place] * len(group), [row.value for row in group], ".", color=f"C{number}", alpha=0.5)
-        means = [np.mean([row.value for row in group]) for group in mine.values()]
-        axis.plot(places, means, "_", color=f"C{number}", markersize=14, markeredgewidth=2, label=relation)
-    axis.set_xticks(range(len(names)), names.values())
-    axis.set(xlabel=label, ylabel="test accuracy in percent")
-    axis.legend(fontsize="small", title="relation", title_fontsize="small")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+def by_relation(rows: list[Row], label: Callable[[Row], str], measured: Callable[[Row], float]) -> dict:
+    """What was measured, by label and there by relation."""
+    columns: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        columns.setdefault(label(row), {}).setdefault(row.setting("relation"), []).append(measured(row))
+    return columns
 
 
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """The tables there are rows for, and figures of accuracy."""
-    tables = {"accuracy": accuracy(rows)}
-    main = of_main_setting(rows)
-    names = {name: name.replace(" ", "\n") for (name,) in grouped(main, "models")}
-    draw(grouped(main, "models", "relation"), names, folder / "accuracy.png", "model")
-    local = of_several_windows(row for row in rows if row.setting("models") == "R4_SA")
-    if sizes := grouped(local, "kernel_size"):
+    """The tables there are rows for, and a figure of each."""
+    name, percent = (lambda row: row.setting("models")), (lambda row: row.value)
+    tables, main = {"accuracy": accuracy(rows)}, of_main_setting(rows)
+    figures = {"accuracy": (by_relation(main, name, percent), "test accuracy in percent", "model")}
+    if local := of_several_windows(row for row in rows if row.setting("models") == "R4_SA"):
         tables["windows"] = windows(local)
-        names = {size: window(group[0]) for (size,), group in sizes.items()}
-        draw(grouped(local, "kernel_size", "relation"), names, folder / "windows.png", "window of R4_SA")
+        figures["windows"] = by_relation(local, window, percent), "test accuracy in percent", "window of R4_SA"
     if measured := [row for row in main if "mean error" in row.more]:
         tables["equivariance"] = errors(measured)
+        worst = by_relation(measured, name, lambda row: row.more["max error"])
+        figures["equivariance"] = worst, "max error / max feature", "model"
+    for title, (columns, what, along) in figures.items():
+        scale = "log" if title == "equivariance" else "linear"
+        points(columns, folder / f"{title}.png", what, along, "relation", scale)
     return tables
 
 
