@@ -37,10 +37,12 @@ bench: setup
 # Only runs without a row in examples/results are trained; from nothing that takes hours on two cores.
 studies: setup
 	$(RUN) -W ignore examples/rotated_digits.py --study
-	$(RUN) -W ignore examples/rotated_digits.py --study --size 14 --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0
+	$(RUN) -W ignore examples/rotated_digits.py --study --seeds 0 --size 14 --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0
 	$(RUN) -W ignore examples/pixel_graphs.py --study
 	$(RUN) -W ignore examples/nbody.py --study
 	$(RUN) -W ignore examples/nbody.py --study --models EGNN Hyena Transformer --learning-rate 0.003
+	$(RUN) -W ignore examples/nbody.py --study --models "SE(3)-Hyena, radial order" --seeds 0
+	$(RUN) -W ignore examples/nbody.py --study --models "SE(3)-Hyena + local" --epochs 300 --seeds 0
 	$(RUN) -W ignore examples/associative_recall.py --study
 	$(RUN) -W ignore examples/escnn_mixed_model.py --study
 	$(RUN) -W ignore examples/pyg_mixed_model.py --study

@@ -89,7 +89,7 @@ PRESETS = {
     "study": AssociativeRecall(
         lengths=(32, 64, 128, 256),
         equal_tokens=True,
-        epochs=32,
+        epochs=24,
         learning_rate=0.01,
         vectors=16,
         depth=2,

@@ -104,10 +104,7 @@ class NBody(Settings):
 PRESETS = {
     "quick": NBody(train=60, validation=20, test=20, epochs=1, batch=20, vectors=4, scalars=3, depth=1, task="initial"),
     "study": NBody(
-        models=(
-            "SE(3)-Hyena + local", "local only", "SE(3)-Transformer + local", "SE(3)-Hyena", "SE(3)-Transformer",
-            "SE(3)-Hyena, radial order",
-        ),
+        models=("SE(3)-Hyena + local", "local only", "SE(3)-Transformer + local", "SE(3)-Hyena", "SE(3)-Transformer"),
         seeds=(0, 1, 2), train=3000, validation=2000, test=2000, epochs=100, learning_rate=0.01, augment=True,
         results=study.committed("nbody"),
     ),
@@ -244,19 +241,24 @@ def table(rows: list[Row]) -> str:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Test errors as bars, and validation errors by epoch."""
-    figure, (bars, lines) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
-    groups = by_model(rows)
-    means = [np.mean([row.value for row in group]) for group in groups.values()]
-    bars.barh(list(groups), means, color=[f"C{i}" for i in range(len(groups))])
-    bars.invert_yaxis()
-    bars.set(xlabel="mean squared error on test systems", xscale="log")
+    """Every run's test error as a point, and mean validation errors by epoch in the same colours."""
+    figure, (points, lines) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
+    groups, linear = by_model(rows), rows[0].more["linear"][0]
     for number, (name, group) in enumerate(groups.items()):
+        points.plot([row.value for row in group], [name] * len(group), "o", color=f"C{number}", alpha=0.6)
         curves = np.array([row.more["curve"] for row in group if len(row.more["curve"]) == len(group[0].more["curve"])])
-        lines.plot(curves[0, :, 0], curves[:, :, 1].mean(0), color=f"C{number}", label=name)
-    lines.axhline(rows[0].more["linear"][0], color="k", linestyle=":", label="linear motion")
+        lines.plot(curves[0, :, 0], curves[:, :, 1].mean(0), color=f"C{number}")
+    points.invert_yaxis()
+    points.set(xlabel="mean squared error on test systems", xscale="log")
+    points.grid(axis="y", alpha=0.3)
+    points.axvline(linear, color="k", linestyle=":")
+    lines.axhline(linear, color="k", linestyle=":", label="linear motion")
     lines.set(xlabel="epoch", ylabel="mean squared error on validation systems", yscale="log")
     lines.legend(fontsize="small")
+    ticks = [0.005, 0.01, 0.02, 0.05, 0.1]
+    for axis in (points.xaxis, lines.yaxis):
+        axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_ticks([], minor=True)
     figure.savefig(path, dpi=100)
     plt.close(figure)
 

@@ -79,10 +79,11 @@ def main(
             lightning.seed_everything(run.seed, verbose=False)
             try:
                 row = row_of(run, train(run))
+                if is_first_process():
+                    results.append(settings.results_file, row)
             except (SettingsError, CheckpointError, OSError) as error:
                 raise SystemExit(f"{Path(sys.argv[0]).name}: {error}") from error
             if is_first_process():
-                results.append(settings.results_file, row)
                 print(f"[{number}/{len(runs)}] {row.metric} {row.value:.5g} ({row.seconds:.0f} s)", flush=True)
         rows.append(row)
     if not is_first_process():
