@@ -256,8 +256,8 @@ def curves_of(rows: list[Row]) -> dict[str, dict[int, list[float]]]:
     for (position,), group in grouped((row for row in rows if "shifts" in row.more), "positions").items():
         curves[position] = {}
         for row in group:
-            for shift, accuracy in row.more["shifts"].items():
-                curves[position].setdefault(int(shift), []).append(accuracy)
+            for shift, accuracy in sorted((int(shift), accuracy) for shift, accuracy in row.more["shifts"].items()):
+                curves[position].setdefault(shift, []).append(accuracy)
     return curves
 
 
@@ -280,7 +280,7 @@ def draw(curves: dict[str, dict[int, list[float]]], path: Path) -> None:
         axes.fill_between(list(curve), mean - spread, mean + spread, alpha=0.2)
     shifts = sorted({shift for curve in curves.values() for shift in curve})
     axes.set(xlabel="shift along x in pixels", ylabel="accuracy in percent", ylim=(0, 100), xticks=shifts)
-    figure.legend(loc="outside lower center", ncols=3)
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
