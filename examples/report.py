@@ -48,9 +48,10 @@ def kind_of(module: ModuleType) -> type[Settings]:
 
 def commands(rows: list[results.Row], kind: type[Settings]) -> str:
     """A line for every setting: the mean over its seeds, and the command that repeats it."""
-    names = [name for name in kind.SWEEP if name != "seeds"]
+    names, defaults = [name for name in kind.SWEEP if name != "seeds"], kind().identity()
     rest = {
-        row.command: tuple(sorted((k, str(v)) for k, v in row.settings.items() if k not in kind.SWEEP)) for row in rows
+        row.command: tuple(sorted((k, str(v)) for k, v in (defaults | row.settings).items() if k not in kind.SWEEP))
+        for row in rows
     }
     lines = []
     for key, group in grouped(rows, *names).items():
