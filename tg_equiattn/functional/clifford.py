@@ -122,10 +122,11 @@ class _ChannelwiseProduct(torch.autograd.Function):
         right = _tables_like(y)[0].unflatten(0, (COMPONENTS, COMPONENTS))
         grad_x, grad_y, grad_weight = torch.zeros_like(x), torch.zeros_like(y), []
         for j in range(COMPONENTS):
-            product = y.index_select(0, right[j]) * grad[j]
+            product = y.index_select(0, right[j]).mul_(grad[j])
             grad_weight.append((product * x).sum(-1))
             grad_x = grad_x.addcmul_(product, weight[j, ..., None])
-            grad_y = grad_y.add_((x * grad[j] * weight[j, ..., None]).index_select(0, right[j]))
+            product = x.index_select(0, right[j]).mul_(grad[j])
+            grad_y = grad_y.addcmul_(product, weight[j].index_select(0, right[j])[..., None])
         return grad_x, grad_y, torch.stack(grad_weight)
 
 
