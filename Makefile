@@ -40,9 +40,9 @@ studies: setup
 	$(RUN) -W ignore examples/rotated_digits.py --study --seeds 0 --size 14 --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0
 	$(RUN) -W ignore examples/pixel_graphs.py --study
 	$(RUN) -W ignore examples/nbody.py --study
-	$(RUN) -W ignore examples/nbody.py --study --models EGNN Hyena Transformer --learning-rate 0.003
+	$(RUN) -W ignore examples/nbody.py --study --models EGNN Transformer --learning-rate 0.003
 	$(RUN) -W ignore examples/nbody.py --study --models "SE(3)-Hyena, radial order" --seeds 0
-	$(RUN) -W ignore examples/nbody.py --study --models "SE(3)-Hyena + local" --epochs 300 --seeds 0
+	$(RUN) -W ignore examples/nbody.py --study --models "SE(3)-Hyena + local" "local only" --epochs 300 --seeds 0
 	$(RUN) -W ignore examples/associative_recall.py --study
 	$(RUN) -W ignore examples/escnn_mixed_model.py --study
 	$(RUN) -W ignore examples/pyg_mixed_model.py --study

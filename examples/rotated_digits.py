@@ -294,6 +294,7 @@ def by_relation(rows: list[Row], label: Callable[[Row], str], measured: Callable
 
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The tables there are rows for, and a figure of each."""
+    rows = sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
     name, percent = (lambda row: row.setting("models")), (lambda row: row.value)
     tables, main = {"accuracy": accuracy(rows)}, of_main_setting(rows)
     figures = {"accuracy": (by_relation(main, name, percent), "test accuracy in percent", "model")}
