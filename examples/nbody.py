@@ -105,7 +105,8 @@ PRESETS = {
     "quick": NBody(train=60, validation=20, test=20, epochs=1, batch=20, vectors=4, scalars=3, depth=1, task="initial"),
     "study": NBody(
         models=(
-            "SE(3)-Hyena + local", "local only", "SE(3)-Transformer + local", "SE(3)-Hyena", "SE(3)-Transformer", "Hyena",
+            "SE(3)-Hyena + local", "local only", "SE(3)-Transformer + local", "SE(3)-Hyena", "SE(3)-Transformer",
+            "Hyena",
         ),
         seeds=(0, 1, 2), train=3000, validation=2000, test=2000, epochs=100, learning_rate=0.01, augment=True,
         results=study.committed("nbody"),
