@@ -39,7 +39,8 @@ def points(
             axis.plot([place] * len(values), values, ".", color=f"C{number}", alpha=0.5)
         means = [np.mean(values) for values in there.values()]
         axis.plot(list(there), means, "_", color=f"C{number}", markersize=14, markeredgewidth=2, label=name)
-    axis.set_xticks(range(len(columns)), [name.replace(" ", "\n") for name in columns])
+    labels = [name if len(name) < 9 else name.replace(" ", "\n") for name in columns]
+    axis.set_xticks(range(len(columns)), labels)
     axis.set(xlabel=along, ylabel=measured, xlim=(-0.5, len(columns) - 0.5), yscale=scale)
     if legend:
         axis.legend(fontsize="small", title=legend, title_fontsize="small")
