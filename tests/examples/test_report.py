@@ -1,5 +1,6 @@
 """Tables in the README and beside the result rows are what the committed rows say."""
 
+import re
 import shlex
 import sys
 from importlib import import_module
@@ -36,6 +37,24 @@ def test_tables_and_commands_are_what_the_rows_say(report, tmp_path, name):
         assert row.value == row.value  # a number
         assert row.parameters > 0
     assert all("python examples/" in line for line in tables["commands"].splitlines()[2:])
+
+
+STUDY_LINES = re.findall(r"examples/(\w+)\.py (--study.*)", (EXAMPLES.parent / "Makefile").read_text())
+
+
+@pytest.mark.parametrize(("name", "flags"), STUDY_LINES, ids=[" ".join(line) for line in STUDY_LINES])
+def test_make_studies_finds_all_its_rows(report, name, flags):
+    from harness import results, study
+    from harness.settings import parse
+
+    module = import_module(name)
+    runs = list(parse(report.kind_of(module)(), module.PRESETS, "", shlex.split(flags)).runs())
+    rows = results.read(study.committed(name))
+    assert not [run.folder.name for run in runs if results.find(rows, run) is None]
+
+
+def test_every_study_is_in_make_studies(report):
+    assert {name for name, _ in STUDY_LINES} == set(report.STUDIES)
 
 
 def test_every_place_in_the_readme_belongs_to_a_study(report):
@@ -76,3 +95,9 @@ def test_one_command_for_several_seeds(report):
     kind = report.kind_of(import_module("e3nn_mixed_model"))
     assert "--operators none --task chain" in command_of(rows, kind)
     assert "--seeds 0 1 2" in command_of(rows, kind)
+
+
+def test_figures_in_the_readme_are_there(report):
+    figures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", report.README.read_text())
+    assert len(figures) >= 3
+    assert all((report.README.parent / figure).is_file() for figure in figures)
