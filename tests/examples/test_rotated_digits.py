@@ -217,8 +217,8 @@ def test_tables_from_rows(digits, tmp_path):
     tables = digits.report(rows, tmp_path)
     assert list(tables) == ["accuracy", "windows", "equivariance"]
     assert cells(tables["accuracy"]) == [
-        ["R4_SA", "62.00 ± 2.83", "50.00", "1,234", "97.58", "97.46"],
         ["Z2_SA", "40.00", "-", "1,234", "96.63", "96.63"],
+        ["R4_SA", "62.00 ± 2.83", "50.00", "1,234", "97.58", "97.46"],
         ["C4 G-CNN", "80.00", "-", "1,234", "98.21", "-"],
     ]
     assert cells(tables["windows"]) == [
@@ -229,5 +229,5 @@ def test_tables_from_rows(digits, tmp_path):
         ["R4_SA", "gsa", "1.0e-01", "5.0e-01", "1e-1"],
         ["C4 G-CNN", "-", "1.0e-08", "1.0e-07", "-"],
     ]
-    for figure in ("accuracy", "windows"):
+    for figure in ("accuracy", "windows", "equivariance"):
         assert (tmp_path / f"{figure}.png").stat().st_size > 5000
