@@ -37,7 +37,7 @@ bench: setup
 # Only runs without a row in examples/results are trained; from nothing that takes hours on two cores.
 studies: setup
 	$(RUN) -W ignore examples/rotated_digits.py --study --models Z2_SA R4_SA R8_SA R4M_SA "C4 G-CNN" "C8 G-CNN"
-	$(RUN) -W ignore examples/rotated_digits.py --study --models R12_SA --seeds 0 1
+	$(RUN) -W ignore examples/rotated_digits.py --study --models R12_SA --seeds 0 1 2 3
 	$(RUN) -W ignore examples/rotated_digits.py --study --seeds 0 --size 14 --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0
 	$(RUN) -W ignore examples/pixel_graphs.py --study
 	$(RUN) -W ignore examples/nbody.py --study
