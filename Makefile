@@ -1,5 +1,5 @@
 # make demo   train GE-ViTs on rotated digits, Performers on pixel graphs and SE(3)-Hyena on charged particles, and draw
-#             what symmetry does (8 minutes)
+#             what symmetry does (minutes)
 # make report rebuild the tables and figures of the README from the result rows in examples/results
 # make test   lint, types and the whole test-suite
 # Both set everything up first, in .venv; later runs find it done. SCATTER=0 skips building torch-scatter.
