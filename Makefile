@@ -1,5 +1,5 @@
 # make demo   train GE-ViTs on rotated digits, Performers on pixel graphs and SE(3)-Hyena on charged particles, and draw
-#             what symmetry does (minutes)
+#             what symmetry does (10 minutes)
 # make report rebuild the tables and figures of the README from the result rows in examples/results
 # make test   lint, types and the whole test-suite
 # Both set everything up first, in .venv; later runs find it done. SCATTER=0 skips building torch-scatter.
@@ -36,9 +36,8 @@ bench: setup
 
 # Only runs without a row in examples/results are trained; from nothing that takes hours on two cores.
 studies: setup
-	$(RUN) -W ignore examples/rotated_digits.py --study --models Z2_SA R4_SA R8_SA R4M_SA "C4 G-CNN" "C8 G-CNN"
-	$(RUN) -W ignore examples/rotated_digits.py --study --models R12_SA --seeds 0 1 2 3
-	$(RUN) -W ignore examples/rotated_digits.py --study --seeds 0 --size 14 --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0
+	$(RUN) -W ignore examples/rotated_digits.py --study
+	$(RUN) -W ignore examples/rotated_digits.py --study --size 14 --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0
 	$(RUN) -W ignore examples/pixel_graphs.py --study
 	$(RUN) -W ignore examples/nbody.py --study
 	$(RUN) -W ignore examples/nbody.py --study --models EGNN Transformer --learning-rate 0.003
