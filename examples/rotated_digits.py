@@ -45,6 +45,7 @@ GSPACES = {
     "R4M_SA": gspaces.flipRot2dOnR2(4),
 }
 EQUALS = {"C4 G-CNN": "R4_SA", "C8 G-CNN": "R8_SA"}  # of the same group, and of about as many parameters
+WITHOUT_RELATION = ("Z2_SA", *EQUALS)  # one element has one relation, convolutions none
 PAPERS = {"ge_vit": "GE-ViT", "gsa": "GSA-Nets"}
 
 
@@ -131,11 +132,11 @@ class RotatedDigits(Settings):
                              f"which are left of {start} x {start}, got {max(self.kernel_size)}")  # fmt: skip
 
     def runs(self) -> Iterator[RotatedDigits]:
-        """Of combinations that are the same model only the first: one element has one relation, convolutions none."""
+        """Of combinations that are the same model only the first."""
         seen = []
         for run in super().runs():
             (name,) = run.models
-            if name == "Z2_SA" or name in EQUALS:
+            if name in WITHOUT_RELATION:
                 run = dataclasses.replace(run, relation=("ge_vit",))
             if name in EQUALS:
                 run = dataclasses.replace(run, kernel_size=(3,))
@@ -288,7 +289,8 @@ def by_relation(rows: list[Row], label: Callable[[Row], str], measured: Callable
     """What was measured, by label and there by relation."""
     columns: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        columns.setdefault(label(row), {}).setdefault(row.setting("relation"), []).append(measured(row))
+        relation = "-" if row.setting("models") in WITHOUT_RELATION else row.setting("relation")
+        columns.setdefault(label(row), {}).setdefault(relation, []).append(measured(row))
     return columns
 
 

@@ -30,11 +30,15 @@ def points(
         legend: title of the series' legend; without one there is no legend.
         scale: of the values' axis.
     """
-    figure, axis = plt.subplots(figsize=(1.5 + len(columns), 3.5), layout="constrained")
+    figure, axis = plt.subplots(figsize=(2.5 + len(columns), 3.5), layout="constrained")
     series = list(dict.fromkeys(name for column in columns.values() for name in column))
     for number, name in enumerate(series):
         shift = 0.7 * ((number + 0.5) / len(series) - 0.5)
-        there = {place + shift: column[name] for place, column in enumerate(columns.values()) if column.get(name)}
+        there = {
+            place + shift * (len(column) > 1): column[name]
+            for place, column in enumerate(columns.values())
+            if column.get(name)
+        }
         for place, values in there.items():
             axis.plot([place] * len(values), values, ".", color=f"C{number}", alpha=0.5)
         means = [np.mean(values) for values in there.values()]
@@ -43,6 +47,6 @@ def points(
     axis.set_xticks(range(len(columns)), labels)
     axis.set(xlabel=along, ylabel=measured, xlim=(-0.5, len(columns) - 0.5), yscale=scale)
     if legend:
-        axis.legend(fontsize="small", title=legend, title_fontsize="small")
+        figure.legend(fontsize="small", title=legend, title_fontsize="small", loc="outside right upper")
     figure.savefig(path, dpi=100)
     plt.close(figure)
