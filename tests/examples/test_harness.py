@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import pickle
 import subprocess
@@ -10,9 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import EXAMPLES
+from conftest import DEVICES
+from running import EXAMPLES, run
 
 sys.path.insert(0, str(EXAMPLES))
+from report import STUDIES
+
+CUDA = DEVICES[1]
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
 TOY = Path(__file__).parents[1] / "toy_study.py"
 
 
@@ -32,10 +38,10 @@ def start(*arguments, launcher=(), **environment):
     )
 
 
-def rows_of(folder):
+def rows_of(folder, study="toy_study"):
     from harness import results
 
-    return results.read(folder / "toy_study" / "results.csv")
+    return results.read(folder / study / "results.csv")
 
 
 def run_folder(folder):
@@ -67,7 +73,7 @@ def test_every_preset_of_every_example_has_a_command():
     from importlib import import_module
 
     from harness.settings import command, parse
-    from report import STUDIES, kind_of
+    from report import kind_of
 
     for name in STUDIES:
         module = import_module(name)
@@ -373,6 +379,30 @@ def test_a_killed_run_resumes_to_the_same_result(toy, tmp_path, uninterrupted, e
         assert "\n0," not in logs[1].read_text()
 
 
+@pytest.mark.parametrize("device", [CUDA])
+def test_a_killed_run_resumes_on_a_gpu(toy, tmp_path, device):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert start("--device", device, "--output", whole).returncode == 0
+    assert start("--device", device, "--output", killed, KILL_IN_EPOCH=2).returncode == -9
+    resumed = start("--device", device, "--output", killed)
+    assert resumed.returncode == 0, resumed.stderr
+    assert losses(toy, killed) == pytest.approx(losses(toy, whole), rel=1e-5)
+    assert rows_of(killed)[0].value == pytest.approx(rows_of(whole)[0].value, rel=1e-5)
+
+
+@pytest.mark.parametrize("device", [CUDA])
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_trains_on_a_gpu(tmp_path, name, device):
+    result = run(f"{name}.py", "--quick", "--no-progress", "--device", device, "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows = rows_of(tmp_path, name)
+    assert rows
+    for row in rows:
+        assert row.machine == torch.cuda.get_device_name()
+        assert math.isfinite(row.value)
+        assert "--device" not in row.command
+
+
 def test_a_killed_run_keeps_its_best_epoch(tmp_path):
     """Where the best epoch lies before the kill, and a later one is worse."""
     flags = ("--rising", "--learning-rate", 0.0001, "--output")
@@ -430,10 +460,12 @@ def test_a_corrupt_checkpoint_is_refused(tmp_path):
     assert len(rows_of(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
 @pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")],
                          ids=["--devices 2", "torchrun"])  # fmt: skip
-def test_two_processes_learn_as_one(toy, tmp_path, launcher):
-    flags = ("--dropout", 0, "--output")  # each process drops on its own
+def test_two_processes_learn_as_one(toy, tmp_path, launcher, device):
+    """On the CPU by gloo, with two GPUs by NCCL."""
+    flags = ("--device", device, "--dropout", 0, "--output")  # each process drops on its own
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     slurm = {"SLURM_NTASKS": 1, "SLURM_JOB_NAME": "toy", "SLURM_PROCID": 0, "SLURM_LOCALID": 0}  # as in a batch script
     for folder, how, by in ((alone, (), ()), (shared, () if launcher else ("--devices", 2), launcher)):
@@ -469,10 +501,12 @@ def test_early_stopping(toy, tmp_path):
         fitted(toy, output=tmp_path, patience=2, validate=False)
 
 
-def test_mixed_precision_stays_close(toy, tmp_path):
-    full, half = (fitted(toy, output=tmp_path, precision=p) for p in ("32-true", "bf16-mixed"))
-    assert half.value != full.value
-    assert half.value == pytest.approx(full.value, rel=0.1)
+def test_mixed_precision_stays_close(toy, tmp_path, device):
+    halves = ("bf16-mixed", "16-mixed") if device == "cuda" else ("bf16-mixed",)
+    full, *others = (fitted(toy, output=tmp_path, device=device, precision=p) for p in ("32-true", *halves))
+    for half in others:
+        assert half.value != full.value
+        assert half.value == pytest.approx(full.value, rel=0.1)
 
 
 def test_what_is_not_a_number_is_never_the_best(toy, tmp_path, monkeypatch):
