@@ -44,6 +44,7 @@ studies: setup
 	$(RUN) -W ignore examples/nbody.py --study --models "SE(3)-Hyena, radial order" --seeds 0
 	$(RUN) -W ignore examples/nbody.py --study --models "SE(3)-Hyena + local" "local only" --epochs 300 --seeds 0
 	$(RUN) -W ignore examples/associative_recall.py --study
+	$(RUN) -W ignore examples/associative_recall.py --study --vocabulary fixed --seeds 1 2
 	$(RUN) -W ignore examples/escnn_mixed_model.py --study
 	$(RUN) -W ignore examples/pyg_mixed_model.py --study
 	$(RUN) -W ignore examples/e3nn_mixed_model.py --study

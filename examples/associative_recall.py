@@ -215,7 +215,7 @@ def draw(rows: list[Row], path: Path) -> None:
     """The paper's Figure 4: error against length."""
     kinds = by_length(rows)
     figure, axes = plt.subplots(
-        len(kinds), 1, figsize=(6, 3.5 * len(kinds)), squeeze=False, sharex=True, layout="constrained"
+        len(kinds), 1, figsize=(6, 3.5 * len(kinds)), squeeze=False, sharex=True, sharey=True, layout="constrained"
     )
     for (kind, models), axis in zip(kinds.items(), axes[:, 0], strict=True):
         for name, errors in models.items():
