@@ -218,6 +218,10 @@ def finish(settings: RotatedDigits) -> None:
     draw_trained(settings, lambda run: Classifier(build(run), predict, run), images[3:4])
 
 
+def relation_of(row: Row) -> str:
+    return "-" if row.setting("models") in WITHOUT_RELATION else row.setting("relation")
+
+
 def window(row: Row) -> str:
     size = row.setting("kernel_size")
     return f"{size} x {size}" if size else "global"
@@ -277,11 +281,12 @@ def windows(rows: list[Row]) -> str:
 def errors(rows: list[Row]) -> str:
     """GE-ViT's Figure 7 in numbers: the mean error, and the worst of all seeds relative to the largest feature."""
     paper, lines = published("GE-ViT Figure 7"), []
-    for (name, relation), group in grouped(rows, "models", "relation").items():
+    for (name, _), group in grouped(rows, "models", "relation").items():
+        relation = relation_of(group[0])
         mean = np.mean([row.more["mean error"] for row in group])
         worst = max(row.more["max error"] for row in group)
-        known = "-" if name in EQUALS else paper.get((PAPERS.get(relation, ""), "mean error"), "-")
-        lines.append([name, "-" if name in EQUALS else relation, f"{mean:.1e}", f"{worst:.1e}", known])
+        known = paper.get((PAPERS.get(relation, ""), "mean error"), "-")
+        lines.append([name, relation, f"{mean:.1e}", f"{worst:.1e}", known])
     return markdown(["model", "relation", "mean error", "max error / max feature", "mean error, paper"], lines)
 
 
@@ -289,8 +294,7 @@ def by_relation(rows: list[Row], label: Callable[[Row], str], measured: Callable
     """What was measured, by label and there by relation."""
     columns: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        relation = "-" if row.setting("models") in WITHOUT_RELATION else row.setting("relation")
-        columns.setdefault(label(row), {}).setdefault(relation, []).append(measured(row))
+        columns.setdefault(label(row), {}).setdefault(relation_of(row), []).append(measured(row))
     return columns
 
 

@@ -12,6 +12,13 @@ def run(script, *arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def rows_of(folder, study):
+    """The result rows of a study whose output is in this folder."""
+    from harness import results
+
+    return results.read(folder / study / "results.csv")
+
+
 def number(text):
     """A table's number, thousands set off by commas and perhaps more behind it."""
     return float(text.split()[0].replace(",", ""))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import DEVICES
-from running import EXAMPLES, run
+from running import EXAMPLES, rows_of, run
 
 sys.path.insert(0, str(EXAMPLES))
 from report import STUDIES
@@ -38,10 +38,8 @@ def start(*arguments, launcher=(), **environment):
     )
 
 
-def rows_of(folder, study="toy_study"):
-    from harness import results
-
-    return results.read(folder / study / "results.csv")
+def toy_rows(folder):
+    return rows_of(folder, "toy_study")
 
 
 def run_folder(folder):
@@ -348,12 +346,12 @@ def assert_same(toy, folder, other):
         ours, theirs = checkpoint(folder, name), checkpoint(other, name)
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
     assert losses(toy, folder) == losses(toy, other)
-    (ours,), (theirs,) = rows_of(folder), rows_of(other)
+    (ours,), (theirs,) = toy_rows(folder), toy_rows(other)
     assert (ours.value, ours.more, ours.command) == (theirs.value, theirs.more, theirs.command)
 
 
 def test_what_a_run_leaves(toy, uninterrupted):
-    (row,) = rows_of(uninterrupted)
+    (row,) = toy_rows(uninterrupted)
     assert row.metric == "error"
     assert 0 < row.value < 2
     assert row.parameters == 8 * 4 + 9
@@ -368,7 +366,7 @@ def test_what_a_run_leaves(toy, uninterrupted):
 def test_a_killed_run_resumes_to_the_same_result(toy, tmp_path, uninterrupted, epoch):
     killed = start("--output", tmp_path, KILL_IN_EPOCH=epoch)
     assert killed.returncode == -9
-    assert not rows_of(tmp_path)
+    assert not toy_rows(tmp_path)
     assert (run_folder(tmp_path) / "last.ckpt").exists() == (epoch > 0)  # what was lost is one epoch
     resumed = start("--output", tmp_path)
     assert resumed.returncode == 0, resumed.stderr
@@ -387,7 +385,7 @@ def test_a_killed_run_resumes_on_a_gpu(toy, tmp_path, device):
     resumed = start("--device", device, "--output", killed)
     assert resumed.returncode == 0, resumed.stderr
     assert losses(toy, killed) == pytest.approx(losses(toy, whole), rel=1e-5)
-    assert rows_of(killed)[0].value == pytest.approx(rows_of(whole)[0].value, rel=1e-5)
+    assert toy_rows(killed)[0].value == pytest.approx(toy_rows(whole)[0].value, rel=1e-5)
 
 
 @pytest.mark.parametrize("device", [CUDA])
@@ -410,7 +408,7 @@ def test_a_killed_run_keeps_its_best_epoch(tmp_path):
     assert start(*flags, tmp_path / "killed", KILL_IN_EPOCH=1).returncode == -9
     resumed = start(*flags, tmp_path / "killed")
     assert resumed.returncode == 0, resumed.stderr
-    (whole,), (killed,) = rows_of(tmp_path / "whole"), rows_of(tmp_path / "killed")
+    (whole,), (killed,) = toy_rows(tmp_path / "whole"), toy_rows(tmp_path / "killed")
     assert min(whole.more["curve"], key=lambda point: point[1])[0] == 1
     assert (killed.value, killed.more) == (whole.value, whole.more)
     weights, others = checkpoint(tmp_path / "killed", "best"), checkpoint(tmp_path / "whole", "best")
@@ -422,7 +420,7 @@ def test_a_run_that_had_stopped_early_is_not_trained_on(tmp_path):
     assert start(*flags, KILL_IN_TEST=1).returncode == -9
     resumed = start(*flags)
     assert resumed.returncode == 0, resumed.stderr
-    assert [epoch for epoch, _ in rows_of(tmp_path)[0].more["curve"]] == [1, 2, 3]
+    assert [epoch for epoch, _ in toy_rows(tmp_path)[0].more["curve"]] == [1, 2, 3]
 
 
 def test_rows_are_not_made_twice(toy, tmp_path, uninterrupted):
@@ -431,7 +429,7 @@ def test_rows_are_not_made_twice(toy, tmp_path, uninterrupted):
     assert again.returncode == 0, again.stderr
     assert "[1/1]" not in again.stdout
     assert not (tmp_path / "toy_study" / "runs").exists()
-    assert len(rows_of(uninterrupted)) == 1
+    assert len(toy_rows(uninterrupted)) == 1
 
 
 def test_a_full_disk_while_training(toy, tmp_path, uninterrupted):
@@ -444,7 +442,7 @@ def test_a_full_disk_while_training(toy, tmp_path, uninterrupted):
     assert load(last)["epoch"] == 1  # counted from 0: the one before
     resumed = start("--output", tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    assert rows_of(tmp_path)[0].value == rows_of(uninterrupted)[0].value
+    assert toy_rows(tmp_path)[0].value == toy_rows(uninterrupted)[0].value
 
 
 def test_a_corrupt_checkpoint_is_refused(tmp_path):
@@ -457,7 +455,7 @@ def test_a_corrupt_checkpoint_is_refused(tmp_path):
     assert "--again" in refused.stderr
     anew = start("--output", tmp_path, "--again")
     assert anew.returncode == 0, anew.stderr
-    assert len(rows_of(tmp_path)) == 1
+    assert len(toy_rows(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
@@ -474,7 +472,7 @@ def test_two_processes_learn_as_one(toy, tmp_path, launcher, device):
     one, two = (losses(toy, f, dropout=0.0, devices=n) for n, f in ((1, alone), (2, shared)))
     assert sorted(one) == sorted(two) == [0, 1, 2, 3]
     assert two == pytest.approx(one, rel=1e-5)
-    (first,), (second,) = rows_of(alone), rows_of(shared)
+    (first,), (second,) = toy_rows(alone), toy_rows(shared)
     assert second.value == pytest.approx(first.value, rel=1e-5)
     assert second.machine.startswith("2 x")
     weights, others = checkpoint(alone), checkpoint(shared)

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from image_writers import write_cifar, write_mnist
-from running import EXAMPLES, run
+from running import EXAMPLES, rows_of, run
 
 sys.path.insert(0, str(EXAMPLES))
 TINY = ("--quick", "--no-progress")
@@ -24,12 +24,6 @@ def mixed():
     import pyg_mixed_model
 
     return pyg_mixed_model
-
-
-def rows_of(folder, study):
-    from harness import results
-
-    return results.read(folder / study / "results.csv")
 
 
 def cells(path):

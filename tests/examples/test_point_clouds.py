@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from running import EXAMPLES, evaluate, run
+from running import EXAMPLES, evaluate, rows_of, run
 
 sys.path.insert(0, str(EXAMPLES))
 
@@ -15,13 +15,6 @@ def particles():
     from data import charged_particles
 
     return charged_particles
-
-
-def rows_of(study, folder):
-    """What the runs of a study measured."""
-    from harness import results
-
-    return results.read(folder / study / "results.csv")
 
 
 def lines_of(path):
@@ -91,7 +84,7 @@ def test_cache(particles, tmp_path):
 def test_nbody(tmp_path):
     result = run("nbody.py", "--quick", "--augment", "--no-progress", "--cache", tmp_path, "--output", tmp_path)
     assert result.returncode == 0, result.stderr
-    rows, folder = rows_of("nbody", tmp_path), tmp_path / "nbody"
+    rows, folder = rows_of(tmp_path, "nbody"), tmp_path / "nbody"
     assert len({row.setting("models") for row in rows}) == len(rows) == 7
     linear = rows[0].more["linear"][0]
     assert all(row.more["linear"][0] == linear for row in rows)  # all on the same systems
@@ -108,7 +101,7 @@ def test_nbody(tmp_path):
 def test_associative_recall(tmp_path):
     result = run("associative_recall.py", "--quick", "--no-progress", "--output", tmp_path)
     assert result.returncode == 0, result.stderr
-    rows, folder = rows_of("associative_recall", tmp_path), tmp_path / "associative_recall"
+    rows, folder = rows_of(tmp_path, "associative_recall"), tmp_path / "associative_recall"
     names = "vocabulary", "lengths", "models"
     errors = {tuple(row.setting(name) for name in names): row.value for row in rows}
     assert len(errors) == len(rows) == 2 * 2 * 4
@@ -190,7 +183,7 @@ def test_associative_recall_refuses_odd_lengths():
 def test_e3nn_mixed_model(tmp_path):
     result = run("e3nn_mixed_model.py", "--quick", "--no-progress", "--cache", tmp_path, "--output", tmp_path)
     assert result.returncode == 0, result.stderr
-    rows, folder = rows_of("e3nn_mixed_model", tmp_path), tmp_path / "e3nn_mixed_model"
+    rows, folder = rows_of(tmp_path, "e3nn_mixed_model"), tmp_path / "e3nn_mixed_model"
     assert len({row.setting("operators") for row in rows}) == len(rows) == 4
     assert all(row.more["equivariance"] < 1e-5 for row in rows)
     assert len({row.parameters for row in rows}) == 4

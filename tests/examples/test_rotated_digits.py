@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from image_writers import AMAT, write_rotmnist
-from running import EXAMPLES, run
+from running import EXAMPLES, rows_of, run
 
 sys.path.insert(0, str(EXAMPLES))
 TINY = {"channels": 4, "heads": 1, "head_channels": 2, "blocks": 1, "size": 8}
@@ -29,12 +29,6 @@ def mixed():
 
 def cells(table):
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-
-
-def rows_of(folder, name):
-    from harness import results
-
-    return results.read(folder / name / "results.csv")
 
 
 def row(digits, value=50.0, more=None, **swept):
