@@ -20,6 +20,7 @@ from typing import ClassVar, Literal
 import matplotlib
 import numpy as np
 import torch
+from baselines.sequence_models import Hyena, Transformer
 from e3nn import o3
 from harness import study
 from harness.loading import Batches, tensor_batches
@@ -29,12 +30,12 @@ from harness.tables import grouped, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit, match_parameters, parameters
 from torch import Tensor, nn
 
-from tg_equiattn.nn import Hyena, SE3Hyena, SE3Transformer, Transformer
+from tg_equiattn.nn import SE3Hyena, VectorTransformer
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-MODELS = {"SE(3)-Hyena": SE3Hyena, "SE(3)-Transformer": SE3Transformer, "Hyena": Hyena, "Transformer": Transformer}
+MODELS = {"SE(3)-Hyena": SE3Hyena, "SE(3)-Transformer": VectorTransformer, "Hyena": Hyena, "Transformer": Transformer}
 Model = Literal["SE(3)-Hyena", "SE(3)-Transformer", "Hyena", "Transformer"]
 CODES = 16  # channels of the positional encoding
 SEEDS = {"training": 0, "validation": 1, "test": 2, "vocabulary": 10}  # data do not depend on the seed of training

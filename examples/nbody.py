@@ -23,6 +23,7 @@ import matplotlib
 import numpy as np
 import torch
 from baselines.egnn import EGNN
+from baselines.sequence_models import Hyena, Transformer
 from data.charged_particles import STEPS, cached, linear_error
 from harness import study
 from harness.loading import tensor_batches
@@ -32,8 +33,8 @@ from harness.tables import grouped, markdown, mean_and_spread, published
 from harness.training import Outcome, Regressor, fit, match_parameters, parameters
 from torch import Tensor, nn
 
-from tg_equiattn.nn import Hyena, SE3Hyena, SE3Transformer, Transformer
-from tg_equiattn.nn.graded import HyenaOperator
+from tg_equiattn.nn import SE3Hyena, VectorTransformer
+from tg_equiattn.nn.hyena.graded import HyenaOperator
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -43,8 +44,8 @@ EQUIVARIANT: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "SE(3)-Hyena": (SE3Hyena, {}),
     "SE(3)-Hyena, radial order": (SE3Hyena, {"order": "radial"}),
     "SE(3)-Hyena + local": (SE3Hyena, LOCAL),
-    "SE(3)-Transformer": (SE3Transformer, {}),
-    "SE(3)-Transformer + local": (SE3Transformer, LOCAL),
+    "SE(3)-Transformer": (VectorTransformer, {}),
+    "SE(3)-Transformer + local": (VectorTransformer, LOCAL),
     "local only": (SE3Hyena, LOCAL),
 }
 PLAIN = {"Hyena": Hyena, "Transformer": Transformer}

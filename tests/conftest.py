@@ -13,17 +13,9 @@ if not torch.cuda.is_available():  # before anything imports Triton: its kernels
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from cases import CASES
+from devices import DEVICES
 
-from tg_equiattn.functional import _backend
-from tg_equiattn.groups import cyclic, dihedral, mirror, octahedral, trivial
-
-PLANAR = {"C2": cyclic(2), "C4": cyclic(4), "C8": cyclic(8), "D2": dihedral(2), "D4": dihedral(4), "mirror": mirror()}
-GROUPS = {**PLANAR, "octahedral": octahedral(), "trivial": trivial()}
-
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
-]
+from tg_equiattn.functional import backend as backends
 
 
 @pytest.fixture(autouse=True)
@@ -54,14 +46,14 @@ def case(request):
 def kernels_run(request):
     """Skip a test with tensors where no kernel runs: on the CPU of a machine with a GPU, for which they are built."""
     device = request.getfixturevalue("device") if "device" in request.fixturenames else "cpu"
-    if device == "cpu" and not _backend._INTERPRETED:
+    if device == "cpu" and not backends._INTERPRETED:
         pytest.skip("Triton's kernels are built for the GPU here")
 
 
 @pytest.fixture
 def launches(monkeypatch):
     """How often the Clifford product's kernel was launched, counted along the way."""
-    from tg_equiattn.functional.triton import clifford as kernels
+    from tg_equiattn.functional.hyena import triton_clifford as kernels
 
     seen, product = [], kernels.product
     monkeypatch.setattr(kernels, "product", lambda *arguments: seen.append(1) or product(*arguments))

@@ -5,12 +5,13 @@ import contextlib
 import pytest
 import torch
 from cases import CASES, agree, run
-from conftest import DEVICES, GROUPS
+from devices import DEVICES
+from small_groups import GROUPS
 from torch import nn
 from torch.utils._pytree import tree_map
 
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import GEViT, GroupAttention, RelativePerformer, SE3Hyena, SE3Transformer
+from tg_equiattn.nn import GEViT, GroupAttention, RelativePerformer, SE3Hyena, VectorTransformer
 from tg_equiattn.testing import equivariance_error
 
 CUDA = DEVICES[1]
@@ -21,10 +22,10 @@ MODELS = {
         1, 10, channels=16, depth=2, heads=2, max_distance=3, redraw_interval=None, attention_dropout=0.0, dropout=0.0
     ),
     "SE3Hyena": lambda: SE3Hyena(3, 2, 0, 1, order="radial", **SMALL),
-    "SE3Transformer": lambda: SE3Transformer(3, 2, 0, 1, **SMALL),
+    "VectorTransformer": lambda: VectorTransformer(3, 2, 0, 1, **SMALL),
     "GEViT, Triton": lambda: GEViT(cyclic(4), 1, 10, channels=(8, 8), heads=2, backend="triton"),
     "SE3Hyena, Triton": lambda: SE3Hyena(3, 2, 0, 1, order="radial", backend="triton", **SMALL),
-    "SE3Transformer, Triton": lambda: SE3Transformer(3, 2, 0, 1, backend="triton", **SMALL),
+    "VectorTransformer, Triton": lambda: VectorTransformer(3, 2, 0, 1, backend="triton", **SMALL),
 }
 
 

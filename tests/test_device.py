@@ -7,7 +7,7 @@ from emulated import accelerator, emulated, to_accelerator, values
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from tg_equiattn.functional import _conv_op
+from tg_equiattn.functional.hyena import fourier_product
 from tg_equiattn.nn import GroupAttention
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -83,8 +83,8 @@ def test_what_a_gpu_waits_for_is_refused(message, module):
 def test_bodies_of_operators_are_looked_into(monkeypatch):
     """Negative control: a value read within an operator, which autograd and the dispatcher see as one node."""
     case = CASES["vector_long_conv"]
-    multiply = _conv_op._multiply
-    monkeypatch.setattr(_conv_op, "_multiply", lambda a, b: multiply(a, b) if bool((b == b).any()) else a)
+    multiply = fourier_product._multiply
+    monkeypatch.setattr(fourier_product, "_multiply", lambda a, b: multiply(a, b) if bool((b == b).any()) else a)
     module, inputs = case.build(torch.float32)
     run(module, inputs)
     with accelerator(), pytest.raises(AssertionError, match="waits for the device"):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from cases import CASES
-from conftest import GROUPS
 from emulated import Tf32, round_to_tf32
+from small_groups import GROUPS
 from space import motion, move
 from torch import nn
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from . import _checks
+from . import checks
 from .neighbours import METRICS, Neighbours
 
 NEIGHBOURHOODS = ("square", "disk")
@@ -146,7 +146,7 @@ class PixelGrid:
             raise ValueError(f"max_distance must be a positive number, got {distance!r}")
         if not isinstance(self.periodic, bool):
             raise ValueError(f"periodic must be True or False, got {self.periodic!r}")
-        _checks.choice("metric", self.metric, METRICS)
+        checks.choice("metric", self.metric, METRICS)
 
     def __len__(self) -> int:
         return math.prod(self.shape)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import _checks
+from . import checks
 
 _TOLERANCE = 1e-6
 
@@ -156,7 +156,7 @@ def mirror(dim: int = 2) -> FiniteGroup:
 
 def cyclic(n: int) -> FiniteGroup:
     r"""The ``n`` rotations of the plane by multiples of :math:`2\pi/n`, counter-clockwise."""
-    _checks.positive(n=n)
+    checks.positive(n=n)
     return FiniteGroup(torch.stack([_rotation(2 * math.pi * i / n) for i in range(n)]), f"C{n}")
 
 

@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from . import _checks
+from . import checks
 
 METRICS = ("manhattan", "chebyshev")
 
@@ -64,7 +64,7 @@ class Neighbours:
         if offsets.is_complex() or offsets.dtype == torch.bool:
             raise ValueError(f"offsets (edge_attr) must be real numbers, got {offsets.dtype}")
         offsets = offsets if offsets.is_floating_point() else offsets.long()
-        free = _checks.values_are_free(target)
+        free = checks.values_are_free(target)
         if free and not bool(offsets.isfinite().all()):
             raise ValueError("offsets (edge_attr, or differences of pos) must be finite, got NaN or infinity")
         if free and len(target):
@@ -107,7 +107,7 @@ class Neighbours:
 
     def _make_bins(self, max_distance: int) -> Pattern:
         row, col = self.pattern.row, self.pattern.col
-        if _checks.values_are_free(row) and len(row):
+        if checks.values_are_free(row) and len(row):
             pairs = (row * self.nodes + col).sort().values
             if bool((pairs.diff() == 0).any()):
                 raise ValueError(

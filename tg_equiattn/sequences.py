@@ -13,7 +13,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
-from . import _checks
+from . import checks
 
 ORDERS = ("input", "radial")
 
@@ -95,7 +95,7 @@ class Sequences:
             batch_size = int(batch[-1]) + 1 if tokens else 0
         starts = torch.searchsorted(batch, torch.arange(batch_size + 1, device=device))
         sizes = starts.diff()
-        if padded and _checks.values_are_free(sizes) and batch_size and int(sizes.max()) > padded:
+        if padded and checks.values_are_free(sizes) and batch_size and int(sizes.max()) > padded:
             raise ValueError(f"max_num_nodes must be at least {int(sizes.max())}, the largest graph, got {padded}")
         out = cls(tokens, batch_size, batch, sizes, None)
         if not tokens:
@@ -130,7 +130,7 @@ class Sequences:
     def checked(cls, x: Tensor, batch: Tensor | None, batch_size: int | None, max_num_nodes: int | None) -> Sequences:
         """:meth:`flat` for the tokens x (tokens, ...), with ``batch`` and ``batch_size`` as users give them."""
         if batch is not None or batch_size is not None:
-            batch_size = _checks.batch_index(batch, batch_size, x)
+            batch_size = checks.batch_index(batch, batch_size, x)
         return cls.flat(len(x), batch, x.device, batch_size, max_num_nodes)
 
     def ordered(self, order: Tensor) -> Sequences:
@@ -249,7 +249,7 @@ def check_order(order: Tensor, sequences: Sequences) -> None:
         )
     if order.device != sequences.batch.device:
         raise ValueError(f"order must be on {sequences.batch.device} as the input is, got {order.device}")
-    if not _checks.values_are_free(order):
+    if not checks.values_are_free(order):
         return
     whole = bool((order.sort().values == torch.arange(len(order))).all())
     if not whole or not bool((sequences.batch[order] == sequences.batch).all()):

@@ -21,7 +21,7 @@ from measure import DIRECTIONS, add_arguments, cell, chosen, in_own_process, is_
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from tg_equiattn.functional.clifford import COMPONENTS, PATHS, channelwise_product
+from tg_equiattn.functional.hyena.clifford import COMPONENTS, PATHS, channelwise_product
 
 VARIANTS = ("eager", "compiled", "triton")
 

@@ -46,8 +46,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
-from tg_equiattn.functional.linear_attention import features_attention
-from tg_equiattn.functional.relative_attention import distance_weights, ring_sums
+from tg_equiattn.functional.linear.attention import features_attention
+from tg_equiattn.functional.linear.relative_attention import distance_weights, ring_sums
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention
 

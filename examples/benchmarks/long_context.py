@@ -46,9 +46,9 @@ from tqdm import tqdm
 
 from tg_equiattn.functional import vector_long_conv
 from tg_equiattn.nn import SE3HyenaOperator, VectorSelfAttention
-from tg_equiattn.nn._tokens import TokenModule
-from tg_equiattn.nn.clifford import Grades
-from tg_equiattn.nn.graded import AttentionOperator
+from tg_equiattn.nn.hyena.clifford import Grades
+from tg_equiattn.nn.hyena.graded import AttentionOperator
+from tg_equiattn.nn.hyena.tokens import TokenModule
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

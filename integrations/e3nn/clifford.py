@@ -7,10 +7,10 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
-from tg_equiattn import _checks
-from tg_equiattn._precision import full_precision
-from tg_equiattn.functional._backend import check_backend
-from tg_equiattn.nn.clifford import PRODUCTS, GradedMLP
+from tg_equiattn import checks
+from tg_equiattn.functional.backend import check_backend
+from tg_equiattn.nn.hyena.clifford import PRODUCTS, GradedMLP
+from tg_equiattn.precision import full_precision
 from tg_equiattn.sequences import token_blocks
 
 from .layout import Features, check_features, clifford_grades, describe, rows_by_grade
@@ -70,8 +70,8 @@ class CliffordMLP(torch.nn.Module):
             clifford_grades("irreps_out", self.irreps_out),
         )
         hidden_channels = max(*grades, *out_grades) if hidden_channels is None else hidden_channels
-        _checks.positive(hidden_channels=hidden_channels, num_blocks=num_blocks)
-        _checks.choice("product", product, PRODUCTS)
+        checks.positive(hidden_channels=hidden_channels, num_blocks=num_blocks)
+        checks.choice("product", product, PRODUCTS)
         check_backend(backend)
         if out_grades.masked(grades.reached(num_blocks)) != out_grades:
             raise ValueError(

@@ -8,8 +8,8 @@ import torch
 from e3nn import o3
 from torch import Tensor
 
-from tg_equiattn import _checks
-from tg_equiattn.nn.clifford import Grades
+from tg_equiattn import checks
+from tg_equiattn.nn.hyena.clifford import Grades
 
 GRADE_OF = {(0, 1): 0, (1, -1): 1, (1, 1): 2, (0, -1): 3}  # (l, parity)
 
@@ -54,9 +54,9 @@ def check_features(name: str, x: Tensor, features: Features, like: Tensor, shape
     if not isinstance(x, Tensor) or x.ndim < 1 or (shape != "..." and x.ndim != 2) or x.shape[-1] != features.dim:
         came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"{name} must have shape ({shape}, {features.dim}), of irreps {features.text}, got {came}")
-    _checks.full_parameters(like)
-    _checks.same_kind(x, like, name)
-    _checks.half_precision(**{name: x})
+    checks.full_parameters(like)
+    checks.same_kind(x, like, name)
+    checks.half_precision(**{name: x})
 
 
 def describe(module: torch.nn.Module) -> str:

@@ -7,9 +7,9 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
-from tg_equiattn import _checks
-from tg_equiattn._precision import full_precision
-from tg_equiattn.functional._conv_op import MODES, invert, transform
+from tg_equiattn import checks
+from tg_equiattn.functional.hyena.fourier_product import MODES, invert, transform
+from tg_equiattn.precision import full_precision
 from tg_equiattn.sequences import Sequences, check_order, token_blocks
 
 from .layout import Features, check_features
@@ -76,7 +76,7 @@ class LongTensorProduct(torch.nn.Module):
         internal_weights: bool | None = None,
     ) -> None:
         super().__init__()
-        _checks.choice("mode", mode, MODES)
+        checks.choice("mode", mode, MODES)
         irreps = o3.Irreps(irreps_in1), o3.Irreps(irreps_in2), o3.Irreps(irreps_out)
         options = {
             "irrep_normalization": irrep_normalization, "path_normalization": path_normalization,
@@ -147,7 +147,7 @@ class LongTensorProduct(torch.nn.Module):
             if not isinstance(weight, Tensor) or tuple(weight.shape) != (self.weight_numel,):
                 came = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
                 raise ValueError(f"weight must have shape ({self.weight_numel},), got {came}")
-            _checks.same_kind(weight, self._like, "weight")
+            checks.same_kind(weight, self._like, "weight")
             weight = weight.to(self._like.dtype)
         sequences = Sequences.checked(x1, batch, batch_size, max_num_nodes)
         if order is not None:

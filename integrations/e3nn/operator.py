@@ -9,8 +9,8 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
-from tg_equiattn.nn._tokens import Graded, check_order_name, check_reach, run
-from tg_equiattn.nn.graded import AttentionOperator, GradedModel, HyenaOperator
+from tg_equiattn.nn.hyena.graded import AttentionOperator, GradedModel, HyenaOperator
+from tg_equiattn.nn.hyena.tokens import Graded, check_order_name, check_reach, run
 from tg_equiattn.sequences import Sequences
 
 from .layout import Features, check_features, clifford_grades, describe, rows_by_grade

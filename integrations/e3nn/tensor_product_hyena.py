@@ -7,9 +7,9 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
-from tg_equiattn import _checks
-from tg_equiattn._precision import full_precision
-from tg_equiattn.nn._tokens import check_order_name
+from tg_equiattn import checks
+from tg_equiattn.nn.hyena.tokens import check_order_name
+from tg_equiattn.precision import full_precision
 from tg_equiattn.sequences import Sequences, check_order, radial_order
 
 from .layout import Features, check_features, describe
@@ -112,7 +112,7 @@ class TensorProductHyenaOperator(torch.nn.Module):
             x = x.to(like.dtype)
             centred = x.new_zeros(len(x), 3)
             if pos is not None:
-                pos = _checks.positions(pos, (len(x), 3), x, "")
+                pos = checks.positions(pos, (len(x), 3), x, "")
                 pos = pos.to(torch.promote_types(pos.dtype, x.dtype) if pos.is_floating_point() else torch.float64)
                 if order is None and self.order == "radial":
                     scalars = [x[:, part] for (_, ir), part in zip(self.irreps_in, self.irreps_in.slices(), strict=True)

@@ -10,7 +10,7 @@ from escnn.nn import FieldType
 from torch import Tensor, nn
 
 from tg_equiattn.nn import GEViT as CoreGEViT
-from tg_equiattn.nn.ge_vit import PRESETS
+from tg_equiattn.nn.group.ge_vit import PRESETS
 
 from .module import R2Module
 from .types import group_from_gspace, trivial_channels

@@ -7,12 +7,13 @@ from torch import Tensor
 from torch_geometric.nn import global_mean_pool
 from torch_geometric.typing import Adj
 
-from tg_equiattn import _checks
+from tg_equiattn import checks
+from tg_equiattn.encodings import AbsoluteEncoding
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PixelEmbedding
-from tg_equiattn.nn._children import redraw_children, reset_children
-from tg_equiattn.nn.relative_performer import readout_norms
-from tg_equiattn.positions import AbsoluteEncoding
+from tg_equiattn.nn.children import reset_children
+from tg_equiattn.nn.linear.random_features import redraw_children
+from tg_equiattn.nn.linear.relative_performer import readout_norms
 
 from .block import RelativePerformerBlock
 from .graph import batch_of, check_sources
@@ -74,7 +75,7 @@ class PixelGraphClassifier(torch.nn.Module):
         **kwargs: Any,
     ):
         super().__init__()
-        _checks.positive(num_classes=num_classes, num_layers=num_layers)
+        checks.positive(num_classes=num_classes, num_layers=num_layers)
         self.embedding = PixelEmbedding(in_channels, channels, embedding)
         self.absolute = AbsoluteEncoding(channels, pos_dim) if position == "absolute" else None
         self.blocks = torch.nn.ModuleList(
@@ -120,14 +121,14 @@ class PixelGraphClassifier(torch.nn.Module):
             graph = torch.arange(batch_size, device=x.device).repeat_interleave(len(grid))
             pos = grid.pos(x.device, self.head.weight.dtype).repeat(batch_size, 1) if pos is None else pos
         else:
-            batch_size = _checks.batch_index(batch, graphs if batch_size is None else batch_size, x)
+            batch_size = checks.batch_index(batch, graphs if batch_size is None else batch_size, x)
             if edge_index is not None:
                 first: Any = self.blocks[0]
                 near = first.attention.neighbours(edge_index, edge_attr, pos, batch, num_nodes=len(x))
             graph = torch.zeros(len(x), dtype=torch.int64, device=x.device) if batch is None else batch
         x = self.embedding(x)
         if self.absolute is not None:
-            pos = _checks.positions(pos, (len(x), self.absolute.pos_dim), x, "position='absolute' needs it")
+            pos = checks.positions(pos, (len(x), self.absolute.pos_dim), x, "position='absolute' needs it")
             x = x + self.absolute(pos).to(x.dtype)
         for block in self.blocks:
             x = block(x, pos=pos, batch=batch, batch_size=batch_size, grid=grid, neighbours=near)

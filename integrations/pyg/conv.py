@@ -6,12 +6,12 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import Adj
 
-from tg_equiattn import _checks
-from tg_equiattn.functional.relative_attention import ring_sums
+from tg_equiattn import checks
+from tg_equiattn.functional.linear.relative_attention import ring_sums
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.neighbours import Neighbours, Pattern
 from tg_equiattn.nn import PerformerAttention
-from tg_equiattn.nn.performer import NEAR
+from tg_equiattn.nn.linear.performer import NEAR
 
 from .graph import batch_of, check_sources, near_pairs_of, plain_edges, refuse_hidden_batch
 
@@ -172,7 +172,7 @@ class RelativePerformerConv(MessagePassing):
         batch, graphs = batch_of(batch, ptr, len(x))
         batch_size = graphs if batch_size is None else batch_size
         if grid is None:
-            batch_size = _checks.batch_index(batch, batch_size, x)
+            batch_size = checks.batch_index(batch, batch_size, x)
         if neighbours is None and grid is None and edge_index is not None:
             neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=len(x))
         return self.attention(
@@ -193,7 +193,7 @@ class RelativePerformerConv(MessagePassing):
         none. Arguments as :meth:`forward`."""
         edge_index, edge_attr = plain_edges(edge_index, edge_attr, num_nodes)
         if pos is not None:
-            pos = _checks.positions(pos, (num_nodes, self.attention.pos_dim), edge_index, "")
+            pos = checks.positions(pos, (num_nodes, self.attention.pos_dim), edge_index, "")
         here = edge_index.device.type == "cpu"
         if batch is None and not torch.compiler.is_compiling() and (here or not self._checked):
             refuse_hidden_batch(edge_index, num_nodes)

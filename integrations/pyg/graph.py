@@ -8,7 +8,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_sparse, to_edge_index
 
-from tg_equiattn import _checks
+from tg_equiattn import checks
 from tg_equiattn.neighbours import Neighbours
 
 
@@ -37,7 +37,7 @@ def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tenso
         raise ValueError(f"edge_index must be (2, E), a SparseTensor or an EdgeIndex, got {what}")
     if edge_index.dtype != torch.int64:
         raise ValueError(f"edge_index must be int64, got {edge_index.dtype}")
-    if _checks.values_are_free(edge_index) and edge_index.numel():
+    if checks.values_are_free(edge_index) and edge_index.numel():
         low, high = int(edge_index.min()), int(edge_index.max())
         if low < 0 or high >= nodes:
             raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
@@ -63,7 +63,7 @@ def batch_of(batch: Tensor | None, ptr: Tensor | None, nodes: int) -> tuple[Tens
         raise ValueError("ptr must be None where batch is given: they say the same")
     if ptr.dtype != torch.int64 or ptr.ndim != 1 or len(ptr) < 2:
         raise ValueError(f"ptr must be int64 (graphs + 1,), got {ptr.dtype} of shape {tuple(ptr.shape)}")
-    if _checks.values_are_free(ptr) and (int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any())):
+    if checks.values_are_free(ptr) and (int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any())):
         raise ValueError(f"ptr must rise from 0 to {nodes}, got {ptr.tolist()[:8]}")
     index = torch.searchsorted(ptr, torch.arange(nodes, device=ptr.device), right=True) - 1
     return index, len(ptr) - 1
@@ -99,7 +99,7 @@ def near_pairs_of(
 ) -> Neighbours:
     """The core's near pairs of a graph's edges; their offsets from ``edge_attr``, or from ``pos``."""
     source, target = edge_index
-    if batch is not None and _checks.values_are_free(edge_index) and not torch.equal(batch[source], batch[target]):
+    if batch is not None and checks.values_are_free(edge_index) and not torch.equal(batch[source], batch[target]):
         raise ValueError("edge_index must not join nodes of different graphs of batch")
     if edge_attr is not None:
         if not isinstance(edge_attr, Tensor):
@@ -113,7 +113,7 @@ def near_pairs_of(
             raise ValueError(f"edge_attr must be on {edge_index.device} as edge_index is, got {edge_attr.device}")
         offsets = edge_attr
         if whole and offsets.is_floating_point():
-            if _checks.values_are_free(offsets) and not torch.equal(offsets, offsets.round()):
+            if checks.values_are_free(offsets) and not torch.equal(offsets, offsets.round()):
                 raise ValueError(
                     "edge_attr must hold whole numbers where a table is indexed; offset='mlp' takes others"
                 )

@@ -21,7 +21,7 @@ from harness.devices import add_device, checked_device, index_of  # noqa: E402
 from longest import fast_lengths, search  # noqa: E402
 from measure import measure, timings, warm_up  # noqa: E402
 
-from tg_equiattn.functional.clifford import PATH_OF, RIGHT  # noqa: E402
+from tg_equiattn.functional.hyena.clifford import PATH_OF, RIGHT  # noqa: E402
 
 
 class Number:
@@ -208,7 +208,7 @@ def test_fft_counts():
 
 
 def test_clifford_mlp_counts():
-    from tg_equiattn.nn.clifford import GradedMLP, Grades
+    from tg_equiattn.nn.hyena.clifford import GradedMLP, Grades
 
     inside, outside, tokens = Grades(2, 3, 0, 1), Grades(1, 0, 2), 11
     mlp = GradedMLP(inside, outside, 4)

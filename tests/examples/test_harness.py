@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import DEVICES
+from devices import DEVICES
 from running import EXAMPLES, rows_of, run
 
 sys.path.insert(0, str(EXAMPLES))
@@ -19,7 +19,7 @@ from report import STUDIES
 
 CUDA = DEVICES[1]
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
-TOY = Path(__file__).parents[1] / "toy_study.py"
+TOY = Path(__file__).parents[1] / "helpers/toy_study.py"
 
 
 @pytest.fixture(scope="module")

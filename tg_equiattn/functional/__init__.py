@@ -1,12 +1,15 @@
-"""Kernels: pure functions of tensors and tables, without parameters."""
+"""Kernels: pure functions of tensors and tables, without parameters. One folder a family, every function here."""
 
-from .clifford import geometric_product
-from .group_attention import group_attention, lifting_attention
-from .linear_attention import linear_attention
-from .long_conv import scalar_long_conv, vector_long_conv
-from .random_features import orthogonal_projection, relu_features, softmax_features
-from .relative_attention import clipped_attention, window_attention
-from .vector_attention import vector_attention
+from .group import group_attention, lifting_attention
+from .hyena import geometric_product, scalar_long_conv, vector_attention, vector_long_conv
+from .linear import (
+    clipped_attention,
+    linear_attention,
+    orthogonal_projection,
+    relu_features,
+    softmax_features,
+    window_attention,
+)
 
 __all__ = [
     "clipped_attention",

@@ -1,18 +1,20 @@
-"""Modules: project, reshape, call one kernel; blocks and whole models."""
+"""Modules: project, reshape, call one kernel; blocks and whole models. One folder a family, every module here."""
 
-from .attention import GroupAttention, LiftingAttention
-from .block import GroupAttentionBlock
-from .clifford import CliffordMLP
-from .ge_vit import GEViT
-from .hyena import Hyena, Transformer
-from .norm import RegularBatchNorm, RegularLayerNorm
-from .performer import PerformerAttention
-from .pointwise import Pointwise
-from .pooling import GlobalPooling, GroupPooling, SpatialCrop, SpatialMaxPool
-from .random_features import RandomFeatures
-from .relative_performer import PerformerBlock, PixelEmbedding, RelativePerformer
-from .se3_hyena import SE3Hyena, SE3HyenaOperator
-from .vector_self_attention import SE3Transformer, VectorSelfAttention
+from .group import (
+    GEViT,
+    GlobalPooling,
+    GroupAttention,
+    GroupAttentionBlock,
+    GroupPooling,
+    LiftingAttention,
+    Pointwise,
+    RegularBatchNorm,
+    RegularLayerNorm,
+    SpatialCrop,
+    SpatialMaxPool,
+)
+from .hyena import CliffordMLP, SE3Hyena, SE3HyenaOperator, VectorSelfAttention, VectorTransformer
+from .linear import PerformerAttention, PerformerBlock, PixelEmbedding, RandomFeatures, RelativePerformer
 
 __all__ = [
     "CliffordMLP",
@@ -21,7 +23,6 @@ __all__ = [
     "GroupAttention",
     "GroupAttentionBlock",
     "GroupPooling",
-    "Hyena",
     "LiftingAttention",
     "PerformerAttention",
     "PerformerBlock",
@@ -33,9 +34,8 @@ __all__ = [
     "RelativePerformer",
     "SE3Hyena",
     "SE3HyenaOperator",
-    "SE3Transformer",
     "SpatialCrop",
     "SpatialMaxPool",
-    "Transformer",
     "VectorSelfAttention",
+    "VectorTransformer",
 ]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tg_equiattn.integrations.e3nn import CliffordMLP, SE3Hyena, SE3HyenaOperator, VectorSelfAttention
 
-from tg_equiattn.functional import _backend
+from tg_equiattn.functional import backend as backends
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -78,10 +78,10 @@ def test_bad_backends(kind, graphs, monkeypatch):
         with pytest.raises(ValueError, match="backend must be one of"):
             KINDS[kind](backend=bad)
     module = KINDS[kind](backend="triton")
-    monkeypatch.setattr(_backend, "_INTERPRETED", False)
+    monkeypatch.setattr(backends, "_INTERPRETED", False)
     if kind != "full":
         with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' for tensors"):
             module(**arguments(kind, module, graphs, "cpu"))
-    monkeypatch.setattr(_backend, "_INSTALLED", False)
+    monkeypatch.setattr(backends, "_INSTALLED", False)
     with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' without Triton"):
         KINDS[kind](backend="triton")

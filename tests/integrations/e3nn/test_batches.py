@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import DEVICES
+from devices import DEVICES
 from e3nn import o3
 from tg_equiattn.integrations.e3nn import CliffordMLP, SE3Hyena
 

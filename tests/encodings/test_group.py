@@ -1,0 +1,83 @@
+import pytest
+import torch
+from oracles import relation_argument
+from small_groups import GROUPS
+
+from tg_equiattn.encodings import ENCODINGS, RELATIONS, make_encoding, relation_index, rotated_offsets
+from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.groups import cyclic, dihedral
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("name", ["C4", "D4", "D2", "mirror"])
+def test_relation_index(name, relation):
+    group = GROUPS[name]
+    index = relation_index(group, relation)
+    for t in range(len(group)):
+        for s in range(len(group)):
+            for h in range(len(group)):
+                expected = relation_argument(group.matrices, relation, h, t, s)
+                assert (index[t, s] if relation == "relative" else index[h, t, s]) == expected
+
+
+@pytest.mark.parametrize("relation", [r for r in RELATIONS if r != "relative"])
+def test_relations_are_invariant_except_gsa(relation):
+    """u(gh, gt, gs) = u(h, t, s) for every g makes a layer equivariant; GSA-Nets' choice fails it on D4."""
+    group = dihedral(4)
+    index = relation_index(group, relation)
+    moved = torch.stack([index[row][:, row][:, :, row] for row in group.cayley])
+    assert torch.equal(moved, index.expand_as(moved)) == (relation != "gsa")
+
+
+@pytest.mark.parametrize("encoding", list(ENCODINGS))
+@pytest.mark.parametrize("n", [3, 6, 8])
+def test_off_lattice_elements(n, encoding, randomise):
+    """rho((gh)^-1 g D) = rho(h^-1 D) for rotations that no pixel grid has, on continuous offsets."""
+    group = cyclic(n)
+    module = randomise(make_encoding(encoding, 2, 7, n)).double()
+    offsets = torch.randn(11, 2, dtype=torch.float64)
+
+    def encode(points):
+        return module(torch.einsum("hyx,ny->hnx", group.matrices, points))[0]
+
+    expected = encode(offsets)
+    for g in range(n):
+        moved = encode(offsets @ group.matrices[g].T)[group.cayley[g]]
+        torch.testing.assert_close(moved, expected, rtol=0, atol=1e-10)
+        if g != group.identity:  # negative control: without relabelling the elements it must fail
+            assert (encode(offsets @ group.matrices[g].T) - expected).abs().max() > 1e-2
+
+
+def test_rotated_offsets_scale():
+    group = cyclic(4)
+    local = rotated_offsets(group.matrices, Neighbourhood(2, 5))
+    assert local.shape == (4, 25, 2)
+    assert local.abs().max() == 1
+    everywhere = rotated_offsets(group.matrices, Neighbourhood(2, None), (3, 7))
+    assert everywhere.shape == (4, 5 * 13, 2)
+    assert everywhere.abs().max() == 1
+
+
+def test_axial_parts_are_disjoint(randomise):
+    space, group = randomise(make_encoding("axial", 2, 10, 4))(torch.randn(4, 25, 2))
+    assert not bool((space[..., 6:] != 0).any())
+    assert not bool((group[:, :6] != 0).any())
+    assert bool((space[..., :6] != 0).all())
+    assert bool((group[:, 6:] != 0).all())
+
+
+def test_autocast_keeps_geometry_in_float32(randomise):
+    module = randomise(make_encoding("joint", 2, 5, 4))
+    offsets = torch.randn(4, 9, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        space, _ = module(offsets)
+    torch.testing.assert_close(space, module(offsets)[0], rtol=0, atol=0)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match=r"relation must be one of .* got 'gevit'"):
+        relation_index(cyclic(4), "gevit")
+    with pytest.raises(ValueError, match=r"encoding must be one of .* got 'sine'"):
+        make_encoding("sine", 2, 8, 4)
+    with pytest.raises(ValueError, match="head_channels must be at least 3 for the axial encoding, got 2"):
+        make_encoding("axial", 2, 2, 4)

@@ -1,0 +1,88 @@
+"""Position encodings of linear attention."""
+
+import pytest
+import torch
+
+from tg_equiattn.encodings import AbsoluteEncoding, OffsetMLP, OffsetTable, SinusoidEncoding
+
+
+@pytest.mark.parametrize("pos_dim", [1, 2, 3])
+def test_lemma_1(pos_dim, randomise):
+    """Products of position parts depend on differences of positions alone, and are what the lemma says."""
+    encoding = randomise(SinusoidEncoding(pos_dim, heads=3, length_scales=5).double())
+    x, y = torch.randn(2, 11, pos_dim, dtype=torch.float64)
+    query, key = encoding(x)[0], encoding(y)[1]
+    product = (query * key).sum(-1)
+    tau = 7 * torch.randn(pos_dim, dtype=torch.float64)
+    shifted = (encoding(x + tau)[0] * encoding(y + tau)[1]).sum(-1)
+    torch.testing.assert_close(shifted, product, rtol=1e-12, atol=1e-11)
+    alpha, beta = encoding.rotation
+    angle = ((x - y)[..., None] * encoding.frequency)[:, None]
+    torch.testing.assert_close(product, (alpha * angle.cos() + beta * angle.sin()).sum((-1, -2)))
+    assert (product - (encoding(x + tau)[0] * key).sum(-1)).abs().max() > 0.1  # one of the two shifted: they see it
+
+
+def test_the_lemma_needs_its_form(randomise):
+    """With a general 2 x 2 matrix in place of alpha and beta the product sees absolute positions."""
+    encoding = randomise(SinusoidEncoding(2, heads=1).double())
+    x, y = torch.randn(2, 11, 2, dtype=torch.float64)
+    mix = torch.randn(encoding.channels, encoding.channels, dtype=torch.float64)
+
+    def product(tau):
+        return (encoding(x + tau)[1] @ mix * encoding(y + tau)[1]).sum(-1)
+
+    assert (product(3.0) - product(0.0)).abs().max() > 0.1
+
+
+def test_frequencies_start_as_usual_and_are_learned():
+    encoding = SinusoidEncoding(2, heads=3)
+    torch.testing.assert_close(encoding.frequency[1], torch.tensor([1.0, 0.1, 0.01, 0.001]))
+    assert encoding.frequency.requires_grad
+    assert encoding.channels == 16
+
+
+def test_absolute():
+    encoding = AbsoluteEncoding(12, pos_dim=3)
+    pos = torch.tensor([[2.0, 0.5, -1.0]]).double()
+    expected = [f(w * p) for p in pos[0] for w in (1, 0.01) for f in (torch.sin, torch.cos)]
+    torch.testing.assert_close(encoding(pos)[0], torch.stack(expected))
+    with pytest.raises(ValueError, match=r"channels must be a multiple of 4 .* got 6"):
+        AbsoluteEncoding(6, pos_dim=2)
+
+
+@pytest.mark.parametrize("pos_dim", [1, 2, 3])
+def test_table_tells_all_offsets_apart(pos_dim):
+    bias = OffsetTable(pos_dim, heads=2, max_distance=3)
+    offsets = torch.cartesian_prod(*[torch.arange(-2, 3)] * pos_dim).view(-1, pos_dim)
+    assert len(bias(offsets)[0].unique()) == 5**pos_dim
+    torch.testing.assert_close(bias(offsets), bias.table, rtol=0, atol=0)
+    torch.testing.assert_close(bias(offsets.float() + 0.3 * torch.rand(offsets.shape)), bias.table, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bad", [3, -3, 2.6, torch.nan, torch.inf, -torch.inf, 1e30, -(2**63)])
+def test_table_refuses_what_it_does_not_hold(bad):
+    bias = OffsetTable(2, heads=2, max_distance=3)
+    with pytest.raises(ValueError, match="below max_distance=3"):
+        bias(torch.tensor([[0, bad]]))
+
+
+def test_table_masks_where_values_are_not_read(monkeypatch):
+    monkeypatch.setattr("tg_equiattn.checks.values_are_free", lambda x: False)
+    bias = OffsetTable(2, heads=3, max_distance=3)
+    out = bias(torch.tensor([[0.0, 1.0], [3.0, 0.0], [torch.nan, 0.0]]))
+    assert out[:, 0].isfinite().all()
+    assert bool((out[:, 1:] == -torch.inf).all())
+
+
+def test_spread_of_initial_biases():
+    offsets = torch.cartesian_prod(torch.arange(-5, 6), torch.arange(-5, 6))
+    for kind in (OffsetTable, OffsetMLP):
+        spread = torch.stack([kind(2, 64, 6)(offsets).detach() for _ in range(5)]).std()
+        assert 2.5 < spread < 3.5, kind
+
+
+def test_mlp_takes_any_offset():
+    bias = OffsetMLP(2, heads=3, max_distance=4)
+    offsets = torch.randn(11, 2)
+    hidden = torch.nn.functional.silu(offsets / 4 @ bias.first.weight.T + bias.first.bias)
+    torch.testing.assert_close(bias(offsets), (hidden @ bias.last.weight.T + bias.last.bias).T)

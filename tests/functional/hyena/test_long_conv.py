@@ -1,0 +1,234 @@
+"""Long convolutions of scalars and vectors against double loops, dense and ragged."""
+
+import pytest
+import torch
+from oracles import long_convolution
+from space import error, motion, move
+
+from tg_equiattn.functional import scalar_long_conv, vector_long_conv
+from tg_equiattn.functional.hyena import fourier_product as op
+from tg_equiattn.functional.hyena.long_conv import MODES
+from tg_equiattn.testing import TOLERANCE
+
+B, C = 3, 2
+KINDS = {"scalar": scalar_long_conv, "vector": vector_long_conv}
+LENGTHS = {1: (1, 0, 1), 2: (2, 1, 0), 7: (7, 0, 1), 8: (8, 5, 3), 11: (11, 1, 6), 13: (4, 9, 0)}
+
+
+def inputs(kind, n, dtype=torch.float64, device=None, count=B):
+    shape = (count, n, C) if kind == "scalar" else (count, n, C, 3)
+    return tuple(torch.randn(shape, dtype=dtype, device=device).requires_grad_() for _ in range(2))
+
+
+def grads(out, direction, inputs):
+    return torch.autograd.grad((out * direction).sum(), inputs)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_definition(kind, mode, n, ragged, device):
+    q, k = inputs(kind, n)
+    own = LENGTHS[n] if ragged else (n,) * B
+    lengths = torch.tensor(own, device=device) if ragged else None
+    out = KINDS[kind](q.to(device), k.to(device), lengths, mode).cpu()
+    expected = long_convolution(q, k, own, mode)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    direction = torch.randn_like(out)
+    for got, wanted in zip(grads(out, direction, (q, k)), grads(expected, direction, (q, k)), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("budget", [1, 100])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_change_nothing(kind, mode, budget, monkeypatch):
+    q, k = inputs(kind, 13)
+    lengths = torch.tensor(LENGTHS[13])
+
+    def run(lengths):
+        out = KINDS[kind](q, k, lengths, mode)
+        return out, *torch.autograd.grad(out.square().sum(), (q, k))
+
+    whole = run(lengths), run(None)
+    seen, original = [], op._block
+    monkeypatch.setattr(op, "_BUDGET", {"cpu": budget, "other": budget})
+    monkeypatch.setattr(op, "_block", lambda *a: seen.append(1) or original(*a))
+    for got, wanted in zip(run(lengths) + run(None), whole[0] + whole[1], strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    assert len(seen) > 6
+
+
+def test_fast_lengths():
+    assert [op.fast_length(n) for n in (1, 2, 3, 11, 13, 22, 97, 128)] == [2, 2, 4, 12, 14, 24, 98, 128]
+    assert [n for n in range(1, 23) if not op.is_smooth(n)] == [11, 13, 17, 19, 22]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_gradients(kind, mode):
+    q, k = inputs(kind, 5, count=2)
+    for lengths in (None, torch.tensor([3, 5])):
+        assert torch.autograd.gradcheck(lambda q, k: KINDS[kind](q, k, lengths, mode), (q, k))  # noqa: B023
+        assert torch.autograd.gradgradcheck(lambda q, k: KINDS[kind](q, k, lengths, mode), (q, k))  # noqa: B023
+
+
+@pytest.mark.parametrize("reflect", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_equivariant_and_axial(dtype, mode, reflect, device):
+    q, k = (x.detach() for x in inputs("vector", 31, dtype, device))
+    lengths, r = torch.tensor([31, 1, 17], device=device), motion(dtype, reflect, device)
+    wanted = move(vector_long_conv(q, k, lengths, mode), r) * (-1 if reflect else 1)
+    assert error(vector_long_conv(move(q, r), move(k, r), lengths, mode), wanted) <= TOLERANCE[dtype]
+
+
+def test_swapped_components_are_seen():
+    q, k = (x.detach() for x in inputs("vector", 31))
+    r = motion()
+    swapped = vector_long_conv(q, k[..., [1, 0, 2]])
+    assert error(vector_long_conv(move(q, r), move(k, r)[..., [1, 0, 2]]), move(swapped, r)) > 1e-2
+    reflected = vector_long_conv(-q, -k)
+    assert error(reflected, -vector_long_conv(q, k)) > 1  # axial, not polar
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_one_direction_gives_nothing(dtype):
+    direction = torch.randn(3, dtype=dtype)
+    q, k = torch.randn(2, B, 31, C, 1, dtype=dtype) * direction
+    assert vector_long_conv(q, k).abs().max() <= TOLERANCE[dtype]
+    other = torch.randn(B, 31, C, 3, dtype=dtype)
+    assert vector_long_conv(q, other).abs().max() > 1e-1
+
+
+@pytest.mark.parametrize("mode", ["circular", "causal"])
+def test_shifts_and_causality(mode):
+    q, k = (x.detach() for x in inputs("vector", 11))
+    out = vector_long_conv(q, k, mode=mode)
+    if mode == "circular":
+        torch.testing.assert_close(vector_long_conv(q.roll(3, 1), k), out.roll(3, 1), rtol=1e-12, atol=1e-12)
+    else:
+        q[:, 6:], k[:, 6:] = 100, -7
+        later = vector_long_conv(q, k, mode=mode)
+        torch.testing.assert_close(later[:, :6], out[:, :6], rtol=1e-12, atol=1e-11)
+        assert (later[:, 6:] - out[:, 6:]).abs().max() > 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ragged_equals_alone_whatever_lies_beyond(on_device, kind, mode):
+    q, k = inputs(kind, 13)
+    sizes = (5, 0, 13)
+    lengths = torch.tensor(sizes)
+    there = torch.arange(13) < lengths[:, None]
+    there = there.view(B, 13, *[1] * (q.ndim - 2))
+    holes = [torch.where(there, x.detach(), torch.nan).requires_grad_() for x in (q, k)]
+    out = KINDS[kind](*holes, lengths, mode)
+    for b, n in enumerate(sizes):
+        size = max(0, 2 * n - 1) if mode == "linear" else n
+        if n:
+            alone = KINDS[kind](q[b : b + 1, :n], k[b : b + 1, :n], None, mode)
+            torch.testing.assert_close(out[b : b + 1, :size], alone, rtol=1e-12, atol=1e-12)
+        assert not out[b, size:].any()
+    for grad in torch.autograd.grad(out.sum(), holes):
+        assert grad.isfinite().all()
+        assert not grad.masked_select(~there).any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nan_stays_in_its_sequence(on_device, mode):
+    q, k = (x.detach() for x in inputs("vector", 13))
+    lengths = torch.tensor([5, 13, 9])
+    expected = vector_long_conv(q, k, lengths, mode)
+    q[1, 2], k[1, 3] = torch.nan, torch.inf
+    out = vector_long_conv(q, k, lengths, mode)
+    assert out[1].isnan().any()
+    torch.testing.assert_close(out[[0, 2]], expected[[0, 2]], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_to_convolve(kind, mode):
+    for count, n in ((0, 5), (3, 0), (0, 0)):
+        q, k = inputs(kind, n, count=count)
+        for own in (None, torch.zeros(count, dtype=torch.int64)):
+            out = KINDS[kind](q, k, own, mode)
+            assert out.shape[:3] == (count, max(0, 2 * n - 1) if mode == "linear" else n, C)
+            out.sum().backward()
+    q, k = inputs(kind, 5)
+    all_empty = KINDS[kind](q, k, torch.zeros(B, dtype=torch.int64), mode)
+    assert not all_empty.any()
+
+
+def test_operator_registered():
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    for components in (1, 3):
+        a, b = (torch.randn(components, 2, 3, 5).double().requires_grad_() for _ in range(2))
+        for lengths in (None, torch.tensor([5, 2, 0])):
+            for correlate in (False, True):
+                sample = (a, b, lengths, "circular", correlate)
+                torch.library.opcheck(op.long_product, sample, test_utils=checks)
+
+
+def test_saves_its_inputs_only():
+    saved = []
+    q, k = (torch.randn(2, 997, 3, 3).requires_grad_() for _ in range(2))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        vector_long_conv(q, k)
+    assert sum(saved) <= q.numel() + k.numel()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiles_whole(on_device, kind):
+    q, k = (x.detach().float().requires_grad_() for x in inputs(kind, 13))
+    lengths = torch.tensor(LENGTHS[13])
+    for mode in MODES:
+        compiled = torch.compile(KINDS[kind], fullgraph=True, backend="aot_eager")
+        got, wanted = compiled(q, k, lengths, mode), KINDS[kind](q, k, lengths, mode)
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+        for a, b in zip(
+            torch.autograd.grad(got.square().sum(), (q, k)),
+            torch.autograd.grad(wanted.square().sum(), (q, k)),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_under_autocast(on_device, dtype):
+    q, k = (x.detach().float() for x in inputs("vector", 13))
+    expected = vector_long_conv(q.to(dtype).float(), k.to(dtype).float())
+    with torch.autocast(on_device, dtype):
+        torch.testing.assert_close(vector_long_conv(q.to(dtype), k.to(dtype)).float(), expected, rtol=1e-2, atol=1e-2)
+
+
+V, S = torch.ones(3, 5, 2, 3), torch.ones(3, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("message", "function", "q", "k", "lengths", "mode"),
+    [
+        ("q must hold vectors, 3 components", vector_long_conv, V[..., :2], V[..., :2], None, "circular"),
+        ("q must have 4 axes", vector_long_conv, S, S, None, "circular"),
+        ("q must have 3 axes", scalar_long_conv, V, V, None, "circular"),
+        ("q must be a floating", scalar_long_conv, S.long(), S.long(), None, "circular"),
+        ("k must be a floating", scalar_long_conv, S, S.long(), None, "circular"),
+        ("k must be a floating", scalar_long_conv, S, None, None, "circular"),
+        ("k must have the shape of q", scalar_long_conv, S, S[:, :, :1], None, "circular"),
+        ("k must have the shape of q", scalar_long_conv, S, S[:, :4], None, "circular"),
+        ("k must be torch.float32", scalar_long_conv, S, S.double(), None, "circular"),
+        ("q must be float32 or float64", scalar_long_conv, S.half(), S.half(), None, "circular"),
+        ("q must be float32 or float64", vector_long_conv, V.bfloat16(), V.bfloat16(), None, "circular"),
+        ("mode must be one of", scalar_long_conv, S, S, None, "cyclic"),
+        ("mode must be one of", scalar_long_conv, S, S, None, None),
+        (r"lengths must be int64 of shape \(3,\)", scalar_long_conv, S, S, torch.ones(3), "circular"),
+        (r"lengths must be int64 of shape \(3,\)", scalar_long_conv, S, S, torch.ones(2).long(), "circular"),
+        (r"lengths must be int64 of shape \(3,\)", scalar_long_conv, S, S, [1, 2, 3], "circular"),
+        (r"lengths must be in \[0, 5\]", scalar_long_conv, S, S, torch.tensor([1, 2, 6]), "circular"),
+        (r"lengths must be in \[0, 5\]", vector_long_conv, V, V, torch.tensor([1, -1, 5]), "causal"),
+    ],
+)
+def test_bad_arguments(message, function, q, k, lengths, mode):
+    with pytest.raises(ValueError, match=message):
+        function(q, k, lengths, mode)

@@ -1,0 +1,414 @@
+"""Every public module and function with inputs for it: one table for tests of devices."""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from clouds import EDGE, S, V, dense, sample
+from space import batch_of
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from tg_equiattn import functional as F
+from tg_equiattn import nn as layers
+from tg_equiattn.encodings import relation_index
+from tg_equiattn.functional.linear.attention import features_attention
+from tg_equiattn.functional.linear.relative_attention import distance_weights, ring_sums
+from tg_equiattn.functional.linear.rows import Rows
+from tg_equiattn.grids import Neighbourhood, PixelGrid
+from tg_equiattn.groups import cyclic, dihedral, octahedral
+from tg_equiattn.neighbours import Neighbours
+
+C4, GRID, SIZES, RAGGED = cyclic(4), PixelGrid((5, 7), 3), [5, 11, 3], [2, 17, 1, 5]
+SMALL = {"hidden_scalars": 5, "hidden_vectors": 7}
+LOCAL = {"local_context": True, "edge_channels": EDGE}
+
+
+class Case(NamedTuple):
+    """A module, keyword arguments for it, and the package it needs; sizes are given, so that no values are read."""
+
+    make: Callable[[], nn.Module]
+    inputs: Callable[[], dict[str, Any]]
+    host: str = "torch"
+
+    def build(self, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Any]]:
+        """The module with random parameters, in training mode, and its inputs, all on the CPU."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = self.make().to(dtype)
+        with torch.no_grad():
+            for p in module.parameters():
+                p.normal_(std=0.4)
+        return module, {name: _cast(x, dtype) for name, x in self.inputs().items()}
+
+
+def _cast(x: Any, dtype: torch.dtype) -> Any:
+    return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+
+class Call(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable, *parts: nn.Module) -> None:
+        super().__init__()
+        self.function, self.parts = function, nn.ModuleList(parts)
+
+    def forward(self, **inputs):
+        return self.function(*self.parts, **inputs)
+
+
+def d(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def function(call, **shapes):
+    """A function of tensors of these shapes, or of what is given instead of a shape."""
+    make = lambda: {name: d(*s) if isinstance(s, tuple) else s() for name, s in shapes.items()}  # noqa: E731
+    return Case(lambda: Call(call), make)
+
+
+def layer(make, *shape):
+    return Case(make, lambda: {"x": d(*shape)})
+
+
+def attention(kind, *shape, group=C4, **options):
+    options = {"heads": 2, "head_channels": 5, "kernel_size": 3, **options}
+    return layer(lambda: kind(group, 3, 7, **options), 2, 3, *shape)
+
+
+def group_attention(relation, kernel_size, full=False):
+    spatial, window = (4, 5), Neighbourhood(2, kernel_size)
+    rho = (3, window.count(spatial), *([3] if full else []), 5)
+    call = lambda rho_group=None, **t: F.group_attention(**t, rho_group=rho_group, neighbourhood=window)  # noqa: E731
+    pixel = (2, 2, 5, 3, *spatial)
+    shapes = {"query": pixel, "key": pixel, "value": (2, 2, 7, 3, *spatial), "rho_space": rho}
+    shapes |= {} if full else {"rho_group": (3, 5)}
+    return function(call, **shapes, index=lambda: relation_index(cyclic(3), relation))
+
+
+def lengths():
+    return torch.tensor([11, 4, 0])
+
+
+def flat_batch(sizes):
+    return lambda: batch_of(sizes)
+
+
+def tokens(make, *, flat=False, edges=False):
+    """Clouds for a module of scalars and vectors: ragged and padded, or flat with their sizes given."""
+
+    def inputs():
+        x = sample("local" if edges else "plain", SIZES)
+        if flat:
+            return {**x, "batch_size": len(SIZES), "max_num_nodes": max(SIZES)}
+        return dense(x, SIZES, 13, 0.0)[0]
+
+    return Case(make, inputs)
+
+
+def near(loops=True):
+    """Random pairs of a ragged batch with whole offsets, some of a node with itself if ``loops``."""
+    batch = batch_of(RAGGED)
+    pairs = ((batch[:, None] == batch) & (torch.rand(len(batch), len(batch)) < 0.4)).nonzero()
+    pairs = pairs[torch.randperm(len(pairs))]
+    pairs = pairs if loops else pairs[pairs[:, 0] != pairs[:, 1]]
+    return {"target": pairs[:, 0], "source": pairs[:, 1], "offsets": torch.randint(-2, 3, (len(pairs), 2)).double()}
+
+
+def performer(position=None, kind="grid", **options):
+    make = lambda: layers.PerformerAttention(  # noqa: E731
+        12, 15, 3, position=position, num_features=11, max_distance=3, redraw_interval=100, **options
+    )
+    if kind == "grid":
+        return Case(make, lambda: {"x": d(2, len(GRID), 12), "grid": GRID})
+    if kind == "masked":
+        return Case(make, lambda: {"x": d(2, len(GRID), 12), "grid": GRID, "mask": torch.rand(2, len(GRID)) < 0.7})
+
+    def ragged(layer, x, pos, batch, target, source, offsets):
+        pairs = Neighbours(target, source, offsets, len(x))
+        return layer(x, pos=pos, batch=batch, batch_size=len(RAGGED), neighbours=pairs)
+
+    nodes = sum(RAGGED)
+    return Case(
+        lambda: Call(ragged, make()),
+        lambda: {"x": d(nodes, 12), "pos": d(nodes, 2), "batch": batch_of(RAGGED), **near()},
+    )
+
+
+def relative_performer(**options):
+    options = {"channels": 12, "depth": 2, "heads": 3, "max_distance": 3, "dropout": 0.0, **options}
+    return Case(
+        lambda: layers.RelativePerformer(2, 5, attention_dropout=0.0, **options),
+        lambda: {"image": torch.rand(3, 2, 5, 7)},
+    )
+
+
+def clipped(query, value, table, projection):
+    bins = GRID.neighbours(1, query.device).bins(3)
+    weights = distance_weights(query, table, projection, "softmax", None)
+    sums = ring_sums(value.flatten(1), bins)[:-1].view(len(GRID), 3, *value.shape[1:])
+    return F.clipped_attention(value, weights, sums, bins.crow.diff()[:-1].view(-1, 3), Rows(len(GRID)))
+
+
+def window(query, key, value, projection, bias, self_bias, target, source, offsets, batch):
+    pairs, rows = Neighbours(target, source, offsets, len(query)), Rows(len(query), len(RAGGED), batch)
+    far = features_attention(query, key, value, projection.detach(), "softmax", None, rows)
+    return F.window_attention(query, key, value, bias, self_bias, far, pairs)
+
+
+def window_inputs():
+    pairs, n = near(loops=False), sum(RAGGED)
+    tensors = {"query": d(n, 3, 5), "key": d(n, 3, 5), "value": d(n, 3, 7), "projection": d(11, 5)}
+    return {**tensors, "bias": d(3, len(pairs["target"])), "self_bias": d(3), **pairs, "batch": batch_of(RAGGED)}
+
+
+def linear(**options):
+    def call(query, key, value, projection, **more):
+        return F.linear_attention(query, key, value, projection.detach(), **more, **options)
+
+    return call
+
+
+QKV = {"query": (3, 2, 13, 5), "key": (3, 2, 13, 5), "value": (3, 2, 13, 7), "projection": (11, 5)}
+FLAT = {"query": (25, 2, 5), "key": (25, 2, 5), "value": (25, 2, 7), "projection": (11, 5)}
+SCALARS = {"q": (3, 11, 2), "k": (3, 11, 2)}
+VECTORS = {"q": (3, 11, 2, 3), "k": (3, 11, 2, 3)}
+
+CORE = {
+    "group_attention": group_attention("ge_vit", 3),
+    "group_attention global": group_attention("lifted", None),
+    "group_attention relative": group_attention("relative", 3),
+    "group_attention full": group_attention("ge_vit", 3, full=True),
+    "lifting_attention": function(
+        lambda **t: F.lifting_attention(**t, neighbourhood=Neighbourhood(2, 3)),
+        query=(2, 2, 5, 4, 6), key=(2, 2, 5, 4, 6), value=(2, 2, 7, 4, 6), rho_space=(3, 9, 5),
+    ),
+    "linear_attention": function(linear(), **QKV),
+    "linear_attention masked": function(linear(), **QKV, mask=lambda: torch.rand(3, 13) < 0.7),
+    "linear_attention ragged": function(linear(batch_size=len(RAGGED)), **FLAT, batch=flat_batch(RAGGED)),
+    "linear_attention relu": function(linear(kernel="relu"), **QKV, mask=lambda: torch.rand(3, 13) < 0.7),
+    "clipped_attention": function(clipped, query=(35, 3, 5), value=(35, 3, 7), table=(3, 4, 5), projection=(11, 5)),
+    "window_attention": Case(lambda: Call(window), window_inputs),
+    "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
+    "relu_features": function(F.relu_features, x=(3, 5), projection=(11, 5)),
+    "geometric_product": function(F.geometric_product, x=(5, 1, 7, 8), y=(3, 7, 8)),
+    "scalar_long_conv": function(F.scalar_long_conv, **SCALARS),
+    "scalar_long_conv linear": function(lambda **t: F.scalar_long_conv(**t, mode="linear"), **SCALARS, lengths=lengths),
+    "vector_long_conv": function(F.vector_long_conv, **VECTORS),
+    "vector_long_conv causal": function(lambda **t: F.vector_long_conv(**t, mode="causal"), **VECTORS, lengths=lengths),
+    "vector_attention": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3)),
+    "vector_attention ragged": function(
+        lambda **t: F.vector_attention(**t, variant="code"), **VECTORS, v=(3, 11, 2, 3), lengths=lengths
+    ),
+    "LiftingAttention": attention(layers.LiftingAttention, 4, 6),
+    "LiftingAttention volume": attention(layers.LiftingAttention, 3, 4, 5, group=octahedral(), heads=1),
+    "GroupAttention": attention(layers.GroupAttention, 4, 4, 6),
+    "GroupAttention disk": attention(layers.GroupAttention, 4, 6, 5, kernel_size=5, neighbourhood="disk"),
+    "GroupAttention global": attention(layers.GroupAttention, 4, 3, 4, kernel_size=None, relation="relative"),
+    "GroupAttention full": attention(layers.GroupAttention, 4, 4, 3, encoding="full"),
+    "GroupAttentionBlock": layer(lambda: layers.GroupAttentionBlock(C4, 6, 8, heads=2, kernel_size=3), 2, 6, 4, 5, 4),
+    "GEViT": layer(
+        lambda: layers.GEViT(dihedral(2), 2, 5, channels=(6, 8), heads=2, kernel_size=3, pools=(1,), crops=1),
+        2, 2, 10, 8,
+    ),
+    "GEViT batch": layer(
+        lambda: layers.GEViT(C4, 1, 3, channels=(6,), heads=2, kernel_size=3, norm="batch"), 2, 1, 5, 6
+    ),
+    "Pointwise": layer(lambda: layers.Pointwise(3, 5), 2, 3, 4, 5),
+    "RegularLayerNorm": layer(lambda: layers.RegularLayerNorm(7), 2, 7, 4, 3, 5),
+    "RegularBatchNorm": layer(lambda: layers.RegularBatchNorm(7), 2, 7, 4, 3, 5),
+    "GroupPooling": layer(lambda: layers.GroupPooling("max"), 2, 7, 4, 3, 5),
+    "GlobalPooling": layer(layers.GlobalPooling, 2, 7, 4, 3, 5),
+    "SpatialMaxPool": layer(lambda: layers.SpatialMaxPool(2), 2, 7, 4, 6, 4),
+    "SpatialCrop": layer(lambda: layers.SpatialCrop(1), 2, 7, 4, 6, 4),
+    "RandomFeatures": Case(lambda: layers.RandomFeatures(11, 5, redraw_interval=3), dict),
+    "PerformerAttention": performer(),
+    "PerformerAttention window": performer("window"),
+    "PerformerAttention mlp": performer("window", offset="mlp"),
+    "PerformerAttention clipped": performer("clipped"),
+    "PerformerAttention sinusoid": performer("sinusoid"),
+    "PerformerAttention absolute": performer("absolute"),
+    "PerformerAttention relu": performer("window", kernel="relu"),
+    "PerformerAttention masked window": performer("window", "masked"),
+    "PerformerAttention masked clipped": performer("clipped", "masked"),
+    "PerformerAttention ragged": performer(None, "ragged"),
+    "PerformerAttention ragged window": performer("window", "ragged"),
+    "PerformerAttention ragged clipped": performer("clipped", "ragged"),
+    "PerformerAttention ragged sinusoid": performer("sinusoid", "ragged"),
+    "PerformerBlock": Case(
+        lambda: layers.PerformerBlock(layers.PerformerAttention(12, 12, 3, position="window", max_distance=3), 12),
+        lambda: {"x": d(2, len(GRID), 12), "grid": GRID},
+    ),
+    "PixelEmbedding": layer(lambda: layers.PixelEmbedding(3, 5, "mlp"), 2, 7, 3),
+    "PixelEmbedding lookup": Case(
+        lambda: layers.PixelEmbedding(3, 5, "lookup"), lambda: {"x": torch.randint(256, (2, 7, 3))}
+    ),
+    "RelativePerformer": relative_performer(),
+    "RelativePerformer clipped": relative_performer(position="clipped"),
+    "RelativePerformer batch": relative_performer(position=None, norm="batch", depth=1),
+    "RelativePerformer absolute": relative_performer(position="absolute"),
+    "CliffordMLP": layer(lambda: layers.CliffordMLP(3, 5, num_blocks=2), 11, 3, 8),
+    "CliffordMLP full": layer(lambda: layers.CliffordMLP(3, 5, product="full"), 11, 3, 8),
+    "SE3HyenaOperator": tokens(lambda: layers.SE3HyenaOperator(S, V)),
+    "SE3HyenaOperator flat": tokens(lambda: layers.SE3HyenaOperator(S, V, mode="causal", product="full"), flat=True),
+    "SE3HyenaOperator radial": tokens(lambda: layers.SE3HyenaOperator(S, V, order="radial")),
+    "SE3HyenaOperator radial local": tokens(
+        lambda: layers.SE3HyenaOperator(S, V, order="radial", **LOCAL, **SMALL), flat=True, edges=True
+    ),
+    "SE3Hyena": tokens(lambda: layers.SE3Hyena(S, V, depth=2, pool="mean", **SMALL)),
+    "SE3Hyena local": tokens(lambda: layers.SE3Hyena(S, V, depth=1, **LOCAL, **SMALL), edges=True),
+    "VectorSelfAttention": tokens(lambda: layers.VectorSelfAttention(S, V)),
+    "VectorSelfAttention local": tokens(
+        lambda: layers.VectorSelfAttention(S, V, variant="code", **LOCAL), flat=True, edges=True
+    ),
+    "VectorTransformer": tokens(lambda: layers.VectorTransformer(S, V, 0, 1, depth=1, pool="mean", **SMALL)),
+    "VectorTransformer flat": tokens(lambda: layers.VectorTransformer(S, V, depth=1, **SMALL), flat=True),
+}  # fmt: skip
+
+
+def on_fields(kind):
+    """A layer of the escnn integration as a module of tensors."""
+
+    def make():
+        with contextlib.redirect_stdout(io.StringIO()):
+            from escnn import gspaces
+            from escnn import nn as enn
+        from tg_equiattn.integrations import escnn
+
+        space = gspaces.flipRot2dOnR2(2)
+        image, hidden = (enn.FieldType(space, 3 * [r]) for r in (space.trivial_repr, space.regular_repr))
+        options = {"heads": 2, "kernel_size": 3}
+        module = {
+            "R2LiftingAttention": lambda: escnn.R2LiftingAttention(image, hidden, **options),
+            "R2GroupAttention": lambda: escnn.R2GroupAttention(hidden, hidden, **options),
+            "R2AttentionBlock": lambda: escnn.R2AttentionBlock(hidden, hidden, **options),
+            "R2RegularLayerNorm": lambda: escnn.R2RegularLayerNorm(hidden),
+            "escnn GEViT": lambda: escnn.GEViT(image, 4, channels=(6, 8), **options),
+        }[kind]()
+
+        def run(module, x):
+            out = module(enn.GeometricTensor(x, module.in_type))
+            return out.tensor if isinstance(out, enn.GeometricTensor) else out
+
+        return Call(run, module)
+
+    channels = 3 if kind in ("R2LiftingAttention", "escnn GEViT") else 12
+    return Case(make, lambda: {"x": d(2, channels, 5, 6)}, "escnn")
+
+
+def on_graphs(kind, **options):
+    """A layer of the PyG integration on a ragged batch of graphs."""
+
+    def make():
+        from tg_equiattn.integrations import pyg
+
+        wide = {"num_features": 11, "max_distance": 3, "heads": 3, **options}
+        if kind == "RelativePerformerConv":
+            return pyg.RelativePerformerConv(12, 15, **wide)
+        if kind == "RelativePerformerBlock":
+            return pyg.RelativePerformerBlock(12, **wide)
+        return pyg.PixelGraphClassifier(12, 5, channels=12, num_layers=2, dropout=0.0, attention_dropout=0.0, **wide)
+
+    def inputs():
+        pairs, batch = near(), batch_of(RAGGED)
+        out = {
+            "x": d(len(batch), 12), "edge_index": torch.stack([pairs["source"], pairs["target"]]),
+            "edge_attr": pairs["offsets"], "pos": d(len(batch), 2), "batch": batch, "batch_size": len(RAGGED),
+        }  # fmt: skip
+        return out
+
+    return Case(make, inputs, "torch_geometric")
+
+
+def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, permuted=False, **options):
+    """A module of the e3nn integration on a ragged batch of graphs."""
+
+    def make():
+        from tg_equiattn.integrations import e3nn
+
+        return getattr(e3nn, kind)(irreps_in, *arguments, **options)
+
+    def inputs():
+        from e3nn import o3
+
+        if kind == "CliffordMLP":
+            return {"x": d(11, o3.Irreps(irreps_in).dim)}
+        batch = batch_of(RAGGED)
+        out = {"batch": batch, "batch_size": len(RAGGED), "max_num_nodes": max(RAGGED)}
+        if kind == "LongTensorProduct":
+            return {
+                "x1": d(len(batch), o3.Irreps(irreps_in).dim),
+                "x2": d(len(batch), o3.Irreps(arguments[0]).dim),
+                **out,
+            }
+        out |= {"x": d(len(batch), o3.Irreps(irreps_in).dim), "pos": d(len(batch), 3)}
+        if options.get("local_context"):
+            pairs = near()
+            out["edge_index"] = torch.stack([pairs["source"], pairs["target"]])
+            out["edge_attr"] = d(out["edge_index"].shape[1], EDGE)
+        return out
+
+    return Case(make, inputs, "e3nn")
+
+
+OUT = "2x1o+3x0e+1x1e+1x0o"
+CASES = {
+    **CORE,
+    **{
+        kind: on_fields(kind)
+        for kind in ("R2LiftingAttention", "R2GroupAttention", "R2AttentionBlock", "R2RegularLayerNorm", "escnn GEViT")
+    },
+    "RelativePerformerConv": on_graphs("RelativePerformerConv"),
+    "RelativePerformerConv mlp": on_graphs("RelativePerformerConv", offset="mlp"),
+    "RelativePerformerConv clipped": on_graphs("RelativePerformerConv", position="clipped"),
+    "RelativePerformerConv sinusoid": on_graphs("RelativePerformerConv", position="sinusoid"),
+    "RelativePerformerBlock": on_graphs("RelativePerformerBlock"),
+    "PixelGraphClassifier": on_graphs("PixelGraphClassifier"),
+    "e3nn CliffordMLP": on_irreps("CliffordMLP", "3x0e+2x1o", "2x1e+5x0e", 3),
+    "LongTensorProduct": on_irreps("LongTensorProduct", "2x0e+1x1o+1x2e", "1x0e+1x1o", "2x1o+1x2e"),
+    "e3nn SE3HyenaOperator": on_irreps("SE3HyenaOperator", irreps_out=OUT),
+    "LongTensorProduct order": on_irreps("LongTensorProduct", *["2x0e+1x1o"] * 3, permuted=True, mode="causal"),
+    "e3nn SE3HyenaOperator order": on_irreps("SE3HyenaOperator", irreps_out=OUT, permuted=True),
+    "e3nn SE3HyenaOperator local": on_irreps("SE3HyenaOperator", irreps_out=OUT, order="radial", **LOCAL),
+    "e3nn SE3Hyena": on_irreps("SE3Hyena", irreps_out=OUT, irreps_hidden="2x0e+3x1o+2x1e+1x0o", depth=1, pool="mean"),
+    "e3nn VectorSelfAttention": on_irreps("VectorSelfAttention", irreps_out=OUT),
+    "e3nn VectorSelfAttention local": on_irreps("VectorSelfAttention", irreps_out=OUT, variant="code", **LOCAL),
+    "TensorProductHyenaOperator": on_irreps(
+        "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", permuted=True
+    ),
+    "TensorProductHyenaOperator radial": on_irreps(
+        "TensorProductHyenaOperator", "2x2e+3x0e", "2x1o+3x0e", "2x0e+1x1o", order="radial"
+    ),
+}
+
+
+def run(module, inputs):
+    """Outputs, and gradients of floating point inputs and of parameters."""
+    inputs = {name: _leaf(x) for name, x in inputs.items()}
+    out = [x for x in tree_leaves(module(**inputs)) if isinstance(x, torch.Tensor)]
+    wanted = [x for x in (*inputs.values(), *module.parameters()) if isinstance(x, torch.Tensor) and x.requires_grad]
+    total = sum((x * _probe(x)).sum() for x in out if x.requires_grad)
+    return out, torch.autograd.grad(total, wanted, allow_unused=True) if wanted else ()
+
+
+def _leaf(x):
+    floating = isinstance(x, torch.Tensor) and x.is_floating_point()
+    return x.detach().requires_grad_() if floating else x
+
+
+def _probe(x):
+    return torch.cos(torch.arange(x.numel(), dtype=x.dtype, device=x.device)).view_as(x)
+
+
+def agree(got, wanted, tolerance):
+    """Outputs and gradients are alike within a tolerance of the largest value; those of float32 within ten times it."""
+    for part, (some, others) in enumerate(zip(got, wanted, strict=True)):
+        for a, b in zip(some, others, strict=True):
+            assert (a is None) == (b is None)
+            if b is not None and b.numel():
+                allowed = tolerance * (10 if part and b.dtype == torch.float32 else 1)
+                scale = max(1.0, float(b.detach().abs().max()))
+                torch.testing.assert_close(a.detach().cpu(), b.detach().cpu(), rtol=0, atol=allowed * scale)

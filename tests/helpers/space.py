@@ -1,0 +1,50 @@
+"""Motions of space, and the error relative to the largest value, for tests of equivariance."""
+
+import torch
+
+from tg_equiattn.functional.hyena import clifford
+
+
+def motion(dtype=torch.float64, reflect=False, device=None):
+    """A random rotation matrix, or that times -1."""
+    r, _ = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))
+    r = r * torch.linalg.det(r).sign() * (-1 if reflect else 1)
+    return r.to(dtype=dtype) if device is None else r.to(device, dtype)
+
+
+def move(x, r):
+    """Vectors (..., 3) turned by a matrix."""
+    return x @ r.T
+
+
+def move_multivectors(x, r):
+    """(..., 8): scalars stay, vectors turn, bivectors turn as axial vectors, pseudoscalars change sign if reflected."""
+    parity = torch.linalg.det(r)
+    scalar, vector, bivector, pseudoscalar = x.split([1, 3, 3, 1], -1)
+    return torch.cat([scalar, vector @ r.T, parity * bivector @ r.T, parity * pseudoscalar], -1)
+
+
+def error(got, wanted):
+    """The worst error of tensors or tuples of them, relative to the largest value of each."""
+    if isinstance(got, torch.Tensor):
+        got, wanted = (got,), (wanted,)
+    parts = [(a, b) for a, b in zip(got, wanted, strict=True) if b.numel()]
+    assert parts
+    assert all(a.shape == b.shape and float(b.detach().abs().max()) > 1e-3 for a, b in parts)
+    return max(float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in parts)
+
+
+def batch_of(sizes):
+    """The sequence of each token."""
+    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+
+
+def flip_a_sign(monkeypatch):
+    """Give one product of basis blades the wrong sign."""
+
+    def tables(device, dtype):
+        right, signs, paths = clifford._make_tables(device, dtype)
+        signs[5, 1] *= -1
+        return right, signs, paths
+
+    monkeypatch.setattr(clifford, "_kept_tables", tables)

@@ -1,0 +1,273 @@
+import math
+
+import pytest
+import torch
+from oracles import attention_by_definition
+from small_groups import GROUPS, PLANAR
+
+from tg_equiattn.groups import cyclic, dihedral, from_generators
+from tg_equiattn.nn import GroupAttention, LiftingAttention
+from tg_equiattn.testing import TOLERANCE, equivariance_error
+
+RELATIONS = ["ge_vit", "lifted", "relative"]
+
+
+def lifting(group, **options):
+    settings = {"heads": 2, "head_channels": 5, "kernel_size": 3} | options
+    return LiftingAttention(group, 3, 7, **settings)
+
+
+def attention(group, **options):
+    settings = {"heads": 2, "head_channels": 5, "kernel_size": 3} | options
+    return GroupAttention(group, 3, 7, **settings)
+
+
+def image(group, spatial, regular, dtype=torch.float64, batch=2):
+    return torch.randn(batch, 3, *([len(group)] if regular else []), *spatial, dtype=dtype)
+
+
+def oracle(layer, x, relation):
+    """The layer by its definition, one (pixel, h, t) at a time, with the encoding evaluated offset by offset."""
+    lifts = isinstance(layer, LiftingAttention)
+    q, k, v = (p.unsqueeze(3) if lifts else p for p in layer._project(x))
+    radius = layer.neighbourhood.kernel_size
+    spatial = tuple(x.shape[-layer.group.dim :])
+    scale = layer.neighbourhood.scale(spatial)
+
+    def rho(offset, u):
+        space, group = layer.encoding((offset / scale).view(1, 1, -1))
+        if space.ndim == 4:
+            return space[0, 0, u]
+        return space[0, 0] if group is None else space[0, 0] + group[u]
+
+    def inside(offset):
+        return radius is None or bool(offset.abs().max() <= radius // 2)
+
+    out = attention_by_definition(
+        q, k, v, rho, layer.group.matrices, relation=relation, inside=inside, scale=layer.head_channels**-0.5
+    )
+    return layer.out(out.flatten(1, 2))
+
+
+@pytest.mark.parametrize("encoding", ["axial", "joint", "full"])
+@pytest.mark.parametrize("kernel_size", [3, None])
+@pytest.mark.parametrize("relation", [None, *RELATIONS, "gsa"])
+@pytest.mark.filterwarnings("ignore:relation='gsa'")
+def test_definition(on_device, relation, kernel_size, encoding, randomise):
+    group = dihedral(2) if encoding == "axial" else cyclic(3)
+    options = {"kernel_size": kernel_size, "encoding": encoding}
+    layer = lifting(group, **options) if relation is None else attention(group, relation=relation, **options)
+    layer = randomise(layer).double()
+    x = image(group, (3, 4), relation is not None, batch=1).requires_grad_()
+    expected, actual = oracle(layer, x, relation), layer(x)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+    inputs = [x, *layer.parameters()]
+    probe = torch.randn_like(expected)
+    for a, b in zip(
+        torch.autograd.grad((actual * probe).sum(), inputs), torch.autograd.grad((expected * probe).sum(), inputs),
+        strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("kernel_size", "spatial"), [(3, (3, 3, 4)), (None, (2, 3, 2))])
+@pytest.mark.parametrize("relation", [None, "ge_vit"])
+def test_definition_in_three_dimensions(on_device, relation, kernel_size, spatial, randomise):
+    """A quarter turn about x, so that all three axes of the geometry matter."""
+    group = from_generators([[[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]])
+    options = {"kernel_size": kernel_size, "heads": 1}
+    layer = lifting(group, **options) if relation is None else attention(group, relation=relation, **options)
+    layer = randomise(layer).double()
+    x = image(group, spatial, relation is not None, batch=1)
+    torch.testing.assert_close(layer(x), oracle(layer, x, relation), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("spatial", [(6, 6), (5, 5), (4, 7)])
+@pytest.mark.parametrize("kernel_size", [3, None])
+@pytest.mark.parametrize("name", list(PLANAR))
+@pytest.mark.parametrize("relation", [None, *RELATIONS])
+def test_equivariance_on_images(relation, name, kernel_size, spatial, randomise, device):
+    group = GROUPS[name]
+    make = lifting if relation is None else attention
+    options = {"kernel_size": kernel_size} | ({} if relation is None else {"relation": relation})
+    layer = randomise(make(group, **options)).to(device)
+    for dtype in (torch.float64, torch.float32):
+        x = image(group, spatial, relation is not None, dtype).to(device)
+        assert equivariance_error(layer.to(dtype), group, x) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("encoding", ["joint", "full"])
+@pytest.mark.parametrize("relation", [None, *RELATIONS])
+def test_equivariance_of_other_encodings(on_device, relation, encoding, randomise):
+    group = GROUPS["D4"]
+    make = lifting if relation is None else attention
+    options = {"encoding": encoding, "neighbourhood": "disk", "kernel_size": 5}
+    layer = randomise(make(group, **options, **({} if relation is None else {"relation": relation}))).double()
+    assert equivariance_error(layer, group, image(group, (6, 5), relation is not None)) <= 1e-10
+
+
+@pytest.mark.parametrize("spatial", [(4, 4, 4), (3, 3, 3), (3, 4, 5)])
+@pytest.mark.parametrize("kernel_size", [3, None])
+@pytest.mark.parametrize("relation", [None, *RELATIONS])
+def test_equivariance_on_volumes(on_device, relation, kernel_size, spatial, randomise):
+    group = GROUPS["octahedral"]
+    make = lifting if relation is None else attention
+    options = {"kernel_size": kernel_size, "heads": 1} | ({} if relation is None else {"relation": relation})
+    layer = randomise(make(group, **options)).double()
+    if relation in ("ge_vit", "lifted") and kernel_size is None:
+        spatial = tuple(min(n, 3) for n in spatial)
+    x = image(group, spatial, relation is not None, batch=1)
+    elements = range(24) if relation in (None, "relative") else (1, 2, 7, 16, 23)
+    assert equivariance_error(layer, group, x, elements=elements) <= 1e-10
+
+
+@pytest.mark.parametrize("name", ["C4", "C8", "D2", "D4", "mirror"])
+def test_gsa_is_not_equivariant(name, randomise):
+    """Negative control: the published GSA-Nets relation fails the check that ge_vit passes."""
+    group = GROUPS[name]
+    with pytest.warns(UserWarning, match="relation='gsa' .* is not equivariant"):
+        layer = attention(group, relation="gsa", encoding="joint")
+    assert equivariance_error(randomise(layer).double(), group, image(group, (5, 5), True)) > 1e-3
+
+
+def test_wrong_geometry_is_not_equivariant(randomise):
+    """Negative control: transposing the rotations (h instead of its inverse) fails the check."""
+    group = GROUPS["C4"]
+    layer = randomise(attention(group)).double()
+    layer._geometry = layer._geometry[group.inverse].contiguous()
+    assert equivariance_error(layer, group, image(group, (5, 5), True)) > 1e-3
+
+
+def test_translation(on_device, randomise):
+    """Away from the border the layer commutes with shifts."""
+    layer = randomise(attention(GROUPS["C4"])).double()
+    x = torch.zeros(1, 3, 4, 9, 9, dtype=torch.float64)
+    x[..., 3:5, 3:5] = torch.randn(1, 3, 4, 2, 2, dtype=torch.float64)
+    shifted = layer(x.roll((1, 2), (-2, -1)))
+    torch.testing.assert_close(shifted[..., 2:8, 3:8], layer(x)[..., 1:7, 1:6], rtol=0, atol=1e-10)
+
+
+def test_gradcheck(randomise):
+    for layer, x in (
+        (lifting(cyclic(2)), torch.randn(1, 3, 3, 4)),
+        (attention(cyclic(2)), torch.randn(1, 3, 2, 3, 4)),
+    ):
+        assert torch.autograd.gradcheck(randomise(layer).double(), x.double().requires_grad_())
+
+
+def test_copies_and_sizes(check_copies, randomise):
+    for kernel_size in (3, None):
+        layer = randomise(attention(dihedral(4), kernel_size=kernel_size))
+        check_copies(lambda k=kernel_size: attention(dihedral(4), kernel_size=k), layer, torch.randn(2, 3, 8, 4, 5))
+        assert layer(torch.randn(1, 3, 8, 7, 3)).shape == (1, 7, 8, 7, 3)
+        assert not any(name.startswith("_") for name in layer.state_dict())
+    check_copies(lambda: lifting(cyclic(8)), randomise(lifting(cyclic(8))), torch.randn(2, 3, 4, 5))
+
+
+def test_geometry_survives_dtype_conversion(randomise):
+    """Offsets stay exact through .float().double(), as off-lattice elements need."""
+    layer = attention(cyclic(8))
+    exact = layer._offsets((5, 5)).clone()
+    assert torch.equal(layer.half().double()._offsets((5, 5)), exact)
+    assert exact.dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype, randomise, device):
+    layer = randomise(attention(dihedral(4)), std=0.3).to(device)
+    x = torch.randn(2, 3, 8, 5, 6, device=device)
+    expected = layer(x).detach()
+    with torch.autocast(device, dtype):
+        out = layer(x)
+        out.float().square().mean().backward()
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), expected, rtol=0, atol=0.05 * float(expected.abs().max()))
+    assert all(bool(p.grad.isfinite().all()) for p in layer.parameters())
+
+
+def test_compile(randomise, device):
+    cases = [
+        (lifting, {}, (2, 3, 5, 6)),
+        (attention, {"neighbourhood": "disk", "kernel_size": 5}, (2, 3, 4, 5, 6)),
+        (attention, {"kernel_size": None}, (2, 3, 4, 3, 4)),
+    ]
+    for make, options, shape in cases:
+        layer = randomise(make(cyclic(4), **options)).to(device)
+        x = torch.randn(shape, device=device, requires_grad=True)
+        compiled = torch.compile(layer, fullgraph=True)
+        actual, expected = compiled(x), layer(x)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+        inputs = [x, *layer.parameters()]
+        grads = [torch.autograd.grad(out.square().sum(), inputs) for out in (actual, expected)]
+        largest = max(float(g.abs().max()) for g in grads[1])
+        for a, b in zip(*grads, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * largest)
+
+
+def test_dropout_only_in_training(randomise):
+    layer = randomise(attention(cyclic(4), dropout=0.5))
+    x = torch.randn(1, 3, 4, 5, 5)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": 0}, "heads must be a positive integer, got 0"),
+        ({"head_channels": -1}, "head_channels must be a positive integer, got -1"),
+        ({"kernel_size": 4}, "kernel_size must be a positive odd integer or None .* got 4"),
+        ({"kernel_size": -5}, "kernel_size must be .* got -5"),
+        ({"relation": "gevit"}, "relation must be one of .* got 'gevit'"),
+        ({"encoding": "sine"}, "encoding must be one of .* got 'sine'"),
+        ({"neighbourhood": "ring"}, "neighbourhood must be one of .* got 'ring'"),
+        ({"scale": "a"}, "scale must be a finite number or None, got 'a'"),
+        ({"encoding": ["axial"]}, "encoding must be one of"),
+        ({"dropout": "a"}, r"dropout must be in \[0, 1\), got 'a'"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+    ],
+)
+def test_bad_arguments(change, message):
+    with pytest.raises(ValueError, match=message):
+        attention(cyclic(4), **change)
+
+
+def test_bad_widths():
+    with pytest.raises(ValueError, match="in_channels must be a positive integer, got 0"):
+        LiftingAttention(cyclic(4), 0, 8, heads=1)
+    with pytest.raises(ValueError, match=r"group must be a tg_equiattn.groups.FiniteGroup, got int"):
+        GroupAttention(4, 8, 8, heads=1)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.randn(2, 3, 3, 5, 5), r"input must have shape \(B, 3, 4, H, W\), got \(2, 3, 3, 5, 5\)"),
+        (torch.randn(2, 2, 4, 5, 5), r"input must have shape \(B, 3, 4, H, W\)"),
+        (torch.randn(2, 3, 5, 5), r"input must have shape \(B, 3, 4, H, W\)"),
+        (torch.randn(2, 3, 4, 2, 5), r"at least kernel_size=3 wide on every spatial axis, got \(2, 5\)"),
+        (torch.zeros(2, 3, 4, 5, 5, dtype=torch.uint8), "floating point tensor, got torch.uint8"),
+        (torch.randn(2, 3, 4, 5, 5).double(), "must be torch.float32 as the parameters are, got torch.float64"),
+        (torch.randn(2, 3, 4, 5, 5, device="meta"), "must be on cpu as the parameters are, got meta"),
+    ],
+)
+def test_bad_input(x, message):
+    with pytest.raises(ValueError, match=message):
+        attention(cyclic(4))(x)
+
+
+def test_empty_batch():
+    layer = attention(cyclic(4))
+    out = layer(torch.randn(0, 3, 4, 5, 5))
+    assert out.shape == (0, 7, 4, 5, 5)
+    out.sum().backward()
+    assert all(bool((p.grad == 0).all()) for p in layer.parameters())
+
+
+def test_scale_is_the_head_width(randomise):
+    layer = randomise(attention(cyclic(4)))
+    x = torch.randn(1, 3, 4, 5, 5)
+    explicit = attention(cyclic(4), scale=1 / math.sqrt(5))
+    explicit.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(x), explicit(x), rtol=0, atol=0)

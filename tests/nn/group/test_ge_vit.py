@@ -1,0 +1,181 @@
+import pytest
+import torch
+from small_groups import GROUPS
+
+from tg_equiattn.groups import cyclic, dihedral, mirror, octahedral, trivial
+from tg_equiattn.nn import GEViT, GroupAttentionBlock
+from tg_equiattn.testing import equivariance_error
+
+SMALL = {"channels": (6, 8), "heads": 2, "kernel_size": 3}
+
+
+def count(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "published", "tolerance"),
+    [
+        (GEViT.rotmnist(cyclic(4)), 44_670, 0.01),
+        (GEViT.rotmnist(trivial(2)), 44_670, 0.01),
+        (GEViT.cifar10(mirror()), 2_990_000, 0.01),
+        (GEViT.patchcamelyon(cyclic(4)), 205_660, 0.01),
+    ],
+)
+def test_published_parameter_counts(model, published, tolerance):
+    assert abs(count(model) - published) < tolerance * published
+
+
+def test_rotmnist_count_is_what_the_docs_say():
+    assert count(GEViT.rotmnist(cyclic(4))) == 44_438
+
+
+@pytest.mark.parametrize(
+    ("preset", "shape"),
+    [("rotmnist", (1, 1, 28, 28)), ("cifar10", (1, 3, 32, 32)), ("patchcamelyon", (1, 3, 96, 96))],
+)
+def test_presets_are_invariant(preset, shape):
+    group = mirror() if preset != "rotmnist" else dihedral(4)
+    model = getattr(GEViT, preset)(group).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    x = torch.randn(shape)
+    assert equivariance_error(model, group, x) <= 1e-5
+    with torch.no_grad():  # negative control: the logits do depend on the image
+        assert (model(x) - model(torch.randn(shape))).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["C4", "D4", "mirror"])
+def test_invariance_and_features(on_device, name, randomise):
+    group = GROUPS[name]
+    model = randomise(GEViT(group, 2, 5, pools=(0,), crops=1, norm_between=True, **SMALL)).double().eval()
+    x = torch.randn(2, 2, 16, 14, dtype=torch.float64)
+    assert equivariance_error(model, group, x) <= 1e-10
+    assert equivariance_error(model.features, group, x) <= 1e-10
+    assert model.features(x).shape == (2, 8, len(group), 4, 3)
+
+
+@pytest.mark.filterwarnings("ignore:relation='gsa'")
+def test_gsa_network_is_not_equivariant(randomise):
+    """GE-ViT's Figure 7: errors of order 1 for GSA-Nets where GE-ViT's are rounding, on C4 and on D4."""
+    for group in (cyclic(4), dihedral(4)):
+        x = torch.randn(2, 1, 9, 9, dtype=torch.float64)
+        ours, theirs = (GEViT(group, 1, 5, relation=r, encoding="joint", **SMALL) for r in ("ge_vit", "gsa"))
+        assert equivariance_error(randomise(ours).double().eval().features, group, x) <= 1e-10
+        assert equivariance_error(theirs.double().eval().features, group, x) > 1e-2  # as it starts, like what users see
+
+
+def test_translation_only(randomise):
+    """Z2_SA is the same class with the trivial group, and is not rotation invariant."""
+    model = randomise(GEViT(trivial(2), 1, 5, **SMALL)).double().eval()
+    x = torch.randn(2, 1, 9, 9, dtype=torch.float64)
+    assert (model(x) - model(x.rot90(1, (2, 3)))).abs().max() > 1e-3
+
+
+def test_volumes(on_device, randomise):
+    group = octahedral()
+    model = randomise(GEViT(group, 1, 3, channels=(4,), heads=1, kernel_size=3, relation="relative")).double().eval()
+    x = torch.randn(1, 1, 3, 4, 5, dtype=torch.float64)
+    assert equivariance_error(model, group, x, elements=range(0, 24, 5)) <= 1e-10
+
+
+def test_block(randomise, check_copies):
+    for width, norm in ((6, "layer"), (8, "batch")):
+        options = {"heads": 2, "kernel_size": 3, "norm": norm}
+        block = randomise(GroupAttentionBlock(cyclic(4), 6, width, **options)).eval()
+        x = torch.randn(2, 6, 4, 5, 6)
+        assert block(x).shape == (2, width, 4, 5, 6)
+        assert equivariance_error(block.double(), cyclic(4), x.double()) <= 1e-10
+        check_copies(lambda w=width, o=options: GroupAttentionBlock(cyclic(4), 6, w, **o).eval(), block.float(), x)
+
+
+def test_block_formula(on_device, randomise):
+    block = randomise(GroupAttentionBlock(cyclic(4), 6, 8, heads=2, kernel_size=3)).double()
+    x = torch.randn(2, 6, 4, 5, 6, dtype=torch.float64)
+    norm1, _, attention, norm2, _, _ = block.attention
+    down, norm3, _, up, norm4 = block.mlp
+    swish = torch.nn.functional.silu
+    y = block.shortcut(x) + swish(norm2(attention(swish(norm1(x)))))
+    torch.testing.assert_close(block(x), y + norm4(up(swish(norm3(down(y))))), rtol=0, atol=1e-12)
+
+
+def test_model_copies(randomise, check_copies):
+    model = randomise(GEViT(dihedral(4), 2, 5, **SMALL)).eval()
+    check_copies(lambda: GEViT(dihedral(4), 2, 5, **SMALL).eval(), model, torch.randn(2, 2, 6, 5))
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    after = model.train().eval().state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+def test_alone_equals_in_a_batch(on_device, randomise):
+    model = randomise(GEViT(cyclic(4), 1, 5, **SMALL)).eval()
+    x = torch.randn(3, 1, 7, 6)
+    for i in range(3):
+        torch.testing.assert_close(model(x[i : i + 1])[0], model(x)[i], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_training(on_device, dtype, randomise):
+    model = randomise(GEViT(cyclic(4), 1, 5, **SMALL), std=0.3)
+    x = torch.randn(2, 1, 7, 7)
+    expected = model(x).detach()
+    with torch.autocast(on_device, dtype):
+        out = model(x)
+        torch.nn.functional.cross_entropy(out.float(), torch.tensor([0, 1])).backward()
+    torch.testing.assert_close(out.detach().float(), expected, rtol=0, atol=0.1 * float(expected.abs().max()) + 0.02)
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+def test_compile(on_device, randomise):
+    model = randomise(GEViT(cyclic(2), 1, 3, channels=(4,), heads=1, kernel_size=3), std=0.3)
+    x = torch.randn(2, 1, 5, 6)
+    torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=0, atol=1e-4)
+
+
+def test_training_lowers_the_loss():
+    model = GEViT(cyclic(4), 1, 2, attention_dropout=0.1, value_dropout=0.1, norm="batch", **SMALL)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    x, y = torch.randn(8, 1, 6, 6), torch.arange(8) % 2
+    x[y == 1, :, ::2] *= 0.1  # striped images against even ones
+    losses = []
+    for _ in range(30):
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"channels": 8}, "channels must hold the width of at least one block, got 8"),
+        ({"channels": (8, 0)}, r"channels\[1\] must be a positive integer, got 0"),
+        ({"lifting_channels": 0}, "lifting_channels must be a positive integer, got 0"),
+        ({"pools": (1.5,)}, "pools must be block numbers from 0 to 2"),
+        ({"channels": ()}, "channels must hold the width of at least one block"),
+        ({"crops": (1,)}, r"crops must be one number or 2 \(one a block\), got \(1,\)"),
+        ({"crops": -1}, "margin must be a non-negative integer, got -1"),
+        ({"pools": (3,)}, r"pools must be block numbers from 0 to 2, got \(3,\)"),
+        ({"input_dropout": 1.5}, r"input_dropout must be in \[0, 1\), got 1.5"),
+        ({"value_dropout": -0.1}, r"value_dropout must be in \[0, 1\), got -0.1"),
+        ({"heads": 0}, "heads must be a positive integer"),
+        ({"norm": "group"}, "norm must be one of .* got 'group'"),
+    ],
+)
+def test_bad_arguments(change, message):
+    with pytest.raises(ValueError, match=message):
+        GEViT(cyclic(4), 1, 5, **SMALL | change)
+
+
+def test_bad_input():
+    model = GEViT(cyclic(4), 1, 5, pools=(0,), **SMALL)
+    with pytest.raises(ValueError, match=r"input must have shape \(B, 1, H, W\), got \(2, 3, 8, 8\)"):
+        model(torch.randn(2, 3, 8, 8))
+    with pytest.raises(ValueError, match="multiples of the pool's kernel_size=2"):
+        model(torch.randn(2, 1, 9, 9))
+    with pytest.raises(ValueError, match="num_classes must be a positive integer, got 0"):
+        GEViT(cyclic(4), 1, 0)

@@ -1,0 +1,117 @@
+import pytest
+import torch
+from small_groups import GROUPS
+
+from tg_equiattn.groups import cyclic
+from tg_equiattn.nn import (
+    GlobalPooling,
+    GroupPooling,
+    Pointwise,
+    RegularBatchNorm,
+    RegularLayerNorm,
+    SpatialCrop,
+    SpatialMaxPool,
+)
+from tg_equiattn.testing import equivariance_error
+
+
+def test_norm_is_layer_norm_over_channels(on_device, randomise):
+    norm = randomise(RegularLayerNorm(7)).double()
+    x = torch.randn(2, 7, 4, 3, 5, dtype=torch.float64, requires_grad=True)
+    expected = torch.nn.functional.layer_norm(x.movedim(1, -1), (7,), norm.weight, norm.bias).movedim(-1, 1)
+    torch.testing.assert_close(norm(x), expected, rtol=0, atol=1e-12)
+    assert torch.autograd.gradcheck(norm, x[:1, :, :1, :2, :2].detach().requires_grad_())
+
+
+def test_layers_without_pixels():
+    x = torch.randn(4, 3)
+    for module in (RegularLayerNorm(3), RegularBatchNorm(3), Pointwise(3, 3)):
+        torch.testing.assert_close(module(x), module(x[:, :, None, None])[..., 0, 0], rtol=0, atol=1e-6)
+
+
+def test_batch_norm_is_over_images_elements_and_pixels(on_device, randomise):
+    norm = randomise(RegularBatchNorm(7)).double()
+    x = torch.randn(2, 7, 4, 3, 5, dtype=torch.float64)
+    mean, std = x.mean((0, 2, 3, 4), keepdim=True), x.var((0, 2, 3, 4), correction=0, keepdim=True).add(1e-5).sqrt()
+    shape = (1, 7, 1, 1, 1)
+    expected = (x - mean) / std * norm.weight.view(shape) + norm.bias.view(shape)
+    torch.testing.assert_close(norm(x), expected, rtol=0, atol=1e-12)
+    norm.eval()
+    torch.testing.assert_close(norm(x[:1]), norm(x)[:1], rtol=0, atol=1e-12)
+
+
+def test_pointwise_is_a_linear_map(on_device, randomise):
+    layer = randomise(Pointwise(3, 5)).double()
+    x = torch.randn(2, 3, 4, 3, 5, dtype=torch.float64)
+    expected = torch.nn.functional.linear(x.movedim(1, -1), layer.weight[..., 0], layer.bias).movedim(-1, 1)
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["C4", "D4", "octahedral"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        RegularLayerNorm(3),
+        RegularBatchNorm(3),
+        GroupPooling("max"),
+        GroupPooling("mean"),
+        GlobalPooling(),
+        GlobalPooling("sum", "mean"),
+        SpatialMaxPool(2),
+        SpatialCrop(1),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_equivariance(on_device, name, module, randomise):
+    group = GROUPS[name]
+    spatial = (4, 6, 4)[: group.dim]
+    x = torch.randn(2, 3, len(group), *spatial, dtype=torch.float64)
+    module = randomise(module).double().to(on_device)
+    assert equivariance_error(module, group, x) <= 1e-10
+    if isinstance(module, GlobalPooling):
+        assert module(x).shape == (2, 3)
+
+
+def test_pool_of_an_odd_side_would_break_the_symmetry():
+    """What the error forbids: a pool that drops the last row fails the check."""
+    x = torch.randn(2, 3, 4, 5, 5, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"multiples of the pool's kernel_size=2 .* got \(5, 5\)"):
+        SpatialMaxPool(2)(x)
+
+    def dropping(x):
+        return torch.nn.functional.max_pool2d(x.flatten(1, 2), 2).unflatten(1, x.shape[1:3])
+
+    assert equivariance_error(dropping, cyclic(4), x) > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norm_in_half_precision(on_device, dtype, randomise):
+    norm = randomise(RegularLayerNorm(7))
+    x = 100 + torch.randn(2, 7, 4, 3, 3)
+    out = norm(x.to(dtype))
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), norm(x.to(dtype).float()), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RegularLayerNorm(0), "channels must be a positive integer, got 0"),
+        (lambda: RegularLayerNorm(3)(torch.zeros(2, 4, 4)), r"input must have shape \(B, 3, ...\), got \(2, 4, 4\)"),
+        (lambda: RegularBatchNorm(3)(torch.zeros(2, 4, 4)), r"input must have shape \(B, 3, ...\), got \(2, 4, 4\)"),
+        (lambda: GroupPooling("median"), "reduction must be one of .* got 'median'"),
+        (lambda: GroupPooling()(torch.zeros(2, 3)), r"input must have shape \(B, C, \|H\|, ...\)"),
+        (lambda: GlobalPooling("median"), "space must be one of .* got 'median'"),
+        (lambda: GlobalPooling()(torch.zeros(2, 3, 4)), "input must have shape"),
+        (lambda: SpatialMaxPool(0), "kernel_size must be a positive integer, got 0"),
+        (lambda: SpatialMaxPool(2)(torch.zeros(2, 3, 4, 4)), "input must have shape"),
+        (lambda: SpatialCrop(-1), "margin must be a non-negative integer, got -1"),
+        (lambda: SpatialCrop(1)(torch.zeros(1, 1, 1)), "input must have shape"),
+        (lambda: Pointwise(0, 2), "in_channels must be a positive integer, got 0"),
+        (lambda: Pointwise(3, 2)(torch.zeros(2, 5, 4)), r"input must have shape \(B, 3, ...\), got \(2, 5, 4\)"),
+        (lambda: SpatialCrop(2)(torch.zeros(1, 1, 1, 4, 6)), "exceed twice the crop margin=2"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

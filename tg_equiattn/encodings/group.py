@@ -1,0 +1,179 @@
+r"""Relative positional encodings of group self-attention: functions of rotated offsets and group elements.
+
+An encoding is evaluated at :math:`h^{-1}(x_j - x_i)`, the offset seen from output element h, and at a group element u
+that depends on the ``relation``. It is shared by all heads and images.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .. import checks
+from ..grids import Neighbourhood
+from ..groups import FiniteGroup
+from ..precision import full_precision
+
+RELATIONS = ("ge_vit", "lifted", "relative", "gsa")
+
+
+def relation_index(group: FiniteGroup, relation: str = "ge_vit") -> Tensor:
+    r"""The argument u of the group encoding for each output h, query t and key s, as element indices.
+
+    ===========  =========================  =====================================  ===========
+    relation     u                          source                                 equivariant
+    ===========  =========================  =====================================  ===========
+    ge_vit       :math:`h^{-1} t s^{-1} t`  GE-ViT Eq. 17                          yes
+    lifted       :math:`t^{-1} s`           Group Equivariant Transformers note    yes
+    relative     :math:`t^{-1} s`, h = t    pointwise form :math:`g_i^{-1} g_j`    yes
+    gsa          :math:`h^{-1} t^{-1} s`    GSA-Nets section 5.2                   **no**
+    ===========  =========================  =====================================  ===========
+
+    Returns:
+        int64 ``(|H|, |H|, |H|)`` over (h, t, s), or ``(|H|, |H|)`` over (t, s) for ``"relative"``. Along s every row
+        is a permutation of the group.
+
+    Raises:
+        ValueError: for an unknown relation.
+    """
+    checks.choice("relation", relation, RELATIONS)
+    every, inverse, product = torch.arange(len(group), device="cpu"), group.inverse, group.cayley
+    relative = product[inverse[:, None], every]  # t^-1 s
+    if relation == "relative":
+        return relative
+    if relation == "lifted":
+        return relative.expand(len(group), -1, -1).contiguous()
+    if relation == "gsa":
+        return product[inverse[:, None, None], relative]
+    return product[inverse[:, None, None], product[product[every[:, None], inverse], every[:, None]]]
+
+
+def rotated_offsets(matrices: Tensor, neighbourhood: Neighbourhood, spatial: tuple[int, ...] | None = None) -> Tensor:
+    r"""Offsets seen from every element, :math:`h^{-1} D`, in units of the neighbourhood's radius.
+
+    The unit is the window's radius, or for global attention the longest side minus one; it is the same for all axes.
+
+    Args:
+        matrices: ``(|H|, d, d)`` float64 elements of the group.
+        spatial: the grid's size, for a global neighbourhood.
+
+    Returns:
+        ``(|H|, D, d)`` float64.
+    """
+    offsets = neighbourhood.offsets(spatial, matrices.device).to(matrices.dtype)
+    return torch.einsum("hyx,ny->hnx", matrices, offsets) / neighbourhood.scale(spatial)  # h^-1 is the transpose
+
+
+class _CoordinateMLP(nn.Sequential):
+    """1 or d coordinates -> 16 -> layer norm -> swish -> width, as in the published GSA-Nets and GE-ViT models.
+
+    The last weights start so that encodings have about the variance of the table over u, which is 1; with torch's own
+    start attention begins as a blur, and is slow to leave it.
+    """
+
+    def __init__(self, in_features: int, out_features: int, hidden: int = 16) -> None:
+        last = nn.Linear(hidden, out_features)
+        nn.init.normal_(last.weight, std=(3 / hidden) ** 0.5)
+        super().__init__(nn.Linear(in_features, hidden), nn.LayerNorm(hidden), nn.SiLU(), last)
+        self.hidden = hidden
+
+
+class _Encoding(nn.Module):
+    """Encodings run in their parameters' dtype whatever autocast says: it does not round geometry to half precision."""
+
+    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
+        super().__init__()
+        self.dim, self.channels, self.elements = dim, channels, elements
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, channels={self.channels}, elements={self.elements}"
+
+    def forward(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
+        with full_precision(offsets.device):
+            return self.encode(offsets.to(next(self.parameters()).dtype))
+
+    def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
+        raise NotImplementedError
+
+
+class AxialEncoding(_Encoding):
+    r"""One MLP per rotated axis and a table over u, each on channels of its own (the published encoding).
+
+    .. math:: \rho(h^{-1}D, u) = [\,\mathrm{mlp}_1((h^{-1}D)_1), ..., \mathrm{mlp}_d((h^{-1}D)_d), \mathrm{table}(u)\,]
+
+    Args:
+        dim: 2 or 3.
+        channels: width of the encoding; split evenly, the remainder going to the last part.
+        elements: size of the table over u, or ``None`` without one (lifting).
+
+    Shapes:
+        ``(|H|, D, dim)`` offsets -> :math:`\rho_{space}` ``(|H|, D, channels)`` and :math:`\rho_{group}`
+        ``(elements, channels)`` or ``None``.
+
+    Raises:
+        ValueError: if there are fewer channels than parts.
+    """
+
+    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
+        super().__init__(dim, channels, elements)
+        parts = dim + (elements is not None)
+        if channels < parts:
+            raise ValueError(f"head_channels must be at least {parts} for the axial encoding, got {channels}")
+        widths = [channels // parts] * parts
+        widths[-1] += channels % parts
+        self.axes = nn.ModuleList(_CoordinateMLP(1, width) for width in widths[:dim])
+        self.table = nn.Parameter(torch.randn(elements, widths[-1])) if elements is not None else None
+
+    def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
+        axial = [mlp(offsets[..., axis, None]) for axis, mlp in enumerate(self.axes)]
+        if self.table is None:
+            return torch.cat(axial, -1), None
+        space = torch.cat([*axial, offsets.new_zeros(*offsets.shape[:-1], self.table.shape[-1])], -1)
+        group = torch.cat([self.table.new_zeros(len(self.table), self.channels - self.table.shape[-1]), self.table], -1)
+        return space, group
+
+
+class JointEncoding(_Encoding):
+    r"""One MLP of the whole rotated offset plus a table over u: :math:`\mathrm{mlp}(h^{-1}D) + \mathrm{table}(u)`.
+
+    Arguments and shapes as :class:`AxialEncoding`.
+    """
+
+    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
+        super().__init__(dim, channels, elements)
+        self.mlp = _CoordinateMLP(dim, channels)
+        self.table = nn.Parameter(torch.randn(elements, channels)) if elements is not None else None
+
+    def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.mlp(offsets), self.table
+
+
+class FullEncoding(_Encoding):
+    r"""One MLP of offset and u together: :math:`\mathrm{mlp}(h^{-1}D, u)`, u entering the hidden layer by a table.
+
+    It does not split into a sum, so attention takes the direct formula.
+
+    Shapes:
+        ``(|H|, D, dim)`` offsets -> ``(|H|, D, elements, channels)`` (``(|H|, D, channels)`` without elements) and
+        ``None``.
+    """
+
+    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
+        super().__init__(dim, channels, elements)
+        self.mlp = _CoordinateMLP(dim, channels)
+        self.table = nn.Parameter(torch.randn(elements, self.mlp.hidden)) if elements is not None else None
+
+    def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.table is None:
+            return self.mlp(offsets), None
+        first, norm, activation, last = self.mlp
+        return last(activation(norm(first(offsets)[:, :, None] + self.table))), None
+
+
+ENCODINGS: dict[str, type[_Encoding]] = {"axial": AxialEncoding, "joint": JointEncoding, "full": FullEncoding}
+
+
+def make_encoding(name: str, dim: int, channels: int, elements: int | None) -> _Encoding:
+    """The encoding called ``name``; ValueError for an unknown one."""
+    checks.choice("encoding", name, ENCODINGS)
+    return ENCODINGS[name](dim, channels, elements)

@@ -1,0 +1,177 @@
+r"""Positions of nodes in linear attention: absolute and relative sinusoids, and biases of offsets.
+
+Positions may have any dimension; the unit is the pixel, or whatever length the data are in.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .. import checks
+from ..precision import full_precision
+
+
+def _geometric(count: int, longest: float, device: torch.device | None = None) -> Tensor:
+    """Frequencies from 1 down to almost 1 / longest, as of the usual sinusoidal encoding."""
+    return longest ** -(torch.arange(count, device=device) / count)
+
+
+class AbsoluteEncoding(nn.Module):
+    r"""The usual sinusoidal encoding of absolute positions, channels split evenly among axes. Not equivariant.
+
+    .. math:: [\sin(\omega_1 x), \cos(\omega_1 x), \sin(\omega_2 x), ...], \qquad \omega_i = 10000^{-i/n}
+
+    Args:
+        channels: width, a multiple of ``2 * pos_dim``.
+        pos_dim: dimension of positions.
+
+    Shapes:
+        ``(..., pos_dim)`` -> ``(..., channels)``.
+
+    Raises:
+        ValueError: if the channels do not split into pairs.
+    """
+
+    def __init__(self, channels: int, pos_dim: int) -> None:
+        super().__init__()
+        if channels % (2 * pos_dim):
+            raise ValueError(
+                f"channels must be a multiple of {2 * pos_dim} (sine and cosine of {pos_dim} coordinates) where "
+                f"position='absolute', got {channels}"
+            )
+        self.channels, self.pos_dim = channels, pos_dim
+
+    def forward(self, pos: Tensor) -> Tensor:
+        pos = pos.to(torch.promote_types(pos.dtype, torch.float32))
+        omega = _geometric(self.channels // (2 * self.pos_dim), 1e4, pos.device)
+        angle = pos[..., None] * omega.to(pos.dtype)
+        return torch.stack([angle.sin(), angle.cos()], -1).flatten(-3)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, pos_dim={self.pos_dim}"
+
+
+class SinusoidEncoding(nn.Module):
+    r"""Query and key parts whose products depend on relative positions alone (strategy 1).
+
+    .. math:: q_p = [\sin \omega x, \cos \omega x] \begin{bmatrix} \alpha & \beta \\ -\beta & \alpha \end{bmatrix},
+        \quad k_p = [\sin \omega x, \cos \omega x], \quad
+        \langle q_p(x), k_p(x') \rangle = \alpha \cos \omega (x - x') + \beta \sin \omega (x - x')
+
+    for every learned frequency :math:`\omega` of every axis, with :math:`\alpha, \beta` learned for each head
+    (Lemma 1). The product is exact; attention through random features then has it in expectation over draws only.
+
+    Args:
+        pos_dim: dimension of positions.
+        heads: attention heads.
+        length_scales: frequencies an axis (the paper's 4); they start at 1 and fall geometrically towards 1 / longest.
+        longest: see above, in units of positions.
+
+    Shapes:
+        ``(N, pos_dim)`` -> two of ``(N, heads, channels)``, channels = 2 · pos_dim · length_scales.
+
+    Source: relative-performer section 2.3, strategy 1, and appendix A.1. The appendix's second line has the sign of
+    :math:`\beta` wrong twice; its result is right.
+    """
+
+    def __init__(self, pos_dim: int, heads: int, length_scales: int = 4, longest: float = 1e4) -> None:
+        super().__init__()
+        checks.positive(length_scales=length_scales)
+        self.pos_dim, self.heads, self.length_scales, self.longest = pos_dim, heads, length_scales, longest
+        self.channels = 2 * pos_dim * length_scales
+        self.frequency = nn.Parameter(torch.empty(pos_dim, length_scales))
+        self.rotation = nn.Parameter(torch.empty(2, heads, pos_dim, length_scales))  # alpha, beta
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.frequency.copy_(_geometric(self.length_scales, self.longest).expand(self.pos_dim, -1))
+            self.rotation.normal_(std=2.0)
+
+    def forward(self, pos: Tensor) -> tuple[Tensor, Tensor]:
+        with full_precision(pos.device):
+            angle = pos.to(self.frequency.dtype)[..., None] * self.frequency  # (N, dim, scales)
+            sin, cos = angle.sin(), angle.cos()
+            alpha, beta = self.rotation
+            query = [alpha * sin[:, None] - beta * cos[:, None], beta * sin[:, None] + alpha * cos[:, None]]
+            key = torch.stack([sin, cos], -1).flatten(1)
+            return torch.stack(query, -1).flatten(2), key[:, None].expand(-1, self.heads, -1)
+
+    def extra_repr(self) -> str:
+        return f"pos_dim={self.pos_dim}, heads={self.heads}, length_scales={self.length_scales}"
+
+
+class OffsetTable(nn.Module):
+    r"""A bias for each head and each integer offset with coordinates below ``max_distance``.
+
+    Args:
+        pos_dim: dimension of offsets.
+        heads: attention heads.
+        max_distance: offsets run from ``1 - max_distance`` to ``max_distance - 1`` on each axis.
+        std: spread of the initial values. It matters: with too little, attention starts without directions.
+
+    Shapes:
+        ``(E, pos_dim)`` -> ``(heads, E)``.
+
+    Raises:
+        ValueError: (on the CPU, outside torch.compile) for offsets that are not whole or not in the table. On CUDA,
+            and compiled, such pairs get minus infinity: they are not near.
+    """
+
+    def __init__(self, pos_dim: int, heads: int, max_distance: int, std: float = 3.0) -> None:
+        super().__init__()
+        self.pos_dim, self.heads, self.max_distance, self.std = pos_dim, heads, max_distance, std
+        self.table = nn.Parameter(torch.empty(heads, (2 * max_distance - 1) ** pos_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table, std=self.std)
+
+    def forward(self, offsets: Tensor) -> Tensor:
+        radius = self.max_distance - 1
+        whole = offsets.round() if offsets.is_floating_point() else offsets
+        inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # neither NaN nor infinity is
+        if checks.values_are_free(offsets) and not bool(inside.all()):
+            raise ValueError(
+                f"offsets (edge_attr, or differences of pos) must be below max_distance={self.max_distance} on every "
+                f"axis, got {offsets.min()} to {offsets.max()}"
+            )
+        whole = torch.where(inside[:, None], whole, torch.zeros_like(whole)).long()
+        index = whole.new_zeros(len(whole))
+        for axis in range(self.pos_dim):
+            index = index * (2 * radius + 1) + (whole[:, axis] + radius).clamp(0, 2 * radius)
+        bias = nn.functional.embedding(index, self.table.T).T
+        return bias if checks.values_are_free(offsets) else bias.masked_fill(~inside, -math.inf)
+
+    def extra_repr(self) -> str:
+        return f"pos_dim={self.pos_dim}, heads={self.heads}, max_distance={self.max_distance}"
+
+
+class OffsetMLP(nn.Module):
+    r"""A bias for each head as an MLP of the offset, for points off a grid.
+
+    Offsets enter in units of ``max_distance``. Arguments and shapes as :class:`OffsetTable`; no offset is refused.
+    """
+
+    def __init__(self, pos_dim: int, heads: int, max_distance: float, hidden: int = 32, std: float = 3.0) -> None:
+        super().__init__()
+        self.pos_dim, self.heads, self.max_distance, self.std = pos_dim, heads, max_distance, std
+        self.first, self.last = nn.Linear(pos_dim, hidden), nn.Linear(hidden, heads)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.first.weight, std=2.0)
+        nn.init.uniform_(self.first.bias, -2.0, 2.0)
+        nn.init.normal_(self.last.weight, std=self.std / math.sqrt(1.5 * self.last.in_features))
+        nn.init.zeros_(self.last.bias)
+
+    def forward(self, offsets: Tensor) -> Tensor:
+        with full_precision(offsets.device):
+            scaled = offsets.to(self.first.weight.dtype) / self.max_distance
+            return self.last(nn.functional.silu(self.first(scaled))).T
+
+    def extra_repr(self) -> str:
+        return f"pos_dim={self.pos_dim}, heads={self.heads}, max_distance={self.max_distance}"

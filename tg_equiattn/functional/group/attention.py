@@ -1,0 +1,224 @@
+"""Lifting and group self-attention as pure functions of queries, keys, values and encodings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ... import checks
+from ...grids import Neighbourhood
+from .. import backend as backends
+from .tiled_attention import group_attention_op
+
+IMPLEMENTATIONS = ("auto", "factorised", "direct")
+
+
+def group_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rho_space: Tensor,
+    rho_group: Tensor | None,
+    index: Tensor,
+    *,
+    neighbourhood: Neighbourhood,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    implementation: str = "auto",
+    backend: str = "auto",
+) -> Tensor:
+    r"""Group self-attention of regular features.
+
+    .. math::
+        \mathrm{score}(h, t, j, s) = c\, \langle q(i,t),\;
+        k(j,s) + \rho_{space}(h^{-1}(x_j - x_i)) + \rho_{group}(u) \rangle, \qquad
+        \mathrm{out}(i, h) = \sum_t \sum_{(j,s)} \mathrm{softmax}_{(j,s)}(\mathrm{score})\; v(j, s)
+
+    with u = ``index[h, t, s]`` and c the scale. With an ``index`` of two axes (relation ``"relative"``) only h = t
+    is formed and there is no sum over t.
+
+    The factorised form writes the softmax weight as a product of a content, a spatial and a group factor, needs
+    :math:`|H|^2(2D + 1)` exponentials per pixel instead of :math:`|H|^3 D` and, working through the pixels in tiles
+    that are computed again in backward, never holds a tensor of either size for all pixels. The direct form computes
+    every score, tile by tile. Results agree; where a tile's scores are so extreme that the product of factors would
+    lose precision, the factorised form takes the direct one for that tile (on CUDA the factors are double instead).
+
+    Args:
+        rho_space: encoding of rotated offsets, or the full encoding of offsets and u.
+        rho_group: encoding of u; ``None`` if ``rho_space`` has an axis for u.
+        index: u of each (h, t, s), a permutation along s; see :func:`tg_equiattn.encodings.relation_index`.
+        neighbourhood: the window, or the whole grid.
+        scale: c; ``None`` means :math:`1/\sqrt{C}`.
+        dropout: probability of dropping a weight after the sum over t.
+        implementation: of the torch path: ``"auto"`` takes the factorised form unless the encoding is full;
+            ``"direct"`` is always possible, ``"factorised"`` not with a full encoding.
+        backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``; or ``"triton"``, a fused
+            kernel for windows that keeps every score in registers, which needs a CUDA device or Triton's interpreter.
+            Triton's gradients of keys and values are added up atomically: their last bits vary from run to run, and
+            under :func:`torch.use_deterministic_algorithms` backward raises a RuntimeError.
+
+    Shapes:
+        - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``
+        - rho_space: ``(|H|, D, C)``, or full ``(|H|, D, |H|, C)``; D offsets of the window, or with global attention
+          of all pairs, in the order of :meth:`Neighbourhood.offsets`
+        - rho_group: ``(|H|, C)``; index: ``(|H|, |H|, |H|)`` or ``(|H|, |H|)``
+        - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
+
+    Second derivatives are not implemented.
+
+    Raises:
+        ValueError: for shapes, dtypes, devices or options that do not fit.
+
+    Source: GSA-Nets Eq. 14-16 (arXiv:2010.00977), GE-ViT Eq. 14-17 (arXiv:2306.06722). The published code divides
+    scores by the square root of the layer's input width; here by that of the head width.
+    """
+    _check_operands(query, key, value)
+    _check_encoding(query, rho_space, rho_group, index)
+    if not isinstance(neighbourhood, Neighbourhood):
+        raise ValueError(f"neighbourhood must be a tg_equiattn.grids.Neighbourhood, got {type(neighbourhood).__name__}")
+    neighbourhood.check(query.shape[4:])
+    expected = neighbourhood.count(query.shape[4:])
+    if rho_space.shape[1] != expected:
+        raise ValueError(
+            f"rho_space must have {expected} offsets on axis 1 for {neighbourhood}, got {rho_space.shape[1]}"
+        )
+    checks.choice("implementation", implementation, IMPLEMENTATIONS)
+    if implementation == "factorised" and rho_space.ndim == 4:
+        raise ValueError("implementation must be 'auto' or 'direct' with a full encoding, got 'factorised'")
+    checks.probability(dropout=dropout)
+    checks.scale(scale)
+    path = _path(backend, neighbourhood, implementation, query.device)
+
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    scale = query.shape[2] ** -0.5 if scale is None else scale
+    rho_space = rho_space.to(dtype)
+    rho_group = rho_space.new_zeros(0) if rho_group is None else rho_group.to(dtype)
+    if implementation == "direct" and rho_space.ndim == 3:
+        rho_space, rho_group = rho_space[:, :, None] + rho_group, rho_space.new_zeros(0)
+    seed = torch.randint(2**31, (), device=query.device) if dropout else index.new_zeros(())
+    out = group_attention_op(
+        query.to(dtype).flatten(0, 1) * scale,
+        key.to(dtype).flatten(0, 1),
+        value.to(dtype).flatten(0, 1),
+        rho_space,
+        rho_group,
+        index,
+        seed,
+        neighbourhood.kernel_size or 0,
+        neighbourhood.selection,
+        dropout,
+        path,
+    )
+    return out.unflatten(0, query.shape[:2]).to(value.dtype)
+
+
+def lifting_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rho_space: Tensor,
+    *,
+    neighbourhood: Neighbourhood,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    implementation: str = "auto",
+    backend: str = "auto",
+) -> Tensor:
+    r"""Lifting self-attention, from a grid to a grid times a group.
+
+    .. math::
+        \mathrm{out}(i, h) = \sum_j
+        \mathrm{softmax}_j\big(c\,\langle q_i, k_j + \rho(h^{-1}(x_j - x_i))\rangle\big)\; v_j
+
+    Arguments as :func:`group_attention`, without a group axis on query, key and value.
+
+    Shapes:
+        - query, key: ``(B, heads, C, *spatial)``; value: ``(B, heads, Cv, *spatial)``
+        - rho_space: ``(|H|, D, C)``
+        - output: ``(B, heads, Cv, |H|, *spatial)``
+
+    Raises:
+        ValueError: for shapes, dtypes, devices or options that do not fit.
+
+    Source: GSA-Nets Eq. 14, GE-ViT Eq. 14.
+    """
+    if query.ndim not in (5, 6):
+        raise ValueError(f"query must have shape (B, heads, C, *spatial), got {tuple(query.shape)}")
+    if rho_space.ndim != 3:
+        raise ValueError(f"rho_space must have shape (|H|, D, C), got {tuple(rho_space.shape)}")
+    return group_attention(
+        query.unsqueeze(3),
+        key.unsqueeze(3),
+        value.unsqueeze(3),
+        rho_space,
+        rho_space.new_zeros(1, rho_space.shape[-1]),
+        torch.zeros(len(rho_space), 1, 1, dtype=torch.int64, device=query.device),
+        neighbourhood=neighbourhood,
+        scale=scale,
+        dropout=dropout,
+        implementation=implementation,
+        backend=backend,
+    )
+
+
+def check_backend(backend: str, neighbourhood: Neighbourhood) -> None:
+    """ValueError for a backend that cannot be."""
+    backends.check_backend(backend)
+    if backend == "triton" and neighbourhood.is_global:
+        raise ValueError("backend must be 'auto' or 'torch' with global attention, got 'triton'")
+
+
+def _path(backend: str, neighbourhood: Neighbourhood, implementation: str, device: torch.device) -> str:
+    """How the operator computes: 'triton', or torch 'compiled' or 'eager'."""
+    check_backend(backend, neighbourhood)
+    if backend == "triton" and implementation != "auto":
+        raise ValueError(f"implementation must be 'auto' with backend='triton', got {implementation!r}")
+    fits = implementation == "auto" and not neighbourhood.is_global
+    if fits and backends.use_triton(backend, "group_attention", device):
+        return "triton"
+    return "compiled" if torch.compiler.is_compiling() else "eager"
+
+
+def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim not in (6, 7):
+            raise ValueError(f"{name} must have shape (B, heads, C, |H|, *spatial), got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(f"{name} must be a floating point tensor, got {x.dtype}")
+        if x.device != query.device or x.dtype != query.dtype:
+            raise ValueError(f"{name} must be {query.dtype} on {query.device} as query is, got {x.dtype} on {x.device}")
+    if key.shape != query.shape:
+        raise ValueError(f"key must have the shape of query, {tuple(query.shape)}, got {tuple(key.shape)}")
+    if value.shape[:2] != query.shape[:2] or value.shape[3:] != query.shape[3:]:
+        raise ValueError(f"value must match query, {tuple(query.shape)}, but for channels, got {tuple(value.shape)}")
+
+
+def _check_encoding(query: Tensor, rho_space: Tensor, rho_group: Tensor | None, index: Tensor) -> None:
+    elements, channels = query.shape[3], query.shape[2]
+    for name, x in (("rho_space", rho_space), ("rho_group", rho_group), ("index", index)):
+        if x is not None and x.device != query.device:
+            raise ValueError(f"{name} must be on {query.device} as query is, got {x.device}")
+        if x is not None and x is not index and not x.is_floating_point():
+            raise ValueError(f"{name} must be a floating point tensor, got {x.dtype}")
+    outputs = len(index)
+    if index.dtype != torch.int64 or tuple(index.shape) not in ((outputs, elements, elements), (elements, elements)):
+        raise ValueError(
+            f"index must be int64 of shape (|H|, {elements}, {elements}) or ({elements}, {elements}), "
+            f"got {index.dtype} of shape {tuple(index.shape)}"
+        )
+    look = index.device.type == "cpu" and not torch.compiler.is_compiling()
+    if look and not torch.equal(index.sort(-1).values, torch.arange(elements, device="cpu").expand_as(index)):
+        raise ValueError(f"index must be a permutation of 0 ... {elements - 1} along its last axis, got other values")
+    if rho_space.ndim not in (3, 4) or rho_space.shape[0] != outputs or rho_space.shape[-1] != channels:
+        raise ValueError(
+            f"rho_space must have shape ({outputs}, D, {channels}) or ({outputs}, D, {elements}, {channels}), "
+            f"got {tuple(rho_space.shape)}"
+        )
+    if rho_space.ndim == 4 and (rho_space.shape[2] != elements or rho_group is not None):
+        raise ValueError(
+            f"rho_space must have {elements} elements on axis 2, and rho_group be None, with a full encoding; "
+            f"got {tuple(rho_space.shape)}"
+        )
+    if rho_space.ndim == 3 and (rho_group is None or tuple(rho_group.shape) != (elements, channels)):
+        got = None if rho_group is None else tuple(rho_group.shape)
+        raise ValueError(f"rho_group must have shape ({elements}, {channels}), got {got}")

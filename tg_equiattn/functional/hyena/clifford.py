@@ -1,0 +1,240 @@
+r"""The geometric algebra Cl(3,0) of space.
+
+A multivector has eight components, kept in the order
+
+    1;  e1, e2, e3;  e23, e31, e12;  e123
+
+that is, grade 0 (a scalar, 0e), grade 1 (a polar vector, 1o), grade 2 (a bivector, whose components in this order are
+those of the axial vector it is dual to, 1e) and grade 3 (a pseudoscalar, 0o). The product of grades i and k has parts
+in some of the grades j: twenty grade paths (i, k -> j).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ... import checks
+from ...precision import full_precision
+from ..backend import use_triton
+
+GRADE_SIZES = (1, 3, 3, 1)
+GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # of each component
+COMPONENTS = 8
+OPERATOR = "geometric_product"  # as backends know it
+_BLADES = ((), (1,), (2,), (3,), (2, 3), (3, 1), (1, 2), (1, 2, 3))
+
+
+def _blade_product(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int]:
+    """Component and sign of the product of two basis blades: swap factors into order, equal neighbours square to 1."""
+    factors, sign = [*a, *b], 1
+    place = 0
+    while place < len(factors) - 1:
+        if factors[place] == factors[place + 1]:
+            del factors[place : place + 2]
+            place = max(0, place - 1)
+        elif factors[place] > factors[place + 1]:
+            factors[place], factors[place + 1] = factors[place + 1], factors[place]
+            sign, place = -sign, max(0, place - 1)
+        else:
+            place += 1
+    for component, blade in enumerate(_BLADES):
+        if tuple(sorted(blade)) == tuple(factors):
+            return component, -sign if blade == (3, 1) else sign
+    raise AssertionError("every product of blades is a blade")
+
+
+def _tables() -> tuple[list[list[int]], list[list[int]]]:
+    """For output component j and left component i: the right component k, and the sign, of (i, k -> j)."""
+    right = [[0] * COMPONENTS for _ in range(COMPONENTS)]
+    signs = [[0] * COMPONENTS for _ in range(COMPONENTS)]
+    for i in range(COMPONENTS):
+        for k in range(COMPONENTS):
+            j, sign = _blade_product(_BLADES[i], _BLADES[k])
+            right[j][i], signs[j][i] = k, sign
+    return right, signs
+
+
+RIGHT, SIGNS = _tables()
+PATHS = tuple(
+    sorted({(GRADE_OF[i], GRADE_OF[RIGHT[j][i]], GRADE_OF[j]) for j in range(COMPONENTS) for i in range(COMPONENTS)})
+)
+PATH_OF = [
+    [PATHS.index((GRADE_OF[i], GRADE_OF[RIGHT[j][i]], GRADE_OF[j])) for i in range(COMPONENTS)]
+    for j in range(COMPONENTS)
+]
+
+
+def _on_device(table: list[list[int]], device: torch.device) -> Tensor:
+    """A table (8, 8) of numbers from 0 to 31, each row sent as one integer: a tensor would have to be copied there."""
+    bits = 5 * torch.arange(COMPONENTS, device=device)
+    rows = [sum(number << 5 * place for place, number in enumerate(row)) for row in table]
+    return torch.stack([(torch.full_like(bits, row) >> bits) & 31 for row in rows])
+
+
+def _make_tables(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.inference_mode(False):  # may be asked for in evaluation first, and trained with later
+        signs = _on_device([[sign + 1 for sign in row] for row in SIGNS], device) - 1
+        return _on_device(RIGHT, device).flatten(), signs.to(dtype), _on_device(PATH_OF, device).flatten()
+
+
+_kept_tables = functools.lru_cache(maxsize=32)(_make_tables)
+
+
+def _tables_like(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Right components (64,), signs (8, 8), and paths (64,), by output and left component."""
+    make = _make_tables if torch.compiler.is_compiling() else _kept_tables  # dynamo warns of caches
+    return make(x.device, x.dtype)
+
+
+def path_weights(weight: Tensor) -> Tensor:
+    """Weights by grade path (20, ...) spread over pairs of components, with the product's signs: (8, 8, ...)."""
+    _, signs, paths = _tables_like(weight)
+    spread = weight.index_select(0, paths).unflatten(0, (COMPONENTS, COMPONENTS))
+    return spread * signs.view(COMPONENTS, COMPONENTS, *[1] * (weight.ndim - 1))
+
+
+def right_factors(y: Tensor) -> Tensor:
+    """(8, ...) to (8, 8, ...): for each output and left component the right component they go with."""
+    return y.index_select(0, _tables_like(y)[0]).unflatten(0, (COMPONENTS, COMPONENTS))
+
+
+class _ChannelwiseProduct(torch.autograd.Function):
+    """One output component at a time, so that nothing of 64 components exists; saves inputs, differentiates again.
+
+    The right component that goes with left component i for an output goes with i in turn: gathers undo themselves.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y, weight)
+        right = _tables_like(y)[0].unflatten(0, (COMPONENTS, COMPONENTS))
+        out = torch.empty_like(x)
+        for j in range(COMPONENTS):
+            torch.sum(y.index_select(0, right[j]).mul_(weight[j, ..., None]).mul_(x), 0, out=out[j])
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, y, weight = ctx.saved_tensors
+        right = _tables_like(y)[0].unflatten(0, (COMPONENTS, COMPONENTS))
+        grad_x, grad_y, grad_weight = torch.zeros_like(x), torch.zeros_like(y), []
+        for j in range(COMPONENTS):
+            product = y.index_select(0, right[j]).mul_(grad[j])
+            grad_weight.append((product * x).sum(-1))
+            grad_x = grad_x.addcmul_(product, weight[j, ..., None])
+            product = x.index_select(0, right[j]).mul_(grad[j])
+            grad_y = grad_y.addcmul_(product, weight[j].index_select(0, right[j])[..., None])
+        return grad_x, grad_y, torch.stack(grad_weight)
+
+
+@torch.library.custom_op("tg_equiattn::clifford_product", mutates_args=())
+def _fused_product(x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+    """Products of (8, C, T) in one kernel, with weights by grade path (20, C) or without any."""
+    from . import triton_clifford as kernels
+
+    return kernels.product(x, y, weight)
+
+
+@_fused_product.register_fake
+def _(x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("tg_equiattn::clifford_product_backward", mutates_args=())
+def _fused_gradients(grad: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of x, y and the weights, which are of no size where there are none."""
+    from . import triton_clifford as kernels
+
+    return kernels.gradients(grad, x, y, weight)
+
+
+@_fused_gradients.register_fake
+def _(grad: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    grad_weight = x.new_empty(0) if weight is None else weight.new_empty(weight.shape)
+    return torch.empty_like(x), torch.empty_like(y), grad_weight
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _first_derivatives(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, y, weight = ctx.saved_tensors
+    grad_x, grad_y, grad_weight = _fused_gradients(grad, x, y, weight)
+    return grad_x, grad_y, None if weight is None else grad_weight
+
+
+def _second_derivatives(ctx, to_x: Tensor, to_y: Tensor, to_weight: Tensor) -> tuple[Tensor | None, ...]:
+    """The product is linear in x, y and weight, so its derivative along a direction has that in one factor's place."""
+    grad, x, y, weight = ctx.saved_tensors
+    out = _fused_product(to_x, y, weight) + _fused_product(x, to_y, weight)
+    along_x, along_y = _fused_gradients(grad, to_x, y, weight), _fused_gradients(grad, x, to_y, weight)
+    if weight is None:
+        return out, along_y[0], along_x[1], None
+    along_weight = _fused_gradients(grad, x, y, to_weight)
+    out = out + _fused_product(x, y, to_weight)
+    return out, along_y[0] + along_weight[0], along_x[1] + along_weight[1], along_x[2] + along_y[2]
+
+
+_fused_product.register_autograd(_first_derivatives, setup_context=_save)
+_fused_gradients.register_autograd(_second_derivatives, setup_context=_save)
+
+
+def channelwise_product(x: Tensor, y: Tensor, weight: Tensor, backend: str = "auto") -> Tensor:
+    """Products of multivectors (8, C, T) with weights by grade path (20, C)."""
+    if use_triton(backend, OPERATOR, x.device):
+        return _fused_product(x, y, weight)
+    weight = path_weights(weight)
+    if torch.compiler.is_compiling():  # which fuses, and keeps nothing either
+        return (right_factors(y) * weight[..., None] * x).sum(1)
+    return _ChannelwiseProduct.apply(x, y, weight)
+
+
+def geometric_product(x: Tensor, y: Tensor, *, backend: str = "auto") -> Tensor:
+    r"""The geometric product of multivectors.
+
+    .. math:: (x y)_j = \sum_{i, k} \Gamma^{j}_{ik}\, x_i\, y_k, \qquad \Gamma \in \{-1, 0, 1\}
+
+    With x = s + v + I b + I p (I = e123, b the axial vector a bivector is dual to), it holds the products of scalars,
+    dot products and cross products of vectors: for two polar vectors, v w = v.w + I (v x w).
+
+    Args:
+        x, y: multivectors, components (1; e1, e2, e3; e23, e31, e12; e123) last.
+        backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``; or ``"triton"``, one
+            fused kernel, which needs a CUDA device or Triton's interpreter.
+
+    Shapes:
+        ``(..., 8)`` each, broadcast against each other -> ``(..., 8)``.
+
+    Raises:
+        ValueError: if the last axis is not 8, dtypes or devices differ, or ``backend`` cannot run.
+
+    Source: se3-hyena section 3.2; Ruhe et al., Clifford Group Equivariant Neural Networks (2023).
+
+    Example:
+        >>> import torch
+        >>> e1, e2 = torch.eye(8)[1], torch.eye(8)[2]
+        >>> geometric_product(e1, e2)  # e12
+        tensor([0., 0., 0., 0., 0., 0., 1., 0.])
+        >>> geometric_product(e2, e1) + geometric_product(e1, e2)
+        tensor([0., 0., 0., 0., 0., 0., 0., 0.])
+    """
+    for name, value in (("x", x), ("y", y)):
+        if not value.ndim or value.shape[-1] != COMPONENTS:
+            raise ValueError(f"{name} must have 8 components on the last axis, got shape {tuple(value.shape)}")
+        if not value.is_floating_point():
+            raise ValueError(f"{name} must be a floating point tensor, got {value.dtype}")
+        checks.half_precision(**{name: value})
+    if x.dtype != y.dtype or x.device != y.device:
+        raise ValueError(f"y must be {x.dtype} on {x.device} as x is, got {y.dtype} on {y.device}")
+    if use_triton(backend, OPERATOR, x.device):
+        x, y = torch.broadcast_tensors(x, y)
+        rows = [z.reshape(-1, COMPONENTS).T[:, None] for z in (x, y)]
+        return _fused_product(*rows, None)[:, 0].T.reshape(x.shape)
+    with full_precision(x.device):
+        right, signs, _ = _tables_like(y)
+        factors = y.index_select(-1, right).unflatten(-1, (COMPONENTS, COMPONENTS))
+        return (factors * signs * x[..., None, :]).sum(-1)

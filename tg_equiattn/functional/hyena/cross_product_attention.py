@@ -1,0 +1,235 @@
+r"""Softmax over the lengths of cross products, as PyTorch operators in O(N) memory: in torch, and fused in Triton.
+
+    T_i = sum_j p_ij w_j,    p_ij = softmax_j( scale |q_i x k_j| )
+
+|q x k|^2 = |q|^2 |k|^2 - (q.k)^2 is a product of six quadratic features of q and six of k, so scores are the square
+root of a matrix product. Tiles of (queries, keys) stay in the cache; backward computes them again from the inputs and
+the saved log-sum-exps. Where a score is zero its derivative is taken as zero, as torch does for a norm. Second
+derivatives are not implemented. What the fused operator sums is told in :mod:`.triton.vector_attention`.
+
+The differences cancel where vectors are nearly parallel. So where matrix products may be rounded (TF32 on a GPU,
+bfloat16 on a CPU, as a user may have set), all but weights (p, and slopes of scores) enters as sums of parts that
+neither rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ...precision import full_precision
+
+_TILE = {"cpu": 1 << 17, "other": 1 << 26}  # scores of one tile
+_KEYS = 512  # of one tile, at most, on the CPU
+_SAFE = 60.0  # scores up to here need no stabiliser: exp(60) times many millions is finite in float32
+
+
+def _next(x: Tensor) -> Tensor:
+    """(y, z, x) of (x, y, z); an index of a list would have to reach the device."""
+    return x.roll(-1, -1)
+
+
+def _last(x: Tensor) -> Tensor:
+    """(z, x, y)."""
+    return x.roll(1, -1)
+
+
+def _query_features(q: Tensor) -> Tensor:
+    return torch.cat([q.square(), _next(q) * _last(q)], -1)
+
+
+def _key_features(k: Tensor) -> Tensor:
+    square = k.square()
+    return torch.cat([_next(square) + _last(square), -2 * _next(k) * _last(k)], -1)
+
+
+def _rounds(x: Tensor) -> bool:
+    """Whether products of float32 may be rounded; a GPU is not asked, as the parts cost little there."""
+    if x.dtype == torch.float64 or x.device.type != "cpu":
+        return x.dtype != torch.float64
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # set by newer means than these
+        return True
+
+
+def _parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """float32 as a sum of three numbers of 8 significant bits each."""
+    high = x.bfloat16().to(x.dtype)
+    middle = (x - high).bfloat16().to(x.dtype)
+    return high, middle, x - high - middle
+
+
+def _factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors (..., n, r) and (..., m, r) whose product is a b^T, rounded or not."""
+    if not _rounds(a):
+        return a, b
+    (a1, a2, a3), (b1, b2, b3) = _parts(a), _parts(b)
+    return torch.cat([a1, a1, a2, a1, a3, a2], -1), torch.cat([b1, b2, b1, b3, b1, b2], -1)
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """(..., r) or its three parts in turn, for a product of which :func:`_together` adds them up."""
+    return torch.cat(_parts(x), -1) if _rounds(x) else x
+
+
+def _together(x: Tensor, width: int) -> Tensor:
+    return x.unflatten(-1, (-1, width)).sum(-2)
+
+
+def _query_chain(q: Tensor, grad: Tensor) -> Tensor:
+    """The derivative of the query's features, applied."""
+    square, mixed = grad.split(3, -1)
+    return 2 * q * square + _last(q) * _next(mixed) + _next(q) * _last(mixed)
+
+
+def _key_chain(k: Tensor, grad: Tensor) -> Tensor:
+    square, mixed = grad.split(3, -1)
+    out = k * (_next(square) + _last(square))
+    return 2 * (out - _last(k) * _next(mixed) - _next(k) * _last(mixed))
+
+
+def _tiles(groups: int, length: int, device: torch.device) -> Iterator[tuple[slice, slice, list[slice]]]:
+    """Slices of groups and of queries, with slices of keys."""
+    budget = _TILE.get(device.type, _TILE["other"])
+    if not length:
+        return
+    keys = min(length, _KEYS if device.type == "cpu" else max(_KEYS, math.isqrt(budget)))
+    queries = max(1, min(length, budget // keys))
+    together = max(1, budget // (queries * keys))
+    parts = [slice(a, min(a + keys, length)) for a in range(0, length, keys)]
+    for g in range(0, groups, together):
+        for a in range(0, length, queries):
+            yield slice(g, min(g + together, groups)), slice(a, min(a + queries, length)), parts
+
+
+@torch.library.custom_op("tg_equiattn::cross_attention", mutates_args=())
+def cross_attention(q: Tensor, k: Tensor, w: Tensor, there: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """T (G, N, e) and log-sum-exps (G, N) of q, k (G, N, 3), w (G, N, e), keys that exist (G, N), scale (G,)."""
+    with full_precision(q.device):
+        groups, length, width = w.shape
+        a, b = _factors(_query_features(q), _key_features(k) * scale[:, None, None].square())
+        ones = _side_by_side(torch.cat([w, torch.ones_like(w[..., :1])], -1))
+        sums = torch.zeros_like(ones)
+        top = w.new_full((groups, length, 1), torch.finfo(w.dtype).min)
+        stabilise = True
+        if q.device.type == "cpu" and w.numel():  # where looking is free
+            bound = q.square().sum(-1).amax(-1) * k.square().sum(-1).amax(-1)
+            stabilise = not bool((bound.sqrt() * scale < _SAFE).all())
+        if not stabilise:
+            top.zero_()
+        for group, query, parts in _tiles(groups, length, q.device):
+            total, highest = sums[group, query], top[group, query]
+            for n, key in enumerate(parts):
+                p = (a[group, query] @ b[group, key].mT).clamp_(min=0).sqrt_()
+                if there is not None:
+                    p.masked_fill_(~there[group, None, key], -math.inf)
+                if stabilise:
+                    peak = torch.maximum(highest, p.amax(-1, keepdim=True))
+                    p.sub_(peak)
+                    if n:
+                        total.mul_((highest - peak).exp_())
+                    highest.copy_(peak)
+                total.baddbmm_(p.exp_(), ones[group, key])
+        sums = _together(sums, width + 1)
+        normaliser = sums[..., width:].clamp(min=torch.finfo(w.dtype).tiny)
+        return sums[..., :width] / normaliser, normaliser.log().add_(top).squeeze(-1)
+
+
+@cross_attention.register_fake
+def _(q: Tensor, k: Tensor, w: Tensor, there: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor]:
+    return w.new_empty(w.shape), w.new_empty(w.shape[:2])
+
+
+@torch.library.custom_op("tg_equiattn::cross_attention_backward", mutates_args=())
+def cross_attention_backward(
+    q: Tensor, k: Tensor, w: Tensor, there: Tensor | None, scale: Tensor, out: Tensor, lse: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    with full_precision(q.device):
+        groups, length, width = w.shape
+        factor = scale[:, None, None].square()
+        a, b = _query_features(q), _key_features(k) * factor
+        shift = (grad * out).sum(-1, keepdim=True)
+        (left, right), (grads, values) = _factors(a, b), _factors(grad, w)
+        a, b, grad = _side_by_side(a), _side_by_side(b), _side_by_side(grad)
+        grad_a, grad_b, grad_w = torch.zeros_like(a), torch.zeros_like(b), torch.zeros_like(grad)
+        for group, query, parts in _tiles(groups, length, q.device):
+            for key in parts:
+                score = (left[group, query] @ right[group, key].mT).clamp_(min=0).sqrt_()
+                p = (score - lse[group, query, None]).exp_()
+                if there is not None:
+                    p.masked_fill_(~there[group, None, key], 0)
+                grad_w[group, key].baddbmm_(p.mT, grad[group, query])
+                slope = torch.baddbmm(shift[group, query], grads[group, query], values[group, key].mT, beta=-1)
+                slope.mul_(p).mul_(0.5)
+                slope.div_(score).masked_fill_(score == 0, 0)
+                grad_a[group, query].baddbmm_(slope, b[group, key])
+                grad_b[group, key].baddbmm_(slope.mT, a[group, query])
+        grad_a, grad_b, grad_w = _together(grad_a, 6), _together(grad_b, 6), _together(grad_w, width)
+        return _query_chain(q, grad_a), _key_chain(k, grad_b * factor), grad_w
+
+
+@cross_attention_backward.register_fake
+def _(q: Tensor, k: Tensor, w: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), w.new_empty(w.shape)
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx, grad: Tensor | None, _: Tensor | None):
+    if grad is None:
+        return None, None, None, None, None
+    return *cross_attention_backward(*ctx.saved_tensors, grad.contiguous()), None, None
+
+
+@torch.library.custom_op("tg_equiattn::fused_cross_attention", mutates_args=())
+def fused_cross_attention(
+    q: Tensor, k: Tensor, v: Tensor | None, lengths: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """sum_j p_ij (q_i x k_j) x v_j (3, G, N), or without v sum_j p_ij (q_i x k_j), and what backward needs (G, N)."""
+    from .triton_vector_attention import attend  # here, as Triton may be missing
+
+    return attend(q, k, v, lengths, scale)
+
+
+@fused_cross_attention.register_fake
+def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[1:]), q.new_empty(q.shape[1:])
+
+
+@torch.library.custom_op("tg_equiattn::fused_cross_attention_backward", mutates_args=())
+def fused_cross_attention_backward(
+    q: Tensor, k: Tensor, v: Tensor | None, lengths: Tensor, scale: Tensor,
+    out: Tensor, peaks: Tensor, totals: Tensor, grad: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    from .triton_vector_attention import attend_backward
+
+    return attend_backward(q, k, v, lengths, scale, out, peaks, totals, grad)
+
+
+@fused_cross_attention_backward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor | None, *rest: object) -> list[Tensor]:
+    return [q.new_empty(q.shape) for _ in range(2 if v is None else 3)]
+
+
+def _fused_gradient(ctx, grad: Tensor | None, *_: Tensor | None):
+    if grad is None:
+        return None, None, None, None, None
+    grads = fused_cross_attention_backward(*ctx.saved_tensors, grad)
+    return *grads, *[None] * (5 - len(grads))
+
+
+def _no_second_derivative(ctx, *grads):
+    raise NotImplementedError("second derivatives of vector attention are not implemented")
+
+
+cross_attention_backward.register_autograd(_no_second_derivative)
+cross_attention.register_autograd(_gradient, setup_context=_save)
+fused_cross_attention_backward.register_autograd(_no_second_derivative)
+fused_cross_attention.register_autograd(_fused_gradient, setup_context=_save)

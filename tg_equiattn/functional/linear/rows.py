@@ -1,0 +1,90 @@
+"""Ragged batches as rows of equal length: what lets one dense kernel serve graphs of any sizes.
+
+Each graph is cut into rows of ``length`` nodes, the last one padded. Kernels treat rows as a dense batch and add up
+the rows of a graph, so one long graph among short ones costs no padding to its length.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ... import checks
+
+
+class Rows:
+    """Where every node of a sorted ``batch`` lies among rows, and which graph a row belongs to.
+
+    Shapes are known without reading values, except on the CPU outside torch.compile, where reading them is free and
+    gives a better row length. Graphs of equal sizes are then rows as they are, and nothing is copied.
+
+    Args:
+        nodes: nodes of all graphs together.
+        graphs: number of graphs.
+        batch: sorted graph index of each node; ``None`` where all graphs have the same number of nodes.
+        mask: ``(graphs, nodes / graphs)`` where batch is None, true for the nodes that exist.
+    """
+
+    def __init__(self, nodes: int, graphs: int = 1, batch: Tensor | None = None, mask: Tensor | None = None) -> None:
+        self.graphs, self.equal = graphs, batch is None or graphs <= 1
+        self.mask = mask  # (rows, length), true where a slot holds a node; None where all do
+        self.length = max(1, nodes // max(1, graphs))
+        if batch is not None and not self.equal:
+            starts = torch.searchsorted(batch, torch.arange(graphs + 1, device=batch.device))
+            sizes = starts.diff()
+            if checks.values_are_free(batch):
+                longest = int(sizes.max())
+                self.equal = nodes == longest * graphs
+                self.length = max(1, longest) if longest <= 2 * self.length else max(16, self.length)
+            else:
+                self.length = max(16, -(-self.length // 4))
+        self.count = nodes // self.length if self.equal else nodes // self.length + graphs
+        if self.equal or batch is None:
+            return
+        self.batch, self.sizes = batch, sizes
+        rows = (sizes + self.length - 1) // self.length
+        first = torch.cat([rows.new_zeros(1), rows.cumsum(0)])
+        within = torch.arange(nodes, device=batch.device) - starts[batch]
+        self.slot = first[batch] * self.length + within  # of a node among all slots
+        row = torch.arange(self.count, device=batch.device)
+        self.graph = (torch.searchsorted(first, row, right=True) - 1).clamp(max=graphs - 1)
+        filled = torch.zeros(self.count * self.length, dtype=torch.bool, device=batch.device)
+        self.mask = filled.scatter(0, self.slot, True).view(self.count, self.length)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """(N, heads, d) nodes to (rows, heads, length, d)."""
+        if not self.equal:
+            x = x.new_zeros(self.count * self.length, *x.shape[1:]).index_copy(0, self.slot, x)
+        return x.view(self.count, self.length, *x.shape[1:]).transpose(1, 2)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """(rows, heads, length, d) to (N, heads, d)."""
+        x = x.transpose(1, 2).flatten(0, 1)
+        return x if self.equal else x.index_select(0, self.slot)
+
+    def merge(self, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+        """Of softmax averages (rows, heads, m, e) and their log-sum-exps (rows, heads, m), those of whole graphs."""
+        if self.equal:
+            return content, level
+        index = self.graph[:, None, None].expand_as(level)
+        top = level.new_full((self.graphs, *level.shape[1:]), torch.finfo(level.dtype).min)
+        top = top.scatter_reduce(0, index, level.detach(), "amax").index_select(0, self.graph)
+        weight = (level - top).exp()
+        sums = level.new_zeros(self.graphs, *level.shape[1:]).index_add(0, self.graph, weight)
+        sums = sums.index_select(0, self.graph)
+        weight = (weight / sums)[..., None]
+        content = content.new_zeros(self.graphs, *content.shape[1:]).index_add(0, self.graph, weight * content)
+        return content.index_select(0, self.graph), sums.log() + top
+
+    def graph_sum(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of nodes (N, ...) over each node's graph, and the graph's number of nodes (N,)."""
+        if not self.equal:
+            sums = x.new_zeros(self.graphs, *x.shape[1:]).index_add(0, self.batch, x)
+            return sums[self.batch], self.sizes[self.batch]
+        rows = x.view(self.count, self.length, *x.shape[1:])
+        if self.mask is None:
+            sizes = torch.full((self.count, self.length), self.length, device=x.device)
+        else:
+            rows = torch.where(self.mask.view(*self.mask.shape, *[1] * (x.ndim - 1)), rows, 0.0)
+            sizes = self.mask.sum(1, keepdim=True).expand(-1, self.length)
+        return rows.sum(1, keepdim=True).expand_as(rows).flatten(0, 1), sizes.flatten()

@@ -1,0 +1,22 @@
+"""Lifting and group self-attention, what stands around it, and GE-ViT."""
+
+from .attention import GroupAttention, LiftingAttention
+from .block import GroupAttentionBlock
+from .ge_vit import GEViT
+from .norm import RegularBatchNorm, RegularLayerNorm
+from .pointwise import Pointwise
+from .pooling import GlobalPooling, GroupPooling, SpatialCrop, SpatialMaxPool
+
+__all__ = [
+    "GEViT",
+    "GlobalPooling",
+    "GroupAttention",
+    "GroupAttentionBlock",
+    "GroupPooling",
+    "LiftingAttention",
+    "Pointwise",
+    "RegularBatchNorm",
+    "RegularLayerNorm",
+    "SpatialCrop",
+    "SpatialMaxPool",
+]

@@ -1,0 +1,228 @@
+"""Lifting and group self-attention layers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from ... import checks
+from ...encodings import make_encoding, relation_index, rotated_offsets
+from ...functional.group.attention import check_backend, group_attention, lifting_attention
+from ...grids import Neighbourhood
+from ...groups import FiniteGroup, check_group
+from .pointwise import Pointwise
+
+
+class _Attention(nn.Module):
+    """Projections, encoding and tables that lifting and group attention share."""
+
+    _geometry: Tensor
+    _index: Tensor
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        *,
+        heads: int,
+        head_channels: int | None,
+        kernel_size: int | None,
+        encoding: str,
+        neighbourhood: str,
+        dropout: float,
+        scale: float | None,
+        backend: str,
+        elements: int | None,
+    ) -> None:
+        super().__init__()
+        check_group(group)
+        checks.positive(in_channels=in_channels, out_channels=out_channels, heads=heads)
+        head_channels = max(out_channels // 2, group.dim + 1) if head_channels is None else head_channels
+        checks.positive(head_channels=head_channels)
+        checks.probability(dropout=dropout)
+        checks.scale(scale)
+        self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
+        self.heads, self.head_channels = heads, head_channels
+        self.neighbourhood = Neighbourhood(group.dim, kernel_size, neighbourhood)
+        check_backend(backend, self.neighbourhood)
+        self.dropout, self.scale, self.encoding_name, self.backend = dropout, scale, encoding, backend
+        self.query = Pointwise(in_channels, heads * head_channels)
+        self.key = Pointwise(in_channels, heads * head_channels)
+        self.value = Pointwise(in_channels, heads * head_channels)
+        self.out = Pointwise(heads * head_channels, out_channels)
+        # a pixel where x = 0, too, looks at some places more than at others
+        nn.init.normal_(cast(Tensor, self.query.bias))
+        self.encoding = make_encoding(encoding, group.dim, head_channels, elements)
+        # float64 geometry kept as int64 bits: .to(dtype) would round a floating point buffer, and rounded offsets
+        # of two elements no longer agree exactly.
+        exact = group.matrices if kernel_size is None else rotated_offsets(group.matrices, self.neighbourhood)
+        geometry = exact.contiguous().view(torch.int64).to(self.out.weight.device)
+        self.register_buffer("_geometry", geometry, persistent=False)
+
+    def _offsets(self, spatial: tuple[int, ...]) -> Tensor:
+        geometry = self._geometry.view(torch.float64)
+        return rotated_offsets(geometry, self.neighbourhood, spatial) if self.neighbourhood.is_global else geometry
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (B, heads, head_channels, [|H|,] *spatial)."""
+        query, key, value = (p(x).unflatten(1, (self.heads, -1)) for p in (self.query, self.key, self.value))
+        return query, key, value
+
+    @property
+    def _options(self) -> dict:
+        dropout = self.dropout if self.training else 0.0
+        return {
+            "neighbourhood": self.neighbourhood, "scale": self.scale, "dropout": dropout, "backend": self.backend
+        }  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.group!r}, {self.in_channels}, {self.out_channels}, heads={self.heads}, "
+            f"head_channels={self.head_channels}, kernel_size={self.neighbourhood.kernel_size}, "
+            f"encoding={self.encoding_name!r}, neighbourhood={self.neighbourhood.shape!r}"
+            + ("" if self.backend == "auto" else f", backend={self.backend!r}")
+        )
+
+
+class LiftingAttention(_Attention):
+    r"""Lifting self-attention: images or volumes in, regular features of a finite group out.
+
+    .. math::
+        \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_{j \in \eta(i)}
+        \mathrm{softmax}_j\big(c\,\langle q_i,\; k_j + \rho(h^{-1}(x_j - x_i)) \rangle\big)\; v_j
+
+    Args:
+        group: the finite group H; its dimension (2 or 3) is that of the input.
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        heads: attention heads.
+        head_channels: width of a head; ``None`` means half of ``out_channels``, as published.
+        kernel_size: odd side of the window in pixels, or ``None`` for global attention at any image size.
+        encoding: ``"axial"``, ``"joint"`` or ``"full"``; see :mod:`tg_equiattn.encodings`.
+        neighbourhood: ``"square"`` or ``"disk"``.
+        dropout: probability of dropping an attention weight in training.
+        scale: c; ``None`` means :math:`1/\sqrt{\mathrm{head\_channels}}` (the published code uses the input width).
+        backend: ``"torch"``, ``"triton"`` (windows only, on CUDA) or ``"auto"``; see
+            :func:`~tg_equiattn.functional.group_attention`.
+
+    Shapes:
+        ``(B, in_channels, H, W)`` or ``(B, in_channels, D, H, W)`` -> ``(B, out_channels, |H|, *spatial)``.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Source: GSA-Nets Eq. 14; GE-ViT Eq. 14.
+
+    Example:
+        >>> import torch
+        >>> from tg_equiattn.groups import dihedral
+        >>> layer = LiftingAttention(dihedral(4), 3, 20, heads=2, kernel_size=5)
+        >>> layer(torch.randn(2, 3, 9, 7)).shape
+        torch.Size([2, 20, 8, 9, 7])
+    """
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        *,
+        heads: int,
+        head_channels: int | None = None,
+        kernel_size: int | None = 5,
+        encoding: str = "axial",
+        neighbourhood: str = "square",
+        dropout: float = 0.0,
+        scale: float | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
+            encoding=encoding, neighbourhood=neighbourhood, dropout=dropout, scale=scale, backend=backend,
+            elements=None,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        checks.features(x, self.in_channels, self.group.dim, None, self.out.weight)
+        self.neighbourhood.check(x.shape[2:])
+        rho, _ = self.encoding(self._offsets(tuple(x.shape[2:])))
+        out = lifting_attention(*self._project(x), rho, **self._options)
+        return self.out(out.flatten(1, 2))
+
+
+class GroupAttention(_Attention):
+    r"""Group self-attention: regular features of a finite group in and out.
+
+    .. math::
+        \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_t \sum_{(j,s)} \mathrm{softmax}_{(j,s)}\big(
+        c\,\langle q(i,t),\; k(j,s) + \rho(h^{-1}(x_j - x_i), u) \rangle\big)\; v(j, s)
+
+    Args:
+        relation: which group element u the encoding sees: ``"ge_vit"`` (:math:`h^{-1}ts^{-1}t`), ``"lifted"``
+            (:math:`t^{-1}s`), ``"relative"`` (:math:`t^{-1}s` with h = t only, |H| times cheaper), or ``"gsa"``
+            (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, is kept to reproduce the comparison, and warns.
+        group, in_channels, out_channels, heads, head_channels, kernel_size, encoding, neighbourhood, dropout, scale,
+        backend: as :class:`LiftingAttention`.
+
+    Shapes:
+        ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Source: GSA-Nets Eq. 16; GE-ViT Eq. 16-17. u comes from the Cayley table, so the layer is equivariant for dihedral
+    groups as well, where the published code of both papers is not.
+
+    Example:
+        >>> import torch
+        >>> from tg_equiattn.groups import cyclic
+        >>> layer = GroupAttention(cyclic(4), 20, 20, heads=2, kernel_size=5)
+        >>> layer(torch.randn(2, 20, 4, 9, 7)).shape
+        torch.Size([2, 20, 4, 9, 7])
+    """
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        *,
+        heads: int,
+        head_channels: int | None = None,
+        kernel_size: int | None = 5,
+        relation: str = "ge_vit",
+        encoding: str = "axial",
+        neighbourhood: str = "square",
+        dropout: float = 0.0,
+        scale: float | None = None,
+        backend: str = "auto",
+    ) -> None:
+        check_group(group)
+        super().__init__(
+            group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
+            encoding=encoding, neighbourhood=neighbourhood, dropout=dropout, scale=scale, backend=backend,
+            elements=len(group),
+        )  # fmt: skip
+        self.relation = relation
+        index = relation_index(group, relation).to(self.out.weight.device)
+        self.register_buffer("_index", index, persistent=False)
+        if relation == "gsa":
+            warnings.warn(
+                "relation='gsa' (GSA-Nets section 5.2) is not equivariant; it is kept to reproduce the comparison, "
+                "use 'ge_vit', 'lifted' or 'relative' otherwise",
+                stacklevel=2,
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        checks.features(x, self.in_channels, self.group.dim, len(self.group), self.out.weight)
+        self.neighbourhood.check(x.shape[3:])
+        rho_space, rho_group = self.encoding(self._offsets(tuple(x.shape[3:])))
+        out = group_attention(*self._project(x), rho_space, rho_group, self._index, **self._options)
+        return self.out(out.flatten(1, 2))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, relation={self.relation!r}"

@@ -1,0 +1,73 @@
+"""Normalisation of regular features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ... import checks
+from .pointwise import columns
+
+
+class RegularLayerNorm(nn.Module):
+    r"""Layer normalisation over channels, separately at every group element and pixel.
+
+    .. math:: y_c = \gamma_c\,(x_c - \mathrm{mean}_c\,x) / \sqrt{\mathrm{var}_c\,x + \epsilon} + \beta_c
+
+    No statistic mixes pixels, group elements or images, so it is equivariant to every permutation of them.
+
+    Args:
+        channels: number of channels.
+        eps: added to the variance.
+
+    Shapes:
+        ``(B, channels, *any)`` -> the same.
+
+    Source: Ba et al. 2016, as placed in GSA-Nets Fig. F.1.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        checks.positive(channels=channels)
+        self.channels, self.eps = channels, eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[1] != self.channels:
+            raise ValueError(f"input must have shape (B, {self.channels}, ...), got {tuple(x.shape)}")
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        centred = wide - wide.mean(1, keepdim=True)
+        variance = centred.square().mean(1, keepdim=True)
+        shape = (-1, *[1] * (x.ndim - 2))
+        out = centred * (variance + self.eps).rsqrt() * self.weight.view(shape) + self.bias.view(shape)
+        return out.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, eps={self.eps}"
+
+
+class RegularBatchNorm(nn.BatchNorm1d):
+    """Batch normalisation of regular features: one mean and variance a channel, over images, group elements and pixels.
+
+    Equivariant like :class:`RegularLayerNorm`, and in small networks much easier to train: normalising every pixel by
+    itself, as layer normalisation does, forgets how strongly the features of a pixel respond. In training, images of a
+    batch see each other's statistics; in eval mode they do not. The same as ``escnn.nn.InnerBatchNorm``.
+
+    Shapes:
+        ``(B, channels, *any)`` -> the same.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[1] != self.num_features:
+            raise ValueError(f"input must have shape (B, {self.num_features}, ...), got {tuple(x.shape)}")
+        return super().forward(columns(x)).view_as(x)
+
+
+NORMS: dict[str, type[nn.Module]] = {"layer": RegularLayerNorm, "batch": RegularBatchNorm}
+
+
+def make_norm(name: str, channels: int) -> nn.Module:
+    """The normalisation called ``name``; ValueError for an unknown one."""
+    checks.choice("norm", name, NORMS)
+    return NORMS[name](channels)
