@@ -46,7 +46,7 @@ def case(request):
 def kernels_run(request):
     """Skip a test with tensors where no kernel runs: on the CPU of a machine with a GPU, for which they are built."""
     device = request.getfixturevalue("device") if "device" in request.fixturenames else "cpu"
-    if device == "cpu" and not backends._INTERPRETED:
+    if device == "cpu" and not backends.INTERPRETED:
         pytest.skip("Triton's kernels are built for the GPU here")
 
 

@@ -57,7 +57,7 @@ def instead_of_running() -> list:
 
     driver.set_active(Driver())
     jit.JITFunction.run = build
-    backends._INTERPRETED = True  # which admits tensors on the CPU
+    backends.INTERPRETED = True  # which admits tensors on the CPU
     return built
 
 

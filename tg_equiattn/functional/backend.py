@@ -14,23 +14,23 @@ BACKENDS = ("auto", "torch", "triton")
 # Operators whose kernel was measured faster than torch on a GPU, which is what "auto" goes by: none has been yet.
 _FASTER: frozenset[str] = frozenset()
 
-_INSTALLED = importlib.util.find_spec("triton") is not None
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INSTALLED = importlib.util.find_spec("triton") is not None  # Triton
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # its kernels run on the CPU
 
 
 def check_backend(backend: str) -> None:
     """ValueError for an unknown backend, or Triton's where it is not installed."""
     checks.choice("backend", backend, BACKENDS)
-    if backend == "triton" and not _INSTALLED:
+    if backend == "triton" and not INSTALLED:
         raise ValueError("backend must be 'auto' or 'torch' without Triton (pip install triton), got 'triton'")
 
 
 def use_triton(backend: str, operator: str, device: torch.device) -> bool:
     """Whether ``operator`` runs on its kernel for tensors on ``device``."""
     check_backend(backend)
-    if backend == "triton" and device.type != "cuda" and not (_INTERPRETED and device.type == "cpu"):
+    if backend == "triton" and device.type != "cuda" and not (INTERPRETED and device.type == "cpu"):
         raise ValueError(
             "backend must be 'auto' or 'torch' for tensors that are not on a CUDA device (or set TRITON_INTERPRET=1 "
             f"to run kernels on the CPU in Triton's interpreter, slowly), got 'triton' with tensors on {device}"
         )
-    return backend == "triton" or (backend == "auto" and operator in _FASTER and _INSTALLED and device.type == "cuda")
+    return backend == "triton" or (backend == "auto" and operator in _FASTER and INSTALLED and device.type == "cuda")

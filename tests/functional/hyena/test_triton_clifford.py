@@ -160,7 +160,7 @@ def test_ops_are_registered_right(weighted):
     """Schema, fake tensors, autograd and dynamic shapes, by torch's own check."""
     x, y, weight, grad = (z.requires_grad_() for z in factors(2, 3))
     weight = weight if weighted else None
-    if not backends._INTERPRETED:
+    if not backends.INTERPRETED:
         x, y, weight, grad = (None if z is None else z.detach().cuda().requires_grad_() for z in (x, y, weight, grad))
     for op, arguments in ((clifford._fused_product, (x, y, weight)), (clifford._fused_gradients, (grad, x, y, weight))):
         assert set(torch.library.opcheck(op, arguments).values()) == {"SUCCESS"}
@@ -264,10 +264,10 @@ def test_bad_backends(monkeypatch):
     for bad in ("cuda", None, "Triton"):
         with pytest.raises(ValueError, match="backend must be one of"):
             geometric_product(x, x, backend=bad)
-    monkeypatch.setattr(backends, "_INTERPRETED", False)
+    monkeypatch.setattr(backends, "INTERPRETED", False)
     with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' for tensors"):
         geometric_product(x, x, backend="triton")
-    monkeypatch.setattr(backends, "_INSTALLED", False)
+    monkeypatch.setattr(backends, "INSTALLED", False)
     with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' without Triton"):
         geometric_product(x, x, backend="triton")
 

@@ -270,7 +270,7 @@ def test_bad_backends(monkeypatch):
     qkv = inputs("cpu")
     with pytest.raises(ValueError, match=r"^backend must be one of .* got 'nonsense'"):
         attend(*qkv, backend="nonsense")
-    monkeypatch.setattr(backend, "_INTERPRETED", False)
+    monkeypatch.setattr(backend, "INTERPRETED", False)
     with pytest.raises(ValueError, match=r"^backend must be 'auto' or 'torch' for tensors"):
         attend(*qkv)
 

@@ -78,10 +78,10 @@ def test_bad_backends(kind, graphs, monkeypatch):
         with pytest.raises(ValueError, match="backend must be one of"):
             KINDS[kind](backend=bad)
     module = KINDS[kind](backend="triton")
-    monkeypatch.setattr(backends, "_INTERPRETED", False)
+    monkeypatch.setattr(backends, "INTERPRETED", False)
     if kind != "full":
         with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' for tensors"):
             module(**arguments(kind, module, graphs, "cpu"))
-    monkeypatch.setattr(backends, "_INSTALLED", False)
+    monkeypatch.setattr(backends, "INSTALLED", False)
     with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' without Triton"):
         KINDS[kind](backend="triton")

@@ -163,11 +163,11 @@ def test_bad_backends(make, monkeypatch):
             with pytest.raises(ValueError, match="backend must be one of"):
                 build(bad)
     module, x = make("hyena", "triton"), sample("hyena", SIZES)
-    monkeypatch.setattr(backends, "_INTERPRETED", False)
+    monkeypatch.setattr(backends, "INTERPRETED", False)
     with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' for tensors"):
         module(**x)
     with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' for tensors"):
         make("attention", "triton")(**x)
-    monkeypatch.setattr(backends, "_INSTALLED", False)
+    monkeypatch.setattr(backends, "INSTALLED", False)
     with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' without Triton"):
         make("hyena", "triton")

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from ... import checks
 from ...grids import Neighbourhood
-from .. import backend as backends
+from ..backend import check_backend, use_triton
 from .tiled_attention import group_attention_op
-
-IMPLEMENTATIONS = ("auto", "factorised", "direct")
 
 
 def group_attention(
@@ -24,7 +22,6 @@ def group_attention(
     neighbourhood: Neighbourhood,
     scale: float | None = None,
     dropout: float = 0.0,
-    implementation: str = "auto",
     backend: str = "auto",
 ) -> Tensor:
     r"""Group self-attention of regular features.
@@ -40,8 +37,9 @@ def group_attention(
     The factorised form writes the softmax weight as a product of a content, a spatial and a group factor, needs
     :math:`|H|^2(2D + 1)` exponentials per pixel instead of :math:`|H|^3 D` and, working through the pixels in tiles
     that are computed again in backward, never holds a tensor of either size for all pixels. The direct form computes
-    every score, tile by tile. Results agree; where a tile's scores are so extreme that the product of factors would
-    lose precision, the factorised form takes the direct one for that tile (on CUDA the factors are double instead).
+    every score, tile by tile; a full encoding, which is no sum, needs it. Results agree; where a tile's scores are so
+    extreme that the product of factors would lose precision, the factorised form takes the direct one for that tile
+    (on CUDA the factors are double instead).
 
     Args:
         rho_space: encoding of rotated offsets, or the full encoding of offsets and u.
@@ -50,8 +48,6 @@ def group_attention(
         neighbourhood: the window, or the whole grid.
         scale: c; ``None`` means :math:`1/\sqrt{C}`.
         dropout: probability of dropping a weight after the sum over t.
-        implementation: of the torch path: ``"auto"`` takes the factorised form unless the encoding is full;
-            ``"direct"`` is always possible, ``"factorised"`` not with a full encoding.
         backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``; or ``"triton"``, a fused
             kernel for windows that keeps every score in registers, which needs a CUDA device or Triton's interpreter.
             Triton's gradients of keys and values are added up atomically: their last bits vary from run to run, and
@@ -82,26 +78,42 @@ def group_attention(
         raise ValueError(
             f"rho_space must have {expected} offsets on axis 1 for {neighbourhood}, got {rho_space.shape[1]}"
         )
-    checks.choice("implementation", implementation, IMPLEMENTATIONS)
-    if implementation == "factorised" and rho_space.ndim == 4:
-        raise ValueError("implementation must be 'auto' or 'direct' with a full encoding, got 'factorised'")
     checks.probability(dropout=dropout)
     checks.scale(scale)
-    path = _path(backend, neighbourhood, implementation, query.device)
+    return checked_group_attention(
+        query, key, value, rho_space, rho_group, index,
+        neighbourhood=neighbourhood, scale=scale, dropout=dropout, backend=backend,
+    )  # fmt: skip
 
+
+def checked_group_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rho_space: Tensor,
+    rho_group: Tensor | None,
+    index: Tensor,
+    *,
+    neighbourhood: Neighbourhood,
+    scale: float | None,
+    dropout: float,
+    backend: str,
+) -> Tensor:
+    """:func:`group_attention` of operands that are known to fit, as the layers' own are."""
+    check_window_backend(backend, neighbourhood)
+    path = "compiled" if torch.compiler.is_compiling() else "eager"
+    if not neighbourhood.is_global and use_triton(backend, "group_attention", query.device):
+        path = "triton"
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     scale = query.shape[2] ** -0.5 if scale is None else scale
     rho_space = rho_space.to(dtype)
-    rho_group = rho_space.new_zeros(0) if rho_group is None else rho_group.to(dtype)
-    if implementation == "direct" and rho_space.ndim == 3:
-        rho_space, rho_group = rho_space[:, :, None] + rho_group, rho_space.new_zeros(0)
     seed = torch.randint(2**31, (), device=query.device) if dropout else index.new_zeros(())
     out = group_attention_op(
         query.to(dtype).flatten(0, 1) * scale,
         key.to(dtype).flatten(0, 1),
         value.to(dtype).flatten(0, 1),
         rho_space,
-        rho_group,
+        rho_space.new_zeros(0) if rho_group is None else rho_group.to(dtype),
         index,
         seed,
         neighbourhood.kernel_size or 0,
@@ -121,7 +133,6 @@ def lifting_attention(
     neighbourhood: Neighbourhood,
     scale: float | None = None,
     dropout: float = 0.0,
-    implementation: str = "auto",
     backend: str = "auto",
 ) -> Tensor:
     r"""Lifting self-attention, from a grid to a grid times a group.
@@ -156,27 +167,15 @@ def lifting_attention(
         neighbourhood=neighbourhood,
         scale=scale,
         dropout=dropout,
-        implementation=implementation,
         backend=backend,
     )
 
 
-def check_backend(backend: str, neighbourhood: Neighbourhood) -> None:
-    """ValueError for a backend that cannot be."""
-    backends.check_backend(backend)
+def check_window_backend(backend: str, neighbourhood: Neighbourhood) -> None:
+    """ValueError for a backend that cannot be: the fused kernel has windows only."""
+    check_backend(backend)
     if backend == "triton" and neighbourhood.is_global:
         raise ValueError("backend must be 'auto' or 'torch' with global attention, got 'triton'")
-
-
-def _path(backend: str, neighbourhood: Neighbourhood, implementation: str, device: torch.device) -> str:
-    """How the operator computes: 'triton', or torch 'compiled' or 'eager'."""
-    check_backend(backend, neighbourhood)
-    if backend == "triton" and implementation != "auto":
-        raise ValueError(f"implementation must be 'auto' with backend='triton', got {implementation!r}")
-    fits = implementation == "auto" and not neighbourhood.is_global
-    if fits and backends.use_triton(backend, "group_attention", device):
-        return "triton"
-    return "compiled" if torch.compiler.is_compiling() else "eager"
 
 
 def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -206,8 +205,8 @@ def _check_encoding(query: Tensor, rho_space: Tensor, rho_group: Tensor | None, 
             f"index must be int64 of shape (|H|, {elements}, {elements}) or ({elements}, {elements}), "
             f"got {index.dtype} of shape {tuple(index.shape)}"
         )
-    look = index.device.type == "cpu" and not torch.compiler.is_compiling()
-    if look and not torch.equal(index.sort(-1).values, torch.arange(elements, device="cpu").expand_as(index)):
+    permutation = torch.arange(elements, device=index.device)
+    if checks.values_are_free(index) and not torch.equal(index.sort(-1).values, permutation.expand_as(index)):
         raise ValueError(f"index must be a permutation of 0 ... {elements - 1} along its last axis, got other values")
     if rho_space.ndim not in (3, 4) or rho_space.shape[0] != outputs or rho_space.shape[-1] != channels:
         raise ValueError(

@@ -10,6 +10,7 @@ elements, ``H`` output elements, ``U`` arguments of the group encoding (``U = S`
     value  (D, S, C, p)   index  (H, T, S)     u of each (h, t, s); a permutation of U along S
     bias   (D, p)         0 for a neighbour inside the image, -inf outside
     keep   (D, H, S, p)   dropout factors of the summed weights W, or None
+    inverse (H, T, U)     s of each (h, t, u)
 
 The softmax weight of (h, t) over (D, s) is A(t,D,s) S(t,D,h) G(t,h,s) / Z(t,h), a product of three factors that
 need only |H|^2 (2 D + 1) exponentials instead of |H|^3 D.
@@ -61,10 +62,10 @@ def _gather_group(group: Tensor, index: Tensor) -> Tensor:
     return group[_element_and_output(index)[0], index.transpose(0, 1)]
 
 
-def _by_argument(x: Tensor, index: Tensor) -> Tensor:
-    """(T, H, S, ...) rearranged from key elements s to encoding arguments u; along S, index is a permutation."""
-    element, output = _element_and_output(index)
-    return x[element, output, index.transpose(0, 1).argsort(-1)]
+def _by_argument(x: Tensor, inverse: Tensor) -> Tensor:
+    """(T, H, S, ...) rearranged from key elements s to encoding arguments u."""
+    element, output = _element_and_output(inverse)
+    return x[element, output, inverse.transpose(0, 1)]
 
 
 def _factors(query: Tensor, key: Tensor, space: Tensor, group: Tensor, index: Tensor, bias: Tensor | None):
@@ -116,7 +117,7 @@ def forward(query, key, value, space, group, index, bias, keep) -> tuple[Tensor,
     return _weighted(weight, value[:, None], (0, 2)), torch.stack(smallest).amin()
 
 
-def backward(query, key, value, space, group, index, bias, keep, grad):
+def backward(query, key, value, space, group, index, inverse, bias, keep, grad):
     r"""Gradients of query, key, value, space and group, and the smallest normaliser met.
 
     With P = A S G / Z and dW = <dout, v>: r = sum P dW, dlogit = P (dW - r), and every gradient is a sum of dlogit
@@ -145,7 +146,7 @@ def backward(query, key, value, space, group, index, bias, keep, grad):
     grad_query = _weighted(grad_content, key[None], (1, 2))
     grad_key = _weighted(grad_content, query[:, None, None], (0,))
     grad_space = torch.cat(to_space).to(query.dtype)
-    grad_group = _by_argument(torch.cat(to_group).to(query.dtype), index).sum(1)
+    grad_group = _by_argument(torch.cat(to_group).to(query.dtype), inverse).sum(1)
     return grad_query, grad_key, grad_value, grad_space, grad_group, torch.stack(smallest).amin()
 
 
@@ -166,7 +167,7 @@ def direct(query, key, value, position, index, bias, keep) -> Tensor:
     return torch.einsum("hsdp,dscp->hcp", weight, value)
 
 
-def direct_backward(query, key, value, position, index, bias, keep, grad):
+def direct_backward(query, key, value, position, index, inverse, bias, keep, grad):
     """Gradients of query, key, value and position."""
     softmax = _direct_softmax(query, key, position, index, bias)
     keep = None if keep is None else keep.permute(1, 2, 0, 3)
@@ -178,4 +179,4 @@ def direct_backward(query, key, value, position, index, bias, keep, grad):
     grad_query = torch.einsum("tsdp,dscp->tcp", content, key)
     grad_key = torch.einsum("tsdp,tcp->dscp", content, query)
     grad_value = torch.einsum("hsdp,hcp->dscp", weight, grad)
-    return grad_query, grad_key, grad_value, _by_argument(logit, index).permute(0, 3, 1, 2, 4)
+    return grad_query, grad_key, grad_value, _by_argument(logit, inverse).permute(0, 3, 1, 2, 4)

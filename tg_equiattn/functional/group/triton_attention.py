@@ -14,7 +14,6 @@ from . import hashed_dropout
 from .triton_kernels import differentiate, weigh
 
 _TILE = 2048  # scores of a tile, which two to four warps hold in registers
-_SCRATCH = 1 << 25  # floats that leave a backward launch for the gradients of encodings
 
 
 def _offsets(kernel_size: int, dim: int, selection: Sequence[int], device: torch.device) -> Tensor:
@@ -74,11 +73,11 @@ class _Launch:
         block = max(1, min(triton.next_power_of_2(rows), _TILE // columns))
         return (sites, triton.cdiv(rows, block)), {"R": block, "num_warps": max(1, min(8, block * columns // scores))}
 
-    def runs(self) -> Iterator[slice]:
-        """Runs of sites whose gradients of positions are kept at a time."""
+    def runs(self, scratch: int) -> Iterator[slice]:
+        """Runs of sites whose gradients of positions, about ``scratch`` numbers, are kept at a time."""
         outputs = 1 if self.paired else self.outputs
         space = self.neighbours * (self.elements if self.full else 1)
-        step = max(1, _SCRATCH // (self.elements * outputs * (space + self.elements)))
+        step = max(1, scratch // (self.elements * outputs * (space + self.elements)))
         for start in range(0, self.sites, step):
             yield slice(start, min(start + step, self.sites))
 
@@ -115,16 +114,16 @@ def forward(query, key, value, rho_space, rho_group, index, seed, kernel_size, s
 
 
 def backward(
-    grad, query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout
+    grad, query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, scratch=1 << 25
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value, rho_space and rho_group."""
+    """Gradients of query, key, value, rho_space and rho_group, with about ``scratch`` numbers besides at a time."""
     _alert_not_deterministic()
     a = _Launch(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout)
     grad = (grad / (1 - dropout)).flatten(3).permute(0, 3, 2, 1).contiguous()
     grad_query, grad_key, grad_value = torch.zeros_like(a.query), torch.zeros_like(a.key), torch.zeros_like(a.value)
     grad_space, grad_group = rho_space.new_zeros(rho_space.shape), rho_group.new_zeros(rho_group.shape)
     a.weigh(grad, grad, grad_value, backward=True)
-    for run in a.runs():
+    for run in a.runs(scratch):
         to_space, to_group = a.differentiate(run, grad, grad_query, grad_key)
         _encodings(a, run, to_space, to_group, grad_query, grad_space, grad_group)
     restored = [x.transpose(2, 3).unflatten(3, a.spatial).contiguous() for x in (grad_key, grad_value)]

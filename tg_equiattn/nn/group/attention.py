@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...encodings import make_encoding, relation_index, rotated_offsets
-from ...functional.group.attention import check_backend, group_attention, lifting_attention
+from ...functional.group.attention import check_window_backend, checked_group_attention
 from ...grids import Neighbourhood
 from ...groups import FiniteGroup, check_group
 from .pointwise import Pointwise
@@ -48,7 +48,7 @@ class _Attention(nn.Module):
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
         self.heads, self.head_channels = heads, head_channels
         self.neighbourhood = Neighbourhood(group.dim, kernel_size, neighbourhood)
-        check_backend(backend, self.neighbourhood)
+        check_window_backend(backend, self.neighbourhood)
         self.dropout, self.scale, self.encoding_name, self.backend = dropout, scale, encoding, backend
         self.query = Pointwise(in_channels, heads * head_channels)
         self.key = Pointwise(in_channels, heads * head_channels)
@@ -72,12 +72,13 @@ class _Attention(nn.Module):
         query, key, value = (p(x).unflatten(1, (self.heads, -1)) for p in (self.query, self.key, self.value))
         return query, key, value
 
-    @property
-    def _options(self) -> dict:
-        dropout = self.dropout if self.training else 0.0
-        return {
-            "neighbourhood": self.neighbourhood, "scale": self.scale, "dropout": dropout, "backend": self.backend
-        }  # fmt: skip
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, rho_space: Tensor, rho_group: Tensor | None) -> Tensor:
+        """From features with a group axis to the output's."""
+        out = checked_group_attention(
+            query, key, value, rho_space, rho_group, self._index, neighbourhood=self.neighbourhood, scale=self.scale,
+            dropout=self.dropout if self.training else 0.0, backend=self.backend,
+        )  # fmt: skip
+        return self.out(out.flatten(1, 2))
 
     def extra_repr(self) -> str:
         return (
@@ -145,13 +146,15 @@ class LiftingAttention(_Attention):
             encoding=encoding, neighbourhood=neighbourhood, dropout=dropout, scale=scale, backend=backend,
             elements=None,
         )  # fmt: skip
+        nothing = torch.zeros(len(group), 1, 1, dtype=torch.int64, device=self.out.weight.device)
+        self.register_buffer("_index", nothing, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         checks.features(x, self.in_channels, self.group.dim, None, self.out.weight)
         self.neighbourhood.check(x.shape[2:])
         rho, _ = self.encoding(self._offsets(tuple(x.shape[2:])))
-        out = lifting_attention(*self._project(x), rho, **self._options)
-        return self.out(out.flatten(1, 2))
+        query, key, value = (projected.unsqueeze(3) for projected in self._project(x))
+        return self._attend(query, key, value, rho, rho.new_zeros(1, self.head_channels))
 
 
 class GroupAttention(_Attention):
@@ -221,8 +224,7 @@ class GroupAttention(_Attention):
         checks.features(x, self.in_channels, self.group.dim, len(self.group), self.out.weight)
         self.neighbourhood.check(x.shape[3:])
         rho_space, rho_group = self.encoding(self._offsets(tuple(x.shape[3:])))
-        out = group_attention(*self._project(x), rho_space, rho_group, self._index, **self._options)
-        return self.out(out.flatten(1, 2))
+        return self._attend(*self._project(x), rho_space, rho_group)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, relation={self.relation!r}"

@@ -1,0 +1,104 @@
+"""How group self-attention works through its operands: blocks of output elements, lanes, tiles, dropout draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import factorised, hashed_dropout
+from .tiles import GlobalTiling, LocalTiling, tiling, to_lanes
+
+# Floats of the largest temporary of one tile. Compiled steps fuse their loops and gain from tiles that stay in a
+# core's second-level cache; eager steps call many small operators and gain from longer ones.
+# A GPU needs millions of elements a launch.
+_TILE_BUDGET = {"compiled": 1 << 18, "eager": 1 << 20, "other": 1 << 24}
+
+
+class OutputBlock(NamedTuple):
+    """The query elements, output elements and (H, T, S) index of one call of the core, with the inverse of the index
+    along S."""
+
+    query: slice
+    output: slice
+    table: Tensor
+    inverse: Tensor
+
+
+def _output_blocks(index: Tensor) -> list[OutputBlock]:
+    inverse = index.argsort(-1)
+    if index.ndim == 3:
+        return [OutputBlock(slice(None), slice(None), index, inverse)]
+    return [
+        OutputBlock(slice(t, t + 1), slice(t, t + 1), index[t][None, None], inverse[t][None, None])
+        for t in range(len(index))
+    ]
+
+
+class AttentionPlan:
+    """Everything both directions share: operands in lanes, tiles, blocks of output elements and dropout draws."""
+
+    def __init__(self, query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, path):
+        spatial = query.shape[3:]
+        self.blocks = _output_blocks(index)
+        self.full = rho_space.ndim == 4
+        self.fused, self.dropout = path == "compiled" and not self.full, dropout
+        outputs = index.shape[0] if index.ndim == 3 else 1
+        neighbours = query[0, 0, 0].numel() if kernel_size == 0 else rho_space.shape[1]
+        temporary = outputs * index.shape[-1] * neighbours * (query.shape[2] if self.full and index.ndim == 3 else 1)
+        self.budget = _TILE_BUDGET["other" if query.device.type != "cpu" else "compiled" if self.fused else "eager"]
+        width = max(16 if self.full else 64, self.budget // temporary)
+        self.tiling: LocalTiling | GlobalTiling = tiling(spatial, kernel_size, selection, len(query), width, query)
+        lanes = self.tiling.lanes
+        self.query = to_lanes(query, lanes)
+        self.key = [self.tiling.prepare(x) for x in to_lanes(key, lanes)]
+        self.value = [self.tiling.prepare(x) for x in to_lanes(value, lanes)]
+        self.rho_space = rho_space.transpose(0, 1).contiguous()  # (D, H, [U,] C)
+        self.rho_group = rho_group
+        self.hashes: tuple[Tensor, Tensor] | None = None
+        if dropout:
+            columns = len(index) * index.shape[-1] * neighbours
+            row, column = hashed_dropout.places(len(query) * math.prod(spatial), columns, seed)
+            column = column.view(-1, index.shape[-1], neighbours).permute(2, 0, 1)[..., None]  # (D, H, S, 1)
+            self.hashes = to_lanes(row.view(len(query), 1, 1, *spatial), lanes), column
+
+    def rho(self, block: OutputBlock) -> Tensor:
+        """(D, E, C) with E the output elements, or with the full encoding output elements times U."""
+        rho = self.rho_space[:, block.output]
+        return rho.flatten(1, -2)
+
+    def tiles(self) -> Iterator[tuple[int, slice, Tensor, Tensor, Tensor | None]]:
+        for lane in range(len(self.query)):
+            for tile in self.tiling:
+                key = self.tiling.gather(self.key[lane], tile)
+                value = self.tiling.gather(self.value[lane], tile)
+                yield lane, tile, key, value, self.tiling.mask(tile)
+
+    def keep(self, lane: int, tile: slice, block: OutputBlock, dtype: torch.dtype) -> Tensor | None:
+        """Dropout factors (D, H, S, p)."""
+        if self.hashes is None:
+            return None
+        row = self.tiling.query(self.hashes[0][lane], tile)[0, 0]
+        return hashed_dropout.keep(row, self.hashes[1][:, block.output], self.dropout, dtype)
+
+    def group_logits(self, query: Tensor) -> Tensor:
+        return torch.matmul(self.rho_group, query)
+
+    def safe(self, smallest: Tensor) -> bool:
+        """Whether the factors kept their precision; only the CPU is asked (elsewhere factors are double)."""
+        return smallest.device.type != "cpu" or bool(smallest >= factorised.SMALLEST_NORMALISER[smallest.dtype])
+
+    def full_logits(self, position: Tensor, group: Tensor | None, block: OutputBlock) -> Tensor:
+        """(T, D, H, U, p)."""
+        if group is None:
+            return position.unflatten(2, (len(block.table), -1))
+        return position[:, :, :, None] + group[:, None, None]
+
+    def pieces(self, block: OutputBlock, key: Tensor) -> list[slice]:
+        """Runs of queries of a tile for which the direct formula may hold every score at once."""
+        scores = block.table.numel() * key.shape[0]
+        width = max(1, 4 * self.budget // scores)
+        return [slice(p, p + width) for p in range(0, key.shape[-1], width)]
