@@ -14,6 +14,7 @@ if not torch.cuda.is_available():  # before anything imports Triton: its kernels
 
 from cases import CASES
 from devices import DEVICES
+from hosts import HOSTS, missing
 
 from tg_equiattn.functional import backend as backends
 
@@ -21,6 +22,24 @@ from tg_equiattn.functional import backend as backends
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+class MissingHost(pytest.Collector):
+    """In place of an integration's tests where its host is not installed: one that is skipped and says so."""
+
+    def collect(self):
+        yield SkippedHost.from_parent(self, name="all tests")
+
+
+class SkippedHost(pytest.Item):
+    def runtest(self):
+        pytest.skip(f"{HOSTS[self.parent.name]} is not installed")
+
+
+def pytest_collect_directory(path, parent):
+    if path.parent.name == "integrations" and path.name in HOSTS and missing(path.name):
+        return MissingHost.from_parent(parent, name=path.name)
+    return None
 
 
 def pytest_collection_modifyitems(items):

@@ -158,6 +158,7 @@ def test_reduce_overhead(fixed, device):
     check_reduce_overhead(fixed, device)
 
 
+@pytest.mark.slow
 def test_reduce_overhead_is_accepted_on_the_cpu():
     check_reduce_overhead(Fixed("SE3Hyena").eval(), "cpu")
 

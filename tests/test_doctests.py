@@ -3,26 +3,39 @@ import importlib
 import pkgutil
 
 import pytest
+from hosts import HOSTS
 
 import tg_equiattn
+from tg_equiattn import integrations
 
-CORE = [
-    m.name for m in pkgutil.walk_packages(tg_equiattn.__path__, "tg_equiattn.") if "integrations" not in m.name
-]  # fmt: skip
-ESCNN = [f"tg_equiattn.integrations.escnn.{name}" for name in ("attention", "block", "ge_vit", "module", "types")]
-PYG = [f"tg_equiattn.integrations.pyg.{name}" for name in ("block", "classifier", "conv", "graph", "pixel_graph")]
-E3NN = [
-    f"tg_equiattn.integrations.e3nn.{name}"
-    for name in ("clifford", "layout", "long_tensor_product", "operator", "tensor_product_hyena")
+KERNELS = "triton"
+CORE = [m.name for m in pkgutil.walk_packages(tg_equiattn.__path__, "tg_equiattn.") if "integrations" not in m.name]
+HOSTED = [
+    (extra, f"tg_equiattn.integrations.{extra}.{module.name}")
+    for extra in HOSTS
+    for place in integrations.__path__
+    for module in pkgutil.iter_modules([f"{place}/{extra}"])
 ]
 
 
-@pytest.mark.parametrize("name", CORE + ESCNN + PYG + E3NN)
+def run(name):
+    return doctest.testmod(importlib.import_module(name))
+
+
+@pytest.mark.parametrize("name", CORE)
 def test_examples_in_docstrings(name):
-    result = doctest.testmod(importlib.import_module(name))
-    assert result.failed == 0
+    if name.rsplit(".", 1)[1].startswith(KERNELS):
+        pytest.importorskip("triton")
+    assert run(name).failed == 0
+
+
+@pytest.mark.parametrize(("extra", "name"), HOSTED)
+def test_examples_in_docstrings_of_integrations(extra, name):
+    pytest.importorskip(HOSTS[extra])
+    assert run(name).failed == 0
 
 
 def test_some_examples_exist():
-    attempted = sum(doctest.testmod(importlib.import_module(n)).attempted for n in CORE)
+    attempted = sum(run(name).attempted for name in CORE if KERNELS not in name)
     assert attempted >= 10
+    assert len(HOSTED) >= 15

@@ -108,6 +108,7 @@ def test_lifting(device):
     assert_same(*out, tensors)
 
 
+@pytest.mark.slow
 def test_no_tensor_holds_all_factors():
     """|H|^2 K^2 N numbers are never in memory at once, forward or backward."""
     tensors, _ = small(4, (7, 6), dtype=torch.float32)
@@ -119,6 +120,7 @@ def test_no_tensor_holds_all_factors():
     assert largest.count < 4**2 * 9 * 7 * 6 * len(flat[0]) / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extreme", EXTREMES)
 def test_extreme_scores(extreme, device):
     index = relation_index(cyclic(2), "ge_vit")
@@ -131,6 +133,7 @@ def test_extreme_scores(extreme, device):
         torch.testing.assert_close(a.cpu().double(), b, rtol=0, atol=2e-3 * max(1.0, float(b.abs().max())))
 
 
+@pytest.mark.slow
 def test_gradcheck(device):
     tensors, neighbourhood = small(2, (3, 3), batch=1, channels=2, value_channels=1, device=device)
     index = relation_index(cyclic(2), "ge_vit").to(device)
@@ -164,9 +167,20 @@ def layer(group, kind=GroupAttention, **options):
     return kind(group, 3, 4, heads=1, head_channels=4, kernel_size=3, backend="triton", **options)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("group", [GROUPS["C4"], GROUPS["D4"], HALF_TURN], ids=["C4", "D4", "volume"])
-def test_equivariance(group, dtype, randomise, device):
+EVERY_GROUP = [
+    ("C4", torch.float64),
+    *(
+        pytest.param(name, dtype, marks=pytest.mark.slow)
+        for name in ("C4", "D4", "volume")
+        for dtype in (torch.float64, torch.float32)
+        if (name, dtype) != ("C4", torch.float64)
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), EVERY_GROUP)
+def test_equivariance(name, dtype, randomise, device):
+    group = HALF_TURN if name == "volume" else GROUPS[name]
     module = randomise(layer(group)).to(device, dtype)
     x = torch.randn(1, 3, len(group), *(3,) * group.dim, dtype=dtype, device=device)
     assert equivariance_error(module, group, x) < TOLERANCE[dtype]
@@ -174,6 +188,7 @@ def test_equivariance(group, dtype, randomise, device):
     assert equivariance_error(lift, group, x[:, :, 0]) < TOLERANCE[dtype]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:relation='gsa'")
 def test_gsa_is_not_equivariant(randomise, device):
     group = GROUPS["D4"]
@@ -181,6 +196,7 @@ def test_gsa_is_not_equivariant(randomise, device):
     assert equivariance_error(module, group, torch.randn(1, 3, 8, 3, 3, device=device).double(), elements=[1, 5]) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype, randomise, device):
     module = randomise(layer(cyclic(4)), std=0.3).to(device)
@@ -207,6 +223,7 @@ def test_compile(randomise, device):
         torch.testing.assert_close(a.grad, b.grad)
 
 
+@pytest.mark.slow
 def test_backends_share_checkpoints(randomise, device):
     options = {"channels": (4,), "heads": 1, "kernel_size": 3}
     fused = randomise(GEViT(cyclic(2), 1, 3, backend="triton", **options), std=0.4).to(device).eval()
@@ -228,6 +245,7 @@ def test_auto_is_torch(monkeypatch, device):
         group_attention(*tensors, index, neighbourhood=neighbourhood, backend="triton")
 
 
+@pytest.mark.slow
 def test_transposed_encodings_compile(device):
     """Gradients are laid out as the operator's fake says, whatever the operands' strides."""
     (query, key, value, rho_space, rho_group), neighbourhood = small(3, (3, 3), batch=1, dtype=torch.float32)
@@ -287,6 +305,7 @@ small(torch.randn(1, 20, 8, 1, 1)).sum().backward()
 """
 
 
+@pytest.mark.slow
 def test_builds_for_a_gpu():
     """Scores stay in registers: nothing is spilled to memory, and little shared memory is asked for."""
     built = resources(BUILD)

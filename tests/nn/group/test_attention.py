@@ -185,23 +185,26 @@ def test_autocast(dtype, randomise, device):
     assert all(bool(p.grad.isfinite().all()) for p in layer.parameters())
 
 
-def test_compile(randomise, device):
-    cases = [
-        (lifting, {}, (2, 3, 5, 6)),
+@pytest.mark.parametrize(
+    ("make", "options", "shape"),
+    [
         (attention, {"neighbourhood": "disk", "kernel_size": 5}, (2, 3, 4, 5, 6)),
-        (attention, {"kernel_size": None}, (2, 3, 4, 3, 4)),
-    ]
-    for make, options, shape in cases:
-        layer = randomise(make(cyclic(4), **options)).to(device)
-        x = torch.randn(shape, device=device, requires_grad=True)
-        compiled = torch.compile(layer, fullgraph=True)
-        actual, expected = compiled(x), layer(x)
-        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
-        inputs = [x, *layer.parameters()]
-        grads = [torch.autograd.grad(out.square().sum(), inputs) for out in (actual, expected)]
-        largest = max(float(g.abs().max()) for g in grads[1])
-        for a, b in zip(*grads, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * largest)
+        pytest.param(lifting, {}, (2, 3, 5, 6), marks=pytest.mark.slow),
+        pytest.param(attention, {"kernel_size": None}, (2, 3, 4, 3, 4), marks=pytest.mark.slow),
+    ],
+    ids=["disk", "lifting", "global"],
+)
+def test_compile(make, options, shape, randomise, device):
+    layer = randomise(make(cyclic(4), **options)).to(device)
+    x = torch.randn(shape, device=device, requires_grad=True)
+    compiled = torch.compile(layer, fullgraph=True)
+    actual, expected = compiled(x), layer(x)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+    inputs = [x, *layer.parameters()]
+    grads = [torch.autograd.grad(out.square().sum(), inputs) for out in (actual, expected)]
+    largest = max(float(g.abs().max()) for g in grads[1])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * largest)
 
 
 def test_dropout_only_in_training(randomise):

@@ -1,0 +1,13 @@
+"""The libraries that the integrations plug into, any of which may be missing."""
+
+import importlib.util
+
+HOSTS = {"escnn": "escnn", "pyg": "torch_geometric", "e3nn": "e3nn"}
+
+
+def missing(integration):
+    """Whether the host of an integration cannot be imported."""
+    try:
+        return importlib.util.find_spec(HOSTS[integration]) is None
+    except ModuleNotFoundError:
+        return True
