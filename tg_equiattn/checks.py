@@ -35,8 +35,8 @@ def choice(name: str, value: object, allowed: Collection[str]) -> None:
         raise ValueError(f"{name} must be one of {tuple(allowed)}, got {value!r}")
 
 
-def features(x: Tensor, channels: int, dim: int, elements: int | None, like: Tensor) -> None:
-    """Raise ValueError unless x is (B, channels, [elements,] *spatial) in the dtype and on the device of ``like``."""
+def features(x: Tensor, channels: int, dim: int, elements: int | None, reference: Tensor) -> None:
+    """Raise ValueError unless x is (B, channels, [elements,] *spatial) in ``reference``'s dtype, on its device."""
     axes = (channels,) if elements is None else (channels, elements)
     layout = ", ".join(["B", *map(str, axes), "H, W" if dim == 2 else "D, H, W"])
     if not isinstance(x, Tensor):
@@ -45,19 +45,19 @@ def features(x: Tensor, channels: int, dim: int, elements: int | None, like: Ten
         raise ValueError(f"input must have shape ({layout}), got {tuple(x.shape)}")
     if min(x.shape[1 + len(axes) :]) < 1:
         raise ValueError(f"input must have at least one pixel on every spatial axis, got {tuple(x.shape)}")
-    same_kind(x, like)
+    same_kind(x, reference)
 
 
-def same_kind(x: Tensor, like: Tensor, name: str = "input") -> None:
-    """Raise ValueError unless x is floating point, in the dtype and on the device of ``like``."""
+def same_kind(x: Tensor, reference: Tensor, name: str = "input") -> None:
+    """Raise ValueError unless x is floating point, in ``reference``'s dtype, on its device."""
     if not x.is_floating_point():
         raise ValueError(f"{name} must be a floating point tensor, got {x.dtype}")
-    if x.device != like.device:
-        raise ValueError(f"{name} must be on {like.device} as the parameters are, got {x.device}")
+    if x.device != reference.device:
+        raise ValueError(f"{name} must be on {reference.device} as the parameters are, got {x.device}")
     autocast = torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)
     mixed = autocast and x.dtype != torch.float64  # which autocast leaves alone
-    if x.dtype != like.dtype and not mixed:
-        raise ValueError(f"{name} must be {like.dtype} as the parameters are, got {x.dtype}")
+    if x.dtype != reference.dtype and not mixed:
+        raise ValueError(f"{name} must be {reference.dtype} as the parameters are, got {x.dtype}")
 
 
 def alike(axes: int, **tensors: Tensor) -> None:
@@ -87,11 +87,11 @@ def half_precision(**tensors: Tensor) -> None:
             raise ValueError(f"{name} must be float32 or float64 on the CPU, or under torch.autocast, got {x.dtype}")
 
 
-def full_parameters(like: Tensor) -> None:
+def full_parameters(reference: Tensor) -> None:
     """Raise ValueError unless parameters are float32 or float64."""
-    if like.dtype not in (torch.float32, torch.float64):
+    if reference.dtype not in (torch.float32, torch.float64):
         raise ValueError(
-            f"parameters must be float32 or float64 (torch.autocast does mixed precision), got {like.dtype}"
+            f"parameters must be float32 or float64 (torch.autocast does mixed precision), got {reference.dtype}"
         )
 
 

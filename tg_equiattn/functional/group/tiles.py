@@ -35,12 +35,18 @@ class LocalTiling:
     """Windows of ``kernel_size`` pixels; a tile is a slab of the first spatial axis."""
 
     def __init__(
-        self, spatial: Sequence[int], kernel_size: int, selection: Sequence[int], lanes: int, width: int, like: Tensor
+        self,
+        spatial: Sequence[int],
+        kernel_size: int,
+        selection: Sequence[int],
+        lanes: int,
+        width: int,
+        reference: Tensor,
     ) -> None:
         self.spatial, self.kernel_size, self.selection, self.lanes = tuple(spatial), kernel_size, selection, lanes
         self.radius = kernel_size // 2
         self.rows = max(1, width // (lanes * math.prod(self.spatial[1:])))
-        inside = F.pad(like.new_zeros(self.spatial), self._padding, value=float("-inf"))
+        inside = F.pad(reference.new_zeros(self.spatial), self._padding, value=float("-inf"))
         self.bias = self._windows(inside[None, None, ..., None], slice(0, self.spatial[0]))[:, 0, 0]
 
     @property
@@ -122,11 +128,11 @@ class LocalTiling:
 class GlobalTiling:
     """All pixels are keys of all pixels; a tile is a run of flattened pixels."""
 
-    def __init__(self, spatial: Sequence[int], lanes: int, width: int, like: Tensor) -> None:
+    def __init__(self, spatial: Sequence[int], lanes: int, width: int, reference: Tensor) -> None:
         self.spatial, self.lanes = tuple(spatial), lanes
         self.pixels = math.prod(self.spatial)
         self.run = max(1, width // lanes)
-        axes = torch.meshgrid(*(torch.arange(n, device=like.device) for n in self.spatial), indexing="ij")
+        axes = torch.meshgrid(*(torch.arange(n, device=reference.device) for n in self.spatial), indexing="ij")
         self.coordinates = torch.stack(axes, -1).flatten(0, -2)
 
     def __iter__(self) -> Iterator[slice]:
@@ -179,9 +185,11 @@ class GlobalTiling:
         return torch.einsum("ndec,tdenm->tcnm", rho[relative], grad).flatten(2)
 
 
-def tiling(spatial: Sequence[int], kernel_size: int, selection: Sequence[int], images: int, width: int, like: Tensor):
+def tiling(
+    spatial: Sequence[int], kernel_size: int, selection: Sequence[int], images: int, width: int, reference: Tensor
+):
     """The tiling of ``images`` grids into tiles of about ``width`` queries; ``kernel_size`` 0 means global."""
     if kernel_size == 0:
-        return GlobalTiling(spatial, largest_divisor(images, width), width, like)
+        return GlobalTiling(spatial, largest_divisor(images, width), width, reference)
     lanes = largest_divisor(images, width // math.prod(spatial[1:]))
-    return LocalTiling(spatial, kernel_size, selection, lanes, width, like)
+    return LocalTiling(spatial, kernel_size, selection, lanes, width, reference)
