@@ -201,7 +201,7 @@ CORE = {
     "window_attention": Case(lambda: Call(window), window_inputs),
     "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
     "sum_aggregation": function(
-        lambda value: F.sum_aggregation(value, GRID.neighbours(1, value.device).pattern), value=(35, 5)
+        lambda value: F.sum_aggregation(value, GRID.neighbours(1, value.device).bins(3))[:-1], value=(35, 5)
     ),
     "geometric_product": function(F.geometric_product, x=(5, 1, 7, 8), y=(3, 7, 8)),
     "scalar_long_conv": function(F.scalar_long_conv, **SCALARS),

@@ -10,7 +10,7 @@ from oracles import positive_features
 
 from tg_equiattn.functional import orthogonal_projection
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.nn import PerformerAttention, PerformerBlock, PixelEmbedding, RelativePerformer
+from tg_equiattn.nn import MeanReadout, PerformerAttention, PerformerBlock, PixelEmbedding, RelativePerformer
 from tg_equiattn.testing import TOLERANCE
 
 CHANNELS, OUT, HEADS, M, REACH = 12, 15, 3, 19, 3
@@ -305,6 +305,22 @@ def test_pixel_embeddings(on_device, kind):
     for bad in (x - 300, x + 300, x / 100) if on_device == "cpu" else ():  # where values may be looked at
         with pytest.raises(ValueError, match=r"integers in \[0, 255\]"):
             embedding(bad)
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_mean_readout(norm):
+    readout, x = MeanReadout(7, 3, norm), torch.randn(5, 11, 7)
+    mean = torch.nn.functional.layer_norm(x, (7,)).mean(1) if norm == "layer" else x.mean(1)
+    if norm == "batch":
+        mean = (mean - mean.mean(0)) / (mean.var(0, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(readout(x, lambda x: x.mean(1)), readout.head(mean))
+
+
+def test_what_positions_need():
+    """A layer says whether it looks at near pairs, and whether their offsets have to be whole."""
+    needs = {name: PerformerAttention(12, 15, 3, **options) for name, options in POSITIONS.items()}
+    assert [name for name, layer in needs.items() if layer.needs_neighbours] == ["window", "mlp", "clipped"]
+    assert [name for name, layer in needs.items() if layer.whole_offsets] == ["window", "clipped"]
 
 
 def layer(**options):
