@@ -222,7 +222,7 @@ def test_autocast(case, dtype, device):
 
 ALONE = [
     "RegularLayerNorm", "RegularBatchNorm", "GroupPooling", "GlobalPooling", "SpatialMaxPool", "SpatialCrop",
-    "Pointwise", "geometric_product", "softmax_features", "relu_features", "PixelEmbedding",
+    "Pointwise", "geometric_product", "softmax_features", "PixelEmbedding",
 ]  # fmt: skip
 
 

@@ -17,19 +17,17 @@ def as_set(target, source, offsets):
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=3),
     st.sampled_from([1, 1.5, 2, 3, 4]),
-    st.sampled_from(["manhattan", "chebyshev"]),
     st.booleans(),
 )
-def test_pixel_grids(shape, distance, metric, periodic):
-    grid = PixelGrid(tuple(shape), distance, metric, periodic)
+def test_pixel_grids(shape, distance, periodic):
+    grid = PixelGrid(tuple(shape), distance, periodic)
     edge_index, offsets = grid.edges()
     index = torch.cartesian_prod(*(torch.arange(n) for n in shape)).view(-1, len(shape))
     step = index[None] - index[:, None]
     if periodic:
         sides = torch.tensor(shape)
         step = (step + (sides - 1) // 2) % sides - (sides - 1) // 2
-    length = step.abs().sum(-1) if metric == "manhattan" else step.abs().amax(-1)
-    near = (length < distance) & ~torch.eye(len(index), dtype=torch.bool)
+    near = (step.abs().sum(-1) < distance) & ~torch.eye(len(index), dtype=torch.bool)
     i, j = near.nonzero().unbind(1)
     expected = step[i, j]
     if len(shape) > 1:  # (z, row, column) to (x, y, z), rows running down
@@ -51,13 +49,13 @@ def test_grid_neighbours_are_those_of_every_copy():
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 40), st.integers(1, 3), st.sampled_from(["manhattan", "chebyshev"]), st.integers(0, 2**20))
-def test_pairs_found_by_position(nodes, dim, metric, seed):
+@given(st.integers(0, 40), st.integers(1, 3), st.integers(0, 2**20))
+def test_pairs_found_by_position(nodes, dim, seed):
     generator = torch.Generator().manual_seed(seed)
     pos = 7 * torch.randn(nodes, dim, generator=generator)
     batch = torch.randint(3, (nodes,), generator=generator).sort().values
-    target, source = near_pairs(pos, 2.5, batch=batch, metric=metric)
-    distance = torch.cdist(pos, pos, p=1 if metric == "manhattan" else torch.inf)
+    target, source = near_pairs(pos, 2.5, batch=batch)
+    distance = torch.cdist(pos, pos, p=1)
     near = (distance < 2.5) & (batch[:, None] == batch) & ~torch.eye(nodes, dtype=torch.bool)
     assert torch.equal(torch.stack([target, source]), near.nonzero().T)
 
@@ -116,8 +114,7 @@ def test_bad_pairs(message, arguments):
         ("shape must be", ((2.0, 3),)),
         ("max_distance must be", ((2, 3), 0)),
         ("max_distance must be", ((2, 3), float("inf"))),
-        ("metric must be", ((2, 3), 2, "euclidean")),
-        ("periodic must be", ((2, 3), 2, "manhattan", "no")),
+        ("periodic must be", ((2, 3), 2, "no")),
     ],
 )
 def test_bad_grids(message, arguments):
@@ -132,8 +129,26 @@ def test_distances_refuse_repeated_pairs():
 
 
 def test_restricted():
+    """To nodes that exist: the pairs stay in their order, and a second restriction adds to the first."""
     near = Neighbours(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), torch.tensor([[1], [2], [3]]), 3)
     less = near.restricted(torch.tensor([True, True, False]))
-    assert less.pattern.row.tolist() == [0]
-    assert less.pattern.col.tolist() == [1]
-    assert less.offsets.tolist() == [[1]]
+    assert less.exists.tolist() == [True, False, False]
+    assert torch.equal(less.offsets, near.offsets)
+    assert near.exists is None
+    assert less.restricted(torch.tensor([False, True, True])).exists.tolist() == [False, False, False]
+    assert less.bins(4).row.tolist() == [1, 12, 12]  # the others with those that are far
+    assert near.bins(4).row.tolist() == [1, 6, 11]
+
+
+def test_repeated_pairs_may_be_masked():
+    near = Neighbours(torch.tensor([0, 1, 1]), torch.tensor([1, 2, 2]), torch.ones(3, 1), 3)
+    assert near.restricted(torch.tensor([True, True, False])).bins(2).row.tolist() == [1, 6, 6]
+
+
+@pytest.mark.parametrize(("nodes", "dim"), [(4, None), (4, 1), (3, 2)])
+def test_pairs_of_other_nodes(nodes, dim):
+    near = Neighbours(torch.tensor([0]), torch.tensor([1]), torch.ones(1, 1), 3)
+    near.check_nodes(3)
+    near.check_nodes(3, 1)
+    with pytest.raises(ValueError, match=f"neighbours must be of {nodes} nodes.*, got 3 in 1"):
+        near.check_nodes(nodes, dim)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from . import checks
-from .neighbours import METRICS, Neighbours
+from .neighbours import Neighbours
 
 NEIGHBOURHOODS = ("square", "disk")
 
@@ -118,8 +117,7 @@ class PixelGrid:
 
     Args:
         shape: ``(H, W)`` or ``(D, H, W)``.
-        max_distance: pixels closer than this are near.
-        metric: ``"manhattan"`` or ``"chebyshev"``.
+        max_distance: pixels at a smaller Manhattan distance, the sum along the axes, are near.
         periodic: whether the last pixel of an axis is next to the first. Two pixels are then near by their shortest
             offset; of two shortest ones, half a side either way, the positive index step is taken.
 
@@ -134,7 +132,6 @@ class PixelGrid:
 
     shape: tuple[int, ...]
     max_distance: float = 6
-    metric: str = "manhattan"
     periodic: bool = False
 
     def __post_init__(self) -> None:
@@ -146,7 +143,6 @@ class PixelGrid:
             raise ValueError(f"max_distance must be a positive number, got {distance!r}")
         if not isinstance(self.periodic, bool):
             raise ValueError(f"periodic must be True or False, got {self.periodic!r}")
-        checks.choice("metric", self.metric, METRICS)
 
     def __len__(self) -> int:
         return math.prod(self.shape)
@@ -164,11 +160,10 @@ class PixelGrid:
         for side in self.shape:
             back, ahead = ((side - 1) // 2, side // 2) if self.periodic else (side - 1, side - 1)
             axes.append(range(-min(reach, back), min(reach, ahead) + 1))
-        length = sum if self.metric == "manhattan" else max
-        count = sum(0 < length([abs(n) for n in step]) <= reach for step in itertools.product(*axes))
+        count = sum(0 < sum(abs(n) for n in step) <= reach for step in itertools.product(*axes))
         ranges = [torch.arange(axis.start, axis.stop, device=device) for axis in axes]
         steps = torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1).flatten(0, -2)
-        distance = steps.abs().sum(-1) if self.metric == "manhattan" else steps.abs().amax(-1)
+        distance = steps.abs().sum(-1)
         near = (distance > 0) & (distance <= reach)
         return steps[near.to(torch.int32).argsort(descending=True, stable=True)[:count]]
 

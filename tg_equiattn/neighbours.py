@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import torch
 from torch import Tensor
 
 from . import checks
-
-METRICS = ("manhattan", "chebyshev")
 
 
 class Pattern:
@@ -47,6 +46,11 @@ class Neighbours:
         offsets: ``(E, dim)``.
         nodes: number of nodes.
         exists: bool ``(E,)``, false for pairs to pass over; shapes then do not depend on values.
+
+    Attributes:
+        pattern: the :class:`Pattern` of targets and sources, sorted by target.
+        offsets: ``(E, dim)``, in its order.
+        exists: bool ``(E,)`` in its order, or ``None`` where all pairs do.
 
     Raises:
         ValueError: for shapes or dtypes that do not fit, and (on the CPU, outside torch.compile) for indices out of
@@ -98,17 +102,25 @@ class Neighbours:
                 self._bins[max_distance] = self._make_bins(max_distance)
         return self._bins[max_distance]
 
-    def restricted(self, there: Tensor) -> Neighbours:
-        """The pairs of which both nodes are there, bool ``(N,)``."""
-        row, col = self.pattern.row, self.pattern.col
-        exists = there[row] & there[col]
-        exists = exists if self.exists is None else exists & self.exists
-        return Neighbours(row, col, self.offsets, self.nodes, exists)
+    def check_nodes(self, nodes: int, dim: int | None = None) -> None:
+        """Raise ValueError unless these are pairs of so many nodes, with offsets of this dimension if one is given."""
+        if self.nodes != nodes or dim not in (None, self.dim):
+            where = "" if dim is None else f" in {dim} dimensions"
+            raise ValueError(f"neighbours must be of {nodes} nodes{where}, got {self.nodes} in {self.dim}")
+
+    def restricted(self, mask: Tensor) -> Neighbours:
+        """Only the pairs between nodes that exist, bool ``(N,)``: the same pairs in order, the others passed over."""
+        exists = mask[self.pattern.row] & mask[self.pattern.col]
+        out = copy.copy(self)
+        out.exists = exists if self.exists is None else exists & self.exists
+        out._bins = {}
+        return out
 
     def _make_bins(self, max_distance: int) -> Pattern:
         row, col = self.pattern.row, self.pattern.col
         if checks.values_are_free(row) and len(row):
-            pairs = (row * self.nodes + col).sort().values
+            pairs = row * self.nodes + col
+            pairs = (pairs if self.exists is None else pairs[self.exists]).sort().values
             if bool((pairs.diff() == 0).any()):
                 raise ValueError(
                     "edge_index must not join a pair twice where position='clipped': its nodes have one distance; see "
@@ -124,10 +136,10 @@ class Neighbours:
         return Pattern(key[order], col[order], last + 1, self.nodes, transposed)
 
 
-def near_pairs(
-    pos: Tensor, max_distance: float, *, batch: Tensor | None = None, metric: str = "manhattan"
-) -> tuple[Tensor, Tensor]:
+def near_pairs(pos: Tensor, max_distance: float, *, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
     r"""Pairs of nodes of the same graph closer than ``max_distance``, in time linear in nodes at bounded density.
+
+    Distances are Manhattan: sums of the differences along the axes.
 
     Nodes are sorted into cells of side ``max_distance``; only neighbouring cells are compared. Shapes depend on
     values, so this runs outside torch.compile only, and waits for the device on CUDA.
@@ -137,7 +149,6 @@ def near_pairs(
         max_distance: pairs at this distance or farther are not near, nor those nearer to it than positions are exact:
             moving all positions does not change which pairs of a lattice are near.
         batch: int64 ``(N,)`` graph index; ``None`` means one graph.
-        metric: ``"manhattan"`` or ``"chebyshev"``.
 
     Returns:
         int64 targets i and sources j, sorted by target; no node with itself.
@@ -169,9 +180,7 @@ def near_pairs(
         i = torch.repeat_interleave(torch.arange(nodes, device=pos.device), counts)
         begins = counts.cumsum(0) - counts
         j = order[torch.arange(len(i), device=pos.device) - begins[i] + first[i]]
-        difference = (pos[j] - pos[i]).abs()
-        distance = difference.sum(1) if metric == "manhattan" else difference.amax(1)
-        near = (distance < limit) & (i != j)
+        near = ((pos[j] - pos[i]).abs().sum(1) < limit) & (i != j)
         target.append(i[near])
         source.append(j[near])
     pairs = torch.stack([torch.cat(target), torch.cat(source)])

@@ -46,8 +46,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
-from tg_equiattn.functional.linear.attention import features_attention
-from tg_equiattn.functional.linear.relative_attention import distance_weights, ring_sums
+from tg_equiattn.functional import linear_attention, softmax_features, sum_aggregation
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention
 
@@ -92,17 +91,21 @@ class GatheredClipped(PerformerAttention):
         self.distance = offsets.abs().sum(1)[: self.source.shape[1]]
         return self
 
-    def _attend(self, x: Tensor, pos, rows, neighbours, aggregate) -> Tensor:
+    def forward(self, x: Tensor, *, grid: PixelGrid) -> Tensor:
+        x, table, draws = x[0], self.positions.distance_table, self.features()
         query, value = (p(x).unflatten(-1, (self.heads, -1)) for p in (self.query, self.value))
-        content = self.heads - self.position_heads
-        key, draws = self.key(x).unflatten(-1, (content, -1)), self.features()
-        first = features_attention(query[:, :content], key, value[:, :content], draws, self.kernel, None, rows)[0]
-        weights = distance_weights(query[:, content:], self.distance_table, draws, self.kernel, None)
+        content = self.heads - len(table)
+        key = self.key(x).unflatten(-1, (content, -1))
+        first = linear_attention(query[:, :content], key, value[:, :content], draws)
+        root = self.head_channels**0.25  # of the scale of scores
+        weights = softmax_features(query[:, content:] / root, draws).transpose(0, 1)
+        weights = (weights @ softmax_features(table / root, draws).mT).transpose(0, 1)
         far, own = weights[..., -1:], weights[..., :1]
         pairs = (weights[..., self.distance] - far) * self.exists[:, None]
         seen = value[:, content:]
         numerator = self.pair_sums(pairs, seen) + far * seen.sum(0) + (own - far) * seen
-        return torch.cat([first, numerator / (pairs.sum(-1, keepdim=True) + far * (len(x) - 1) + own)], 1)
+        second = numerator / (pairs.sum(-1, keepdim=True) + far * (len(x) - 1) + own)
+        return self.out(torch.cat([first, second], 1).flatten(1))[None]
 
     def pair_sums(self, pairs: Tensor, value: Tensor) -> Tensor:
         """Sum over each node's window of weights (N, heads, pairs) times gathered values (N, heads, d)."""
@@ -124,7 +127,7 @@ def local_term(gathered: bool, grid: PixelGrid, device: str):
     bins = grid.neighbours(1, device).bins(CLIPPED)
 
     def rings() -> Tensor:
-        sums = ring_sums(value.flatten(1), bins)[:-1].view(len(grid), CLIPPED, half, HEAD_CHANNELS)
+        sums = sum_aggregation(value.flatten(1), bins)[:-1].view(len(grid), CLIPPED, half, HEAD_CHANNELS)
         return sum(weights[..., d, None] * sums[:, d] for d in range(CLIPPED))
 
     return layer, rings

@@ -47,9 +47,5 @@ class RelativePerformerBlock(PerformerBlock):
         super().__init__(conv, channels, feedforward_channels, dropout)
         self.channels, self.heads = channels, heads
 
-    def redraw_features(self, generator=None):
-        """Draws new random features; see :meth:`RelativePerformerConv.redraw_features`."""
-        self.attention.redraw_features(generator)
-
     def __repr__(self) -> str:
         return f"{self.__class__.__name__}({self.channels}, heads={self.heads}, conv={self.attention})"

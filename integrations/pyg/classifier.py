@@ -1,5 +1,6 @@
 """The Relative Performer on graphs of pixels."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,10 +11,8 @@ from torch_geometric.typing import Adj
 from tg_equiattn import checks
 from tg_equiattn.encodings import AbsoluteEncoding
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.nn import PixelEmbedding
+from tg_equiattn.nn import MeanReadout, PixelEmbedding
 from tg_equiattn.nn.children import reset_children
-from tg_equiattn.nn.linear.random_features import redraw_children
-from tg_equiattn.nn.linear.relative_performer import readout_norms
 
 from .block import RelativePerformerBlock
 from .graph import batch_of, check_sources
@@ -75,7 +74,7 @@ class PixelGraphClassifier(torch.nn.Module):
         **kwargs: Any,
     ):
         super().__init__()
-        checks.positive(num_classes=num_classes, num_layers=num_layers)
+        checks.positive(num_layers=num_layers)
         self.embedding = PixelEmbedding(in_channels, channels, embedding)
         self.absolute = AbsoluteEncoding(channels, pos_dim) if position == "absolute" else None
         self.blocks = torch.nn.ModuleList(
@@ -86,8 +85,7 @@ class PixelGraphClassifier(torch.nn.Module):
             )
             for _ in range(num_layers)
         )  # fmt: skip
-        self.norm, self.pooled_norm = readout_norms(norm, channels)
-        self.head = torch.nn.Linear(channels, num_classes)
+        self.readout = MeanReadout(channels, num_classes, norm)
         self.in_channels, self.num_classes, self.position = in_channels, num_classes, position
 
     def reset_parameters(self):
@@ -96,7 +94,9 @@ class PixelGraphClassifier(torch.nn.Module):
 
     def redraw_features(self, generator: torch.Generator | None = None):
         """Draws new random features in every block."""
-        redraw_children(self, generator)
+        blocks: Iterable[Any] = self.blocks
+        for block in blocks:
+            block.redraw_features(generator)
 
     def forward(
         self,
@@ -119,7 +119,7 @@ class PixelGraphClassifier(torch.nn.Module):
             if batch is not None or batch_size * len(grid) != len(x):
                 raise ValueError(f"grid must fill every graph and stand for batch, got {grid} for {len(x)} nodes")
             graph = torch.arange(batch_size, device=x.device).repeat_interleave(len(grid))
-            pos = grid.pos(x.device, self.head.weight.dtype).repeat(batch_size, 1) if pos is None else pos
+            pos = grid.pos(x.device, self.readout.head.weight.dtype).repeat(batch_size, 1) if pos is None else pos
         else:
             batch_size = checks.batch_index(batch, graphs if batch_size is None else batch_size, x)
             if edge_index is not None:
@@ -132,7 +132,7 @@ class PixelGraphClassifier(torch.nn.Module):
             x = x + self.absolute(pos).to(x.dtype)
         for block in self.blocks:
             x = block(x, pos=pos, batch=batch, batch_size=batch_size, grid=grid, neighbours=near)
-        return self.head(self.pooled_norm(global_mean_pool(self.norm(x), graph, batch_size)))
+        return self.readout(x, lambda x: global_mean_pool(x, graph, batch_size))
 
     def __repr__(self) -> str:
         return (

@@ -7,11 +7,10 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import Adj
 
 from tg_equiattn import checks
-from tg_equiattn.functional.linear.relative_attention import ring_sums
+from tg_equiattn.functional import sum_aggregation
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.neighbours import Neighbours, Pattern
 from tg_equiattn.nn import PerformerAttention
-from tg_equiattn.nn.linear.performer import NEAR
 
 from .graph import batch_of, check_sources, near_pairs_of, plain_edges, refuse_hidden_batch
 
@@ -46,14 +45,10 @@ class RelativePerformerConv(MessagePassing):
             clipped to it (:obj:`"clipped"`). (default: :obj:`6`)
         offset (str, optional): Bias :math:`b` of :obj:`"window"`: a :obj:`"table"` over integer offsets, or an
             :obj:`"mlp"` of the offset for points off a grid. (default: :obj:`"table"`)
-        kernel (str, optional): :obj:`"softmax"` or :obj:`"relu"`. (default: :obj:`"softmax"`)
         position_heads (int, optional): Heads of :obj:`"clipped"` that see positions; :obj:`None` means half of them,
             at least one. (default: :obj:`None`)
-        length_scales (int, optional): Learned frequencies an axis of :obj:`"sinusoid"`. (default: :obj:`4`)
         redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`None`)
         scale (float, optional): Factor of scores; :obj:`None` means :math:`1/\sqrt{d}`. (default: :obj:`None`)
-        qkv_bias (bool, optional): If set to :obj:`True`, queries, keys and values have a bias.
-            (default: :obj:`False`)
         bias (bool, optional): If set to :obj:`False`, the output has no bias. (default: :obj:`True`)
         dropout (float, optional): Dropout probability of the output. (default: :obj:`0.0`)
         **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.
@@ -98,12 +93,9 @@ class RelativePerformerConv(MessagePassing):
         num_features: int | None = None,
         max_distance: int = 6,
         offset: str = "table",
-        kernel: str = "softmax",
         position_heads: int | None = None,
-        length_scales: int = 4,
         redraw_interval: int | None = None,
         scale: float | None = None,
-        qkv_bias: bool = False,
         bias: bool = True,
         dropout: float = 0.0,
         **kwargs,
@@ -119,9 +111,8 @@ class RelativePerformerConv(MessagePassing):
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.attention = PerformerAttention(
             in_channels, out_channels, heads, position=position, pos_dim=pos_dim, num_features=num_features,
-            max_distance=max_distance, offset=offset, kernel=kernel, position_heads=position_heads,
-            length_scales=length_scales, redraw_interval=redraw_interval, scale=scale, qkv_bias=qkv_bias, bias=bias,
-            dropout=dropout,
+            max_distance=max_distance, offset=offset, position_heads=position_heads, redraw_interval=redraw_interval,
+            scale=scale, bias=bias, dropout=dropout,
         )  # fmt: skip
         self.explain = False  # weights are not one number an edge
         self._checked = False
@@ -177,7 +168,7 @@ class RelativePerformerConv(MessagePassing):
             neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=len(x))
         return self.attention(
             x, batch=batch, batch_size=batch_size, pos=pos, grid=grid, neighbours=neighbours,
-            aggregate=self._ring_sums,
+            aggregate=self._aggregate,
         )  # fmt: skip
 
     def neighbours(
@@ -198,26 +189,26 @@ class RelativePerformerConv(MessagePassing):
         if batch is None and not torch.compiler.is_compiling() and (here or not self._checked):
             refuse_hidden_batch(edge_index, num_nodes)
             self._checked = True
-        if self.attention.position not in NEAR:
+        if not self.attention.needs_neighbours:
             return None
         return near_pairs_of(
             edge_index, edge_attr, pos, batch, nodes=num_nodes, pos_dim=self.attention.pos_dim,
             whole=self.attention.whole_offsets,
         )  # fmt: skip
 
-    def _ring_sums(self, values: Tensor, bins: Pattern) -> Tensor:
-        """Sums of values by (target, distance) bin: messages from sources to bins, or one sparse product."""
+    def _aggregate(self, x: Tensor, pattern: Pattern) -> Tensor:
+        """Sums of x over the columns of every row of a sparse relation: messages, or one sparse product."""
         if torch.compiler.is_compiling():  # where PyG does not fuse
-            return ring_sums(values, bins)
-        size = (len(values), len(bins.crow) - 1)
-        edge_index = EdgeIndex(torch.stack([bins.col, bins.row]), sparse_size=size, sort_order="col")
-        return self.propagate(edge_index, x=values, bins=bins, size=size)
+            return sum_aggregation(x, pattern)
+        size = (len(x), len(pattern.crow) - 1)
+        edge_index = EdgeIndex(torch.stack([pattern.col, pattern.row]), sparse_size=size, sort_order="col")
+        return self.propagate(edge_index, x=x, pattern=pattern, size=size)
 
     def message(self, x_j: Tensor) -> Tensor:
         return x_j
 
-    def message_and_aggregate(self, edge_index: Adj, x: Tensor, bins: Pattern) -> Tensor:
-        return ring_sums(x, bins)
+    def message_and_aggregate(self, edge_index: Adj, x: Tensor, pattern: Pattern) -> Tensor:
+        return sum_aggregation(x, pattern)
 
     def __repr__(self) -> str:
         return (

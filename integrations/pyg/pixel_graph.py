@@ -22,8 +22,7 @@ class PixelGraph(BaseTransform):
     image: do not write into them.
 
     Args:
-        max_distance (float, optional): Pixels closer than this are joined. (default: :obj:`6`)
-        metric (str, optional): :obj:`"manhattan"` or :obj:`"chebyshev"`. (default: :obj:`"manhattan"`)
+        max_distance (float, optional): Pixels at a smaller Manhattan distance are joined. (default: :obj:`6`)
         periodic (bool, optional): If set to :obj:`True`, opposite borders of the image touch, and offsets are the
             shortest ones. (default: :obj:`False`)
 
@@ -36,13 +35,13 @@ class PixelGraph(BaseTransform):
         Data(edge_index=[2, 62], edge_attr=[62, 2], x=[20, 3], pos=[20, 2])
     """
 
-    def __init__(self, max_distance: float = 6, metric: str = "manhattan", periodic: bool = False):
-        PixelGrid((1, 1), max_distance, metric, periodic)  # its checks
-        self.max_distance, self.metric, self.periodic = max_distance, metric, periodic
+    def __init__(self, max_distance: float = 6, periodic: bool = False):
+        PixelGrid((1, 1), max_distance, periodic)  # its checks
+        self.max_distance, self.periodic = max_distance, periodic
 
     def grid(self, height: int, width: int) -> PixelGrid:
         """The grid of an image's shape, which layers take in place of edges and positions."""
-        return PixelGrid((height, width), self.max_distance, self.metric, self.periodic)
+        return PixelGrid((height, width), self.max_distance, self.periodic)
 
     def forward(self, data: Data) -> Data:
         image = data.get("image") if hasattr(data, "get") else getattr(data, "image", None)
@@ -58,10 +57,7 @@ class PixelGraph(BaseTransform):
         return data
 
     def __repr__(self) -> str:
-        return (
-            f"{self.__class__.__name__}(max_distance={self.max_distance}, metric={self.metric!r}, "
-            f"periodic={self.periodic})"
-        )
+        return f"{self.__class__.__name__}(max_distance={self.max_distance}, periodic={self.periodic})"
 
 
 @functools.lru_cache(maxsize=32)

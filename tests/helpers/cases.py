@@ -15,9 +15,6 @@ from torch.utils._pytree import tree_leaves
 from tg_equiattn import functional as F
 from tg_equiattn import nn as layers
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional.linear.attention import features_attention
-from tg_equiattn.functional.linear.relative_attention import distance_weights, ring_sums
-from tg_equiattn.functional.linear.rows import Rows
 from tg_equiattn.grids import Neighbourhood, PixelGrid
 from tg_equiattn.groups import cyclic, dihedral, octahedral
 from tg_equiattn.neighbours import Neighbours
@@ -146,23 +143,30 @@ def relative_performer(**options):
     )
 
 
-def clipped(query, value, table, projection):
-    bins = GRID.neighbours(1, query.device).bins(3)
-    weights = distance_weights(query, table, projection, "softmax", None)
-    sums = ring_sums(value.flatten(1), bins)[:-1].view(len(GRID), 3, *value.shape[1:])
-    return F.clipped_attention(value, weights, sums, bins.crow.diff()[:-1].view(-1, 3), Rows(len(GRID)))
+def clipped(projection, table, mask=None, **operands):
+    near = GRID.neighbours(1, projection.device)
+    return F.clipped_attention(
+        **operands, projection=projection.detach(), distance_table=table, neighbours=near, mask=mask
+    )
 
 
-def window(query, key, value, projection, bias, self_bias, target, source, offsets, batch):
-    pairs, rows = Neighbours(target, source, offsets, len(query)), Rows(len(query), len(RAGGED), batch)
-    far = features_attention(query, key, value, projection.detach(), "softmax", None, rows)
-    return F.window_attention(query, key, value, bias, self_bias, far, pairs)
+def window(query, key, value, projection, bias, self_bias, far_bias, target, source, offsets, batch):
+    pairs, ragged = Neighbours(target, source, offsets, len(query)), {"batch": batch, "batch_size": len(RAGGED)}
+    biases = bias, self_bias, pairs
+    return F.window_attention(query, key, value, projection.detach(), *biases, far_bias=far_bias, **ragged)
 
 
 def window_inputs():
     pairs, n = near(loops=False), sum(RAGGED)
     tensors = {"query": d(n, 3, 5), "key": d(n, 3, 5), "value": d(n, 3, 7), "projection": d(11, 5)}
-    return {**tensors, "bias": d(3, len(pairs["target"])), "self_bias": d(3), **pairs, "batch": batch_of(RAGGED)}
+    return {
+        **tensors,
+        "bias": d(3, len(pairs["target"])),
+        "self_bias": d(3),
+        "far_bias": d(3),
+        **pairs,
+        "batch": batch_of(RAGGED),
+    }
 
 
 def linear(**options):
@@ -189,11 +193,16 @@ CORE = {
     "linear_attention": function(linear(), **QKV),
     "linear_attention masked": function(linear(), **QKV, mask=lambda: torch.rand(3, 13) < 0.7),
     "linear_attention ragged": function(linear(batch_size=len(RAGGED)), **FLAT, batch=flat_batch(RAGGED)),
-    "linear_attention relu": function(linear(kernel="relu"), **QKV, mask=lambda: torch.rand(3, 13) < 0.7),
     "clipped_attention": function(clipped, query=(35, 3, 5), value=(35, 3, 7), table=(3, 4, 5), projection=(11, 5)),
+    "clipped_attention masked": function(
+        clipped, query=(1, 3, 35, 5), value=(1, 3, 35, 7), table=(3, 4, 5), projection=(11, 5),
+        mask=lambda: torch.rand(1, 35) < 0.7,
+    ),
     "window_attention": Case(lambda: Call(window), window_inputs),
     "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
-    "relu_features": function(F.relu_features, x=(3, 5), projection=(11, 5)),
+    "sum_aggregation": function(
+        lambda value: F.sum_aggregation(value, GRID.neighbours(1, value.device).bins(3))[:-1], value=(35, 5)
+    ),
     "geometric_product": function(F.geometric_product, x=(5, 1, 7, 8), y=(3, 7, 8)),
     "scalar_long_conv": function(F.scalar_long_conv, **SCALARS),
     "scalar_long_conv linear": function(lambda **t: F.scalar_long_conv(**t, mode="linear"), **SCALARS, lengths=lengths),
@@ -231,7 +240,6 @@ CORE = {
     "PerformerAttention clipped": performer("clipped"),
     "PerformerAttention sinusoid": performer("sinusoid"),
     "PerformerAttention absolute": performer("absolute"),
-    "PerformerAttention relu": performer("window", kernel="relu"),
     "PerformerAttention masked window": performer("window", "masked"),
     "PerformerAttention masked clipped": performer("clipped", "masked"),
     "PerformerAttention ragged": performer(None, "ragged"),
@@ -245,6 +253,9 @@ CORE = {
     "PixelEmbedding": layer(lambda: layers.PixelEmbedding(3, 5, "mlp"), 2, 7, 3),
     "PixelEmbedding lookup": Case(
         lambda: layers.PixelEmbedding(3, 5, "lookup"), lambda: {"x": torch.randint(256, (2, 7, 3))}
+    ),
+    "MeanReadout": layer(
+        lambda: Call(lambda readout, x: readout(x, lambda x: x.mean(1)), layers.MeanReadout(5, 3)), 2, 7, 5
     ),
     "RelativePerformer": relative_performer(),
     "RelativePerformer clipped": relative_performer(position="clipped"),

@@ -109,7 +109,7 @@ def positive_features(x, projection):
 
 def offset_bias(attention, offset):
     """b of one offset, for every head, read from the parameters."""
-    bias, k = attention.offset_bias, attention.max_distance
+    bias, k = attention.positions.offset_bias, attention.max_distance
     if attention.offset == "mlp":
         return bias.last.weight @ F.silu(bias.first.weight @ (offset / k) + bias.first.bias) + bias.last.bias
     x, y = (int(o) + k - 1 for o in offset)
@@ -119,7 +119,7 @@ def offset_bias(attention, offset):
 def performer_double_sum(attention, x, edge_index, offsets, batch):
     """A PerformerAttention from its parameters: every weight of every pair by the definition, one pair at a time."""
     heads, d, k = attention.heads, attention.head_channels, attention.max_distance
-    content = heads - attention.position_heads
+    content = attention.positions.key_heads
     projection, m = attention.features.projection, len(attention.features.projection)
     query = (x @ attention.query.weight.T).view(-1, heads, d)
     key = (x @ attention.key.weight.T).view(-1, content, d)
@@ -128,7 +128,7 @@ def performer_double_sum(attention, x, edge_index, offsets, batch):
     edges = {(i, j): o for j, i, o in zip(*edge_index.tolist(), offsets, strict=True) if i != j}
     edges |= {(i, i): torch.zeros(2).to(x) for i in range(len(x))}
     if attention.position == "clipped":
-        phi_table = positive_features(attention.distance_table / d**0.25, projection)
+        phi_table = positive_features(attention.positions.distance_table / d**0.25, projection)
     out = []
     for i in range(len(x)):
         total, normaliser = 0, 0
@@ -138,7 +138,7 @@ def performer_double_sum(attention, x, edge_index, offsets, batch):
             weight = (phi_query[i, :content] * phi_key[j]).sum(-1) / m
             offset = edges.get((i, j))
             if attention.position == "window":
-                weight = attention.far_bias.exp() * weight
+                weight = attention.positions.far_bias.exp() * weight
                 if offset is not None:
                     score = (query[i] * key[j]).sum(-1) / math.sqrt(d)
                     weight = weight + (score + offset_bias(attention, offset)).exp()

@@ -13,10 +13,15 @@ from torch import Tensor, nn
 from .. import checks
 from ..precision import full_precision
 
+LONGEST = 1e4  # scale of the sinusoids, in units of positions: Vaswani et al., Attention is all you need (2017), 3.5
+LENGTH_SCALES = 4  # learned frequencies an axis: relative-performer appendix A.2
+STD = 3.0  # of the first biases of offsets: with less, attention starts without directions and learns poorly
+HIDDEN = 32  # width of the MLP of offsets
 
-def _geometric(count: int, longest: float, device: torch.device | None = None) -> Tensor:
-    """Frequencies from 1 down to almost 1 / longest, as of the usual sinusoidal encoding."""
-    return longest ** -(torch.arange(count, device=device) / count)
+
+def _geometric(count: int, device: torch.device | None = None) -> Tensor:
+    """Frequencies from 1 down to almost 1 / LONGEST, as of the usual sinusoidal encoding."""
+    return LONGEST ** -(torch.arange(count, device=device) / count)
 
 
 class AbsoluteEncoding(nn.Module):
@@ -46,7 +51,7 @@ class AbsoluteEncoding(nn.Module):
 
     def forward(self, pos: Tensor) -> Tensor:
         pos = pos.to(torch.promote_types(pos.dtype, torch.float32))
-        omega = _geometric(self.channels // (2 * self.pos_dim), 1e4, pos.device)
+        omega = _geometric(self.channels // (2 * self.pos_dim), pos.device)
         angle = pos[..., None] * omega.to(pos.dtype)
         return torch.stack([angle.sin(), angle.cos()], -1).flatten(-3)
 
@@ -67,28 +72,26 @@ class SinusoidEncoding(nn.Module):
     Args:
         pos_dim: dimension of positions.
         heads: attention heads.
-        length_scales: frequencies an axis (the paper's 4); they start at 1 and fall geometrically towards 1 / longest.
-        longest: see above, in units of positions.
+
+    There are 4 frequencies an axis; they start at 1 and fall geometrically towards 1e-4.
 
     Shapes:
-        ``(N, pos_dim)`` -> two of ``(N, heads, channels)``, channels = 2 · pos_dim · length_scales.
+        ``(N, pos_dim)`` -> two of ``(N, heads, channels)``, channels = 8 · pos_dim.
 
     Source: relative-performer section 2.3, strategy 1, and appendix A.1. The appendix's second line has the sign of
     :math:`\beta` wrong twice; its result is right.
     """
 
-    def __init__(self, pos_dim: int, heads: int, length_scales: int = 4, longest: float = 1e4) -> None:
+    def __init__(self, pos_dim: int, heads: int) -> None:
         super().__init__()
-        checks.positive(length_scales=length_scales)
-        self.pos_dim, self.heads, self.length_scales, self.longest = pos_dim, heads, length_scales, longest
-        self.channels = 2 * pos_dim * length_scales
-        self.frequency = nn.Parameter(torch.empty(pos_dim, length_scales))
-        self.rotation = nn.Parameter(torch.empty(2, heads, pos_dim, length_scales))  # alpha, beta
+        self.pos_dim, self.heads, self.channels = pos_dim, heads, 2 * pos_dim * LENGTH_SCALES
+        self.frequency = nn.Parameter(torch.empty(pos_dim, LENGTH_SCALES))
+        self.rotation = nn.Parameter(torch.empty(2, heads, pos_dim, LENGTH_SCALES))  # alpha, beta
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
-            self.frequency.copy_(_geometric(self.length_scales, self.longest).expand(self.pos_dim, -1))
+            self.frequency.copy_(_geometric(LENGTH_SCALES).expand(self.pos_dim, -1))
             self.rotation.normal_(std=2.0)
 
     def forward(self, pos: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +104,7 @@ class SinusoidEncoding(nn.Module):
             return torch.stack(query, -1).flatten(2), key[:, None].expand(-1, self.heads, -1)
 
     def extra_repr(self) -> str:
-        return f"pos_dim={self.pos_dim}, heads={self.heads}, length_scales={self.length_scales}"
+        return f"pos_dim={self.pos_dim}, heads={self.heads}"
 
 
 class OffsetTable(nn.Module):
@@ -111,7 +114,6 @@ class OffsetTable(nn.Module):
         pos_dim: dimension of offsets.
         heads: attention heads.
         max_distance: offsets run from ``1 - max_distance`` to ``max_distance - 1`` on each axis.
-        std: spread of the initial values. It matters: with too little, attention starts without directions.
 
     Shapes:
         ``(E, pos_dim)`` -> ``(heads, E)``.
@@ -121,14 +123,14 @@ class OffsetTable(nn.Module):
             and compiled, such pairs get minus infinity: they are not near.
     """
 
-    def __init__(self, pos_dim: int, heads: int, max_distance: int, std: float = 3.0) -> None:
+    def __init__(self, pos_dim: int, heads: int, max_distance: int) -> None:
         super().__init__()
-        self.pos_dim, self.heads, self.max_distance, self.std = pos_dim, heads, max_distance, std
+        self.pos_dim, self.heads, self.max_distance = pos_dim, heads, max_distance
         self.table = nn.Parameter(torch.empty(heads, (2 * max_distance - 1) ** pos_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.table, std=self.std)
+        nn.init.normal_(self.table, std=STD)
 
     def forward(self, offsets: Tensor) -> Tensor:
         radius = self.max_distance - 1
@@ -156,16 +158,16 @@ class OffsetMLP(nn.Module):
     Offsets enter in units of ``max_distance``. Arguments and shapes as :class:`OffsetTable`; no offset is refused.
     """
 
-    def __init__(self, pos_dim: int, heads: int, max_distance: float, hidden: int = 32, std: float = 3.0) -> None:
+    def __init__(self, pos_dim: int, heads: int, max_distance: float) -> None:
         super().__init__()
-        self.pos_dim, self.heads, self.max_distance, self.std = pos_dim, heads, max_distance, std
-        self.first, self.last = nn.Linear(pos_dim, hidden), nn.Linear(hidden, heads)
+        self.pos_dim, self.heads, self.max_distance = pos_dim, heads, max_distance
+        self.first, self.last = nn.Linear(pos_dim, HIDDEN), nn.Linear(HIDDEN, heads)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.first.weight, std=2.0)
         nn.init.uniform_(self.first.bias, -2.0, 2.0)
-        nn.init.normal_(self.last.weight, std=self.std / math.sqrt(1.5 * self.last.in_features))
+        nn.init.normal_(self.last.weight, std=STD / math.sqrt(1.5 * self.last.in_features))
         nn.init.zeros_(self.last.bias)
 
     def forward(self, offsets: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from .linear import (
     clipped_attention,
     linear_attention,
     orthogonal_projection,
-    relu_features,
     softmax_features,
+    sum_aggregation,
     window_attention,
 )
 
@@ -18,9 +18,9 @@ __all__ = [
     "lifting_attention",
     "linear_attention",
     "orthogonal_projection",
-    "relu_features",
     "scalar_long_conv",
     "softmax_features",
+    "sum_aggregation",
     "vector_attention",
     "vector_long_conv",
     "window_attention",

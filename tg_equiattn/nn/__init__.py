@@ -14,7 +14,14 @@ from .group import (
     SpatialMaxPool,
 )
 from .hyena import CliffordMLP, SE3Hyena, SE3HyenaOperator, VectorSelfAttention, VectorTransformer
-from .linear import PerformerAttention, PerformerBlock, PixelEmbedding, RandomFeatures, RelativePerformer
+from .linear import (
+    MeanReadout,
+    PerformerAttention,
+    PerformerBlock,
+    PixelEmbedding,
+    RandomFeatures,
+    RelativePerformer,
+)
 
 __all__ = [
     "CliffordMLP",
@@ -24,6 +31,7 @@ __all__ = [
     "GroupAttentionBlock",
     "GroupPooling",
     "LiftingAttention",
+    "MeanReadout",
     "PerformerAttention",
     "PerformerBlock",
     "PixelEmbedding",

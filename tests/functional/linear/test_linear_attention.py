@@ -4,10 +4,9 @@ import math
 
 import pytest
 import torch
-from oracles import positive_features
 
-from tg_equiattn.functional import linear_attention, orthogonal_projection, relu_features, softmax_features
-from tg_equiattn.functional.linear import feature_attention as op
+from tg_equiattn.functional import linear_attention, orthogonal_projection, softmax_features
+from tg_equiattn.functional.linear.feature_attention import feature_readout, feature_summary
 
 B, HEADS, N, D, E, M = 3, 2, 13, 7, 5, 11
 
@@ -22,50 +21,53 @@ def qkvw(device):
     return tuple(double(*shape).to(device) for shape in shapes)
 
 
-def weights(query, key, projection, kernel="softmax", scale=None):
-    """The (B, heads, N, N) weights by the definition."""
-    if kernel == "relu":
-        return relu_features(query, projection) @ relu_features(key, projection).mT
+def log_features(query, key, projection, scale=None):
+    """Logarithms of the features of queries and keys, (..., N, m)."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return positive_features(query * scale**0.5, projection) @ positive_features(key * scale**0.5, projection).mT
+    return [t * scale**0.5 @ projection.T - scale * t.square().sum(-1, keepdim=True) / 2 for t in (query, key)]
+
+
+def by_definition(query, key, value, projection, scale=None):
+    """Every weight, by its logarithm, which no query or key is too long for."""
+    of_query, of_key = log_features(query, key, projection, scale)
+    score = torch.logsumexp(of_query[..., :, None, :] + of_key[..., None, :, :], -1)
+    return score.softmax(-1) @ value
 
 
 def flat(t):
     return t.transpose(1, 2).flatten(0, 1)
 
 
+def equal(got, wanted, inputs, rtol=1e-10, atol=1e-11):
+    """Outputs and gradients."""
+    torch.testing.assert_close(got, wanted, rtol=rtol / 100, atol=atol / 10)
+    direction = torch.randn_like(got)
+    grads = (torch.autograd.grad((out * direction).sum(), inputs) for out in (got, wanted))
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
 @pytest.mark.parametrize("scale", [None, 0.3])
-@pytest.mark.parametrize("kernel", ["softmax", "relu"])
-def test_equals_the_definition(kernel, scale, qkvw):
+@pytest.mark.parametrize("size", [1, 60], ids=["plain", "stabilised"])
+def test_equals_the_definition(size, scale, qkvw):
+    """On the CPU exponentials are first tried plain; long keys make their sums over- and underflow."""
     query, key, value, projection = (t.requires_grad_(n < 3) for n, t in enumerate(qkvw))
-    out = linear_attention(query, key, value, projection, kernel=kernel, scale=scale)
-    w = weights(query, key, projection, kernel, scale)
-    expected = (w / w.sum(-1, keepdim=True)) @ value
-    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
-    direction = torch.randn_like(out)
-    for got, wanted in zip(
-        torch.autograd.grad((out * direction).sum(), (query, key, value)),
-        torch.autograd.grad((expected * direction).sum(), (query, key, value)),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-11)
+    equal(
+        linear_attention(query, size * key, value, projection, scale=scale),
+        by_definition(query, size * key, value, projection, scale), (query, key, value), 1e-9, 1e-10,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("kernel", ["softmax", "relu"])
-def test_chunks_change_nothing(kernel, qkvw, monkeypatch):
-    query, key, value, projection = (t.requires_grad_(n < 3) for n, t in enumerate(qkvw))
-    key = torch.cat([key] * 41, 2)  # longer than the shortest chunk of 256 nodes
-    query, value = torch.cat([query] * 41, 2), torch.cat([value] * 41, 2)
-
-    def run():
-        out = linear_attention(query, key, value, projection, kernel=kernel)
-        return out, *torch.autograd.grad(out.square().sum(), qkvw[:3])
-
-    whole = run()
-    monkeypatch.setattr(op, "_BUDGET", {"cpu": 1, "other": 1})
-    assert len(list(op._chunks(key.flatten(0, 1), M))) == B * HEADS
-    for got, wanted in zip(run(), whole, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-11)
+@pytest.mark.parametrize("size", [1, 12], ids=["plain", "stabilised"])
+def test_in_chunks(on_device, size):
+    """600 nodes with 1100 features are more scores than a core's cache takes at once: three chunks of each head."""
+    query, key, value = (double(1, 2, 600, width).requires_grad_() for width in (3, 3, 2))
+    projection = double(1100, 3)
+    out = linear_attention(query, size * key, value, projection)
+    logs = log_features(query, size * key, projection)
+    of_query, of_key = (t - t.detach().amax(dim, keepdim=True) for t, dim in zip(logs, (-1, (-2, -1)), strict=True))
+    weights = of_query.exp() @ of_key.exp().mT
+    equal(out, weights / weights.sum(-1, keepdim=True) @ value, (query, key, value), 1e-8, 1e-9)
 
 
 def test_mask_removes_keys(qkvw):
@@ -87,15 +89,14 @@ def test_mask_removes_keys(qkvw):
 SIZES = {"equal": (13, 13, 13), "one long": (1, 33, 5), "long among short": (2, 3, 29, 1, 1, 3), "empty": (0, 39, 0)}
 
 
-@pytest.mark.parametrize("kernel", ["softmax", "relu"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
-def test_ragged_equals_each_graph_alone(sizes, kernel, qkvw):
+def test_ragged_equals_each_graph_alone(sizes, qkvw):
     query, key, value = (flat(t) for t in qkvw[:3])
     projection = qkvw[3]
     batch = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(query.device)
-    out = linear_attention(query, key, value, projection, batch=batch, batch_size=len(sizes), kernel=kernel)
+    out = linear_attention(query, key, value, projection, batch=batch, batch_size=len(sizes))
     alone = [
-        linear_attention(*parts, projection, kernel=kernel)
+        linear_attention(*parts, projection)
         for parts in zip(*(t.split(sizes) for t in (query, key, value)), strict=True)
     ]
     torch.testing.assert_close(out, torch.cat(alone), rtol=1e-12, atol=1e-12)
@@ -115,22 +116,17 @@ def test_nan_stays_in_its_graph(qkvw):
 
 
 @pytest.mark.parametrize("norm", [1e-6, 1.0, 100.0])
-@pytest.mark.parametrize("kernel", ["softmax", "relu"])
-def test_norms_up_to_a_hundred_stay_finite_and_right(kernel, norm):
+def test_norms_up_to_a_hundred_stay_finite_and_right(norm):
     query, key, value = torch.randn(3, 1, 2, 29, 7)
     query, key = (norm * t / t.norm(dim=-1, keepdim=True) for t in (query, key))
     query.requires_grad_()
     projection = orthogonal_projection(17, 7).float()
-    out = linear_attention(query, key, value, projection, kernel=kernel)
+    out = linear_attention(query, key, value, projection)
     (grad,) = torch.autograd.grad(out.sum(), query)
     assert out.isfinite().all()
     assert grad.isfinite().all()
-    q, k = (t.detach().double() * 7**-0.25 for t in (query, key))
-    if kernel == "softmax":  # by logarithms, in double precision
-        logs = [t @ projection.double().T - t.square().sum(-1, keepdim=True) / 2 for t in (q, k)]
-        scores = torch.logsumexp(logs[0][..., :, None, :] + logs[1][..., None, :, :], -1)
-        expected = scores.softmax(-1) @ value.double()
-        torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2 if norm == 100 else 1e-5)
+    expected = by_definition(*(t.detach().double() for t in (query, key, value, projection)))
+    torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2 if norm == 100 else 1e-5)
 
 
 def test_orthogonal_blocks_with_gaussian_rows():
@@ -185,48 +181,21 @@ def test_attention_nears_exact_attention():
     assert math.log(errors[0] / errors[1]) / math.log(16) == pytest.approx(0.5, abs=0.12)
 
 
-@pytest.mark.parametrize("kernel", ["softmax", "relu"])
-def test_gradcheck(kernel):
+def test_gradcheck():
     inputs = [double(7, 2, 3).requires_grad_() for _ in range(3)]
     projection, batch = double(5, 3), torch.tensor([0, 0, 0, 0, 1, 2, 2])
-    assert torch.autograd.gradcheck(lambda *t: linear_attention(*t, projection, batch=batch, kernel=kernel), inputs)
+    assert torch.autograd.gradcheck(lambda *t: linear_attention(*t, projection, batch=batch), inputs)
     inputs = [double(2, 2, 3, 3).requires_grad_() for _ in range(3)]
     mask = torch.tensor([[True, True, False], [True, True, True]])
-    assert torch.autograd.gradcheck(lambda *t: linear_attention(*t, projection, mask=mask, kernel=kernel), inputs)
+    assert torch.autograd.gradcheck(lambda *t: linear_attention(*t, projection, mask=mask), inputs)
 
 
 def test_registered_operators():
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
     key, value, projection = double(2, 5, 3).requires_grad_(), double(2, 5, 7).requires_grad_(), double(11, 3)
-    torch.library.opcheck(op.feature_summary, (key, value, projection, None, "softmax", 0.5), test_utils=checks)
+    torch.library.opcheck(feature_summary, (key, value, projection, None, 0.5), test_utils=checks)
     content, level = double(2, 11, 7).requires_grad_(), double(2, 11).requires_grad_()
-    torch.library.opcheck(op.feature_readout, (key, projection, content, level, "relu"), test_utils=checks)
-
-
-@pytest.mark.parametrize("stabilised", [False, True])
-def test_stabilised_and_plain_exponentials_agree(stabilised, qkvw, monkeypatch):
-    """Both ways of the operators give the definition; the CPU takes the plain one where its sums stay in range."""
-    seen = []
-    original = op._sums
-    monkeypatch.setattr(op, "_sums", lambda *a: seen.append(a[-1]) or original(*a))
-    monkeypatch.setattr(op, "_cheap", lambda x: not stabilised)
-    query, key, value, projection = qkvw
-    w = weights(query, key, projection)
-    out = linear_attention(query, key, value, projection)
-    torch.testing.assert_close(out, (w / w.sum(-1, keepdim=True)) @ value, rtol=1e-12, atol=1e-12)
-    assert seen == [stabilised]
-    linear_attention(query, 60 * key, value, projection)
-    assert seen[1:] == ([True] if stabilised else [False, True])
-
-
-def test_empty_rows_do_not_make_the_others_be_done_again(qkvw, monkeypatch):
-    seen = []
-    original = op._sums
-    monkeypatch.setattr(op, "_sums", lambda *a: seen.append(a[-1]) or original(*a))
-    query, key, value = (flat(t) for t in qkvw[:3])
-    batch = torch.repeat_interleave(torch.arange(4), torch.tensor([5, 30, 0, 4])).to(query.device)
-    linear_attention(query, key, value, qkvw[3], batch=batch)
-    assert seen == [query.device.type != "cpu"]
+    torch.library.opcheck(feature_readout, (key, projection, content, level), test_utils=checks)
 
 
 def test_no_nodes():
@@ -277,7 +246,6 @@ Q, W = torch.ones(2, 3, 5, 7), torch.ones(11, 7)
         (r"projection must be \(m, 7\), got \(11, 5\)", (Q, Q, Q, W[:, :5]), {}),
         (r"projection must be \(m, 7\)", (Q, Q, Q, W[:0]), {}),
         ("projection must not require", (Q, Q, Q, W.clone().requires_grad_()), {}),
-        ("kernel must be one of", (Q, Q, Q, W), {"kernel": "cosine"}),
         ("scale must be", (Q, Q, Q, W), {"scale": math.inf}),
         ("mask must be bool", (Q, Q, Q, W), {"mask": torch.ones(2, 5)}),
         (r"mask must be bool of shape \(2, 5\)", (Q, Q, Q, W), {"mask": torch.ones(5, dtype=torch.bool)}),

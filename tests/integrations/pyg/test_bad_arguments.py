@@ -153,13 +153,11 @@ def test_bad_edge_index_object():
         (lambda: RelativePerformerConv(11, 35, 5, node_dim=1), "node_dim must be 0"),
         (lambda: RelativePerformerConv(11, 35, 5, position="relative"), "position must be one of"),
         (lambda: RelativePerformerConv(11, 35, 5, offset="linear"), "offset must be one of"),
-        (lambda: RelativePerformerConv(11, 35, 5, kernel="cosine"), "kernel must be one of"),
         (lambda: RelativePerformerConv(11, 35, 5, position="clipped", position_heads=7), "position_heads must be"),
         (lambda: RelativePerformerConv(11, 35, 5, position="clipped", position_heads=0), "position_heads must be"),
         (lambda: RelativePerformerConv(11, 35, 5, max_distance=0), "max_distance must be"),
         (lambda: RelativePerformerConv(11, 35, 5, num_features=0), "num_features must be"),
         (lambda: RelativePerformerConv(11, 35, 5, pos_dim=0), "pos_dim must be"),
-        (lambda: RelativePerformerConv(11, 35, 5, position="sinusoid", length_scales=0), "length_scales must be"),
         (lambda: RelativePerformerConv(11, 35, 5, redraw_interval=0), "redraw_interval must be"),
         (lambda: RelativePerformerConv(11, 35, 5, scale=float("nan")), "scale must be"),
         (lambda: RelativePerformerConv(11, 35, 5, dropout=1.0), "dropout must be"),
@@ -176,7 +174,7 @@ def test_bad_edge_index_object():
         (lambda: PixelGraphClassifier(1, 0), "num_classes must be"),
         (lambda: PixelGraphClassifier(1, 10, num_layers=0), "num_layers must be"),
         (lambda: PixelGraph(0), "max_distance must be a positive number, got 0"),
-        (lambda: PixelGraph(3, metric="euclidean"), "metric must be one of"),
+        (lambda: PixelGraph(3, periodic="no"), "periodic must be True or False"),
     ],
 )
 def test_bad_options(make, message):

@@ -51,7 +51,7 @@ def test_an_edge_given_twice_counts_twice(make_conv, arbitrary_graphs, equal, er
     twice = conv(data.x, edges.repeat(1, 2), attr.repeat(2, 1))
     assert error(twice, once) > 1e-3
     with torch.no_grad():
-        table = conv.attention.offset_bias.table
+        table = conv.attention.positions.offset_bias.table
         centre = table[:, table.shape[1] // 2].clone()
         table += math.log(2)
         other = attr.abs().sum(1) > 0  # the table has one entry for a node itself and edges of offset 0

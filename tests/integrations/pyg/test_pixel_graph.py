@@ -10,7 +10,7 @@ from torch_geometric.data import Batch, Data
 POSITIONS = ["window", "clipped", "sinusoid", "absolute", None]
 
 
-def brute_force(height, width, distance, metric, periodic):
+def brute_force(height, width, distance, periodic):
     """{(source, target): offset} of all near pixels, by trying every pair and every shortest way around."""
     edges = {}
     pixels = [(row, column) for row in range(height) for column in range(width)]
@@ -22,19 +22,17 @@ def brute_force(height, width, distance, metric, periodic):
                 for m in ((-1, 0, 1) if periodic else (0,))
             ]
             x, y = min(ways, key=lambda way: abs(way[0]) + abs(way[1]))
-            length = abs(x) + abs(y) if metric == "manhattan" else max(abs(x), abs(y))
-            if i != j and length < distance:
+            if i != j and abs(x) + abs(y) < distance:
                 edges[j, i] = (x, y)
     return edges
 
 
 @pytest.mark.parametrize("periodic", [False, True])
-@pytest.mark.parametrize("metric", ["manhattan", "chebyshev"])
 @pytest.mark.parametrize(("shape", "distance"), [((5, 7), 3), ((3, 11), 4), ((7, 5), 2), ((5, 3), 2.5), ((1, 5), 3)])
-def test_edges_are_all_near_pairs(shape, distance, metric, periodic):
+def test_edges_are_all_near_pairs(shape, distance, periodic):
     """Sides are odd, so that the shortest way around is one."""
-    data = PixelGraph(distance, metric, periodic)(Data(image=torch.rand(3, *shape)))
-    expected = brute_force(*shape, distance, metric, periodic)
+    data = PixelGraph(distance, periodic)(Data(image=torch.rand(3, *shape)))
+    expected = brute_force(*shape, distance, periodic)
     found = {tuple(e): tuple(o) for e, o in zip(data.edge_index.T.tolist(), data.edge_attr.int().tolist(), strict=True)}
     assert data.edge_index.shape == (2, len(expected))
     assert found == expected
@@ -48,7 +46,7 @@ def test_even_sides_go_half_way_around_once():
     """Of two shortest offsets one is taken: each pair of pixels is one edge each way."""
     data = PixelGraph(4, periodic=True)(Data(image=torch.rand(1, 4, 6)))
     assert data.edge_index.unique(dim=1).shape == data.edge_index.shape
-    expected = brute_force(4, 6, 4, "manhattan", True)
+    expected = brute_force(4, 6, 4, True)
     pairs = set(map(tuple, data.edge_index.T.tolist()))
     assert pairs == set(expected)
     for edge, offset in zip(data.edge_index.T.tolist(), data.edge_attr.tolist(), strict=True):
@@ -109,8 +107,8 @@ def test_one_pixel(make_conv):
 
 
 def test_repr_and_pickle():
-    transform = PixelGraph(3, "chebyshev", True)
-    assert repr(transform) == "PixelGraph(max_distance=3, metric='chebyshev', periodic=True)"
+    transform = PixelGraph(3, True)
+    assert repr(transform) == "PixelGraph(max_distance=3, periodic=True)"
     assert repr(pickle.loads(pickle.dumps(transform))) == repr(transform)
 
 

@@ -7,8 +7,6 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GPSConv, Sequential, global_add_pool
 
-NONE = torch.zeros(2, 0, dtype=torch.long)
-
 
 def gps(make_conv, position="window"):
     conv = make_conv(position, in_channels=12, out_channels=12, heads=3)
@@ -150,7 +148,8 @@ class OnGraph(torch.nn.Module):
 
 def test_copies(any_conv, make_conv, point_graphs, check_copies):
     data, attention = point_graphs((11, 1, 23)), any_conv.attention
-    options = {"offset": attention.offset, "position_heads": attention.position_heads or None}
+    heads = attention.heads - attention.positions.key_heads or None
+    options = {"offset": attention.offset, "position_heads": heads}
     check_copies(lambda: OnGraph(make_conv(attention.position, **options), data), OnGraph(any_conv, data), data.x)
 
 

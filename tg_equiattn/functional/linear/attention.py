@@ -10,8 +10,7 @@ from torch import Tensor
 from ... import checks
 from ...precision import full_precision
 from .feature_attention import feature_readout, feature_summary
-from .random_features import KERNELS
-from .rows import Rows
+from .rows import Rows, rows_of, zero_where_masked
 
 
 def linear_attention(
@@ -20,7 +19,6 @@ def linear_attention(
     value: Tensor,
     projection: Tensor,
     *,
-    kernel: str = "softmax",
     scale: float | None = None,
     mask: Tensor | None = None,
     batch: Tensor | None = None,
@@ -46,11 +44,10 @@ def linear_attention(
             ``(N, heads, d)`` with ``batch``.
         value: ``(B, heads, N, e)`` or ``(N, heads, e)``.
         projection: ``(m, d)`` directions; see :func:`orthogonal_projection`.
-        kernel: ``"softmax"``, or ``"relu"``, which estimates another kernel, not the softmax.
-        scale: c; ``None`` means :math:`1/\sqrt{d}`.
+        scale: c; ``None`` means :math:`1/\sqrt d`.
         mask: dense only, bool ``(B, N)``, true for the keys that exist. The others are in neither the numerator nor
             the denominator, whatever they hold, and their outputs are zero.
-        batch: ragged only, sorted int64 ``(N,)`` graph index.
+        batch: ragged only, sorted int64 ``(N,)`` graph index; ``None`` means one graph.
         batch_size: number of graphs; ``None`` reads it from ``batch`` (on CUDA that waits for the device).
 
     Returns:
@@ -67,78 +64,67 @@ def linear_attention(
         >>> linear_attention(q, k, v, torch.randn(64, 8)).shape
         torch.Size([2, 4, 100, 8])
     """
-    checks.choice("kernel", kernel, KERNELS)
+    check_operands(projection, scale, query=query, key=key, value=value)
+    rows = rows_of(query, mask, batch, batch_size)
+    if query.ndim == 3:
+        return linear_attention_of_nodes(query, key, value, projection, scale, rows)[0]
+    query, key, value = (zero_where_masked(t, mask) for t in (query, key, value))
+    out, _ = _attention_in_rows(query, key, value, projection, scale, rows)
+    return zero_where_masked(out, mask)
+
+
+def check_operands(projection: Tensor, scale: float | None, **operands: Tensor) -> None:
+    """Raise ValueError unless query, value and what is between them are alike but for value's last axis, and the
+    directions are as wide as the query."""
     checks.scale(scale)
-    if query.ndim not in (3, 4) or key.shape != query.shape or value.shape[:-1] != key.shape[:-1]:
+    query, *rest, value = operands.values()
+    if query.ndim not in (3, 4) or any(t.shape != query.shape for t in rest) or value.shape[:-1] != query.shape[:-1]:
+        *names, last = operands
+        shapes = [str(tuple(t.shape)) for t in operands.values()]
         raise ValueError(
-            "query, key and value must be (B, heads, N, d), or (N, heads, d) with batch, alike but for value's last "
-            f"axis, got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
+            f"{', '.join(names)} and {last} must be (B, heads, N, d), or (N, heads, d) with batch, alike but for "
+            f"value's last axis, got {', '.join(shapes[:-1])} and {shapes[-1]}"
         )
     if projection.ndim != 2 or projection.shape[1] != query.shape[-1] or not len(projection):
         raise ValueError(f"projection must be (m, {query.shape[-1]}), got {tuple(projection.shape)}")
     if projection.requires_grad:
         raise ValueError("projection must not require a gradient: random features are drawn, not learned")
-    if query.ndim == 3:
-        if mask is not None:
-            raise ValueError("mask must be None where query is ragged, (N, heads, d): leave the masked nodes out")
-        rows = Rows(len(query), checks.batch_index(batch, batch_size, query), batch)
-        return features_attention(query, key, value, projection, kernel, scale, rows)[0]
-    if batch is not None:
-        raise ValueError("batch must be None where query is dense, (B, heads, N, d): use mask")
-    checks.mask(mask, (query.shape[0], query.shape[2]))
-    if mask is not None:
-        there = mask[:, None, :, None]
-        query, key, value = (torch.where(there, t, 0.0) for t in (query, key, value))
-    out, _ = dense_features_attention(query, key, value, projection, kernel, scale, mask)
-    return out if mask is None else torch.where(there, out, 0.0)
 
 
-def features_attention(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, kernel: str, scale: float | None, rows: Rows
-) -> tuple[Tensor, Tensor]:
-    """:func:`linear_attention` of nodes (N, heads, d) in rows; also the log-sum-exp of the estimated scores,
-    (N, heads, 1), but for a part of the query alone, :func:`log_norm`."""
-    query, key, value = (rows.pack(t) for t in (query, key, value))
-    out, lse = dense_features_attention(query, key, value, projection, kernel, scale, rows.mask, rows)
-    return rows.unpack(out), rows.unpack(lse)
-
-
-def dense_features_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    projection: Tensor,
-    kernel: str,
-    scale: float | None,
-    mask: Tensor | None,
-    rows: Rows | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Outputs (B, heads, N, e) and log-sum-exps (B, heads, N, 1); with ``rows``, rows of one graph share their keys."""
-    heads = query.shape[1]
-    with full_precision(query.device):
-        dtype = torch.promote_types(query.dtype, torch.float32)
-        w, size = projection.to(dtype), score_scale(query, kernel, scale)
-        there = None if mask is None else mask.repeat_interleave(heads, 0)
-        key_rows, value_rows, query_rows = (t.to(dtype).flatten(0, 1) for t in (key, value, query))
-        root = math.sqrt(abs(size))  # of the scale, put on the directions in place of queries and keys
-        content, level = feature_summary(key_rows, value_rows, w * root, there, kernel, abs(size) / 2)
-        if rows is not None:
-            content, level = rows.merge(content.unflatten(0, (-1, heads)), level.unflatten(0, (-1, heads)))
-            content, level = content.flatten(0, 1), level.flatten(0, 1)
-        out, lse = feature_readout(query_rows, w * math.copysign(root, size), content, level, kernel)
-    return out.view(value.shape).to(value.dtype), lse.view(*query.shape[:-1], 1)
-
-
-def score_scale(query: Tensor, kernel: str, scale: float | None) -> float:
-    """The factor of scores; the ReLU kernel is homogeneous and takes none."""
-    if kernel == "relu":
-        return 1.0
+def score_scale(query: Tensor, scale: float | None) -> float:
+    """The factor of scores."""
     return query.shape[-1] ** -0.5 if scale is None else scale
 
 
-def log_norm(query: Tensor, kernel: str, scale: float | None, features: int) -> Tensor:
-    """What :func:`features_attention` leaves out of its log-sum-exp, the same for all features of a query, (..., 1)."""
-    if kernel == "relu":
-        return query.new_full((*query.shape[:-1], 1), -math.log(features))
-    size = abs(score_scale(query, kernel, scale))
-    return -query.square().sum(-1, keepdim=True) * (size / 2) - math.log(features)
+def linear_attention_of_nodes(
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, scale: float | None, rows: Rows
+) -> tuple[Tensor, Tensor]:
+    """:func:`linear_attention` of nodes (N, heads, d) in rows, unchecked; also the log-sum-exp of the estimated scores
+    (N, heads, 1), but for :func:`feature_norm`, which is the same for all features of a query."""
+    query, key, value = (rows.pack(t) for t in (query, key, value))
+    out, lse = _attention_in_rows(query, key, value, projection, scale, rows)
+    return rows.unpack(out), rows.unpack(lse)
+
+
+def feature_norm(query: Tensor, projection: Tensor, scale: float | None) -> Tensor:
+    """The part of a query's log features that is the same for all of them, (..., 1)."""
+    size = abs(score_scale(query, scale))
+    return -query.square().sum(-1, keepdim=True) * (size / 2) - math.log(len(projection))
+
+
+def _attention_in_rows(
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, scale: float | None, rows: Rows
+) -> tuple[Tensor, Tensor]:
+    """Outputs (rows, heads, N, e) and log-sum-exps (rows, heads, N, 1); the rows of one graph share their keys."""
+    heads = query.shape[1]
+    with full_precision(query.device):
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        w, size = projection.to(dtype), score_scale(query, scale)
+        mask = None if rows.mask is None else rows.mask.repeat_interleave(heads, 0)
+        key_rows, value_rows, query_rows = (t.to(dtype).flatten(0, 1) for t in (key, value, query))
+        root = math.sqrt(abs(size))  # of the scale, put on the directions in place of queries and keys
+        content, level = feature_summary(key_rows, value_rows, w * root, mask, abs(size) / 2)
+        content, level = rows.merge(content.unflatten(0, (-1, heads)), level.unflatten(0, (-1, heads)))
+        content, level = content.flatten(0, 1), level.flatten(0, 1)
+        out, lse = feature_readout(query_rows, w * math.copysign(root, size), content, level)
+    return out.view(value.shape).to(value.dtype), lse.view(*query.shape[:-1], 1)

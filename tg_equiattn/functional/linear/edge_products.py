@@ -14,8 +14,6 @@ from torch import Tensor
 
 from ...precision import full_precision
 
-_CHUNK = 4096  # pairs at a time where torch has no sampled product
-
 with warnings.catch_warnings():  # torch says once in a process that CSR tensors are in beta
     warnings.simplefilter("ignore")
     torch.sparse_csr_tensor(torch.tensor([0, 1], device="cpu"), torch.tensor([0], device="cpu"), [1.0], device="cpu")
@@ -23,6 +21,15 @@ with warnings.catch_warnings():  # torch says once in a process that CSR tensors
 
 def _csr(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> Tensor:
     return torch.sparse_csr_tensor(crow, col, values, (len(crow) - 1, columns), check_invariants=False)
+
+
+def gathered_edge_dot(query: Tensor, key: Tensor, row: Tensor, col: Tensor, chunk: int = 4096) -> Tensor:
+    """:func:`edge_dot` where torch has no sampled product, so many pairs at a time; not differentiable."""
+    out = query.new_empty(len(query), len(col))
+    for a in range(0, len(col), chunk):
+        part = slice(a, a + chunk)
+        out[:, part] = torch.linalg.vecdot(query[:, row[part]], key[:, col[part]])
+    return out
 
 
 @torch.library.custom_op("tg_equiattn::edge_dot", mutates_args=())
@@ -36,10 +43,7 @@ def edge_dot(query: Tensor, key: Tensor, crow: Tensor, col: Tensor, back: list[T
     if not len(col):
         return out
     if query.device.type == "cpu" and not torch.backends.mkl.is_available():
-        for a in range(0, len(col), _CHUNK):
-            part = slice(a, a + _CHUNK)
-            out[:, part] = torch.linalg.vecdot(query[:, back[0][part]], key[:, col[part]])
-        return out
+        return gathered_edge_dot(query, key, back[0], col)
     for head in range(len(query)):
         pattern = _csr(crow, col, out[head], key.shape[1])
         out[head] = torch.sparse.sampled_addmm(pattern, query[head], key[head].T, beta=0.0).values()

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from ...precision import full_precision
 
-RELU_EPSILON = 1e-3  # keeps every ReLU feature positive, so that no normaliser is zero
 _BUDGET = {"cpu": 1 << 18, "other": 1 << 26}  # scores of one chunk: a core's cache, or enough work for a GPU
 
 
@@ -37,43 +36,31 @@ def _chunks(nodes: Tensor, features: int) -> Iterator[tuple[slice, list[slice]]]
         yield slice(a, min(a + width, groups)), parts
 
 
-def _key_scores(
-    key: Tensor, projection: Tensor, mask: Tensor | None, kernel: str, norm: float
-) -> tuple[Tensor, Tensor | None]:
-    """log features of keys (G, n, m), minus infinity where masked; and for ReLU the derivative of the logarithm."""
-    if kernel == "relu":
-        scores, slope = _relu(key @ projection.T)
-        return (scores if mask is None else scores.masked_fill_(~mask[..., None], -math.inf)), slope
+def _key_scores(key: Tensor, projection: Tensor, mask: Tensor | None, norm: float) -> Tensor:
+    """log features of keys (G, n, m), minus infinity where masked."""
     bias = key.square().sum(-1, keepdim=True).mul_(-norm)
     if mask is not None:
         bias.masked_fill_(~mask[..., None], -math.inf)
-    return torch.baddbmm(bias, key, projection.T.expand(len(key), -1, -1)), None
+    return torch.baddbmm(bias, key, projection.T.expand(len(key), -1, -1))
 
 
-def _query_scores(query: Tensor, projection: Tensor, level: Tensor, kernel: str) -> tuple[Tensor, Tensor | None]:
-    if kernel == "relu":
-        scores, slope = _relu(query @ projection.T)
-        return scores.add_(level[:, None]), slope
-    return torch.baddbmm(level[:, None], query, projection.T.expand(len(query), -1, -1)), None
-
-
-def _relu(x: Tensor) -> tuple[Tensor, Tensor]:
-    value = x.relu().add_(RELU_EPSILON)
-    return value.log(), (x > 0) / value
+def _query_scores(query: Tensor, projection: Tensor, level: Tensor) -> Tensor:
+    """log features of queries (G, n, m), but for a part of each query alone, plus the level of each feature."""
+    return torch.baddbmm(level[:, None], query, projection.T.expand(len(query), -1, -1))
 
 
 @torch.library.custom_op("tg_equiattn::feature_summary", mutates_args=())
 def feature_summary(
-    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, kernel: str, norm: float
+    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float
 ) -> tuple[Tensor, Tensor]:
     """content (G, m, e) and level (G, m) of keys (G, L, d), values (G, L, e), a mask (G, L).
 
-    The softmax kernel's log features are W k - norm |k|^2.
+    Log features are W k - norm |k|^2.
     """
     with full_precision(key.device):
         for stabilise in (False, True):
             if stabilise or _cheap(key):
-                content, sums, top = _sums(key, value, projection, mask, kernel, norm, stabilise)
+                content, sums, top = _sums(key, value, projection, mask, norm, stabilise)
                 if stabilise or _comfortable(sums if mask is None else sums[mask.any(1)]):
                     break
         limits, empty = torch.finfo(key.dtype), sums == 0  # a group without keys
@@ -95,7 +82,7 @@ def _comfortable(sums: Tensor) -> bool:
 
 
 def _sums(
-    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, kernel: str, norm: float, stabilise: bool
+    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float, stabilise: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums over keys of exp(score - top), times the value (G, m, e) and alone (G, 1, m), and top, the largest or 0."""
     content = value.new_zeros(len(key), len(projection), value.shape[-1])
@@ -103,8 +90,7 @@ def _sums(
     top = torch.full_like(sums, torch.finfo(key.dtype).min) if stabilise else torch.zeros_like(sums)
     for group, parts in _chunks(key, len(projection)):
         for n, part in enumerate(parts):
-            there = None if mask is None else mask[group, part]
-            scores, _ = _key_scores(key[group, part], projection, there, kernel, norm)
+            scores = _key_scores(key[group, part], projection, None if mask is None else mask[group, part], norm)
             if stabilise:
                 highest = torch.maximum(top[group], scores.amax(1, keepdim=True))
                 scores.sub_(highest)
@@ -120,16 +106,14 @@ def _sums(
 
 
 @feature_summary.register_fake
-def _(
-    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, kernel: str, norm: float
-) -> tuple[Tensor, Tensor]:
+def _(key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float) -> tuple[Tensor, Tensor]:
     features = len(projection)
     return value.new_empty(len(key), features, value.shape[-1]), value.new_empty(len(key), features)
 
 
 @torch.library.custom_op("tg_equiattn::feature_summary_backward", mutates_args=())
 def feature_summary_backward(
-    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, kernel: str, norm: float,
+    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float,
     content: Tensor, level: Tensor, grad_content: Tensor, grad_level: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     with full_precision(key.device):
@@ -138,16 +122,11 @@ def feature_summary_backward(
         for group, parts in _chunks(key, len(projection)):
             for part in parts:
                 k = key[group, part]
-                weights, slope = _key_scores(k, projection, None if mask is None else mask[group, part], kernel, norm)
+                weights = _key_scores(k, projection, None if mask is None else mask[group, part], norm)
                 weights.sub_(level[group, None]).exp_()
                 grad = torch.baddbmm(shift[group], value[group, part], grad_content[group].mT).mul_(weights)
                 grad_value[group, part] = weights @ grad_content[group]
-                if slope is None:
-                    grad_key[group, part] = torch.addcmul(
-                        grad @ projection, k, grad.sum(-1, keepdim=True), value=-2 * norm
-                    )
-                else:
-                    grad_key[group, part] = grad.mul_(slope) @ projection
+                grad_key[group, part] = torch.addcmul(grad @ projection, k, grad.sum(-1, keepdim=True), value=-2 * norm)
         return grad_key, grad_value
 
 
@@ -157,9 +136,7 @@ def _(key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("tg_equiattn::feature_readout", mutates_args=())
-def feature_readout(
-    query: Tensor, projection: Tensor, content: Tensor, level: Tensor, kernel: str
-) -> tuple[Tensor, Tensor]:
+def feature_readout(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     """out (G, L, e) and lse (G, L) of queries (G, L, d), content (G, m, e), level (G, m)."""
     with full_precision(query.device):
         out = query.new_empty(*query.shape[:2], content.shape[-1])
@@ -170,7 +147,7 @@ def feature_readout(
             for part in parts:
                 for stabilise in (False, True):
                     if stabilise or _cheap(query):
-                        weights, _ = _query_scores(query[group, part], projection, lowered[group], kernel)
+                        weights = _query_scores(query[group, part], projection, lowered[group])
                         peak = weights.amax(-1, keepdim=True) if stabilise else torch.zeros_like(weights[..., :1])
                         weights = weights.sub_(peak) if stabilise else weights
                         total = weights.exp_().sum(-1, keepdim=True)
@@ -182,13 +159,13 @@ def feature_readout(
 
 
 @feature_readout.register_fake
-def _(query: Tensor, projection: Tensor, content: Tensor, level: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     return query.new_empty(*query.shape[:2], content.shape[-1]), query.new_empty(*query.shape[:2])
 
 
 @torch.library.custom_op("tg_equiattn::feature_readout_backward", mutates_args=())
 def feature_readout_backward(
-    query: Tensor, projection: Tensor, content: Tensor, level: Tensor, kernel: str,
+    query: Tensor, projection: Tensor, content: Tensor, level: Tensor,
     out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     with full_precision(query.device):
@@ -197,12 +174,12 @@ def feature_readout_backward(
         shift = (grad_lse - (grad_out * out).sum(-1))[..., None]
         for group, parts in _chunks(query, len(projection)):
             for part in parts:
-                weights, slope = _query_scores(query[group, part], projection, level[group], kernel)
+                weights = _query_scores(query[group, part], projection, level[group])
                 weights.sub_(lse[group, part, None]).exp_()
                 grad = torch.baddbmm(shift[group, part], grad_out[group, part], content[group].mT).mul_(weights)
                 grad_content[group].baddbmm_(weights.mT, grad_out[group, part])
                 grad_level[group] += grad.sum(1)
-                grad_query[group, part] = (grad if slope is None else grad.mul_(slope)) @ projection
+                grad_query[group, part] = grad @ projection
         return grad_query, grad_content, grad_level
 
 
@@ -212,28 +189,28 @@ def _(query: Tensor, projection: Tensor, content: Tensor, level: Tensor, *rest: 
 
 
 def _save_summary(ctx, inputs, output) -> None:
-    key, value, projection, mask, ctx.kernel, ctx.norm = inputs
+    key, value, projection, mask, ctx.norm = inputs
     ctx.save_for_backward(key, value, projection, mask, *output)
 
 
 def _summary_gradient(ctx, grad_content: Tensor, grad_level: Tensor):
     key, value, projection, mask, content, level = ctx.saved_tensors
-    inputs = key, value, projection, mask, ctx.kernel, ctx.norm, content, level
+    inputs = key, value, projection, mask, ctx.norm, content, level
     grads = feature_summary_backward(*inputs, grad_content.contiguous(), grad_level.contiguous())
-    return *grads, None, None, None, None
+    return *grads, None, None, None
 
 
 def _save_readout(ctx, inputs, output) -> None:
-    query, projection, content, level, ctx.kernel = inputs
+    query, projection, content, level = inputs
     ctx.save_for_backward(query, projection, content, level, *output)
 
 
 def _readout_gradient(ctx, grad_out: Tensor, grad_lse: Tensor):
     query, projection, content, level, out, lse = ctx.saved_tensors
     grad_query, grad_content, grad_level = feature_readout_backward(
-        query, projection, content, level, ctx.kernel, out, lse, grad_out.contiguous(), grad_lse.contiguous()
+        query, projection, content, level, out, lse, grad_out.contiguous(), grad_lse.contiguous()
     )
-    return grad_query, None, grad_content, grad_level, None
+    return grad_query, None, grad_content, grad_level
 
 
 def _no_second_derivative(ctx, *grads):

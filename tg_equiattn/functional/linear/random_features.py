@@ -1,4 +1,4 @@
-r"""Random features of the softmax and ReLU kernels (FAVOR+), and their orthogonal draws."""
+r"""Random features of the softmax kernel (FAVOR+), and their orthogonal draws."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from .feature_attention import RELU_EPSILON
-
-KERNELS = ("softmax", "relu")
 
 
 def orthogonal_projection(num_features: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
@@ -66,11 +63,3 @@ def softmax_features(x: Tensor, projection: Tensor) -> Tensor:
         True
     """
     return (x @ projection.T - x.square().sum(-1, keepdim=True) / 2).exp() / math.sqrt(len(projection))
-
-
-def relu_features(x: Tensor, projection: Tensor) -> Tensor:
-    r"""Random features of the ReLU kernel, :math:`\tfrac{1}{\sqrt m} (\mathrm{relu}(W x) + 10^{-3})`.
-
-    Arguments and shapes as :func:`softmax_features`. Source: Choromanski et al. (2021), section 4 (Performer-ReLU).
-    """
-    return ((x @ projection.T).relu() + RELU_EPSILON) / math.sqrt(len(projection))

@@ -1,10 +1,12 @@
-"""Ragged batches as rows of equal length: what lets one dense kernel serve graphs of any sizes.
+"""Dense and ragged batches as rows of equal length: what lets one dense kernel serve graphs of any sizes.
 
 Each graph is cut into rows of ``length`` nodes, the last one padded. Kernels treat rows as a dense batch and add up
 the rows of a graph, so one long graph among short ones costs no padding to its length.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -88,3 +90,33 @@ class Rows:
             rows = torch.where(self.mask.view(*self.mask.shape, *[1] * (x.ndim - 1)), rows, 0.0)
             sizes = self.mask.sum(1, keepdim=True).expand(-1, self.length)
         return rows.sum(1, keepdim=True).expand_as(rows).flatten(0, 1), sizes.flatten()
+
+
+def rows_of(query: Tensor, mask: Tensor | None, batch: Tensor | None, batch_size: int | None) -> Rows:
+    """The rows of a dense query (B, heads, N, d) with a mask, or of a ragged one (N, heads, d) with a batch index.
+
+    Raises ValueError where these do not fit the query.
+    """
+    if query.ndim == 3:
+        if mask is not None:
+            raise ValueError("mask must be None where query is ragged, (N, heads, d): leave the masked nodes out")
+        return Rows(len(query), checks.batch_index(batch, batch_size, query), batch)
+    if batch is not None:
+        raise ValueError("batch must be None where query is dense, (B, heads, N, d): use mask")
+    graphs, _, length, _ = query.shape
+    checks.mask(mask, (graphs, length))
+    return Rows(graphs * length, graphs, None, mask)
+
+
+def zero_where_masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Dense (B, heads, N, d) with zeros, not whatever was there, at nodes that do not exist, bool (B, N)."""
+    return x if mask is None else torch.where(mask[:, None, :, None], x, 0.0)
+
+
+def over_nodes(attend: Callable[..., Tensor], *operands: Tensor, mask: Tensor | None) -> Tensor:
+    """A function of nodes (N, heads, d), one graph after the other, of dense or ragged operands."""
+    if operands[0].ndim == 3:
+        return attend(*operands)
+    batch, _, length, _ = operands[0].shape
+    nodes = (zero_where_masked(t, mask).transpose(1, 2).flatten(0, 1) for t in operands)
+    return zero_where_masked(attend(*nodes).unflatten(0, (batch, length)).transpose(1, 2), mask)

@@ -93,10 +93,3 @@ class RandomFeatures(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.projection.shape[0]}, {self.projection.shape[1]}, redraw_interval={self.redraw_interval}"
-
-
-def redraw_children(module: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Draw new random features everywhere within a module, one after the other."""
-    for child in module.modules():
-        if isinstance(child, RandomFeatures):
-            child.redraw_features(generator)

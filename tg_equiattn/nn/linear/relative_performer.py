@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,59 +12,8 @@ from ... import checks
 from ...encodings import AbsoluteEncoding
 from ...grids import PixelGrid
 from ..children import reset_children
-from .performer import NEAR, PerformerAttention
-from .random_features import redraw_children
-
-EMBEDDINGS = ("linear", "mlp", "lookup")
-LEVELS = 256  # of an 8-bit intensity
-
-
-class PixelEmbedding(nn.Module):
-    """Pixels (..., in_channels) to (..., channels): linear, by an MLP, or looked up by their 8-bit intensities.
-
-    Args:
-        in_channels: channels of a pixel.
-        channels: width of the embedding.
-        kind: ``"linear"``, ``"mlp"``, or ``"lookup"``, which takes integers in [0, 255] or floats in [0, 1] and adds
-            up one table for each channel.
-    """
-
-    def __init__(self, in_channels: int, channels: int, kind: str = "linear") -> None:
-        super().__init__()
-        checks.positive(in_channels=in_channels, channels=channels)
-        checks.choice("embedding", kind, EMBEDDINGS)
-        self.in_channels, self.kind = in_channels, kind
-        if kind == "lookup":
-            self.table = nn.Embedding(LEVELS * in_channels, channels)
-        elif kind == "linear":
-            self.map: nn.Module = nn.Linear(in_channels, channels)
-        else:
-            self.map = nn.Sequential(nn.Linear(in_channels, channels), nn.GELU(), nn.Linear(channels, channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != self.in_channels:
-            raise ValueError(f"input must have {self.in_channels} channels, got {x.shape[-1]}")
-        if self.kind != "lookup":
-            checks.same_kind(x, next(self.map.parameters()))
-            return self.map(x)
-        level = (x * (LEVELS - 1)).round().long() if x.is_floating_point() else x.long()
-        if checks.values_are_free(level) and level.numel() and not 0 <= int(level.min()) <= int(level.max()) < LEVELS:
-            raise ValueError(
-                "input must be integers in [0, 255] or floats in [0, 1] for embedding='lookup', got levels "
-                f"{int(level.min())} to {int(level.max())}"
-            )
-        return self.table(level + LEVELS * torch.arange(self.in_channels, device=x.device)).sum(-2)
-
-    def reset_parameters(self) -> None:
-        reset_children(self)
-
-
-def readout_norms(norm: str, channels: int) -> tuple[nn.Module, nn.Module]:
-    """The norms of pixels and of their mean: a layer norm first, or a batch norm last."""
-    checks.choice("norm", norm, ("layer", "batch"))
-    if norm == "layer":
-        return nn.LayerNorm(channels), nn.Identity()
-    return nn.Identity(), nn.BatchNorm1d(channels)
+from .performer import PerformerAttention
+from .pixel_layers import MeanReadout, PixelEmbedding
 
 
 class PerformerBlock(nn.Module):
@@ -98,6 +48,11 @@ class PerformerBlock(nn.Module):
         x = x + self.attention(self.attention_norm(x), *args, **kwargs)
         return x + self.feedforward(self.feedforward_norm(x))
 
+    def redraw_features(self, generator: torch.Generator | None = None) -> None:
+        """Draw new random features of the attention; see :class:`~tg_equiattn.nn.RandomFeatures`."""
+        attention: Any = self.attention
+        attention.redraw_features(generator)
+
     def reset_parameters(self) -> None:
         reset_children(self)
 
@@ -116,11 +71,10 @@ class RelativePerformer(nn.Module):
         heads: attention heads.
         embedding: of a pixel: ``"linear"``, ``"mlp"`` or ``"lookup"``.
         position: as :class:`PerformerAttention`; ``"absolute"`` is added once, to the embedding.
-        max_distance, metric, periodic: which pixels are near, as :class:`~tg_equiattn.grids.PixelGrid`.
+        max_distance, periodic: which pixels are near, as :class:`~tg_equiattn.grids.PixelGrid`.
         redraw_interval: training steps between draws. Drawing at every step keeps the paper's models from learning
             (the authors' log has 42 % on MNIST against 98.5 % at every 100 steps).
         attention_dropout, dropout: of attention's output and of the feed-forward part.
-        feedforward_channels: ``None`` means four times ``channels``.
         norm: before the last linear map: ``"layer"``, at every pixel before the mean, or ``"batch"``, after it, with
             which small data are learned far faster.
         options: further keyword arguments of :class:`PerformerAttention`.
@@ -151,54 +105,51 @@ class RelativePerformer(nn.Module):
         embedding: str = "linear",
         position: str | None = "window",
         max_distance: int = 6,
-        metric: str = "manhattan",
         periodic: bool = False,
         redraw_interval: int | None = 100,
         attention_dropout: float = 0.1,
         dropout: float = 0.1,
-        feedforward_channels: int | None = None,
         norm: str = "layer",
         **options: Any,
     ) -> None:
         super().__init__()
-        checks.positive(num_classes=num_classes, depth=depth)
+        checks.positive(depth=depth)
         self.embedding = PixelEmbedding(in_channels, channels, embedding)
         self.absolute = AbsoluteEncoding(channels, 2) if position == "absolute" else None
-        self.position = position
-        self.max_distance, self.metric, self.periodic = max_distance, metric, periodic
+        self.max_distance, self.periodic = max_distance, periodic
         self.blocks = nn.ModuleList(
             PerformerBlock(
                 PerformerAttention(
                     channels, channels, heads, position=None if position == "absolute" else position,
                     max_distance=max_distance, redraw_interval=redraw_interval, dropout=attention_dropout, **options,
                 ),
-                channels, feedforward_channels, dropout,
+                channels, dropout=dropout,
             )
             for _ in range(depth)
         )  # fmt: skip
-        self.norm, self.pooled_norm = readout_norms(norm, channels)
-        self.head = nn.Linear(channels, num_classes)
+        self.readout = MeanReadout(channels, num_classes, norm)
 
     def forward(self, image: Tensor) -> Tensor:
         if image.ndim != 4 or image.shape[1] != self.embedding.in_channels or not min(image.shape[2:]):
             raise ValueError(
                 f"input must be (B, {self.embedding.in_channels}, H, W) with pixels, got {tuple(image.shape)}"
             )
-        grid = PixelGrid(tuple(image.shape[2:]), self.max_distance, self.metric, self.periodic)
+        grid = PixelGrid(tuple(image.shape[2:]), self.max_distance, self.periodic)
         x = self.embedding(image.flatten(2).transpose(1, 2))
         if self.absolute is not None:
             pos = grid.pos(x.device, torch.promote_types(x.dtype, torch.float32))
             x = x + self.absolute(pos).to(x.dtype)
-        near = None
-        if self.position in NEAR:
-            near = grid.neighbours(len(image), x.device)
+        first: Any = self.blocks[0]
+        near = grid.neighbours(len(image), x.device) if first.attention.needs_neighbours else None
         for block in self.blocks:
             x = block(x, grid=grid, neighbours=near)
-        return self.head(self.pooled_norm(self.norm(x).mean(1)))
+        return self.readout(x, lambda x: x.mean(1))
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
         """Draw new random features in every block."""
-        redraw_children(self, generator)
+        blocks: Iterable[Any] = self.blocks
+        for block in blocks:
+            block.redraw_features(generator)
 
     def reset_parameters(self) -> None:
         """Give every parameter a new initial value and draw the random features again."""

@@ -1,0 +1,188 @@
+"""Attention with a window against its naive double sum, dense, ragged and masked."""
+
+import math
+
+import pytest
+import torch
+from oracles import positive_features
+
+from tg_equiattn.functional import linear_attention, window_attention
+from tg_equiattn.grids import PixelGrid
+from tg_equiattn.neighbours import Neighbours
+
+HEADS, D, E, M, FAR = 3, 5, 7, 11, 0.3
+GRID = PixelGrid((5, 7), 3)
+TORUS = PixelGrid((5, 7), 3, periodic=True)
+
+
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def by_definition(query, key, value, projection, pair_bias, self_bias, neighbours, graph):
+    """Every weight of every pair of nodes (N, heads, d) with a graph index; a node of graph -1 does not exist."""
+    pairs, n = neighbours.pattern, len(query)
+    pair_bias = passed_over(pair_bias, neighbours)
+    graph = torch.as_tensor(graph, device=query.device)
+    phi_query, phi_key = (positive_features(t / D**0.25, projection) for t in (query, key))
+    same = (graph[:, None] == graph) & (graph >= 0)
+    weights = math.exp(FAR) * torch.einsum("ihm,jhm->hij", phi_query, phi_key) / M
+    exact = torch.einsum("ihd,jhd->hij", query, key) / D**0.5
+    each = torch.arange(n, device=query.device)
+    weights = weights.index_put(
+        (torch.arange(HEADS)[:, None], pairs.row, pairs.col),
+        (exact[:, pairs.row, pairs.col] + pair_bias).exp(), accumulate=True,
+    )  # fmt: skip
+    weights = weights + torch.zeros_like(weights).index_put(
+        (torch.arange(HEADS)[:, None], each, each), (exact[:, each, each] + self_bias[:, None]).exp()
+    )
+    weights = weights * same
+    total = weights.sum(-1, keepdim=True)
+    mean = weights / torch.where(total > 0, total, torch.ones_like(total))
+    return torch.einsum("hij,jhe->ihe", mean, value)
+
+
+def passed_over(pair_bias, neighbours):
+    """Biases of pairs: minus infinity for those that do not exist, which stay where values are not read."""
+    return pair_bias if neighbours.exists is None else pair_bias.masked_fill(~neighbours.exists, -torch.inf)
+
+
+def operands(n, near, *dense):
+    shape = (dense[0], HEADS, dense[1]) if dense else (n, HEADS)
+    query, key, value = (double(*shape, width).requires_grad_() for width in (D, D, E))
+    return query, key, value, double(HEADS, len(near.offsets)).requires_grad_(), double(HEADS).requires_grad_()
+
+
+def equal(out, expected, inputs):
+    torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-12)
+    direction = torch.randn_like(out)
+    grads = (torch.autograd.grad((t * direction).sum(), inputs) for t in (out, expected))
+    for got, wanted in zip(*grads, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-10)
+
+
+def far_bias(like):
+    return like.new_full((HEADS,), FAR)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("grid", [GRID, TORUS], ids=["grid", "torus"])
+def test_equals_the_double_sum(on_device, grid, copies):
+    near, n = grid.neighbours(copies, on_device), len(grid)
+    query, key, value, *biases = inputs = operands(n, near, copies, n)
+    projection = double(M, D)
+    out = window_attention(query, key, value, projection, *biases, near, far_bias=far_bias(query))
+    flat = [t.transpose(1, 2).flatten(0, 1) for t in (query, key, value)]
+    graph = torch.arange(copies).repeat_interleave(n)
+    expected = by_definition(*flat, projection, *biases, near, graph)
+    equal(out, expected.unflatten(0, (copies, n)).transpose(1, 2), inputs)
+    ragged = window_attention(*flat, projection, *biases, near, far_bias=far_bias(query), batch=graph)
+    torch.testing.assert_close(ragged, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_graphs_of_other_sizes(on_device):
+    """Any pairs, some of them given twice, some of a node with itself, which count once."""
+    graph = torch.repeat_interleave(torch.arange(4), torch.tensor([13, 1, 0, 17]))
+    target, source = ((graph[:, None] == graph) & (torch.rand(31, 31) < 0.3)).nonzero().T
+    assert bool((target == source).any())
+    target, source = torch.cat([target, target[:9]]), torch.cat([source, source[:9]])
+    near = Neighbours(target, source, torch.zeros(len(target), 2), 31)
+    *tensors, pair_bias, self_bias = inputs = operands(31, near)
+    projection = double(M, D)
+    out = window_attention(
+        *tensors, projection, pair_bias, self_bias, near, far_bias=far_bias(pair_bias), batch=graph, batch_size=4
+    )
+    equal(out, by_definition(*tensors, projection, pair_bias, self_bias, near, graph), inputs)
+
+
+def test_mask_removes_nodes(on_device):
+    """Whatever they hold, NaN too; biases stay in the order of the pairs."""
+    near, mask = GRID.neighbours(2, on_device), torch.rand(2, 35) < 0.7
+    query, key, value, *biases = operands(35, near, 2, 35)
+    projection = double(M, D)
+    holes = [torch.where(mask[:, None, :, None], t.detach(), torch.nan).requires_grad_() for t in (query, key, value)]
+    out = window_attention(*holes, projection, *biases, near, far_bias=far_bias(query), mask=mask)
+    flat = [t.transpose(1, 2).flatten(0, 1) for t in (query, key, value)]
+    graph = torch.where(mask, torch.arange(2)[:, None], -1).flatten()
+    expected = by_definition(*flat, projection, *biases, near, graph)
+    torch.testing.assert_close(out.transpose(1, 2).flatten(0, 1), expected, rtol=1e-11, atol=1e-12)
+    for grad in torch.autograd.grad(out.square().sum(), [*holes, *biases]):
+        assert grad.isfinite().all()
+
+
+def test_far_bias_is_zero_by_default_and_removes_the_far(on_device):
+    near = GRID.neighbours(1, on_device)
+    *tensors, pair_bias, self_bias = operands(35, near)
+    options = (double(M, D), pair_bias, self_bias, near)
+    out = window_attention(*tensors, *options)
+    zero, none = (window_attention(*tensors, *options, far_bias=torch.full_like(self_bias, f)) for f in (0.0, -1e3))
+    torch.testing.assert_close(out, zero, rtol=0, atol=0)
+    scores = torch.einsum("ihd,jhd->hij", *tensors[:2]) / D**0.5
+    pairs, each = near.pattern, torch.arange(35)
+    allowed = torch.zeros_like(scores)  # the weights of the biases, added up where a pair that does not exist lies
+    place = torch.arange(HEADS)[:, None], pairs.row, pairs.col
+    allowed = allowed.index_put(place, passed_over(pair_bias, near).exp(), accumulate=True)
+    allowed[:, each, each] = self_bias.exp()[:, None]
+    allowed = allowed.log()
+    expected = torch.einsum("hij,jhe->ihe", (scores + allowed).softmax(-1), tensors[2])
+    torch.testing.assert_close(none, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", [1.0, 100.0])
+def test_large_scores_stay_finite(norm):
+    n = len(GRID)
+    query, key = (norm * torch.nn.functional.normalize(torch.randn(n, HEADS, D), dim=-1) for _ in range(2))
+    value, projection, near = torch.randn(n, HEADS, E), torch.randn(M, D), GRID.neighbours()
+    query.requires_grad_()
+    bias = 100 * torch.randn(HEADS, len(near.offsets))
+    out = window_attention(query, key, value, projection, bias, 100 * torch.randn(HEADS), near)
+    for t in (out, *torch.autograd.grad(out.sum(), query)):
+        assert t.isfinite().all()
+    assert out.abs().max() <= value.abs().max() * (1 + 1e-5)  # means of values
+
+
+def test_no_pairs():
+    near = PixelGrid((1, 1), 3).neighbours()
+    query, key, value = torch.randn(3, 1, HEADS, D)
+    out = window_attention(query, key, value, torch.randn(M, D), torch.zeros(HEADS, 0), torch.zeros(HEADS), near)
+    torch.testing.assert_close(out, value)
+
+
+def test_half_precision_is_computed_in_float32():
+    near = GRID.neighbours()
+    *tensors, pair_bias, self_bias = (t.detach().float() for t in operands(35, near))
+    options = (torch.randn(M, D), pair_bias, self_bias, near)
+    out = window_attention(*(t.bfloat16() for t in tensors), *options)
+    assert out.dtype == torch.bfloat16
+    expected = window_attention(*(t.bfloat16().float() for t in tensors), *options)
+    torch.testing.assert_close(out.float(), expected, rtol=0, atol=2e-2)
+    far = linear_attention(*tensors, options[0])
+    assert (far - expected).abs().max() > 0.1  # the near pairs do count
+
+
+NEAR = GRID.neighbours()
+Q, W, PAIRS, OWN = torch.ones(35, HEADS, D), torch.ones(M, D), torch.ones(HEADS, len(NEAR.offsets)), torch.ones(HEADS)
+DENSE = torch.ones(1, HEADS, 35, D)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments", "options"),
+    [
+        ("query, key and value must be", (Q, Q[:5], Q, W, PAIRS, OWN, NEAR), {}),
+        ("projection must be", (Q, Q, Q, W[:, :2], PAIRS, OWN, NEAR), {}),
+        (r"pair_bias must have shape \(3, \d+\), got \(2,", (Q, Q, Q, W, PAIRS[:2], OWN, NEAR), {}),
+        ("pair_bias must have shape", (Q, Q, Q, W, PAIRS[:, :9], OWN, NEAR), {}),
+        ("self_bias must have shape", (Q, Q, Q, W, PAIRS, OWN[:2], NEAR), {}),
+        ("far_bias must have shape", (Q, Q, Q, W, PAIRS, OWN, NEAR), {"far_bias": OWN[:2]}),
+        ("neighbours must be of 30 nodes, got 35", (Q[:30], Q[:30], Q[:30], W, PAIRS, OWN, NEAR), {}),
+        ("neighbours must be of 70 nodes", (*3 * [DENSE.expand(2, -1, -1, -1)], W, PAIRS, OWN, NEAR), {}),
+        ("scale must be", (Q, Q, Q, W, PAIRS, OWN, NEAR), {"scale": math.nan}),
+        ("mask must be None", (Q, Q, Q, W, PAIRS, OWN, NEAR), {"mask": torch.ones(35, dtype=torch.bool)}),
+        ("mask must be bool", (DENSE, DENSE, DENSE, W, PAIRS, OWN, NEAR), {"mask": torch.ones(1, 35)}),
+        ("batch must be None", (DENSE, DENSE, DENSE, W, PAIRS, OWN, NEAR), {"batch": torch.zeros(35).long()}),
+        ("batch must be sorted", (Q, Q, Q, W, PAIRS, OWN, NEAR), {"batch": torch.arange(35).flip(0)}),
+    ],
+)  # fmt: skip
+def test_bad_arguments(message, arguments, options):
+    with pytest.raises(ValueError, match=message):
+        window_attention(*arguments, **options)

@@ -1,0 +1,113 @@
+r"""Linear attention with exact relative positions: near pairs as in softmax attention, all pairs by random features."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...neighbours import Neighbours
+from ...precision import full_precision
+from .attention import check_operands, feature_norm, linear_attention_of_nodes, score_scale
+from .edge_products import edge_dot, edge_sum
+from .rows import Rows, over_nodes, rows_of
+
+
+def window_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    projection: Tensor,
+    pair_bias: Tensor,
+    self_bias: Tensor,
+    neighbours: Neighbours,
+    *,
+    far_bias: Tensor | None = None,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    batch: Tensor | None = None,
+    batch_size: int | None = None,
+) -> Tensor:
+    r"""Exact softmax weights for near pairs, random features for all pairs.
+
+    .. math:: w_{ij} = e^{f} \langle \phi(q_i), \phi(k_j) \rangle
+        + [j \text{ near } i] \exp\big(c \langle q_i, k_j \rangle + b(x_j - x_i)\big), \qquad
+        \mathrm{out}_i = \sum_j w_{ij} v_j \Big/ \sum_j w_{ij}
+
+    A node is always near itself. Weights are positive, and every stabiliser is a query's own.
+
+    Args:
+        query, key, value, projection, scale, mask, batch, batch_size: as :func:`linear_attention`.
+        pair_bias: ``(heads, E)``, b of every pair in the order of ``neighbours``.
+        self_bias: ``(heads,)``, b of a node with itself.
+        neighbours: the near pairs of all nodes, counted through the batch; see
+            :class:`~tg_equiattn.neighbours.Neighbours`.
+        far_bias: ``(heads,)``, f; ``None`` means 0.
+
+    Returns:
+        Shaped as ``value``.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Example:
+        >>> import torch
+        >>> from tg_equiattn.grids import PixelGrid
+        >>> near = PixelGrid((4, 5), max_distance=2).neighbours(batch_size=3)
+        >>> q, k, v = torch.randn(3, 3, 2, 20, 8)
+        >>> pair_bias, self_bias = torch.randn(2, len(near.offsets)), torch.randn(2)
+        >>> window_attention(q, k, v, torch.randn(16, 8), pair_bias, self_bias, near).shape
+        torch.Size([3, 2, 20, 8])
+    """
+    check_operands(projection, scale, query=query, key=key, value=value)
+    rows = rows_of(query, mask, batch, batch_size)
+    heads = query.shape[1]
+    far_bias = query.new_zeros(heads) if far_bias is None else far_bias
+    neighbours.check_nodes(query.shape[0] if query.ndim == 3 else query.shape[0] * query.shape[2])
+    shapes = {"pair_bias": (heads, len(neighbours.offsets)), "self_bias": (heads,), "far_bias": (heads,)}
+    for (name, shape), bias in zip(shapes.items(), (pair_bias, self_bias, far_bias), strict=True):
+        if tuple(bias.shape) != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(bias.shape)}")
+    neighbours = neighbours if mask is None else neighbours.restricted(mask.flatten())
+    attend = partial(
+        window_attention_of_nodes, projection=projection, pair_bias=pair_bias, self_bias=self_bias, far_bias=far_bias,
+        neighbours=neighbours, scale=scale, rows=rows,
+    )  # fmt: skip
+    return over_nodes(attend, query, key, value, mask=mask)
+
+
+def window_attention_of_nodes(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    projection: Tensor,
+    pair_bias: Tensor,
+    self_bias: Tensor,
+    far_bias: Tensor,
+    neighbours: Neighbours,
+    scale: float | None,
+    rows: Rows,
+) -> Tensor:
+    """:func:`window_attention` of nodes (N, heads, d) in rows, unchecked."""
+    far, far_level = linear_attention_of_nodes(query, key, value, projection, scale, rows)
+    dtype, out_dtype = far_level.dtype, value.dtype
+    far_level = far_level + feature_norm(query.to(dtype), projection, scale) + far_bias[:, None]
+    with full_precision(query.device):
+        query = query.to(dtype) * score_scale(query, scale)
+        q, k, v = (t.to(dtype).transpose(0, 1).contiguous() for t in (query, key, value))  # heads first
+        far, far_level = far.to(dtype).transpose(0, 1), far_level.transpose(0, 1)
+        self_score = ((q * k).sum(-1) + self_bias[:, None]).unsqueeze(-1)
+        pattern = neighbours.pattern
+        scores = edge_dot(q, k, pattern.crow, pattern.col, pattern.back) + pair_bias.to(dtype)
+        if neighbours.exists is not None:
+            scores = scores.masked_fill(~neighbours.exists, -torch.inf)
+        index = pattern.row.expand_as(scores)
+        top = torch.maximum(self_score.detach(), far_level.detach())
+        top = top.squeeze(-1).scatter_reduce(1, index, scores.detach(), "amax")
+        near = (scores - top.index_select(1, pattern.row)).exp()
+        total = torch.zeros_like(top).scatter_add(1, index, near)
+        own, other = (self_score - top[..., None]).exp(), (far_level - top[..., None]).exp()
+        out = edge_sum(near, v, pattern.crow, pattern.col, pattern.back) + own * v + other * far
+        out = out / (total[..., None] + own + other)
+    return out.transpose(0, 1).to(out_dtype)

@@ -1,0 +1,115 @@
+"""The input of a layer, dense or ragged or a grid, as nodes one after the other."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ... import checks
+from ...functional.linear.clipped import Aggregate
+from ...functional.linear.rows import Rows
+from ...grids import PixelGrid
+from ...neighbours import Neighbours
+from .positions import Position
+
+
+class Nodes:
+    """What a layer was called with, checked, and what its kind of positions needs of it.
+
+    Args:
+        x: dense ``(B, N, C)``, or ragged ``(N, C)``.
+        position: says whether positions or near pairs are needed, and finds pairs where none are given.
+        mask, batch, batch_size, pos, grid, neighbours, aggregate: as the layer's ``forward``.
+
+    Attributes:
+        x: ``(nodes, C)``, zero where masked.
+        pos: ``(nodes, dim)``, zero where masked, or ``None``.
+        neighbours: near pairs among all nodes; only where they are needed.
+        rows: which nodes form a graph.
+        aggregate: how values are summed over pairs.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+    """
+
+    neighbours: Neighbours
+
+    def __init__(
+        self,
+        x: Tensor,
+        position: Position,
+        *,
+        mask: Tensor | None,
+        batch: Tensor | None,
+        batch_size: int | None,
+        pos: Tensor | None,
+        grid: PixelGrid | None,
+        neighbours: Neighbours | None,
+        aggregate: Aggregate,
+    ) -> None:
+        self.shape, self.mask, self.aggregate = x.shape[:-1], mask, aggregate
+        count = math.prod(self.shape)
+        graphs = _number_of_graphs(x, mask, batch, batch_size, grid)
+        if grid is not None:
+            if len(grid) * graphs != count or len(grid.shape) != position.pos_dim:
+                raise ValueError(
+                    f"grid must have {position.pos_dim} axes and as many pixels as each graph has nodes, got {grid} "
+                    f"for an input of shape {tuple(x.shape)}"
+                )
+            if pos is None and position.needs_positions:
+                pos = grid.pos(x.device, torch.promote_types(x.dtype, torch.float32))
+                pos = pos.repeat(graphs, 1).view(*self.shape, -1)
+        near = position.needs_neighbours and count > 0
+        if pos is not None or position.needs_positions or (near and neighbours is None and grid is None):
+            pos = checks.positions(pos, (*self.shape, position.pos_dim), x, position.why)
+            pos = _zero_where_masked(pos, mask).reshape(-1, position.pos_dim)
+        self.x, self.pos = _zero_where_masked(x, mask).reshape(-1, x.shape[-1]), pos
+        self.rows = Rows(count, graphs, batch, mask)
+        if not near:
+            return
+        if neighbours is None and grid is not None:
+            neighbours = grid.neighbours(graphs, x.device)
+        elif neighbours is None:
+            neighbours = position.find_neighbours(cast(Tensor, pos), _graph_of_each(x, mask, batch, graphs))
+        neighbours.check_nodes(count, position.pos_dim)
+        self.neighbours = neighbours if mask is None else neighbours.restricted(mask.flatten())
+
+    def restore(self, out: Tensor) -> Tensor:
+        """Outputs (nodes, C) in the form of the input, zero where masked."""
+        return _zero_where_masked(out.view(*self.shape, -1), self.mask)
+
+
+def _number_of_graphs(
+    x: Tensor, mask: Tensor | None, batch: Tensor | None, batch_size: int | None, grid: PixelGrid | None
+) -> int:
+    """How many graphs there are, where mask and batch fit the input."""
+    dense = x.ndim == 3
+    if mask is not None and not dense:
+        raise ValueError("mask must be None where the input is (N, channels): leave the masked nodes out")
+    if dense and batch is not None:
+        raise ValueError("batch must be None where the input is (B, N, channels): use mask")
+    checks.mask(mask, tuple(x.shape[:-1]))
+    if dense:
+        return x.shape[0]
+    if grid is None:
+        return checks.batch_index(batch, batch_size, x)
+    if batch is not None:
+        raise ValueError("batch must be None where grid is given, which says how large every graph is")
+    return x.shape[0] // len(grid)
+
+
+def _graph_of_each(x: Tensor, mask: Tensor | None, batch: Tensor | None, graphs: int) -> Tensor | None:
+    """The graph index of every node; one that does not exist is a graph by itself, and near none."""
+    if x.ndim == 2:
+        return batch
+    batch = torch.arange(graphs, device=x.device).repeat_interleave(x.shape[1])
+    if mask is None:
+        return batch
+    return torch.where(mask.flatten(), batch, graphs + torch.arange(len(batch), device=x.device))
+
+
+def _zero_where_masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x if mask is None else torch.where(mask[..., None], x, torch.zeros_like(x))
