@@ -136,7 +136,8 @@ def bilinear_long_conv(
         checks.positive(block=block)
     if not q.shape[0] * q.shape[1]:
         nothing = product(q.flatten(0, 1), k.flatten(0, 1))
-        return nothing.reshape(q.shape[0], max(0, 2 * q.shape[1] - 1) if mode == "linear" else q.shape[1], -1)
+        length = max(0, 2 * q.shape[1] - 1) if mode == "linear" else q.shape[1]
+        return nothing.reshape(q.shape[0], length, nothing.shape[1])
     pairs = _BLOCK_PAIRS.get(q.device.type, _BLOCK_PAIRS["other"])
     block = max(64, pairs // max(1, q.shape[2] * k.shape[2])) if block is None else block
 

@@ -63,8 +63,8 @@ class GradedNetwork(nn.Module, ABC):
                 n for n, wanted, found in zip(names, self.out_grades, reachable, strict=True) if wanted and not found
             ]
             raise ValueError(
-                f"{out_name} must be reachable by geometric products, got {' + '.join(lost)} that would always be zero: have "
-                "it among the hidden channels, or more num_blocks"
+                f"{out_name} must be reachable by geometric products, got {' + '.join(lost)} that would always be "
+                "zero: have it among the hidden channels, or more num_blocks"
             )
         return TokenShell(
             order,
