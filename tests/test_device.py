@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import CASES, Call, agree, attention, run
+from cases import Call, agree, attention, run
 from emulated import accelerator, emulated, to_accelerator, values
 from torch import nn
 from torch.utils._pytree import tree_map

@@ -156,7 +156,10 @@ def long_convolution(q, k, lengths, mode, multiply=None):
         multiply = torch.linalg.cross if q.ndim == 4 else torch.mul
     out = []
     for q_b, k_b, n in zip(q, k, lengths, strict=True):
-        places = [torch.zeros_like(multiply(q_b[0], k_b[0])) for _ in range(2 * q.shape[1] - 1 if mode == "linear" else q.shape[1])]
+        places = [
+            torch.zeros_like(multiply(q_b[0], k_b[0]))
+            for _ in range(2 * q.shape[1] - 1 if mode == "linear" else q.shape[1])
+        ]
         for j in range(n):
             for m in range(n):
                 i = (j + m) % n if mode == "circular" else j + m

@@ -250,8 +250,8 @@ def test_the_others_are_bilinear_too(mode):
 def test_bilinear_gradients_of_gradients():
     q, k = (torch.randn(2, 4, c, dtype=torch.float64, requires_grad=True) for c in (1, 2))
     product, lengths = Product(1, 2, 1), torch.tensor([3, 4])
-    for block in (None, 2):
-        function = lambda q, k: bilinear_long_conv(q, k, product, lengths, block=block)  # noqa: B023, E731
+    for mode, block in (("causal", None), ("circular", 2)):
+        function = lambda q, k: bilinear_long_conv(q, k, product, lengths, mode, block=block)  # noqa: B023, E731
         assert torch.autograd.gradcheck(function, (q, k))
         assert torch.autograd.gradgradcheck(function, (q, k))
 

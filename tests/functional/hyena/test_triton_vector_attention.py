@@ -63,10 +63,9 @@ def test_single_precision(scale, device):
     close(got, with_gradients(cross_product_attention(*exact, (N,) * B, scale), exact), 1e-5)
 
 
-@pytest.mark.parametrize("sizes", [(70, 66), (70, 3)])
-def test_several_programs(sizes, device):
+def test_several_programs(device):
     """A program has 64 queries or keys, and walks over four (eight of float32) at a time: the last ones not full."""
-    qkv = inputs(device, 70, count=2, channels=1)
+    qkv, sizes = inputs(device, 67, count=2, channels=1), (67, 65)
     got = with_gradients(attend(*qkv, lengths=sizes), qkv)
     close(got, with_gradients(cross_product_attention(*qkv, sizes), qkv), 1e-10)
 
@@ -271,9 +270,8 @@ def test_builds_for_a_gpu():
         import torch
         from tg_equiattn.functional import vector_attention
         for dtype in (torch.float32, torch.float64):
-            for variant in ("equations", "code"):
-                qkv = torch.randn(3, 2, 100, 2, 3, dtype=dtype).requires_grad_()
-                vector_attention(*qkv, backend="triton").sum().backward()
+            qkv = torch.randn(3, 2, 100, 2, 3, dtype=dtype).requires_grad_()
+            vector_attention(*qkv, backend="triton").sum().backward()
     """
     built = kernel_builds.resources(code)
     assert [kernel["name"] for kernel in built] == ["_forward", "_backward_query", "_backward_key"] * 2

@@ -17,7 +17,6 @@ LOCAL = {"local_context": True, "edge_channels": 1}
 KINDS = {
     "mlp": lambda **o: CliffordMLP(INSIDE, OUTSIDE, 2, **o),
     "hyena": lambda **o: SE3HyenaOperator(INSIDE, OUTSIDE, HIDDEN, gate_channels=2, **LOCAL, **o),
-    "full": lambda **o: SE3HyenaOperator(INSIDE, OUTSIDE, HIDDEN, gate_channels=2, product="full", **o),
     "model": lambda **o: SE3Hyena(INSIDE, OUTSIDE, HIDDEN, depth=1, gate_channels=1, pool="mean", **o),
     "attention": lambda **o: VectorSelfAttention(INSIDE, OUTSIDE, HIDDEN, **o),
 }
@@ -48,7 +47,7 @@ def test_equals_torch(kind, double, randomise, graphs, equal, device, launches):
         direction = torch.cos(torch.arange(out.numel(), dtype=out.dtype, device=device)).view_as(out)
         grads = torch.autograd.grad((out * direction).sum(), [x, *module.parameters()], allow_unused=True)
         results.append((out, *(grad for grad in grads if grad is not None)))
-        assert bool(launches) == (module is fused and kind != "full")
+        assert bool(launches) == (module is fused)
     assert results[0][0].abs().max() > 1e-3
     for got, wanted in zip(results[1], results[0], strict=True):
         equal(got, wanted, 1e-9)
@@ -79,9 +78,8 @@ def test_bad_backends(kind, graphs, monkeypatch):
             KINDS[kind](backend=bad)
     module = KINDS[kind](backend="triton")
     monkeypatch.setattr(backends, "_INTERPRETED", False)
-    if kind != "full":
-        with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' for tensors"):
-            module(**arguments(kind, module, graphs, "cpu"))
+    with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' for tensors"):
+        module(**arguments(kind, module, graphs, "cpu"))
     monkeypatch.setattr(backends, "_INSTALLED", False)
     with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' without Triton"):
         KINDS[kind](backend="triton")
