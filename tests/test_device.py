@@ -79,7 +79,7 @@ def test_what_a_gpu_waits_for_is_refused(message, module):
         run(module, {"x": x})
 
 
-@torch.library.custom_op("tests::double", mutates_args=())
+@torch.library.custom_op("tg_equiattn::double_of_a_test", mutates_args=())  # of this namespace bodies are run
 def double(x: torch.Tensor) -> torch.Tensor:
     """An operator that reads a value."""
     return 2 * x if bool((x == x).any()) else x.clone()

@@ -25,7 +25,7 @@ IRREPS = {
 }
 MODULES = {
     "hyena": SE3HyenaOperator,
-    "causal": lambda *irreps: SE3HyenaOperator(*irreps, mode="causal", num_blocks=2),
+    "causal": lambda *irreps: SE3HyenaOperator(*irreps, mode="causal"),
     "radial": lambda *irreps: SE3HyenaOperator(*irreps, order="radial"),
     "model": lambda *irreps: SE3Hyena(*irreps, depth=2),
     "pooled": lambda *irreps: SE3Hyena(*irreps, depth=2, pool="mean", order="radial"),

@@ -99,8 +99,10 @@ def test_blocks_of_frequencies_change_nothing(double, randomise, equal):
         return out, *torch.autograd.grad(out.square().sum(), leaves)
 
     whole = with_gradients(lambda: conv(x1, x2, batch_of(sizes)))
-    assert len(calls) == 3 * 2 * 2
-    assert max(calls) < 5002 == sum(calls) / 6
+    first, last = calls[0], calls[3]
+    assert first + last == 5002
+    assert calls[:6] == [first] * 3 + [last] * 3
+    assert len(calls) > 6
     calls.clear()
     parts = with_gradients(lambda: torch.cat([conv(*x) for x in zip(x1.split(sizes), x2.split(sizes), strict=True)]))
     assert calls == [2501] * 6
