@@ -34,7 +34,7 @@ from harness.training import Outcome, Regressor, fit, match_parameters, paramete
 from torch import Tensor, nn
 
 from tg_equiattn.nn import SE3Hyena, VectorTransformer
-from tg_equiattn.nn.hyena.graded import HyenaOperator
+from tg_equiattn.nn.hyena import Grades, HyenaOperator, HyenaOptions
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -119,8 +119,8 @@ PRESETS = {
 class LocalOnly(HyenaOperator):
     """The operator without its convolution, and without the parameters that only it uses."""
 
-    def __init__(self, *grades: Any, **options: Any) -> None:
-        super().__init__(*grades, **options)
+    def __init__(self, in_grades: Grades, out_grades: Grades, options: HyenaOptions) -> None:
+        super().__init__(in_grades, out_grades, options)
         self.project = self.gate = None
 
     def forward(self, x: Tensor, pos: Tensor, sequences: Any, edges: Any = None) -> Tensor:
@@ -181,8 +181,8 @@ def build(name: str, settings: NBody) -> nn.Module:
         num_blocks=settings.blocks, **extra,
     )  # fmt: skip
     if name == "local only":
-        grades, options = model.module.hidden_grades, {"num_blocks": settings.blocks, **LOCAL}
-        model.module.operators = nn.ModuleList(LocalOnly(grades, grades, **options) for _ in range(settings.depth))
+        grades, options = model.module.hidden_grades, HyenaOptions(num_blocks=settings.blocks, **LOCAL)
+        model.module.operators = nn.ModuleList(LocalOnly(grades, grades, options) for _ in range(settings.depth))
     return model
 
 

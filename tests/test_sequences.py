@@ -6,7 +6,8 @@ import pytest
 import torch
 from space import batch_of, error, motion
 
-from tg_equiattn.sequences import Sequences, check_order, radial_order, token_blocks
+from tg_equiattn.orders import check_order, radial_order
+from tg_equiattn.sequences import Sequences, token_blocks
 
 SIZES = {
     "equal": (5, 5, 5),
@@ -53,8 +54,10 @@ def test_flat_mix_equals_each_alone(sizes, padded):
 def test_groups_waste_less_than_half():
     sizes = SIZES["groups"]
     sequences = Sequences.flat(sum(sizes), batch_of(sizes), torch.device("cpu"), len(sizes))
-    assert len(sequences._groups) > 2
-    assert sum(count * length for count, length, _ in sequences._groups) < 2 * sum(sizes)
+    widths = []
+    sequences.mix(lambda x, lengths: widths.append(x.shape[-2:].numel()) or x, torch.randn(1, sum(sizes)))
+    assert len(widths) > 2
+    assert sum(sizes) < sum(widths) < 2 * sum(sizes)
 
 
 def test_dense_mix_with_lengths():
@@ -110,7 +113,7 @@ def test_means_ignore_padding():
     torch.testing.assert_close(got[:, 0], x[:, 0, :5].mean(-1), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(got[:, 2], x[:, 2].mean(-1), rtol=1e-12, atol=1e-12)
     assert not got[:, 1].any()
-    torch.testing.assert_close(sequences.padding_is_zero(holes), torch.where(there, x, 0.0).flatten(1))
+    torch.testing.assert_close(sequences.zero_padding(holes), torch.where(there, x, 0.0).flatten(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -132,7 +135,7 @@ def test_radial_order_keeps_padding_last():
     sizes = torch.tensor([4, 0, 7])
     pos = torch.randn(3, 21, dtype=torch.float64)
     sequences = Sequences.dense(3, 7, sizes, torch.device("cpu"))
-    order = radial_order(pos.masked_fill(~sequences.there, torch.nan), sequences)
+    order = radial_order(pos.masked_fill(~sequences.mask, torch.nan), sequences)
     check_order(order, sequences)
     assert order[4:7].tolist() == [4, 5, 6]
     alone = radial_order(pos[:, :4], Sequences.dense(1, 4, None, torch.device("cpu")))

@@ -46,9 +46,7 @@ from tqdm import tqdm
 
 from tg_equiattn.functional import vector_long_conv
 from tg_equiattn.nn import SE3HyenaOperator, VectorSelfAttention
-from tg_equiattn.nn.hyena.clifford import Grades
-from tg_equiattn.nn.hyena.graded import AttentionOperator
-from tg_equiattn.nn.hyena.tokens import TokenModule
+from tg_equiattn.nn.hyena import AttentionOperator, Grades, OperatorOptions, ScalarVectorModule
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -93,7 +91,7 @@ class LongConv(nn.Module):
 class AllPairs(AttentionOperator):
     """Vector attention as the equations are written: every pair's cross product exists at once."""
 
-    def _attend_vectors(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+    def vector_attention(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
         tokens = q.shape[-1]
         q, k, v = (x.movedim(0, -1) for x in (q, k, v))
         pairs = torch.linalg.cross(q[..., :, None, :], k[..., None, :, :])
@@ -104,7 +102,8 @@ class AllPairs(AttentionOperator):
 def build(name: str) -> nn.Module:
     """One layer."""
     if name == "pairs":
-        return TokenModule(AllPairs(Grades(SCALARS, VECTORS), Grades(SCALARS, VECTORS)))
+        grades = Grades(SCALARS, VECTORS)
+        return ScalarVectorModule(AllPairs(grades, grades, OperatorOptions()))
     kind = SE3HyenaOperator if name.startswith("hyena") else VectorSelfAttention
     return kind(SCALARS, VECTORS, backend="triton" if name in TRITON else "torch")
 

@@ -9,7 +9,7 @@ from e3nn import o3
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.nn.hyena.clifford import Grades
+from tg_equiattn.nn.hyena import Grades
 
 GRADE_OF = {(0, 1): 0, (1, -1): 1, (1, 1): 2, (0, -1): 3}  # (l, parity)
 
@@ -49,13 +49,13 @@ class Features(NamedTuple):
         return cls(irreps.dim, str(irreps))
 
 
-def check_features(name: str, x: Tensor, features: Features, like: Tensor, shape: str = "nodes") -> None:
-    """Raise ValueError unless x is (nodes, dim), or (..., dim), in the dtype and on the device of ``like``."""
+def check_features(name: str, x: Tensor, features: Features, reference: Tensor, shape: str = "nodes") -> None:
+    """Raise ValueError unless x is (nodes, dim), or (..., dim), in the dtype and on the device of ``reference``."""
     if not isinstance(x, Tensor) or x.ndim < 1 or (shape != "..." and x.ndim != 2) or x.shape[-1] != features.dim:
         came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"{name} must have shape ({shape}, {features.dim}), of irreps {features.text}, got {came}")
-    checks.full_parameters(like)
-    checks.same_kind(x, like, name)
+    checks.full_parameters(reference)
+    checks.same_kind(x, reference, name)
     checks.half_precision(**{name: x})
 
 
@@ -63,3 +63,28 @@ def describe(module: torch.nn.Module) -> str:
     """e3nn's way to print a module."""
     weights = sum(p.numel() for p in module.parameters())
     return f"{type(module).__name__}({module.irreps_in} -> {module.irreps_out} | {weights} weights)"
+
+
+class GradeLayout(torch.nn.Module):
+    """Features of irreps that multivectors hold, to rows by grade and back; what the modules through them build on."""
+
+    rows_in: Tensor
+    columns_out: Tensor
+
+    def __init__(self, irreps_in: o3.Irreps, irreps_out: o3.Irreps) -> None:
+        super().__init__()
+        self.irreps_in, self.irreps_out = irreps_in, irreps_out
+        self.features_in = Features.of(irreps_in)
+        self.register_buffer("rows_in", rows_by_grade(irreps_in), persistent=False)
+        self.register_buffer("columns_out", rows_by_grade(irreps_out).argsort(), persistent=False)
+
+    def to_rows(self, x: Tensor) -> Tensor:
+        """(nodes, irreps_in.dim) to (rows, nodes)."""
+        return x.T.index_select(0, self.rows_in)
+
+    def to_features(self, rows: Tensor) -> Tensor:
+        """(rows, nodes) to (nodes, irreps_out.dim)."""
+        return rows.index_select(0, self.columns_out).T
+
+    def __repr__(self) -> str:
+        return describe(self)

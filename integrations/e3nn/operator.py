@@ -4,90 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from e3nn import o3
 from e3nn.util.jit import compile_mode
-from torch import Tensor
 
-from tg_equiattn.nn.hyena.graded import AttentionOperator, GradedModel, HyenaOperator
-from tg_equiattn.nn.hyena.tokens import Graded, check_order_name, check_reach, run
-from tg_equiattn.sequences import Sequences
+from tg_equiattn.nn.hyena import AttentionOperator, GradedModel, Grades, HyenaOperator, HyenaOptions, OperatorOptions
 
-from .layout import Features, check_features, clifford_grades, describe, rows_by_grade
-
-
-class IrrepsModule(torch.nn.Module):
-    """Node features, flat with a sorted batch index, through a graded module; the shell of the modules here."""
-
-    rows_in: Tensor
-    columns_out: Tensor
-
-    def __init__(self, irreps_in: o3.Irreps, irreps_out: o3.Irreps, module: Graded, order: str = "input") -> None:
-        super().__init__()
-        check_order_name(order)
-        check_reach(module, "irreps_out")
-        self.irreps_in, self.irreps_out, self.order = irreps_in, irreps_out, order
-        self._features = Features.of(irreps_in)
-        self.module = module
-        self.register_buffer("rows_in", rows_by_grade(irreps_in), persistent=False)
-        self.register_buffer("columns_out", rows_by_grade(irreps_out).argsort(), persistent=False)
-
-    def forward(
-        self,
-        x: Tensor,
-        pos: Tensor | None = None,
-        batch: Tensor | None = None,
-        edge_index: Tensor | None = None,
-        edge_attr: Tensor | None = None,
-        *,
-        order: Tensor | None = None,
-        batch_size: int | None = None,
-        max_num_nodes: int | None = None,
-    ) -> Tensor:
-        """Evaluate.
-
-        Parameters
-        ----------
-        x : `torch.Tensor`
-            features of shape ``(nodes, irreps_in.dim)``
-
-        pos : `torch.Tensor`, optional
-            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, as one more 1o
-
-        batch : `torch.Tensor`, optional
-            sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
-
-        edge_index : `torch.Tensor`, optional
-            sources and targets, of shape ``(2, edges)``, with ``local_context=True``
-
-        edge_attr : `torch.Tensor`, optional
-            invariant scalars of shape ``(edges, edge_channels)``
-
-        order : `torch.Tensor`, optional
-            a permutation of the nodes within each graph, of shape ``(nodes,)``, in place of the module's
-
-        batch_size, max_num_nodes : int, optional
-            number of graphs, and a bound of their sizes; read from ``batch`` where not given, which torch.compile
-            cannot, and which waits for the device on CUDA
-
-        Returns
-        -------
-        `torch.Tensor`
-            features of shape ``(nodes, irreps_out.dim)``, or ``(batch_size, irreps_out.dim)`` where the module pools
-        """
-        check_features("x", x, self._features, self.module.like)
-        sequences = Sequences.checked(x, batch, batch_size, max_num_nodes)
-        out = run(
-            self.module, x.T.index_select(0, self.rows_in), pos, sequences,
-            order=self.order if order is None else order, edge_index=edge_index, edge_attr=edge_attr,
-        )  # fmt: skip
-        return out.index_select(0, self.columns_out).T
-
-    def reset_parameters(self) -> None:
-        self.module.reset_parameters()
-
-    def __repr__(self) -> str:
-        return describe(self)
+from .irreps_module import IrrepsModule
+from .layout import clifford_grades
 
 
 @compile_mode("unsupported")
@@ -107,7 +30,7 @@ class SE3HyenaOperator(IrrepsModule):
 
     A convolution depends on the order of the nodes: ``order='input'`` keeps it (chains, trajectories),
     ``order='radial'`` sorts by the distance to the centroid, which makes the operator equivariant to permutations
-    (ties: :func:`tg_equiattn.sequences.radial_order`).
+    (ties: :func:`tg_equiattn.orders.radial_order`).
 
     From the `SE(3)-Hyena Operator for Scalable Equivariant Learning <https://arxiv.org/abs/2407.01049>`_ paper,
     Algorithm 1; local context is the refinement of its authors' follow-up.
@@ -133,8 +56,7 @@ class SE3HyenaOperator(IrrepsModule):
         of the convolution
 
     options
-        ``mlp_channels``, ``gate_channels``, ``local_channels``, ``num_blocks``, ``product``, ``backend``: as
-        :class:`tg_equiattn.nn.SE3HyenaOperator`
+        ``mlp_channels``, ``gate_channels``, ``num_blocks``, ``backend``: as :class:`tg_equiattn.nn.SE3HyenaOperator`
 
     Examples
     --------
@@ -158,11 +80,8 @@ class SE3HyenaOperator(IrrepsModule):
         **options: Any,
     ) -> None:
         irreps_in, irreps_out, grades, out_grades, hidden = _grades(irreps_in, irreps_out, irreps_hidden)
-        operator = HyenaOperator(
-            grades, out_grades, hidden_grades=hidden, mode=mode, local_context=local_context,
-            edge_channels=edge_channels, **options,
-        )  # fmt: skip
-        super().__init__(irreps_in, irreps_out, operator, order)
+        all_options = HyenaOptions(mode=mode, local_context=local_context, edge_channels=edge_channels, **options)
+        super().__init__(irreps_in, irreps_out, HyenaOperator(grades, out_grades, all_options, hidden), order)
 
 
 @compile_mode("unsupported")
@@ -187,8 +106,8 @@ class SE3Hyena(IrrepsModule):
         as :class:`SE3HyenaOperator`; found once
 
     options
-        ``mode``, ``local_context``, ``edge_channels``, ``mlp_channels``, ``gate_channels``, ``local_channels``,
-        ``num_blocks``, ``product``, ``backend``: as :class:`SE3HyenaOperator`
+        ``mode``, ``local_context``, ``edge_channels``, ``mlp_channels``, ``gate_channels``, ``num_blocks``,
+        ``backend``: as :class:`SE3HyenaOperator`
 
     Examples
     --------
@@ -209,8 +128,8 @@ class SE3Hyena(IrrepsModule):
         order: str = "input",
         **options: Any,
     ) -> None:
-        irreps_in, irreps_out, *grades = _grades(irreps_in, irreps_out, irreps_hidden)
-        model = GradedModel(HyenaOperator, *grades, depth=depth, pool=pool, **options)
+        irreps_in, irreps_out, grades, out_grades, hidden = _grades(irreps_in, irreps_out, irreps_hidden)
+        model = GradedModel(HyenaOperator, grades, out_grades, hidden, HyenaOptions(**options), depth=depth, pool=pool)
         super().__init__(irreps_in, irreps_out, model, order)
 
 
@@ -234,12 +153,9 @@ class VectorSelfAttention(IrrepsModule):
     irreps_hidden : `e3nn.o3.Irreps`, optional
         of query, key and value; by default ``irreps_in``
 
-    variant : {'equations', 'code'}
-        Eq. 4-5, or what the paper's Code 2 computes
-
     options
-        ``local_context``, ``edge_channels``, ``mlp_channels``, ``local_channels``, ``num_blocks``, ``product``: as
-        :class:`SE3HyenaOperator`; ``backend``: as :class:`tg_equiattn.nn.VectorSelfAttention`
+        ``local_context``, ``edge_channels``, ``mlp_channels``, ``num_blocks``: as :class:`SE3HyenaOperator`;
+        ``backend``: as :class:`tg_equiattn.nn.VectorSelfAttention`
 
     Examples
     --------
@@ -254,17 +170,18 @@ class VectorSelfAttention(IrrepsModule):
         irreps_in: o3.Irreps | str,
         irreps_out: o3.Irreps | str,
         irreps_hidden: o3.Irreps | str | None = None,
-        *,
-        variant: str = "equations",
         **options: Any,
     ) -> None:
         irreps_in, irreps_out, grades, out_grades, hidden = _grades(irreps_in, irreps_out, irreps_hidden)
-        operator = AttentionOperator(grades, out_grades, hidden_grades=hidden, variant=variant, **options)
-        super().__init__(irreps_in, irreps_out, operator)
+        operator = AttentionOperator(grades, out_grades, OperatorOptions(**options), hidden)
+        super().__init__(irreps_in, irreps_out, operator, "input")
 
 
-def _grades(irreps_in: o3.Irreps | str, irreps_out: o3.Irreps | str, irreps_hidden: o3.Irreps | str | None):
+def _grades(
+    irreps_in: o3.Irreps | str, irreps_out: o3.Irreps | str, irreps_hidden: o3.Irreps | str | None
+) -> tuple[o3.Irreps, o3.Irreps, Grades, Grades, Grades]:
     irreps_in, irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
     irreps_hidden = irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
     named = (("irreps_in", irreps_in), ("irreps_out", irreps_out), ("irreps_hidden", irreps_hidden))
-    return irreps_in, irreps_out, *(clifford_grades(name, irreps) for name, irreps in named)
+    inside, outside, hidden = (clifford_grades(name, irreps) for name, irreps in named)
+    return irreps_in, irreps_out, inside, outside, hidden

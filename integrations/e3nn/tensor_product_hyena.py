@@ -7,10 +7,8 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
-from tg_equiattn import checks
-from tg_equiattn.nn.hyena.tokens import check_order_name
-from tg_equiattn.precision import full_precision
-from tg_equiattn.sequences import Sequences, check_order, radial_order
+from tg_equiattn.nn.hyena import Edges, TokenShell
+from tg_equiattn.sequences import Sequences
 
 from .layout import Features, check_features, describe
 from .long_tensor_product import LongTensorProduct
@@ -64,8 +62,7 @@ class TensorProductHyenaOperator(torch.nn.Module):
         mode: str = "circular",
     ) -> None:
         super().__init__()
-        check_order_name(order)
-        self.irreps_in, self.irreps_out, self.order = o3.Irreps(irreps_in), o3.Irreps(irreps_out), order
+        self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
         hidden = hidden.remove_zero_multiplicities().simplify()
         for name, irreps in (("irreps_in", self.irreps_in), ("irreps_out", self.irreps_out), ("irreps_hidden", hidden)):
@@ -76,23 +73,30 @@ class TensorProductHyenaOperator(torch.nn.Module):
             raise ValueError(f"irreps_hidden must have a path from its product with itself, 0e or 1e say, got {hidden}")
         self.project = o3.Linear(self.irreps_in + o3.Irreps("1o"), hidden + hidden + hidden)
         self.convolution = LongTensorProduct(hidden, hidden, hidden, mode=mode)
-        self._scalars = [part for (_, ir), part in zip(hidden, hidden.slices(), strict=True) if ir == o3.Irrep("0e")]
+        self._scalars = _scalars(hidden)
         self.norm = o3.Norm(hidden, squared=True)
-        invariants = hidden.num_irreps + sum(part.stop - part.start for part in self._scalars)
+        invariants = hidden.num_irreps + sum(b - a for a, b in self._scalars)
         self.gate = torch.nn.Linear(invariants, hidden.num_irreps)
         self.apply_gate = o3.ElementwiseTensorProduct(hidden, o3.Irreps([(hidden.num_irreps, (0, 1))]))
         self.multiply = o3.FullyConnectedTensorProduct(hidden, hidden, hidden)
         self.shortcut = o3.Linear(self.irreps_in, hidden)
         self.out = o3.Linear(hidden, self.irreps_out)
-        found, without_pos = (_reached(irreps, hidden) for irreps in (self.irreps_in + o3.Irreps("1o"), self.irreps_in))
+        found, without_pos = (
+            _reachable(irreps, hidden) for irreps in (self.irreps_in + o3.Irreps("1o"), self.irreps_in)
+        )
         wanted = {ir for mul, ir in self.irreps_out if mul}
         lost = [str(ir) for ir in wanted - found]
         if lost:
             raise ValueError(
                 f"irreps_out must be reachable through irreps_hidden={hidden}, got {' + '.join(lost)}, always zero"
             )
-        self._needs_pos = bool(wanted - without_pos)
+        self.shell = TokenShell(order, _scalars(self.irreps_in), needs_positions=bool(wanted - without_pos))
         self._features = Features.of(self.irreps_in)
+
+    @property
+    def order(self) -> str:
+        """Of the nodes along their sequence."""
+        return self.shell.order
 
     def forward(
         self,
@@ -105,35 +109,28 @@ class TensorProductHyenaOperator(torch.nn.Module):
         max_num_nodes: int | None = None,
     ) -> Tensor:
         """Evaluate on features of shape ``(nodes, irreps_in.dim)``; arguments as of :class:`SE3HyenaOperator`."""
-        like = self.out.weight
-        check_features("x", x, self._features, like)
-        sequences = Sequences.checked(x, batch, batch_size, max_num_nodes)
-        with full_precision(x.device):
-            x = x.to(like.dtype)
-            centred = x.new_zeros(len(x), 3)
-            if pos is not None:
-                pos = checks.positions(pos, (len(x), 3), x, "")
-                pos = pos.to(torch.promote_types(pos.dtype, x.dtype) if pos.is_floating_point() else torch.float64)
-                if order is None and self.order == "radial":
-                    scalars = [x[:, part] for (_, ir), part in zip(self.irreps_in, self.irreps_in.slices(), strict=True)
-                               if ir == o3.Irrep("0e")]  # fmt: skip
-                    order = radial_order(pos.T, sequences, torch.cat(scalars, 1).T if scalars else None)
-                centred = sequences.centred(pos.T).T.to(x.dtype)
-            elif self._needs_pos:
-                raise ValueError("pos must be given: without positions part of the output would be zero; got None")
-            elif order is None and self.order == "radial":
-                raise ValueError("pos must be given with order='radial', got None")
-            if order is not None:
-                check_order(order, sequences)
-                sequences = sequences.ordered(order)
-            query, key, value = self.project(torch.cat([x, centred], 1)).chunk(3, 1)
-            mixed = self.convolution.convolve(query, key, sequences)
-            invariants = torch.cat([self.norm(mixed), *(mixed[:, part] for part in self._scalars)], 1)
-            mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(invariants)))
-            return self.out(self.shortcut(x) + self.multiply(mixed, value))
+        reference = self.out.weight
+        check_features("x", x, self._features, reference)
+        sequences = Sequences.from_batch(x, batch, batch_size, max_num_nodes)
+        return self.shell.run(self._mix, x.T, pos, sequences, reference=reference, order=order).T
+
+    def _mix(self, x: Tensor, pos: Tensor, sequences: Sequences, edges: Edges | None) -> Tensor:
+        """Features (irreps_in.dim, nodes) and centred positions (3, nodes) to (irreps_out.dim, nodes)."""
+        x = x.T
+        query, key, value = self.project(torch.cat([x, pos.T], 1)).chunk(3, 1)
+        mixed = self.convolution.convolve(query, key, sequences)
+        invariants = torch.cat([self.norm(mixed), *(mixed[:, a:b] for a, b in self._scalars)], 1)
+        mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(invariants)))
+        return self.out(self.shortcut(x) + self.multiply(mixed, value)).T
 
     def __repr__(self) -> str:
         return describe(self)
+
+
+def _scalars(irreps: o3.Irreps) -> tuple[tuple[int, int], ...]:
+    """Where the 0e lie."""
+    parts = zip(irreps, irreps.slices(), strict=True)
+    return tuple((part.start, part.stop) for (_, ir), part in parts if ir == o3.Irrep("0e"))
 
 
 def _products(left: set[o3.Irrep], right: set[o3.Irrep], hidden: o3.Irreps) -> set[o3.Irrep]:
@@ -141,8 +138,8 @@ def _products(left: set[o3.Irrep], right: set[o3.Irrep], hidden: o3.Irreps) -> s
     return {ir for _, ir in hidden if any(ir in a * b for a in left for b in right)}
 
 
-def _reached(irreps_in: o3.Irreps, hidden: o3.Irreps) -> set[o3.Irrep]:
+def _reachable(irreps_in: o3.Irreps, hidden: o3.Irreps) -> set[o3.Irrep]:
     """Irreps of the output that can differ from zero, as far as selection rules tell."""
-    there = {ir for mul, ir in irreps_in if mul}
-    query = {ir for _, ir in hidden if ir in there}
+    given = {ir for mul, ir in irreps_in if mul}
+    query = {ir for _, ir in hidden if ir in given}
     return query | _products(_products(query, query, hidden), query, hidden)

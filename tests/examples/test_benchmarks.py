@@ -208,10 +208,10 @@ def test_fft_counts():
 
 
 def test_clifford_mlp_counts():
-    from tg_equiattn.nn.hyena.clifford import GradedMLP, Grades
+    from tg_equiattn.nn.hyena import GradedMLP, Grades, OperatorOptions
 
     inside, outside, tokens = Grades(2, 3, 0, 1), Grades(1, 0, 2), 11
-    mlp = GradedMLP(inside, outside, 4)
+    mlp = GradedMLP(inside, outside, 4, OperatorOptions())
     x = torch.randn(inside.dim, tokens, requires_grad=True)
     linear = products(mlp, x)
     expected = counts.clifford_mlp(inside, outside, 4, True) - counts.clifford_product_flops(4, True)

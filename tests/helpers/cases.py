@@ -90,6 +90,10 @@ def lengths():
     return torch.tensor([11, 4, 0])
 
 
+def outer(a, b):
+    return (a[:, :, None] * b[:, None]).flatten(1)
+
+
 def flat_batch(sizes):
     return lambda: batch_of(sizes)
 
@@ -209,8 +213,9 @@ CORE = {
     "vector_long_conv": function(F.vector_long_conv, **VECTORS),
     "vector_long_conv causal": function(lambda **t: F.vector_long_conv(**t, mode="causal"), **VECTORS, lengths=lengths),
     "vector_attention": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3)),
-    "vector_attention ragged": function(
-        lambda **t: F.vector_attention(**t, variant="code"), **VECTORS, v=(3, 11, 2, 3), lengths=lengths
+    "vector_attention ragged": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3), lengths=lengths),
+    "bilinear_long_conv": function(
+        lambda **t: F.bilinear_long_conv(**t, product=outer, block=7), q=(3, 11, 2), k=(3, 11, 4), lengths=lengths
     ),
     "LiftingAttention": attention(layers.LiftingAttention, 4, 6),
     "LiftingAttention volume": attention(layers.LiftingAttention, 3, 4, 5, group=octahedral(), heads=1),
@@ -262,9 +267,8 @@ CORE = {
     "RelativePerformer batch": relative_performer(position=None, norm="batch", depth=1),
     "RelativePerformer absolute": relative_performer(position="absolute"),
     "CliffordMLP": layer(lambda: layers.CliffordMLP(3, 5, num_blocks=2), 11, 3, 8),
-    "CliffordMLP full": layer(lambda: layers.CliffordMLP(3, 5, product="full"), 11, 3, 8),
     "SE3HyenaOperator": tokens(lambda: layers.SE3HyenaOperator(S, V)),
-    "SE3HyenaOperator flat": tokens(lambda: layers.SE3HyenaOperator(S, V, mode="causal", product="full"), flat=True),
+    "SE3HyenaOperator flat": tokens(lambda: layers.SE3HyenaOperator(S, V, mode="causal"), flat=True),
     "SE3HyenaOperator radial": tokens(lambda: layers.SE3HyenaOperator(S, V, order="radial")),
     "SE3HyenaOperator radial local": tokens(
         lambda: layers.SE3HyenaOperator(S, V, order="radial", **LOCAL, **SMALL), flat=True, edges=True
@@ -272,9 +276,7 @@ CORE = {
     "SE3Hyena": tokens(lambda: layers.SE3Hyena(S, V, depth=2, pool="mean", **SMALL)),
     "SE3Hyena local": tokens(lambda: layers.SE3Hyena(S, V, depth=1, **LOCAL, **SMALL), edges=True),
     "VectorSelfAttention": tokens(lambda: layers.VectorSelfAttention(S, V)),
-    "VectorSelfAttention local": tokens(
-        lambda: layers.VectorSelfAttention(S, V, variant="code", **LOCAL), flat=True, edges=True
-    ),
+    "VectorSelfAttention local": tokens(lambda: layers.VectorSelfAttention(S, V, **LOCAL), flat=True, edges=True),
     "VectorTransformer": tokens(lambda: layers.VectorTransformer(S, V, 0, 1, depth=1, pool="mean", **SMALL)),
     "VectorTransformer flat": tokens(lambda: layers.VectorTransformer(S, V, depth=1, **SMALL), flat=True),
 }  # fmt: skip
@@ -386,7 +388,7 @@ CASES = {
     "e3nn SE3HyenaOperator local": on_irreps("SE3HyenaOperator", irreps_out=OUT, order="radial", **LOCAL),
     "e3nn SE3Hyena": on_irreps("SE3Hyena", irreps_out=OUT, irreps_hidden="2x0e+3x1o+2x1e+1x0o", depth=1, pool="mean"),
     "e3nn VectorSelfAttention": on_irreps("VectorSelfAttention", irreps_out=OUT),
-    "e3nn VectorSelfAttention local": on_irreps("VectorSelfAttention", irreps_out=OUT, variant="code", **LOCAL),
+    "e3nn VectorSelfAttention local": on_irreps("VectorSelfAttention", irreps_out=OUT, **LOCAL),
     "TensorProductHyenaOperator": on_irreps(
         "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", permuted=True
     ),

@@ -150,12 +150,16 @@ def performer_double_sum(attention, x, edge_index, offsets, batch):
     return torch.stack(out) @ attention.out.weight.T + attention.out.bias
 
 
-def long_convolution(q, k, lengths, mode):
+def long_convolution(q, k, lengths, mode, multiply=None):
     """1/n sum_j q_j . k_{i-j}, one pair at a time; (B, N, C) of numbers, (B, N, C, 3) of vectors by cross products."""
-    multiply = torch.linalg.cross if q.ndim == 4 else torch.mul
+    if multiply is None:
+        multiply = torch.linalg.cross if q.ndim == 4 else torch.mul
     out = []
     for q_b, k_b, n in zip(q, k, lengths, strict=True):
-        places = [torch.zeros_like(q_b[0]) for _ in range(2 * q.shape[1] - 1 if mode == "linear" else q.shape[1])]
+        places = [
+            torch.zeros_like(multiply(q_b[0], k_b[0]))
+            for _ in range(2 * q.shape[1] - 1 if mode == "linear" else q.shape[1])
+        ]
         for j in range(n):
             for m in range(n):
                 i = (j + m) % n if mode == "circular" else j + m
@@ -165,11 +169,11 @@ def long_convolution(q, k, lengths, mode):
     return torch.stack(out)
 
 
-def cross_product_attention(q, k, v, lengths, variant="equations", scale=None):
+def cross_product_attention(q, k, v, lengths, scale=None):
     """Vector self-attention of (B, N, C, 3), every pair's cross product formed."""
     out = []
     for q_b, k_b, v_b, n in zip(q, k, v, lengths, strict=True):
-        factor = scale if scale is not None else max(n, 1) ** -0.5 if variant == "equations" else 2 / max(n, 1)
+        factor = max(n, 1) ** -0.5 if scale is None else scale
         total = torch.zeros_like(q_b)
         if n:
             q_b, k_b, v_b = (x[:n] for x in (q_b, k_b, v_b))
@@ -177,8 +181,7 @@ def cross_product_attention(q, k, v, lengths, variant="equations", scale=None):
             square = cross.square().sum(-1)
             norm = torch.where(square > 0, square, 1.0).sqrt() * (square > 0)
             score = (factor * norm).softmax(1)[..., None] * cross
-            value = v_b[None] if variant == "equations" else v_b[:, None]
-            total[:n] = torch.linalg.cross(score, value.expand_as(score)).sum(1) / n
+            total[:n] = torch.linalg.cross(score, v_b[None].expand_as(score)).sum(1) / n
         out.append(total)
     return torch.stack(out)
 
@@ -255,8 +258,7 @@ def clifford_block(block, x):
     total = y
     for weight, (i, k, j) in zip(block.paths, grade_paths(), strict=True):
         part = grade(pauli_product(grade(x, i), grade(normal, k)), j)
-        mixed = weight[:, None] * part if weight.ndim == 1 else torch.einsum("oc,ncd->nod", weight, part)
-        total = total + mixed
+        total = total + weight[:, None] * part
     z = total / math.sqrt(2)
     size = (z.square().sum(-1) + 1e-12).sqrt().mean(-1)
     return block.scale[:, None] * z / (size + 1e-6)[:, None, None]
@@ -304,7 +306,7 @@ def local_context(local, x, pos, edge_index, edge_attr):
 
 def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None):
     """A HyenaOperator or AttentionOperator from its parameters, of one sequence's four tensors and centred places."""
-    n, attention = len(pos), hasattr(operator, "variant")
+    n, attention = len(pos), not hasattr(operator, "gate")
     if edge_index is not None:
         x = local_context(operator.local, x, pos, edge_index, edge_attr)
     projected = clifford_mlp(operator.project, beside(x, only(vectors=pos[:, None])))
@@ -312,7 +314,7 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None):
     if attention:
         f = torch.softmax(query[0][..., 0] @ key[0][..., 0].T / math.sqrt(max(1, query[0].shape[1])), -1)
         scalars = (f @ value[0][..., 0])[..., None]
-        vectors = cross_product_attention(*(t[1][None] for t in (query, key, value)), [n], operator.variant)[0]
+        vectors = cross_product_attention(*(t[1][None] for t in (query, key, value)), [n])[0]
     else:
         u = long_convolution(query[0][None, ..., 0], key[0][None, ..., 0], [n], operator.mode)[0]
         w = long_convolution(query[1][None], key[1][None], [n], operator.mode)[0]

@@ -1,8 +1,10 @@
 """Motions of space, and the error relative to the largest value, for tests of equivariance."""
 
+import contextlib
+
 import torch
 
-from tg_equiattn.functional.hyena import clifford
+from tg_equiattn.functional.hyena.clifford import product_tables
 
 
 def motion(dtype=torch.float64, reflect=False, device=None):
@@ -39,12 +41,12 @@ def batch_of(sizes):
     return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
 
-def flip_a_sign(monkeypatch):
-    """Give one product of basis blades the wrong sign."""
-
-    def tables(device, dtype):
-        right, signs, paths = clifford._make_tables(device, dtype)
+@contextlib.contextmanager
+def flipped_sign(dtype=torch.float64):
+    """Give one product of basis blades the wrong sign, in the table that products on the CPU share."""
+    _, signs, _ = product_tables(torch.device("cpu"), dtype)
+    signs[5, 1] *= -1
+    try:
+        yield
+    finally:
         signs[5, 1] *= -1
-        return right, signs, paths
-
-    monkeypatch.setattr(clifford, "_kept_tables", tables)

@@ -1,7 +1,7 @@
 """Kernels: pure functions of tensors and tables, without parameters. One folder a family, every function here."""
 
 from .group import group_attention, lifting_attention
-from .hyena import geometric_product, scalar_long_conv, vector_attention, vector_long_conv
+from .hyena import bilinear_long_conv, geometric_product, scalar_long_conv, vector_attention, vector_long_conv
 from .linear import (
     clipped_attention,
     linear_attention,
@@ -12,6 +12,7 @@ from .linear import (
 )
 
 __all__ = [
+    "bilinear_long_conv",
     "clipped_attention",
     "geometric_product",
     "group_attention",

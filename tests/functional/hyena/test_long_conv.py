@@ -1,12 +1,12 @@
-"""Long convolutions of scalars and vectors against double loops, dense and ragged."""
+"""Long convolutions of scalars, vectors and by any bilinear product against double loops, dense and ragged."""
 
 import pytest
 import torch
 from oracles import long_convolution
 from space import error, motion, move
 
-from tg_equiattn.functional import scalar_long_conv, vector_long_conv
-from tg_equiattn.functional.hyena import fourier_product as op
+from tg_equiattn.functional import bilinear_long_conv, scalar_long_conv, vector_long_conv
+from tg_equiattn.functional.hyena.fft_convolution import fast_length, fft_convolution, is_smooth
 from tg_equiattn.functional.hyena.long_conv import MODES
 from tg_equiattn.testing import TOLERANCE
 
@@ -40,29 +40,32 @@ def test_equals_the_definition(kind, mode, n, ragged, device):
         torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("budget", [1, 100])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_blocks_change_nothing(kind, mode, budget, monkeypatch):
-    q, k = inputs(kind, 13)
-    lengths = torch.tensor(LENGTHS[13])
-
-    def run(lengths):
-        out = KINDS[kind](q, k, lengths, mode)
-        return out, *torch.autograd.grad(out.square().sum(), (q, k))
-
-    whole = run(lengths), run(None)
-    seen, original = [], op._block
-    monkeypatch.setattr(op, "_BUDGET", {"cpu": budget, "other": budget})
-    monkeypatch.setattr(op, "_block", lambda *a: seen.append(1) or original(*a))
-    for got, wanted in zip(run(lengths) + run(None), whole[0] + whole[1], strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-    assert len(seen) > 6
+@pytest.mark.parametrize(
+    ("kind", "mode", "shape"),
+    [
+        ("vector", "circular", (3, 2**19, 2, 3)),  # blocks of one channel and of 2, 2 and 1 sequences
+        ("scalar", "causal", (1200, 13, 200)),  # blocks of 124 and 76 channels
+    ],
+)
+def test_blocks_change_nothing(kind, mode, shape):
+    """More numbers than are transformed at a time, 4 million: each sequence and channel is as alone."""
+    n = shape[1]
+    q, k = (torch.randn(shape).requires_grad_() for _ in range(2))
+    lengths = None if mode == "circular" else torch.arange(shape[0]) % (n + 1)
+    out = KINDS[kind](q, k, lengths, mode)
+    grads = torch.autograd.grad(out.square().sum(), (q, k))
+    for b, c in ((0, 0), (shape[0] // 2, 1), (shape[0] - 1, shape[2] - 1)):
+        own = [x[b : b + 1, :, c : c + 1].detach().requires_grad_() for x in (q, k)]
+        alone = KINDS[kind](*own, None if lengths is None else lengths[b : b + 1], mode)
+        wanted = alone, *torch.autograd.grad(alone.square().sum(), own)
+        for got, x in zip((out, *grads), wanted, strict=True):
+            scale = max(1e-3, float(x.detach().abs().max()))
+            torch.testing.assert_close(got[b : b + 1, :, c : c + 1], x, rtol=0, atol=1e-5 * scale)
 
 
 def test_fast_lengths():
-    assert [op.fast_length(n) for n in (1, 2, 3, 11, 13, 22, 97, 128)] == [2, 2, 4, 12, 14, 24, 98, 128]
-    assert [n for n in range(1, 23) if not op.is_smooth(n)] == [11, 13, 17, 19, 22]
+    assert [fast_length(n) for n in (1, 2, 3, 11, 13, 22, 97, 128)] == [2, 2, 4, 12, 14, 24, 98, 128]
+    assert [n for n in range(1, 23) if not is_smooth(n)] == [11, 13, 17, 19, 22]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -168,7 +171,7 @@ def test_operator_registered():
         for lengths in (None, torch.tensor([5, 2, 0])):
             for correlate in (False, True):
                 sample = (a, b, lengths, "circular", correlate)
-                torch.library.opcheck(op.long_product, sample, test_utils=checks)
+                torch.library.opcheck(fft_convolution, sample, test_utils=checks)
 
 
 def test_saves_its_inputs_only():
@@ -203,6 +206,63 @@ def test_half_precision_under_autocast(on_device, dtype):
         torch.testing.assert_close(vector_long_conv(q.to(dtype), k.to(dtype)).float(), expected, rtol=1e-2, atol=1e-2)
 
 
+class Product(torch.nn.Module):
+    """A bilinear map of C and D numbers to E."""
+
+    def __init__(self, c=2, d=3, e=5):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(c, d, e, dtype=torch.float64))
+
+    def forward(self, a, b):
+        return torch.einsum("...c,...d,cde->...e", a, b, self.weight)
+
+
+@pytest.mark.parametrize("block", [None, 1, 5])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("n", [1, 8, 11])
+@pytest.mark.parametrize("mode", MODES)
+def test_bilinear_equals_the_definition(mode, n, ragged, block, device):
+    """In one block of frequencies, and in many."""
+    q, k = (torch.randn(B, n, c, dtype=torch.float64, requires_grad=True) for c in (2, 3))
+    product, own = Product(), LENGTHS[n] if ragged else (n,) * B
+    expected = long_convolution(q, k, own, mode, product)
+    direction = torch.randn_like(expected)
+    wanted = grads(expected, direction, (q, k, product.weight))
+    lengths = torch.tensor(own, device=device) if ragged else None
+    out = bilinear_long_conv(q.to(device), k.to(device), product.to(device), lengths, mode, block=block)
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-12, atol=1e-12)
+    got = grads(out, direction.to(device), (q, k, product.weight))
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_others_are_bilinear_too(mode):
+    lengths = torch.tensor(LENGTHS[13])
+    q, k = (x.detach() for x in inputs("vector", 13))
+    cross = bilinear_long_conv(q[:, :, 0], k[:, :, 0], torch.linalg.cross, lengths, mode)
+    torch.testing.assert_close(cross, vector_long_conv(q, k, lengths, mode)[:, :, 0], rtol=1e-12, atol=1e-12)
+    q, k = q[..., 0], k[..., 0]
+    numbers = bilinear_long_conv(q, k, torch.mul, lengths, mode)
+    torch.testing.assert_close(numbers, scalar_long_conv(q, k, lengths, mode), rtol=1e-12, atol=1e-12)
+
+
+def test_bilinear_gradients_of_gradients():
+    q, k = (torch.randn(2, 4, c, dtype=torch.float64, requires_grad=True) for c in (1, 2))
+    product, lengths = Product(1, 2, 1), torch.tensor([3, 4])
+    for mode, block in (("causal", None), ("circular", 2)):
+        function = lambda q, k: bilinear_long_conv(q, k, product, lengths, mode, block=block)  # noqa: B023, E731
+        assert torch.autograd.gradcheck(function, (q, k))
+        assert torch.autograd.gradgradcheck(function, (q, k))
+
+
+def test_bilinear_of_nothing():
+    for b, n in ((0, 5), (3, 0), (0, 0)):
+        for mode in MODES:
+            out = bilinear_long_conv(torch.ones(b, n, 2).double(), torch.ones(b, n, 3).double(), Product(), None, mode)
+            assert out.shape == (b, max(0, 2 * n - 1) if mode == "linear" else n, 5)
+
+
 V, S = torch.ones(3, 5, 2, 3), torch.ones(3, 5, 2)
 
 
@@ -232,3 +292,22 @@ V, S = torch.ones(3, 5, 2, 3), torch.ones(3, 5, 2)
 def test_bad_arguments(message, function, q, k, lengths, mode):
     with pytest.raises(ValueError, match=message):
         function(q, k, lengths, mode)
+
+
+@pytest.mark.parametrize(
+    ("message", "q", "k", "options"),
+    [
+        ("q must have 3 axes", V, V, {}),
+        ("k must have 3 axes", S, V, {}),
+        ("k must be a floating", S, S.long(), {}),
+        (r"k must be \(3, 5, D\) of torch.float32", S, S[:, :4], {}),
+        (r"k must be \(3, 5, D\) of torch.float32", S, S.double(), {}),
+        ("q must be float32 or float64", S.half(), S.half(), {}),
+        ("mode must be one of", S, S, {"mode": "cyclic"}),
+        ("block must be a positive", S, S, {"block": 0}),
+        (r"lengths must be in \[0, 5\]", S, S, {"lengths": torch.tensor([1, 2, 6])}),
+    ],
+)
+def test_bad_bilinear_arguments(message, q, k, options):
+    with pytest.raises(ValueError, match=message):
+        bilinear_long_conv(q, k, torch.mul, **options)

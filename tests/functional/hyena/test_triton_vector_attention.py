@@ -1,17 +1,13 @@
 """Fused vector self-attention against all pairs' cross products and torch; interpreted where there is no GPU."""
 
-import subprocess
-import sys
-
 import kernel_builds
 import pytest
 import torch
 from oracles import cross_product_attention
 from space import error, motion, move
 
-from tg_equiattn.functional import backend, vector_attention
-from tg_equiattn.functional.hyena import cross_product_attention as op
-from tg_equiattn.functional.hyena.vector_attention import VARIANTS
+from tg_equiattn.functional import vector_attention
+from tg_equiattn.functional.hyena.cross_product_attention import fused_cross_attention
 from tg_equiattn.testing import TOLERANCE
 
 kernels = pytest.importorskip("tg_equiattn.functional.hyena.triton_vector_attention")
@@ -20,13 +16,6 @@ B, N, C = 3, 13, 2
 
 
 pytestmark = pytest.mark.usefixtures("kernels_run")
-
-
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch):
-    """So that a sequence takes several programs and steps, the last ones not full."""
-    monkeypatch.setattr(kernels, "_OWN", 8)
-    monkeypatch.setattr(kernels, "_WALK", 16)
 
 
 def inputs(device, n=N, dtype=torch.float64, count=B, channels=C):
@@ -52,49 +41,42 @@ def close(got, wanted, tolerance):
 
 @pytest.mark.parametrize("sizes", [(13, 13, 13), (0, 1, 10)])
 @pytest.mark.parametrize("scale", [None, 0.3, 0.0, 70.0])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_equals_the_definition_and_torch(variant, scale, sizes, device):
+def test_equals_the_definition_and_torch(scale, sizes, device):
     """With scores up to several hundred at the largest scale, where exponentials overflow unless stabilised."""
-    qkv, options = inputs(device), {"variant": variant, "scale": scale}
+    qkv, options = inputs(device), {"scale": scale}
     lengths = None if min(sizes) == N else sizes
     got = with_gradients(attend(*qkv, lengths=lengths, **options), qkv)
-    close(got, with_gradients(cross_product_attention(*qkv, sizes, variant, scale), qkv), 1e-10)
+    close(got, with_gradients(cross_product_attention(*qkv, sizes, scale), qkv), 1e-10)
     wanted = with_gradients(attend(*qkv, lengths=lengths, backend="torch", **options), qkv)
     close(got, wanted, 1e-10 if scale != 70.0 else 1e-7)
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_single_precision(variant, scale, device):
+def test_single_precision(scale, device):
     qkv = inputs(device, dtype=torch.float32)
-    got = with_gradients(attend(*qkv, variant=variant, scale=scale), qkv)
+    got = with_gradients(attend(*qkv, scale=scale), qkv)
     assert all(x.dtype == torch.float32 for x in got)
     exact = [x.detach().double().requires_grad_() for x in qkv]
-    close(got, with_gradients(cross_product_attention(*exact, (N,) * B, variant, scale), exact), 1e-5)
+    close(got, with_gradients(cross_product_attention(*exact, (N,) * B, scale), exact), 1e-5)
 
 
-@pytest.mark.parametrize(("own", "walk"), [(8, 32), (32, 8), (64, 64)])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_blocks_change_nothing(variant, own, walk, device, monkeypatch):
-    qkv = inputs(device, 37, count=2, channels=1)
-    monkeypatch.setattr(kernels, "_OWN", own)
-    monkeypatch.setattr(kernels, "_WALK", walk)
-    got = with_gradients(attend(*qkv, lengths=(37, 32), variant=variant), qkv)
-    close(got, with_gradients(cross_product_attention(*qkv, (37, 32), variant), qkv), 1e-10)
+def test_several_programs(device):
+    """A program has 64 queries or keys, and walks over four (eight of float32) at a time: the last ones not full."""
+    qkv, sizes = inputs(device, 67, count=2, channels=1), (67, 65)
+    got = with_gradients(attend(*qkv, lengths=sizes), qkv)
+    close(got, with_gradients(cross_product_attention(*qkv, sizes), qkv), 1e-10)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_whatever_lies_beyond_changes_nothing(variant, device):
+def test_whatever_lies_beyond_changes_nothing(device):
     qkv, sizes = inputs(device), (5, 0, 13)
     there = (torch.arange(N) < torch.tensor(sizes)[:, None])[..., None, None].to(device)
     holes = [torch.where(there, x.detach(), torch.nan).requires_grad_() for x in qkv]
-    got = with_gradients(attend(*holes, lengths=sizes, variant=variant), holes)
-    close(got, with_gradients(attend(*qkv, lengths=sizes, variant=variant), qkv), 0)
+    got = with_gradients(attend(*holes, lengths=sizes), holes)
+    close(got, with_gradients(attend(*qkv, lengths=sizes), qkv), 0)
     assert not any(x.masked_select(~there).any() for x in got)
 
 
-@pytest.mark.parametrize("values", [True, False])
-def test_kernels_do_not_read_beyond(values, device):
+def test_kernels_do_not_read_beyond(device):
     """The same of the operator itself, whose caller zeroes what is beyond."""
     q, k, v, grad = (torch.randn(3, 2, N, device=device) for _ in range(4))
     lengths, scale = torch.tensor([3, 9], device=device), torch.ones(2, device=device)
@@ -102,13 +84,12 @@ def test_kernels_do_not_read_beyond(values, device):
 
     def run(beyond):
         *qkv, g = (torch.where(there, x, beyond) for x in (q, k, v, grad))
-        given = (*qkv[:2], qkv[2] if values else None, lengths, scale)
-        kept = kernels.attend(*given)
-        return *kept, *kernels.attend_backward(*given, *kept, g)
+        given = (*qkv, lengths, scale)
+        kept = kernels.forward(*given)
+        return *kept, *kernels.backward(*given, *kept, g)
 
     out, peaks, totals, *grads = run(torch.nan)
     close((out, peaks, totals, *grads), run(0.0), 0)
-    assert len(grads) == 2 + values
     for x in (out, *grads):
         assert x.any()
         assert not x.masked_select(~there).any()
@@ -126,68 +107,60 @@ def test_nan_stays_in_its_sequence(bad, device):
     close((out[[0, 2]],), (expected[[0, 2]],), 0)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_one_token_or_none(variant, device):
+def test_one_token_or_none(device):
     qkv = inputs(device, 1)
     close(
-        with_gradients(attend(*qkv, variant=variant), qkv),
-        with_gradients(cross_product_attention(*qkv, (1,) * B, variant), qkv),
+        with_gradients(attend(*qkv), qkv),
+        with_gradients(cross_product_attention(*qkv, (1,) * B), qkv),
         1e-12,
     )
     for count, n in ((0, 5), (3, 0), (0, 0)):
         qkv = inputs(device, n, count=count)
-        assert [x.shape for x in with_gradients(attend(*qkv, variant=variant), qkv)] == [qkv[0].shape] * 4
+        assert [x.shape for x in with_gradients(attend(*qkv), qkv)] == [qkv[0].shape] * 4
     qkv = inputs(device)
-    assert not any(x.any() for x in with_gradients(attend(*qkv, lengths=(0, 0, 0), variant=variant), qkv))
+    assert not any(x.any() for x in with_gradients(attend(*qkv, lengths=(0, 0, 0)), qkv))
 
 
-def equivariance_error(dtype, variant, reflect, device):
+def equivariance_error(function, dtype, reflect, device):
     q, k, v = (x.detach() for x in inputs(device, dtype=dtype))
     r, lengths = motion(dtype, reflect, device), (13, 1, 10)
-    wanted = move(attend(q, k, v, lengths=lengths, variant=variant), r)
-    return error(attend(*(move(x, r) for x in (q, k, v)), lengths=lengths, variant=variant), wanted)
+    wanted = move(function(q, k, v, lengths=lengths), r)
+    return error(function(*(move(x, r) for x in (q, k, v)), lengths=lengths), wanted)
 
 
 @pytest.mark.parametrize("reflect", [False, True])
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_equivariant(dtype, variant, reflect, device):
-    assert equivariance_error(dtype, variant, reflect, device) <= TOLERANCE[dtype]
+def test_equivariant(dtype, reflect, device):
+    assert equivariance_error(attend, dtype, reflect, device) <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_wrong_sign_is_seen(variant, device, monkeypatch):
-    right = kernels.attend
+def test_a_wrong_sign_is_seen(device):
+    def wrong(q, *rest, **options):
+        return attend(q * q.new_tensor([1.0, 1.0, -1.0]), *rest, **options)
 
-    def wrong(q, *rest):
-        return right(q * q.new_tensor([1.0, 1.0, -1.0])[:, None, None], *rest)
-
-    monkeypatch.setattr(kernels, "attend", wrong)
-    assert equivariance_error(torch.float64, variant, False, device) > 1e-2
+    assert equivariance_error(wrong, torch.float64, False, device) > 1e-2
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_gradcheck(variant, device):
+def test_gradcheck(device):
     qkv = inputs(device, 3, count=1, channels=1)
-    assert torch.autograd.gradcheck(lambda *t: attend(*t, variant=variant, scale=1.5), qkv)
+    assert torch.autograd.gradcheck(lambda *t: attend(*t, scale=1.5), qkv)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_parallel_vectors(variant, device):
+def test_parallel_vectors(device):
     """Scores of zero, whose derivative is zero: also where rounding leaves a little of the cross product."""
     q, _, v = inputs("cpu", dtype=torch.float32)
     exact = [x.detach().double().requires_grad_() for x in (q, 3 * q.double(), v)]  # without any rounding
-    wanted = with_gradients(cross_product_attention(*exact, (N,) * B, variant, 1.0), exact)
+    wanted = with_gradients(cross_product_attention(*exact, (N,) * B, 1.0), exact)
     rounded = [x.detach().float().to(device).requires_grad_() for x in exact]
-    got = with_gradients(attend(*rounded, variant=variant, scale=1.0), rounded)
+    got = with_gradients(attend(*rounded, scale=1.0), rounded)
     close([x.cpu() for x in got], wanted, 1e-5)
     for zeros in ((0,), (1,), (0, 1)):
         given = inputs(device, 5, channels=1)
         qkv = [torch.zeros_like(x) if n in zeros else x for n, x in enumerate(given)]
         qkv = [x.detach().requires_grad_() for x in qkv]
         close(
-            with_gradients(attend(*qkv, variant=variant), qkv),
-            with_gradients(cross_product_attention(*qkv, (5,) * B, variant), qkv),
+            with_gradients(attend(*qkv), qkv),
+            with_gradients(cross_product_attention(*qkv, (5,) * B), qkv),
             1e-10,
         )
 
@@ -196,49 +169,45 @@ def test_very_large_scores(device):
     qkv = inputs(device, dtype=torch.float32)
     got = with_gradients(attend(*qkv, scale=1e4), qkv)
     assert all(x.isfinite().all() for x in got)
-    close(got[:1], (cross_product_attention(*qkv, (N,) * B, "equations", 1e4),), 1e-2)
+    close(got[:1], (cross_product_attention(*qkv, (N,) * B, 1e4),), 1e-2)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_any_memory_layout(variant, count, device):
+def test_any_memory_layout(count, device):
     """Also of one sequence, whose channels and tokens become a strided view of groups."""
     qkv = inputs(device, count=count, channels=3 - count)
-    wanted = with_gradients(attend(*qkv, variant=variant), qkv)
+    wanted = with_gradients(attend(*qkv), qkv)
     other = [x.detach().transpose(0, 2).contiguous().transpose(0, 2) for x in qkv]
     other[1] = torch.stack([other[1], other[0]], -1)[..., 0]
     other = [x.requires_grad_() for x in other]
     assert not any(x.is_contiguous() for x in other)
-    close(with_gradients(attend(*other, variant=variant), other), wanted, 0)
-    got, wanted = (attend(*qkv, variant=variant, backend=backend).sum() for backend in ("triton", "torch"))
+    close(with_gradients(attend(*other), other), wanted, 0)
+    got, wanted = (attend(*qkv, backend=backend).sum() for backend in ("triton", "torch"))
     close(torch.autograd.grad(got, qkv), torch.autograd.grad(wanted, qkv), 1e-10)  # an expanded number's gradient
 
 
 @pytest.mark.parametrize("backend", ["triton", "torch"])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_compiles_whole(variant, backend, device):
+def test_compiles_whole(backend, device):
     qkv = inputs(device, dtype=torch.float32)
     lengths = torch.tensor([7, 13, 0], device=device)
     compiled = torch.compile(vector_attention, fullgraph=True, backend="aot_eager")
-    got = with_gradients(compiled(*qkv, lengths, variant=variant, backend=backend), qkv)
-    close(got, with_gradients(attend(*qkv, lengths=(7, 13, 0), variant=variant, backend=backend), qkv), 1e-5)
+    got = with_gradients(compiled(*qkv, lengths, backend=backend), qkv)
+    close(got, with_gradients(attend(*qkv, lengths=(7, 13, 0), backend=backend), qkv), 1e-5)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_autocast(variant, device):
+def test_autocast(device):
     qkv = [x.detach().bfloat16().requires_grad_() for x in inputs(device, dtype=torch.float32)]
     full = [x.detach().float().requires_grad_() for x in qkv]
     with torch.autocast(device, torch.bfloat16):
-        got = with_gradients(attend(*qkv, variant=variant), qkv)
-    close(got, with_gradients(attend(*full, variant=variant), full), 1e-2)
+        got = with_gradients(attend(*qkv), qkv)
+    close(got, with_gradients(attend(*full), full), 1e-2)
 
 
 def test_operators_registered(device):
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
     q, k, v = (torch.randn(3, 2, 5, device=device).requires_grad_() for _ in range(3))
     lengths, scale = torch.tensor([5, 3], device=device), torch.ones(2, device=device)
-    for values in (v, None):
-        torch.library.opcheck(op.fused_cross_attention, (q, k, values, lengths, scale), test_utils=checks)
+    torch.library.opcheck(fused_cross_attention, (q, k, v, lengths, scale), test_utils=checks)
 
 
 def test_second_derivatives_are_refused(device):
@@ -257,39 +226,13 @@ def test_memory_does_not_grow_with_pairs(device):
 
 @pytest.mark.parametrize("backend", ["auto", "torch", "triton"])
 def test_which_backend_launches(backend, device, monkeypatch):
-    launched, right = [], kernels.attend
-    monkeypatch.setattr(kernels, "attend", lambda *given: launched.append(given) or right(*given))
+    launched, right = [], kernels.forward
+    monkeypatch.setattr(kernels, "forward", lambda *given: launched.append(given) or right(*given))
     vector_attention(*inputs(device), backend=backend)
     assert len(launched) == (backend == "triton")
     if backend == "auto":
         vector_attention(*inputs(device))
         assert not launched
-
-
-def test_bad_backends(monkeypatch):
-    qkv = inputs("cpu")
-    with pytest.raises(ValueError, match=r"^backend must be one of .* got 'nonsense'"):
-        attend(*qkv, backend="nonsense")
-    monkeypatch.setattr(backend, "INTERPRETED", False)
-    with pytest.raises(ValueError, match=r"^backend must be 'auto' or 'torch' for tensors"):
-        attend(*qkv)
-
-
-def test_works_without_triton():
-    code = """if True:
-        import sys
-        sys.modules["triton"] = None
-        import torch
-        from tg_equiattn.functional import vector_attention
-        x = torch.randn(1, 5, 2, 3, requires_grad=True)
-        vector_attention(x, x, x).sum().backward()
-        try:
-            vector_attention(x, x, x, backend="triton")
-        except ValueError as error:
-            print(error)
-    """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "backend must be 'auto' or 'torch' without Triton" in done.stdout, done.stderr
 
 
 def test_builds_for_a_gpu():
@@ -298,12 +241,11 @@ def test_builds_for_a_gpu():
         import torch
         from tg_equiattn.functional import vector_attention
         for dtype in (torch.float32, torch.float64):
-            for variant in ("equations", "code"):
-                qkv = torch.randn(3, 2, 100, 2, 3, dtype=dtype).requires_grad_()
-                vector_attention(*qkv, variant=variant, backend="triton").sum().backward()
+            qkv = torch.randn(3, 2, 100, 2, 3, dtype=dtype).requires_grad_()
+            vector_attention(*qkv, backend="triton").sum().backward()
     """
     built = kernel_builds.resources(code)
-    assert [kernel["name"] for kernel in built] == ["_forward", "_backward_query", "_backward_key"] * 4
+    assert [kernel["name"] for kernel in built] == ["_forward", "_backward_query", "_backward_key"] * 2
     for kernel in built:
         assert kernel["spilled"] == 0, kernel
         assert kernel["shared"] <= kernel_builds.SHARED_MEMORY, kernel

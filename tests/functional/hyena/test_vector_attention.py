@@ -8,8 +8,7 @@ from oracles import cross_product_attention
 from space import error, motion, move
 
 from tg_equiattn.functional import vector_attention
-from tg_equiattn.functional.hyena import cross_product_attention as op
-from tg_equiattn.functional.hyena.vector_attention import VARIANTS
+from tg_equiattn.functional.hyena.cross_product_attention import cross_attention
 from tg_equiattn.testing import TOLERANCE
 
 B, N, C = 3, 11, 2
@@ -32,33 +31,31 @@ def compare(out, expected, qkv, rtol=1e-10, atol=1e-11):
 
 @pytest.mark.parametrize("sizes", [(11, 11, 11), (11, 1, 6), (0, 3, 11)])
 @pytest.mark.parametrize("scale", [None, 0.3, 0.0, 70.0])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_equals_the_definition(variant, scale, sizes, device):
+def test_equals_the_definition(scale, sizes, device):
     """With scores up to several hundred at the largest scale, where exponentials overflow unless stabilised."""
     qkv = inputs()
     lengths = None if min(sizes) == N else torch.tensor(sizes, device=device)
-    out = vector_attention(*(x.to(device) for x in qkv), lengths, variant=variant, scale=scale)
+    out = vector_attention(*(x.to(device) for x in qkv), lengths, scale=scale)
     tolerance = (1e-10, 1e-11) if scale is None or scale < 1 else (1e-7, 1e-7)
-    compare(out.cpu(), cross_product_attention(*qkv, sizes, variant, scale), qkv, *tolerance)
+    compare(out.cpu(), cross_product_attention(*qkv, sizes, scale), qkv, *tolerance)
 
 
-@pytest.mark.parametrize(("tile", "keys"), [(1, 1), (5, 3), (40, 5), (300, 512)])
+@pytest.mark.parametrize(
+    ("count", "n", "sizes"),
+    [
+        (1, 700, (700,)),  # tiles of 512 and 188 keys, and of 256, 256 and 188 queries
+        (3, 530, (530, 0, 513)),
+        (800, 11, None),  # 1083 groups in one tile, of two channels each
+    ],
+)
 @pytest.mark.parametrize("scale", [None, 70.0])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_tiles_change_nothing(variant, scale, tile, keys, monkeypatch):
-    qkv = inputs()
-    lengths = torch.tensor([7, 11, 0])
-
-    def run():
-        out = vector_attention(*qkv, lengths, variant=variant, scale=scale)
-        return out, *torch.autograd.grad(out.square().sum(), qkv)
-
-    whole = run()
-    monkeypatch.setattr(op, "_TILE", {"cpu": tile, "other": tile})
-    monkeypatch.setattr(op, "_KEYS", keys)
-    assert len(list(op._tiles(B * C, N, torch.device("cpu")))) > 1
-    for got, wanted in zip(run(), whole, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-10)
+def test_many_tiles(scale, count, n, sizes):
+    """On the CPU a tile holds 131,072 scores of at most 512 keys: these take several, the last ones not full."""
+    qkv = inputs(n, count=count)
+    lengths = None if sizes is None else torch.tensor(sizes)
+    sizes = (n,) * count if sizes is None else sizes
+    out = vector_attention(*qkv, lengths, scale=scale)
+    compare(out, cross_product_attention(*qkv, sizes, scale), qkv, 1e-7, 1e-7)
 
 
 def test_very_large_scores_stay_finite():
@@ -66,7 +63,7 @@ def test_very_large_scores_stay_finite():
     out = vector_attention(*qkv, scale=1e4)
     assert out.isfinite().all()
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), qkv))
-    torch.testing.assert_close(out, cross_product_attention(*qkv, (N,) * B, "equations", 1e4), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(out, cross_product_attention(*qkv, (N,) * B, 1e4), rtol=1e-2, atol=1e-2)
 
 
 def test_parallel_vectors_have_finite_gradients():
@@ -81,25 +78,23 @@ def test_parallel_vectors_have_finite_gradients():
 
 
 @pytest.mark.parametrize("reflect", [False, True])
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_equivariant(dtype, variant, reflect, device):
+def test_equivariant(dtype, reflect, device):
     q, k, v = (x.detach() for x in inputs(31, dtype, device))
     r, lengths = motion(dtype, reflect, device), torch.tensor([31, 1, 17], device=device)
-    wanted = move(vector_attention(q, k, v, lengths, variant=variant), r)
+    wanted = move(vector_attention(q, k, v, lengths), r)
     moved = (move(x, r) for x in (q, k, v))
-    assert error(vector_attention(*moved, lengths, variant=variant), wanted) <= TOLERANCE[dtype]
+    assert error(vector_attention(*moved, lengths), wanted) <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_permutations(on_device, variant):
+def test_permutations(on_device):
     q, k, v = (x.detach() for x in inputs())
     p, other = torch.randperm(N), torch.randperm(N)
-    wanted = vector_attention(q, k, v, variant=variant)
-    assert error(vector_attention(q[:, p], k[:, p], v[:, p], variant=variant), wanted[:, p]) <= 1e-10
-    moved = vector_attention(q, k[:, other], v if variant == "code" else v[:, other], variant=variant)
+    wanted = vector_attention(q, k, v)
+    assert error(vector_attention(q[:, p], k[:, p], v[:, p]), wanted[:, p]) <= 1e-10
+    moved = vector_attention(q, k[:, other], v[:, other])
     assert error(moved, wanted) <= 1e-10  # of keys with the values that belong to them
-    assert error(vector_attention(q, k[:, other], v[:, p], variant=variant), wanted) > 1e-2
+    assert error(vector_attention(q, k[:, other], v[:, p]), wanted) > 1e-2
 
 
 def test_swapped_components_are_seen():
@@ -109,15 +104,14 @@ def test_swapped_components_are_seen():
     assert error(vector_attention(move(q, r), move(k, r)[..., swap], move(v, r)), wanted) > 1e-2
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_ragged_equals_alone_whatever_lies_beyond(on_device, variant):
+def test_ragged_equals_alone_whatever_lies_beyond(on_device):
     qkv, sizes = inputs(), (5, 0, 11)
     there = (torch.arange(N) < torch.tensor(sizes)[:, None])[..., None, None]
     holes = [torch.where(there, x.detach(), torch.nan).requires_grad_() for x in qkv]
-    out = vector_attention(*holes, torch.tensor(sizes), variant=variant)
+    out = vector_attention(*holes, torch.tensor(sizes))
     for b, n in enumerate(sizes):
         if n:
-            alone = vector_attention(*(x[b : b + 1, :n] for x in qkv), variant=variant)
+            alone = vector_attention(*(x[b : b + 1, :n] for x in qkv))
             torch.testing.assert_close(out[b : b + 1, :n], alone, rtol=1e-12, atol=1e-12)
         assert not out[b, n:].any()
     for grad in torch.autograd.grad(out.sum(), holes):
@@ -137,12 +131,11 @@ def test_nan_stays_in_its_sequence(bad):
     torch.testing.assert_close(out[[0, 2]], expected[[0, 2]], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_gradcheck(variant):
+def test_gradcheck():
     qkv = inputs(4, count=2)
     for lengths, scale in ((None, None), (torch.tensor([4, 2]), None), (None, 40.0)):
         assert torch.autograd.gradcheck(
-            lambda *t: vector_attention(*t, lengths, variant=variant, scale=scale),  # noqa: B023
+            lambda *t: vector_attention(*t, lengths, scale=scale),  # noqa: B023
             qkv, atol=1e-5 if scale is None else 1e-3, rtol=1e-3,
         )  # fmt: skip
 
@@ -157,11 +150,10 @@ def test_second_derivatives_are_refused():
 def test_nothing_to_attend():
     for count, n in ((0, 5), (3, 0), (0, 0)):
         x = torch.ones(count, n, C, 3, requires_grad=True)
-        for variant in VARIANTS:
-            out = vector_attention(x, x, x, torch.zeros(count, dtype=torch.int64), variant=variant)
-            assert out.shape == x.shape
-            assert vector_attention(x, x, x, variant=variant).shape == x.shape
-            out.sum().backward()
+        out = vector_attention(x, x, x, torch.zeros(count, dtype=torch.int64))
+        assert out.shape == x.shape
+        assert vector_attention(x, x, x).shape == x.shape
+        out.sum().backward()
     x = torch.ones(3, 5, C, 3)
     assert not vector_attention(x, x, x, torch.zeros(3, dtype=torch.int64)).any()
 
@@ -171,7 +163,7 @@ def test_operators_registered():
     q, k, w = (torch.randn(2, 5, n).double().requires_grad_() for n in (3, 3, 7))
     there, scale = torch.rand(2, 5) < 0.7, torch.ones(2).double()
     for mask in (None, there):
-        torch.library.opcheck(op.cross_attention, (q, k, w, mask, scale), test_utils=checks)
+        torch.library.opcheck(cross_attention, (q, k, w, mask, scale), test_utils=checks)
 
 
 def test_memory_does_not_grow_with_pairs():
@@ -182,12 +174,11 @@ def test_memory_does_not_grow_with_pairs():
     assert max(saved) <= 9 * 499 * 2
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_compiles_whole(on_device, variant):
+def test_compiles_whole(on_device):
     qkv = [x.detach().float().requires_grad_() for x in inputs()]
     lengths = torch.tensor([7, 11, 0])
     compiled = torch.compile(vector_attention, fullgraph=True, backend="aot_eager")
-    compare(compiled(*qkv, lengths, variant=variant), vector_attention(*qkv, lengths, variant=variant), qkv, 1e-4, 1e-5)
+    compare(compiled(*qkv, lengths), vector_attention(*qkv, lengths), qkv, 1e-4, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -212,7 +203,6 @@ Q = torch.ones(3, 5, 2, 3)
         ("v must be a floating", (Q, Q, Q.int()), {}),
         ("v must be torch.float32", (Q, Q, Q.double()), {}),
         ("q must be float32 or float64", (Q.half(), Q.half(), Q.half()), {}),
-        ("variant must be one of", (Q, Q, Q), {"variant": "paper"}),
         ("scale must be", (Q, Q, Q), {"scale": math.nan}),
         (r"lengths must be int64 of shape \(3,\)", (Q, Q, Q, torch.ones(3)), {}),
         (r"lengths must be int64 of shape \(3,\)", (Q, Q, Q, torch.ones(4).long()), {}),

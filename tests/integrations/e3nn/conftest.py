@@ -19,7 +19,7 @@ KINDS = {
     "local": lambda **o: SE3HyenaOperator(INSIDE, OUTSIDE, order="radial", **LOCAL, **o),
     "model": lambda **o: SE3Hyena(INSIDE, OUTSIDE, HIDDEN, depth=2, **LOCAL, **o),
     "attention": lambda **o: VectorSelfAttention(INSIDE, OUTSIDE, HIDDEN, **o),
-    "code": lambda **o: VectorSelfAttention(INSIDE, OUTSIDE, variant="code", **LOCAL, **o),
+    "attention local": lambda **o: VectorSelfAttention(INSIDE, OUTSIDE, **LOCAL, **o),
     "tensor": lambda **o: TensorProductHyenaOperator("3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", **o),
     "tensor radial": lambda **o: TensorProductHyenaOperator("2x2e+3x0e", "2x1o+3x0e", "2x0e+1x1o", order="radial", **o),
 }
@@ -61,11 +61,11 @@ def graphs():
     def make(module, sizes, device=None):
         batch = batch_of(sizes)
         out = {"x": module.irreps_in.randn(sum(sizes), -1), "pos": torch.randn(sum(sizes), 3), "batch": batch}
-        if getattr(getattr(module, "module", None), "local", None):
+        if module.shell.local_context:
             joined = (batch[:, None] == batch) & (torch.rand(len(batch), len(batch)) < 0.3)
             edges = joined.nonzero().T
             edges = edges[:, torch.randperm(edges.shape[1])]
-            out |= {"edge_index": edges, "edge_attr": torch.randn(edges.shape[1], module.module.edge_channels)}
+            out |= {"edge_index": edges, "edge_attr": torch.randn(edges.shape[1], module.shell.edge_channels)}
         return out if device is None else {name: value.to(device) for name, value in out.items()}
 
     return make

@@ -7,7 +7,7 @@ from e3nn import o3
 from tg_equiattn.integrations.e3nn import CliffordMLP, SE3Hyena
 
 SIZES = 13, 1, 5, 2, 11
-PERMUTED = ["radial", "local", "tensor radial", "attention", "code"]
+PERMUTED = ["radial", "local", "tensor radial", "attention", "attention local"]
 IN_ORDER = ["hyena", "causal", "model", "tensor"]
 
 
@@ -147,8 +147,6 @@ def test_graphs_permuted(any_module, graphs, equal):
 
 def test_order_given(on_device, any_module, graphs, equal):
     """Nodes come in this order, whatever the module's own is, and stay where they are."""
-    if not hasattr(any_module, "order"):
-        any_module.order = "input"
     arguments, order = graphs(any_module, SIZES), within(SIZES)
     got = any_module(**arguments, order=order)
     given = torch.arange(len(order))
@@ -165,7 +163,7 @@ def test_radial_order_is_by_distance(double, make_module, graphs, equal):
     equal(module(**arguments, order=torch.cat(order)), module(**arguments))
 
 
-@pytest.mark.parametrize("kind", ["local", "model", "code"])
+@pytest.mark.parametrize("kind", ["local", "model", "attention local"])
 def test_edges_permuted(kind, double, make_module, graphs, equal):
     module = make_module(kind)
     arguments = graphs(module, SIZES)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from clouds import EDGE, S, V, close, dense, gradients, sample
 
-from tg_equiattn.functional import backend as backends
 from tg_equiattn.nn import CliffordMLP, SE3Hyena, SE3HyenaOperator, VectorSelfAttention, VectorTransformer
-from tg_equiattn.nn.hyena import clifford as layers
+from tg_equiattn.nn.hyena import GradedMLP, Grades, OperatorOptions
+from tg_equiattn.sequences import token_blocks
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -19,13 +19,10 @@ SMALL = {"hidden_scalars": 1, "hidden_vectors": 2}
 OPTIONS = {
     "hyena": (SE3HyenaOperator, {"gate_channels": 2}),
     "local": (SE3HyenaOperator, {"local_context": True, "edge_channels": EDGE, "gate_channels": 1, "mlp_channels": 2}),
-    "full": (SE3HyenaOperator, {"product": "full", "gate_channels": 2}),
     "model": (SE3Hyena, {"depth": 2, "gate_channels": 1, **SMALL}),
     "attention": (VectorSelfAttention, {"num_blocks": 2, **SMALL}),
-    "full code": (VectorSelfAttention, {"variant": "code", "product": "full"}),
     "transformer": (VectorTransformer, {"depth": 1, "pool": "mean", **SMALL}),
 }
-PRODUCTS = [name for name in OPTIONS if "full" not in name]
 
 
 pytestmark = pytest.mark.usefixtures("kernels_run")
@@ -60,7 +57,7 @@ def test_equals_torch(name, padded, make, device, launches):
     for module in (plain.to(device), fused.to(device)):
         out = module(**x)
         results.append((*out, *gradients(out, list(module.parameters()))))
-        assert bool(launches) == (module is fused and name in PRODUCTS)
+        assert bool(launches) == (module is fused)
     assert all(part.abs().max() > 1e-3 for part in results[0][:2])
     close(results[1], results[0], 1e-8)
 
@@ -81,10 +78,9 @@ def test_inputs_gradients(make, device):
     close(gradients(fused(**x), inputs), gradients(plain(**x), inputs), 1e-8)
 
 
-@pytest.mark.parametrize("product", layers.PRODUCTS)
-def test_clifford_mlp(product, randomise, device, launches):
-    plain = randomise(CliffordMLP(3, 2, product=product, backend="torch")).double().to(device)
-    fused = CliffordMLP(3, 2, product=product, backend="triton").double().to(device)
+def test_clifford_mlp(randomise, device, launches):
+    plain = randomise(CliffordMLP(3, 2, backend="torch")).double().to(device)
+    fused = CliffordMLP(3, 2, backend="triton").double().to(device)
     fused.load_state_dict(plain.state_dict())
     x = torch.randn(2, 5, 3, 8, dtype=torch.float64, device=device).requires_grad_()
     results = []
@@ -92,19 +88,18 @@ def test_clifford_mlp(product, randomise, device, launches):
         out = mlp(x)
         results.append((out, *gradients([out], [x, *mlp.parameters()])))
     close(results[1], results[0], 1e-10)
-    assert bool(launches) == (product == "channelwise")
+    assert launches
 
 
-def test_blocks_of_tokens(randomise, device, launches, monkeypatch):
-    """Which backward computes again."""
-    monkeypatch.setattr(layers, "_STEP", {"cpu": 1, "other": 1})
-    plain = randomise(CliffordMLP(2, 1, 1, backend="torch")).double().to(device)
-    fused = CliffordMLP(2, 1, 1, backend="triton").double().to(device)
-    fused.load_state_dict(plain.state_dict())
-    x = torch.randn(131, 2, 8, dtype=torch.float64, device=device).requires_grad_()
-    out, expected = fused(x), plain(x)
+def test_blocks_of_tokens(randomise, device, launches):
+    """Three, which backward computes again."""
+    grades, options = Grades(2, 1), [OperatorOptions(backend=backend) for backend in ("torch", "triton")]
+    plain, fused = (GradedMLP(grades, grades, 2, o).double().to(device) for o in options)
+    fused.load_state_dict(randomise(plain).state_dict())
+    rows = torch.randn(5, 11, dtype=torch.float64, device=device).requires_grad_()
+    out, expected = token_blocks(fused, 4, [rows]), plain(rows)
     assert len(launches) == 3
-    grads, wanted = (gradients([o], [x, *m.parameters()]) for o, m in ((out, fused), (expected, plain)))
+    grads, wanted = (gradients([o], [rows, *m.parameters()]) for o, m in ((out, fused), (expected, plain)))
     assert len(launches) == 6
     close((out, *grads), (expected, *wanted), 1e-10)
 
@@ -147,27 +142,7 @@ def test_copies_and_repr(name, make):
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_torch_launches_nothing(name, backend, make, device, launches):
     make(name, backend).to(device)(**sample(name, SIZES, device=device))
     assert not launches
-
-
-def test_bad_backends(make, monkeypatch):
-    makers = [lambda b: CliffordMLP(3, 2, backend=b)]
-    makers += [
-        lambda b, kind=kind, options=options: kind(S, V, **options, backend=b) for kind, options in OPTIONS.values()
-    ]
-    for build in makers:
-        for bad in ("cuda", None):
-            with pytest.raises(ValueError, match="backend must be one of"):
-                build(bad)
-    module, x = make("hyena", "triton"), sample("hyena", SIZES)
-    monkeypatch.setattr(backends, "INTERPRETED", False)
-    with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' for tensors"):
-        module(**x)
-    with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' for tensors"):
-        make("attention", "triton")(**x)
-    monkeypatch.setattr(backends, "INSTALLED", False)
-    with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' without Triton"):
-        make("hyena", "triton")

@@ -4,13 +4,25 @@ import copy
 
 import pytest
 import torch
-from clouds import EDGE, SIZES, S, V, close, dense, gradients, moved, one, permuted, sample, within
+from clouds import (
+    EDGE,
+    SIZES,
+    S,
+    V,
+    check_batch_equals_each_alone,
+    close,
+    dense,
+    gradients,
+    moved,
+    one,
+    permuted,
+    sample,
+    within,
+)
 from oracles import graded_sequence
-from space import error, flip_a_sign, motion, move
+from space import error, flipped_sign, motion, move
 
-from tg_equiattn.functional.hyena import fourier_product
 from tg_equiattn.nn import SE3Hyena, SE3HyenaOperator
-from tg_equiattn.nn.hyena import clifford as layers
 from tg_equiattn.sequences import Sequences
 from tg_equiattn.testing import TOLERANCE
 
@@ -18,12 +30,11 @@ LOCAL = {"local_context": True, "edge_channels": EDGE}
 SMALL = {"hidden_scalars": 5, "hidden_vectors": 7, "gate_channels": 3}
 OPTIONS = {
     "plain": (SE3HyenaOperator, {}),
-    "full": (SE3HyenaOperator, {"product": "full"}),
     "causal": (SE3HyenaOperator, {"mode": "causal", "num_blocks": 2}),
     "widths": (SE3HyenaOperator, {"out_scalars": 1, "out_vectors": 5, "mlp_channels": 3, **SMALL}),
     "vectors": (SE3HyenaOperator, {"out_scalars": 0, "hidden_scalars": 0}),
-    "local": (SE3HyenaOperator, {**LOCAL, "local_channels": 5}),
-    "local bare": (SE3HyenaOperator, {"local_context": True, "product": "full"}),
+    "local": (SE3HyenaOperator, {**LOCAL, "mlp_channels": 5}),
+    "local bare": (SE3HyenaOperator, {"local_context": True}),
     "radial": (SE3HyenaOperator, {"order": "radial"}),
     "model": (SE3Hyena, {"depth": 2, **SMALL}),
     "pooled": (SE3Hyena, {"out_scalars": 1, "out_vectors": 2, "depth": 1, "pool": "mean", "mode": "causal", **SMALL}),
@@ -116,8 +127,8 @@ def test_broken_equivariance_is_seen(make, monkeypatch):
         patch.setattr(Sequences, "centred", lambda self, pos: pos)
         assert broken(lambda x: x) <= 1e-10
         assert broken(lambda x: x, shift) > 1e-3
-    flip_a_sign(monkeypatch)
-    assert broken(lambda x: x) > 1e-3
+    with flipped_sign():
+        assert broken(lambda x: x) > 1e-3
 
 
 def test_causal_sees_no_later_token(make):
@@ -203,21 +214,15 @@ def test_padding_is_never_read(name, make):
     close(*results)
 
 
-@pytest.mark.parametrize("name", ["plain", "full", "local", "radial local"])
-def test_blocks_change_nothing(name, make, monkeypatch):
-    layer, x = make(name), sample(name, [101], edges=13)
-    inputs = [x[key].requires_grad_() for key in ("scalars", "vectors", "pos")] + list(layer.parameters())
-
-    def run():
-        out = layer(**x)
-        with torch.no_grad():
-            without = layer(**x)
-        return *out, *without, *gradients(out, inputs)
-
-    whole = run()
-    monkeypatch.setattr(layers, "_STEP", {"cpu": 1, "other": 1})
-    monkeypatch.setattr(fourier_product, "_BUDGET", {"cpu": 1, "other": 1})
-    close(run(), whole, 1e-9)
+@pytest.mark.parametrize("name", ["plain", "local", "radial local"])
+def test_blocks_of_tokens_change_nothing(name, randomise):
+    """A batch of so many tokens that every MLP takes several blocks of them, which cut its sequences, against each
+    sequence alone, in one."""
+    kind, options = OPTIONS[name]
+    layer, sizes = randomise(kind(S, V, **{**options, "mlp_channels": 128}), 0.2).double(), [500, 17, 510]
+    network = layer.module.operators[0] if name == "radial local" else layer.module
+    assert max(sizes) < network.project.tokens_per_block(torch.device("cpu")) < sum(sizes) / 2
+    check_batch_equals_each_alone(layer, sample(name, sizes, edges=1), sizes)
 
 
 def test_a_given_order_is_that_of_the_sequence(make):
@@ -229,8 +234,9 @@ def test_a_given_order_is_that_of_the_sequence(make):
     places = torch.arange(9).repeat(3, 1)
     places[there] = order - torch.tensor([0, 7, 8])[x["batch"]]
     close([part[there][order] for part in layer(**padded, order=places)], expected)
-    radial = copy.deepcopy(layer)
-    radial.order = "radial"
+    kind, options = OPTIONS["model"]
+    radial = kind(S, V, **options, order="radial").double()
+    radial.load_state_dict(layer.state_dict())
     assert error(radial(**x), layer(**x)) > 1e-3
     close(radial(**x, order=order), layer(**x, order=order))
 
@@ -276,12 +282,11 @@ def test_nothing_and_one_token(name, make):
         assert layer.module.pool or not part.any()
 
 
-@pytest.mark.parametrize("name", ["plain", "causal", "local"])
+@pytest.mark.parametrize("name", ["plain", "local"])
 def test_gradcheck_twice(name, randomise):
     """First and second derivatives, forces included, on a tiny case."""
-    options = {**OPTIONS[name][1], "num_blocks": 1, "gate_channels": 1, "mlp_channels": 1} | (
-        {"local_channels": 1, "edge_channels": 1} if name == "local" else {}
-    )
+    options = {**OPTIONS[name][1], "num_blocks": 1, "gate_channels": 1, "mlp_channels": 1}
+    options |= {"edge_channels": 1} if name == "local" else {}
     layer = randomise(SE3HyenaOperator(1, 1, **options)).double()
     edges = {"edge_index": torch.tensor([[0, 2], [1, 0]])} if name == "local" else {}
     batch = torch.tensor([0, 0, 0, 1])
@@ -328,7 +333,7 @@ class Whole(torch.nn.Module):
         return self.layer(**x)
 
 
-@pytest.mark.parametrize("name", ["full", "widths", "radial local", "pooled"])
+@pytest.mark.parametrize("name", ["widths", "radial local", "pooled"])
 def test_copies(name, make, check_copies):
     kind, options = OPTIONS[name]
     check_copies(lambda: Whole(kind(S, V, **options).double()), Whole(make(name)), sample(name, [7, 3]))
@@ -351,7 +356,7 @@ def test_parameters_as_published():
     assert 750_000 < count < 900_000
 
 
-@pytest.mark.parametrize(("name", "flat"), [("full", False), ("radial", True), ("pooled", True)])
+@pytest.mark.parametrize(("name", "flat"), [("radial", False), ("pooled", True)])
 def test_compiles_whole(on_device, name, flat, make):
     layer, sizes = make(name, torch.float32), [7, 3]
     x = sample(name, sizes, torch.float32)
@@ -369,14 +374,6 @@ def test_compiling_needs_the_sizes(make):
     torch.compiler.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="batch_size and max_num_nodes must be given"):
         torch.compile(make("plain"), fullgraph=True, backend="aot_eager")(**sample("plain", [7, 3]))
-
-
-def test_compiles_to_kernels(randomise):
-    layer, vectors = randomise(SE3HyenaOperator(0, 1, gate_channels=1)), torch.randn(2, 7, 1, 3)
-    torch.compiler.reset()
-    with torch.no_grad():
-        got, wanted = torch.compile(layer, fullgraph=True)(None, vectors), layer(None, vectors)
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -477,13 +474,11 @@ def test_half_precision_on_the_cpu_needs_autocast():
         ("mlp_channels must be a positive", {"mlp_channels": 0}),
         ("gate_channels must be a positive", {"gate_channels": 0}),
         ("num_blocks must be a positive", {"num_blocks": 0}),
-        ("product must be one of", {"product": "inner"}),
         ("mode must be one of", {"mode": "linear"}),
         ("order must be one of", {"order": "random"}),
         ("order must be one of", {"order": torch.arange(5)}),
         ("edge_channels must be 0 without local_context", {"edge_channels": 2}),
         ("edge_channels must be an integer", {"local_context": True, "edge_channels": -1}),
-        ("local_channels must be a positive", {"local_context": True, "local_channels": 0}),
     ],
 )
 @pytest.mark.parametrize("kind", [SE3HyenaOperator, SE3Hyena])

@@ -46,7 +46,7 @@ def _blade_product(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int]:
     raise AssertionError("every product of blades is a blade")
 
 
-def _tables() -> tuple[list[list[int]], list[list[int]]]:
+def _blade_tables() -> tuple[list[list[int]], list[list[int]]]:
     """For output component j and left component i: the right component k, and the sign, of (i, k -> j)."""
     right = [[0] * COMPONENTS for _ in range(COMPONENTS)]
     signs = [[0] * COMPONENTS for _ in range(COMPONENTS)]
@@ -57,7 +57,7 @@ def _tables() -> tuple[list[list[int]], list[list[int]]]:
     return right, signs
 
 
-RIGHT, SIGNS = _tables()
+RIGHT, SIGNS = _blade_tables()
 PATHS = tuple(
     sorted({(GRADE_OF[i], GRADE_OF[RIGHT[j][i]], GRADE_OF[j]) for j in range(COMPONENTS) for i in range(COMPONENTS)})
 )
@@ -80,25 +80,21 @@ def _make_tables(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tens
         return _on_device(RIGHT, device).flatten(), signs.to(dtype), _on_device(PATH_OF, device).flatten()
 
 
-_kept_tables = functools.lru_cache(maxsize=32)(_make_tables)
+@functools.lru_cache(maxsize=32)
+def product_tables(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Right components (64,), signs (8, 8), and paths (64,), by output and left component; kept, and shared by all."""
+    return _make_tables(device, dtype)
 
 
 def _tables_like(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Right components (64,), signs (8, 8), and paths (64,), by output and left component."""
-    make = _make_tables if torch.compiler.is_compiling() else _kept_tables  # dynamo warns of caches
+    make = _make_tables if torch.compiler.is_compiling() else product_tables  # dynamo warns of caches
     return make(x.device, x.dtype)
 
 
-def path_weights(weight: Tensor) -> Tensor:
-    """Weights by grade path (20, ...) spread over pairs of components, with the product's signs: (8, 8, ...)."""
+def _weights_by_component(weight: Tensor) -> Tensor:
+    """Weights by grade path (20, C) spread over pairs of components, with the product's signs: (8, 8, C)."""
     _, signs, paths = _tables_like(weight)
-    spread = weight.index_select(0, paths).unflatten(0, (COMPONENTS, COMPONENTS))
-    return spread * signs.view(COMPONENTS, COMPONENTS, *[1] * (weight.ndim - 1))
-
-
-def right_factors(y: Tensor) -> Tensor:
-    """(8, ...) to (8, 8, ...): for each output and left component the right component they go with."""
-    return y.index_select(0, _tables_like(y)[0]).unflatten(0, (COMPONENTS, COMPONENTS))
+    return weight.index_select(0, paths).unflatten(0, (COMPONENTS, COMPONENTS)) * signs[..., None]
 
 
 class _ChannelwiseProduct(torch.autograd.Function):
@@ -187,9 +183,10 @@ def channelwise_product(x: Tensor, y: Tensor, weight: Tensor, backend: str = "au
     """Products of multivectors (8, C, T) with weights by grade path (20, C)."""
     if use_triton(backend, OPERATOR, x.device):
         return _fused_product(x, y, weight)
-    weight = path_weights(weight)
+    weight = _weights_by_component(weight)
     if torch.compiler.is_compiling():  # which fuses, and keeps nothing either
-        return (right_factors(y) * weight[..., None] * x).sum(1)
+        right = y.index_select(0, _tables_like(y)[0]).unflatten(0, (COMPONENTS, COMPONENTS))
+        return (right * weight[..., None] * x).sum(1)
     return _ChannelwiseProduct.apply(x, y, weight)
 
 

@@ -5,7 +5,7 @@ r"""Softmax over the lengths of cross products, as PyTorch operators in O(N) mem
 |q x k|^2 = |q|^2 |k|^2 - (q.k)^2 is a product of six quadratic features of q and six of k, so scores are the square
 root of a matrix product. Tiles of (queries, keys) stay in the cache; backward computes them again from the inputs and
 the saved log-sum-exps. Where a score is zero its derivative is taken as zero, as torch does for a norm. Second
-derivatives are not implemented. What the fused operator sums is told in :mod:`.triton.vector_attention`.
+derivatives are not implemented. What the fused operator sums is told in :mod:`.triton_vector_attention`.
 
 The differences cancel where vectors are nearly parallel. So where matrix products may be rounded (TF32 on a GPU,
 bfloat16 on a CPU, as a user may have set), all but weights (p, and slopes of scores) enters as sums of parts that
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ...precision import full_precision
 
-_TILE = {"cpu": 1 << 17, "other": 1 << 26}  # scores of one tile
-_KEYS = 512  # of one tile, at most, on the CPU
+_TILE_SCORES = {"cpu": 1 << 17, "other": 1 << 26}  # scores of one tile
+_TILE_KEYS = 512  # of one tile, at most, on the CPU
 _SAFE = 60.0  # scores up to here need no stabiliser: exp(60) times many millions is finite in float32
 
 
@@ -46,7 +46,7 @@ def _key_features(k: Tensor) -> Tensor:
     return torch.cat([_next(square) + _last(square), -2 * _next(k) * _last(k)], -1)
 
 
-def _rounds(x: Tensor) -> bool:
+def _products_round(x: Tensor) -> bool:
     """Whether products of float32 may be rounded; a GPU is not asked, as the parts cost little there."""
     if x.dtype == torch.float64 or x.device.type != "cpu":
         return x.dtype != torch.float64
@@ -56,27 +56,27 @@ def _rounds(x: Tensor) -> bool:
         return True
 
 
-def _parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _bfloat16_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """float32 as a sum of three numbers of 8 significant bits each."""
     high = x.bfloat16().to(x.dtype)
     middle = (x - high).bfloat16().to(x.dtype)
     return high, middle, x - high - middle
 
 
-def _factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _exact_factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Factors (..., n, r) and (..., m, r) whose product is a b^T, rounded or not."""
-    if not _rounds(a):
+    if not _products_round(a):
         return a, b
-    (a1, a2, a3), (b1, b2, b3) = _parts(a), _parts(b)
+    (a1, a2, a3), (b1, b2, b3) = _bfloat16_parts(a), _bfloat16_parts(b)
     return torch.cat([a1, a1, a2, a1, a3, a2], -1), torch.cat([b1, b2, b1, b3, b1, b2], -1)
 
 
-def _side_by_side(x: Tensor) -> Tensor:
-    """(..., r) or its three parts in turn, for a product of which :func:`_together` adds them up."""
-    return torch.cat(_parts(x), -1) if _rounds(x) else x
+def _parts_in_turn(x: Tensor) -> Tensor:
+    """(..., r) or its three parts in turn, for a product of which :func:`_summed_parts` adds them up."""
+    return torch.cat(_bfloat16_parts(x), -1) if _products_round(x) else x
 
 
-def _together(x: Tensor, width: int) -> Tensor:
+def _summed_parts(x: Tensor, width: int) -> Tensor:
     return x.unflatten(-1, (-1, width)).sum(-2)
 
 
@@ -94,10 +94,10 @@ def _key_chain(k: Tensor, grad: Tensor) -> Tensor:
 
 def _tiles(groups: int, length: int, device: torch.device) -> Iterator[tuple[slice, slice, list[slice]]]:
     """Slices of groups and of queries, with slices of keys."""
-    budget = _TILE.get(device.type, _TILE["other"])
+    budget = _TILE_SCORES.get(device.type, _TILE_SCORES["other"])
     if not length:
         return
-    keys = min(length, _KEYS if device.type == "cpu" else max(_KEYS, math.isqrt(budget)))
+    keys = min(length, _TILE_KEYS if device.type == "cpu" else max(_TILE_KEYS, math.isqrt(budget)))
     queries = max(1, min(length, budget // keys))
     together = max(1, budget // (queries * keys))
     parts = [slice(a, min(a + keys, length)) for a in range(0, length, keys)]
@@ -107,12 +107,12 @@ def _tiles(groups: int, length: int, device: torch.device) -> Iterator[tuple[sli
 
 
 @torch.library.custom_op("tg_equiattn::cross_attention", mutates_args=())
-def cross_attention(q: Tensor, k: Tensor, w: Tensor, there: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor]:
+def cross_attention(q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor]:
     """T (G, N, e) and log-sum-exps (G, N) of q, k (G, N, 3), w (G, N, e), keys that exist (G, N), scale (G,)."""
     with full_precision(q.device):
         groups, length, width = w.shape
-        a, b = _factors(_query_features(q), _key_features(k) * scale[:, None, None].square())
-        ones = _side_by_side(torch.cat([w, torch.ones_like(w[..., :1])], -1))
+        a, b = _exact_factors(_query_features(q), _key_features(k) * scale[:, None, None].square())
+        ones = _parts_in_turn(torch.cat([w, torch.ones_like(w[..., :1])], -1))
         sums = torch.zeros_like(ones)
         top = w.new_full((groups, length, 1), torch.finfo(w.dtype).min)
         stabilise = True
@@ -125,8 +125,8 @@ def cross_attention(q: Tensor, k: Tensor, w: Tensor, there: Tensor | None, scale
             total, highest = sums[group, query], top[group, query]
             for n, key in enumerate(parts):
                 p = (a[group, query] @ b[group, key].mT).clamp_(min=0).sqrt_()
-                if there is not None:
-                    p.masked_fill_(~there[group, None, key], -math.inf)
+                if mask is not None:
+                    p.masked_fill_(~mask[group, None, key], -math.inf)
                 if stabilise:
                     peak = torch.maximum(highest, p.amax(-1, keepdim=True))
                     p.sub_(peak)
@@ -134,41 +134,41 @@ def cross_attention(q: Tensor, k: Tensor, w: Tensor, there: Tensor | None, scale
                         total.mul_((highest - peak).exp_())
                     highest.copy_(peak)
                 total.baddbmm_(p.exp_(), ones[group, key])
-        sums = _together(sums, width + 1)
+        sums = _summed_parts(sums, width + 1)
         normaliser = sums[..., width:].clamp(min=torch.finfo(w.dtype).tiny)
         return sums[..., :width] / normaliser, normaliser.log().add_(top).squeeze(-1)
 
 
 @cross_attention.register_fake
-def _(q: Tensor, k: Tensor, w: Tensor, there: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor]:
     return w.new_empty(w.shape), w.new_empty(w.shape[:2])
 
 
 @torch.library.custom_op("tg_equiattn::cross_attention_backward", mutates_args=())
 def cross_attention_backward(
-    q: Tensor, k: Tensor, w: Tensor, there: Tensor | None, scale: Tensor, out: Tensor, lse: Tensor, grad: Tensor
+    q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor, out: Tensor, lse: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     with full_precision(q.device):
         groups, length, width = w.shape
         factor = scale[:, None, None].square()
         a, b = _query_features(q), _key_features(k) * factor
         shift = (grad * out).sum(-1, keepdim=True)
-        (left, right), (grads, values) = _factors(a, b), _factors(grad, w)
-        a, b, grad = _side_by_side(a), _side_by_side(b), _side_by_side(grad)
+        (left, right), (grads, values) = _exact_factors(a, b), _exact_factors(grad, w)
+        a, b, grad = _parts_in_turn(a), _parts_in_turn(b), _parts_in_turn(grad)
         grad_a, grad_b, grad_w = torch.zeros_like(a), torch.zeros_like(b), torch.zeros_like(grad)
         for group, query, parts in _tiles(groups, length, q.device):
             for key in parts:
                 score = (left[group, query] @ right[group, key].mT).clamp_(min=0).sqrt_()
                 p = (score - lse[group, query, None]).exp_()
-                if there is not None:
-                    p.masked_fill_(~there[group, None, key], 0)
+                if mask is not None:
+                    p.masked_fill_(~mask[group, None, key], 0)
                 grad_w[group, key].baddbmm_(p.mT, grad[group, query])
                 slope = torch.baddbmm(shift[group, query], grads[group, query], values[group, key].mT, beta=-1)
                 slope.mul_(p).mul_(0.5)
                 slope.div_(score).masked_fill_(score == 0, 0)
                 grad_a[group, query].baddbmm_(slope, b[group, key])
                 grad_b[group, key].baddbmm_(slope.mT, a[group, query])
-        grad_a, grad_b, grad_w = _together(grad_a, 6), _together(grad_b, 6), _together(grad_w, width)
+        grad_a, grad_b, grad_w = _summed_parts(grad_a, 6), _summed_parts(grad_b, 6), _summed_parts(grad_w, width)
         return _query_chain(q, grad_a), _key_chain(k, grad_b * factor), grad_w
 
 
@@ -190,12 +190,12 @@ def _gradient(ctx, grad: Tensor | None, _: Tensor | None):
 
 @torch.library.custom_op("tg_equiattn::fused_cross_attention", mutates_args=())
 def fused_cross_attention(
-    q: Tensor, k: Tensor, v: Tensor | None, lengths: Tensor, scale: Tensor
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """sum_j p_ij (q_i x k_j) x v_j (3, G, N), or without v sum_j p_ij (q_i x k_j), and what backward needs (G, N)."""
-    from .triton_vector_attention import attend  # here, as Triton may be missing
+    """sum_j p_ij (q_i x k_j) x v_j (3, G, N), and what backward needs (G, N)."""
+    from . import triton_vector_attention as kernels  # here, as Triton may be missing
 
-    return attend(q, k, v, lengths, scale)
+    return kernels.forward(q, k, v, lengths, scale)
 
 
 @fused_cross_attention.register_fake
@@ -205,24 +205,23 @@ def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.library.custom_op("tg_equiattn::fused_cross_attention_backward", mutates_args=())
 def fused_cross_attention_backward(
-    q: Tensor, k: Tensor, v: Tensor | None, lengths: Tensor, scale: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: Tensor,
     out: Tensor, peaks: Tensor, totals: Tensor, grad: Tensor,
-) -> list[Tensor]:  # fmt: skip
-    from .triton_vector_attention import attend_backward
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    from . import triton_vector_attention as kernels
 
-    return attend_backward(q, k, v, lengths, scale, out, peaks, totals, grad)
+    return kernels.backward(q, k, v, lengths, scale, out, peaks, totals, grad)
 
 
 @fused_cross_attention_backward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor | None, *rest: object) -> list[Tensor]:
-    return [q.new_empty(q.shape) for _ in range(2 if v is None else 3)]
+def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape)
 
 
 def _fused_gradient(ctx, grad: Tensor | None, *_: Tensor | None):
     if grad is None:
         return None, None, None, None, None
-    grads = fused_cross_attention_backward(*ctx.saved_tensors, grad)
-    return *grads, *[None] * (5 - len(grads))
+    return *fused_cross_attention_backward(*ctx.saved_tensors, grad), None, None
 
 
 def _no_second_derivative(ctx, *grads):

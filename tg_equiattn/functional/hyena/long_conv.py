@@ -2,13 +2,18 @@ r"""Long convolutions of a sequence with a data-dependent filter as long as itse
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ... import checks
-from . import fourier_product
+from ...precision import full_precision
+from ...sequences import token_blocks
+from .fft_convolution import fast_length, fft_convolution, invert, transform
 
 MODES = ("circular", "linear", "causal")
+_BLOCK_PAIRS = {"cpu": 1 << 20, "other": 1 << 26}  # pairs of channels times frequencies of one block
 
 
 def scalar_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: str = "circular") -> Tensor:
@@ -41,7 +46,7 @@ def scalar_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
         tensor([3., 1., 2.])
     """
     _check(q, k, lengths, mode, 3)
-    out = _long_conv(q.permute(2, 0, 1)[None], k.permute(2, 0, 1)[None], lengths, mode)
+    out = _by_component(q.permute(2, 0, 1)[None], k.permute(2, 0, 1)[None], lengths, mode)
     return out[0].permute(1, 2, 0)
 
 
@@ -81,30 +86,110 @@ def vector_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
     _check(q, k, lengths, mode, 4)
     if q.shape[-1] != 3:
         raise ValueError(f"q must hold vectors, 3 components on the last axis, got shape {tuple(q.shape)}")
-    out = _long_conv(q.permute(3, 2, 0, 1), k.permute(3, 2, 0, 1), lengths, mode)
+    out = _by_component(q.permute(3, 2, 0, 1), k.permute(3, 2, 0, 1), lengths, mode)
     return out.permute(2, 3, 1, 0)
 
 
-def _check(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str, axes: int) -> None:
+def bilinear_long_conv(
+    q: Tensor,
+    k: Tensor,
+    product: Callable[[Tensor, Tensor], Tensor],
+    lengths: Tensor | None = None,
+    mode: str = "circular",
+    *,
+    block: int | None = None,
+) -> Tensor:
+    r"""Long convolution by any bilinear product of two features, a tensor product of irreps for one.
+
+    .. math:: u_i = \frac{1}{n} \sum_j q_j \otimes k_{i-j}
+
+    A bilinear product commutes with the Fourier transform, so it is evaluated at frequencies instead of pairs of
+    tokens. With real and imaginary parts a + ib and c + id it is a x c - b x d + i ((a + b) x (c + d) - a x c - b x d):
+    three evaluations a frequency. :func:`scalar_long_conv` and :func:`vector_long_conv` are the same with products of
+    numbers and cross products, in an operator of their own, which keeps its inputs only and is its own backward.
+
+    Args:
+        q: signal.
+        k: filter.
+        product: maps ``(M, C)`` and ``(M, D)`` to ``(M, E)``, row by row, linear in both.
+        lengths, mode: as of :func:`scalar_long_conv`.
+        block: how many frequencies the product is evaluated at at a time; backward computes blocks again. ``None``
+            means as many as keep its pairs of channels in the cache (on a GPU, within 64 million).
+
+    Shapes:
+        ``(B, N, C)`` and ``(B, N, D)`` -> ``(B, N, E)``; ``(B, 2N - 1, E)`` for ``"linear"``.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Source: se3-hyena section 3.2, beyond vectors.
+
+    Example:
+        >>> import torch
+        >>> q, k = torch.randn(2, 11, 3), torch.randn(2, 11, 3)
+        >>> dot = bilinear_long_conv(q, k, lambda a, b: (a * b).sum(1, keepdim=True))
+        >>> torch.allclose(dot, scalar_long_conv(q, k).sum(2, keepdim=True), atol=1e-6)
+        True
+    """
+    _check(q, k, lengths, mode, 3, alike=False)
+    if block is not None:
+        checks.positive(block=block)
+    if not q.shape[0] * q.shape[1]:
+        nothing = product(q.flatten(0, 1), k.flatten(0, 1))
+        length = max(0, 2 * q.shape[1] - 1) if mode == "linear" else q.shape[1]
+        return nothing.reshape(q.shape[0], length, nothing.shape[1])
+    pairs = _BLOCK_PAIRS.get(q.device.type, _BLOCK_PAIRS["other"])
+    block = max(64, pairs // max(1, q.shape[2] * k.shape[2])) if block is None else block
+
+    def at_frequencies(*parts: Tensor) -> Tensor:
+        a, b, c, d = (part.T for part in parts)
+        first, last = product(a, c), product(b, d)
+        both = product(a + b, c + d)
+        return torch.cat([first - last, both - first - last], -1).T
+
+    def convolve(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str) -> Tensor:
+        x, y, total = transform(a, b, lengths, mode)
+        parts = [part.flatten(1) for part in (x.real, x.imag, y.real, y.imag)]
+        real, imaginary = token_blocks(at_frequencies, block, parts).unflatten(-1, x.shape[1:]).chunk(2)
+        return invert(torch.complex(real, imaginary), total, a.shape[-1], lengths, mode)
+
+    with full_precision(q.device):
+        return _in_mode(convolve, q.permute(2, 0, 1), k.permute(2, 0, 1), lengths, mode).permute(1, 2, 0)
+
+
+def _check(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str, axes: int, alike: bool = True) -> None:
     checks.choice("mode", mode, MODES)
-    checks.alike(axes, q=q, k=k)
+    if alike:
+        checks.alike(axes, q=q, k=k)
+    else:
+        checks.alike(axes, q=q)
+        checks.alike(axes, k=k)
+        if q.shape[:2] != k.shape[:2] or q.dtype != k.dtype or q.device != k.device:
+            raise ValueError(
+                f"k must be ({q.shape[0]}, {q.shape[1]}, D) of {q.dtype} on {q.device} as q is, got {tuple(k.shape)} "
+                f"of {k.dtype} on {k.device}"
+            )
     checks.lengths(lengths, q.shape[0], q.shape[1], q.device)
 
 
-def _long_conv(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str) -> Tensor:
+def _by_component(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str) -> Tensor:
+    """Of numbers (1, C, B, N), or of vectors (3, C, B, N)."""
+    return _in_mode(lambda *arguments: fft_convolution(*arguments, False), q, k, lengths, mode)
+
+
+def _in_mode(convolve: Callable[..., Tensor], q: Tensor, k: Tensor, lengths: Tensor | None, mode: str) -> Tensor:
+    """A convolution of (..., B, N) that keeps the length, also where none wraps round and all of it is wanted."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(dtype), k.to(dtype)
-    if mode != "linear":
-        return fourier_product.long_product(q, k, lengths, mode, False)
     length = q.shape[-1]
-    if not length:
-        return q * k
+    if mode != "linear" or not length:
+        return convolve(q, k, lengths, mode)
     if lengths is not None:
-        there = torch.arange(length, device=q.device) < lengths[:, None]
-        q, k = torch.where(there, q, 0.0), torch.where(there, k, 0.0)
-    padding = 0, fourier_product.fast_length(2 * length - 1) - length
+        mask = torch.arange(length, device=q.device) < lengths[:, None]
+        q, k = torch.where(mask, q, 0.0), torch.where(mask, k, 0.0)
+    padding = 0, fast_length(2 * length - 1) - length
     q, k = torch.nn.functional.pad(q, padding), torch.nn.functional.pad(k, padding)
-    out = fourier_product.long_product(q, k, None, "circular", False)[..., : 2 * length - 1] * q.shape[-1]
+    out = convolve(q, k, None, "circular")[..., : 2 * length - 1] * q.shape[-1]
     if lengths is None:
         return out / length
     out = out / lengths.clamp(min=1).to(dtype)[:, None]

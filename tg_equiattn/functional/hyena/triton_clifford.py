@@ -76,9 +76,9 @@ def _product(out, x, y, weight, tokens, blocks, so_component, so_channel, so_tok
     """One block of tokens of one channel."""
     channel = (tl.program_id(0) // blocks).to(tl.int64)
     token = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = token < tokens
-    left = _load(x + channel * sx_channel, sx_component, token * sx_token, there, WIDE)
-    right = _load(y + channel * sy_channel, sy_component, token * sy_token, there, WIDE)
+    inside = token < tokens
+    left = _load(x + channel * sx_channel, sx_component, token * sx_token, inside, WIDE)
+    right = _load(y + channel * sy_channel, sy_component, token * sy_token, inside, WIDE)
     weights = _load_weights(weight, sw_path, sw_channel, channel, WIDE, WEIGHTED)
     out += channel * so_channel
     for j in tl.static_range(8):
@@ -87,7 +87,7 @@ def _product(out, x, y, weight, tokens, blocks, so_component, so_channel, so_tok
             total = _add(total, left[i], right[RIGHT[8 * j + i]], weights, SIGNS[8 * j + i], PATH_OF[8 * j + i],
                          WEIGHTED)  # fmt: skip
         place = j * tl.cast(so_component, tl.int64) + token * so_token
-        tl.store(out + place, total.to(out.dtype.element_ty), mask=there)
+        tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -99,10 +99,10 @@ def _gradients(grad_x, grad_y, grad_weight, grad, x, y, weight, tokens, blocks, 
     """Of one block of tokens of one channel; no two gradients share products, which there are no registers to keep."""
     channel, block = (tl.program_id(0) // blocks).to(tl.int64), (tl.program_id(0) % blocks).to(tl.int64)
     token = block * BLOCK + tl.arange(0, BLOCK)
-    there = token < tokens
-    left = _load(x + channel * sx_channel, sx_component, token * sx_token, there, WIDE)
-    right = _load(y + channel * sy_channel, sy_component, token * sy_token, there, WIDE)
-    outer = _load(grad + channel * sg_channel, sg_component, token * sg_token, there, WIDE)
+    inside = token < tokens
+    left = _load(x + channel * sx_channel, sx_component, token * sx_token, inside, WIDE)
+    right = _load(y + channel * sy_channel, sy_component, token * sy_token, inside, WIDE)
+    outer = _load(grad + channel * sg_channel, sg_component, token * sg_token, inside, WIDE)
     weights = _load_weights(weight, sw_path, sw_channel, channel, WIDE, WEIGHTED)
     grad_x += channel * sgx_channel
     for i in tl.static_range(8):
@@ -111,7 +111,7 @@ def _gradients(grad_x, grad_y, grad_weight, grad, x, y, weight, tokens, blocks, 
             total = _add(total, right[RIGHT[8 * j + i]], outer[j], weights, SIGNS[8 * j + i], PATH_OF[8 * j + i],
                          WEIGHTED)  # fmt: skip
         place = i * tl.cast(sgx_component, tl.int64) + token * sgx_token
-        tl.store(grad_x + place, total.to(grad_x.dtype.element_ty), mask=there)
+        tl.store(grad_x + place, total.to(grad_x.dtype.element_ty), mask=inside)
     grad_y += channel * sgy_channel
     for k in tl.static_range(8):
         total = tl.zeros([BLOCK], WIDE)
@@ -120,7 +120,7 @@ def _gradients(grad_x, grad_y, grad_weight, grad, x, y, weight, tokens, blocks, 
                 if RIGHT[8 * j + i] == k:
                     total = _add(total, left[i], outer[j], weights, SIGNS[8 * j + i], PATH_OF[8 * j + i], WEIGHTED)
         place = k * tl.cast(sgy_component, tl.int64) + token * sgy_token
-        tl.store(grad_y + place, total.to(grad_y.dtype.element_ty), mask=there)
+        tl.store(grad_y + place, total.to(grad_y.dtype.element_ty), mask=inside)
     if WEIGHTED:
         grad_weight += block * 20 * channels + channel
         for path in tl.static_range(20):

@@ -1,8 +1,8 @@
 r"""Vector self-attention by cross products in one kernel forward and two backward, on (3, G, N).
 
-    c_ij = q_i x k_j,   p_ij = softmax_j( scale |c_ij| ),   y_i = sum_j p_ij z_ij,   z = c x v_j, or c without values
+    c_ij = q_i x k_j,   p_ij = softmax_j( scale |c_ij| ),   y_i = sum_j p_ij z_ij,   z = c x v_j
 
-Backward, with g the gradient of y, shift_i = g_i . y_i and h_ij = v_j x g_i (g_i without values), so g . z = c . h:
+Backward, with g the gradient of y, shift_i = g_i . y_i and h_ij = v_j x g_i, so g . z = c . h:
 
     e_ij = p_ij (h + scale (c . h - shift_i) c / |c|)      the gradient of c_ij
     dq_i = sum_j k_j x e_ij,   dk_j = sum_i e_ij x q_i,   dv_j = sum_i p_ij g_i x c_ij
@@ -13,10 +13,9 @@ registers, no two programs write to one place, and results do not depend on timi
 components: their lengths do not cancel as |q|^2 |k|^2 - (q . k)^2 does, nothing is rounded to TF32, and three sums do
 where sum_j p_ij k_j v_j^T takes nine.
 
-A pair takes about 29 arithmetic instructions forward, 45 for dq, 59 for dk and dv (22, 39 and 40 without values), two
-of them on the unit for special functions, and a program reads 24 bytes of each token it walks over (32 for dk and dv),
-mostly from the cache: kernels are bound by arithmetic. To and from memory go inputs, outputs and, for backward, two
-numbers a query.
+A pair takes about 29 arithmetic instructions forward, 45 for dq, 59 for dk and dv, two of them on the unit for
+special functions, and a program reads 24 bytes of each token it walks over (32 for dk and dv), mostly from the cache:
+kernels are bound by arithmetic. To and from memory go inputs, outputs and, for backward, two numbers a query.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ def _place(lengths, groups, length, OWN: tl.constexpr):
 @triton.jit
 def _load(x, group, groups, length, at, size):
     """Three components of vectors, zeros beyond the sequence's own length."""
-    there = at < size
-    first = tl.load(x + group * length + at, there, 0)
-    second = tl.load(x + (group + groups) * length + at, there, 0)
-    return first, second, tl.load(x + (group + groups + groups) * length + at, there, 0)
+    inside = at < size
+    first = tl.load(x + group * length + at, inside, 0)
+    second = tl.load(x + (group + groups) * length + at, inside, 0)
+    return first, second, tl.load(x + (group + groups + groups) * length + at, inside, 0)
 
 
 @triton.jit
@@ -83,7 +82,7 @@ def _norm(x, y, z, TINY: tl.constexpr):
 @triton.jit
 def _forward(
     q, k, v, lengths, scales, out, peaks, totals, groups, length,
-    VALUES: tl.constexpr, TINY: tl.constexpr, OWN: tl.constexpr, WALK: tl.constexpr,
+    TINY: tl.constexpr, OWN: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
     group, i, size, bound = _place(lengths, groups, length, OWN)
     scale = tl.load(scales + group) * 1.4426950408889634  # exponentials are powers of two
@@ -100,11 +99,8 @@ def _forward(
         keep = tl.exp2(scale * (peak - higher))
         p = tl.where((j < size)[:, None], tl.exp2(scale * (norm - higher[None, :])), 0)
         peak, total = higher, total * keep + tl.sum(p, 0)
-        if VALUES:
-            vx, vy, vz = _load(v, group, groups, length, j, size)
-            sx, sy, sz = _summed_cross(p * cx, p * cy, p * cz, vx[:, None], vy[:, None], vz[:, None])
-        else:
-            sx, sy, sz = tl.sum(p * cx, 0), tl.sum(p * cy, 0), tl.sum(p * cz, 0)
+        vx, vy, vz = _load(v, group, groups, length, j, size)
+        sx, sy, sz = _summed_cross(p * cx, p * cy, p * cz, vx[:, None], vy[:, None], vz[:, None])
         ox, oy, oz = ox * keep + sx, oy * keep + sy, oz * keep + sz
     total = tl.where(i < size, total, 1)
     _store(out, group, groups, length, i, ox / total, oy / total, oz / total)
@@ -115,16 +111,13 @@ def _forward(
 @triton.jit
 def _pull(
     qx, qy, qz, kx, ky, kz, vx, vy, vz, gx, gy, gz, peak, shift, scale,
-    VALUES: tl.constexpr, TINY: tl.constexpr, PARALLEL: tl.constexpr,
+    TINY: tl.constexpr, PARALLEL: tl.constexpr,
 ):  # fmt: skip
     """p c and the gradient e of c, for pairs."""
     cx, cy, cz = _cross(qx, qy, qz, kx, ky, kz)
     square, norm, inverse = _norm(cx, cy, cz, TINY)
     p = tl.exp2(scale * 1.4426950408889634 * (norm - peak))
-    if VALUES:
-        hx, hy, hz = _cross(vx, vy, vz, gx, gy, gz)
-    else:
-        hx, hy, hz = gx, gy, gz
+    hx, hy, hz = _cross(vx, vy, vz, gx, gy, gz)
     # Of parallel q and k rounding leaves a c of any direction, which must not become a gradient.
     limit = (qx * qx + qy * qy + qz * qz) * PARALLEL * (kx * kx + ky * ky + kz * kz)
     slope = scale * (cx * hx + cy * hy + cz * hz - shift) * inverse
@@ -135,7 +128,7 @@ def _pull(
 @triton.jit
 def _backward_query(
     q, k, v, lengths, scales, grad, peaks, shifts, grad_q, groups, length,
-    VALUES: tl.constexpr, TINY: tl.constexpr, PARALLEL: tl.constexpr, OWN: tl.constexpr, WALK: tl.constexpr,
+    TINY: tl.constexpr, PARALLEL: tl.constexpr, OWN: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
     group, i, size, bound = _place(lengths, groups, length, OWN)
     scale = tl.load(scales + group)
@@ -148,13 +141,11 @@ def _backward_query(
     for start in range(0, bound, WALK):
         j = start + tl.arange(0, WALK)
         kx, ky, kz = _load(k, group, groups, length, j, size)
-        vx, vy, vz = kx, ky, kz
-        if VALUES:
-            vx, vy, vz = _load(v, group, groups, length, j, size)
+        vx, vy, vz = _load(v, group, groups, length, j, size)
         _, _, _, ex, ey, ez = _pull(
             qx[None, :], qy[None, :], qz[None, :], kx[:, None], ky[:, None], kz[:, None],
             vx[:, None], vy[:, None], vz[:, None], gx[None, :], gy[None, :], gz[None, :],
-            peak[None, :], shift[None, :], scale, VALUES, TINY, PARALLEL,
+            peak[None, :], shift[None, :], scale, TINY, PARALLEL,
         )  # fmt: skip
         sx, sy, sz = _summed_cross(kx[:, None], ky[:, None], kz[:, None], ex, ey, ez)
         ox, oy, oz = ox + sx, oy + sy, oz + sz
@@ -164,14 +155,12 @@ def _backward_query(
 @triton.jit
 def _backward_key(
     q, k, v, lengths, scales, grad, peaks, shifts, grad_k, grad_v, groups, length,
-    VALUES: tl.constexpr, TINY: tl.constexpr, PARALLEL: tl.constexpr, OWN: tl.constexpr, WALK: tl.constexpr,
+    TINY: tl.constexpr, PARALLEL: tl.constexpr, OWN: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
     group, j, size, bound = _place(lengths, groups, length, OWN)
     scale = tl.load(scales + group)
     kx, ky, kz = _load(k, group, groups, length, j, size)
-    vx, vy, vz = kx, ky, kz
-    if VALUES:
-        vx, vy, vz = _load(v, group, groups, length, j, size)
+    vx, vy, vz = _load(v, group, groups, length, j, size)
     zero = tl.zeros_like(kx)
     ox, oy, oz, wx, wy, wz = zero, zero, zero, zero, zero, zero
     for start in range(0, bound, WALK):
@@ -183,20 +172,18 @@ def _backward_key(
         cx, cy, cz, ex, ey, ez = _pull(
             qx[:, None], qy[:, None], qz[:, None], kx[None, :], ky[None, :], kz[None, :],
             vx[None, :], vy[None, :], vz[None, :], gx[:, None], gy[:, None], gz[:, None],
-            peak[:, None], shift[:, None], scale, VALUES, TINY, PARALLEL,
+            peak[:, None], shift[:, None], scale, TINY, PARALLEL,
         )  # fmt: skip
         sx, sy, sz = _summed_cross(ex, ey, ez, qx[:, None], qy[:, None], qz[:, None])
         ox, oy, oz = ox + sx, oy + sy, oz + sz
-        if VALUES:
-            sx, sy, sz = _summed_cross(gx[:, None], gy[:, None], gz[:, None], cx, cy, cz)
-            wx, wy, wz = wx + sx, wy + sy, wz + sz
-    there = j < size
-    _store(grad_k, group, groups, length, j, tl.where(there, ox, 0), tl.where(there, oy, 0), tl.where(there, oz, 0))
-    if VALUES:
-        _store(grad_v, group, groups, length, j, wx, wy, wz)
+        sx, sy, sz = _summed_cross(gx[:, None], gy[:, None], gz[:, None], cx, cy, cz)
+        wx, wy, wz = wx + sx, wy + sy, wz + sz
+    inside = j < size
+    _store(grad_k, group, groups, length, j, tl.where(inside, ox, 0), tl.where(inside, oy, 0), tl.where(inside, oz, 0))
+    _store(grad_v, group, groups, length, j, wx, wy, wz)
 
 
-def _launch(kernel, q: Tensor, *tensors: Tensor | None, **constants: object) -> None:
+def _launch(kernel, q: Tensor, *tensors: Tensor, **constants: object) -> None:
     _, groups, length = q.shape
     if not groups * length:
         return
@@ -207,29 +194,29 @@ def _launch(kernel, q: Tensor, *tensors: Tensor | None, **constants: object) -> 
         )
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor | None, lengths: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """y (3, G, N) of q, k, v (3, G, N); of each query's |c| the largest, and its sum of exponentials relative to that.
 
-    lengths (G,) says how many tokens are there; what lies beyond is not read, and y is zero there.
+    lengths (G,) says how many tokens there are; what lies beyond is not read, and y is zero there.
     """
-    q, k, v = q.contiguous(), k.contiguous(), None if v is None else v.contiguous()
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     out = torch.empty_like(q)
     peaks, totals = q.new_empty(q.shape[1:]), q.new_empty(q.shape[1:])
-    _launch(_forward, q, k, v, lengths, scale, out, peaks, totals, VALUES=v is not None)
+    _launch(_forward, q, k, v, lengths, scale, out, peaks, totals)
     return out, peaks, totals
 
 
-def attend_backward(
-    q: Tensor, k: Tensor, v: Tensor | None, lengths: Tensor, scale: Tensor,
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: Tensor,
     out: Tensor, peaks: Tensor, totals: Tensor, grad: Tensor,
-) -> list[Tensor]:  # fmt: skip
-    """The gradients of q, k and, where there are any, values."""
-    q, k, v = q.contiguous(), k.contiguous(), None if v is None else v.contiguous()
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of q, k and v."""
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     grad = grad / totals  # all is linear in it, so that kernels need not normalise
     shifts = (grad * out).sum(0)
-    grads = [torch.empty_like(q), torch.empty_like(q), *([] if v is None else [torch.empty_like(q)])]
+    grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(q), torch.empty_like(q)
     given = (k, v, lengths, scale, grad.contiguous(), peaks, shifts)
-    constants = {"VALUES": v is not None, "PARALLEL": (4 * torch.finfo(q.dtype).eps) ** 2}
-    _launch(_backward_query, q, *given, grads[0], **constants)
-    _launch(_backward_key, q, *given, grads[1], grads[2] if v is not None else None, **constants)
-    return grads
+    parallel = (4 * torch.finfo(q.dtype).eps) ** 2
+    _launch(_backward_query, q, *given, grad_q, PARALLEL=parallel)
+    _launch(_backward_key, q, *given, grad_k, grad_v, PARALLEL=parallel)
+    return grad_q, grad_k, grad_v

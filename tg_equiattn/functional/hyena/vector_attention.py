@@ -9,8 +9,6 @@ from ... import checks
 from ..backend import use_triton
 from .cross_product_attention import cross_attention, fused_cross_attention
 
-VARIANTS = ("equations", "code")
-
 
 def vector_attention(
     q: Tensor,
@@ -18,7 +16,6 @@ def vector_attention(
     v: Tensor,
     lengths: Tensor | None = None,
     *,
-    variant: str = "equations",
     scale: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
@@ -39,9 +36,7 @@ def vector_attention(
         q, k, v: query, key, value.
         lengths: int64 ``(B,)``, the own length n of each sequence; ``None`` means N. What lies beyond is never read,
             and is zero in the output.
-        variant: ``"equations"`` as above, or ``"code"``, as the paper's Code 2 computes it: scores are divided by
-            n / 2 instead of the root of n, and :math:`v_i` stands in place of :math:`v_j`.
-        scale: what the lengths of cross products are multiplied with, instead.
+        scale: what the lengths of cross products are multiplied with, in place of one over the root of n.
         backend: ``"torch"``, ``"triton"`` for a fused kernel (on a CUDA device, or in Triton's interpreter), or
             ``"auto"``, whichever was measured faster: torch, today.
 
@@ -51,7 +46,8 @@ def vector_attention(
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
-    Source: se3-hyena appendix B, Eq. 4-5 and Code 2.
+    Source: se3-hyena appendix B, Eq. 4-5. Its Code 2 computes something else: scores are divided by n / 2 instead of
+    the root of n, and :math:`v_i` stands in place of :math:`v_j`, so that values do not mix.
 
     Example:
         >>> import torch
@@ -61,7 +57,6 @@ def vector_attention(
         >>> torch.allclose(turned, vector_attention(q, k, v) @ turn, atol=1e-6)
         True
     """
-    checks.choice("variant", variant, VARIANTS)
     checks.scale(scale)
     if scale is not None and scale < 0:
         raise ValueError(f"scale must not be negative, got {scale}")
@@ -70,57 +65,44 @@ def vector_attention(
         raise ValueError(f"q must hold vectors, 3 components on the last axis, got shape {tuple(q.shape)}")
     checks.lengths(lengths, q.shape[0], q.shape[1], q.device)
     q, k, v = (x.permute(3, 2, 0, 1) for x in (q, k, v))
-    return stream(q, k, v, lengths, variant, scale, backend).permute(2, 3, 1, 0)
+    return vector_attention_by_component(q, k, v, lengths, scale, backend).permute(2, 3, 1, 0)
 
 
-def stream(
+def vector_attention_by_component(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     lengths: Tensor | None,
-    variant: str = "equations",
     scale: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """The same on (3, C, B, N)."""
+    """:func:`vector_attention` on (3, C, B, N)."""
     fused = use_triton(backend, "vector_attention", q.device)
     channels, count, length = q.shape[1:]
     dtype = torch.promote_types(q.dtype, torch.float32)
-    there = None
+    mask = None
     own = torch.full((count,), length, device=q.device) if lengths is None else lengths
     if lengths is not None:
-        there = torch.arange(length, device=q.device) < lengths[:, None]
-        q, k, v = (torch.where(there, x, 0.0) for x in (q, k, v))
+        mask = torch.arange(length, device=q.device) < lengths[:, None]
+        q, k, v = (torch.where(mask, x, 0.0) for x in (q, k, v))
     sizes = own.to(dtype).clamp(min=1)
-    factor = sizes.rsqrt() if variant == "equations" else 2 / sizes
-    factor = factor if scale is None else torch.full_like(factor, scale)
+    factor = sizes.rsqrt() if scale is None else torch.full_like(sizes, scale)
     factor = factor.repeat(channels)
     q, k, v = (x.to(dtype) for x in (q, k, v))
     if fused:
-        out = _in_triton(q, k, v, own.repeat(channels), variant, factor)
+        q, k, v = (x.flatten(1, 2) for x in (q, k, v))
+        out = fused_cross_attention(q, k, v, own.repeat(channels), factor)[0]
     else:
-        out = _in_torch(q, k, v, None if there is None else there.repeat(channels, 1), variant, factor)
+        out = _in_torch(q, k, v, None if mask is None else mask.repeat(channels, 1), factor)
     out = out.reshape(3, channels, count, length) / sizes[:, None]
-    return out if there is None else out.masked_fill(~there, 0)
+    return out if mask is None else out.masked_fill(~mask, 0)
 
 
-def _in_torch(q: Tensor, k: Tensor, v: Tensor, there: Tensor | None, variant: str, factor: Tensor) -> Tensor:
+def _in_torch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, factor: Tensor) -> Tensor:
     """n u (3, C * B, N) of (3, C, B, N)."""
     q, k, v = (x.permute(1, 2, 3, 0).flatten(0, 1) for x in (q, k, v))
-    if variant == "equations":
-        outer = (k[..., :, None] * v[..., None, :]).flatten(-2)
-        mixed, _ = cross_attention(q, k, outer, there, factor)
-        mixed = mixed.unflatten(-1, (3, 3))
-        out = (mixed * q[..., None, :]).sum(-1) - mixed.diagonal(0, -2, -1).sum(-1, keepdim=True) * q
-    else:
-        mixed, _ = cross_attention(q, k, k, there, factor)
-        out = mixed * (q * v).sum(-1, keepdim=True) - q * (mixed * v).sum(-1, keepdim=True)
+    outer = (k[..., :, None] * v[..., None, :]).flatten(-2)
+    mixed, _ = cross_attention(q, k, outer, mask, factor)
+    mixed = mixed.unflatten(-1, (3, 3))
+    out = (mixed * q[..., None, :]).sum(-1) - mixed.diagonal(0, -2, -1).sum(-1, keepdim=True) * q
     return out.permute(2, 0, 1)
-
-
-def _in_triton(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, variant: str, factor: Tensor) -> Tensor:
-    """The same."""
-    q, k, v = (x.flatten(1, 2) for x in (q, k, v))
-    if variant == "equations":
-        return fused_cross_attention(q, k, v, lengths, factor)[0]
-    return torch.linalg.cross(fused_cross_attention(q, k, None, lengths, factor)[0], v, dim=0)

@@ -1,13 +1,40 @@
-"""SE(3)-Hyena, vector self-attention, and the Clifford layers they are made of."""
+"""SE(3)-Hyena, vector self-attention, and what they and host layers are made of: networks on tokens by grade, the shell
+that brings users' tokens to them, and their options."""
 
-from .clifford import CliffordMLP
+from .clifford import CliffordBlock, CliffordLinear, GradedMLP
+from .clifford_mlp import CliffordMLP
+from .graded_model import GradedModel
+from .graded_network import GradedNetwork
+from .graded_operators import AttentionOperator, GradedOperator, HyenaOperator
+from .grades import Grades, grades_of_channels, join_channels
+from .local_context import Edges, LocalContext
+from .options import HyenaOptions, OperatorOptions
+from .scalar_vector_module import ScalarVectorModule
 from .se3_hyena import SE3Hyena, SE3HyenaOperator
+from .shell import TokenShell
 from .vector_self_attention import VectorSelfAttention, VectorTransformer
 
 __all__ = [
+    "AttentionOperator",
+    "CliffordBlock",
+    "CliffordLinear",
     "CliffordMLP",
+    "Edges",
+    "GradedMLP",
+    "GradedModel",
+    "GradedNetwork",
+    "GradedOperator",
+    "Grades",
+    "HyenaOperator",
+    "HyenaOptions",
+    "LocalContext",
+    "OperatorOptions",
     "SE3Hyena",
     "SE3HyenaOperator",
+    "ScalarVectorModule",
+    "TokenShell",
     "VectorSelfAttention",
     "VectorTransformer",
+    "grades_of_channels",
+    "join_channels",
 ]

@@ -7,11 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...sequences import token_blocks
 from ..children import reset_children
-from .clifford import GradedMLP, Grades, join
-
-POSITION = Grades(vectors=1)
+from .clifford import GradedMLP
+from .grades import POSITION, Grades, join_channels
+from .options import OperatorOptions
 
 
 class Edges(NamedTuple):
@@ -32,14 +31,12 @@ class LocalContext(nn.Module):
     Source: the refinement of the operator's authors in their Geometric Hyena.
     """
 
-    def __init__(
-        self, grades: Grades, edge_channels: int, channels: int, num_blocks: int, product: str, backend: str = "auto"
-    ) -> None:
+    def __init__(self, grades: Grades, channels: int, options: OperatorOptions) -> None:
         super().__init__()
-        self.grades, self.edge_grades, self.messages = grades, Grades(edge_channels), Grades(*[channels] * 4)
-        inside, options = grades.plus(POSITION), (channels, num_blocks, product, backend)
-        self.message = GradedMLP(inside.plus(self.edge_grades), self.messages, *options)
-        self.update = GradedMLP(inside.plus(self.messages), grades, *options)
+        self.grades, self.edge_grades, self.messages = grades, Grades(options.edge_channels), Grades(*[channels] * 4)
+        inside = grades.plus(POSITION)
+        self.message = GradedMLP(inside.plus(self.edge_grades), self.messages, channels, options)
+        self.update = GradedMLP(inside.plus(self.messages), grades, channels, options)
 
     def forward(self, x: Tensor, pos: Tensor, edges: Edges) -> Tensor:
         tokens = x.shape[-1]
@@ -48,23 +45,22 @@ class LocalContext(nn.Module):
         sums = x.new_zeros(tokens, self.messages.dim)
         step = len(source)
         if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            step = 16 * self.message.step(x.device)  # nothing of the size of all edges is kept
+            step = 16 * self.message.tokens_per_block(x.device)  # nothing of the size of all edges is kept
         for a in range(0, max(1, len(source)), max(1, step)):  # once without edges too: DDP wants gradients
             src, dst = source[a : a + step], target[a : a + step]
             difference = features.index_select(0, src) - features.index_select(0, dst)
-            streams = difference.T, edges.scalars[:, a : a + step]
-            messages = token_blocks(self._message, self.message.step(x.device), streams)
+            messages = self.message.by_blocks(difference.T, edges.scalars[:, a : a + step], function=self._message)
             sums.index_add_(0, dst, messages.T)
         degree = torch.zeros(tokens, dtype=x.dtype, device=x.device).index_add_(0, target, x.new_ones(len(target)))
         mean = (sums / degree.clamp(min=1)[:, None]).T
-        return token_blocks(self._update, self.update.step(x.device), [x, pos, mean])
+        return self.update.by_blocks(x, pos, mean, function=self._update)
 
     def _message(self, difference: Tensor, scalars: Tensor) -> Tensor:
         x, pos = difference.split([self.grades.dim, 3])
-        return self.message(join((self.grades, x), (POSITION, pos), (self.edge_grades, scalars))[1])
+        return self.message(join_channels((self.grades, x), (POSITION, pos), (self.edge_grades, scalars))[1])
 
     def _update(self, x: Tensor, pos: Tensor, mean: Tensor) -> Tensor:
-        return x + self.update(join((self.grades, x), (POSITION, pos), (self.messages, mean))[1])
+        return x + self.update(join_channels((self.grades, x), (POSITION, pos), (self.messages, mean))[1])
 
     def reset_parameters(self) -> None:
         reset_children(self)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from .clifford import Grades
-from .graded import GradedModel, HyenaOperator
-from .tokens import TokenModule, grades_of
+from .graded_model import GradedModel
+from .graded_operators import HyenaOperator
+from .grades import grades_of_channels
+from .options import HyenaOptions
+from .scalar_vector_module import ScalarVectorModule
 
 
-class SE3HyenaOperator(TokenModule):
+class SE3HyenaOperator(ScalarVectorModule):
     r"""The SE(3)-Hyena operator: every token sees every other one in O(N log N), equivariantly.
 
     With Clifford MLPs phi, gamma, xi, scalars f and vectors x (Algorithm 1),
@@ -25,7 +27,7 @@ class SE3HyenaOperator(TokenModule):
     to positions to predict positions.
 
     A convolution depends on the order of tokens. ``order="input"`` keeps it: chains, trajectories. ``"radial"`` sorts
-    by the distance to the centroid (:func:`~tg_equiattn.sequences.radial_order`), which makes the operator equivariant
+    by the distance to the centroid (:func:`~tg_equiattn.orders.radial_order`), which makes the operator equivariant
     to permutations too; it needs ``pos``.
 
     Args:
@@ -33,16 +35,15 @@ class SE3HyenaOperator(TokenModule):
         out_scalars, out_vectors: channels of the output; ``None`` means those of the input.
         hidden_scalars, hidden_vectors: channels of query, key and value; ``None`` means those of the input. Where they
             differ, a linear map takes the input to the residual.
-        mlp_channels: multivector channels within the projections; ``None`` means the more of the hidden ones.
+        mlp_channels: multivector channels within the projections and messages; ``None`` means the more of the hidden
+            ones.
         gate_channels: multivector channels within the gate. There is one gate a channel (the paper has one for all).
         num_blocks: blocks of every Clifford MLP.
-        product: of them, as :class:`CliffordMLP`.
         mode: of the convolution: ``"circular"``, or ``"causal"``: tokens see earlier ones only.
         order: ``"input"`` or ``"radial"``.
         local_context: first update every token from its neighbours along ``edge_index``, by one step of Clifford
             message passing.
         edge_channels: scalars of an edge.
-        local_channels: multivector channels of messages; ``None`` means ``mlp_channels``.
         backend: of the Clifford MLPs, as :class:`CliffordMLP`; the convolution is torch's.
 
     Shapes:
@@ -73,26 +74,23 @@ class SE3HyenaOperator(TokenModule):
         mlp_channels: int | None = None,
         gate_channels: int = 8,
         num_blocks: int = 1,
-        product: str = "channelwise",
         mode: str = "circular",
         order: str = "input",
         local_context: bool = False,
         edge_channels: int = 0,
-        local_channels: int | None = None,
         backend: str = "auto",
     ) -> None:
-        inside, outside, hidden = channels(
+        inside, outside, hidden = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
-        operator = HyenaOperator(
-            inside, outside, hidden_grades=hidden, mlp_channels=mlp_channels, gate_channels=gate_channels,
-            num_blocks=num_blocks, product=product, mode=mode, local_context=local_context,
-            edge_channels=edge_channels, local_channels=local_channels, backend=backend,
+        options = HyenaOptions(
+            mlp_channels=mlp_channels, gate_channels=gate_channels, num_blocks=num_blocks, mode=mode,
+            local_context=local_context, edge_channels=edge_channels, backend=backend,
         )  # fmt: skip
-        super().__init__(operator, order)
+        super().__init__(HyenaOperator(inside, outside, options, hidden), order)
 
 
-class SE3Hyena(TokenModule):
+class SE3Hyena(ScalarVectorModule):
     r"""Linear embedding, SE(3)-Hyena operators with residual connections, and an equivariant MLP (Figure 2b).
 
     With the paper's 16 scalars and 128 vectors and three operators it has 0.8 million parameters, as published.
@@ -104,8 +102,8 @@ class SE3Hyena(TokenModule):
         depth: number of operators.
         pool: ``None``, or ``"mean"``: the mean over each sequence's tokens before the MLP.
         order: ``"input"`` or ``"radial"``, found once.
-        options: ``mlp_channels``, ``gate_channels``, ``num_blocks``, ``product``, ``mode``, ``local_context``,
-            ``edge_channels``, ``local_channels`` and ``backend`` as :class:`SE3HyenaOperator`.
+        options: ``mlp_channels``, ``gate_channels``, ``num_blocks``, ``mode``, ``local_context``, ``edge_channels``
+            and ``backend`` as :class:`SE3HyenaOperator`.
 
     Shapes:
         As :class:`SE3HyenaOperator`; ``(B, out_scalars)`` and ``(B, out_vectors, 3)`` with ``pool="mean"``.
@@ -137,20 +135,7 @@ class SE3Hyena(TokenModule):
         order: str = "input",
         **options: Any,
     ) -> None:
-        grades = channels(
+        grades = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
-        model = GradedModel(HyenaOperator, *grades, depth=depth, pool=pool, **options)
-        super().__init__(model, order)
-
-
-def channels(
-    scalar_channels: int,
-    vector_channels: int,
-    out: tuple[int | None, int | None],
-    hidden: tuple[int | None, int | None],
-) -> tuple[Grades, Grades, Grades]:
-    """The grades of input, output and between."""
-    inside = grades_of(("scalar_channels", "vector_channels"), scalar_channels, vector_channels, Grades())
-    outside = grades_of(("out_scalars", "out_vectors"), *out, inside)
-    return inside, outside, grades_of(("hidden_scalars", "hidden_vectors"), *hidden, inside)
+        super().__init__(GradedModel(HyenaOperator, *grades, HyenaOptions(**options), depth=depth, pool=pool), order)

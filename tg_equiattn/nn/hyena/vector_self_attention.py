@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from .graded import AttentionOperator, GradedModel
-from .se3_hyena import channels
-from .tokens import TokenModule
+from .graded_model import GradedModel
+from .graded_operators import AttentionOperator
+from .grades import grades_of_channels
+from .options import OperatorOptions
+from .scalar_vector_module import ScalarVectorModule
 
 
-class VectorSelfAttention(TokenModule):
+class VectorSelfAttention(ScalarVectorModule):
     r"""Equivariant self-attention: vectors by cross products, scalars by softmax attention.
 
     Projections, residual and output are those of :class:`SE3HyenaOperator`; attention stands in place of convolution
@@ -18,8 +20,7 @@ class VectorSelfAttention(TokenModule):
 
     Args:
         scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors, mlp_channels,
-            num_blocks, product, local_context, edge_channels, local_channels: as :class:`SE3HyenaOperator`.
-        variant: ``"equations"``, or ``"code"`` as the paper's Code 2.
+            num_blocks, local_context, edge_channels: as :class:`SE3HyenaOperator`.
         backend: of the Clifford MLPs and the attention of vectors, as :class:`CliffordMLP`; that of scalars is torch's.
 
     Shapes:
@@ -49,25 +50,21 @@ class VectorSelfAttention(TokenModule):
         hidden_vectors: int | None = None,
         mlp_channels: int | None = None,
         num_blocks: int = 1,
-        product: str = "channelwise",
-        variant: str = "equations",
         local_context: bool = False,
         edge_channels: int = 0,
-        local_channels: int | None = None,
         backend: str = "auto",
     ) -> None:
-        inside, outside, hidden = channels(
+        inside, outside, hidden = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
-        operator = AttentionOperator(
-            inside, outside, hidden_grades=hidden, mlp_channels=mlp_channels, num_blocks=num_blocks, product=product,
-            variant=variant, local_context=local_context, edge_channels=edge_channels, local_channels=local_channels,
+        options = OperatorOptions(
+            mlp_channels=mlp_channels, num_blocks=num_blocks, local_context=local_context, edge_channels=edge_channels,
             backend=backend,
         )  # fmt: skip
-        super().__init__(operator)
+        super().__init__(AttentionOperator(inside, outside, options, hidden))
 
 
-class VectorTransformer(TokenModule):
+class VectorTransformer(ScalarVectorModule):
     r"""Linear embedding, vector self-attention with residual connections, and an equivariant MLP.
 
     :class:`SE3Hyena` with :class:`VectorSelfAttention` in place of its operators; arguments and shapes as there,
@@ -95,8 +92,7 @@ class VectorTransformer(TokenModule):
         pool: str | None = None,
         **options: Any,
     ) -> None:
-        grades = channels(
+        grades = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
-        model = GradedModel(AttentionOperator, *grades, depth=depth, pool=pool, **options)
-        super().__init__(model)
+        super().__init__(GradedModel(AttentionOperator, *grades, OperatorOptions(**options), depth=depth, pool=pool))

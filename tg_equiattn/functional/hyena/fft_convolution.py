@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ...precision import full_precision
 
-MODES = ("circular", "causal")
-_BUDGET = {"cpu": 1 << 22, "other": 1 << 26}  # numbers of one operand transformed at a time
+SAME_LENGTH_MODES = ("circular", "causal")
+_BLOCK_NUMBERS = {"cpu": 1 << 22, "other": 1 << 26}  # numbers of one operand transformed at a time
 
 
 def is_smooth(n: int) -> bool:
@@ -61,7 +61,7 @@ def fold(raw: Tensor, length: int, lengths: Tensor | None, mode: str, correlate:
     return out.masked_fill(place >= lengths[:, None], 0)
 
 
-def _multiply(a: Tensor, b: Tensor) -> Tensor:
+def _number_or_cross_product(a: Tensor, b: Tensor) -> Tensor:
     """The product of numbers (1, ...) or the cross product (3, ...)."""
     if len(a) == 1:
         return a * b
@@ -92,35 +92,35 @@ def invert(
     return out if total == length else out * (total / length)
 
 
-def _block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
+def _convolve_block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
     x, y, total = transform(a, b, lengths, mode)
-    product = _multiply(x.conj().resolve_conj() if correlate else x, y)
+    product = _number_or_cross_product(x.conj().resolve_conj() if correlate else x, y)
     return invert(product, total, a.shape[-1], lengths, mode, correlate)
 
 
-@torch.library.custom_op("tg_equiattn::long_product", mutates_args=())
-def long_product(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
+@torch.library.custom_op("tg_equiattn::fft_convolution", mutates_args=())
+def fft_convolution(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
     """a, b (1 or 3, C, B, N), lengths (B,) or None where all are N; what lies beyond them is never looked at."""
     components, channels, rows, length = a.shape
     if not a.numel():
         return torch.zeros_like(a, memory_format=torch.contiguous_format)
     with full_precision(a.device):
         per_row = components * transform_length(length, lengths is not None, mode)
-        budget = _BUDGET.get(a.device.type, _BUDGET["other"])
-        step_rows = max(1, min(rows, budget // per_row))
-        step = max(1, budget // (per_row * step_rows))
+        numbers = _BLOCK_NUMBERS.get(a.device.type, _BLOCK_NUMBERS["other"])
+        step_rows = max(1, min(rows, numbers // per_row))
+        step = max(1, numbers // (per_row * step_rows))
         if step_rows == rows and step >= channels:
-            return _block(a, b, lengths, mode, correlate).contiguous()
+            return _convolve_block(a, b, lengths, mode, correlate).contiguous()
         out = a.new_empty(a.shape)
         for r in range(0, rows, step_rows):
             own = None if lengths is None else lengths[r : r + step_rows]
             for c in range(0, channels, step):
                 part = slice(None), slice(c, c + step), slice(r, r + step_rows)
-                out[part] = _block(a[part], b[part], own, mode, correlate)
+                out[part] = _convolve_block(a[part], b[part], own, mode, correlate)
         return out
 
 
-@long_product.register_fake
+@fft_convolution.register_fake
 def _(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
     return a.new_empty(a.shape)
 
@@ -136,15 +136,15 @@ def _gradient(ctx, grad: Tensor):
     grad_a = grad_b = None
     if ctx.correlate:
         if ctx.needs_input_grad[0]:
-            grad_a = sign * long_product(grad, b, lengths, ctx.mode, True)
+            grad_a = sign * fft_convolution(grad, b, lengths, ctx.mode, True)
         if ctx.needs_input_grad[1]:
-            grad_b = long_product(grad, a, lengths, ctx.mode, False)
+            grad_b = fft_convolution(grad, a, lengths, ctx.mode, False)
     else:
         if ctx.needs_input_grad[0]:
-            grad_a = long_product(b, grad, lengths, ctx.mode, True)
+            grad_a = fft_convolution(b, grad, lengths, ctx.mode, True)
         if ctx.needs_input_grad[1]:
-            grad_b = sign * long_product(a, grad, lengths, ctx.mode, True)
+            grad_b = sign * fft_convolution(a, grad, lengths, ctx.mode, True)
     return grad_a, grad_b, None, None, None
 
 
-long_product.register_autograd(_gradient, setup_context=_save)
+fft_convolution.register_autograd(_gradient, setup_context=_save)
