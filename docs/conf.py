@@ -1,0 +1,63 @@
+"""Sphinx configuration: ``python -m sphinx -W -b html docs docs/_build/html``. Nothing is fetched from the network."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # of the hosts, where a tutorial imports them
+sys.path.insert(0, str(Path(__file__).parent))
+
+import tg_equiattn
+
+project = "tg_equiattn"
+author = "the authors of tg_equiattn"
+version = release = tg_equiattn.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["_build", "_templates", "gallery"]
+templates_path = ["_templates"]
+
+html_theme = "furo"
+html_title = f"tg_equiattn {release}"
+html_static_path = ["_static"]
+html_css_files = ["style.css"]
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # docstrings say it in words
+autodoc_inherit_docstrings = False  # what a host's base class says of its own method is its own page's
+autodoc_preserve_defaults = True
+autosummary_generate = True
+napoleon_custom_sections = ["Shapes"]
+napoleon_use_rtype = False
+napoleon_preprocess_types = False
+
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "tutorials",
+    "filename_pattern": r"tutorial_",
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "image_scrapers": ("matplotlib",),
+    "matplotlib_animations": False,
+    "reset_modules": ("matplotlib",),
+}
+
