@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
+import shutil
 import warnings
 from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 warnings.filterwarnings("ignore", category=DeprecationWarning)  # of the hosts, where a tutorial imports them
-sys.path.insert(0, str(Path(__file__).parent))
+shutil.rmtree(Path(__file__).parent / "api" / "generated", ignore_errors=True)  # pages of names that went
 
 import tg_equiattn
 
