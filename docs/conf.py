@@ -7,15 +7,15 @@ import shutil
 import warnings
 from pathlib import Path
 
+from tg_equiattn import __version__
+
 os.environ.setdefault("MPLBACKEND", "Agg")
 warnings.filterwarnings("ignore", category=DeprecationWarning)  # of the hosts, where a tutorial imports them
 shutil.rmtree(Path(__file__).parent / "api" / "generated", ignore_errors=True)  # pages of names that went
 
-import tg_equiattn
-
 project = "tg_equiattn"
 author = "the authors of tg_equiattn"
-version = release = tg_equiattn.__version__
+version = release = __version__
 
 extensions = [
     "myst_parser",
@@ -30,6 +30,7 @@ templates_path = ["_templates"]
 
 html_theme = "furo"
 html_title = f"tg_equiattn {release}"
+html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["style.css"]
 
@@ -60,4 +61,3 @@ sphinx_gallery_conf = {
     "matplotlib_animations": False,
     "reset_modules": ("matplotlib",),
 }
-

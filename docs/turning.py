@@ -1,7 +1,4 @@
-"""Draw docs/_static/turning.png: an image, the image turned, and what two layers make of them.
-
-    python docs/turning.py
-"""
+"""Draw docs/_static/turning.png: an image, the image turned, and what layers make of both. Takes no arguments."""
 
 from pathlib import Path
 
@@ -39,7 +36,8 @@ def main() -> None:
     convolution = nn.Sequential(nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.Conv2d(8, 8, 5, padding=2))
     image = letter()
     figure, axes = plt.subplots(2, 5, figsize=(9.2, 4.1), layout="constrained")
-    for line, (name, layer) in zip(axes, {"group attention": attention, "convolution": convolution}.items(), strict=True):
+    layers = {"group attention": attention, "convolution": convolution}
+    for line, (name, layer) in zip(axes, layers.items(), strict=True):
         with torch.no_grad():
             here, there = layer(image)[0], layer(image.rot90(1, (2, 3)))[0]
         expected = here.rot90(1, (1, 2))

@@ -10,9 +10,9 @@ how to save. Everything runs on two CPU cores in well under a minute.
 # Layers and shapes
 # -----------------
 #
-# A layer has an input and an output type, as every module of escnn. ``R2LiftingAttention`` goes from trivial fields (the
-# channels of an image) to regular fields, ``R2GroupAttention`` from regular fields to regular fields. Both keep height
-# and width.
+# A layer has an input and an output type, as every module of escnn. ``R2LiftingAttention`` goes from trivial fields
+# (the channels of an image) to regular fields, ``R2GroupAttention`` from regular fields to regular fields. Both
+# keep height and width.
 
 import copy
 import io
@@ -21,9 +21,9 @@ import matplotlib.pyplot as plt
 import torch
 from escnn import gspaces, nn
 from sklearn.datasets import load_digits
+from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GroupAttention, R2LiftingAttention, group_from_gspace
 
-from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GroupAttention, R2LiftingAttention
-from tg_equiattn.testing import act
+from tg_equiattn.testing import act, equivariance_error
 
 torch.manual_seed(0)
 gspace = gspaces.rot2dOnR2(4)  # rotations by quarter turns
@@ -109,11 +109,8 @@ for element, error in features[3].check_equivariance():
     print(element, f"{error:.0e}")
 
 # %%
-# ``tg_equiattn.testing`` does the same for whole models, and for modules that are not from here. ``act`` moves an image
-# or a regular feature map; ``equivariance_error`` compares.
-
-from tg_equiattn.integrations.escnn import group_from_gspace
-from tg_equiattn.testing import equivariance_error
+# ``tg_equiattn.testing`` does the same for whole models, and for modules that are not from here. ``act`` moves an
+# image or a regular feature map; ``equivariance_error`` compares.
 
 group = group_from_gspace(gspace)
 
@@ -129,17 +126,19 @@ print(f"features of the trained model: {equivariance_error(feature_map, group, t
 # Feature maps of an image and of the image turned
 # ------------------------------------------------
 #
-# The same on a picture. The first row is a digit and one field of its feature map, at the four elements of the group.
-# The second row is the digit turned by 90 degrees and *its* feature map. The third is the first row's feature map, turned
-# and with its elements moved on by one, which is how a quarter turn acts on a regular field. The second and the third
-# row are equal.
+# The same on a picture. The first row is a digit and one field of its feature map, at the four elements of the
+# group. The second row is the digit turned by 90 degrees and *its* feature map. The third is the first row's
+# feature map, turned and with its elements moved on by one, which is how a quarter turn acts on a regular field.
+# The second and the third row are equal. The digit is enlarged once more, for the eye: the layers take any size.
 
-digit = test_x[3:4]
+digit = torch.nn.functional.interpolate(test_x[3:4], size=(36, 36), mode="bilinear")
+digit = torch.nn.functional.pad(digit, [10] * 4)
 turned = act(digit, group, 1)
 with torch.no_grad():
     here, there = feature_map(digit), feature_map(turned)
 expected = act(here, group, 1)
-field = int((here.amax((2, 3, 4)) - here.amin((2, 3, 4))).argmax())  # the liveliest
+inside = here[0, ..., 4:-4, 4:-4].flatten(1)
+field = int(inside.std(1).argmax())  # the liveliest
 
 rows = [("x", digit, here), ("turned x", turned, there), ("expected", turned, expected)]
 figure, axes = plt.subplots(3, 5, figsize=(8, 5), layout="constrained")
@@ -147,7 +146,7 @@ for line, (name, picture, maps) in zip(axes, rows, strict=True):
     line[0].imshow(picture[0, 0], cmap="gray")
     line[0].set_ylabel(name)
     for h in range(4):
-        line[1 + h].imshow(maps[0, field, h], vmin=float(here[0, field].min()), vmax=float(here[0, field].max()))
+        line[1 + h].imshow(maps[0, field, h], vmin=float(inside[field].min()), vmax=float(inside[field].max()))
 for h in range(4):
     axes[0, 1 + h].set_title(f"feature map, h = {h}", fontsize=9)
 for axis in axes.flat:

@@ -18,33 +18,33 @@ import io
 import matplotlib.pyplot as plt
 import torch
 from sklearn.datasets import load_digits
+from tg_equiattn.integrations.pyg import PixelGraph, RelativePerformerConv
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GINEConv, GPSConv, global_mean_pool
-
-from tg_equiattn.integrations.pyg import PixelGraph, RelativePerformerConv
 
 torch.manual_seed(0)
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
 to_graph = PixelGraph(max_distance=4)
-graphs = [to_graph(Data(image=image, y=torch.tensor(label))) for image, label in zip(images[:32], digits.target)]
+labels = torch.tensor(digits.target)
+graphs = [to_graph(Data(image=images[n], y=labels[n])) for n in range(32)]
 print(graphs[0])
 
 # %%
 # The layer
 # ---------
 #
-# ``RelativePerformerConv`` attends from every node to all nodes of its graph. Near pairs are the edges; they have exact
-# softmax weights with a learned bias of the offset. All pairs are reached through random features.
+# ``RelativePerformerConv`` attends from every node to all nodes of its graph. Near pairs are the edges; they have
+# exact softmax weights with a learned bias of the offset. All pairs are reached through random features.
 
 conv = RelativePerformerConv(1, 16, heads=4, max_distance=4)
 data = next(iter(DataLoader(graphs, batch_size=8)))
 print(tuple(conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch).shape), "of 8 graphs of 64 nodes")
 
 # %%
-# Where every graph is all pixels of one image size, ``grid=`` stands for edges and positions, and is fastest. The result
-# is the same.
+# Where every graph is all pixels of one image size, ``grid=`` stands for edges and positions, and is fastest. The
+# result is the same.
 
 grid = to_graph.grid(8, 8)
 with torch.no_grad():
@@ -56,8 +56,8 @@ print(f"largest difference {(by_edges - by_grid).abs().max():.0e}")
 # Mixing with PyG's layers
 # ------------------------
 #
-# The layer takes what PyG's layers take, so it can stand beside them, or be the ``conv`` of a ``GPSConv``. ``GPSConv`` does
-# not pass ``batch`` on to its ``conv``; ``ptr`` reaches this layer.
+# The layer takes what PyG's layers take, so it can stand beside them, or be the ``conv`` of a ``GPSConv``.
+# ``GPSConv`` does not pass ``batch`` on to its ``conv``; ``ptr`` reaches this layer.
 
 
 def perceptron():
@@ -86,8 +86,8 @@ print(tuple(Model()(data).shape))
 # Checking equivariance
 # ---------------------
 #
-# Moving a graph changes no output, since positions enter through differences only. Four kinds of positions, one draw of
-# random features, in float64:
+# Moving a graph changes no output, since positions enter through differences only. Four kinds of positions, one
+# draw of random features, in float64:
 
 for position in ("window", "clipped", "sinusoid", "absolute"):
     layer = RelativePerformerConv(16, 16, heads=4, position=position, max_distance=4).double()
@@ -99,8 +99,8 @@ for position in ("window", "clipped", "sinusoid", "absolute"):
     print(f"{position:9} {((moved - expected).abs().max() / expected.abs().max()).item():.0e}")
 
 # %%
-# ``"window"`` and ``"clipped"`` are exact for every draw. ``"sinusoid"`` is relative in expectation over draws only, and
-# any single draw shows it; ``"absolute"`` is the usual encoding, for comparison.
+# ``"window"`` and ``"clipped"`` are exact for every draw. ``"sinusoid"`` is relative in expectation over draws
+# only, and any single draw shows it; ``"absolute"`` is the usual encoding, for comparison.
 #
 # Feature maps of an image and of the image moved
 # -----------------------------------------------
@@ -127,7 +127,8 @@ for line, position in zip(axes, ("window", "absolute"), strict=True):
     first, second = channel(layer, canvas), channel(layer, moved)
     shift = (second - first.roll((2, 4), (0, 1))).abs()[6:-4, 8:-4]  # where no border is near
     pictures = [canvas[0], first, moved[0], second]
-    titles = ["image", f"features, {position}", "image, moved", f"difference {shift.max() / first.abs().max():.0e}"]
+    off = shift.max() / (first.max() - first.min())
+    titles = ["image", f"features, {position}", "image, moved", f"its features: off by {off:.0e}"]
     for axis, picture, title in zip(line, pictures, titles, strict=True):
         axis.imshow(picture, cmap="gray" if title.startswith("image") else "viridis")
         axis.set_title(title, fontsize=9)
@@ -151,9 +152,9 @@ print(f"on a torus: {(second - first.roll((2, 4), (0, 1))).abs().max():.0e}")
 # Random features, saving and loading
 # -----------------------------------
 #
-# The random features are a buffer, and their draws follow from a seed, both in the ``state_dict()``: a loaded model gives
-# the same outputs, and draws the same features again when training goes on. ``redraw_features()`` draws anew; outputs
-# change a little with it, more features less.
+# The random features are a buffer, and their draws follow from a seed, both in the ``state_dict()``: a loaded model
+# gives the same outputs, and draws the same features again when training goes on. ``redraw_features()`` draws anew;
+# outputs change a little with it, more features less.
 
 buffer = io.BytesIO()
 torch.save(conv.state_dict(), buffer)

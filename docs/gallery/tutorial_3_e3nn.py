@@ -10,8 +10,8 @@ symmetry checked and looked at, and how to save.
 # Layers and shapes
 # -----------------
 #
-# Features have irreps, graphs lie one after the other with a sorted ``batch``, positions are relative to the mean of their
-# graph. ``SE3HyenaOperator`` takes and gives ``0e``, ``0o``, ``1o`` and ``1e`` with any multiplicities.
+# Features have irreps, graphs lie one after the other with a sorted ``batch``, positions are relative to the mean
+# of their graph. ``SE3HyenaOperator`` takes and gives ``0e``, ``0o``, ``1o`` and ``1e`` with any multiplicities.
 
 import io
 
@@ -19,7 +19,6 @@ import matplotlib.pyplot as plt
 import torch
 from e3nn import nn, o3
 from e3nn.util.test import equivariance_error
-
 from tg_equiattn.integrations.e3nn import SE3HyenaOperator, VectorSelfAttention
 
 torch.manual_seed(0)
@@ -103,12 +102,12 @@ plt.show()
 # Checking equivariance
 # ---------------------
 #
-# e3nn's own checker, over rotations and inversion. ``args_in`` gives inputs that are not irreps, such as the edges.
+# e3nn's own checker, over rotations, inversion and translations, in float32. ``args_in`` gives inputs that are not
+# irreps, such as the edges.
 
-double = Model(context=True).double()
 errors = equivariance_error(
-    double,
-    args_in=[features.double(), chain.double(), edges],
+    model,
+    args_in=[features, chain, edges],
     irreps_in=["4x0e + 1x1o", "cartesian_points", None],
     irreps_out=["1x1o"],
 )
@@ -137,20 +136,21 @@ shown = [
 ]
 for number, (title, points, vectors) in enumerate(shown, start=1):
     axis = figure.add_subplot(1, 3, number, projection="3d")
-    axis.plot(*points.T, color="0.7")
-    axis.quiver(*points.T, *(0.6 * vectors / vectors.norm(dim=1).max()).T, color="C0", linewidth=1)
+    points = points - points.mean(0)
+    axis.plot(*points.T, color="0.6")
+    axis.quiver(*points.T, *(0.8 * vectors / vectors.norm(dim=1).max()).T, color="C0", linewidth=1.2)
     axis.set_title(title, fontsize=9)
-    axis.set(xlim=(-2, 2), ylim=(-2, 2), zlim=(-1, 3), xticklabels=[], yticklabels=[], zticklabels=[])
+    axis.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1), xticklabels=[], yticklabels=[], zticklabels=[])
 plt.show()
 
 # %%
 # Order
 # -----
 #
-# A convolution depends on the order of its tokens. ``order="input"``, the default, keeps the order of the nodes, which
-# means something in a chain. For unordered points ``order="radial"`` sorts by the distance to the centroid, and relabelling
-# points then changes nothing; it has a price, on :doc:`the page of guarantees </guarantees>`. ``VectorSelfAttention`` needs
-# no order, and costs :math:`O(N^2)`.
+# A convolution depends on the order of its tokens. ``order="input"``, the default, keeps the order of the nodes,
+# which means something in a chain. For unordered points ``order="radial"`` sorts by the distance to the centroid,
+# and relabelling points then changes nothing; it has a price, on :doc:`the page of guarantees </guarantees>`.
+# ``VectorSelfAttention`` needs no order, and costs :math:`O(N^2)`.
 
 cloud, values, relabelled = torch.randn(30, 3), torch.randn(30, 7), torch.randperm(30)
 layers = {
