@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -61,3 +62,18 @@ sphinx_gallery_conf = {
     "matplotlib_animations": False,
     "reset_modules": ("matplotlib",),
 }
+
+
+def join_names(app, what, name, obj, options, lines: list[str]) -> None:
+    """Put names of arguments that share a description, over several lines, on one: napoleon reads one."""
+    place = 0
+    while place < len(lines) - 1:
+        first, second = lines[place], lines[place + 1]
+        if re.fullmatch(r"\s+\w+(, \w+)*,", first) and re.match(r"\s+\w+(, \w+)*(,$|: )", second):
+            lines[place : place + 2] = [f"{first} {second.strip()}"]
+        else:
+            place += 1
+
+
+def setup(app) -> None:
+    app.connect("autodoc-process-docstring", join_names, priority=400)  # napoleon's is 500

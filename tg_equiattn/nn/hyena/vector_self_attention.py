@@ -17,9 +17,8 @@ class VectorSelfAttention(TokenModule):
     rotations, reflections and permutations, and to translations as :class:`SE3HyenaOperator` is.
 
     Args:
-        scalar_channels, vector_channels, out_scalars, out_vectors: as :class:`SE3HyenaOperator`.
-        hidden_scalars, hidden_vectors, mlp_channels, num_blocks, product: as :class:`SE3HyenaOperator`.
-        local_context, edge_channels, local_channels: as :class:`SE3HyenaOperator`.
+        scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors, mlp_channels,
+            num_blocks, product, local_context, edge_channels, local_channels: as :class:`SE3HyenaOperator`.
         variant: ``"equations"``, or ``"code"`` as the paper's Code 2.
         backend: of the Clifford MLPs and the attention of vectors, as :class:`CliffordMLP`; that of scalars is torch's.
 
