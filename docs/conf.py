@@ -11,6 +11,7 @@ from pathlib import Path
 from tg_equiattn import __version__
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tutorials' tensors are small: threads would wait for each other
 warnings.filterwarnings("ignore", category=DeprecationWarning)  # of the hosts, where a tutorial imports them
 shutil.rmtree(Path(__file__).parent / "api" / "generated", ignore_errors=True)  # pages of names that went
 
