@@ -166,10 +166,10 @@ class GroupAttention(_Attention):
 
     Args:
         relation: which group element u the encoding sees: ``"ge_vit"`` (:math:`h^{-1}ts^{-1}t`), ``"lifted"``
-            (:math:`t^{-1}s`), ``"relative"`` (:math:`t^{-1}s` with h = t only, |H| times cheaper), or ``"gsa"``
+            (:math:`t^{-1}s`), ``"relative"`` (:math:`t^{-1}s` with h = t only, :math:`|H|` times cheaper), or ``"gsa"``
             (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, is kept to reproduce the comparison, and warns.
-        group, in_channels, out_channels, heads, head_channels, kernel_size, encoding, neighbourhood, dropout, scale,
-        backend: as :class:`LiftingAttention`.
+        group, in_channels, out_channels, heads, head_channels, kernel_size: as :class:`LiftingAttention`.
+        encoding, neighbourhood, dropout, scale, backend: as :class:`LiftingAttention`.
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.

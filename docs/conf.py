@@ -1,0 +1,80 @@
+"""Sphinx configuration: ``python -m sphinx -W -b html docs docs/_build/html``. Nothing is fetched from the network."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import warnings
+from pathlib import Path
+
+from tg_equiattn import __version__
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tutorials' tensors are small: threads would wait for each other
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # of the hosts, where a tutorial imports them
+shutil.rmtree(Path(__file__).parent / "api" / "generated", ignore_errors=True)  # pages of names that went
+
+project = "tg_equiattn"
+author = "the authors of tg_equiattn"
+version = release = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["_build", "_templates", "gallery"]
+templates_path = ["_templates"]
+
+html_theme = "furo"
+html_title = f"tg_equiattn {release}"
+html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["style.css"]
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # docstrings say it in words
+autodoc_inherit_docstrings = False  # what a host's base class says of its own method is its own page's
+autodoc_preserve_defaults = True
+autosummary_generate = True
+napoleon_custom_sections = ["Shapes"]
+napoleon_use_rtype = False
+napoleon_preprocess_types = False
+
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "tutorials",
+    "filename_pattern": r"tutorial_",
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "image_scrapers": ("matplotlib",),
+    "matplotlib_animations": False,
+    "reset_modules": ("matplotlib",),
+}
+
+
+def join_names(app, what, name, obj, options, lines: list[str]) -> None:
+    """Put names of arguments that share a description, over several lines, on one: napoleon reads one."""
+    place = 0
+    while place < len(lines) - 1:
+        first, second = lines[place], lines[place + 1]
+        if re.fullmatch(r"\s+\w+(, \w+)*,", first) and re.match(r"\s+\w+(, \w+)*(,$|: )", second):
+            lines[place : place + 2] = [f"{first} {second.strip()}"]
+        else:
+            place += 1
+
+
+def setup(app) -> None:
+    app.connect("autodoc-process-docstring", join_names, priority=400)  # napoleon's is 500

@@ -1,0 +1,132 @@
+"""The docs name every public name, their code runs, their links lead somewhere, and they build without a warning."""
+
+import importlib
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+FLAT = ["functional", "nn", "encodings"]  # packages whose names are public by __all__
+HOSTS = {"escnn": "escnn", "pyg": "torch_geometric", "e3nn": "e3nn"}
+CORE = ["groups", "grids", "neighbours", "sequences", "orders", "testing"]  # their own names
+WORK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+NUMBER = re.compile(r"\d[\d,]*\.\d+|\d{1,3}(?:,\d{3})+")
+
+
+def documented():
+    """Full names on the API pages: entries of autosummaries, and what is described in place."""
+    names = set()
+    for page in sorted((DOCS / "api").glob("*.rst")):
+        module, listing = "", False
+        for line in page.read_text().splitlines():
+            directive = re.match(r"\.\. (?:py:)?([\w:]+)::\s*(\S*)", line)
+            if directive:
+                kind, argument = directive.groups()
+                module = argument if kind == "currentmodule" else module
+                listing = kind == "autosummary"
+                if kind in ("autoclass", "autofunction", "data"):
+                    names.add(f"{module}.{argument}")
+            elif listing and re.fullmatch(r"   [\w.]+", line):
+                names.add(f"{module}.{line.strip()}")
+            elif line and not line.startswith(" "):
+                listing = False
+    return names
+
+
+def test_every_listed_name_can_be_imported():
+    for name in documented():
+        module, _, attribute = name.rpartition(".")
+        if "integrations" in module:
+            pytest.importorskip(HOSTS[module.rpartition(".")[2]])
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+@pytest.mark.parametrize("package", FLAT)
+def test_every_flat_name_is_on_an_api_page(package):
+    public = importlib.import_module(f"tg_equiattn.{package}").__all__
+    assert {f"tg_equiattn.{package}.{name}" for name in public} <= documented()
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_every_name_of_an_integration_is_on_an_api_page(host):
+    pytest.importorskip(HOSTS[host])
+    public = importlib.import_module(f"tg_equiattn.integrations.{host}").__all__
+    assert {f"tg_equiattn.integrations.{host}.{name}" for name in public} <= documented()
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_every_name_of_the_core_is_on_an_api_page(module):
+    found = importlib.import_module(f"tg_equiattn.{module}")
+    public = [
+        name for name, thing in vars(found).items()
+        if not name.startswith("_") and (inspect.isclass(thing) or inspect.isfunction(thing))
+        and thing.__module__ == found.__name__
+    ]  # fmt: skip
+    assert public
+    assert {f"tg_equiattn.{module}.{name}" for name in public} <= documented()
+
+
+def test_readme_is_a_front_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+def test_results_in_the_readme_are_measured():
+    """Every number of the table of results stands in a table or a sentence of the pages it was taken from."""
+    section = (ROOT / "README.md").read_text().split("## Results")[1].split("\n## ")[0]
+    rows = [line.split("|")[2:4] for line in section.splitlines() if line.startswith("|")][2:]
+    numbers = {number for row in rows for cell in row for number in NUMBER.findall(cell)}
+    measured = {n for page in ("experiments.md", "performance.md") for n in NUMBER.findall((DOCS / page).read_text())}
+    assert len(numbers) > 20
+    assert not numbers - measured
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    text = WORK.sub("", page.read_text())
+    targets = [target for target, _ in LINK.findall(text) if "://" not in target]
+    assert not [target for target in targets if not (page.parent / target).exists()]
+
+
+def blocks(page):
+    """The page's Python blocks, by the line they begin in."""
+    text = page.read_text()
+    return [
+        pytest.param(match[1], id=f"{page.stem}:{text[: match.start()].count(chr(10)) + 1}")
+        for match in WORK.finditer(text)
+    ]
+
+
+@pytest.mark.parametrize("code", blocks(ROOT / "README.md") + blocks(DOCS / "recipes.md"))
+def test_blocks_of_code_run(code):
+    for package in HOSTS.values():
+        if re.search(rf"^(from|import) {package}\b", code, re.MULTILINE):
+            pytest.importorskip(package)
+    if "integrations.e3nn" in code:
+        pytest.importorskip("e3nn")
+    if "integrations.pyg" in code:
+        pytest.importorskip("torch_geometric")
+    with torch.compiler.set_stance("force_eager"):  # each module's own tests compile
+        exec(compile(code, "block", "exec"), {"__name__": "block"})
+
+
+def test_docs_build_without_a_warning(tmp_path):
+    """The tutorials are laid out and not executed. Built from a copy, which leaves the tree as it is."""
+    for package in ("sphinx", "furo", "myst_parser", "sphinx_gallery", *HOSTS.values()):
+        pytest.importorskip(package)
+    generated = shutil.ignore_patterns("_build", "generated", "tutorials", "__pycache__")
+    shutil.copytree(DOCS, tmp_path / "docs", ignore=generated)
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", "-D", "plot_gallery=0", "docs", "html"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "html" / "tutorials" / "tutorial_1_escnn.html").is_file()
