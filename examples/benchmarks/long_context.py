@@ -46,7 +46,7 @@ from tqdm import tqdm
 
 from tg_equiattn.functional import vector_long_conv
 from tg_equiattn.nn import SE3HyenaOperator, VectorSelfAttention
-from tg_equiattn.nn.hyena import AttentionOperator, Grades, OperatorOptions, ScalarVectorModule
+from tg_equiattn.nn.hyena import Grades, OperatorOptions, ScalarVectorModule, VectorAttentionOperator
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -88,7 +88,7 @@ class LongConv(nn.Module):
         return vector_long_conv(q[:, :, None], k[:, :, None])[:, :, 0]
 
 
-class AllPairs(AttentionOperator):
+class AllPairs(VectorAttentionOperator):
     """Vector attention as the equations are written: every pair's cross product exists at once."""
 
     def vector_attention(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:

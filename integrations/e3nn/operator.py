@@ -7,7 +7,14 @@ from typing import Any
 from e3nn import o3
 from e3nn.util.jit import compile_mode
 
-from tg_equiattn.nn.hyena import AttentionOperator, GradedModel, Grades, HyenaOperator, HyenaOptions, OperatorOptions
+from tg_equiattn.nn.hyena import (
+    GradedModel,
+    Grades,
+    HyenaOperator,
+    HyenaOptions,
+    OperatorOptions,
+    VectorAttentionOperator,
+)
 
 from .irreps_module import IrrepsModule
 from .layout import clifford_grades
@@ -173,7 +180,7 @@ class VectorSelfAttention(IrrepsModule):
         **options: Any,
     ) -> None:
         irreps_in, irreps_out, grades, out_grades, hidden = _grades(irreps_in, irreps_out, irreps_hidden)
-        operator = AttentionOperator(grades, out_grades, OperatorOptions(**options), hidden)
+        operator = VectorAttentionOperator(grades, out_grades, OperatorOptions(**options), hidden)
         super().__init__(irreps_in, irreps_out, operator, "input")
 
 

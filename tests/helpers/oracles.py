@@ -305,7 +305,7 @@ def local_context(local, x, pos, edge_index, edge_attr):
 
 
 def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None):
-    """A HyenaOperator or AttentionOperator from its parameters, of one sequence's four tensors and centred places."""
+    """An operator from its parameters, of one sequence: four tensors and centred positions."""
     n, attention = len(pos), not hasattr(operator, "gate")
     if edge_index is not None:
         x = local_context(operator.local, x, pos, edge_index, edge_attr)

@@ -7,7 +7,6 @@ from oracles import cross_product_attention
 from space import error, motion, move
 
 from tg_equiattn.functional import vector_attention
-from tg_equiattn.functional.hyena.cross_product_attention import fused_cross_attention
 from tg_equiattn.testing import TOLERANCE
 
 kernels = pytest.importorskip("tg_equiattn.functional.hyena.triton_vector_attention")
@@ -207,7 +206,8 @@ def test_operators_registered(device):
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
     q, k, v = (torch.randn(3, 2, 5, device=device).requires_grad_() for _ in range(3))
     lengths, scale = torch.tensor([5, 3], device=device), torch.ones(2, device=device)
-    torch.library.opcheck(fused_cross_attention, (q, k, v, lengths, scale), test_utils=checks)
+    operator = torch.ops.tg_equiattn.fused_cross_product_attention.default
+    torch.library.opcheck(operator, (q, k, v, lengths, scale), test_utils=checks)
 
 
 def test_second_derivatives_are_refused(device):

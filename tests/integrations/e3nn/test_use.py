@@ -36,7 +36,7 @@ def check_compiled(module, arguments, equal):
             equal(got, wanted, 1e-10)
 
 
-@pytest.mark.parametrize("kind", ["local", "attention"])
+@pytest.mark.parametrize("kind", ["hyena", "attention"])
 def test_compiles_whole(on_device, kind, double, make_module, graphs, equal):
     module = make_module(kind)
     check_compiled(module, graphs(module, SIZES) | COUNTS, equal)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from clouds import EDGE, SIZES, S, V, check_batch_equals_each_alone, close, dense, gradients, one, sample
+from clouds import EDGE, SIZES, S, V, Whole, check_batch_equals_each_alone, close, dense, gradients, one, sample
 from oracles import graded_sequence
 from space import error, flipped_sign, motion, move
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -183,17 +183,6 @@ def test_second_derivatives_are_refused(make):
     (force,) = torch.autograd.grad(make("plain")(**x)[1].square().sum(), x["pos"], create_graph=True)
     with pytest.raises(RuntimeError, match="not implemented"):  # ours, or that of torch's scalar attention
         force.square().sum().backward()
-
-
-class Whole(torch.nn.Module):
-    """All arguments in one, as check_copies calls it."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(**x)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -106,8 +106,10 @@ def _tiles(groups: int, length: int, device: torch.device) -> Iterator[tuple[sli
             yield slice(g, min(g + together, groups)), slice(a, min(a + queries, length)), parts
 
 
-@torch.library.custom_op("tg_equiattn::cross_attention", mutates_args=())
-def cross_attention(q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("tg_equiattn::cross_product_attention", mutates_args=())
+def cross_product_attention(
+    q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor
+) -> tuple[Tensor, Tensor]:
     """T (G, N, e) and log-sum-exps (G, N) of q, k (G, N, 3), w (G, N, e), keys that exist (G, N), scale (G,)."""
     with full_precision(q.device):
         groups, length, width = w.shape
@@ -139,13 +141,13 @@ def cross_attention(q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale:
         return sums[..., :width] / normaliser, normaliser.log().add_(top).squeeze(-1)
 
 
-@cross_attention.register_fake
+@cross_product_attention.register_fake
 def _(q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor]:
     return w.new_empty(w.shape), w.new_empty(w.shape[:2])
 
 
-@torch.library.custom_op("tg_equiattn::cross_attention_backward", mutates_args=())
-def cross_attention_backward(
+@torch.library.custom_op("tg_equiattn::cross_product_attention_backward", mutates_args=())
+def cross_product_attention_backward(
     q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor, out: Tensor, lse: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     with full_precision(q.device):
@@ -172,7 +174,7 @@ def cross_attention_backward(
         return _query_chain(q, grad_a), _key_chain(k, grad_b * factor), grad_w
 
 
-@cross_attention_backward.register_fake
+@cross_product_attention_backward.register_fake
 def _(q: Tensor, k: Tensor, w: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), w.new_empty(w.shape)
 
@@ -185,11 +187,11 @@ def _save(ctx, inputs, output) -> None:
 def _gradient(ctx, grad: Tensor | None, _: Tensor | None):
     if grad is None:
         return None, None, None, None, None
-    return *cross_attention_backward(*ctx.saved_tensors, grad.contiguous()), None, None
+    return *cross_product_attention_backward(*ctx.saved_tensors, grad.contiguous()), None, None
 
 
-@torch.library.custom_op("tg_equiattn::fused_cross_attention", mutates_args=())
-def fused_cross_attention(
+@torch.library.custom_op("tg_equiattn::fused_cross_product_attention", mutates_args=())
+def fused_cross_product_attention(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """sum_j p_ij (q_i x k_j) x v_j (3, G, N), and what backward needs (G, N)."""
@@ -198,13 +200,13 @@ def fused_cross_attention(
     return kernels.forward(q, k, v, lengths, scale)
 
 
-@fused_cross_attention.register_fake
+@fused_cross_product_attention.register_fake
 def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[1:]), q.new_empty(q.shape[1:])
 
 
-@torch.library.custom_op("tg_equiattn::fused_cross_attention_backward", mutates_args=())
-def fused_cross_attention_backward(
+@torch.library.custom_op("tg_equiattn::fused_cross_product_attention_backward", mutates_args=())
+def fused_cross_product_attention_backward(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: Tensor,
     out: Tensor, peaks: Tensor, totals: Tensor, grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -213,7 +215,7 @@ def fused_cross_attention_backward(
     return kernels.backward(q, k, v, lengths, scale, out, peaks, totals, grad)
 
 
-@fused_cross_attention_backward.register_fake
+@fused_cross_product_attention_backward.register_fake
 def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape)
 
@@ -221,14 +223,14 @@ def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
 def _fused_gradient(ctx, grad: Tensor | None, *_: Tensor | None):
     if grad is None:
         return None, None, None, None, None
-    return *fused_cross_attention_backward(*ctx.saved_tensors, grad), None, None
+    return *fused_cross_product_attention_backward(*ctx.saved_tensors, grad), None, None
 
 
 def _no_second_derivative(ctx, *grads):
     raise NotImplementedError("second derivatives of vector attention are not implemented")
 
 
-cross_attention_backward.register_autograd(_no_second_derivative)
-cross_attention.register_autograd(_gradient, setup_context=_save)
-fused_cross_attention_backward.register_autograd(_no_second_derivative)
-fused_cross_attention.register_autograd(_fused_gradient, setup_context=_save)
+cross_product_attention_backward.register_autograd(_no_second_derivative)
+cross_product_attention.register_autograd(_gradient, setup_context=_save)
+fused_cross_product_attention_backward.register_autograd(_no_second_derivative)
+fused_cross_product_attention.register_autograd(_fused_gradient, setup_context=_save)

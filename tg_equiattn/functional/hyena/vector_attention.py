@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ... import checks
 from ..backend import use_triton
-from .cross_product_attention import cross_attention, fused_cross_attention
+from .cross_product_attention import cross_product_attention, fused_cross_product_attention
 
 
 def vector_attention(
@@ -91,7 +91,7 @@ def vector_attention_by_component(
     q, k, v = (x.to(dtype) for x in (q, k, v))
     if fused:
         q, k, v = (x.flatten(1, 2) for x in (q, k, v))
-        out = fused_cross_attention(q, k, v, own.repeat(channels), factor)[0]
+        out = fused_cross_product_attention(q, k, v, own.repeat(channels), factor)[0]
     else:
         out = _in_torch(q, k, v, None if mask is None else mask.repeat(channels, 1), factor)
     out = out.reshape(3, channels, count, length) / sizes[:, None]
@@ -102,7 +102,7 @@ def _in_torch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, factor: Tens
     """n u (3, C * B, N) of (3, C, B, N)."""
     q, k, v = (x.permute(1, 2, 3, 0).flatten(0, 1) for x in (q, k, v))
     outer = (k[..., :, None] * v[..., None, :]).flatten(-2)
-    mixed, _ = cross_attention(q, k, outer, mask, factor)
+    mixed, _ = cross_product_attention(q, k, outer, mask, factor)
     mixed = mixed.unflatten(-1, (3, 3))
     out = (mixed * q[..., None, :]).sum(-1) - mixed.diagonal(0, -2, -1).sum(-1, keepdim=True) * q
     return out.permute(2, 0, 1)

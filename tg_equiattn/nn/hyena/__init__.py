@@ -5,7 +5,7 @@ from .clifford import CliffordBlock, CliffordLinear, GradedMLP
 from .clifford_mlp import CliffordMLP
 from .graded_model import GradedModel
 from .graded_network import GradedNetwork
-from .graded_operators import AttentionOperator, GradedOperator, HyenaOperator
+from .graded_operators import GradedOperator, HyenaOperator, VectorAttentionOperator
 from .grades import Grades, grades_of_channels, join_channels
 from .local_context import Edges, LocalContext
 from .options import HyenaOptions, OperatorOptions
@@ -15,7 +15,6 @@ from .shell import TokenShell
 from .vector_self_attention import VectorSelfAttention, VectorTransformer
 
 __all__ = [
-    "AttentionOperator",
     "CliffordBlock",
     "CliffordLinear",
     "CliffordMLP",
@@ -33,6 +32,7 @@ __all__ = [
     "SE3HyenaOperator",
     "ScalarVectorModule",
     "TokenShell",
+    "VectorAttentionOperator",
     "VectorSelfAttention",
     "VectorTransformer",
     "grades_of_channels",

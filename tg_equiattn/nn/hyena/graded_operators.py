@@ -117,7 +117,7 @@ class HyenaOperator(GradedOperator):
         return scalars, torch.linalg.cross(vector_gates * mixed_vectors, vectors, dim=0)
 
 
-class AttentionOperator(GradedOperator):
+class VectorAttentionOperator(GradedOperator):
     """Mixes vectors by cross-product attention and scalars by softmax attention; gating is attention's own."""
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .graded_model import GradedModel
-from .graded_operators import AttentionOperator
+from .graded_operators import VectorAttentionOperator
 from .grades import grades_of_channels
 from .options import OperatorOptions
 from .scalar_vector_module import ScalarVectorModule
@@ -61,7 +61,7 @@ class VectorSelfAttention(ScalarVectorModule):
             mlp_channels=mlp_channels, num_blocks=num_blocks, local_context=local_context, edge_channels=edge_channels,
             backend=backend,
         )  # fmt: skip
-        super().__init__(AttentionOperator(inside, outside, options, hidden))
+        super().__init__(VectorAttentionOperator(inside, outside, options, hidden))
 
 
 class VectorTransformer(ScalarVectorModule):
@@ -95,4 +95,6 @@ class VectorTransformer(ScalarVectorModule):
         grades = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
-        super().__init__(GradedModel(AttentionOperator, *grades, OperatorOptions(**options), depth=depth, pool=pool))
+        super().__init__(
+            GradedModel(VectorAttentionOperator, *grades, OperatorOptions(**options), depth=depth, pool=pool)
+        )

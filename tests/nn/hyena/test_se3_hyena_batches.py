@@ -1,0 +1,141 @@
+"""SE(3)-Hyena on batches: ragged, padded, empty, in many blocks of tokens, in a given order."""
+
+import pytest
+import torch
+from clouds import SIZES, S, V, check_batch_equals_each_alone, close, dense, gradients, one, permuted, sample, within
+from hyena_layers import OPTIONS
+from space import error
+
+
+@pytest.fixture
+def make(randomise):
+    def make(name, dtype=torch.float64):
+        kind, options = OPTIONS[name]
+        return randomise(kind(S, V, **options)).to(dtype)
+
+    return make
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_ragged_equals_each_alone(on_device, name, make):
+    layer, x = make(name), sample(name, SIZES)
+    out = layer(**x)
+    parts = [layer(**one(x, b)) for b, n in enumerate(SIZES) if n]
+    alone = [torch.cat(part) for part in zip(*parts, strict=True)]
+    full = torch.tensor(SIZES) > 0
+    close([part[full] for part in out] if layer.module.pool else out, alone)
+    bounded = layer(**x, batch_size=len(SIZES), max_num_nodes=41)
+    close(bounded, out)
+    padded, there = dense(x, SIZES, 41, torch.nan)
+    if layer.module.pool:
+        close(layer(**padded), out)
+        return
+    for got, wanted in zip(layer(**padded), out, strict=True):
+        torch.testing.assert_close(got[there], wanted, rtol=1e-12, atol=1e-12)
+        assert not got[~there].any()
+
+
+@pytest.mark.parametrize("name", ["plain", "pooled"])
+@pytest.mark.parametrize("sizes", [[0, 3, 0], [5, 5, 0, 5], [0, 1, 1, 1]])
+def test_empty_sequences_among_equal_ones(on_device, sizes, name, make):
+    layer, x = make(name), sample(name, sizes)
+    out = layer(**x, batch_size=len(sizes))
+    parts = [layer(**one(x, b)) for b, n in enumerate(sizes) if n]
+    alone = [torch.cat(part) for part in zip(*parts, strict=True)]
+    full = torch.tensor(sizes) > 0
+    close([part[full] for part in out] if layer.module.pool else out, alone)
+
+
+def test_an_empty_sequence_pools_to_the_same_whatever_the_padding(make):
+    """Also where there are as many tokens as sequences."""
+    layer, x = make("pooled"), sample("pooled", [1, 1])
+    outs = [layer(**dense(x, [1, 0, 1], longest, 0.0)[0]) for longest in (1, 2, 5)]
+    close(outs[0], outs[1])
+    close(outs[2], outs[1])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", ["plain", "local", "radial", "radial local", "pooled"])
+def test_nan_stays_in_its_sequence(on_device, name, bad, make):
+    sizes = [5, 4, 1, 6]
+    layer, x = make(name), sample(name, sizes)
+    expected = layer(**x)
+    others = torch.arange(4) != 1 if layer.module.pool else x["batch"] != 1
+    for key in ("scalars", "vectors", "pos"):
+        broken = {**x, key: x[key].clone()}
+        broken[key][7, 0] = bad
+        out = layer(**broken)
+        assert not out[1].isfinite().all()
+        close([part[others] for part in out], [part[others] for part in expected])
+        padded, there = dense(broken, sizes, 7, 0.0)
+        out = layer(**padded)
+        out = out if layer.module.pool else [part[there] for part in out]
+        close([part[others] for part in out], [part[others] for part in expected])
+
+
+@pytest.mark.parametrize("name", ["plain", "radial local", "pooled"])
+def test_padding_is_never_read(name, make):
+    """NaN in it changes neither outputs nor gradients of parameters, and gets none itself."""
+    layer, x = make(name), sample(name, [5, 0, 3])
+    results = []
+    for fill in (0.0, torch.nan):
+        padded, there = dense(x, [5, 0, 3], 7, fill)
+        inputs = [padded[key].requires_grad_() for key in ("scalars", "vectors", "pos")]
+        out = layer(**padded)
+        grads = gradients(out, inputs + list(layer.parameters()))
+        assert not any(g[~there].any() for g in grads[:3])
+        results.append((*out, *grads))
+    close(*results)
+
+
+@pytest.mark.parametrize("name", ["plain", "local", "radial local"])
+def test_blocks_of_tokens_change_nothing(name, randomise):
+    """A batch of so many tokens that every MLP takes several blocks of them, which cut its sequences, against each
+    sequence alone, in one."""
+    kind, options = OPTIONS[name]
+    layer, sizes = randomise(kind(S, V, **{**options, "mlp_channels": 128}), 0.2).double(), [500, 17, 510]
+    network = layer.module.operators[0] if name == "radial local" else layer.module
+    assert max(sizes) < network.project.tokens_per_block(torch.device("cpu")) < sum(sizes) / 2
+    check_batch_equals_each_alone(layer, sample(name, sizes, edges=1), sizes)
+
+
+def test_a_given_order_is_that_of_the_sequence(make):
+    layer, x, sizes = make("model"), sample("model", [7, 1, 5]), [7, 1, 5]
+    order = within(sizes)
+    expected = layer(**permuted(x, order))
+    close([part[order] for part in layer(**x, order=order)], expected)
+    padded, there = dense(x, sizes, 9, 0.0)
+    places = torch.arange(9).repeat(3, 1)
+    places[there] = order - torch.tensor([0, 7, 8])[x["batch"]]
+    close([part[there][order] for part in layer(**padded, order=places)], expected)
+    kind, options = OPTIONS["model"]
+    radial = kind(S, V, **options, order="radial").double()
+    radial.load_state_dict(layer.state_dict())
+    assert error(radial(**x), layer(**x)) > 1e-3
+    close(radial(**x, order=order), layer(**x, order=order))
+
+
+@pytest.mark.parametrize("name", ["plain", "radial local", "pooled"])
+def test_nothing_and_one_token(name, make):
+    layer, x = make(name), sample(name, [1])
+    close([part[:1] for part in layer(**x)], layer(**{k: v for k, v in x.items() if k != "batch"}))
+    nothing = {key: value[:0] if key != "edge_index" else value[:, :0] for key, value in x.items()}
+    for size, b in ((None, 0), (3, 3)):
+        scalars, vectors = layer(**nothing, batch_size=size)
+        assert scalars.shape[0] == vectors.shape[0] == (b if layer.module.pool else 0)
+        assert vectors.shape[1:] == (layer.module.out_grades.vectors, 3)
+        (scalars.sum() + vectors.sum()).backward()
+    for b, n in ((0, 5), (3, 0), (0, 0)):
+        y = {"scalars": torch.ones(b, n, S), "vectors": torch.ones(b, n, V, 3), "pos": torch.ones(b, n, 3)}
+        y = {key: value.double() for key, value in y.items()} | {k: nothing[k] for k in nothing if "edge" in k}
+        for lengths in (None, torch.zeros(b, dtype=torch.int64)):
+            scalars, vectors = layer(**y, lengths=lengths)
+            assert scalars.shape == ((b,) if layer.module.pool else (b, n)) + (layer.module.out_grades.scalars,)
+            assert vectors.shape[:-2] == scalars.shape[:-1]
+    all_empty, _ = dense(x, [1], 3, 0.0)
+    all_empty["lengths"] = torch.zeros(1, dtype=torch.int64)
+    if "local" in name:
+        all_empty |= {"edge_index": nothing["edge_index"], "edge_attr": nothing["edge_attr"]}
+    for part in layer(**all_empty):
+        assert part.isfinite().all()
+        assert layer.module.pool or not part.any()
