@@ -25,7 +25,6 @@ from image_writers import (
 from running import EXAMPLES
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-sys.path.insert(0, str(EXAMPLES))
 
 WRITERS = {
     "rotmnist": write_rotmnist,
