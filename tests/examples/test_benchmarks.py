@@ -4,7 +4,6 @@ import argparse
 import cmath
 import itertools
 import math
-import sys
 
 import counts
 import pytest

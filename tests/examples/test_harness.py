@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from devices import DEVICES
-from running import EXAMPLES, rows_of, run
-
 from report import STUDIES
+from running import EXAMPLES, rows_of, run
 
 CUDA = DEVICES[1]
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
@@ -33,9 +32,7 @@ def start(*arguments, launcher=(), **environment):
     command = [sys.executable, "-W", "ignore", *launcher, str(TOY), *map(str, arguments)]
     environment = {name: str(value) for name, value in environment.items()}
     always = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES / "studies")}
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | always | environment
-    )
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | always | environment)
 
 
 def toy_rows(folder):

@@ -1,12 +1,11 @@
 """The examples on PyG graphs run end to end, and their graphs, shifts and layers are what they say."""
 
 import dataclasses
-import sys
 
 import pytest
 import torch
 from image_writers import write_cifar, write_mnist
-from running import EXAMPLES, rows_of, run
+from running import rows_of, run
 
 TINY = ("--quick", "--no-progress")
 
@@ -176,8 +175,8 @@ def test_mnist_files(tmp_path, pixels):
 def test_cifar_files(tmp_path):
     """The fifth batch chooses the epoch; random images cannot be shifted."""
     write_cifar(tmp_path, count=2)
-    result = run("studies/pixel_graphs.py", *TINY, "--data", tmp_path, "--size", 8, "--positions", "none", "--embedding",
-                 "lookup", "--output", tmp_path / "out")  # fmt: skip
+    result = run("studies/pixel_graphs.py", *TINY, "--data", tmp_path, "--size", 8, "--positions", "none",
+                 "--embedding", "lookup", "--output", tmp_path / "out")  # fmt: skip
     assert result.returncode == 0, result.stderr
     (row,) = rows_of(tmp_path / "out", "pixel_graphs")
     assert len(row.more["curve"]) == 1

@@ -1,12 +1,10 @@
 """The charged particles against a slow simulation and known errors of linear motion; the point cloud examples run."""
 
 import dataclasses
-import sys
 
 import pytest
 import torch
-from running import EXAMPLES, evaluate, rows_of, run
-
+from running import evaluate, rows_of, run
 
 
 @pytest.fixture(scope="module")

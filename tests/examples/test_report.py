@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 from importlib import import_module
 
 import pytest

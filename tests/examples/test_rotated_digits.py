@@ -1,12 +1,11 @@
 """The escnn examples run end to end, and what their tables say is what their rows hold."""
 
 import dataclasses
-import sys
 
 import pytest
 import torch
 from image_writers import AMAT, write_rotmnist
-from running import EXAMPLES, rows_of, run
+from running import rows_of, run
 
 TINY = {"channels": 4, "heads": 1, "head_channels": 2, "blocks": 1, "size": 8}
 ATTENTION = ["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA"]
