@@ -12,9 +12,9 @@ STAMP := $(VENV)/.ready
 .PHONY: demo test lint test-cuda bench studies report setup clean
 
 demo: setup
-	$(RUN) -W ignore examples/rotated_digits.py
-	$(RUN) -W ignore examples/pixel_graphs.py --epochs 8
-	$(RUN) -W ignore examples/nbody.py
+	$(RUN) -W ignore examples/studies/rotated_digits.py
+	$(RUN) -W ignore examples/studies/pixel_graphs.py --epochs 8
+	$(RUN) -W ignore examples/studies/nbody.py
 
 test: lint
 	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist worksteal
@@ -36,22 +36,22 @@ bench: setup
 
 # Only runs without a row in examples/results are trained; from nothing that takes hours on two cores.
 studies: setup
-	$(RUN) -W ignore examples/rotated_digits.py --study
-	$(RUN) -W ignore examples/rotated_digits.py --study --size 14 --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0
-	$(RUN) -W ignore examples/pixel_graphs.py --study
-	$(RUN) -W ignore examples/nbody.py --study
-	$(RUN) -W ignore examples/nbody.py --study --models EGNN Transformer --learning-rate 0.003
-	$(RUN) -W ignore examples/nbody.py --study --models "SE(3)-Hyena, radial order" --seeds 0
-	$(RUN) -W ignore examples/nbody.py --study --models "SE(3)-Hyena + local" "local only" --epochs 300 --seeds 0
-	$(RUN) -W ignore examples/associative_recall.py --study
-	$(RUN) -W ignore examples/associative_recall.py --study --vocabulary fixed --seeds 1 2
-	$(RUN) -W ignore examples/escnn_mixed_model.py --study
-	$(RUN) -W ignore examples/pyg_mixed_model.py --study
-	$(RUN) -W ignore examples/e3nn_mixed_model.py --study
-	$(RUN) -W ignore examples/report.py
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --size 14 --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0
+	$(RUN) -W ignore examples/studies/pixel_graphs.py --study
+	$(RUN) -W ignore examples/studies/nbody.py --study
+	$(RUN) -W ignore examples/studies/nbody.py --study --models EGNN Transformer --learning-rate 0.003
+	$(RUN) -W ignore examples/studies/nbody.py --study --models "SE(3)-Hyena, radial order" --seeds 0
+	$(RUN) -W ignore examples/studies/nbody.py --study --models "SE(3)-Hyena + local" "local only" --epochs 300 --seeds 0
+	$(RUN) -W ignore examples/studies/associative_recall.py --study
+	$(RUN) -W ignore examples/studies/associative_recall.py --study --vocabulary fixed --seeds 1 2
+	$(RUN) -W ignore examples/studies/escnn_mixed_model.py --study
+	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study
+	$(RUN) -W ignore examples/studies/e3nn_mixed_model.py --study
+	$(RUN) -W ignore examples/studies/report.py
 
 report: setup
-	$(RUN) -W ignore examples/report.py
+	$(RUN) -W ignore examples/studies/report.py
 
 setup: $(STAMP)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # where what all examples share lies
+sys.path.append(str(Path(__file__).resolve().parents[1] / "studies"))  # where the harness lies
 from harness.devices import add_device, index_of, is_cuda
 
 GIB = 2**30

@@ -4,24 +4,19 @@ import argparse
 import cmath
 import itertools
 import math
-import sys
 
+import counts
 import pytest
 import torch
-from running import EXAMPLES, evaluate, number, run
+from floor import Rates, floor_cells, floor_seconds
+from harness.devices import add_device, checked_device, index_of
+from longest import fast_lengths, search
+from measure import measure, timings, warm_up
+from running import evaluate, number, run
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-for folder in (EXAMPLES, EXAMPLES / "benchmarks"):
-    sys.path.insert(0, str(folder))
-
-import counts  # noqa: E402
-from floor import Rates, floor_cells, floor_seconds  # noqa: E402
-from harness.devices import add_device, checked_device, index_of  # noqa: E402
-from longest import fast_lengths, search  # noqa: E402
-from measure import measure, timings, warm_up  # noqa: E402
-
-from tg_equiattn.functional.hyena.clifford import PATH_OF, RIGHT  # noqa: E402
+from tg_equiattn.functional.hyena.clifford import PATH_OF, RIGHT
 
 
 class Number:
@@ -274,8 +269,8 @@ def test_every_script_says_that_there_is_no_cuda():
     code = """
 import contextlib, io, os, pathlib, runpy, sys
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-sys.path.insert(0, str(pathlib.Path.cwd().parent))
-for path in sorted([*pathlib.Path("..").glob("*.py"), *pathlib.Path(".").glob("*.py")]):
+sys.path.insert(0, str(pathlib.Path("../studies").resolve()))
+for path in sorted([*pathlib.Path("../studies").glob("*.py"), *pathlib.Path(".").glob("*.py")]):
     text = path.read_text()
     if "study.main(" in text or "add_device(parser)" in text or "add_arguments(parser" in text:
         sys.argv, said = [str(path), "--device", "cuda"], io.StringIO()

@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from devices import DEVICES
-from running import EXAMPLES, rows_of, run
-
-sys.path.insert(0, str(EXAMPLES))
 from report import STUDIES
+from running import EXAMPLES, rows_of, run
 
 CUDA = DEVICES[1]
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
@@ -33,9 +31,8 @@ def start(*arguments, launcher=(), **environment):
     """The toy study in a process of its own."""
     command = [sys.executable, "-W", "ignore", *launcher, str(TOY), *map(str, arguments)]
     environment = {name: str(value) for name, value in environment.items()}
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    )
+    always = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES / "studies")}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | always | environment)
 
 
 def toy_rows(folder):
@@ -61,7 +58,7 @@ def test_a_command_gives_its_settings(toy):
 
     changed = toy.Toy(seeds=(3, 5), widths=(4, 9), epochs=7, validate=False, patience=2, precision="bf16-mixed")
     words = command(changed).split()
-    assert words[:2] == ["python", "examples/toy_study.py"]
+    assert words[:2] == ["python", "examples/studies/toy_study.py"]
     assert parse(toy.Toy(), toy.PRESETS, "", words[2:]) == changed
     assert command(toy.Toy(device="cpu", output=Path("elsewhere"), again=True)).split() == words[:2]
     assert parse(toy.Toy(), toy.PRESETS, "", ["--quick", "--batch", "4"]) == toy.Toy(epochs=1, batch=4)
@@ -355,7 +352,7 @@ def test_what_a_run_leaves(toy, uninterrupted):
     assert row.metric == "error"
     assert 0 < row.value < 2
     assert row.parameters == 8 * 4 + 9
-    assert row.command == "python examples/toy_study.py"
+    assert row.command == "python examples/studies/toy_study.py"
     assert [epoch for epoch, _ in row.more["curve"]] == [1, 2, 3, 4]
     assert sorted(losses(toy, uninterrupted)) == [0, 1, 2, 3]
     assert list(run_folder(uninterrupted).glob("tensorboard/*/events*"))
@@ -391,7 +388,7 @@ def test_a_killed_run_resumes_on_a_gpu(toy, tmp_path, device):
 @pytest.mark.parametrize("device", [CUDA])
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_trains_on_a_gpu(tmp_path, name, device):
-    result = run(f"{name}.py", "--quick", "--no-progress", "--device", device, "--output", tmp_path)
+    result = run(f"studies/{name}.py", "--quick", "--no-progress", "--device", device, "--output", tmp_path)
     assert result.returncode == 0, result.stderr
     rows = rows_of(tmp_path, name)
     assert rows

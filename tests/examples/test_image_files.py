@@ -3,7 +3,6 @@
 import gzip
 import pickle
 import re
-import sys
 
 import h5py
 import numpy as np
@@ -22,10 +21,7 @@ from image_writers import (
     write_patchcamelyon,
     write_rotmnist,
 )
-from running import EXAMPLES
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
-
-sys.path.insert(0, str(EXAMPLES))
 
 WRITERS = {
     "rotmnist": write_rotmnist,

@@ -2,13 +2,11 @@
 
 import re
 import shlex
-import sys
 from importlib import import_module
 
 import pytest
 from running import EXAMPLES
 
-sys.path.insert(0, str(EXAMPLES))
 WITH_ROWS = sorted(path.parent.name for path in (EXAMPLES / "results").glob("*/results.csv"))
 
 
@@ -36,10 +34,10 @@ def test_tables_and_commands_are_what_the_rows_say(report, tmp_path, name):
         assert repeated.identity() == kind().identity() | row.settings
         assert row.value == row.value  # a number
         assert row.parameters > 0
-    assert all("python examples/" in line for line in tables["commands"].splitlines()[2:])
+    assert all("python examples/studies/" in line for line in tables["commands"].splitlines()[2:])
 
 
-STUDY_LINES = re.findall(r"examples/(\w+)\.py (--study.*)", (EXAMPLES.parent / "Makefile").read_text())
+STUDY_LINES = re.findall(r"examples/studies/(\w+)\.py (--study.*)", (EXAMPLES.parent / "Makefile").read_text())
 
 
 @pytest.mark.parametrize(("name", "flags"), STUDY_LINES, ids=[" ".join(line) for line in STUDY_LINES])

@@ -7,11 +7,7 @@ import dataclasses
 import os
 import resource
 import signal
-import sys
-from pathlib import Path
 from typing import ClassVar
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import torch
 from harness import study

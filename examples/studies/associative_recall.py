@@ -6,9 +6,9 @@ every sequence has its own and only retrieval solves the task; with a fixed one 
 sequences by random rotations. Trains SE(3)-Hyena, SE(3)-Transformer, Hyena and Transformer for every length, prints the
 test errors beside the error of predicting zero and draws the paper's Figure 4, which gives no numbers.
 
-    python examples/associative_recall.py                      # small models
-    python examples/associative_recall.py --vocabulary random --lengths 32 --epochs 24 --models "SE(3)-Hyena"
-    python examples/associative_recall.py --full --device cuda # the paper's widths, lengths 2^5 to 2^8, 300 epochs
+    python examples/studies/associative_recall.py                      # small models
+    python examples/studies/associative_recall.py --vocabulary random --lengths 32 --epochs 24 --models "SE(3)-Hyena"
+    python examples/studies/associative_recall.py --full --device cuda # the paper's widths and lengths, 300 epochs
 """
 
 from __future__ import annotations

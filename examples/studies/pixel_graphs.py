@@ -6,9 +6,9 @@ then shifts the test images pixel by pixel, as far as no bright pixel leaves. Pr
 and draws a figure like its Figure 1, accuracy against shift. What falls with relative positions is the border's work:
 with --periodic the canvas has none.
 
-    python examples/pixel_graphs.py                                      # some minutes on two cores
-    python examples/pixel_graphs.py --positions sinusoid window --seeds 0 1 2
-    python examples/pixel_graphs.py --data ~/fashion --full --device cuda   # the paper's model, a published data set
+    python examples/studies/pixel_graphs.py                                      # some minutes on two cores
+    python examples/studies/pixel_graphs.py --positions sinusoid window --seeds 0 1 2
+    python examples/studies/pixel_graphs.py --data ~/fashion --full --device cuda   # the paper's model, published data
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Every study's rows are in examples/results/NAME/results.csv, one a training run,
 This writes the tables and figures beside them, commands.md with the command that repeats each of them, and the tables
 in README.md that stand between `<!-- NAME/TABLE -->` and `<!-- end -->`. Nothing is trained.
 
-    python examples/report.py                  # all studies
-    python examples/report.py nbody            # one
-    python examples/report.py --check          # change nothing; fail where a table is not what the rows say
+    python examples/studies/report.py                  # all studies
+    python examples/studies/report.py nbody            # one
+    python examples/studies/report.py --check          # change nothing; fail where a table is not what the rows say
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def main() -> None:
     for name in options.studies:
         place = study.committed(name)
         if not place.is_file():
-            print(f"{name}: no rows yet; `python examples/{name}.py --study` makes them")
+            print(f"{name}: no rows yet; `python examples/studies/{name}.py --study` makes them")
             continue
         tables, readme = build(name, readme, EXAMPLES.parent / "out" / "report" if options.check else place.parent)
         for title, table in tables.items():

@@ -17,7 +17,7 @@ import tyro
 
 from .devices import checked_device
 
-EXAMPLES = Path(__file__).parents[1]
+EXAMPLES = Path(__file__).parents[2]
 PRESETS = {
     "quick": "seconds: does it run?",
     "study": "what the README's tables were made with; runs whose rows are there already are left out",
@@ -139,7 +139,7 @@ def flag(name: str) -> str:
 
 def command(settings: Settings) -> str:
     """The command line that gives these settings, without what does not change the result."""
-    words = ["python", f"examples/{settings.STUDY}.py"]
+    words = ["python", f"examples/studies/{settings.STUDY}.py"]
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if field.name in settings.HOW or value == field.default:

@@ -12,9 +12,9 @@ chain       points along a smooth random curve, edges between neighbours on it; 
             in both directions, and beyond the number can be anything, so without global context no model has a lower
             error than what the table calls "two steps along the chain".
 
-    python examples/e3nn_mixed_model.py                    # some minutes on two cores
-    python examples/e3nn_mixed_model.py --task chain
-    python examples/e3nn_mixed_model.py --particles 40 --train 2000 --epochs 60 --device cuda
+    python examples/studies/e3nn_mixed_model.py                    # some minutes on two cores
+    python examples/studies/e3nn_mixed_model.py --task chain
+    python examples/studies/e3nn_mixed_model.py --particles 40 --train 2000 --epochs 60 --device cuda
 """
 
 from __future__ import annotations

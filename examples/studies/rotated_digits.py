@@ -6,10 +6,10 @@ rotations) and R4M_SA (4 rotations and reflections), each with one or several re
 escnn's own group convolutions with as many parameters as R4_SA and R8_SA. Prints tables like GE-ViT's Tables 1 and 2,
 measures what its Figure 7 shows, and draws figures like its Figures 4 to 7.
 
-    python examples/rotated_digits.py                                    # a few minutes on two cores
-    python examples/rotated_digits.py --models Z2_SA R8_SA --seeds 0 1 2
-    python examples/rotated_digits.py --study --size 14 --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0
-    python examples/rotated_digits.py --data ~/rotmnist --full --device cuda   # the paper's data and setting
+    python examples/studies/rotated_digits.py                                    # a few minutes on two cores
+    python examples/studies/rotated_digits.py --models Z2_SA R8_SA --seeds 0 1 2
+    python examples/studies/rotated_digits.py --study --size 14 --models R4_SA --kernel-size 3 5 7 0
+    python examples/studies/rotated_digits.py --data ~/rotmnist --full --device cuda   # the paper's data and setting
 """
 
 from __future__ import annotations

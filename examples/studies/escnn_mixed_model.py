@@ -5,9 +5,9 @@ mixed model one of its convolutions is a residual block around R2GroupAttention 
 is chosen so that both have about the same number of parameters. Data and their rotations are those of
 rotated_digits.py.
 
-    python examples/escnn_mixed_model.py                               # a minute on two cores
-    python examples/escnn_mixed_model.py --rotations 8 --kernel-size 5 --seeds 0 1 2
-    python examples/escnn_mixed_model.py --data ~/rotmnist --full --device cuda   # rotated MNIST
+    python examples/studies/escnn_mixed_model.py                               # a minute on two cores
+    python examples/studies/escnn_mixed_model.py --rotations 8 --kernel-size 5 --seeds 0 1 2
+    python examples/studies/escnn_mixed_model.py --data ~/rotmnist --full --device cuda   # rotated MNIST
 """
 
 from __future__ import annotations

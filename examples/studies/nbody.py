@@ -8,9 +8,9 @@ Table 1 with ratios to linear motion, and draws it, with how errors fell.
 
 The particles have no order, and a convolution needs one: with --augment, training shuffles them.
 
-    python examples/nbody.py                        # minutes on two cores
-    python examples/nbody.py --study --models EGNN "SE(3)-Hyena + local"   # the standard task, 3,000 systems
-    python examples/nbody.py --full --device cuda   # the paper's split, schedule and widths
+    python examples/studies/nbody.py                        # minutes on two cores
+    python examples/studies/nbody.py --study --models EGNN "SE(3)-Hyena + local"   # the standard task, 3,000 systems
+    python examples/studies/nbody.py --full --device cuda   # the paper's split, schedule and widths
 """
 
 from __future__ import annotations

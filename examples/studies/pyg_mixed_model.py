@@ -14,8 +14,8 @@ ours                    attention by RelativePerformerConv
 
 on places as in training and on places beyond the canvas, and measures how much moving a graph changes the outputs.
 
-    python examples/pyg_mixed_model.py                                  # minutes on two cores
-    python examples/pyg_mixed_model.py --models "local only" ours --seeds 0 1 2
+    python examples/studies/pyg_mixed_model.py                                  # minutes on two cores
+    python examples/studies/pyg_mixed_model.py --models "local only" ours --seeds 0 1 2
 """
 
 from __future__ import annotations
