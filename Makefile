@@ -1,32 +1,47 @@
-# make demo   train GE-ViTs on rotated digits, Performers on pixel graphs and SE(3)-Hyena on charged particles, and draw
-#             what symmetry does (10 minutes)
-# make report rebuild the tables and figures of the README from the result rows in examples/results
-# make test   lint, types and the whole test-suite
-# Both set everything up first, in .venv; later runs find it done. SCATTER=0 skips building torch-scatter.
+# make demo      three quick starts: train an escnn, a PyG and an e3nn model with our layers, and draw what came of it
+# make test      lint, types and the tests
+# make test-all  the same with the tests marked slow
+# make docs      the documentation, in docs/_build/html; GALLERY=0 leaves out running the tutorials
+# make report    rebuild the tables and figures of the README and the docs from the result rows in examples/results
+# make studies   train what has no result row yet
+# make bench     time the layers against what they replace
+# Each sets up what it needs first, in .venv; later runs find it done. SCATTER=0 skips building torch-scatter.
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-STAMP := $(VENV)/.ready
+READY := $(VENV)/.ready-examples
+READY_ALL := $(VENV)/.ready-all
+SETUP := PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) TORCH=$(TORCH) bash .ci/setup
+TESTS := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist worksteal
 
-.PHONY: demo test lint test-cuda bench studies report setup clean
+.PHONY: demo test test-all lint test-cuda docs bench studies report setup setup-all clean
 
 demo: setup
-	$(RUN) -W ignore examples/studies/rotated_digits.py
-	$(RUN) -W ignore examples/studies/pixel_graphs.py --epochs 8
-	$(RUN) -W ignore examples/studies/nbody.py
+	@echo "Three trainings, about two minutes on two cores."
+	@for host in escnn pyg e3nn; do \
+		echo; echo "== examples/quickstart_$$host.py: $$(sed -n '1s/^"""Quick start with [^:]*: //p' examples/quickstart_$$host.py)"; \
+		$(RUN) examples/quickstart_$$host.py || exit 1; \
+	done
+	@echo; echo "The figures are in $(CURDIR)/out: quickstart_escnn.png, quickstart_pyg.png, quickstart_e3nn.png"
 
 test: lint
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist worksteal
+	$(TESTS) -m "not slow"
 
-lint: setup
+test-all: lint
+	$(TESTS)
+
+lint: setup-all
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-test-cuda: setup
+test-cuda: setup-all
 	@$(RUN) -c "import torch; print('CUDA device:', torch.cuda.get_device_name() if torch.cuda.is_available() else 'none, running the CPU part')"
 	$(RUN) -m pytest -m device
+
+docs: setup-all
+	$(VENV)/bin/sphinx-build -W -b html $(if $(filter 0,$(GALLERY)),-D plot_gallery=0) docs docs/_build/html
 
 bench: setup
 	$(RUN) examples/benchmarks/group_attention.py
@@ -53,11 +68,17 @@ studies: setup
 report: setup
 	$(RUN) -W ignore examples/studies/report.py
 
-setup: $(STAMP)
+setup: $(READY)
 
-$(STAMP): pyproject.toml .ci/setup
-	@PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) TORCH=$(TORCH) bash .ci/setup
-	@touch $(STAMP)
+setup-all: $(READY_ALL)
+
+$(READY): pyproject.toml .ci/setup
+	@$(SETUP) escnn,pyg,e3nn,examples
+	@touch $(READY)
+
+$(READY_ALL): pyproject.toml .ci/setup
+	@$(SETUP) all
+	@touch $(READY) $(READY_ALL)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info out
+	rm -rf $(VENV) build dist *.egg-info out docs/_build docs/tutorials docs/api/generated

@@ -48,11 +48,12 @@ digits = digits.float().view(-1, 1, 8, 8) / 16
 train, test = torch.randperm(len(digits)).split([1200, 597])
 optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()])
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=15 * 30)
-for batch in (batch for _ in trange(15, desc="training") for batch in train[torch.randperm(1200)].split(40)):
-    optimizer.zero_grad()
-    F.cross_entropy(head(invariant(body(image(turned(digits[batch])))).tensor), labels[batch]).backward()
-    optimizer.step()
-    schedule.step()
+for _ in trange(15, desc="training"):
+    for batch in train[torch.randperm(1200)].split(40):
+        optimizer.zero_grad()
+        F.cross_entropy(head(invariant(body(image(turned(digits[batch])))).tensor), labels[batch]).backward()
+        optimizer.step()
+        schedule.step()
 
 body.eval()
 images = turned(digits[test])
@@ -63,7 +64,7 @@ with torch.no_grad():
 print(f"{right.float().mean():.1%} of test digits right, turned by any angle; equivariance error {error:.0e}")
 figure = Figure(figsize=(9, 4), layout="constrained")
 for axis, picture in zip(figure.subplots(2, 5).flat, [x for row in pictures for x in row], strict=True):
-    axis.imshow(picture)
+    axis.imshow(picture, cmap="gray")
     axis.axis("off")
 figure.suptitle("a digit, one feature in 4 orientations; below: turn the digit, and maps turn and move to the next one")
 Path("out").mkdir(exist_ok=True)

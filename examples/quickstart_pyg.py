@@ -43,11 +43,12 @@ for name, position in {"positions as features": None, "relative positions": "win
     model = Model(position)
     optimizer = torch.optim.Adam(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=12 * len(train))
-    for data in (data for _ in trange(12, desc=name) for data in train):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(data), data.y).backward()
-        optimizer.step()
-        schedule.step()
+    for _ in trange(12, desc=name):
+        for data in train:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(data), data.y).backward()
+            optimizer.step()
+            schedule.step()
     with torch.no_grad():
         outputs = [model.eval()(test, shift) for shift in range(7)]
     error = (outputs[6] - outputs[0]).abs().max() / outputs[0].abs().max()

@@ -2,7 +2,7 @@
 
 Every study's rows are in examples/results/NAME/results.csv, one a training run, written by `examples/NAME.py --study`.
 This writes the tables and figures beside them, commands.md with the command that repeats each of them, and the tables
-in README.md that stand between `<!-- NAME/TABLE -->` and `<!-- end -->`. Nothing is trained.
+that stand between `<!-- NAME/TABLE -->` and `<!-- end -->` in README.md and in the pages of docs/. Nothing is trained.
 
     python examples/studies/report.py                  # all studies
     python examples/studies/report.py nbody            # one
@@ -24,7 +24,7 @@ from harness import results, study
 from harness.settings import EXAMPLES, Settings
 from harness.tables import check_cells, command_of, grouped, markdown, mean_and_spread
 
-README = EXAMPLES.parent / "README.md"
+ROOT = EXAMPLES.parent
 STUDIES = (
     "rotated_digits", "pixel_graphs", "nbody", "associative_recall", "escnn_mixed_model", "pyg_mixed_model",
     "e3nn_mixed_model",
@@ -63,23 +63,26 @@ def commands(rows: list[results.Row], kind: type[Settings]) -> str:
     return markdown([*names, "measured", "seconds", "on", "command"], lines)
 
 
+def pages() -> list[Path]:
+    """README.md and what docs/ holds in Markdown, but for what is built there."""
+    docs = ROOT / "docs"
+    return [ROOT / "README.md", *(p for p in sorted(docs.rglob("*.md")) if "_build" not in p.relative_to(docs).parts)]
+
+
 def filled(text: str, name: str, table: str) -> str:
-    """README's text with this table in its place, where it has one."""
+    """A page's text with this table in its places, where it has any."""
     place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(\n<!-- end -->)", re.DOTALL)
     return place.sub(lambda match: f"{match[1]}\n{table}\n{match[2]}", text)
 
 
-def build(name: str, readme: str, folder: Path) -> tuple[dict[str, str], str]:
-    """One study's tables by name, drawn figures in the folder, and README's text with the tables."""
+def build(name: str, folder: Path) -> dict[str, str]:
+    """One study's tables by name; figures are drawn in the folder."""
     module = importlib.import_module(name)
     kind = kind_of(module)
     rows = results.latest(results.read(study.committed(name)), kind)
     check_cells(rows, kind)
     folder.mkdir(parents=True, exist_ok=True)
-    tables = module.report(rows, folder) | {"commands": commands(rows, kind)}
-    for title, table in tables.items():
-        readme = filled(readme, f"{name}/{title}", table)
-    return tables, readme
+    return module.report(rows, folder) | {"commands": commands(rows, kind)}
 
 
 def main() -> None:
@@ -88,27 +91,22 @@ def main() -> None:
         unknown = [name for name in options.studies if name not in STUDIES]
         if unknown:
             raise ValueError(f"studies must be among {', '.join(STUDIES)}, got {', '.join(unknown)}")
-    readme, stale = README.read_text(), []
-    old = readme
+    texts = {path: path.read_text() for path in pages()}  # by file, what it must hold
     for name in options.studies:
         place = study.committed(name)
         if not place.is_file():
             print(f"{name}: no rows yet; `python examples/studies/{name}.py --study` makes them")
             continue
-        tables, readme = build(name, readme, EXAMPLES.parent / "out" / "report" if options.check else place.parent)
+        tables = build(name, ROOT / "out" / "report" if options.check else place.parent)
         for title, table in tables.items():
-            path = place.with_name(f"{title}.md")
-            if not path.is_file() or path.read_text() != table + "\n":
-                stale.append(str(path))
-            if not options.check:
-                path.write_text(table + "\n")
+            texts |= {path: filled(text, f"{name}/{title}", table) for path, text in texts.items()}
+            texts[place.with_name(f"{title}.md")] = table + "\n"
         print(f"{name}: {', '.join(tables)}")
-    if readme != old:
-        stale.append(str(README))
-        if not options.check:
-            README.write_text(readme)
+    stale = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]
     if options.check and stale:
-        sys.exit(f"not what the rows say (run `make report`): {', '.join(stale)}")
+        sys.exit(f"not what the rows say (run `make report`): {', '.join(map(str, stale))}")
+    for path in stale:
+        path.write_text(texts[path])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tables in the README and beside the result rows are what the committed rows say."""
+"""Tables in the README, in the docs and beside the result rows are what the committed rows say."""
 
 import re
 import shlex
@@ -20,10 +20,10 @@ def test_tables_and_commands_are_what_the_rows_say(report, tmp_path, name):
     from harness import results, study
     from harness.settings import parse
 
-    before = report.README.read_text()
-    tables, after = report.build(name, before, tmp_path)
-    assert after == before
+    tables = report.build(name, tmp_path)
     for title, table in tables.items():
+        for page in report.pages():
+            assert report.filled(page.read_text(), f"{name}/{title}", table) == page.read_text()
         assert study.committed(name).with_name(f"{title}.md").read_text() == table + "\n"
     figures = sorted(path.name for path in tmp_path.glob("*.png"))
     assert figures == sorted(path.name for path in study.committed(name).parent.glob("*.png"))
@@ -55,12 +55,46 @@ def test_every_study_is_in_make_studies(report):
     assert {name for name, _ in STUDY_LINES} == set(report.STUDIES)
 
 
-def test_every_place_in_the_readme_belongs_to_a_study(report):
-    places = [line for line in report.README.read_text().splitlines() if line.startswith("<!-- ")]
-    names = [line.split()[1].split("/")[0] for line in places if line != "<!-- end -->"]
-    assert len(names) == places.count("<!-- end -->")
-    assert set(names) <= set(report.STUDIES)
+def test_every_place_in_a_page_belongs_to_a_table(report):
     assert set(WITH_ROWS) <= set(report.STUDIES)
+    for page in report.pages():
+        places = re.findall(r"^<!-- (?:(\w+)/(\w+)|end) -->$", page.read_text(), re.MULTILINE)
+        assert all(place[0] for place in places[::2])
+        assert places[1::2] == len(places[::2]) * [("", "")]
+        for name, title in places[::2]:
+            assert name in report.STUDIES
+            assert (EXAMPLES / "results" / name / f"{title}.md").is_file()
+
+
+def test_pages_of_the_docs_are_filled_and_checked(report, tmp_path, monkeypatch, capsys):
+    """README.md and every Markdown page below docs/, but for built ones; without docs/ too."""
+    places = "<!-- e3nn_mixed_model/errors -->\nold\n<!-- end -->\n"
+    (tmp_path / "README.md").write_text(places)
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    assert report.pages() == [tmp_path / "README.md"]
+    deep, built = tmp_path / "docs/deep/page.md", tmp_path / "docs/_build/page.md"
+    for page in (deep, built):
+        page.parent.mkdir(parents=True)
+        page.write_text(places)
+    command = ["report.py", "e3nn_mixed_model"]
+    monkeypatch.setattr("sys.argv", [*command, "--check"])
+    with pytest.raises(SystemExit, match=rf"README\.md, {deep}$"):
+        report.main()
+    assert deep.read_text() == places
+    monkeypatch.setattr(report.study, "committed", lambda name: tmp_path / name / "results.csv")
+    rows = tmp_path / "e3nn_mixed_model/results.csv"
+    rows.parent.mkdir()
+    rows.write_text((EXAMPLES / "results/e3nn_mixed_model/results.csv").read_text())
+    monkeypatch.setattr("sys.argv", command)
+    report.main()
+    table = (EXAMPLES / "results/e3nn_mixed_model/errors.md").read_text()
+    assert deep.read_text() == (tmp_path / "README.md").read_text()
+    assert table in deep.read_text()
+    assert "old" not in deep.read_text()
+    assert built.read_text() == places
+    assert "e3nn_mixed_model: errors, commands" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", [*command, "--check"])
+    report.main()
 
 
 def test_a_table_is_put_in_its_place_only(report):
@@ -95,7 +129,8 @@ def test_one_command_for_several_seeds(report):
     assert "--seeds 0 1 2" in command_of(rows, kind)
 
 
-def test_figures_in_the_readme_are_there(report):
-    figures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", report.README.read_text())
+def test_figures_in_the_pages_are_there(report):
+    figures = [page.parent / figure for page in report.pages()
+               for figure in re.findall(r"!\[[^\]]+\]\((?!http)([^)]+)\)", page.read_text())]  # fmt: skip
     assert len(figures) >= 3
-    assert all((report.README.parent / figure).is_file() for figure in figures)
+    assert all(figure.is_file() for figure in figures)
