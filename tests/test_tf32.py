@@ -75,7 +75,7 @@ def test_offsets_off_the_lattice_are_exact(kernel_size):
     layer = GroupAttention(group, 3, 7, heads=2, kernel_size=kernel_size)
     with Tf32():
         assert torch.equal(rotated_offsets(group.matrices, neighbourhood, (5, 6)), wanted)
-        assert torch.equal(layer._offsets((5, 6)), wanted)
+        assert torch.equal(layer.offsets((5, 6)), wanted)
 
 
 KINDS = {

@@ -37,7 +37,7 @@ def both(tensors, index, neighbourhood, **options):
     return out
 
 
-@pytest.mark.parametrize("relation", ["ge_vit", "lifted", "gsa"])
+@pytest.mark.parametrize("relation", ["ge_vit", *(pytest.param(r, marks=pytest.mark.slow) for r in ("lifted", "gsa"))])
 def test_matches_materialised_formula(relation, device):
     tensors, neighbourhood = small(3, device=device)
     index = relation_index(cyclic(3), relation).to(device)
@@ -75,7 +75,9 @@ def test_many_blocks_of_scores(device):
     assert_same(*both(tensors, index, neighbourhood, dropout=0.3), tensors)
 
 
-@pytest.mark.parametrize(("full", "relation"), [(False, "ge_vit"), (True, "ge_vit"), (False, "relative")])
+@pytest.mark.parametrize(
+    ("full", "relation"), [(False, "ge_vit"), pytest.param(True, "ge_vit", marks=pytest.mark.slow), (False, "relative")]
+)
 def test_runs_change_nothing(full, relation, device):
     """Gradients of encodings, gathered from a few sites at a time."""
     (*tensors, rho_space, rho_group), _ = small(3, (3, 3), device=device)
@@ -89,6 +91,7 @@ def test_runs_change_nothing(full, relation, device):
         torch.testing.assert_close(some, all_at_once, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_volumes_and_disks(device):
     tensors, neighbourhood = small(2, (3, 4, 3), batch=1, channels=2, device=device)
     index = relation_index(cyclic(2), "ge_vit").to(device)
@@ -167,18 +170,9 @@ def layer(group, kind=GroupAttention, **options):
     return kind(group, 3, 4, heads=1, head_channels=4, kernel_size=3, backend="triton", **options)
 
 
-EVERY_GROUP = [
-    ("C4", torch.float64),
-    *(
-        pytest.param(name, dtype, marks=pytest.mark.slow)
-        for name in ("C4", "D4", "volume")
-        for dtype in (torch.float64, torch.float32)
-        if (name, dtype) != ("C4", torch.float64)
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "dtype"), EVERY_GROUP)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", ["C4", "D4", "volume"])
 def test_equivariance(name, dtype, randomise, device):
     group = HALF_TURN if name == "volume" else GROUPS[name]
     module = randomise(layer(group)).to(device, dtype)
@@ -210,6 +204,7 @@ def test_autocast(dtype, randomise, device):
     assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
 
 
+@pytest.mark.slow
 def test_compile(randomise, device):
     module = randomise(layer(cyclic(2))).to(device)
     twin = copy.deepcopy(module)

@@ -36,12 +36,13 @@ def check_compiled(module, arguments, equal):
             equal(got, wanted, 1e-10)
 
 
-@pytest.mark.parametrize("kind", ["hyena", "attention"])
+@pytest.mark.parametrize("kind", ["hyena", pytest.param("attention", marks=pytest.mark.slow)])
 def test_compiles_whole(on_device, kind, double, make_module, graphs, equal):
     module = make_module(kind)
     check_compiled(module, graphs(module, SIZES) | COUNTS, equal)
 
 
+@pytest.mark.slow
 def test_clifford_mlp_compiles_whole(on_device, double, randomise, equal):
     mlp = randomise(CliffordMLP("3x0e+2x1o", "2x1e+5x0e", 3))
     check_compiled(mlp, {"x": torch.randn(11, 9)}, equal)

@@ -224,7 +224,7 @@ def test_train_and_eval_keep_the_state_dict(gspace):
             assert all(torch.equal(before[k], after[k]) for k in before)
 
 
-@pytest.mark.parametrize("preset", ["rotmnist", "cifar10", "patchcamelyon"])
+@pytest.mark.parametrize("preset", ["rotmnist", "cifar10", pytest.param("patchcamelyon", marks=pytest.mark.slow)])
 def test_presets(preset):
     model = getattr(GEViT, preset)(GSPACES["rot4"], kernel_size=3)
     assert model.out_type.size == {"rotmnist": 10, "cifar10": 10, "patchcamelyon": 2}[preset]

@@ -29,7 +29,7 @@ def image(group, spatial, regular, dtype=torch.float64, batch=2):
 def oracle(layer, x, relation):
     """The layer by its definition, one (pixel, h, t) at a time, with the encoding evaluated offset by offset."""
     lifts = isinstance(layer, LiftingAttention)
-    q, k, v = (p.unsqueeze(3) if lifts else p for p in layer._project(x))
+    q, k, v = (p.unsqueeze(3) if lifts else p for p in layer.project(x))
     radius = layer.neighbourhood.kernel_size
     spatial = tuple(x.shape[-layer.group.dim :])
     scale = layer.neighbourhood.scale(spatial)
@@ -49,9 +49,16 @@ def oracle(layer, x, relation):
     return layer.out(out.flatten(1, 2))
 
 
-@pytest.mark.parametrize("encoding", ["axial", "joint", "full"])
-@pytest.mark.parametrize("kernel_size", [3, None])
-@pytest.mark.parametrize("relation", [None, *RELATIONS, "gsa"])
+EVERY_DEFINITION = [(r, k, e) for r in (None, *RELATIONS, "gsa") for k in (3, None) for e in ("axial", "joint", "full")]
+IN_THE_GATE = [(r, 3, "axial") for r in (None, *RELATIONS)] + [
+    (r, None, e) for r in (None, "ge_vit") for e in ("joint", "full")
+]
+
+
+@pytest.mark.parametrize(
+    ("relation", "kernel_size", "encoding"),
+    [pytest.param(*c, marks=() if c in IN_THE_GATE else pytest.mark.slow) for c in EVERY_DEFINITION],
+)
 @pytest.mark.filterwarnings("ignore:relation='gsa'")
 def test_definition(on_device, relation, kernel_size, encoding, randomise):
     group = dihedral(2) if encoding == "axial" else cyclic(3)
@@ -70,7 +77,9 @@ def test_definition(on_device, relation, kernel_size, encoding, randomise):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("kernel_size", "spatial"), [(3, (3, 3, 4)), (None, (2, 3, 2))])
+@pytest.mark.parametrize(
+    ("kernel_size", "spatial"), [pytest.param(3, (3, 3, 4), marks=pytest.mark.slow), (None, (2, 3, 2))]
+)
 @pytest.mark.parametrize("relation", [None, "ge_vit"])
 def test_definition_in_three_dimensions(on_device, relation, kernel_size, spatial, randomise):
     """A quarter turn about x, so that all three axes of the geometry matter."""
@@ -134,7 +143,7 @@ def test_wrong_geometry_is_not_equivariant(randomise):
     """Negative control: transposing the rotations (h instead of its inverse) fails the check."""
     group = GROUPS["C4"]
     layer = randomise(attention(group)).double()
-    layer._geometry = layer._geometry[group.inverse].contiguous()
+    layer.geometry = layer.geometry[group.inverse].contiguous()
     assert equivariance_error(layer, group, image(group, (5, 5), True)) > 1e-3
 
 
@@ -167,7 +176,7 @@ def test_copies_and_sizes(check_copies, randomise):
 def test_geometry_survives_dtype_conversion(randomise):
     """Offsets stay exact through .float().double(), as off-lattice elements need."""
     layer = attention(cyclic(8))
-    exact = layer._offsets((5, 5)).clone()
+    exact = layer.offsets((5, 5)).clone()
     assert torch.equal(layer.half().double()._offsets((5, 5)), exact)
     assert exact.dtype == torch.float64
 

@@ -32,7 +32,11 @@ def test_rotmnist_count_is_what_the_docs_say():
 
 @pytest.mark.parametrize(
     ("preset", "shape"),
-    [("rotmnist", (1, 1, 28, 28)), ("cifar10", (1, 3, 32, 32)), ("patchcamelyon", (1, 3, 96, 96))],
+    [
+        ("rotmnist", (1, 1, 28, 28)),
+        ("cifar10", (1, 3, 32, 32)),
+        pytest.param("patchcamelyon", (1, 3, 96, 96), marks=pytest.mark.slow),
+    ],
 )
 def test_presets_are_invariant(preset, shape):
     group = mirror() if preset != "rotmnist" else dihedral(4)

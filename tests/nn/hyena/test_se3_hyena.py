@@ -140,7 +140,7 @@ def test_scalars_or_vectors_only(randomise):
     close(empty, layer(None, x["vectors"]), 0)
 
 
-@pytest.mark.parametrize("name", ["plain", "local"])
+@pytest.mark.parametrize("name", ["plain", pytest.param("local", marks=pytest.mark.slow)])
 def test_gradcheck_twice(name, randomise):
     """First and second derivatives, forces included, on a tiny case."""
     options = {**OPTIONS[name][1], "num_blocks": 1, "gate_channels": 1, "mlp_channels": 1}
@@ -203,7 +203,7 @@ def test_parameters_as_published():
     assert 750_000 < count < 900_000
 
 
-@pytest.mark.parametrize(("name", "flat"), [("radial", False), ("pooled", True)])
+@pytest.mark.parametrize(("name", "flat"), [("radial", False), pytest.param("pooled", True, marks=pytest.mark.slow)])
 def test_compiles_whole(on_device, name, flat, make):
     layer, sizes = make(name, torch.float32), [7, 3]
     x = sample(name, sizes, torch.float32)

@@ -200,6 +200,7 @@ def test_reset_and_repr(make):
     assert "3, 2 -> 3, 2" in repr(layer)
 
 
+@pytest.mark.slow
 def test_compiles_whole(on_device, make):
     name = "pooled local"
     layer, sizes = make(name, torch.float32), [7, 3]

@@ -19,8 +19,8 @@ from .pointwise import Pointwise
 class _Attention(nn.Module):
     """Projections, encoding and tables that lifting and group attention share."""
 
-    _geometry: Tensor
-    _index: Tensor
+    geometry: Tensor
+    index: Tensor
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class _Attention(nn.Module):
         # of two elements no longer agree exactly.
         exact = group.matrices if kernel_size is None else rotated_offsets(group.matrices, self.neighbourhood)
         geometry = exact.contiguous().view(torch.int64).to(self.out.weight.device)
-        self.register_buffer("_geometry", geometry, persistent=False)
+        self.register_buffer("geometry", geometry, persistent=False)
 
-    def _offsets(self, spatial: tuple[int, ...]) -> Tensor:
-        geometry = self._geometry.view(torch.float64)
+    def offsets(self, spatial: tuple[int, ...]) -> Tensor:
+        geometry = self.geometry.view(torch.float64)
         return rotated_offsets(geometry, self.neighbourhood, spatial) if self.neighbourhood.is_global else geometry
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (B, heads, head_channels, [|H|,] *spatial)."""
         query, key, value = (p(x).unflatten(1, (self.heads, -1)) for p in (self.query, self.key, self.value))
         return query, key, value
@@ -75,7 +75,7 @@ class _Attention(nn.Module):
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, rho_space: Tensor, rho_group: Tensor | None) -> Tensor:
         """From features with a group axis to the output's."""
         out = checked_group_attention(
-            query, key, value, rho_space, rho_group, self._index, neighbourhood=self.neighbourhood, scale=self.scale,
+            query, key, value, rho_space, rho_group, self.index, neighbourhood=self.neighbourhood, scale=self.scale,
             dropout=self.dropout if self.training else 0.0, backend=self.backend,
         )  # fmt: skip
         return self.out(out.flatten(1, 2))
@@ -147,13 +147,13 @@ class LiftingAttention(_Attention):
             elements=None,
         )  # fmt: skip
         nothing = torch.zeros(len(group), 1, 1, dtype=torch.int64, device=self.out.weight.device)
-        self.register_buffer("_index", nothing, persistent=False)
+        self.register_buffer("index", nothing, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         checks.features(x, self.in_channels, self.group.dim, None, self.out.weight)
         self.neighbourhood.check(x.shape[2:])
-        rho, _ = self.encoding(self._offsets(tuple(x.shape[2:])))
-        query, key, value = (projected.unsqueeze(3) for projected in self._project(x))
+        rho, _ = self.encoding(self.offsets(tuple(x.shape[2:])))
+        query, key, value = (projected.unsqueeze(3) for projected in self.project(x))
         return self._attend(query, key, value, rho, rho.new_zeros(1, self.head_channels))
 
 
@@ -212,7 +212,7 @@ class GroupAttention(_Attention):
         )  # fmt: skip
         self.relation = relation
         index = relation_index(group, relation).to(self.out.weight.device)
-        self.register_buffer("_index", index, persistent=False)
+        self.register_buffer("index", index, persistent=False)
         if relation == "gsa":
             warnings.warn(
                 "relation='gsa' (GSA-Nets section 5.2) is not equivariant; it is kept to reproduce the comparison, "
@@ -223,8 +223,8 @@ class GroupAttention(_Attention):
     def forward(self, x: Tensor) -> Tensor:
         checks.features(x, self.in_channels, self.group.dim, len(self.group), self.out.weight)
         self.neighbourhood.check(x.shape[3:])
-        rho_space, rho_group = self.encoding(self._offsets(tuple(x.shape[3:])))
-        return self._attend(*self._project(x), rho_space, rho_group)
+        rho_space, rho_group = self.encoding(self.offsets(tuple(x.shape[3:])))
+        return self._attend(*self.project(x), rho_space, rho_group)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, relation={self.relation!r}"
