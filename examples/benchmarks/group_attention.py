@@ -1,9 +1,9 @@
 """Time and peak memory of a group self-attention layer against the materialised formula.
 
 The baseline is the same layer with every score of every (output, query, key) element in memory, as published code
-computes it (``tests/oracles.py``). Every measurement runs in a process of its own, one after the other, with warm-up;
-times are medians. Where the baseline does not fit in memory at the asked batch it runs, and so do the layers beside
-it, at the largest batch that does. Beside each stands its floor (floor.py).
+computes it (``tests/helpers/oracles.py``). Every measurement runs in a process of its own, one after the other, with
+warm-up; times are medians. Where the baseline does not fit in memory at the asked batch it runs, and so do the layers
+beside it, at the largest batch that does. Beside each stands its floor (floor.py).
 
     python examples/benchmarks/group_attention.py                # C4, C8, C12, D4, D8 and global C4, about 15 minutes
     python examples/benchmarks/group_attention.py --cases C4     # one case
@@ -52,7 +52,7 @@ GOAL_BATCH, BATCH = 64, 8
 
 
 def oracles():
-    spec = importlib.util.spec_from_file_location("oracles", ROOT / "tests" / "oracles.py")
+    spec = importlib.util.spec_from_file_location("oracles", ROOT / "tests" / "helpers" / "oracles.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -4,6 +4,7 @@ import pytest
 from running import evaluate, number, run
 
 
+@pytest.mark.slow
 def test_linear_attention_benchmark(tmp_path):
     table = tmp_path / "table.md"
     result = run("benchmarks/linear_attention.py", "--sizes", 8, 12, "--repeats", 1, "--output", table, "--rates",
@@ -37,6 +38,7 @@ print("equal")
     assert evaluate(code) == "equal"
 
 
+@pytest.mark.slow
 def test_group_attention_benchmark(tmp_path):
     table = tmp_path / "table.md"
     result = run("benchmarks/group_attention.py", "--cases", "C4", "--size", 6, "--batch", 1, "--repeats", 1,

@@ -5,6 +5,7 @@ import dataclasses
 import math
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from report import STUDIES
 from running import EXAMPLES, rows_of, run
 
 CUDA = DEVICES[1]
+SLOW = pytest.mark.slow
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
 TOY = Path(__file__).parents[1] / "helpers/toy_study.py"
 
@@ -33,6 +35,12 @@ def start(*arguments, launcher=(), **environment):
     environment = {name: str(value) for name, value in environment.items()}
     always = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES / "studies")}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | always | environment)
+
+
+def start_here(toy, monkeypatch, *arguments):
+    """The toy study in this process."""
+    monkeypatch.setattr(sys, "argv", [str(TOY), *map(str, arguments)])
+    toy.study.main(toy.Toy(), toy.PRESETS, toy.__doc__, toy.train, toy.report)
 
 
 def toy_rows(folder):
@@ -131,14 +139,16 @@ def test_presets_exclude_each_other(toy):
         parse(toy.Toy(), toy.PRESETS | {"full": toy.Toy()}, "", ["--quick", "--full"])
 
 
-def test_help_and_refusals_for_a_newcomer():
-    said = start("--help")
-    assert said.returncode == 0
+def test_help_and_refusals_for_a_newcomer(toy, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as end:
+        start_here(toy, monkeypatch, "--help")
+    assert end.value.code == 0
+    said = capsys.readouterr().out
     for words in ("A study of seconds", "--quick", "seconds: does it run?", "--learning-rate FLOAT", "of Adam, at the"):
-        assert words in said.stdout
-    refused = start("--epochs", 0)
-    assert refused.returncode == 1
-    assert refused.stderr == "toy_study.py: --epochs must be positive, got 0\n"
+        assert words in said
+    with pytest.raises(SystemExit) as end:
+        start_here(toy, monkeypatch, "--epochs", 0)
+    assert end.value.code == "toy_study.py: --epochs must be positive, got 0"  # which python prints, and returns 1
 
 
 # Result rows
@@ -359,7 +369,7 @@ def test_what_a_run_leaves(toy, uninterrupted):
     assert (uninterrupted / "toy_study" / "errors.md").read_text().startswith("| widths | 0 |")
 
 
-@pytest.mark.parametrize("epoch", [0, 2, 3])
+@pytest.mark.parametrize("epoch", [pytest.param(0, marks=SLOW), 2, pytest.param(3, marks=SLOW)])
 def test_a_killed_run_resumes_to_the_same_result(toy, tmp_path, uninterrupted, epoch):
     killed = start("--output", tmp_path, KILL_IN_EPOCH=epoch)
     assert killed.returncode == -9
@@ -398,6 +408,7 @@ def test_every_study_trains_on_a_gpu(tmp_path, name, device):
         assert "--device" not in row.command
 
 
+@pytest.mark.slow
 def test_a_killed_run_keeps_its_best_epoch(tmp_path):
     """Where the best epoch lies before the kill, and a later one is worse."""
     flags = ("--rising", "--learning-rate", 0.0001, "--output")
@@ -412,6 +423,7 @@ def test_a_killed_run_keeps_its_best_epoch(tmp_path):
     assert all(torch.equal(weights[name], others[name]) for name in others)
 
 
+@pytest.mark.slow
 def test_a_run_that_had_stopped_early_is_not_trained_on(tmp_path):
     flags = ("--rising", "--learning-rate", 0.0001, "--patience", 2, "--epochs", 8, "--output", tmp_path)
     assert start(*flags, KILL_IN_TEST=1).returncode == -9
@@ -420,15 +432,15 @@ def test_a_run_that_had_stopped_early_is_not_trained_on(tmp_path):
     assert [epoch for epoch, _ in toy_rows(tmp_path)[0].more["curve"]] == [1, 2, 3]
 
 
-def test_rows_are_not_made_twice(toy, tmp_path, uninterrupted):
+def test_rows_are_not_made_twice(toy, tmp_path, monkeypatch, capsys, uninterrupted):
     file = uninterrupted / "toy_study" / "results.csv"
-    again = start("--output", tmp_path, "--results", file)
-    assert again.returncode == 0, again.stderr
-    assert "[1/1]" not in again.stdout
+    start_here(toy, monkeypatch, "--output", tmp_path, "--results", file)
+    assert "[1/1]" not in capsys.readouterr().out
     assert not (tmp_path / "toy_study" / "runs").exists()
     assert len(toy_rows(uninterrupted)) == 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_training(toy, tmp_path, uninterrupted):
     full = start("--output", tmp_path, BREAK_IN_EPOCH=2)
     assert full.returncode != 0
@@ -442,22 +454,29 @@ def test_a_full_disk_while_training(toy, tmp_path, uninterrupted):
     assert toy_rows(tmp_path)[0].value == toy_rows(uninterrupted)[0].value
 
 
-def test_a_corrupt_checkpoint_is_refused(tmp_path):
-    assert start("--output", tmp_path, KILL_IN_EPOCH=1).returncode == -9
-    last = run_folder(tmp_path) / "last.ckpt"
+def test_a_corrupt_checkpoint_is_refused(toy, tmp_path, monkeypatch, uninterrupted):
+    folder = shutil.copytree(uninterrupted, tmp_path / "copy")
+    (folder / "toy_study" / "results.csv").unlink()
+    last = run_folder(folder) / "last.ckpt"
     last.write_bytes(last.read_bytes()[:-100])
-    refused = start("--output", tmp_path)
-    assert refused.returncode == 1
-    assert f"toy_study.py: {last} is not a whole checkpoint" in refused.stderr
-    assert "--again" in refused.stderr
-    anew = start("--output", tmp_path, "--again")
-    assert anew.returncode == 0, anew.stderr
-    assert len(toy_rows(tmp_path)) == 1
+    with pytest.raises(SystemExit) as refused:
+        start_here(toy, monkeypatch, "--output", folder)
+    assert refused.value.code.startswith(f"toy_study.py: {last} is not a whole checkpoint")
+    assert "--again" in refused.value.code
+    start_here(toy, monkeypatch, "--output", folder, "--again")
+    assert len(toy_rows(folder)) == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
-@pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")],
-                         ids=["--devices 2", "torchrun"])  # fmt: skip
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param((), id="--devices 2"),
+        pytest.param(
+            ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"), id="torchrun", marks=SLOW
+        ),
+    ],
+)
 def test_two_processes_learn_as_one(toy, tmp_path, launcher, device):
     """On the CPU by gloo, with two GPUs by NCCL."""
     flags = ("--device", device, "--dropout", 0, "--output")  # each process drops on its own

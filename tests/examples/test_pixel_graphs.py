@@ -172,6 +172,7 @@ def test_mnist_files(tmp_path, pixels):
     assert images.shape == (9, 1, 32, 32)
 
 
+@pytest.mark.slow
 def test_cifar_files(tmp_path):
     """The fifth batch chooses the epoch; random images cannot be shifted."""
     write_cifar(tmp_path, count=2)

@@ -58,6 +58,7 @@ def test_linear_motion_has_the_known_error(particles):
     assert 0.070 < error < 0.086
 
 
+@pytest.mark.slow
 def test_linear_motion_on_the_standard_task(particles):
     """Frame 30 to 40: 0.112 to 0.115 with t = 1, and 0.087 to 0.088 with the best t, about 0.73."""
     data = particles.simulate(1500, seed=1, steps=4200, progress=False)
@@ -220,6 +221,7 @@ def test_chain_is_out_of_reach_of_messages():
         assert changed[distance > 2].any() == (name != "none")
 
 
+@pytest.mark.slow
 def test_long_context_benchmark(tmp_path):
     result = run("benchmarks/long_context.py", "--tokens", 20, 31, "--lengths", 17, "--repeats", 1, "--directions",
                  "forward", "--rates", 1e10, 1e11, 1e9, "--layers", "hyena", "attention", "pairs", "--output",

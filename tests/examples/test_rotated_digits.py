@@ -62,6 +62,7 @@ def test_rotated_digits(tmp_path):
     assert not (folder / "windows.md").exists()
 
 
+@pytest.mark.slow
 def test_published_files_choose_the_epoch(tmp_path):
     write_rotmnist(tmp_path, train=24, test=5)
     flags = [x for name, value in TINY.items() for x in (f"--{name.replace('_', '-')}", value)]
