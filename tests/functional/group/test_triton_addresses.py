@@ -72,8 +72,7 @@ def test_group_attention(kind, options, dropout, outside):
 
 def test_vectors_and_products(outside):
     q, k, v = (torch.randn(2, 13, 2, 3, requires_grad=True) for _ in range(3))
-    for variant in ("equations", "code"):
-        vector_attention(q, k, v, torch.tensor([13, 5]), variant=variant, backend="triton").sum().backward()
+    vector_attention(q, k, v, torch.tensor([13, 5]), backend="triton").sum().backward()
     x, y = (torch.randn(8, 3, 11, requires_grad=True) for _ in range(2))
     channelwise_product(x, y, torch.randn(20, 3, requires_grad=True), "triton").sum().backward()
     geometric_product(x.movedim(0, -1), y.movedim(0, -1), backend="triton").sum().backward()
