@@ -477,14 +477,14 @@ def test_a_corrupt_checkpoint_is_refused(toy, tmp_path, monkeypatch, uninterrupt
         ),
     ],
 )
-def test_two_processes_learn_as_one(toy, tmp_path, launcher, device):
+def test_two_processes_learn_as_one(toy, tmp_path, monkeypatch, launcher, device):
     """On the CPU by gloo, with two GPUs by NCCL."""
     flags = ("--device", device, "--dropout", 0, "--output")  # each process drops on its own
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     slurm = {"SLURM_NTASKS": 1, "SLURM_JOB_NAME": "toy", "SLURM_PROCID": 0, "SLURM_LOCALID": 0}  # as in a batch script
-    for folder, how, by in ((alone, (), ()), (shared, () if launcher else ("--devices", 2), launcher)):
-        result = start(*flags, folder, *how, launcher=by, **slurm)
-        assert result.returncode == 0, result.stderr
+    start_here(toy, monkeypatch, *flags, alone)
+    result = start(*flags, shared, *(() if launcher else ("--devices", 2)), launcher=launcher, **slurm)
+    assert result.returncode == 0, result.stderr
     one, two = (losses(toy, f, dropout=0.0, devices=n) for n, f in ((1, alone), (2, shared)))
     assert sorted(one) == sorted(two) == [0, 1, 2, 3]
     assert two == pytest.approx(one, rel=1e-5)
