@@ -395,6 +395,15 @@ def test_a_killed_run_resumes_on_a_gpu(toy, tmp_path, device):
     assert toy_rows(killed)[0].value == pytest.approx(toy_rows(whole)[0].value, rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_starts_in_a_process_of_its_own(name):
+    """As a user starts it, from whatever folder; the tests of each run it in theirs."""
+    result = run(f"studies/{name}.py", "--help")
+    assert result.returncode == 0, result.stderr
+    assert f"usage: {name}.py" in result.stdout
+
+
 @pytest.mark.parametrize("device", [CUDA])
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_trains_on_a_gpu(tmp_path, name, device):
