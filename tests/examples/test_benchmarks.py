@@ -309,6 +309,7 @@ def test_clifford_product_benchmark(tmp_path):
     assert all(number(row[-1]) > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_longest_context(tmp_path):
     result = run("benchmarks/long_context.py", "--longest", "--memory-limit", 0.05, "--start", 512, "--directions",
                  "forward", "--output", tmp_path / "table.md", "--layers", "hyena")  # fmt: skip

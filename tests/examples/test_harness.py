@@ -395,6 +395,15 @@ def test_a_killed_run_resumes_on_a_gpu(toy, tmp_path, device):
     assert toy_rows(killed)[0].value == pytest.approx(toy_rows(whole)[0].value, rel=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_starts_in_a_process_of_its_own(name):
+    """As a user starts it, from whatever folder; the tests of each run it in theirs."""
+    result = run(f"studies/{name}.py", "--help")
+    assert result.returncode == 0, result.stderr
+    assert f"usage: {name}.py" in result.stdout
+
+
 @pytest.mark.parametrize("device", [CUDA])
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_trains_on_a_gpu(tmp_path, name, device):
@@ -477,14 +486,14 @@ def test_a_corrupt_checkpoint_is_refused(toy, tmp_path, monkeypatch, uninterrupt
         ),
     ],
 )
-def test_two_processes_learn_as_one(toy, tmp_path, launcher, device):
+def test_two_processes_learn_as_one(toy, tmp_path, monkeypatch, launcher, device):
     """On the CPU by gloo, with two GPUs by NCCL."""
     flags = ("--device", device, "--dropout", 0, "--output")  # each process drops on its own
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     slurm = {"SLURM_NTASKS": 1, "SLURM_JOB_NAME": "toy", "SLURM_PROCID": 0, "SLURM_LOCALID": 0}  # as in a batch script
-    for folder, how, by in ((alone, (), ()), (shared, () if launcher else ("--devices", 2), launcher)):
-        result = start(*flags, folder, *how, launcher=by, **slurm)
-        assert result.returncode == 0, result.stderr
+    start_here(toy, monkeypatch, *flags, alone)
+    result = start(*flags, shared, *(() if launcher else ("--devices", 2)), launcher=launcher, **slurm)
+    assert result.returncode == 0, result.stderr
     one, two = (losses(toy, f, dropout=0.0, devices=n) for n, f in ((1, alone), (2, shared)))
     assert sorted(one) == sorted(two) == [0, 1, 2, 3]
     assert two == pytest.approx(one, rel=1e-5)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from image_writers import write_cifar, write_mnist
-from running import rows_of, run
+from running import rows_of, run_here
 
 TINY = ("--quick", "--no-progress")
 
@@ -34,7 +34,7 @@ def cells(path):
 
 
 def test_pixel_graphs(tmp_path, pixels):
-    result = run("studies/pixel_graphs.py", *TINY, "--seeds", 0, 1, "--output", tmp_path)
+    result = run_here("studies/pixel_graphs.py", *TINY, "--seeds", 0, 1, "--output", tmp_path)
     assert result.returncode == 0, result.stderr
     rows = rows_of(tmp_path, "pixel_graphs")
     assert [(row.setting("positions"), row.setting("seeds")) for row in rows] == [
@@ -172,12 +172,11 @@ def test_mnist_files(tmp_path, pixels):
     assert images.shape == (9, 1, 32, 32)
 
 
-@pytest.mark.slow
 def test_cifar_files(tmp_path):
     """The fifth batch chooses the epoch; random images cannot be shifted."""
     write_cifar(tmp_path, count=2)
-    result = run("studies/pixel_graphs.py", *TINY, "--data", tmp_path, "--size", 8, "--positions", "none",
-                 "--embedding", "lookup", "--output", tmp_path / "out")  # fmt: skip
+    result = run_here("studies/pixel_graphs.py", *TINY, "--data", tmp_path, "--size", 8, "--positions", "none",
+                      "--embedding", "lookup", "--output", tmp_path / "out")  # fmt: skip
     assert result.returncode == 0, result.stderr
     (row,) = rows_of(tmp_path / "out", "pixel_graphs")
     assert len(row.more["curve"]) == 1
@@ -197,7 +196,7 @@ def test_bad_files(tmp_path, pixels):
 
 
 def test_mixed_model(tmp_path, mixed):
-    result = run("studies/pyg_mixed_model.py", *TINY, "--output", tmp_path)
+    result = run_here("studies/pyg_mixed_model.py", *TINY, "--output", tmp_path)
     assert result.returncode == 0, result.stderr
     rows = {row.setting("models"): row for row in rows_of(tmp_path, "pyg_mixed_model")}
     assert list(rows) == list(mixed.PyGMixedModel().models)

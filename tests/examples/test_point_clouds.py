@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from running import evaluate, rows_of, run
+from running import evaluate, rows_of, run, run_here
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,9 @@ def test_cache(particles, tmp_path):
 
 
 def test_nbody(tmp_path):
-    result = run("studies/nbody.py", "--quick", "--augment", "--no-progress", "--cache", tmp_path, "--output", tmp_path)
+    result = run_here(
+        "studies/nbody.py", "--quick", "--augment", "--no-progress", "--cache", tmp_path, "--output", tmp_path
+    )
     assert result.returncode == 0, result.stderr
     rows, folder = rows_of(tmp_path, "nbody"), tmp_path / "nbody"
     assert len({row.setting("models") for row in rows}) == len(rows) == 7
@@ -97,7 +99,7 @@ def test_nbody(tmp_path):
 
 
 def test_associative_recall(tmp_path):
-    result = run("studies/associative_recall.py", "--quick", "--no-progress", "--output", tmp_path)
+    result = run_here("studies/associative_recall.py", "--quick", "--no-progress", "--output", tmp_path)
     assert result.returncode == 0, result.stderr
     rows, folder = rows_of(tmp_path, "associative_recall"), tmp_path / "associative_recall"
     names = "vocabulary", "lengths", "models"
@@ -179,7 +181,9 @@ def test_associative_recall_refuses_odd_lengths():
 
 
 def test_e3nn_mixed_model(tmp_path):
-    result = run("studies/e3nn_mixed_model.py", "--quick", "--no-progress", "--cache", tmp_path, "--output", tmp_path)
+    result = run_here(
+        "studies/e3nn_mixed_model.py", "--quick", "--no-progress", "--cache", tmp_path, "--output", tmp_path
+    )
     assert result.returncode == 0, result.stderr
     rows, folder = rows_of(tmp_path, "e3nn_mixed_model"), tmp_path / "e3nn_mixed_model"
     assert len({row.setting("operators") for row in rows}) == len(rows) == 4

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from image_writers import AMAT, write_rotmnist
-from running import rows_of, run
+from running import rows_of, run_here
 
 TINY = {"channels": 4, "heads": 1, "head_channels": 2, "blocks": 1, "size": 8}
 ATTENTION = ["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA"]
@@ -39,7 +39,7 @@ def row(digits, value=50.0, more=None, **swept):
 
 
 def test_rotated_digits(tmp_path):
-    result = run("studies/rotated_digits.py", "--quick", "--no-progress", "--output", tmp_path)
+    result = run_here("studies/rotated_digits.py", "--quick", "--no-progress", "--output", tmp_path)
     assert result.returncode == 0, result.stderr
     rows = rows_of(tmp_path, "rotated_digits")
     pairs = [(row.setting("models"), row.setting("relation")) for row in rows]
@@ -62,12 +62,11 @@ def test_rotated_digits(tmp_path):
     assert not (folder / "windows.md").exists()
 
 
-@pytest.mark.slow
 def test_published_files_choose_the_epoch(tmp_path):
     write_rotmnist(tmp_path, train=24, test=5)
     flags = [x for name, value in TINY.items() for x in (f"--{name.replace('_', '-')}", value)]
-    result = run("studies/rotated_digits.py", *flags, "--data", tmp_path, "--models", "R4_SA", "C4 G-CNN", "--relation",
-                 "relative", "--epochs", 2, "--no-progress", "--output", tmp_path)  # fmt: skip
+    result = run_here("studies/rotated_digits.py", *flags, "--data", tmp_path, "--models", "R4_SA", "C4 G-CNN",
+                      "--relation", "relative", "--epochs", 2, "--no-progress", "--output", tmp_path)  # fmt: skip
     assert result.returncode == 0, result.stderr
     rows = rows_of(tmp_path, "rotated_digits")
     assert [row.setting("models") for row in rows] == ["R4_SA", "C4 G-CNN"]
@@ -76,14 +75,14 @@ def test_published_files_choose_the_epoch(tmp_path):
         assert one.more["max error"] < 1e-5
     assert (tmp_path / "rotated_digits" / "errors.png").stat().st_size > 5000
     (tmp_path / AMAT["test"]).unlink()
-    again = run("studies/rotated_digits.py", "--data", tmp_path, "--output", tmp_path)
+    again = run_here("studies/rotated_digits.py", "--data", tmp_path, "--output", tmp_path)
     assert again.returncode != 0
     assert str(tmp_path / AMAT["test"]) in again.stderr.strip().splitlines()[-1]
     assert "Traceback" not in again.stderr
 
 
 def test_mixed_model(tmp_path):
-    result = run("studies/escnn_mixed_model.py", "--quick", "--no-progress", "--output", tmp_path)
+    result = run_here("studies/escnn_mixed_model.py", "--quick", "--no-progress", "--output", tmp_path)
     assert result.returncode == 0, result.stderr
     plain, attention = rows_of(tmp_path, "escnn_mixed_model")
     assert plain.setting("models") == "G-CNN"
