@@ -64,11 +64,12 @@ class _Attention(nn.Module):
         self.register_buffer("geometry", geometry, persistent=False)
 
     def offsets(self, spatial: tuple[int, ...]) -> Tensor:
+        """Offsets seen from every element, ``(|H|, D, d)`` float64, for a grid of this size."""
         geometry = self.geometry.view(torch.float64)
         return rotated_offsets(geometry, self.neighbourhood, spatial) if self.neighbourhood.is_global else geometry
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each (B, heads, head_channels, [|H|,] *spatial)."""
+        """Queries, keys and values, each ``(B, heads, head_channels, [|H|,] *spatial)``."""
         query, key, value = (p(x).unflatten(1, (self.heads, -1)) for p in (self.query, self.key, self.value))
         return query, key, value
 
