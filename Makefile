@@ -17,7 +17,7 @@ TESTS := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist worksteal
 
 .PHONY: demo test test-all lint test-cuda docs bench studies report setup setup-all clean
 
-# Tensors are small: one thread is about as fast as two, and much faster where others use the machine.
+# One thread: on cores that others use too, waiting for a second one took several times as long.
 demo: setup
 	@echo "Three trainings, about two minutes on two cores."
 	@for host in escnn pyg e3nn; do \
