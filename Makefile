@@ -19,10 +19,10 @@ TESTS := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist worksteal
 
 # One thread: on cores that others use too, waiting for a second one took several times as long.
 demo: setup
-	@echo "Three trainings, about two minutes on two cores."
+	@echo "Three trainings, two to three minutes on two cores."
 	@for host in escnn pyg e3nn; do \
 		echo; echo "== examples/quickstart_$$host.py: $$(sed -n '1s/^"""Quick start with [^:]*: //p' examples/quickstart_$$host.py)"; \
-		OMP_NUM_THREADS=1 $(RUN) examples/quickstart_$$host.py || exit 1; \
+		$(RUN) examples/quickstart_$$host.py || exit 1; \
 	done
 	@echo; echo "The figures are in $(CURDIR)/out: quickstart_escnn.png, quickstart_pyg.png, quickstart_e3nn.png"
 

@@ -40,6 +40,7 @@ def chains(count, points=20):
     return x.flatten(0, 1), pos.flatten(0, 1), batch, (number * x[..., 1:]).flatten(0, 1)
 
 
+torch.set_num_threads(1)  # the tensors are small: threads would wait for each other
 axis = (figure := Figure(figsize=(5, 5))).subplots()
 for name, context in {"messages alone": False, "with SE(3)-Hyena": True}.items():
     torch.manual_seed(0)

@@ -26,6 +26,7 @@ def convolution(fields):
 
 
 torch.manual_seed(0)
+torch.set_num_threads(1)  # the tensors are small: threads would wait for each other
 attention = R2GroupAttention(hidden, hidden, heads=2, kernel_size=3, relation="relative", encoding="joint")
 body = nn.SequentialModule(
     *convolution(image), *convolution(hidden), nn.PointwiseMaxPool(hidden, kernel_size=2),

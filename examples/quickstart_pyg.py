@@ -33,6 +33,7 @@ class Model(torch.nn.Module):
 
 
 torch.manual_seed(0)
+torch.set_num_threads(1)  # the tensors are small: threads would wait for each other
 images, labels = map(torch.tensor, load_digits(return_X_y=True))
 images = images.float().view(-1, 1, 8, 8) / 16
 grids = [PixelGraph(4)(Data(image=image, y=y)) for image, y in zip(images, labels, strict=True)]
