@@ -265,6 +265,7 @@ def test_device_flag(capsys):
         checked_device("cuda:99")
 
 
+@pytest.mark.slow
 def test_every_script_says_that_there_is_no_cuda():
     code = """
 import contextlib, io, os, pathlib, runpy, sys
@@ -299,6 +300,7 @@ print(*verdict("C8", 64, 28, "forward", {"baseline": base, "eager": "-", "compil
     assert "15.0 times leaner (wanted 20: not reached)" in said
 
 
+@pytest.mark.slow
 def test_clifford_product_benchmark(tmp_path):
     table = tmp_path / "table.md"
     result = run("benchmarks/clifford_product.py", "--tokens", 200, "--repeats", 1, "--variants", "eager",

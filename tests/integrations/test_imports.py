@@ -19,7 +19,7 @@ def run(code, hidden):
 
 
 def test_core_needs_torch_alone():
-    hidden = {"escnn", "torch_geometric", "e3nn", "sklearn", "matplotlib", "lightning", "scipy"}
+    hidden = {"escnn", "torch_geometric", "e3nn", "sklearn", "matplotlib", "lightning", "scipy", "numpy"}
     code = "import tg_equiattn.nn, tg_equiattn.functional, tg_equiattn.testing; print('fine')"
     assert run(code, hidden).stdout.strip() == "fine"
 

@@ -96,7 +96,8 @@ def test_compiles(on_device, position, make_conv, point_graphs, equal):
         equal(compiled, eager, 1e-10)
 
 
-@pytest.mark.parametrize("position", ["window", pytest.param("clipped", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("position", ["window", "clipped"])
 def test_compiles_to_kernels(position, make_conv, point_graphs, equal):
     conv, data = make_conv(position), point_graphs((11, 1, 23))
     torch.compiler.reset()

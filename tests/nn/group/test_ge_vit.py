@@ -132,6 +132,7 @@ def test_autocast_training(on_device, dtype, randomise):
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_compile(on_device, randomise):
     model = randomise(GEViT(cyclic(2), 1, 3, channels=(4,), heads=1, kernel_size=3), std=0.3)
     x = torch.randn(2, 1, 5, 6)
