@@ -70,7 +70,7 @@ def test_equals_the_torch_path(name, relation, full, dropout, device):
 @pytest.mark.slow
 def test_many_blocks_of_scores(device):
     """A block holds 2,048 scores, four rows of 16 x 32 here: six blocks of outputs and of query elements."""
-    tensors, neighbourhood = small(24, (2, 3), batch=1, channels=2, device=device, std=0.5)
+    tensors, neighbourhood = small(24, (3, 3), batch=1, channels=2, device=device, std=0.5)
     index = relation_index(octahedral(), "ge_vit").to(device)
     assert_same(*both(tensors, index, neighbourhood, dropout=0.3), tensors)
 
