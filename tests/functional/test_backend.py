@@ -11,6 +11,8 @@ import torch
 from backends import FUNCTIONS, LAYERS, call, refusals
 
 from tg_equiattn.functional.backend import use_triton
+from tg_equiattn.groups import cyclic
+from tg_equiattn.nn import GroupAttention, LiftingAttention
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 
@@ -23,9 +25,6 @@ def test_unknown_backends_are_refused(name, bad):
 
 
 def test_global_attention_has_no_kernel():
-    from tg_equiattn.groups import cyclic
-    from tg_equiattn.nn import GroupAttention, LiftingAttention
-
     for kind in (LiftingAttention, GroupAttention):
         with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' with global attention, got 'triton'"):
             kind(cyclic(2), 3, 4, heads=1, kernel_size=None, backend="triton")
