@@ -1,4 +1,9 @@
-"""Which path computes an operator: plain torch, or a fused Triton kernel."""
+"""Which path computes an operator: torch by its own operator, a fused Triton kernel, or a plain composition.
+
+Operators of our own are opaque to torch's transforms: ``torch.func``'s cannot look into them, and forward-mode
+differentiation would take their tangents for zero. So each has its plain composition of torch's operations, which every
+transform understands; it is what runs wherever a transform is at work, and where ``backend="plain"`` asks for it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,11 @@ import importlib.util
 import os
 
 import torch
+from torch.autograd import forward_ad
 
 from .. import checks
 
-BACKENDS = ("auto", "torch", "triton")
+BACKENDS = ("auto", "torch", "triton", "plain")
 
 # Operators whose kernel was measured faster than torch on a GPU, which is what "auto" goes by: none has been yet.
 _FASTER: frozenset[str] = frozenset()
@@ -34,3 +40,19 @@ def use_triton(backend: str, operator: str, device: torch.device) -> bool:
             f"to run kernels on the CPU in Triton's interpreter, slowly), got 'triton' with tensors on {device}"
         )
     return backend == "triton" or (backend == "auto" and operator in _FASTER and INSTALLED and device.type == "cuda")
+
+
+@torch.compiler.assume_constant_result
+def _functorch() -> bool:
+    return torch._C._are_functorch_transforms_active()
+
+
+def transformed() -> bool:
+    """Whether a transform of ``torch.func`` (``grad``, ``vmap``, ``jvp`` and what is made of them) or a level of
+    forward-mode differentiation is at work, in eager execution and while torch.compile traces."""
+    return _functorch() or forward_ad._current_level >= 0
+
+
+def use_plain(backend: str = "auto") -> bool:
+    """Whether an operator runs as its plain composition of torch's operations."""
+    return backend == "plain" or transformed()
