@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .. import checks
 from ..grids import Neighbourhood
 from ..groups import FiniteGroup
+from ..layer_norm import LayerNorm
 from ..precision import full_precision
 
 RELATIONS = ("ge_vit", "lifted", "relative", "gsa")
@@ -74,7 +75,7 @@ class _CoordinateMLP(nn.Sequential):
     def __init__(self, in_features: int, out_features: int, hidden: int = 16) -> None:
         last = nn.Linear(hidden, out_features)
         nn.init.normal_(last.weight, std=(3 / hidden) ** 0.5)
-        super().__init__(nn.Linear(in_features, hidden), nn.LayerNorm(hidden), nn.SiLU(), last)
+        super().__init__(nn.Linear(in_features, hidden), LayerNorm(hidden), nn.SiLU(), last)
         self.hidden = hidden
 
 

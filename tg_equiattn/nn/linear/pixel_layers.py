@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
+from ...layer_norm import LayerNorm
 from ..children import reset_children
 
 EMBEDDINGS = ("linear", "mlp", "lookup")
@@ -70,7 +71,7 @@ class MeanReadout(nn.Module):
         super().__init__()
         checks.positive(channels=channels, num_classes=num_classes)
         checks.choice("norm", norm, ("layer", "batch"))
-        self.norm = nn.LayerNorm(channels) if norm == "layer" else nn.Identity()
+        self.norm = LayerNorm(channels) if norm == "layer" else nn.Identity()
         self.mean_norm = nn.BatchNorm1d(channels) if norm == "batch" else nn.Identity()
         self.head = nn.Linear(channels, num_classes)
 

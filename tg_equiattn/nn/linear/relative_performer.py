@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ... import checks
 from ...encodings import AbsoluteEncoding
 from ...grids import PixelGrid
+from ...layer_norm import LayerNorm
 from ..children import reset_children
 from .performer import PerformerAttention
 from .pixel_layers import MeanReadout, PixelEmbedding
@@ -34,8 +35,8 @@ class PerformerBlock(nn.Module):
         feedforward_channels = 4 * channels if feedforward_channels is None else feedforward_channels
         checks.positive(channels=channels, feedforward_channels=feedforward_channels)
         checks.probability(dropout=dropout)
-        self.attention_norm, self.attention = nn.LayerNorm(channels), attention
-        self.feedforward_norm = nn.LayerNorm(channels)
+        self.attention_norm, self.attention = LayerNorm(channels), attention
+        self.feedforward_norm = LayerNorm(channels)
         self.feedforward = nn.Sequential(
             nn.Linear(channels, feedforward_channels), nn.GELU(), nn.Dropout(dropout),
             nn.Linear(feedforward_channels, channels), nn.Dropout(dropout),

@@ -1,0 +1,150 @@
+"""The contract of every public operator and module: what torch's transforms may do with it.
+
+One row a case of :data:`cases.CASES`, all in float64. Each case is seen as a function of three numbers, which move
+all of its floating point inputs and parameters at once, to three numbers, which are projections of its outputs.
+"""
+
+import functools
+
+import pytest
+import torch
+from cases import CASES
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
+
+LINEAR = ("linear_attention", "clipped_attention", "window_attention", "sum_aggregation", "Performer", "RelativePerf")
+HYENA = (
+    "geometric_product",
+    "scalar_long",
+    "vector_",
+    "bilinear",
+    "Clifford",
+    "SE3Hyena",
+    "Vector",
+    "e3nn",
+    "Long",
+    "Tens",
+)
+GROUP = ("group_attention", "lifting_attention", "Lifting", "Group", "GEViT", "R2", "escnn")
+NOT_YET = (*LINEAR, *HYENA, *GROUP, "PixelGraphClassifier")
+
+
+def _moves(x):
+    """Whether an input is a tensor of real numbers; whole ones are offsets."""
+    return isinstance(x, torch.Tensor) and x.is_floating_point() and not torch.equal(x, x.round())
+
+
+class Problem:
+    """A case with its variables, as functions that transforms take."""
+
+    def __init__(self, name: str) -> None:
+        pytest.importorskip(CASES[name].host)
+        torch.manual_seed(2)
+        self.module, inputs = CASES[name].build(torch.float64)
+        if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in self.module.modules()):
+            self.module.eval()  # in training it writes to its statistics, which torch refuses under vmap
+        self.inputs = {n: x for n, x in inputs.items() if _moves(x)}
+        self.rest = {n: x for n, x in inputs.items() if n not in self.inputs}
+        self.parameters = {n: p.detach() for n, p in self.module.named_parameters()}
+
+    def outputs(self, inputs, parameters):
+        out = torch.func.functional_call(self.module, parameters, (), {**self.rest, **inputs})
+        return [x for x in tree_leaves(out) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+
+    def loss(self, inputs, parameters):
+        return sum(
+            (x * torch.cos(torch.arange(x.numel()).to(x)).view_as(x)).sum() for x in self.outputs(inputs, parameters)
+        )
+
+    @functools.cached_property
+    def directions(self):
+        draw = functools.partial(torch.randn, dtype=torch.float64)
+        return [{n: draw(3, *x.shape) for n, x in part.items()} for part in (self.inputs, self.parameters)]
+
+    def curve(self, c):
+        """R^3 -> R^3."""
+        moved = [
+            {n: x + torch.tensordot(c, directions[n], 1) * 0.1 for n, x in part.items()}
+            for part, directions in zip((self.inputs, self.parameters), self.directions, strict=True)
+        ]
+        flat = torch.cat([x.flatten() for x in self.outputs(*moved)])
+        place = torch.arange(flat.numel(), dtype=torch.float64)
+        return torch.stack([(flat * torch.cos(place * k)).mean() for k in (1, 2, 3)])
+
+    def jacobian(self, c):
+        """That of the curve by reverse mode, one output at a time."""
+        c = c.detach().requires_grad_()
+        return torch.stack([torch.autograd.grad(y, c, retain_graph=True)[0] for y in self.curve(c)])
+
+
+@functools.lru_cache(maxsize=1)  # tests of one case follow each other
+def problem(name):
+    return Problem(name)
+
+
+def close(got, wanted, tolerance=1e-9):
+    scale = max(1e-3, float(wanted.abs().max()))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=tolerance * scale)
+
+
+START = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    if request.param.startswith(NOT_YET):
+        pytest.skip("not yet")
+    return problem(request.param)
+
+
+def test_first_derivatives(case):
+    if not case.inputs and not case.parameters:
+        pytest.skip("nothing to differentiate")
+    wanted = case.jacobian(START)
+    assert wanted.abs().max() > 0
+    close(torch.func.jacrev(case.curve)(START), wanted)
+    close(torch.func.jacfwd(case.curve)(START), wanted)
+    tangent = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    close(torch.func.jvp(case.curve, (START,), (tangent,))[1], wanted @ tangent)
+    with forward_ad.dual_level():
+        out = case.curve(forward_ad.make_dual(START, tangent))
+        close(forward_ad.unpack_dual(out).tangent, wanted @ tangent)
+    close(torch.func.grad(lambda c: case.curve(c)[1])(START), wanted[1])
+
+
+def test_second_derivatives(case):
+    if not case.inputs and not case.parameters:
+        pytest.skip("nothing to differentiate")
+    c = START.clone().requires_grad_()
+    (first,) = torch.autograd.grad(case.curve(c).sum(), c, create_graph=True)
+    if not first.requires_grad:
+        pytest.skip("linear in all that moves")
+    got = torch.stack([torch.autograd.grad(g, c, retain_graph=True)[0] for g in first])
+    step = 1e-5
+    moved = [
+        (case.jacobian(START + e).sum(0) - case.jacobian(START - e).sum(0)) / (2 * step)
+        for e in step * torch.eye(3, dtype=torch.float64)
+    ]
+    close(got, torch.stack(moved), 1e-5)
+    close(torch.func.hessian(lambda c: case.curve(c).sum())(START), got)
+
+
+def test_vmap_and_gradients_of_samples(case):
+    samples = {n: torch.stack([x, 0.9 * x]) for n, x in case.inputs.items()}
+    alone = [{n: x[k] for n, x in samples.items()} for k in range(2)]
+    if not samples:
+        pytest.skip("no floating point inputs")
+    got = torch.vmap(case.outputs, in_dims=(0, None))(samples, case.parameters)
+    for k in range(2):
+        for a, b in zip(got, case.outputs(alone[k], case.parameters), strict=True):
+            close(a[k], b)
+    gradients = torch.func.grad(case.loss, argnums=(0, 1))
+    got = torch.vmap(gradients, in_dims=(0, None))(samples, case.parameters)
+    for k in range(2):
+        inputs, parameters = (
+            {n: x.detach().requires_grad_() for n, x in p.items()} for p in (alone[k], case.parameters)
+        )
+        variables = [*inputs.values(), *parameters.values()]
+        wanted = torch.autograd.grad(case.loss(inputs, parameters), variables, materialize_grads=True)
+        for a, b in zip([*got[0].values(), *got[1].values()], wanted, strict=True):
+            close(a[k], b)
