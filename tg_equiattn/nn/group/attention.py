@@ -57,16 +57,21 @@ class _Attention(nn.Module):
         # a pixel where x = 0, too, looks at some places more than at others
         nn.init.normal_(cast(Tensor, self.query.bias))
         self.encoding = make_encoding(encoding, group.dim, head_channels, elements)
-        # float64 geometry kept as int64 bits: .to(dtype) would round a floating point buffer, and rounded offsets
-        # of two elements no longer agree exactly.
         exact = group.matrices if kernel_size is None else rotated_offsets(group.matrices, self.neighbourhood)
-        geometry = exact.contiguous().view(torch.int64).to(self.out.weight.device)
-        self.register_buffer("geometry", geometry, persistent=False)
+        self.register_buffer("geometry", exact.to(self.out.weight.device), persistent=False)
+
+    def _apply(self, fn, recurse=True):
+        """Geometry goes where parameters go and stays float64: rounded offsets of two elements no longer agree."""
+        exact = self.geometry
+        super()._apply(fn, recurse)
+        self.geometry = exact.to(self.geometry.device)
+        return self
 
     def offsets(self, spatial: tuple[int, ...]) -> Tensor:
         """Offsets seen from every element, ``(|H|, D, d)`` float64, for a grid of this size."""
-        geometry = self.geometry.view(torch.float64)
-        return rotated_offsets(geometry, self.neighbourhood, spatial) if self.neighbourhood.is_global else geometry
+        if self.neighbourhood.is_global:
+            return rotated_offsets(self.geometry, self.neighbourhood, spatial)
+        return self.geometry
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each ``(B, heads, head_channels, [|H|,] *spatial)``."""
