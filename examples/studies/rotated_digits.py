@@ -116,20 +116,16 @@ class RotatedDigits(Settings):
         self._check_sides(28 if self.data else self.size)
 
     def _check_sides(self, side: int) -> None:
-        """Raise ValueError where a pool, a crop or a window does not fit the images."""
-        sides, start = [side], side  # what each attention layer sees
+        """Raise ValueError where a pool or a crop does not fit the images."""
+        start = side
         for block, crop in enumerate((0, *(self.crops or [0] * self.blocks))):
             side -= 2 * crop
             if block == self.pool:
                 if side % 2:
                     raise ValueError(f"--size must be even where the models pool 2 x 2, got {start}, and {side} there")
                 side //= 2
-            sides.append(side)
         if side < 1:
             raise ValueError(f"--crops must leave some of {start} x {start} pixels, got {list(self.crops)}")
-        if max(self.kernel_size) > min(sides[:-1]):
-            raise ValueError(f"--kernel-size must fit into {min(sides[:-1])} x {min(sides[:-1])} pixels, "
-                             f"which are left of {start} x {start}, got {max(self.kernel_size)}")  # fmt: skip
 
     def runs(self) -> Iterator[RotatedDigits]:
         """Of combinations that are the same model only the first."""

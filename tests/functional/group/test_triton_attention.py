@@ -45,6 +45,13 @@ def test_matches_materialised_formula(relation, device):
     assert_same(out, attention_materialised(*tensors, index, 3, 0.3), tensors)
 
 
+def test_windows_larger_than_the_image(device):
+    tensors, neighbourhood = small(2, (2, 3), 5, batch=1, device=device)
+    index = relation_index(cyclic(2), "ge_vit").to(device)
+    out = group_attention(*tensors, index, neighbourhood=neighbourhood, scale=0.3, backend="triton")
+    assert_same(out, attention_materialised(*tensors, index, 5, 0.3), tensors)
+
+
 def test_wrong_table_fails(device):
     """Negative control: the oracle notices a wrong relation."""
     tensors, neighbourhood = small(3, device=device)
