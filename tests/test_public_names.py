@@ -25,10 +25,10 @@ PLACES = {
     "vector_long_conv window_attention",
     "tg_equiattn.nn": "CliffordMLP GEViT GlobalPooling GroupAttention GroupAttentionBlock GroupPooling "
     "LiftingAttention PerformerAttention PerformerBlock PixelEmbedding Pointwise RandomFeatures RegularBatchNorm "
-    "RegularLayerNorm RelativePerformer SE3Hyena SE3HyenaOperator SpatialCrop SpatialMaxPool VectorSelfAttention "
-    "VectorTransformer",
-    "tg_equiattn.integrations.escnn": "GEViT R2AttentionBlock R2GroupAttention R2LiftingAttention R2RegularLayerNorm "
-    "group_from_gspace",
+    "RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena SE3HyenaOperator SpatialCrop SpatialMaxPool "
+    "VectorSelfAttention VectorTransformer",
+    "tg_equiattn.integrations.escnn": "GEViT R2AttentionBlock R2GroupAttention R2LiftingAttention "
+    "R2RegularGlobalNorm R2RegularLayerNorm group_from_gspace",
     "tg_equiattn.integrations.pyg": "PixelGraph PixelGraphClassifier RelativePerformerBlock RelativePerformerConv",
     "tg_equiattn.integrations.e3nn": "CliffordMLP LongTensorProduct SE3Hyena SE3HyenaOperator "
     "TensorProductHyenaOperator VectorSelfAttention",

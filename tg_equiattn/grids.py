@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from . import checks
 from .neighbours import Neighbours
 
 NEIGHBOURHOODS = ("square", "disk")
@@ -138,9 +139,7 @@ class PixelGrid:
         object.__setattr__(self, "shape", tuple(self.shape))
         if len(self.shape) not in (1, 2, 3) or any(not isinstance(n, int) or n < 1 for n in self.shape):
             raise ValueError(f"shape must be one to three positive integers, got {self.shape}")
-        distance = self.max_distance
-        if isinstance(distance, bool) or not isinstance(distance, (int, float)) or not 0 < distance < math.inf:
-            raise ValueError(f"max_distance must be a positive number, got {distance!r}")
+        checks.positive_number(max_distance=self.max_distance)
         if not isinstance(self.periodic, bool):
             raise ValueError(f"periodic must be True or False, got {self.periodic!r}")
 

@@ -19,6 +19,7 @@ from tg_equiattn.integrations.escnn import (
     R2AttentionBlock,
     R2GroupAttention,
     R2LiftingAttention,
+    R2RegularGlobalNorm,
     R2RegularLayerNorm,
     group_from_gspace,
 )
@@ -55,7 +56,8 @@ def layers(gspace):
         R2LiftingAttention(image, hidden, heads=2, kernel_size=3),
         R2GroupAttention(hidden, wider, heads=2, kernel_size=3),
         R2GroupAttention(hidden, hidden, heads=2, kernel_size=None, relation="relative", encoding="joint"),
-        R2AttentionBlock(hidden, wider, heads=2, kernel_size=3),
+        R2AttentionBlock(hidden, wider, heads=2, kernel_size=3, crop=1),
+        R2RegularGlobalNorm(hidden),
         R2RegularLayerNorm(hidden),
         GEViT(image, 4, channels=(6, 8), heads=2, kernel_size=3),
     ]

@@ -249,6 +249,7 @@ def test_dropout_only_in_training(randomise):
         ({"relation": "gevit"}, "relation must be one of .* got 'gevit'"),
         ({"encoding": "sine"}, "encoding must be one of .* got 'sine'"),
         ({"neighbourhood": "ring"}, "neighbourhood must be one of .* got 'ring'"),
+        ({"encoding_eps": 0.0}, "encoding_eps must be a positive number, got 0.0"),
         ({"scale": "a"}, "scale must be a finite number or None, got 'a'"),
         ({"encoding": ["axial"]}, "encoding must be one of"),
         ({"dropout": "a"}, r"dropout must be in \[0, 1\), got 'a'"),
