@@ -19,7 +19,7 @@ PLACES = {
     "SinusoidEncoding relation_index rotated_offsets",
     "tg_equiattn.sequences": "Sequences",
     "tg_equiattn.orders": "radial_order",
-    "tg_equiattn.testing": "TOLERANCE act equivariance_error",
+    "tg_equiattn.testing": "TOLERANCE act equivariance_error off_lattice_errors",
     "tg_equiattn.functional": "clipped_attention geometric_product group_attention lifting_attention linear_attention "
     "bilinear_long_conv orthogonal_projection scalar_long_conv softmax_features sum_aggregation vector_attention "
     "vector_long_conv window_attention",

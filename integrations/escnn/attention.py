@@ -33,8 +33,8 @@ class R2LiftingAttention(R2Module):
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
 
     Raises:
-        ValueError: for other field types (with the 1x1 ``R2Conv`` that converts them), continuous gspaces, and bad
-            arguments.
+        ValueError: for other field types (with the layer or the 1x1 ``R2Conv`` that takes them), continuous gspaces
+            (with the ``RestrictionModule``), and bad arguments.
 
     Example:
         >>> from escnn import gspaces, nn
@@ -85,8 +85,8 @@ class R2GroupAttention(R2Module):
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
 
     Raises:
-        ValueError: for other field types (with the 1x1 ``R2Conv`` that converts them), continuous gspaces, and bad
-            arguments.
+        ValueError: for other field types (with the layer or the 1x1 ``R2Conv`` that takes them), continuous gspaces
+            (with the ``RestrictionModule``), and bad arguments.
 
     Example:
         >>> from escnn import gspaces, nn
