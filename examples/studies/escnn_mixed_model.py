@@ -107,8 +107,9 @@ class ResidualAttention(nn.EquivariantModule):
         self.in_type = self.out_type = fields
         self.norm = nn.InnerBatchNorm(fields)
         self.attention = R2GroupAttention(
-            fields, fields, heads=settings.heads, kernel_size=settings.kernel_size or None, encoding=settings.encoding
-        )
+            fields, fields, heads=settings.heads, kernel_size=settings.kernel_size or None, encoding=settings.encoding,
+            neighbourhood="square",
+        )  # fmt: skip
 
     def forward(self, x: nn.GeometricTensor) -> nn.GeometricTensor:
         return x + self.attention(self.norm(x))
