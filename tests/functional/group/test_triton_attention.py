@@ -298,7 +298,7 @@ from tg_equiattn.nn import GroupAttention
 def build(group, **options):
     layer = GroupAttention(group, 20, 20, heads=1, head_channels=10, backend="triton", **options)
     layer(torch.randn(1, 20, len(group), *(7,) * group.dim)).sum().backward()
-build(cyclic(8), kernel_size=5)
+build(cyclic(8), kernel_size=5, neighbourhood="square")
 build(cyclic(8), kernel_size=5, relation="relative")
 build(dihedral(4), kernel_size=7, encoding="full")
 build(octahedral(), kernel_size=3)
