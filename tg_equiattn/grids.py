@@ -110,7 +110,8 @@ class Neighbourhood:
         """The offset length, in pixels along an axis, that encodings see as 1."""
         if self.kernel_size is not None:
             return max(self.kernel_size // 2, 1)
-        return torch.sym_max(functools.reduce(torch.sym_max, self._grid(spatial)) - 1, 1)  # sides may be symbols
+        larger = max if torch.jit.is_tracing() else torch.sym_max  # sides may be traced, or symbols
+        return larger(functools.reduce(larger, self._grid(spatial)) - 1, 1)
 
 
 @dataclass(frozen=True)

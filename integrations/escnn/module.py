@@ -9,6 +9,7 @@ import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor, nn
 
+from tg_equiattn.functional.group.attention import check_window_backend
 from tg_equiattn.groups import FiniteGroup
 from tg_equiattn.nn import GroupAttention, LiftingAttention
 from tg_equiattn.testing import act, off_lattice_errors
@@ -122,13 +123,25 @@ class R2Module(EquivariantModule):
             errors.append((element, float(error.mean())))
         return errors
 
-    def export(self) -> nn.Module:
-        """Set eval mode and return a plain torch module of equal outputs, which pickles, deep-copies and compiles."""
+    def export(self, backend: str | None = None) -> nn.Module:
+        """Set eval mode and return a plain torch module of equal outputs, which pickles, deep-copies and compiles.
+
+        Args:
+            backend: that of the attention layers in what is returned; ``None`` leaves theirs. ``"plain"`` leaves only
+                standard operators of torch, for ``torch.jit.trace`` and ONNX.
+        """
         self.eval()
         core = copy.deepcopy(self.core)
-        if self.lifts:
-            return nn.Sequential(core, nn.Flatten(1, 2)).eval()
-        return nn.Sequential(nn.Unflatten(1, (-1, len(self.group))), core, nn.Flatten(1, 2)).eval()
+        for module in core.modules():
+            if backend is not None and isinstance(module, (LiftingAttention, GroupAttention)):
+                check_window_backend(backend, module.neighbourhood)
+                module.backend = backend
+        return nn.Sequential(*self._around(core)).eval()
+
+    def _around(self, core: nn.Module) -> list[nn.Module]:
+        """The core between modules that give it its layout and take it back."""
+        split = [] if self.lifts else [nn.Unflatten(1, (-1, len(self.group)))]
+        return [*split, core, nn.Flatten(1, 2)]
 
     def extra_repr(self) -> str:
         return f"{self.in_type}, {self.out_type}"
