@@ -75,10 +75,13 @@ def test_order_and_transpose():
     assert pattern.col.tolist() == [3, 1, 0, 1]
     assert near.offsets.tolist() == [[2, 3], [8, 9], [6, 7], [0, 1]]
     assert pattern.crow.tolist() == [0, 2, 2, 3, 3, 4]
-    row, crow, col, order = pattern.back
-    assert torch.equal(row, pattern.row)
-    assert crow.tolist() == [0, 1, 3, 3, 4, 4]
-    assert col.tolist() == pattern.row[order].tolist() == [2, 0, 4, 0]
+    back = pattern.transposed()
+    assert back.crow.tolist() == [0, 1, 3, 3, 4, 4]
+    assert back.col.tolist() == pattern.row[pattern.order].tolist() == [2, 0, 4, 0]
+    assert back.row.tolist() == pattern.col[pattern.order].tolist() == [0, 1, 1, 3]
+    for here, there in zip(pattern.tensors, back.transposed().tensors, strict=True):
+        assert torch.equal(here, there)
+    assert torch.equal(pattern.order[back.order], torch.arange(4))
 
 
 def test_bins():

@@ -109,8 +109,19 @@ def lengths(value: Tensor | None, count: int, longest: int, device: torch.device
 
 
 def values_are_free(x: Tensor) -> bool:
-    """Whether reading values of x costs nothing: on the CPU, outside torch.compile. Checks of values run only then."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether reading values of x costs nothing: on the CPU, outside torch.compile and of no batch that ``torch.vmap``
+    goes through. Checks of values run only then."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not _batched(x)
+
+
+def _batched(x: Tensor) -> bool:
+    """Whether torch.vmap goes through x, at any level of nested transforms."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
 
 
 def mask(value: Tensor | None, shape: tuple[int, ...]) -> None:

@@ -18,18 +18,55 @@ class Pattern:
         row: ``(E,)`` sorted.
         col: ``(E,)``.
         rows, cols: numbers of rows and columns.
+        order: the order of the pairs in the transpose, where it is known.
 
     Attributes:
         crow: ``(rows + 1,)`` where each row's pairs begin.
-        back: ``[row, crow of the transpose, col of the transpose, order of the pairs in the transpose]``.
+        order: ``(E,)`` the pairs sorted by column.
+        tensors: ``[crow, col, row]``, the same of the transpose, ``order``, and that of the transpose.
     """
 
+    tensors: list[Tensor]
+
     def __init__(self, row: Tensor, col: Tensor, rows: int, cols: int, order: Tensor | None = None) -> None:
-        self.row, self.col = row, col
-        self.crow = torch.searchsorted(row, torch.arange(rows + 1, device=row.device))
+        crow = torch.searchsorted(row, torch.arange(rows + 1, device=row.device))
         order = torch.argsort(col, stable=True) if order is None else order
-        back_crow = torch.searchsorted(col[order], torch.arange(cols + 1, device=row.device))
-        self.back = [row, back_crow, row[order], order]
+        back_row, back_col = col[order], row[order]
+        back_crow = torch.searchsorted(back_row, torch.arange(cols + 1, device=row.device))
+        back_order = torch.empty_like(order).scatter(0, order, torch.arange(row.shape[0], device=row.device))
+        self.tensors = [crow, col, row, back_crow, back_col, back_row, order, back_order]
+
+    @classmethod
+    def of(cls, tensors: list[Tensor]) -> Pattern:
+        """The pattern of these :attr:`tensors`."""
+        pattern = cls.__new__(cls)
+        pattern.tensors = tensors
+        return pattern
+
+    def transposed(self) -> Pattern:
+        """The relation of columns and rows."""
+        here, back, (order, back_order) = self.tensors[:3], self.tensors[3:6], self.tensors[6:]
+        return Pattern.of([*back, *here, back_order, order])
+
+    @property
+    def crow(self) -> Tensor:
+        return self.tensors[0]
+
+    @property
+    def col(self) -> Tensor:
+        return self.tensors[1]
+
+    @property
+    def row(self) -> Tensor:
+        return self.tensors[2]
+
+    @property
+    def order(self) -> Tensor:
+        return self.tensors[6]
+
+    @property
+    def rows(self) -> int:
+        return self.crow.shape[0] - 1
 
 
 class Neighbours:

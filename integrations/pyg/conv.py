@@ -8,6 +8,7 @@ from torch_geometric.typing import Adj
 
 from tg_equiattn import checks
 from tg_equiattn.functional import sum_aggregation
+from tg_equiattn.functional.backend import transformed
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.neighbours import Neighbours, Pattern
 from tg_equiattn.nn import PerformerAttention
@@ -198,7 +199,7 @@ class RelativePerformerConv(MessagePassing):
 
     def _aggregate(self, x: Tensor, pattern: Pattern) -> Tensor:
         """Sums of x over the columns of every row of a sparse relation: messages, or one sparse product."""
-        if torch.compiler.is_compiling():  # where PyG does not fuse
+        if torch.compiler.is_compiling() or transformed():  # where PyG does not fuse
             return sum_aggregation(x, pattern)
         size = (len(x), len(pattern.crow) - 1)
         edge_index = EdgeIndex(torch.stack([pattern.col, pattern.row]), sparse_size=size, sort_order="col")

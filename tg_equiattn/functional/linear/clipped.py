@@ -24,7 +24,7 @@ def sum_aggregation(value: Tensor, pattern: Pattern) -> Tensor:
     """Sum, for every row of a sparse relation, of the values (N, C) of its columns, (rows, C)."""
     with full_precision(value.device):
         ones = value.new_ones(1, len(pattern.col))
-        return edge_sum(ones, value[None], pattern.crow, pattern.col, pattern.back)[0]
+        return edge_sum(ones, value[None], pattern)[0]
 
 
 def clipped_attention(
@@ -129,9 +129,11 @@ def _distance_weights(query: Tensor, table: Tensor, projection: Tensor, scale: f
 def _mean_by_distance(value: Tensor, weights: Tensor, sums: Tensor, counts: Tensor, rows: Rows) -> Tensor:
     """The formula, from R without the node itself, sums (N, k, heads, e), and the numbers of nodes in it (N, k)."""
     with full_precision(value.device):
-        near, far = weights[..., :-1], weights[..., -1:]
         graph, size = rows.graph_sum(value)
         far_count = size - counts.sum(1) - 1
+        present = torch.cat([torch.ones_like(counts[:, :1]), counts[:, 1:], far_count[:, None]], 1) > 0
+        weights = weights / torch.where(present[:, None], weights.detach(), 0.0).amax(-1, keepdim=True)
+        near, far = weights[..., :-1], weights[..., -1:]
         rest = graph - sums.sum(1) - value
         rest = torch.where(far_count[:, None, None] > 0, rest, 0.0)
         numerator = far * rest + near[..., :1] * value

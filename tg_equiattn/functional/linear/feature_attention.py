@@ -6,23 +6,78 @@ the keys' part and the queries' part:
     summary   content_m = sum_j softmax_j(u_m(k_j)) v_j,   level_m = logsumexp_j u_m(k_j)
     readout   out_i = sum_m softmax_m(u_m(q_i) + level_m) content_m,   lse_i = logsumexp_m of the same
 
-Nodes are worked through in chunks whose (nodes, m) scores stay in the cache, and backward computes them again: an
-operator saves its inputs and small outputs. They are registered with ``torch.library``, so that torch.compile sees
-single nodes, and switch autocast off, which may be on where backward is called. Second derivatives are not
-implemented.
+:func:`plain_summary` and :func:`plain_readout` say the same in torch's operations, with all scores in memory, and are
+what transforms see. The operators work through nodes in chunks whose (nodes, m) scores stay in the cache, and backward
+computes them again: an operator saves its inputs and small outputs. Backward is a function of a chunk too, whose own
+derivatives are taken chunk by chunk. They are registered with ``torch.library``, so that torch.compile sees single
+nodes, and switch autocast off, which may be on where backward is called.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from ...precision import full_precision
+from ..backend import transformed
 
 _BUDGET = {"cpu": 1 << 18, "other": 1 << 26}  # scores of one chunk: a core's cache, or enough work for a GPU
+
+Tensors = Sequence[Tensor]
+OfChunk = Callable[[Tensors, Tensors, Tensor | None], tuple[Tensors, Tensors]]
+
+
+def feature_summary(
+    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float
+) -> tuple[Tensor, Tensor]:
+    """content (G, m, e) and level (G, m) of keys (G, L, d), values (G, L, e), a mask (G, L).
+
+    Log features are W k - norm |k|^2. A group without keys has content 0 and the lowest level there is.
+    """
+    summary = plain_summary if transformed() else chunked_summary
+    return summary(key, value, projection, mask, norm)
+
+
+def feature_readout(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """out (G, L, e) and lse (G, L) of queries (G, L, d), content (G, m, e), level (G, m)."""
+    readout = plain_readout if transformed() else chunked_readout
+    return readout(query, projection, content, level)
+
+
+def plain_summary(
+    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float
+) -> tuple[Tensor, Tensor]:
+    """:func:`feature_summary` with all scores in memory."""
+    scores, lowest = _key_scores(key, projection, mask, norm), torch.finfo(key.dtype).min
+    top = scores.detach().amax(1, keepdim=True).clamp(min=lowest)
+    weights = (scores - top).exp()
+    sums = weights.sum(1)
+    empty = sums == 0
+    sums = torch.where(empty, 1.0, sums)
+    return weights.mT @ value / sums[..., None], torch.where(empty, lowest, sums.log() + top.squeeze(1))
+
+
+def plain_readout(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`feature_readout` with all scores in memory."""
+    scores = query @ projection.T + level[:, None]
+    return scores.softmax(-1) @ content, scores.logsumexp(-1)
+
+
+def _key_scores(key: Tensor, projection: Tensor, mask: Tensor | None, norm: float) -> Tensor:
+    """log features of keys (G, n, m), minus infinity where masked."""
+    bias = -norm * key.square().sum(-1, keepdim=True)
+    if mask is not None:
+        bias = bias.masked_fill(~mask[..., None], -math.inf)
+    return torch.baddbmm(bias, key, projection.T.expand(key.shape[0], -1, -1))
+
+
+def _query_scores(query: Tensor, projection: Tensor, level: Tensor) -> Tensor:
+    """log features of queries (G, n, m), but for a part of each query alone, plus the level of each feature."""
+    return torch.baddbmm(level[:, None], query, projection.T.expand(query.shape[0], -1, -1))
 
 
 def _chunks(nodes: Tensor, features: int) -> Iterator[tuple[slice, list[slice]]]:
@@ -32,40 +87,27 @@ def _chunks(nodes: Tensor, features: int) -> Iterator[tuple[slice, list[slice]]]
     width = max(1, min(groups, budget // (features * max(1, min(length, 256)))))
     step = max(256, budget // (width * features))
     parts = [slice(a, min(a + step, length)) for a in range(0, length, step)]
-    for a in range(0, groups, width):
+    for a in range(0, max(1, groups), width):
         yield slice(a, min(a + width, groups)), parts
 
 
-def _key_scores(key: Tensor, projection: Tensor, mask: Tensor | None, norm: float) -> Tensor:
-    """log features of keys (G, n, m), minus infinity where masked."""
-    bias = key.square().sum(-1, keepdim=True).mul_(-norm)
-    if mask is not None:
-        bias.masked_fill_(~mask[..., None], -math.inf)
-    return torch.baddbmm(bias, key, projection.T.expand(len(key), -1, -1))
-
-
-def _query_scores(query: Tensor, projection: Tensor, level: Tensor) -> Tensor:
-    """log features of queries (G, n, m), but for a part of each query alone, plus the level of each feature."""
-    return torch.baddbmm(level[:, None], query, projection.T.expand(len(query), -1, -1))
-
-
-@torch.library.custom_op("tg_equiattn::feature_summary", mutates_args=())
-def feature_summary(
-    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float
-) -> tuple[Tensor, Tensor]:
-    """content (G, m, e) and level (G, m) of keys (G, L, d), values (G, L, e), a mask (G, L).
-
-    Log features are W k - norm |k|^2.
-    """
-    with full_precision(key.device):
-        for stabilise in (False, True):
-            if stabilise or _cheap(key):
-                content, sums, top = _sums(key, value, projection, mask, norm, stabilise)
-                if stabilise or _comfortable(sums if mask is None else sums[mask.any(1)]):
-                    break
-        limits, empty = torch.finfo(key.dtype), sums == 0  # a group without keys
-        sums.clamp_(min=limits.tiny)
-        return content.div_(sums.mT), sums.log_().add_(top).masked_fill_(empty, limits.min).squeeze(1)
+def _in_chunks(
+    run: OfChunk, nodes: Tensors, groups: Tensors, mask: Tensor | None, features: int
+) -> tuple[Tensor, ...]:
+    """``run`` of tensors of nodes (G, L, ...) and of groups (G, ...), chunk by chunk: what it returns for nodes lies
+    side by side, what it returns for groups is added up."""
+    done = []
+    for group, parts in _chunks(nodes[0], features):
+        of_group = [x[group] for x in groups]
+        results = (
+            run([x[group, part] for x in nodes], of_group, None if mask is None else mask[group, part])
+            for part in parts
+        )
+        of_nodes, of_groups = zip(*results, strict=True)
+        beside = (torch.cat(x, 1) for x in zip(*of_nodes, strict=True))
+        total = (functools.reduce(torch.add, x) for x in zip(*of_groups, strict=True))
+        done.append((*beside, *total))
+    return tuple(torch.cat(x) for x in zip(*done, strict=True))
 
 
 def _cheap(x: Tensor) -> bool:
@@ -79,6 +121,22 @@ def _comfortable(sums: Tensor) -> bool:
         return True
     low, high = sums.aminmax()
     return float(low) > 1e-25 and float(high) < 1e25
+
+
+@torch.library.custom_op("tg_equiattn::feature_summary", mutates_args=())
+def chunked_summary(
+    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float
+) -> tuple[Tensor, Tensor]:
+    """:func:`feature_summary` in O(N) memory."""
+    with full_precision(key.device):
+        for stabilise in (False, True):
+            if stabilise or _cheap(key):
+                content, sums, top = _sums(key, value, projection, mask, norm, stabilise)
+                if stabilise or _comfortable(sums if mask is None else sums[mask.any(1)]):
+                    break
+        limits, empty = torch.finfo(key.dtype), sums == 0  # a group without keys
+        sums.clamp_(min=limits.tiny)
+        return content.div_(sums.mT), sums.log_().add_(top).masked_fill_(empty, limits.min).squeeze(1)
 
 
 def _sums(
@@ -105,85 +163,93 @@ def _sums(
     return content, sums, top
 
 
-@feature_summary.register_fake
+@chunked_summary.register_fake
 def _(key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float) -> tuple[Tensor, Tensor]:
-    features = len(projection)
-    return value.new_empty(len(key), features, value.shape[-1]), value.new_empty(len(key), features)
+    groups, features = key.shape[0], projection.shape[0]
+    return value.new_empty(groups, features, value.shape[-1]), value.new_empty(groups, features)
+
+
+def _summary_gradient_of_chunk(
+    projection: Tensor, norm: float, nodes: Tensors, groups: Tensors, mask: Tensor | None
+) -> tuple[Tensors, Tensors]:
+    """Gradients of keys and values."""
+    (key, value), (content, level, grad_content, grad_level) = nodes, groups
+    weights = _key_scores(key, projection, mask, norm).sub_(level[:, None]).exp_()
+    shift = (grad_level - (content * grad_content).sum(-1))[:, None]
+    grad = torch.baddbmm(shift, value, grad_content.mT).mul_(weights)
+    grad_key = torch.addcmul(grad @ projection, key, grad.sum(-1, keepdim=True), value=-2 * norm)
+    return (grad_key, weights @ grad_content), ()
 
 
 @torch.library.custom_op("tg_equiattn::feature_summary_backward", mutates_args=())
-def feature_summary_backward(
+def chunked_summary_backward(
     key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float,
     content: Tensor, level: Tensor, grad_content: Tensor, grad_level: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     with full_precision(key.device):
-        grad_key, grad_value = torch.empty_like(key), torch.empty_like(value)
-        shift = (grad_level - (content * grad_content).sum(-1))[:, None]
-        for group, parts in _chunks(key, len(projection)):
-            for part in parts:
-                k = key[group, part]
-                weights = _key_scores(k, projection, None if mask is None else mask[group, part], norm)
-                weights.sub_(level[group, None]).exp_()
-                grad = torch.baddbmm(shift[group], value[group, part], grad_content[group].mT).mul_(weights)
-                grad_value[group, part] = weights @ grad_content[group]
-                grad_key[group, part] = torch.addcmul(grad @ projection, k, grad.sum(-1, keepdim=True), value=-2 * norm)
+        run = functools.partial(_summary_gradient_of_chunk, projection, norm)
+        groups = content, level, grad_content, grad_level
+        grad_key, grad_value = _in_chunks(run, (key, value), groups, mask, projection.shape[0])
         return grad_key, grad_value
 
 
-@feature_summary_backward.register_fake
+@chunked_summary_backward.register_fake
 def _(key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(key), torch.empty_like(value)
 
 
 @torch.library.custom_op("tg_equiattn::feature_readout", mutates_args=())
-def feature_readout(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-    """out (G, L, e) and lse (G, L) of queries (G, L, d), content (G, m, e), level (G, m)."""
+def chunked_readout(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`feature_readout` in O(N) memory."""
+    ceiling = level.amax(-1, keepdim=True)
+
+    def run(nodes: Tensors, groups: Tensors, _: Tensor | None) -> tuple[Tensors, Tensors]:
+        (query,), (content, lowered, ceiling) = nodes, groups
+        for stabilise in (False, True):
+            if stabilise or _cheap(query):
+                weights = _query_scores(query, projection, lowered)
+                peak = weights.amax(-1, keepdim=True) if stabilise else torch.zeros_like(weights[..., :1])
+                weights = weights.sub_(peak) if stabilise else weights
+                total = weights.exp_().sum(-1, keepdim=True)
+                if stabilise or _comfortable(total):
+                    break
+        out = torch.bmm(weights, content).div_(total)
+        return (out, total.log_().add_(peak).add_(ceiling[:, None]).squeeze(-1)), ()
+
     with full_precision(query.device):
-        out = query.new_empty(*query.shape[:2], content.shape[-1])
-        lse = query.new_empty(*query.shape[:2], 1)
-        ceiling = level.amax(-1, keepdim=True)
-        lowered = level - ceiling
-        for group, parts in _chunks(query, len(projection)):
-            for part in parts:
-                for stabilise in (False, True):
-                    if stabilise or _cheap(query):
-                        weights = _query_scores(query[group, part], projection, lowered[group])
-                        peak = weights.amax(-1, keepdim=True) if stabilise else torch.zeros_like(weights[..., :1])
-                        weights = weights.sub_(peak) if stabilise else weights
-                        total = weights.exp_().sum(-1, keepdim=True)
-                        if stabilise or _comfortable(total):
-                            break
-                out[group, part] = torch.bmm(weights, content[group]).div_(total)
-                lse[group, part] = total.log_().add_(peak).add_(ceiling[group, None])
-        return out, lse.squeeze(-1)
+        out, lse = _in_chunks(run, (query,), (content, level - ceiling, ceiling), None, projection.shape[0])
+        return out, lse
 
 
-@feature_readout.register_fake
+@chunked_readout.register_fake
 def _(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     return query.new_empty(*query.shape[:2], content.shape[-1]), query.new_empty(*query.shape[:2])
 
 
+def _readout_gradient_of_chunk(
+    projection: Tensor, nodes: Tensors, groups: Tensors, _: Tensor | None
+) -> tuple[Tensors, Tensors]:
+    """Gradients of queries; of content and level."""
+    (query, out, lse, grad_out, grad_lse), (content, level) = nodes, groups
+    weights = _query_scores(query, projection, level).sub_(lse[..., None]).exp_()
+    shift = (grad_lse - (grad_out * out).sum(-1))[..., None]
+    grad = torch.baddbmm(shift, grad_out, content.mT).mul_(weights)
+    return (grad @ projection,), (weights.mT @ grad_out, grad.sum(1))
+
+
 @torch.library.custom_op("tg_equiattn::feature_readout_backward", mutates_args=())
-def feature_readout_backward(
+def chunked_readout_backward(
     query: Tensor, projection: Tensor, content: Tensor, level: Tensor,
     out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     with full_precision(query.device):
-        grad_query = torch.empty_like(query)
-        grad_content, grad_level = torch.zeros_like(content), torch.zeros_like(level)
-        shift = (grad_lse - (grad_out * out).sum(-1))[..., None]
-        for group, parts in _chunks(query, len(projection)):
-            for part in parts:
-                weights = _query_scores(query[group, part], projection, level[group])
-                weights.sub_(lse[group, part, None]).exp_()
-                grad = torch.baddbmm(shift[group, part], grad_out[group, part], content[group].mT).mul_(weights)
-                grad_content[group].baddbmm_(weights.mT, grad_out[group, part])
-                grad_level[group] += grad.sum(1)
-                grad_query[group, part] = grad @ projection
+        run = functools.partial(_readout_gradient_of_chunk, projection)
+        nodes = query, out, lse, grad_out, grad_lse
+        grad_query, grad_content, grad_level = _in_chunks(run, nodes, (content, level), None, projection.shape[0])
         return grad_query, grad_content, grad_level
 
 
-@feature_readout_backward.register_fake
+@chunked_readout_backward.register_fake
 def _(query: Tensor, projection: Tensor, content: Tensor, level: Tensor, *rest: object) -> tuple[Tensor, ...]:
     return torch.empty_like(query), torch.empty_like(content), torch.empty_like(level)
 
@@ -195,9 +261,14 @@ def _save_summary(ctx, inputs, output) -> None:
 
 def _summary_gradient(ctx, grad_content: Tensor, grad_level: Tensor):
     key, value, projection, mask, content, level = ctx.saved_tensors
-    inputs = key, value, projection, mask, ctx.norm, content, level
-    grads = feature_summary_backward(*inputs, grad_content.contiguous(), grad_level.contiguous())
-    return *grads, None, None, None
+    grads = grad_content.contiguous(), grad_level.contiguous()
+    if transformed():  # entered after the forward pass, as by a vectorised Jacobian
+        nodes, groups = (key, value), (content, level, *grads)
+        (grad_key, grad_value), _ = _summary_gradient_of_chunk(projection, ctx.norm, nodes, groups, mask)
+    else:
+        inputs = key, value, projection, mask, ctx.norm, content, level
+        grad_key, grad_value = chunked_summary_backward(*inputs, *grads)
+    return grad_key, grad_value, None, None, None
 
 
 def _save_readout(ctx, inputs, output) -> None:
@@ -207,17 +278,60 @@ def _save_readout(ctx, inputs, output) -> None:
 
 def _readout_gradient(ctx, grad_out: Tensor, grad_lse: Tensor):
     query, projection, content, level, out, lse = ctx.saved_tensors
-    grad_query, grad_content, grad_level = feature_readout_backward(
-        query, projection, content, level, out, lse, grad_out.contiguous(), grad_lse.contiguous()
-    )
+    grads = grad_out.contiguous(), grad_lse.contiguous()
+    if transformed():
+        nodes = query, out, lse, *grads
+        of_nodes, of_groups = _readout_gradient_of_chunk(projection, nodes, (content, level), None)
+        grad_query, grad_content, grad_level = *of_nodes, *of_groups
+    else:
+        inputs = query, projection, content, level, out, lse
+        grad_query, grad_content, grad_level = chunked_readout_backward(*inputs, *grads)
     return grad_query, None, grad_content, grad_level
 
 
-def _no_second_derivative(ctx, *grads):
-    raise NotImplementedError("second derivatives of attention through random features are not implemented")
+def _pullback(
+    run: OfChunk, nodes: Tensors, groups: Tensors, mask: Tensor | None, of_nodes: Tensors, of_groups: Tensors, width: int
+) -> tuple[Tensor, ...]:
+    """Gradients of the nodes and groups that ``run`` takes, from those of what it returns, chunk by chunk.
+
+    They can be differentiated in turn where gradients are being recorded.
+    """
+
+    def pull(nodes: Tensors, groups: Tensors, mask: Tensor | None) -> tuple[Tensors, Tensors]:
+        count = len(nodes) - len(of_nodes), len(groups) - len(of_groups)
+        inputs = list(nodes[: count[0]]), list(groups[: count[1]])
+        _, pull = torch.func.vjp(lambda nodes, groups: run(nodes, groups, mask), *inputs)
+        return pull((tuple(nodes[count[0] :]), tuple(groups[count[1] :])))
+
+    return _in_chunks(pull, (*nodes, *of_nodes), (*groups, *of_groups), mask, width)
 
 
-feature_summary_backward.register_autograd(_no_second_derivative)
-feature_readout_backward.register_autograd(_no_second_derivative)
-feature_summary.register_autograd(_summary_gradient, setup_context=_save_summary)
-feature_readout.register_autograd(_readout_gradient, setup_context=_save_readout)
+def _save_summary_backward(ctx, inputs, output) -> None:
+    key, value, projection, mask, ctx.norm, *groups = inputs
+    ctx.save_for_backward(key, value, projection, mask, *groups)
+
+
+def _summary_second_gradient(ctx, of_key: Tensor, of_value: Tensor):
+    key, value, projection, mask, *groups = ctx.saved_tensors
+    run = functools.partial(_summary_gradient_of_chunk, projection, ctx.norm)
+    grads = _pullback(run, (key, value), groups, mask, (of_key, of_value), (), projection.shape[0])
+    return *grads[:2], None, None, None, *grads[2:]
+
+
+def _save_readout_backward(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _readout_second_gradient(ctx, of_query: Tensor, of_content: Tensor, of_level: Tensor):
+    query, projection, content, level, *rest = ctx.saved_tensors
+    run = functools.partial(_readout_gradient_of_chunk, projection)
+    nodes, groups = (query, *rest), (content, level)
+    grads = _pullback(run, nodes, groups, None, (of_query,), (of_content, of_level), projection.shape[0])
+    grad_query, *grad_rest, grad_content, grad_level = grads
+    return grad_query, None, grad_content, grad_level, *grad_rest
+
+
+chunked_summary.register_autograd(_summary_gradient, setup_context=_save_summary)
+chunked_readout.register_autograd(_readout_gradient, setup_context=_save_readout)
+chunked_summary_backward.register_autograd(_summary_second_gradient, setup_context=_save_summary_backward)
+chunked_readout_backward.register_autograd(_readout_second_gradient, setup_context=_save_readout_backward)
