@@ -111,10 +111,10 @@ def lengths(value: Tensor | None, count: int, longest: int, device: torch.device
 def values_are_free(x: Tensor) -> bool:
     """Whether reading values of x costs nothing: on the CPU, outside torch.compile and of no batch that ``torch.vmap``
     goes through. Checks of values run only then."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not _batched(x)
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(x)
 
 
-def _batched(x: Tensor) -> bool:
+def is_batched(x: Tensor) -> bool:
     """Whether torch.vmap goes through x, at any level of nested transforms."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):

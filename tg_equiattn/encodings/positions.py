@@ -119,7 +119,7 @@ class OffsetTable(nn.Module):
         ``(E, pos_dim)`` -> ``(heads, E)``.
 
     Raises:
-        ValueError: (on the CPU, outside torch.compile) for offsets that are not whole or not in the table. On CUDA,
+        ValueError: (on the CPU, outside torch.compile) for offsets that are not in the table, after rounding. On CUDA,
             and compiled, such pairs get minus infinity: they are not near.
     """
 

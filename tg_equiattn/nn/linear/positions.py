@@ -12,7 +12,7 @@ from ...encodings import AbsoluteEncoding, OffsetMLP, OffsetTable, SinusoidEncod
 from ...functional.linear.attention import linear_attention_of_nodes
 from ...functional.linear.clipped import clipped_attention_of_nodes
 from ...functional.linear.window import window_attention_of_nodes
-from ...neighbours import Neighbours, near_pairs
+from ...neighbours import Neighbours, near_pairs, whole_offsets
 from ..children import reset_children
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class NearPosition(Position):
         offsets = pos[source] - pos[target]
         if not self.whole_offsets:
             return Neighbours(target, source, offsets, len(pos))
-        offsets = offsets.round() if offsets.is_floating_point() else offsets
+        offsets = whole_offsets(offsets, pos)
         return Neighbours(target, source, offsets, len(pos), offsets.abs().sum(-1) < self.max_distance)
 
 
