@@ -200,6 +200,11 @@ def test_bad_images(data):
         PixelGraph(3)(data)
 
 
+def test_a_batch_of_images_is_told_what_to_do():
+    with pytest.raises(ValueError, match=r"got \(1, 3, 5, 7\); .* Data\(image=image\[0\]\)"):
+        PixelGraph(3)(Data(image=torch.rand(1, 3, 5, 7)))
+
+
 def test_classifier_names_missing_positions():
     graph = PixelGraph(3)(Data(image=torch.rand(1, 5, 7)))
     for position in ("window", "absolute"):
