@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .offsets import GIVEN, whole_offsets
 
 MAX_PAIRS = 1000  # a node, on average: more near pairs than that are not found from positions unasked
-GIVEN = "offsets (edge_attr) must be"  # how an error of offsets begins that came without positions
 _PART = 1 << 20  # pairs that are looked at together
 
 
@@ -178,36 +178,6 @@ class Neighbours:
         return Pattern(key[order], col[order], last + 1, self.nodes, transposed)
 
 
-def whole_offsets(offsets: Tensor, pos: Tensor | None = None, what: str = "differences of pos must be") -> Tensor:
-    """Offsets rounded to whole numbers, which tables and counted distances need.
-
-    Args:
-        offsets: ``(E, dim)`` differences of ``pos``, or what stands in ``edge_attr``.
-        pos: the positions, at whose size offsets are exact up to rounding: a grid shifted by 3.7 stays one.
-        what: how an error begins.
-
-    Raises:
-        ValueError: for offsets that are farther from whole numbers than rounding explains (on the CPU, outside
-            torch.compile and torch.vmap).
-    """
-    if not offsets.is_floating_point():
-        return offsets
-    whole = offsets.round()
-    if not checks.values_are_free(offsets) or torch.equal(offsets, whole):
-        return whole
-    size = (offsets if pos is None else pos).abs().max().double().clamp(min=1)
-    exact = (16 * max(torch.finfo(t).eps for t in (offsets.dtype, torch.float32)) * size).clamp(max=0.25)
-    fraction = (offsets - whole).abs().nan_to_num(torch.inf, 0, 0) * (offsets != whole)  # infinity is Neighbours' to say
-    if bool((fraction > exact).any()):
-        came = offsets[(fraction > exact).any(1)][0].tolist()
-        raise ValueError(
-            f"{what} whole numbers where offsets index a table or distances are counted (offset='table', "
-            f"position='clipped'), got an offset of {came}: scale pos to the unit of its grid, or take offset='mlp' for "
-            "points off a grid"
-        )
-    return whole
-
-
 def near_pairs(
     pos: Tensor, max_distance: float, *, batch: Tensor | None = None, max_pairs: int = MAX_PAIRS
 ) -> tuple[Tensor, Tensor]:
@@ -250,9 +220,9 @@ def near_pairs(
             found += len(target)
             if found > max_pairs * nodes:
                 raise ValueError(
-                    f"pos has more than {max_pairs} pairs a node at distances below {max_distance} among {nodes} nodes, "
-                    "so that attention to near pairs would not be linear: give edge_index (or neighbours), take a "
-                    "smaller max_distance, or scale pos"
+                    f"pos has more than {max_pairs} pairs a node at distances below {max_distance} among {nodes} "
+                    "nodes, so that attention to near pairs would not be linear: give edge_index (or neighbours), take "
+                    "a smaller max_distance, or scale pos"
                 )
     pairs = torch.cat([torch.stack(pair) for pair in candidates.near()], 1)
     pairs = pairs[:, torch.argsort(pairs[0] * nodes + pairs[1])]
@@ -275,8 +245,8 @@ class _Candidates:
         strides = torch.cat([sides.flip(0).cumprod(0).flip(0)[1:], sides.new_ones(1)])
         cell = ((cell + 1) * strides).sum(1)
         ordered, self.order = torch.sort(cell)
-        steps = list(itertools.product((-1, 0, 1), repeat=dim))
-        steps = torch.tensor(steps[: len(steps) // 2 + 1], device=pos.device)  # up to no step; the others mirror them
+        half = itertools.islice(itertools.product((-1, 0, 1), repeat=dim), 3**dim // 2 + 1)
+        steps = torch.tensor(list(half), device=pos.device)  # up to no step; the others mirror them
         wanted = cell + (steps * strides[1:]).sum(1, keepdim=True)  # (steps, N)
         self.first = torch.searchsorted(ordered, wanted)
         self.counts = torch.searchsorted(ordered, wanted, right=True) - self.first

@@ -11,7 +11,8 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_sparse, to_edge_index
 
 from tg_equiattn import checks
-from tg_equiattn.neighbours import Neighbours, whole_offsets
+from tg_equiattn.neighbours import Neighbours
+from tg_equiattn.offsets import offsets_between, whole_offsets
 
 
 def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tensor, Tensor | None]:
@@ -86,9 +87,9 @@ def check_hidden_batch(edge_index: Tensor, pos: Tensor | None, nodes: int) -> No
         return
     message = (
         f"batch was not given for nodes in {blocks} blocks that no edge leaves, which are taken for one graph. For "
-        "several graphs give batch or ptr: GPSConv does not pass batch on, call it with ptr=data.ptr, which reaches this "
-        "layer. For one graph of several parts give "
-        f"batch=torch.zeros({nodes}, dtype=torch.long), or construct the layer with check_batch=False"
+        "several graphs give batch or ptr: GPSConv does not pass batch on, call it with ptr=data.ptr, which reaches "
+        f"this layer. For one graph of several parts give batch=torch.zeros({nodes}, dtype=torch.long), or construct "
+        "the layer with check_batch=False"
     )
     within = joined | torch.cat([joined.new_zeros(1), joined[:-1]])
     placed = isinstance(pos, Tensor) and pos.shape[:1] == (nodes,) and not checks.is_batched(pos)
@@ -143,11 +144,11 @@ def near_pairs_of(
             )
         if edge_attr.device != edge_index.device:
             raise ValueError(f"edge_attr must be on {edge_index.device} as edge_index is, got {edge_attr.device}")
-        offsets = whole_offsets(edge_attr, pos, "edge_attr must hold") if whole else edge_attr
+        measured = isinstance(pos, Tensor) and pos.is_floating_point() and checks.values_are_free(pos) and pos.numel()
+        offsets = whole_offsets(edge_attr, pos if measured else None, "edge_attr must hold") if whole else edge_attr
     elif pos is not None:
         pos = checks.positions(pos, (nodes, pos_dim), edge_index, "")
-        offsets = pos[source] - pos[target]
-        offsets = whole_offsets(offsets, pos) if whole else offsets
+        offsets = offsets_between(pos, target, source, whole)
     else:
         raise ValueError("pos or edge_attr must be given where offsets are needed, got None for both")
     return Neighbours(target, source, offsets, nodes)

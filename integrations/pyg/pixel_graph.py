@@ -18,9 +18,9 @@ class PixelGraph(BaseTransform):
     Pixels in row order become nodes with features :obj:`x` of shape :math:`(H W, C)` and positions :obj:`pos`, x right
     and y up; pixels closer than :obj:`max_distance` are joined both ways, with the offset
     :math:`\mathbf{p}_j - \mathbf{p}_i` of source j from target i in :obj:`edge_attr`. The image itself is left out.
-    Features are floating point: 8-bit intensities become numbers in :math:`[0, 1]`, other integers stay as large as they
-    are. Edges and positions are computed once for each shape, and their memory is shared by all graphs of it until one
-    of them is written to, which the other graphs do not see.
+    Features are floating point: 8-bit intensities become numbers in :math:`[0, 1]`, other integers stay as large as
+    they are. Edges and positions are computed once for each shape, and their memory is shared by all graphs of it until
+    one of them is written to, which the other graphs do not see.
 
     Args:
         max_distance (float, optional): Pixels at a smaller Manhattan distance are joined. (default: :obj:`6`)

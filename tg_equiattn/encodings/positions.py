@@ -96,8 +96,9 @@ class SinusoidEncoding(nn.Module):
 
     def forward(self, pos: Tensor) -> tuple[Tensor, Tensor]:
         with full_precision(pos.device):
-            angle = pos.to(self.frequency.dtype)[..., None] * self.frequency  # (N, dim, scales)
-            sin, cos = angle.sin(), angle.cos()
+            exact = torch.promote_types(pos.dtype, self.frequency.dtype)  # float64 positions are: they may be large
+            angle = pos.to(exact)[..., None] * self.frequency  # (N, dim, scales)
+            sin, cos = (x.to(self.frequency.dtype) for x in (angle.sin(), angle.cos()))
             alpha, beta = self.rotation
             query = [alpha * sin[:, None] - beta * cos[:, None], beta * sin[:, None] + alpha * cos[:, None]]
             key = torch.stack([sin, cos], -1).flatten(1)

@@ -16,19 +16,22 @@ nodes, and switch autocast off, which may be on where backward is called.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from ...precision import full_precision
 from ..backend import transformed
-
-_BUDGET = {"cpu": 1 << 18, "other": 1 << 26}  # scores of one chunk: a core's cache, or enough work for a GPU
-
-Tensors = Sequence[Tensor]
-OfChunk = Callable[[Tensors, Tensors, Tensor | None], tuple[Tensors, Tensors]]
+from .feature_chunks import chunks, in_chunks, pullback
+from .feature_formulas import (
+    Tensors,
+    key_scores,
+    plain_readout,
+    plain_summary,
+    query_scores,
+    readout_gradient,
+    summary_gradient,
+)
 
 
 def feature_summary(
@@ -46,68 +49,6 @@ def feature_readout(query: Tensor, projection: Tensor, content: Tensor, level: T
     """out (G, L, e) and lse (G, L) of queries (G, L, d), content (G, m, e), level (G, m)."""
     readout = plain_readout if transformed() else chunked_readout
     return readout(query, projection, content, level)
-
-
-def plain_summary(
-    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float
-) -> tuple[Tensor, Tensor]:
-    """:func:`feature_summary` with all scores in memory."""
-    scores, lowest = _key_scores(key, projection, mask, norm), torch.finfo(key.dtype).min
-    top = scores.detach().amax(1, keepdim=True).clamp(min=lowest)
-    weights = (scores - top).exp()
-    sums = weights.sum(1)
-    empty = sums == 0
-    sums = torch.where(empty, 1.0, sums)
-    return weights.mT @ value / sums[..., None], torch.where(empty, lowest, sums.log() + top.squeeze(1))
-
-
-def plain_readout(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`feature_readout` with all scores in memory."""
-    scores = query @ projection.T + level[:, None]
-    return scores.softmax(-1) @ content, scores.logsumexp(-1)
-
-
-def _key_scores(key: Tensor, projection: Tensor, mask: Tensor | None, norm: float) -> Tensor:
-    """log features of keys (G, n, m), minus infinity where masked."""
-    bias = -norm * key.square().sum(-1, keepdim=True)
-    if mask is not None:
-        bias = bias.masked_fill(~mask[..., None], -math.inf)
-    return torch.baddbmm(bias, key, projection.T.expand(key.shape[0], -1, -1))
-
-
-def _query_scores(query: Tensor, projection: Tensor, level: Tensor) -> Tensor:
-    """log features of queries (G, n, m), but for a part of each query alone, plus the level of each feature."""
-    return torch.baddbmm(level[:, None], query, projection.T.expand(query.shape[0], -1, -1))
-
-
-def _chunks(nodes: Tensor, features: int) -> Iterator[tuple[slice, list[slice]]]:
-    """Slices of groups, each with slices of nodes (G, L, d), of at most the budget's scores if that leaves 256."""
-    groups, length = nodes.shape[:2]
-    budget = _BUDGET.get(nodes.device.type, _BUDGET["other"])
-    width = max(1, min(groups, budget // (features * max(1, min(length, 256)))))
-    step = max(256, budget // (width * features))
-    parts = [slice(a, min(a + step, length)) for a in range(0, length, step)]
-    for a in range(0, max(1, groups), width):
-        yield slice(a, min(a + width, groups)), parts
-
-
-def _in_chunks(
-    run: OfChunk, nodes: Tensors, groups: Tensors, mask: Tensor | None, features: int
-) -> tuple[Tensor, ...]:
-    """``run`` of tensors of nodes (G, L, ...) and of groups (G, ...), chunk by chunk: what it returns for nodes lies
-    side by side, what it returns for groups is added up."""
-    done = []
-    for group, parts in _chunks(nodes[0], features):
-        of_group = [x[group] for x in groups]
-        results = (
-            run([x[group, part] for x in nodes], of_group, None if mask is None else mask[group, part])
-            for part in parts
-        )
-        of_nodes, of_groups = zip(*results, strict=True)
-        beside = (torch.cat(x, 1) for x in zip(*of_nodes, strict=True))
-        total = (functools.reduce(torch.add, x) for x in zip(*of_groups, strict=True))
-        done.append((*beside, *total))
-    return tuple(torch.cat(x) for x in zip(*done, strict=True))
 
 
 def _cheap(x: Tensor) -> bool:
@@ -146,9 +87,9 @@ def _sums(
     content = value.new_zeros(len(key), len(projection), value.shape[-1])
     sums = value.new_zeros(len(key), 1, len(projection))
     top = torch.full_like(sums, torch.finfo(key.dtype).min) if stabilise else torch.zeros_like(sums)
-    for group, parts in _chunks(key, len(projection)):
+    for group, parts in chunks(key, len(projection)):
         for n, part in enumerate(parts):
-            scores = _key_scores(key[group, part], projection, None if mask is None else mask[group, part], norm)
+            scores = key_scores(key[group, part], projection, None if mask is None else mask[group, part], norm)
             if stabilise:
                 highest = torch.maximum(top[group], scores.amax(1, keepdim=True))
                 scores.sub_(highest)
@@ -169,27 +110,15 @@ def _(key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm:
     return value.new_empty(groups, features, value.shape[-1]), value.new_empty(groups, features)
 
 
-def _summary_gradient_of_chunk(
-    projection: Tensor, norm: float, nodes: Tensors, groups: Tensors, mask: Tensor | None
-) -> tuple[Tensors, Tensors]:
-    """Gradients of keys and values."""
-    (key, value), (content, level, grad_content, grad_level) = nodes, groups
-    weights = _key_scores(key, projection, mask, norm).sub_(level[:, None]).exp_()
-    shift = (grad_level - (content * grad_content).sum(-1))[:, None]
-    grad = torch.baddbmm(shift, value, grad_content.mT).mul_(weights)
-    grad_key = torch.addcmul(grad @ projection, key, grad.sum(-1, keepdim=True), value=-2 * norm)
-    return (grad_key, weights @ grad_content), ()
-
-
 @torch.library.custom_op("tg_equiattn::feature_summary_backward", mutates_args=())
 def chunked_summary_backward(
     key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float,
     content: Tensor, level: Tensor, grad_content: Tensor, grad_level: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     with full_precision(key.device):
-        run = functools.partial(_summary_gradient_of_chunk, projection, norm)
+        run = functools.partial(summary_gradient, projection, norm)
         groups = content, level, grad_content, grad_level
-        grad_key, grad_value = _in_chunks(run, (key, value), groups, mask, projection.shape[0])
+        grad_key, grad_value = in_chunks(run, (key, value), groups, mask, projection.shape[0])
         return grad_key, grad_value
 
 
@@ -207,7 +136,7 @@ def chunked_readout(query: Tensor, projection: Tensor, content: Tensor, level: T
         (query,), (content, lowered, ceiling) = nodes, groups
         for stabilise in (False, True):
             if stabilise or _cheap(query):
-                weights = _query_scores(query, projection, lowered)
+                weights = query_scores(query, projection, lowered)
                 peak = weights.amax(-1, keepdim=True) if stabilise else torch.zeros_like(weights[..., :1])
                 weights = weights.sub_(peak) if stabilise else weights
                 total = weights.exp_().sum(-1, keepdim=True)
@@ -217,7 +146,7 @@ def chunked_readout(query: Tensor, projection: Tensor, content: Tensor, level: T
         return (out, total.log_().add_(peak).add_(ceiling[:, None]).squeeze(-1)), ()
 
     with full_precision(query.device):
-        out, lse = _in_chunks(run, (query,), (content, level - ceiling, ceiling), None, projection.shape[0])
+        out, lse = in_chunks(run, (query,), (content, level - ceiling, ceiling), None, projection.shape[0])
         return out, lse
 
 
@@ -226,26 +155,15 @@ def _(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tupl
     return query.new_empty(*query.shape[:2], content.shape[-1]), query.new_empty(*query.shape[:2])
 
 
-def _readout_gradient_of_chunk(
-    projection: Tensor, nodes: Tensors, groups: Tensors, _: Tensor | None
-) -> tuple[Tensors, Tensors]:
-    """Gradients of queries; of content and level."""
-    (query, out, lse, grad_out, grad_lse), (content, level) = nodes, groups
-    weights = _query_scores(query, projection, level).sub_(lse[..., None]).exp_()
-    shift = (grad_lse - (grad_out * out).sum(-1))[..., None]
-    grad = torch.baddbmm(shift, grad_out, content.mT).mul_(weights)
-    return (grad @ projection,), (weights.mT @ grad_out, grad.sum(1))
-
-
 @torch.library.custom_op("tg_equiattn::feature_readout_backward", mutates_args=())
 def chunked_readout_backward(
     query: Tensor, projection: Tensor, content: Tensor, level: Tensor,
     out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     with full_precision(query.device):
-        run = functools.partial(_readout_gradient_of_chunk, projection)
+        run = functools.partial(readout_gradient, projection)
         nodes = query, out, lse, grad_out, grad_lse
-        grad_query, grad_content, grad_level = _in_chunks(run, nodes, (content, level), None, projection.shape[0])
+        grad_query, grad_content, grad_level = in_chunks(run, nodes, (content, level), None, projection.shape[0])
         return grad_query, grad_content, grad_level
 
 
@@ -264,7 +182,7 @@ def _summary_gradient(ctx, grad_content: Tensor, grad_level: Tensor):
     grads = grad_content.contiguous(), grad_level.contiguous()
     if transformed():  # entered after the forward pass, as by a vectorised Jacobian
         nodes, groups = (key, value), (content, level, *grads)
-        (grad_key, grad_value), _ = _summary_gradient_of_chunk(projection, ctx.norm, nodes, groups, mask)
+        (grad_key, grad_value), _ = summary_gradient(projection, ctx.norm, nodes, groups, mask)
     else:
         inputs = key, value, projection, mask, ctx.norm, content, level
         grad_key, grad_value = chunked_summary_backward(*inputs, *grads)
@@ -281,29 +199,12 @@ def _readout_gradient(ctx, grad_out: Tensor, grad_lse: Tensor):
     grads = grad_out.contiguous(), grad_lse.contiguous()
     if transformed():
         nodes = query, out, lse, *grads
-        of_nodes, of_groups = _readout_gradient_of_chunk(projection, nodes, (content, level), None)
+        of_nodes, of_groups = readout_gradient(projection, nodes, (content, level), None)
         grad_query, grad_content, grad_level = *of_nodes, *of_groups
     else:
         inputs = query, projection, content, level, out, lse
         grad_query, grad_content, grad_level = chunked_readout_backward(*inputs, *grads)
     return grad_query, None, grad_content, grad_level
-
-
-def _pullback(
-    run: OfChunk, nodes: Tensors, groups: Tensors, mask: Tensor | None, of_nodes: Tensors, of_groups: Tensors, width: int
-) -> tuple[Tensor, ...]:
-    """Gradients of the nodes and groups that ``run`` takes, from those of what it returns, chunk by chunk.
-
-    They can be differentiated in turn where gradients are being recorded.
-    """
-
-    def pull(nodes: Tensors, groups: Tensors, mask: Tensor | None) -> tuple[Tensors, Tensors]:
-        count = len(nodes) - len(of_nodes), len(groups) - len(of_groups)
-        inputs = list(nodes[: count[0]]), list(groups[: count[1]])
-        _, pull = torch.func.vjp(lambda nodes, groups: run(nodes, groups, mask), *inputs)
-        return pull((tuple(nodes[count[0] :]), tuple(groups[count[1] :])))
-
-    return _in_chunks(pull, (*nodes, *of_nodes), (*groups, *of_groups), mask, width)
 
 
 def _save_summary_backward(ctx, inputs, output) -> None:
@@ -313,8 +214,8 @@ def _save_summary_backward(ctx, inputs, output) -> None:
 
 def _summary_second_gradient(ctx, of_key: Tensor, of_value: Tensor):
     key, value, projection, mask, *groups = ctx.saved_tensors
-    run = functools.partial(_summary_gradient_of_chunk, projection, ctx.norm)
-    grads = _pullback(run, (key, value), groups, mask, (of_key, of_value), (), projection.shape[0])
+    run = functools.partial(summary_gradient, projection, ctx.norm)
+    grads = pullback(run, (key, value), groups, mask, (of_key, of_value), (), projection.shape[0])
     return *grads[:2], None, None, None, *grads[2:]
 
 
@@ -324,9 +225,9 @@ def _save_readout_backward(ctx, inputs, output) -> None:
 
 def _readout_second_gradient(ctx, of_query: Tensor, of_content: Tensor, of_level: Tensor):
     query, projection, content, level, *rest = ctx.saved_tensors
-    run = functools.partial(_readout_gradient_of_chunk, projection)
+    run = functools.partial(readout_gradient, projection)
     nodes, groups = (query, *rest), (content, level)
-    grads = _pullback(run, nodes, groups, None, (of_query,), (of_content, of_level), projection.shape[0])
+    grads = pullback(run, nodes, groups, None, (of_query,), (of_content, of_level), projection.shape[0])
     grad_query, *grad_rest, grad_content, grad_level = grads
     return grad_query, None, grad_content, grad_level, *grad_rest
 

@@ -12,7 +12,8 @@ from ... import checks
 from ...functional.linear.clipped import Aggregate
 from ...functional.linear.rows import Rows
 from ...grids import PixelGrid
-from ...neighbours import GIVEN, Neighbours, whole_offsets
+from ...neighbours import Neighbours
+from ...offsets import GIVEN, whole_offsets
 from .positions import Position
 
 

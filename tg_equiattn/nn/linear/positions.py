@@ -12,7 +12,8 @@ from ...encodings import AbsoluteEncoding, OffsetMLP, OffsetTable, SinusoidEncod
 from ...functional.linear.attention import linear_attention_of_nodes
 from ...functional.linear.clipped import clipped_attention_of_nodes
 from ...functional.linear.window import window_attention_of_nodes
-from ...neighbours import Neighbours, near_pairs, whole_offsets
+from ...neighbours import Neighbours, near_pairs
+from ...offsets import offsets_between
 from ..children import reset_children
 
 if TYPE_CHECKING:
@@ -99,10 +100,9 @@ class NearPosition(Position):
     def find_neighbours(self, pos: Tensor, batch: Tensor | None) -> Neighbours:
         reach = self.max_distance + (self.pos_dim / 2 if self.whole_offsets else 0)
         target, source = near_pairs(pos, reach, batch=batch)
-        offsets = pos[source] - pos[target]
+        offsets = offsets_between(pos, target, source, self.whole_offsets)
         if not self.whole_offsets:
             return Neighbours(target, source, offsets, len(pos))
-        offsets = whole_offsets(offsets, pos)
         return Neighbours(target, source, offsets, len(pos), offsets.abs().sum(-1) < self.max_distance)
 
 
