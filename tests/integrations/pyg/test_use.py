@@ -231,9 +231,8 @@ def test_clusters_of_one_graph(make_conv, equal):
         equal(conv(x, edges, pos=pos), expected)
     conv.check_batch = False
     equal(conv(x, edges, pos=pos), expected)
-    pos = torch.cat(
-        [pos[:3], pos[:4]]
-    )  # one place for nodes of both, as pixels of two images have: an error but where the layer is told
+    # one place for nodes of both, as pixels of two images have: an error, but where the layer is told
+    pos = torch.cat([pos[:3], pos[3:] - pos[3]])
     conv(x, edges, pos=pos)
     with pytest.raises(ValueError, match="batch must be given for several graphs"):
         make_conv()(x, edges, pos=pos)
