@@ -12,7 +12,7 @@ from torch import Tensor
 def positive(**arguments: int) -> None:
     """Raise ValueError unless every argument is a positive integer."""
     for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
 
 
@@ -132,14 +132,15 @@ def mask(value: Tensor | None, shape: tuple[int, ...]) -> None:
 
 def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
     """The number of graphs; ValueError unless ``batch`` is None (one graph) or a sorted graph index of the nodes x."""
-    if batch_size is not None and not (batch_size == 0 and not len(x)):
+    if batch_size is not None and not (batch_size == 0 and not x.shape[0]):
         positive(batch_size=batch_size)
     if batch is None:
         if batch_size not in (None, 1):
             raise ValueError(f"batch must be given where batch_size is {batch_size}, got None")
         return 1
-    if batch.dtype != torch.int64 or tuple(batch.shape) != (len(x),):
-        raise ValueError(f"batch must be int64 of shape ({len(x)},), got {batch.dtype} of shape {tuple(batch.shape)}")
+    nodes, shape = x.shape[0], tuple(batch.shape)
+    if batch.dtype != torch.int64 or shape != (nodes,):
+        raise ValueError(f"batch must be int64 of shape ({nodes},), got {batch.dtype} of shape {shape}")
     if batch.device != x.device:
         raise ValueError(f"batch must be on {x.device} as the input is, got {batch.device}")
     if values_are_free(batch) and len(batch):

@@ -103,10 +103,10 @@ class Neighbours:
         self, target: Tensor, source: Tensor, offsets: Tensor, nodes: int, exists: Tensor | None = None
     ) -> None:
         for name, index in (("target", target), ("source", source)):
-            if index.dtype != torch.int64 or index.ndim != 1 or len(index) != len(target):
+            if index.dtype != torch.int64 or index.ndim != 1 or index.shape[0] != target.shape[0]:
                 raise ValueError(f"{name} must be int64 (E,), got {index.dtype} of shape {tuple(index.shape)}")
-        if offsets.ndim != 2 or len(offsets) != len(target):
-            raise ValueError(f"offsets must have shape ({len(target)}, dim), got {tuple(offsets.shape)}")
+        if offsets.ndim != 2 or offsets.shape[0] != target.shape[0]:
+            raise ValueError(f"offsets must have shape ({target.shape[0]}, dim), got {tuple(offsets.shape)}")
         if offsets.is_complex() or offsets.dtype == torch.bool:
             raise ValueError(f"offsets (edge_attr) must be real numbers, got {offsets.dtype}")
         offsets = offsets if offsets.is_floating_point() else offsets.long()
@@ -146,7 +146,7 @@ class Neighbours:
 
     def check_nodes(self, nodes: int, dim: int | None = None) -> None:
         """Raise ValueError unless these are pairs of so many nodes, with offsets of this dimension if one is given."""
-        if self.nodes != nodes or dim not in (None, self.dim):
+        if self.nodes != nodes or (dim is not None and self.dim != dim):
             where = "" if dim is None else f" in {dim} dimensions"
             raise ValueError(f"neighbours must be of {nodes} nodes{where}, got {self.nodes} in {self.dim}")
 

@@ -181,12 +181,12 @@ class RelativePerformerConv(MessagePassing):
             what = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x must be a tensor of shape (N, {self.in_channels}), got {what}")
         check_sources(edge_index, edge_attr, grid)
-        batch, graphs = batch_of(batch, ptr, len(x))
+        batch, graphs = batch_of(batch, ptr, x.shape[0])
         batch_size = graphs if batch_size is None else batch_size
         if grid is None:
             batch_size = checks.batch_index(batch, batch_size, x)
         if neighbours is None and grid is None and edge_index is not None:
-            neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=len(x))
+            neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=x.shape[0])
         return self.attention(
             x, batch=batch, batch_size=batch_size, pos=pos, grid=grid, neighbours=neighbours,
             aggregate=self._aggregate,
@@ -226,7 +226,7 @@ class RelativePerformerConv(MessagePassing):
         """Sums of x over the columns of every row of a sparse relation: messages, or one sparse product."""
         if torch.compiler.is_compiling() or transformed():  # where PyG does not fuse
             return sum_aggregation(x, pattern)
-        size = (len(x), len(pattern.crow) - 1)
+        size = (x.shape[0], pattern.rows)
         edge_index = EdgeIndex(torch.stack([pattern.col, pattern.row]), sparse_size=size, sort_order="col")
         return self.propagate(edge_index, x=x, pattern=pattern, size=size)
 

@@ -35,7 +35,7 @@ def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tenso
             (target, source), values = to_edge_index(edge_index)
         edge_index = torch.stack([source, target])
         edge_attr = values if edge_attr is None and values is not None and values.ndim == 2 else edge_attr
-    if not isinstance(edge_index, Tensor) or edge_index.ndim != 2 or len(edge_index) != 2:
+    if not isinstance(edge_index, Tensor) or edge_index.ndim != 2 or edge_index.shape[0] != 2:
         what = tuple(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise ValueError(f"edge_index must be (2, E), a SparseTensor or an EdgeIndex, got {what}")
     if edge_index.dtype != torch.int64:
@@ -64,12 +64,12 @@ def batch_of(batch: Tensor | None, ptr: Tensor | None, nodes: int) -> tuple[Tens
         return batch, None
     if batch is not None:
         raise ValueError("ptr must be None where batch is given: they say the same")
-    if ptr.dtype != torch.int64 or ptr.ndim != 1 or len(ptr) < 2:
+    if ptr.dtype != torch.int64 or ptr.ndim != 1 or ptr.shape[0] < 2:
         raise ValueError(f"ptr must be int64 (graphs + 1,), got {ptr.dtype} of shape {tuple(ptr.shape)}")
     if checks.values_are_free(ptr) and (int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any())):
         raise ValueError(f"ptr must rise from 0 to {nodes}, got {ptr.tolist()[:8]}")
     index = torch.searchsorted(ptr, torch.arange(nodes, device=ptr.device), right=True) - 1
-    return index, len(ptr) - 1
+    return index, ptr.shape[0] - 1
 
 
 def check_hidden_batch(edge_index: Tensor, pos: Tensor | None, nodes: int) -> None:
@@ -101,7 +101,7 @@ def check_hidden_batch(edge_index: Tensor, pos: Tensor | None, nodes: int) -> No
 def _meet(pos: Tensor, block: Tensor) -> bool:
     """Whether two nodes of different blocks are at the same place."""
     _, place = pos.detach().unique(dim=0, return_inverse=True)
-    order = torch.argsort(place * len(pos) + block)
+    order = torch.argsort(place * pos.shape[0] + block)
     place, block = place[order], block[order]
     return bool(((place.diff() == 0) & (block.diff() != 0)).any())
 

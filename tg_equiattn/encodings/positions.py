@@ -143,7 +143,7 @@ class OffsetTable(nn.Module):
                 f"axis, got {offsets.min()} to {offsets.max()}"
             )
         whole = torch.where(inside[:, None], whole, torch.zeros_like(whole)).long()
-        index = whole.new_zeros(len(whole))
+        index = whole.new_zeros(whole.shape[0])
         for axis in range(self.pos_dim):
             index = index * (2 * radius + 1) + (whole[:, axis] + radius).clamp(0, 2 * radius)
         bias = nn.functional.embedding(index, self.table.T).T

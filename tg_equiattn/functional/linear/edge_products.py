@@ -43,7 +43,7 @@ def gathered_edge_dot(query: Tensor, key: Tensor, row: Tensor, col: Tensor, chun
 
 def gathered_edge_sum(weight: Tensor, value: Tensor, pattern: Pattern) -> Tensor:
     """:func:`edge_sum`, with (heads, E, d) values in memory."""
-    sums = value.new_zeros(len(value), pattern.rows, value.shape[-1])
+    sums = value.new_zeros(value.shape[0], pattern.rows, value.shape[-1])
     return sums.index_add(1, pattern.row, weight[..., None] * value[:, pattern.col])
 
 

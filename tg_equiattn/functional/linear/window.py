@@ -65,7 +65,7 @@ def window_attention(
     heads = query.shape[1]
     far_bias = query.new_zeros(heads) if far_bias is None else far_bias
     neighbours.check_nodes(query.shape[0] if query.ndim == 3 else query.shape[0] * query.shape[2])
-    shapes = {"pair_bias": (heads, len(neighbours.offsets)), "self_bias": (heads,), "far_bias": (heads,)}
+    shapes = {"pair_bias": (heads, neighbours.offsets.shape[0]), "self_bias": (heads,), "far_bias": (heads,)}
     for (name, shape), bias in zip(shapes.items(), (pair_bias, self_bias, far_bias), strict=True):
         if tuple(bias.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(bias.shape)}")

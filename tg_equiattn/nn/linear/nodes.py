@@ -113,7 +113,7 @@ def _graph_of_each(x: Tensor, mask: Tensor | None, batch: Tensor | None, graphs:
     batch = torch.arange(graphs, device=x.device).repeat_interleave(x.shape[1])
     if mask is None:
         return batch
-    return torch.where(mask.flatten(), batch, graphs + torch.arange(len(batch), device=x.device))
+    return torch.where(mask.flatten(), batch, graphs + torch.arange(batch.shape[0], device=x.device))
 
 
 def _zero_where_masked(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -102,8 +102,8 @@ class NearPosition(Position):
         target, source = near_pairs(pos, reach, batch=batch)
         offsets = offsets_between(pos, target, source, self.whole_offsets)
         if not self.whole_offsets:
-            return Neighbours(target, source, offsets, len(pos))
-        return Neighbours(target, source, offsets, len(pos), offsets.abs().sum(-1) < self.max_distance)
+            return Neighbours(target, source, offsets, pos.shape[0])
+        return Neighbours(target, source, offsets, pos.shape[0], offsets.abs().sum(-1) < self.max_distance)
 
 
 class ClippedPosition(NearPosition):
