@@ -1,6 +1,7 @@
 r"""Positions of nodes in linear attention: absolute and relative sinusoids, and biases of offsets.
 
-Positions may have any dimension; the unit is the pixel, or whatever length the data are in.
+Positions may have any dimension; the unit is the pixel, or whatever length the data are in. Give positions far from the
+origin in float64: float32 holds those of 5e6 to 0.5 only.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Position(nn.Module):
     Attributes:
         needs_positions: whether :meth:`encode` or :meth:`forward` read the positions of nodes.
         needs_neighbours: whether :meth:`forward` reads near pairs.
-        whole_offsets: whether offsets of near pairs are rounded to whole numbers.
+        whole_offsets: whether offsets of near pairs have to be whole numbers, up to rounding.
         key_heads: heads that have keys.
         extra_channels: of queries and keys at the random features, beside those of a head.
         why: what an error says positions are needed for.
