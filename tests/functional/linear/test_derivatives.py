@@ -93,6 +93,23 @@ def test_extreme_scores_stay_finite(problem, norm):
         assert t.isfinite().all()
 
 
+def test_autocast():
+    """Also where it is on in backward, scores and exponentials stay in float32."""
+    inputs = [torch.randn(s).requires_grad_() for s in (QUERY, QUERY, VALUE)]
+    projection = torch.randn(PROJECTION)
+
+    def second():
+        out = linear_attention(*inputs, projection).square().sum()
+        grads = torch.autograd.grad(out, inputs, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), inputs)
+
+    expected = second()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = second()
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * max(1.0, float(b.abs().max())))
+
+
 def test_in_chunks():
     """More scores than a core's cache takes at once, so that second derivatives come in several chunks too."""
     query, key, value = (torch.randn(1, 2, 600, width, dtype=torch.float64) for width in (3, 3, 2))

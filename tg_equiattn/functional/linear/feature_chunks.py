@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from ...precision import full_precision
 from .feature_formulas import Tensors
 
 _BUDGET = {"cpu": 1 << 18, "other": 1 << 26}  # scores of one chunk: a core's cache, or enough work for a GPU
@@ -31,16 +31,18 @@ def in_chunks(run: OfChunk, nodes: Tensors, groups: Tensors, mask: Tensor | None
     side by side, what it returns for groups is added up."""
     done = []
     for group, parts in chunks(nodes[0], features):
-        of_group = [x[group] for x in groups]
-        results = (
-            run([x[group, part] for x in nodes], of_group, None if mask is None else mask[group, part])
-            for part in parts
-        )
-        of_nodes, of_groups = zip(*results, strict=True)
-        beside = (torch.cat(x, 1) for x in zip(*of_nodes, strict=True))
-        total = (functools.reduce(torch.add, x) for x in zip(*of_groups, strict=True))
-        done.append((*beside, *total))
-    return tuple(torch.cat(x) for x in zip(*done, strict=True))
+        of_group, beside, total = [x[group] for x in groups], [], None
+        for part in parts:
+            of_mask = None if mask is None else mask[group, part]
+            of_nodes, of_groups = run([x[group, part] for x in nodes], of_group, of_mask)
+            beside.append(of_nodes)
+            total = of_groups if total is None else [a + b for a, b in zip(total, of_groups, strict=True)]
+        done.append([*(_cat(x, 1) for x in zip(*beside, strict=True)), *(total or ())])
+    return tuple(_cat(x, 0) for x in zip(*done, strict=True))
+
+
+def _cat(parts: Tensors, axis: int) -> Tensor:
+    return torch.cat(list(parts), axis) if len(parts) > 1 else parts[0]
 
 
 def pullback(
@@ -63,4 +65,5 @@ def pullback(
         _, back = torch.func.vjp(lambda nodes, groups: run(nodes, groups, mask), *inputs)[:2]
         return back((tuple(nodes[own_nodes:]), tuple(groups[own_groups:])))
 
-    return in_chunks(pull, (*nodes, *of_nodes), (*groups, *of_groups), mask, features)
+    with full_precision(nodes[0].device):
+        return in_chunks(pull, (*nodes, *of_nodes), (*groups, *of_groups), mask, features)
