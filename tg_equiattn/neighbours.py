@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .kept import ordinary_tensors
 from .offsets import GIVEN, whole_offsets
 
 MAX_PAIRS = 1000  # a node, on average: more near pairs than that are not found from positions unasked
@@ -140,7 +141,7 @@ class Neighbours:
         if torch.compiler.is_compiling():
             return self._make_bins(max_distance)
         if max_distance not in self._bins:
-            with torch.inference_mode(False):  # may be asked for in evaluation first, and trained with later
+            with ordinary_tensors(self.offsets, *self.pattern.tensors):
                 self._bins[max_distance] = self._make_bins(max_distance)
         return self._bins[max_distance]
 

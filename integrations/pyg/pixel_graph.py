@@ -9,6 +9,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from tg_equiattn.grids import PixelGrid
+from tg_equiattn.kept import ordinary_tensors
 
 
 @functional_transform("pixel_graph")
@@ -76,7 +77,7 @@ def _own(shared: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=32)
-@torch.inference_mode(False)
+@ordinary_tensors()
 def _graph(grid: PixelGrid, dtype: torch.dtype):
     edge_index, offsets = grid.edges()
     return edge_index, offsets.to(dtype), grid.pos(dtype=dtype)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from ... import checks
 from ...functional.linear.random_features import orthogonal_projection
+from ...kept import ordinary_tensors
 
 
 def _draw(seed: int, number: int, like: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class RandomFeatures(nn.Module):
         return self.projection
 
     def _count_step(self, interval: int) -> None:
-        with temporarily_clear_interpreter_stack():  # torch.func would wrap what is drawn here, and refuse to count
+        with ordinary_tensors():
             if int(self._clock[0]) >= interval:
                 for name, buffer in (("projection", self.projection), ("seed", self.seed)):
                     if torch._C._functorch.is_functorch_wrapped_tensor(buffer):
