@@ -31,6 +31,7 @@ def test_disk():
     assert len(offsets) == 21
     assert bool((offsets.double().norm(dim=1) <= 2.5).all())
     assert torch.equal(Neighbourhood(2, 5).offsets()[list(disk.selection)], offsets)
+    assert len(Neighbourhood(2, 3, "disk").offsets()) == 9  # the corners are 1.41 pixels away
 
 
 @settings(deadline=None)
@@ -78,8 +79,8 @@ def test_bad_neighbourhood(arguments, message):
 
 
 def test_bad_grid():
-    with pytest.raises(ValueError, match=r"at least kernel_size=5 wide .* got \(4, 9\)"):
-        Neighbourhood(2, 5).check((4, 9))
+    with pytest.raises(ValueError, match=r"at least one pixel .* got \(4, 0\)"):
+        Neighbourhood(2, 5).check((4, 0))
     with pytest.raises(ValueError, match="must have 2 spatial axes"):
         Neighbourhood(2, 5).check((9, 9, 9))
     with pytest.raises(ValueError, match="spatial must be given"):

@@ -16,6 +16,13 @@ def positive(**arguments: int) -> None:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
 
 
+def positive_number(**arguments: float) -> None:
+    """Raise ValueError unless every argument is a positive, finite number."""
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise ValueError(f"{name} must be a positive number, got {value!r}")
+
+
 def probability(**arguments: float) -> None:
     """Raise ValueError unless every argument is in [0, 1)."""
     for name, value in arguments.items():

@@ -86,7 +86,8 @@ class RelativePerformer(nn.Module):
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
-    Source: relative-performer appendix A.2 (the paper trains with learning rate 5e-4 and batches of 22 images).
+    Source: relative-performer appendix A.2 (the paper trains with learning rate 5e-4 and batches of 22 images). The
+    paper's code reads classes off a class token, without a last norm.
 
     Example:
         >>> import torch
