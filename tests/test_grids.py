@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import positions
 
-from tg_equiattn.grids import Neighbourhood, transform_grid
+from tg_equiattn.grids import Neighbourhood, PixelGrid, transform_grid
 from tg_equiattn.groups import cyclic, dihedral, full_octahedral
 
 
@@ -87,3 +87,12 @@ def test_bad_grid():
         Neighbourhood(2, None).offsets()
     with pytest.raises(ValueError, match="signed permutation"):
         transform_grid(torch.zeros(3, 3), cyclic(8).matrices[1])
+
+
+def test_what_is_kept_outlives_a_transform():
+    """Near pairs of a grid asked for within torch.func first are ordinary tensors, as are their distances."""
+    grid = PixelGrid((3, 8), 2)
+    torch.func.grad(lambda x: x.sum() + grid.neighbours(2).bins(2).row.sum() + grid.edges()[0].sum())(torch.ones(2))
+    near = grid.neighbours(2)
+    for kept in (near.offsets, *near.pattern.tensors, *near.bins(2).tensors, *grid.edges()):
+        assert not torch._C._functorch.is_functorch_wrapped_tensor(kept)

@@ -119,8 +119,19 @@ def lengths(value: Tensor | None, count: int, longest: int, device: torch.device
 
 
 def values_are_free(x: Tensor) -> bool:
-    """Whether reading values of x costs nothing: on the CPU, outside torch.compile. Checks of values run only then."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether reading values of x costs nothing: on the CPU, outside torch.compile and of no batch that ``torch.vmap``
+    goes through. Checks of values run only then."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(x)
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether torch.vmap goes through x, at any level of nested transforms."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
 
 
 def mask(value: Tensor | None, shape: tuple[int, ...]) -> None:
@@ -131,14 +142,15 @@ def mask(value: Tensor | None, shape: tuple[int, ...]) -> None:
 
 def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
     """The number of graphs; ValueError unless ``batch`` is None (one graph) or a sorted graph index of the nodes x."""
-    if batch_size is not None and not (batch_size == 0 and not len(x)):
+    if batch_size is not None and not (batch_size == 0 and not x.shape[0]):
         positive(batch_size=batch_size)
     if batch is None:
         if batch_size not in (None, 1):
             raise ValueError(f"batch must be given where batch_size is {batch_size}, got None")
         return 1
-    if batch.dtype != torch.int64 or tuple(batch.shape) != (len(x),):
-        raise ValueError(f"batch must be int64 of shape ({len(x)},), got {batch.dtype} of shape {tuple(batch.shape)}")
+    nodes, shape = x.shape[0], tuple(batch.shape)
+    if batch.dtype != torch.int64 or shape != (nodes,):
+        raise ValueError(f"batch must be int64 of shape ({nodes},), got {batch.dtype} of shape {shape}")
     if batch.device != x.device:
         raise ValueError(f"batch must be on {x.device} as the input is, got {batch.device}")
     if values_are_free(batch) and len(batch):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import checks
+from .kept import ordinary_tensors
 from .neighbours import Neighbours
 
 NEIGHBOURHOODS = ("square", "disk")
@@ -208,14 +209,14 @@ def _repeated(target: Tensor, source: Tensor, offsets: Tensor, exists: Tensor, c
 
 
 @functools.lru_cache(maxsize=32)
-@torch.inference_mode(False)  # what is kept may be asked for in evaluation first and trained with later
+@ordinary_tensors()
 def _edges(grid: PixelGrid) -> tuple[Tensor, Tensor]:
     target, source, offsets, exists = grid.pairs()
     return torch.stack([source, target])[:, exists], offsets[exists]
 
 
 @functools.lru_cache(maxsize=8)
-@torch.inference_mode(False)
+@ordinary_tensors()
 def _neighbours(grid: PixelGrid, copies: int, device: torch.device) -> Neighbours:
     return _repeated(*grid.pairs(device), copies, len(grid))
 
