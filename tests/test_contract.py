@@ -154,6 +154,37 @@ def test_vmap_and_gradients_of_samples(case):
             close(a[k], b)
 
 
+MIXED = ["GroupAttention", "PerformerAttention ragged window"]
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_programs_refuse_forward_mode_instead_of_zero_tangents(name):
+    """Exported ones, which run our operators; after that all is as before."""
+    case = Problem(name)
+    inputs = {**case.rest, **case.inputs}
+    values = tuple(inputs.values())
+    program = torch.export.export(Positional(case.module, list(inputs)), values).module()
+    moving = list(inputs).index(next(iter(case.inputs)))
+    with forward_ad.dual_level():
+        dual = [forward_ad.make_dual(x, torch.ones_like(x)) if i == moving else x for i, x in enumerate(values)]
+        with pytest.raises(RuntimeError, match="forward-mode differentiation cannot go through an operator"):
+            program(*dual)
+    same(program(*values), case.module(**inputs))
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_forward_mode_through_the_backward_of_an_earlier_graph(name):
+    """Backward is linear in what it is given, so with itself as the tangent it gives its own output as one."""
+    case = problem(name)
+    inputs = {n: x.detach().requires_grad_() for n, x in case.inputs.items()}
+    out = case.outputs(inputs, case.parameters)[-1]
+    with forward_ad.dual_level():
+        given = torch.randn_like(out)
+        grads = torch.autograd.grad(out, list(inputs.values()), forward_ad.make_dual(given, given), allow_unused=True)
+        for primal, tangent in (forward_ad.unpack_dual(g) for g in grads if g is not None):
+            close(tangent, primal)
+
+
 class Positional(torch.nn.Module):
     """A module of keyword arguments, given in turn, as torch.export wants them where their sizes vary."""
 

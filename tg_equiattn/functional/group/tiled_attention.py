@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...precision import full_precision
-from ..backend import refuse_forward_mode
+from ..backend import refuse_forward_mode, transformed
 from ..second_derivatives import second_derivatives
 from . import factorised
 from .plain_attention import plain_group_attention
@@ -199,7 +199,12 @@ def _setup_context(ctx, inputs, output):
 
 
 def _backward(ctx, grad):
-    grads = group_attention_backward_op(grad, *ctx.saved_tensors, *ctx.settings)
+    *operands, index, seed = ctx.saved_tensors
+    if transformed():  # since the forward pass
+        settings = (index, seed, *ctx.settings[:-1])
+        grads = torch.func.vjp(lambda *x: plain_group_attention(*x, *settings), *operands)[1](grad)
+    else:
+        grads = group_attention_backward_op(grad, *operands, index, seed, *ctx.settings)
     return *grads, None, None, None, None, None, None
 
 

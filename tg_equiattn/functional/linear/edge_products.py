@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...neighbours import Pattern
 from ...precision import full_precision
-from ..backend import transformed
+from ..backend import refuse_forward_mode, transformed
 
 with warnings.catch_warnings():  # torch says once in a process that CSR tensors are in beta
     warnings.simplefilter("ignore")
@@ -57,6 +57,7 @@ def csr_edge_dot(
     back_crow: Tensor, back_col: Tensor, back_row: Tensor, order: Tensor, back_order: Tensor,
 ) -> Tensor:  # fmt: skip
     """:func:`edge_dot` by sampled products of torch, of a pattern's tensors."""
+    refuse_forward_mode()
     if query.device.type == "cpu" and not torch.backends.mkl.is_available():
         return gathered_edge_dot(query, key, row, col)
     out = query.new_zeros(query.shape[0], col.shape[0])
@@ -79,6 +80,7 @@ def csr_edge_sum(
     back_crow: Tensor, back_col: Tensor, back_row: Tensor, order: Tensor, back_order: Tensor,
 ) -> Tensor:  # fmt: skip
     """:func:`edge_sum` by sparse products of torch, of a pattern's tensors."""
+    refuse_forward_mode()
     with full_precision(value.device):
         if not len(col):
             return value.new_zeros(len(value), len(crow) - 1, value.shape[-1])

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...precision import full_precision
-from ..backend import transformed
+from ..backend import refuse_forward_mode, transformed
 from .feature_chunks import chunks, in_chunks, pullback
 from .feature_formulas import (
     Tensors,
@@ -69,6 +69,7 @@ def chunked_summary(
     key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float
 ) -> tuple[Tensor, Tensor]:
     """:func:`feature_summary` in O(N) memory."""
+    refuse_forward_mode()
     with full_precision(key.device):
         for stabilise in (False, True):
             if stabilise or _cheap(key):
@@ -115,6 +116,7 @@ def chunked_summary_backward(
     key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float,
     content: Tensor, level: Tensor, grad_content: Tensor, grad_level: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    refuse_forward_mode()
     with full_precision(key.device):
         run = functools.partial(summary_gradient, projection, norm)
         groups = content, level, grad_content, grad_level
@@ -130,6 +132,7 @@ def _(key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("tg_equiattn::feature_readout", mutates_args=())
 def chunked_readout(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`feature_readout` in O(N) memory."""
+    refuse_forward_mode()
     ceiling = level.amax(-1, keepdim=True)
 
     def run(nodes: Tensors, groups: Tensors, _: Tensor | None) -> tuple[Tensors, Tensors]:
@@ -160,6 +163,7 @@ def chunked_readout_backward(
     query: Tensor, projection: Tensor, content: Tensor, level: Tensor,
     out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    refuse_forward_mode()
     with full_precision(query.device):
         run = functools.partial(readout_gradient, projection)
         nodes = query, out, lse, grad_out, grad_lse
