@@ -26,7 +26,7 @@ HYENA = (
     "Tens",
 )
 GROUP = ("group_attention", "lifting_attention", "Lifting", "Group", "GEViT", "R2", "escnn")
-NOT_YET = (*LINEAR, *HYENA, *GROUP, "PixelGraphClassifier")
+NOT_YET = (*LINEAR, *GROUP, "PixelGraphClassifier")
 
 
 def _moves(x):

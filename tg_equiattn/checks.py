@@ -109,8 +109,11 @@ def lengths(value: Tensor | None, count: int, longest: int, device: torch.device
 
 
 def values_are_free(x: Tensor) -> bool:
-    """Whether reading values of x costs nothing: on the CPU, outside torch.compile. Checks of values run only then."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether reading values of x costs nothing and there is one of each: on the CPU, outside torch.compile and vmap.
+    Checks of values run only then."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return not torch._C._functorch.is_batchedtensor(x)
 
 
 def mask(value: Tensor | None, shape: tuple[int, ...]) -> None:

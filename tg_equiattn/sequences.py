@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from . import checks
+from .functional.backend import transformed
 
 
 class _Gather(torch.autograd.Function):
@@ -32,7 +33,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _gather(x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, kept: Tensor | None) -> Tensor:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or transformed():
         return x[..., to] if filled is None else torch.where(filled, x[..., to], 0.0)
     return _Gather.apply(x, to, filled, back, kept)
 
@@ -137,7 +138,7 @@ class Sequences:
         """The same sequences with their tokens in another order: at place p comes token ``order[p]``, int64 (T,)."""
         out = Sequences(self.tokens, self.count, self.batch, self.sizes, self.mask)
         out._groups = self._groups
-        inverse = torch.empty_like(order).scatter_(0, order, torch.arange(self.tokens, device=order.device))
+        inverse = torch.zeros_like(order).scatter(0, order, torch.arange(self.tokens, device=order.device))
         if self._slots is None:
             out._slots = order, None, inverse
         else:
@@ -196,12 +197,15 @@ def _padded_slots(starts: Tensor, sizes: Tensor, length: int, tokens: int) -> tu
 
 
 def token_blocks(function: Callable[..., Tensor], step: int, tensors: Iterable[Tensor]) -> Tensor:
-    """Apply a function of tokens (..., T) -> (rows, T) to blocks of ``step`` tokens; backward computes them again."""
+    """Apply a function of tokens (..., T) -> (rows, T) to blocks of ``step`` tokens; backward computes them again, but
+    under torch's transforms, which refuse that."""
     tensors = tuple(tensors)
     tokens = tensors[0].shape[-1]
-    if tokens <= step or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or tokens <= step:
         return function(*tensors)
     blocks = zip(*(x.split(step, -1) for x in tensors), strict=True)
+    if transformed():
+        return torch.cat([function(*block) for block in blocks], -1)
     if torch.is_grad_enabled():
         done = [
             torch.utils.checkpoint.checkpoint(function, *block, use_reentrant=False, preserve_rng_state=False)
