@@ -14,7 +14,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from . import checks
-from .functional.backend import transformed
+from .transforms import transformed
 
 
 class _Gather(torch.autograd.Function):
@@ -36,6 +36,12 @@ def _gather(x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, kept: Te
     if torch.compiler.is_compiling() or transformed():
         return x[..., to] if filled is None else torch.where(filled, x[..., to], 0.0)
     return _Gather.apply(x, to, filled, back, kept)
+
+
+def inverse(order: Tensor) -> Tensor:
+    """Where each token went: the inverse of a permutation (T,)."""
+    places = torch.arange(order.shape[0], device=order.device)
+    return torch.index_put(torch.zeros_like(order), (order,), places)
 
 
 class Sequences:
@@ -138,12 +144,12 @@ class Sequences:
         """The same sequences with their tokens in another order: at place p comes token ``order[p]``, int64 (T,)."""
         out = Sequences(self.tokens, self.count, self.batch, self.sizes, self.mask)
         out._groups = self._groups
-        inverse = torch.zeros_like(order).scatter(0, order, torch.arange(self.tokens, device=order.device))
+        back = inverse(order)
         if self._slots is None:
-            out._slots = order, None, inverse
+            out._slots = order, None, back
         else:
-            to, filled, back = self._slots
-            out._slots = order[to], filled, back[inverse]
+            to, filled, slots = self._slots
+            out._slots = order[to], filled, slots[back]
         return out
 
     def mix(self, kernel: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

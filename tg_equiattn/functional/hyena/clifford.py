@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ... import checks
 from ...precision import full_precision
-from ..backend import transformed, use_plain, use_triton
+from ...transforms import transformed
+from ..backend import use_plain, use_triton
 
 GRADE_SIZES = (1, 3, 3, 1)
 GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # of each component

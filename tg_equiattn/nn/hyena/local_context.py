@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...functional.backend import transformed
+from ...transforms import transformed
 from ..children import reset_children
 from .clifford import GradedMLP
 from .grades import POSITION, Grades, join_channels
