@@ -58,19 +58,17 @@ def second_derivatives_by_queries(
     """Gradients of q, k, v and of the output's gradient, given those of the gradients of q, k and v."""
     to_q, to_k, to_v = cotangents
     step, length = _queries_per_block(k), q.shape[-1]
-    of_queries, of_keys = [], [torch.zeros_like(k), torch.zeros_like(v)]
+    grad_q, grad_grad, grad_k, grad_v = [q[..., :0]], [grad[..., :0]], torch.zeros_like(k), torch.zeros_like(v)
     with full_precision(q.device):
         for a in range(0, length, step):
             some = slice(a, a + step)
-            here, *others, grad_grad = second_derivatives(
+            to_queries, to_keys, to_values, to_grad = second_derivatives(
                 lambda q, k, v: _of_queries(q, k, v, lengths, scale),
                 (q[..., some], k, v),
                 (grad[..., some],),
                 (None if to_q is None else to_q[..., some], to_k, to_v),
             )
-            of_queries.append((here, grad_grad))
-            of_keys = [total + part for total, part in zip(of_keys, others, strict=True)]
-    if not of_queries:
-        return torch.zeros_like(q), *of_keys, torch.zeros_like(grad)
-    grad_q, grad_grad = (torch.cat(parts, -1) for parts in zip(*of_queries, strict=True))
-    return grad_q, *of_keys, grad_grad
+            grad_q.append(to_queries)
+            grad_grad.append(to_grad)
+            grad_k, grad_v = grad_k + to_keys, grad_v + to_values
+    return torch.cat(grad_q, -1), grad_k, grad_v, torch.cat(grad_grad, -1)

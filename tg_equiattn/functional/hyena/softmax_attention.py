@@ -24,7 +24,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, b
     q, k, v = (x.permute(2, 0, 3, 1).contiguous() for x in (q, k, v))  # as kernels in O(N) memory want them
     if use_plain(backend):
         out = _plain_attention(q, k, v, mask)
-    elif torch.compiler.is_compiling():
+    elif torch.compiler.is_compiling() or not torch.is_grad_enabled():
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     else:
         out = _TorchAttention.apply(q, k, v, mask)
@@ -51,10 +51,11 @@ class _TorchAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        inside = [x.detach().requires_grad_(needed) for x, needed in zip((q, k, v), ctx.needs_input_grad, strict=False)]
+        needed = ctx.needs_input_grad[:3]
+        a, b, c = (x.detach().requires_grad_(wants) for x, wants in zip((q, k, v), needed, strict=True))
         with torch.enable_grad():
-            out = F.scaled_dot_product_attention(*inside, attn_mask=mask)
-        ctx.save_for_backward(q, k, v, mask, *inside, out)
+            out = F.scaled_dot_product_attention(a, b, c, attn_mask=mask)
+        ctx.save_for_backward(q, k, v, mask, a, b, c, out)
         return out.detach()
 
     @staticmethod
@@ -62,9 +63,8 @@ class _TorchAttention(torch.autograd.Function):
         q, k, v, mask, *inside, out = ctx.saved_tensors
         recorded, needed = torch.is_grad_enabled(), ctx.needs_input_grad[:3]
         if recorded:
-            inside = [x.view_as(x) for x in (q, k, v)]
-            with torch.enable_grad():
-                out = _plain_attention(*inside, mask)
+            a, b, c = inside = [x.view_as(x) for x in (q, k, v)]
+            out = _plain_attention(a, b, c, mask)
         wanted = [x for x, wants in zip(inside, needed, strict=True) if wants]
         found = iter(torch.autograd.grad(out, wanted, grad, create_graph=recorded, retain_graph=True))
         return *(next(found) if wants else None for wants in needed), None

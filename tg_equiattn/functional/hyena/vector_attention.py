@@ -89,10 +89,11 @@ def vector_attention_by_component(
         q, k, v = (torch.where(there, x, 0.0) for x in (q, k, v))
         sizes, lengths = lengths.to(dtype).clamp(min=1), lengths.repeat(channels)
     factor = sizes.rsqrt() if scale is None else torch.full_like(sizes, scale)
-    given = *(x.to(dtype).flatten(1, 2) for x in (q, k, v)), lengths, factor.repeat(channels)
+    q, k, v = (x.to(dtype).flatten(1, 2) for x in (q, k, v))
+    factor = factor.repeat(channels)
     if use_plain(backend):
-        out = plain_vector_attention(*given)
+        out = plain_vector_attention(q, k, v, lengths, factor)
     else:
-        out = (fused_vector_attention if fused else torch_vector_attention)(*given)[0]
+        out = (fused_vector_attention if fused else torch_vector_attention)(q, k, v, lengths, factor)[0]
     out = out.unflatten(1, (channels, count)) / sizes[:, None]
     return out if there is None else out.masked_fill(~there, 0)
