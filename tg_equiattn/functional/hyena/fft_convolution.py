@@ -32,7 +32,10 @@ def is_smooth(n: int) -> bool:
 
 
 def fast_length(n: int) -> int:
-    """The smallest length from n on whose FFT is fast, even where that costs nothing (real transforms pair up)."""
+    """The smallest length from n on whose FFT is fast, even where that costs nothing (real transforms pair up); a
+    multiple of 64 while compiling, where n may stand for any number and its factors cannot be asked for."""
+    if torch.compiler.is_compiling():
+        return (n + 63) // 64 * 64
     n = max(n + n % 2, 2)
     while not is_smooth(n):
         n += 2
@@ -41,7 +44,7 @@ def fast_length(n: int) -> int:
 
 def transform_length(length: int, ragged: bool, mode: str) -> int:
     """The length at which sequences of at most this length are transformed."""
-    if mode == "circular" and not ragged and is_smooth(length):
+    if mode == "circular" and not ragged and not torch.compiler.is_compiling() and is_smooth(length):
         return length
     return fast_length(2 * length)
 
