@@ -12,7 +12,10 @@ from torch import Tensor
 def positive(**arguments: int) -> None:
     """Raise ValueError unless every argument is a positive integer."""
     for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        whole = isinstance(value, (int, torch.SymInt)) and not isinstance(
+            value, bool
+        )  # torch.export's sizes are symbols
+        if not whole or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
 
 
@@ -124,24 +127,26 @@ def mask(value: Tensor | None, shape: tuple[int, ...]) -> None:
 
 def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
     """The number of graphs; ValueError unless ``batch`` is None (one graph) or a sorted graph index of the nodes x."""
-    if batch_size is not None and not (batch_size == 0 and not len(x)):
+    if batch_size is not None and not (batch_size == 0 and not x.shape[0]):
         positive(batch_size=batch_size)
     if batch is None:
         if batch_size not in (None, 1):
             raise ValueError(f"batch must be given where batch_size is {batch_size}, got None")
         return 1
-    if batch.dtype != torch.int64 or tuple(batch.shape) != (len(x),):
-        raise ValueError(f"batch must be int64 of shape ({len(x)},), got {batch.dtype} of shape {tuple(batch.shape)}")
+    if batch.dtype != torch.int64 or tuple(batch.shape) != (x.shape[0],):
+        raise ValueError(
+            f"batch must be int64 of shape ({x.shape[0]},), got {batch.dtype} of shape {tuple(batch.shape)}"
+        )
     if batch.device != x.device:
         raise ValueError(f"batch must be on {x.device} as the input is, got {batch.device}")
-    if values_are_free(batch) and len(batch):
+    if values_are_free(batch) and batch.shape[0]:
         if bool((batch.diff() < 0).any()):
             raise ValueError("batch must be sorted, got a graph index that decreases")
         if int(batch[0]) < 0 or (batch_size is not None and int(batch[-1]) >= batch_size):
             raise ValueError(f"batch must be in [0, {batch_size}), got {int(batch[0])} to {int(batch[-1])}")
     if batch_size is not None:
         return batch_size
-    return int(batch[-1]) + 1 if len(batch) else 0
+    return int(batch[-1]) + 1 if batch.shape[0] else 0
 
 
 def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -> Tensor:

@@ -138,7 +138,7 @@ class Sequences:
         """:meth:`flat` for the tokens x (tokens, ...), with ``batch`` and ``batch_size`` as users give them."""
         if batch is not None or batch_size is not None:
             batch_size = checks.batch_index(batch, batch_size, x)
-        return cls.flat(len(x), batch, x.device, batch_size, max_num_nodes)
+        return cls.flat(x.shape[0], batch, x.device, batch_size, max_num_nodes)
 
     def ordered(self, order: Tensor) -> Sequences:
         """The same sequences with their tokens in another order: at place p comes token ``order[p]``, int64 (T,)."""
