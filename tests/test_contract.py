@@ -8,25 +8,12 @@ import functools
 
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, Call
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
 LINEAR = ("linear_attention", "clipped_attention", "window_attention", "sum_aggregation", "Performer", "RelativePerf")
-HYENA = (
-    "geometric_product",
-    "scalar_long",
-    "vector_",
-    "bilinear",
-    "Clifford",
-    "SE3Hyena",
-    "Vector",
-    "e3nn",
-    "Long",
-    "Tens",
-)
-GROUP = ("group_attention", "lifting_attention", "Lifting", "Group", "GEViT", "R2", "escnn")
-NOT_YET = (*LINEAR, *GROUP, "PixelGraphClassifier")
+NOT_YET = (*LINEAR, "PixelGraphClassifier")
 
 
 def _moves(x):
@@ -40,12 +27,17 @@ class Problem:
     def __init__(self, name: str) -> None:
         pytest.importorskip(CASES[name].host)
         torch.manual_seed(2)
-        self.module, inputs = CASES[name].build(torch.float64)
+        self.case = CASES[name]
+        self.module, inputs = self.case.build(torch.float64)
         if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in self.module.modules()):
             self.module.eval()  # in training it writes to its statistics, which torch refuses under vmap
         self.inputs = {n: x for n, x in inputs.items() if _moves(x)}
         self.rest = {n: x for n, x in inputs.items() if n not in self.inputs}
         self.parameters = {n: p.detach() for n, p in self.module.named_parameters()}
+
+    def vary(self, step):
+        """Inputs of other sizes."""
+        return self.case.vary(step)
 
     def outputs(self, inputs, parameters):
         out = torch.func.functional_call(self.module, parameters, (), {**self.rest, **inputs})
@@ -148,3 +140,76 @@ def test_vmap_and_gradients_of_samples(case):
         wanted = torch.autograd.grad(case.loss(inputs, parameters), variables, materialize_grads=True)
         for a, b in zip([*got[0].values(), *got[1].values()], wanted, strict=True):
             close(a[k], b)
+
+
+class Positional(torch.nn.Module):
+    """A module of keyword arguments, given in turn, as torch.export wants them where their sizes vary."""
+
+    def __init__(self, module, names):
+        super().__init__()
+        self.module, self.names = module, names
+
+    def forward(self, *values):
+        return self.module(**dict(zip(self.names, values, strict=True)))
+
+
+QUICK = {"GroupAttention", "RelativePerformerConv", "e3nn SE3HyenaOperator", "LongTensorProduct"}
+VARYING = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name, case in CASES.items() if case.vary
+]
+
+
+@pytest.fixture(params=VARYING)
+def varying(request):
+    if request.param.startswith(NOT_YET):
+        pytest.skip("not yet")
+    return Problem(request.param)
+
+
+def same(got, wanted):
+    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_compiled_for_batches_of_all_sizes(varying):
+    """Compilations are counted without running what was compiled."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        outputs = graph.graph.output_node().args[0]
+        return lambda *inputs: [torch.zeros(())] * len(outputs)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(varying.module, fullgraph=True, dynamic=True, backend=backend)
+    for step in range(6):
+        compiled(**varying.vary(step))
+    assert 1 <= len(graphs) <= 2
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("strict", [False, True], ids=["not strict", "strict"])
+def test_exported_for_batches_of_all_sizes(varying, strict):
+    module = exported_form(varying.module.eval())
+    batches = [varying.vary(step) for step in range(3)]
+    sizes = [dynamic(*pair) for pair in zip(batches[0].values(), batches[1].values(), strict=True)]
+    program = torch.export.export(
+        Positional(module, list(batches[0])), tuple(batches[0].values()), dynamic_shapes=(tuple(sizes),), strict=strict
+    ).module()
+    for inputs in batches:
+        same(program(*inputs.values()), module(**inputs))
+
+
+def dynamic(first, other):
+    """Which sizes of two batches' inputs differ, as torch.export wants it."""
+    if isinstance(first, torch.Tensor):
+        return {a: torch.export.Dim.AUTO for a in range(first.ndim) if first.shape[a] != other.shape[a]}
+    return None if first == other else torch.export.Dim.AUTO
+
+
+def exported_form(module):
+    """What escnn's own ``export`` leaves of a module of fields, or the module itself."""
+    if isinstance(module, Call) and hasattr(module.parts[0], "export"):
+        return Call(lambda part, x: part(x), module.parts[0].export())
+    return module

@@ -12,10 +12,7 @@ from torch import Tensor
 def positive(**arguments: int) -> None:
     """Raise ValueError unless every argument is a positive integer."""
     for name, value in arguments.items():
-        whole = isinstance(value, (int, torch.SymInt)) and not isinstance(
-            value, bool
-        )  # torch.export's sizes are symbols
-        if not whole or value < 1:
+        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < 1:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
 
 
@@ -41,14 +38,17 @@ def choice(name: str, value: object, allowed: Collection[str]) -> None:
 def features(x: Tensor, channels: int, dim: int, elements: int | None, reference: Tensor) -> None:
     """Raise ValueError unless x is (B, channels, [elements,] *spatial) in ``reference``'s dtype, on its device."""
     axes = (channels,) if elements is None else (channels, elements)
-    layout = ", ".join(["B", *map(str, axes), "H, W" if dim == 2 else "D, H, W"])
     if not isinstance(x, Tensor):
-        raise ValueError(f"input must be a torch.Tensor of shape ({layout}), got {type(x).__name__}")
+        raise ValueError(f"input must be a torch.Tensor of shape {_layout(axes, dim)}, got {type(x).__name__}")
     if x.ndim != 1 + len(axes) + dim or tuple(x.shape[1 : 1 + len(axes)]) != axes:
-        raise ValueError(f"input must have shape ({layout}), got {tuple(x.shape)}")
+        raise ValueError(f"input must have shape {_layout(axes, dim)}, got {tuple(x.shape)}")
     if min(x.shape[1 + len(axes) :]) < 1:
         raise ValueError(f"input must have at least one pixel on every spatial axis, got {tuple(x.shape)}")
     same_kind(x, reference)
+
+
+def _layout(axes: tuple[int, ...], dim: int) -> str:
+    return f"({', '.join(['B', *map(str, axes), 'H, W' if dim == 2 else 'D, H, W'])})"
 
 
 def same_kind(x: Tensor, reference: Tensor, name: str = "input") -> None:

@@ -107,8 +107,9 @@ class Neighbourhood:
 
     def scale(self, spatial: Sequence[int] | None = None) -> float:
         """The offset length, in pixels along an axis, that encodings see as 1."""
-        largest = self.kernel_size // 2 if self.kernel_size is not None else max(spatial or (1,)) - 1
-        return float(max(largest, 1))
+        if self.kernel_size is not None:
+            return max(self.kernel_size // 2, 1)
+        return torch.sym_max(functools.reduce(torch.sym_max, self._grid(spatial)) - 1, 1)  # sides may be symbols
 
 
 @dataclass(frozen=True)

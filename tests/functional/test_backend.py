@@ -20,7 +20,9 @@ HELPERS = Path(__file__).parents[1] / "helpers"
 @pytest.mark.parametrize("name", FUNCTIONS | LAYERS)
 @pytest.mark.parametrize("bad", ["cuda", "Triton", None])
 def test_unknown_backends_are_refused(name, bad):
-    with pytest.raises(ValueError, match=rf"backend must be one of \('auto', 'torch', 'triton'\), got {bad!r}"):
+    with pytest.raises(
+        ValueError, match=rf"backend must be one of \('auto', 'torch', 'triton', 'plain'\), got {bad!r}"
+    ):
         call(name, bad)
 
 

@@ -25,11 +25,19 @@ LOCAL = {"local_context": True, "edge_channels": EDGE}
 
 
 class Case(NamedTuple):
-    """A module, keyword arguments for it, and the package it needs; sizes are given, so that no values are read."""
+    """A module, keyword arguments for it, and the package it needs; sizes are given, so that no values are read.
+
+    ``vary`` gives inputs of other sizes, for steps 0, 1, 2 ...: batches, images, graphs, nodes and edges.
+    """
 
     make: Callable[[], nn.Module]
     inputs: Callable[[], dict[str, Any]]
     host: str = "torch"
+    vary: Callable[[int], dict[str, Any]] | None = None
+
+    @classmethod
+    def varying(cls, make: Callable[[], nn.Module], vary: Callable[[int], dict[str, Any]], host: str = "torch"):
+        return cls(make, lambda: vary(0), host, vary)
 
     def build(self, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Any]]:
         """The module with random parameters, in training mode, and its inputs, all on the CPU."""
@@ -67,8 +75,16 @@ def function(call, **shapes):
     return Case(lambda: Call(call), make)
 
 
-def layer(make, *shape):
-    return Case(make, lambda: {"x": d(*shape)})
+def layer(make, *shape, axes=(0, -2, -1)):
+    """A layer of features; ``axes`` are those that may have any size."""
+
+    def vary(step):
+        other = list(shape)
+        for axis in axes:
+            other[axis] += 2 * step
+        return {"x": d(*other)}
+
+    return Case.varying(make, vary)
 
 
 def attention(kind, *shape, group=C4, **options):
@@ -101,18 +117,24 @@ def flat_batch(sizes):
 def tokens(make, *, flat=False, edges=False):
     """Clouds for a module of scalars and vectors: ragged and padded, or flat with their sizes given."""
 
-    def inputs():
-        x = sample("local" if edges else "plain", SIZES)
+    def inputs(step):
+        sizes = [SIZES[0] + step, SIZES[1] + 2 * step, *SIZES[2:], *[4] * step]
+        x = sample("local" if edges else "plain", sizes)
         if flat:
-            return {**x, "batch_size": len(SIZES), "max_num_nodes": max(SIZES)}
-        return dense(x, SIZES, 13, 0.0)[0]
+            return {**x, "batch_size": len(sizes), "max_num_nodes": max(sizes)}
+        return dense(x, sizes, 13 + 2 * step, 0.0)[0]
 
-    return Case(make, inputs)
+    return Case.varying(make, inputs)
 
 
-def near(loops=True):
+def ragged(step):
+    """Sizes of graphs."""
+    return [RAGGED[0] + step, RAGGED[1] - 2 * step, *RAGGED[2:], *[3] * step]
+
+
+def near(loops=True, sizes=RAGGED):
     """Random pairs of a ragged batch with whole offsets, some of a node with itself if ``loops``."""
-    batch = batch_of(RAGGED)
+    batch = batch_of(sizes)
     pairs = ((batch[:, None] == batch) & (torch.rand(len(batch), len(batch)) < 0.4)).nonzero()
     pairs = pairs[torch.randperm(len(pairs))]
     pairs = pairs if loops else pairs[pairs[:, 0] != pairs[:, 1]]
@@ -128,15 +150,16 @@ def performer(position=None, kind="grid", **options):
     if kind == "masked":
         return Case(make, lambda: {"x": d(2, len(GRID), 12), "grid": GRID, "mask": torch.rand(2, len(GRID)) < 0.7})
 
-    def ragged(layer, x, pos, batch, target, source, offsets):
-        pairs = Neighbours(target, source, offsets, len(x))
-        return layer(x, pos=pos, batch=batch, batch_size=len(RAGGED), neighbours=pairs)
+    def on_nodes(layer, x, pos, batch, batch_size, target, source, offsets):
+        pairs = Neighbours(target, source, offsets, x.shape[0])
+        return layer(x, pos=pos, batch=batch, batch_size=batch_size, neighbours=pairs)
 
-    nodes = sum(RAGGED)
-    return Case(
-        lambda: Call(ragged, make()),
-        lambda: {"x": d(nodes, 12), "pos": d(nodes, 2), "batch": batch_of(RAGGED), **near()},
-    )
+    def inputs(step):
+        batch = batch_of(ragged(step))
+        nodes = {"x": d(len(batch), 12), "pos": d(len(batch), 2), "batch": batch, "batch_size": len(ragged(step))}
+        return {**nodes, **near(sizes=ragged(step))}
+
+    return Case.varying(lambda: Call(on_nodes, make()), inputs)
 
 
 def relative_performer(**options):
@@ -255,18 +278,18 @@ CORE = {
         lambda: layers.PerformerBlock(layers.PerformerAttention(12, 12, 3, position="window", max_distance=3), 12),
         lambda: {"x": d(2, len(GRID), 12), "grid": GRID},
     ),
-    "PixelEmbedding": layer(lambda: layers.PixelEmbedding(3, 5, "mlp"), 2, 7, 3),
+    "PixelEmbedding": layer(lambda: layers.PixelEmbedding(3, 5, "mlp"), 2, 7, 3, axes=(0, 1)),
     "PixelEmbedding lookup": Case(
         lambda: layers.PixelEmbedding(3, 5, "lookup"), lambda: {"x": torch.randint(256, (2, 7, 3))}
     ),
     "MeanReadout": layer(
-        lambda: Call(lambda readout, x: readout(x, lambda x: x.mean(1)), layers.MeanReadout(5, 3)), 2, 7, 5
+        lambda: Call(lambda readout, x: readout(x, lambda x: x.mean(1)), layers.MeanReadout(5, 3)), 2, 7, 5, axes=(0, 1)
     ),
     "RelativePerformer": relative_performer(),
     "RelativePerformer clipped": relative_performer(position="clipped"),
     "RelativePerformer batch": relative_performer(position=None, norm="batch", depth=1),
     "RelativePerformer absolute": relative_performer(position="absolute"),
-    "CliffordMLP": layer(lambda: layers.CliffordMLP(3, 5, num_blocks=2), 11, 3, 8),
+    "CliffordMLP": layer(lambda: layers.CliffordMLP(3, 5, num_blocks=2), 11, 3, 8, axes=(0,)),
     "SE3HyenaOperator": tokens(lambda: layers.SE3HyenaOperator(S, V)),
     "SE3HyenaOperator flat": tokens(lambda: layers.SE3HyenaOperator(S, V, mode="causal"), flat=True),
     "SE3HyenaOperator radial": tokens(lambda: layers.SE3HyenaOperator(S, V, order="radial")),
@@ -309,7 +332,7 @@ def on_fields(kind):
         return Call(run, module)
 
     channels = 3 if kind in ("R2LiftingAttention", "escnn GEViT") else 12
-    return Case(make, lambda: {"x": d(2, channels, 5, 6)}, "escnn")
+    return Case.varying(make, lambda step: {"x": d(2 + step, channels, 5 + step, 6 + step)}, "escnn")
 
 
 def on_graphs(kind, **options):
@@ -325,15 +348,14 @@ def on_graphs(kind, **options):
             return pyg.RelativePerformerBlock(12, **wide)
         return pyg.PixelGraphClassifier(12, 5, channels=12, num_layers=2, dropout=0.0, attention_dropout=0.0, **wide)
 
-    def inputs():
-        pairs, batch = near(), batch_of(RAGGED)
-        out = {
+    def inputs(step):
+        pairs, batch = near(sizes=ragged(step)), batch_of(ragged(step))
+        return {
             "x": d(len(batch), 12), "edge_index": torch.stack([pairs["source"], pairs["target"]]),
-            "edge_attr": pairs["offsets"], "pos": d(len(batch), 2), "batch": batch, "batch_size": len(RAGGED),
+            "edge_attr": pairs["offsets"], "pos": d(len(batch), 2), "batch": batch, "batch_size": len(ragged(step)),
         }  # fmt: skip
-        return out
 
-    return Case(make, inputs, "torch_geometric")
+    return Case.varying(make, inputs, "torch_geometric")
 
 
 def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, permuted=False, **options):
@@ -344,13 +366,13 @@ def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, permuted=False,
 
         return getattr(e3nn, kind)(irreps_in, *arguments, **options)
 
-    def inputs():
+    def inputs(step):
         from e3nn import o3
 
         if kind == "CliffordMLP":
-            return {"x": d(11, o3.Irreps(irreps_in).dim)}
-        batch = batch_of(RAGGED)
-        out = {"batch": batch, "batch_size": len(RAGGED), "max_num_nodes": max(RAGGED)}
+            return {"x": d(11 + step, o3.Irreps(irreps_in).dim)}
+        batch = batch_of(ragged(step))
+        out = {"batch": batch, "batch_size": len(ragged(step)), "max_num_nodes": max(ragged(step))}
         if kind == "LongTensorProduct":
             return {
                 "x1": d(len(batch), o3.Irreps(irreps_in).dim),
@@ -359,12 +381,12 @@ def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, permuted=False,
             }
         out |= {"x": d(len(batch), o3.Irreps(irreps_in).dim), "pos": d(len(batch), 3)}
         if options.get("local_context"):
-            pairs = near()
+            pairs = near(sizes=ragged(step))
             out["edge_index"] = torch.stack([pairs["source"], pairs["target"]])
             out["edge_attr"] = d(out["edge_index"].shape[1], EDGE)
         return out
 
-    return Case(make, inputs, "e3nn")
+    return Case.varying(make, inputs, "e3nn")
 
 
 OUT = "2x1o+3x0e+1x1e+1x0o"

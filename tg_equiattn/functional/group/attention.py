@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ... import checks
 from ...grids import Neighbourhood
-from ..backend import check_backend, use_triton
+from ..backend import check_backend, use_plain, use_triton
+from .plain_attention import plain_group_attention
 from .tiled_attention import group_attention_op
 
 
@@ -102,13 +103,15 @@ def checked_group_attention(
     """:func:`group_attention` of operands that are known to fit, as the layers' own are."""
     check_window_backend(backend, neighbourhood)
     path = "compiled" if torch.compiler.is_compiling() else "eager"
-    if not neighbourhood.is_global and use_triton(backend, "group_attention", query.device):
+    if use_plain(backend):
+        path = "plain"
+    elif not neighbourhood.is_global and use_triton(backend, "group_attention", query.device):
         path = "triton"
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     scale = query.shape[2] ** -0.5 if scale is None else scale
     rho_space = rho_space.to(dtype)
     seed = torch.randint(2**31, (), device=query.device) if dropout else index.new_zeros(())
-    out = group_attention_op(
+    operands = (
         query.to(dtype).flatten(0, 1) * scale,
         key.to(dtype).flatten(0, 1),
         value.to(dtype).flatten(0, 1),
@@ -119,8 +122,8 @@ def checked_group_attention(
         neighbourhood.kernel_size or 0,
         neighbourhood.selection,
         dropout,
-        path,
     )
+    out = plain_group_attention(*operands) if path == "plain" else group_attention_op(*operands, path)
     return out.unflatten(0, query.shape[:2]).to(value.dtype)
 
 

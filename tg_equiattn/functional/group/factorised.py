@@ -24,6 +24,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..backend import transformed
+
 # Below this normaliser the factors may have lost precision: the caller takes the direct formula instead.
 SMALLEST_NORMALISER = {torch.float32: 1e-20, torch.float64: 1e-200}
 
@@ -34,9 +36,9 @@ def factor_dtype(query: Tensor) -> torch.dtype:
     return query.dtype if query.device.type == "cpu" else torch.float64
 
 
-def _dot(x: Tensor, y: Tensor) -> Tensor:
+def dot(x: Tensor, y: Tensor) -> Tensor:
     """Sum of x * y over the channels, the last axis but one of both."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or transformed():
         return (x * y).sum(-2)
     total = x[..., 0, :] * y[..., 0, :]
     for c in range(1, x.shape[-2]):
@@ -44,11 +46,27 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
     return total
 
 
-def _weighted(weight: Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+def weighted(weight: Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Sum of weight (..., p) * x (..., C, p) over ``dims``, counted without the channels."""
     if torch.compiler.is_compiling():
         return (weight.unsqueeze(-2) * x).sum(dims)
     return torch.stack([(weight * x[..., c, :]).sum(dims) for c in range(x.shape[-2])], -2)
+
+
+def full_logits(position: Tensor, group: Tensor | None, index: Tensor) -> Tensor:
+    """(T, H, D, S, p) from logits of positions (T, D, H, p) and of the group (T, U, p), or of both (T, D, H U, p)."""
+    if group is not None:
+        return position.transpose(1, 2)[:, :, :, None] + _gather_group(group, index)[:, :, None]
+    position = position.unflatten(2, (len(index), -1))
+    element, output = _element_and_output(index)
+    return position[element, :, output, index.transpose(0, 1)].transpose(2, 3)
+
+
+def full_logits_backward(logit: Tensor, factored: bool, inverse: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Gradients of both from that of :func:`full_logits`."""
+    if factored:
+        return logit.sum(3).transpose(1, 2), _by_argument(logit.sum(2), inverse).sum(1)
+    return _by_argument(logit.transpose(2, 3), inverse).permute(0, 3, 1, 2, 4).flatten(2, 3), None
 
 
 def _element_and_output(index: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +88,7 @@ def _by_argument(x: Tensor, inverse: Tensor) -> Tensor:
 
 def _factors(query: Tensor, key: Tensor, space: Tensor, group: Tensor, index: Tensor, bias: Tensor | None):
     dtype = factor_dtype(query)
-    content = _dot(query[:, None, None], key[None])
+    content = dot(query[:, None, None], key[None])
     if bias is not None:  # in both, so that neither maximum sits outside the image
         content, space = content + bias[:, None], space + bias[:, None]
     content = (content - content.amax((1, 2), keepdim=True)).to(dtype).exp()
@@ -96,7 +114,7 @@ def _empty_weight(content: Tensor, space: Tensor) -> Tensor:
     return content.new_zeros(content.shape[1], space.shape[2], content.shape[2], content.shape[3])
 
 
-def _dropped(x: Tensor, keep: Tensor | None) -> Tensor:
+def dropped(x: Tensor, keep: Tensor | None) -> Tensor:
     return x if keep is None else x * keep
 
 
@@ -113,8 +131,8 @@ def forward(query, key, value, space, group, index, bias, keep) -> tuple[Tensor,
         scaled, normaliser, _ = _normalise(product, group[block])
         total += _sum_first(product.mul_(scaled[:, None]))
         smallest.append(normaliser.amin())
-    weight = _dropped(total.to(value.dtype), keep)
-    return _weighted(weight, value[:, None], (0, 2)), torch.stack(smallest).amin()
+    weight = dropped(total.to(value.dtype), keep)
+    return weighted(weight, value[:, None], (0, 2)), torch.stack(smallest).amin()
 
 
 def backward(query, key, value, space, group, index, inverse, bias, keep, grad):
@@ -124,8 +142,8 @@ def backward(query, key, value, space, group, index, inverse, bias, keep, grad):
     (or of W dout) over the axes its factor lacks.
     """
     content, space, group = _factors(query, key, space, group, index, bias)
-    grad_weight = _dot(grad[None, :, None], value[:, None])  # (D, H, S, p)
-    grad_weight = _dropped(grad_weight, keep).to(content.dtype)
+    grad_weight = dot(grad[None, :, None], value[:, None])  # (D, H, S, p)
+    grad_weight = dropped(grad_weight, keep).to(content.dtype)
     total, smallest = _empty_weight(content, space), []
     to_content, to_space, to_group = [], [], []
     for block in _blocks(len(query)):
@@ -140,43 +158,40 @@ def backward(query, key, value, space, group, index, inverse, bias, keep, grad):
         to_space.append(logit.sum(3))
         to_content.append(logit.sum(2))
         smallest.append(normaliser.amin())
-    weight = _dropped(total.to(value.dtype), keep)
+    weight = dropped(total.to(value.dtype), keep)
     grad_content = torch.cat(to_content).to(query.dtype)
-    grad_value = _weighted(weight, grad[None, :, None], (1,))
-    grad_query = _weighted(grad_content, key[None], (1, 2))
-    grad_key = _weighted(grad_content, query[:, None, None], (0,))
+    grad_value = weighted(weight, grad[None, :, None], (1,))
+    grad_query = weighted(grad_content, key[None], (1, 2))
+    grad_key = weighted(grad_content, query[:, None, None], (0,))
     grad_space = torch.cat(to_space).to(query.dtype)
     grad_group = _by_argument(torch.cat(to_group).to(query.dtype), inverse).sum(1)
     return grad_query, grad_key, grad_value, grad_space, grad_group, torch.stack(smallest).amin()
 
 
-def _direct_softmax(query: Tensor, key: Tensor, position: Tensor, index: Tensor, bias: Tensor | None) -> Tensor:
-    """Weights (T, H, S, D, p) from all scores."""
-    content = torch.einsum("tcp,dscp->tsdp", query, key)
+def _direct_softmax(query: Tensor, key: Tensor, position: Tensor, bias: Tensor | None) -> Tensor:
+    """Weights (T, H, D, S, p) from all scores."""
+    content = dot(query[:, None, None], key[None])
     if bias is not None:
-        content = content + bias
-    element, output = _element_and_output(index)
-    score = position[element, :, output, index.transpose(0, 1)] + content[:, None]
+        content = content + bias[:, None]
+    score = position + content[:, None]
     return score.flatten(2, 3).softmax(2).view(score.shape)
 
 
-def direct(query, key, value, position, index, bias, keep) -> Tensor:
-    """The formula as written, every score formed: ``position`` (T, D, H, U, p) holds <q(i,t), rho(h^-1 D, u)>."""
-    weight = _direct_softmax(query, key, position, index, bias).sum(0)  # (H, S, D, p)
-    weight = _dropped(weight, None if keep is None else keep.permute(1, 2, 0, 3))
-    return torch.einsum("hsdp,dscp->hcp", weight, value)
+def direct(query, key, value, position, bias, keep) -> Tensor:
+    """The formula as written, every score formed: ``position`` (T, H, D, S, p) holds <q(i,t), rho(h^-1 D, u)>."""
+    weight = _direct_softmax(query, key, position, bias).sum(0)  # (H, D, S, p)
+    return weighted(dropped(weight, None if keep is None else keep.transpose(0, 1)), value, (1, 2))
 
 
-def direct_backward(query, key, value, position, index, inverse, bias, keep, grad):
+def direct_backward(query, key, value, position, bias, keep, grad):
     """Gradients of query, key, value and position."""
-    softmax = _direct_softmax(query, key, position, index, bias)
-    keep = None if keep is None else keep.permute(1, 2, 0, 3)
-    weight = _dropped(softmax.sum(0), keep)
-    grad_weight = _dropped(torch.einsum("hcp,dscp->hsdp", grad, value), keep)
+    softmax = _direct_softmax(query, key, position, bias)
+    keep = None if keep is None else keep.transpose(0, 1)
+    grad_weight = dropped(dot(grad[:, None, None], value[None]), keep)  # (H, D, S, p)
     mean = (softmax * grad_weight).sum((2, 3), keepdim=True)
-    logit = softmax * (grad_weight - mean)  # (T, H, S, D, p)
-    content = logit.sum(1)
-    grad_query = torch.einsum("tsdp,dscp->tcp", content, key)
-    grad_key = torch.einsum("tsdp,tcp->dscp", content, query)
-    grad_value = torch.einsum("hsdp,hcp->dscp", weight, grad)
-    return grad_query, grad_key, grad_value, _by_argument(logit, inverse).permute(0, 3, 1, 2, 4)
+    logit = softmax * (grad_weight - mean)
+    content, weight = logit.sum(1), dropped(softmax.sum(0), keep)
+    grad_query = weighted(content, key, (1, 2))
+    grad_key = weighted(content, query[:, None, None], (0,))
+    grad_value = weighted(weight, grad[:, None, None], (0,))
+    return grad_query, grad_key, grad_value, logit

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from . import factorised, hashed_dropout
-from .tiles import GlobalTiling, LocalTiling, tiling, to_lanes
+from .tiles import tiling, to_lanes
 
 # Floats of the largest temporary of one tile. Compiled steps fuse their loops and gain from tiles that stay in a
 # core's second-level cache; eager steps call many small operators and gain from longer ones.
 # A GPU needs millions of elements a launch.
-_TILE_BUDGET = {"compiled": 1 << 18, "eager": 1 << 20, "other": 1 << 24}
+_TILE_BUDGET = {"compiled": 1 << 18, "eager": 1 << 20, "plain": 1 << 18, "other": 1 << 24}
 
 
 class OutputBlock(NamedTuple):
@@ -47,11 +47,12 @@ class AttentionPlan:
         self.full = rho_space.ndim == 4
         self.fused, self.dropout = path == "compiled" and not self.full, dropout
         outputs = index.shape[0] if index.ndim == 3 else 1
-        neighbours = query[0, 0, 0].numel() if kernel_size == 0 else rho_space.shape[1]
-        temporary = outputs * index.shape[-1] * neighbours * (query.shape[2] if self.full and index.ndim == 3 else 1)
-        self.budget = _TILE_BUDGET["other" if query.device.type != "cpu" else "compiled" if self.fused else "eager"]
-        width = max(16 if self.full else 64, self.budget // temporary)
-        self.tiling: LocalTiling | GlobalTiling = tiling(spatial, kernel_size, selection, len(query), width, query)
+        neighbours = math.prod(spatial) if kernel_size == 0 else rho_space.shape[1]
+        direct = self.full or path == "plain"  # every score of all query elements of a block is formed
+        temporary = outputs * index.shape[-1] * neighbours * (query.shape[2] if direct and index.ndim == 3 else 1)
+        self.budget = _TILE_BUDGET["other" if query.device.type != "cpu" else path if path in _TILE_BUDGET else "eager"]
+        width = None if path == "whole" else max(16 if direct else 64, self.budget // temporary)
+        self.tiling = tiling(spatial, kernel_size, selection, query.shape[0], width, query)
         lanes = self.tiling.lanes
         self.query = to_lanes(query, lanes)
         self.key = [self.tiling.prepare(x) for x in to_lanes(key, lanes)]
@@ -61,9 +62,9 @@ class AttentionPlan:
         self.hashes: tuple[Tensor, Tensor] | None = None
         if dropout:
             columns = len(index) * index.shape[-1] * neighbours
-            row, column = hashed_dropout.places(len(query) * math.prod(spatial), columns, seed)
+            row, column = hashed_dropout.places(query.shape[0] * math.prod(spatial), columns, seed)
             column = column.view(-1, index.shape[-1], neighbours).permute(2, 0, 1)[..., None]  # (D, H, S, 1)
-            self.hashes = to_lanes(row.view(len(query), 1, 1, *spatial), lanes), column
+            self.hashes = to_lanes(row.view(-1, 1, 1, *spatial), lanes), column
 
     def rho(self, block: OutputBlock) -> Tensor:
         """(D, E, C) with E the output elements, or with the full encoding output elements times U."""
@@ -73,8 +74,7 @@ class AttentionPlan:
     def tiles(self) -> Iterator[tuple[int, slice, Tensor, Tensor, Tensor | None]]:
         for lane in range(len(self.query)):
             for tile in self.tiling:
-                key = self.tiling.gather(self.key[lane], tile)
-                value = self.tiling.gather(self.value[lane], tile)
+                key, value = (self.tiling.gather(self.tiling.slab(x[lane], tile), tile) for x in (self.key, self.value))
                 yield lane, tile, key, value, self.tiling.mask(tile)
 
     def keep(self, lane: int, tile: slice, block: OutputBlock, dtype: torch.dtype) -> Tensor | None:
@@ -90,12 +90,6 @@ class AttentionPlan:
     def safe(self, smallest: Tensor) -> bool:
         """Whether the factors kept their precision; only the CPU is asked (elsewhere factors are double)."""
         return smallest.device.type != "cpu" or bool(smallest >= factorised.SMALLEST_NORMALISER[smallest.dtype])
-
-    def full_logits(self, position: Tensor, group: Tensor | None, block: OutputBlock) -> Tensor:
-        """(T, D, H, U, p)."""
-        if group is None:
-            return position.unflatten(2, (len(block.table), -1))
-        return position[:, :, :, None] + group[:, None, None]
 
     def pieces(self, block: OutputBlock, key: Tensor) -> list[slice]:
         """Runs of queries of a tile for which the direct formula may hold every score at once."""

@@ -18,8 +18,11 @@ import torch
 from torch import Tensor
 
 from ...precision import full_precision
+from ..second_derivatives import second_derivatives
 from . import factorised
+from .plain_attention import plain_group_attention
 from .plan import AttentionPlan
+from .second_backward import second_backward
 from .tiles import from_lanes, to_lanes
 
 
@@ -67,7 +70,7 @@ def group_attention_op(
     for the pointwise relation h = t.
     """
     if query.numel() == 0:
-        return query.new_zeros(len(query), value.shape[1], index.shape[0], *query.shape[3:])
+        return query.new_zeros(query.shape[0], value.shape[1], index.shape[0], *query.shape[3:])
     with torch.no_grad(), full_precision(query.device):
         if path == "triton":
             from . import triton_attention as kernels
@@ -102,14 +105,14 @@ def _tile_forward(plan, block, q, k, v, position, group, bias, keep):
     pieces = []
     for piece in plan.pieces(block, k):
         operands = [_piece(x, piece) for x in (q, k, v, position, group, bias, keep)]
-        logits = plan.full_logits(operands[3], operands[4], block)
-        pieces.append(factorised.direct(*operands[:3], logits, block.table, *operands[5:]))
+        logits = factorised.full_logits(operands[3], operands[4], block.table)
+        pieces.append(factorised.direct(*operands[:3], logits, *operands[5:]))
     return torch.cat(pieces, -1)
 
 
 @group_attention_op.register_fake
 def _(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, path):
-    return query.new_empty(len(query), value.shape[1], index.shape[0], *query.shape[3:])
+    return query.new_empty(query.shape[0], value.shape[1], index.shape[0], *query.shape[3:])
 
 
 @torch.library.custom_op("tg_equiattn::group_attention_backward", mutates_args=())
@@ -175,12 +178,10 @@ def _tile_backward(plan, block, q, k, v, position, group, bias, keep, grad):
     pieces = []
     for piece in plan.pieces(block, k):
         operands = [_piece(x, piece) for x in (q, k, v, position, group, bias, keep, grad)]
-        logits = plan.full_logits(operands[3], operands[4], block)
-        pieces.append(factorised.direct_backward(*operands[:3], logits, block.table, block.inverse, *operands[5:]))
-    dq, dk, dv, logits = (torch.cat(x, -1) for x in zip(*pieces, strict=True))
-    if group is None:
-        return dq, dk, dv, logits.flatten(2, 3), None
-    return dq, dk, dv, logits.sum(3), logits.sum((1, 2))
+        logits = factorised.full_logits(operands[3], operands[4], block.table)
+        *grads, logit = factorised.direct_backward(*operands[:3], logits, *operands[5:])
+        pieces.append((*grads, *factorised.full_logits_backward(logit, group is not None, block.inverse)))
+    return [None if x[0] is None else torch.cat(x, -1) for x in zip(*pieces, strict=True)]
 
 
 @group_attention_backward_op.register_fake
@@ -199,4 +200,27 @@ def _backward(ctx, grad):
     return *grads, None, None, None, None, None, None
 
 
+def _save_backward(ctx, inputs, output):
+    grad, query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, _ = inputs
+    ctx.save_for_backward(grad, query, key, value, rho_space, rho_group, index, seed)
+    ctx.settings = (kernel_size, selection, dropout)
+    ctx.set_materialize_grads(False)
+
+
+def _second_backward(ctx, *cotangents):
+    grad, *operands, index, seed = ctx.saved_tensors
+    if all(c is None for c in cotangents) or not operands[0].numel():
+        return (None,) * 12
+    settings = (index, seed, *ctx.settings)
+    if torch.is_grad_enabled():  # to be differentiated in turn
+        *grads, to_grad = second_derivatives(
+            lambda *x: plain_group_attention(*x, *settings), operands, [grad], cotangents
+        )
+        grads = [to_grad, *grads]
+    else:
+        grads = second_backward(cotangents, grad, operands, *settings)
+    return *grads, None, None, None, None, None, None
+
+
 group_attention_op.register_autograd(_backward, setup_context=_setup_context)
+group_attention_backward_op.register_autograd(_second_backward, setup_context=_save_backward)

@@ -20,6 +20,15 @@ def largest_divisor(n: int, limit: int) -> int:
     return max(d for d in range(1, min(n, max(limit, 1)) + 1) if n % d == 0)
 
 
+def _runs(count: int, step: int | None) -> Iterator[slice]:
+    """Runs of ``step`` of ``count`` numbers, or one of all, whatever their number."""
+    if step is None:
+        yield slice(0, count)
+        return
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
 def to_lanes(x: Tensor, lanes: int) -> Tensor:
     """(M, C, T, *spatial) -> contiguous (M / m, T, C, *spatial, m)."""
     x = x.unflatten(0, (-1, lanes)).movedim(1, -1)
@@ -40,22 +49,21 @@ class LocalTiling:
         kernel_size: int,
         selection: Sequence[int],
         lanes: int,
-        width: int,
+        width: int | None,
         reference: Tensor,
     ) -> None:
         self.spatial, self.kernel_size, self.selection, self.lanes = tuple(spatial), kernel_size, selection, lanes
         self.radius = kernel_size // 2
-        self.rows = max(1, width // (lanes * math.prod(self.spatial[1:])))
+        self.rows = None if width is None else max(1, width // (lanes * math.prod(self.spatial[1:])))
         inside = F.pad(reference.new_zeros(self.spatial), self._padding, value=float("-inf"))
-        self.bias = self._windows(inside[None, None, ..., None], slice(0, self.spatial[0]))[:, 0, 0]
+        self.bias = torch.stack(list(self._neighbours(inside[None, None], self.spatial[0])))[:, 0, 0]
 
     @property
     def _padding(self) -> list[int]:
         return [self.radius] * (2 * len(self.spatial))
 
     def __iter__(self) -> Iterator[slice]:
-        for start in range(0, self.spatial[0], self.rows):
-            yield slice(start, min(start + self.rows, self.spatial[0]))
+        yield from _runs(self.spatial[0], self.rows)
 
     def prepare(self, x: Tensor) -> Tensor:
         """Keys or values in lanes, (S, C, *spatial, m), padded so that every window lies inside."""
@@ -67,47 +75,43 @@ class LocalTiling:
             padded = padded.narrow(axis - len(self.spatial) - 1, self.radius, n)
         return padded
 
-    def _windows(self, padded: Tensor, tile: slice) -> Tensor:
-        """(S, C, *padded, m) -> (K^d, S, C, p), all windows centred in the tile."""
-        dim = len(self.spatial)
-        x = padded[:, :, tile.start : tile.stop + 2 * self.radius]
-        for axis in range(2, 2 + dim):
-            x = x.unfold(axis, self.kernel_size, 1)
-        x = x.permute(*range(3 + dim, 3 + 2 * dim), *range(3 + dim))
-        return x.reshape(self.kernel_size**dim, *padded.shape[:2], -1)
+    def slab(self, padded: Tensor, tile: slice) -> Tensor:
+        """What the windows of a tile cover of (S, C, *padded, m), as a view."""
+        return padded[:, :, tile.start : tile.stop + 2 * self.radius]
 
-    def _select(self, x: Tensor) -> Tensor:
-        """The chosen offsets of a square window, without an index tensor that would have to reach the device."""
-        return torch.stack([x[i] for i in self.selection]) if self.selection else x
+    def _neighbours(self, slab: Tensor, rows: int) -> Iterator[Tensor]:
+        """For each offset of the window the part of a slab that the queries of so many rows see there, as a view."""
+        size = self.kernel_size
+        for flat in self.selection or range(size ** len(self.spatial)):
+            view = slab
+            for axis in reversed(range(len(self.spatial))):
+                view = view.narrow(2 + axis, flat % size, self.spatial[axis] if axis else rows)
+                flat //= size
+            yield view
 
-    def gather(self, padded: Tensor, tile: slice) -> Tensor:
-        """(S, C, *padded, m) -> (D, S, C, p), the keys of each query of the tile."""
-        windows = self._windows(padded, tile)
-        return self._select(windows)
+    def gather(self, slab: Tensor, tile: slice) -> Tensor:
+        """A tile's slab -> (D, S, C, p), the keys of each of its queries."""
+        return torch.stack(list(self._neighbours(slab, tile.stop - tile.start))).flatten(3)
 
     def scatter_(self, padded: Tensor, tile: slice, update: Tensor) -> None:
         """Add the gradient (D, S, C, p) of a gather to the padded image."""
-        dim, size = len(self.spatial), self.kernel_size
-        shape = (tile.stop - tile.start, *self.spatial[1:])
-        update = update.unflatten(-1, (*shape, self.lanes))
-        chosen = self.selection or range(size**dim)
-        for piece, flat in zip(update, chosen, strict=True):
-            target = padded
-            for axis in reversed(range(dim)):
-                start = flat % size + (tile.start if axis == 0 else 0)
-                target = target.narrow(2 + axis, start, shape[axis])
-                flat //= size
+        rows = tile.stop - tile.start
+        views = self._neighbours(self.slab(padded, tile), rows)
+        for target, piece in zip(views, update.unflatten(-1, (rows, *self.spatial[1:], self.lanes)), strict=True):
             target += piece
 
     def mask(self, tile: slice) -> Tensor | None:
         """(D, p): 0 for neighbours inside the image, -inf outside."""
-        bias = self.bias.unflatten(-1, self.spatial)[:, tile]
-        bias = self._select(bias)
-        return bias.flatten(1)[..., None].expand(-1, -1, self.lanes).flatten(1)
+        return self.bias[:, tile].flatten(1)[..., None].expand(-1, -1, self.lanes).flatten(1)
 
     def query(self, x: Tensor, tile: slice) -> Tensor:
         """(T, C, *spatial, m) -> (T, C, p)."""
         return x[:, :, tile].flatten(2)
+
+    def join(self, tiles: Sequence[Tensor]) -> Tensor:
+        """(T, C, p) of all tiles in turn -> (T, C, *spatial, m)."""
+        rows = [x.unflatten(-1, (-1, *self.spatial[1:], self.lanes)) for x in tiles]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, 2)
 
     def write_(self, x: Tensor, tile: slice, update: Tensor) -> None:
         """Store (T, C, p) in (T, C, *spatial, m)."""
@@ -128,16 +132,15 @@ class LocalTiling:
 class GlobalTiling:
     """All pixels are keys of all pixels; a tile is a run of flattened pixels."""
 
-    def __init__(self, spatial: Sequence[int], lanes: int, width: int, reference: Tensor) -> None:
+    def __init__(self, spatial: Sequence[int], lanes: int, width: int | None, reference: Tensor) -> None:
         self.spatial, self.lanes = tuple(spatial), lanes
         self.pixels = math.prod(self.spatial)
-        self.run = max(1, width // lanes)
+        self.run = None if width is None else max(1, width // lanes)
         axes = torch.meshgrid(*(torch.arange(n, device=reference.device) for n in self.spatial), indexing="ij")
         self.coordinates = torch.stack(axes, -1).flatten(0, -2)
 
     def __iter__(self) -> Iterator[slice]:
-        for start in range(0, self.pixels, self.run):
-            yield slice(start, min(start + self.run, self.pixels))
+        yield from _runs(self.pixels, self.run)
 
     def prepare(self, x: Tensor) -> Tensor:
         """(S, C, *spatial, m) -> (N, S, C, m)."""
@@ -146,6 +149,9 @@ class GlobalTiling:
     def restore(self, x: Tensor) -> Tensor:
         """(..., N, S, C, m) -> (..., S, C, *spatial, m)."""
         return x.movedim(-4, -2).unflatten(-2, self.spatial)
+
+    def slab(self, x: Tensor, tile: slice) -> Tensor:
+        return x
 
     def gather(self, x: Tensor, tile: slice) -> Tensor:
         """(N, S, C, m) -> (D, S, C, p)."""
@@ -159,6 +165,10 @@ class GlobalTiling:
 
     def query(self, x: Tensor, tile: slice) -> Tensor:
         return x.flatten(2, -2)[:, :, tile].flatten(2)
+
+    def join(self, tiles: Sequence[Tensor]) -> Tensor:
+        runs = [x.unflatten(-1, (-1, self.lanes)) for x in tiles]
+        return torch.cat(runs, 2).unflatten(2, self.spatial)
 
     def write_(self, x: Tensor, tile: slice, update: Tensor) -> None:
         x.flatten(2, -2)[:, :, tile] = update.unflatten(-1, (-1, self.lanes))
@@ -186,10 +196,19 @@ class GlobalTiling:
 
 
 def tiling(
-    spatial: Sequence[int], kernel_size: int, selection: Sequence[int], images: int, width: int, reference: Tensor
-):
-    """The tiling of ``images`` grids into tiles of about ``width`` queries; ``kernel_size`` 0 means global."""
+    spatial: Sequence[int],
+    kernel_size: int,
+    selection: Sequence[int],
+    images: int,
+    width: int | None,
+    reference: Tensor,
+) -> LocalTiling | GlobalTiling:
+    """The tiling of ``images`` grids into tiles of about ``width`` queries, or into one tile; ``kernel_size`` 0 means
+    global."""
+    if width is None:
+        lanes = images
+    else:
+        lanes = largest_divisor(images, width if kernel_size == 0 else width // math.prod(spatial[1:]))
     if kernel_size == 0:
-        return GlobalTiling(spatial, largest_divisor(images, width), width, reference)
-    lanes = largest_divisor(images, width // math.prod(spatial[1:]))
+        return GlobalTiling(spatial, lanes, width, reference)
     return LocalTiling(spatial, kernel_size, selection, lanes, width, reference)

@@ -41,7 +41,7 @@ class Pointwise(nn.Conv1d):
         out = torch.einsum("oc,bcn->bon", weight, columns(x))
         if self.bias is not None:
             out = out + self.bias[:, None].to(out.dtype)
-        return out.reshape(len(x), self.out_channels, *x.shape[2:])
+        return out.reshape(x.shape[0], self.out_channels, *x.shape[2:])
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, bias={self.bias is not None}"

@@ -1,0 +1,108 @@
+"""Second derivatives of group attention, and its plain composition, which transforms go through."""
+
+import pytest
+import torch
+from attention_operands import EXTREMES, assert_same, gradients, operands
+from backends import FUNCTIONS, LAYERS, call
+
+from tg_equiattn.encodings import relation_index
+from tg_equiattn.functional import group_attention
+from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.groups import cyclic
+
+SMALL = {"batch": 1, "heads": 2, "channels": 2, "value_channels": 1}
+
+
+def as_full(tensors):
+    *features, rho_space, rho_group = tensors
+    return *features, rho_space[:, :, None] + rho_group, None
+
+
+def twice(out, tensors):
+    """Gradients of a function of the gradients."""
+    first = torch.autograd.grad((out * out).sum(), tensors, create_graph=True)
+    return gradients(torch.cat([g.flatten() for g in first]), tensors)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("kernel_size", [3, None])
+@pytest.mark.parametrize("relation", ["ge_vit", "relative"])
+@pytest.mark.parametrize("form", [tuple, as_full])
+def test_gradgradcheck(form, relation, kernel_size, dropout):
+    tensors, neighbourhood = operands(2, (2, 3) if kernel_size is None else (3, 3), kernel_size, **SMALL)
+    index = relation_index(cyclic(2), relation)
+
+    def attend(*x):
+        torch.manual_seed(5)
+        return group_attention(*form(x), index, neighbourhood=neighbourhood, dropout=dropout)
+
+    assert torch.autograd.gradgradcheck(attend, tensors, fast_mode=True)
+
+
+@pytest.mark.parametrize("relation", ["ge_vit", "relative"])
+@pytest.mark.parametrize("spatial", [(11, 12), (4, 3, 5)])
+def test_plain_equals_the_operator(relation, spatial, device):
+    """In many tiles, twice differentiated."""
+    tensors, neighbourhood = operands(4, spatial, device=device)
+    index = relation_index(cyclic(4), relation).to(device)
+
+    def attend(backend):
+        return group_attention(*tensors, index, neighbourhood=neighbourhood, backend=backend)
+
+    assert_same(attend("plain"), attend("torch"), tensors)
+    for a, b in zip(twice(attend("plain"), tensors), twice(attend("torch"), tensors), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-11 * max(1.0, float(b.abs().max())))
+
+
+def test_disks_and_dropout_in_plain():
+    index, neighbourhood = relation_index(cyclic(3), "ge_vit"), Neighbourhood(2, 5, "disk")
+    tensors, _ = operands(3, (6, 7), 5)
+    tensors[3] = tensors[3].detach()[:, : neighbourhood.count()].requires_grad_()
+    out = []
+    for backend in ("torch", "plain"):
+        torch.manual_seed(7)
+        out.append(group_attention(*tensors, index, neighbourhood=neighbourhood, dropout=0.3, backend=backend))
+    assert_same(*out, tensors)
+
+
+@pytest.mark.parametrize("extreme", EXTREMES)
+def test_extreme_scores_stay_finite(extreme):
+    exact, neighbourhood = extreme(torch.float64)
+    index = relation_index(cyclic(2), "ge_vit")
+
+    def second(tensors, backend):
+        return twice(group_attention(*tensors, index, neighbourhood=neighbourhood, scale=1.0, backend=backend), tensors)
+
+    expected = second(exact, "plain")
+    single = second([x.detach().float().requires_grad_() for x in exact], "torch")
+    for a, b, c in zip(second(exact, "torch"), single, expected, strict=True):
+        torch.testing.assert_close(a, c, rtol=0, atol=1e-9 * max(1.0, float(c.abs().max())))
+        torch.testing.assert_close(b.double(), c, rtol=0, atol=1e-2 * max(1.0, float(c.abs().max())))
+
+
+def test_third_derivatives():
+    tensors, neighbourhood = operands(2, (3, 3), **SMALL)
+    index = relation_index(cyclic(2), "ge_vit")
+    out = []
+    for backend in ("torch", "plain"):
+        y = group_attention(*tensors, index, neighbourhood=neighbourhood, backend=backend)
+        for _ in range(2):
+            y = sum((g * torch.cos(g)).sum() for g in torch.autograd.grad(y.square().sum(), tensors, create_graph=True))
+        out.append(gradients(y, tensors))
+    for a, b in zip(*out, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * max(1.0, float(b.abs().max())))
+
+
+def test_an_image_of_no_pixels_has_no_second_derivative():
+    tensors, neighbourhood = operands(2, (3, 3), batch=1)
+    empty = [x.detach()[:0].requires_grad_() for x in tensors[:3]]
+    x = [*empty, *tensors[3:]]
+    out = group_attention(*x, relation_index(cyclic(2), "ge_vit"), neighbourhood=neighbourhood)
+    first = torch.autograd.grad(out.sum(), x, create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in first), x, allow_unused=True)
+    assert all(g is None or not g.any() for g in second)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS | LAYERS)
+def test_every_kernel_has_a_plain_form(name):
+    call(name, "plain")
