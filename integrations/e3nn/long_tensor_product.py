@@ -13,11 +13,11 @@ from tg_equiattn.orders import check_order
 from tg_equiattn.precision import full_precision
 from tg_equiattn.sequences import Sequences
 
-from .layout import Features, check_features
+from .layout import Features, NotScriptable, check_features
 
 
 @compile_mode("unsupported")
-class LongTensorProduct(torch.nn.Module):
+class LongTensorProduct(NotScriptable):
     r"""Tensor-product long convolution over the nodes of each graph, with learned path weights.
 
     .. math::
