@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .sequences import Sequences, inverse
+from .sequences import Sequences, _inverse
 
 ORDERS = ("input", "radial")
 
@@ -63,7 +63,7 @@ def radial_order(pos: Tensor, sequences: Sequences, scalars: Tensor | None = Non
         order = key.argsort(stable=True)
         order = order[group[order].argsort(stable=True)]
         apart = (key[order].diff() > tolerance[order][1:]) | (group[order].diff() != 0)
-        group = torch.cat([apart.new_zeros(1), apart]).cumsum(0)[inverse(order)]
+        group = torch.cat([apart.new_zeros(1), apart]).cumsum(0)[_inverse(order)]
     return group.argsort(stable=True)  # ties as they came: what rounding made of their keys is forgotten
 
 

@@ -38,7 +38,7 @@ def _gather(x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, kept: Te
     return _Gather.apply(x, to, filled, back, kept)
 
 
-def inverse(order: Tensor) -> Tensor:
+def _inverse(order: Tensor) -> Tensor:
     """Where each token went: the inverse of a permutation (T,)."""
     places = torch.arange(order.shape[0], device=order.device)
     return torch.index_put(torch.zeros_like(order), (order,), places)
@@ -144,7 +144,7 @@ class Sequences:
         """The same sequences with their tokens in another order: at place p comes token ``order[p]``, int64 (T,)."""
         out = Sequences(self.tokens, self.count, self.batch, self.sizes, self.mask)
         out._groups = self._groups
-        back = inverse(order)
+        back = _inverse(order)
         if self._slots is None:
             out._slots = order, None, back
         else:
