@@ -92,3 +92,18 @@ def test_values_are_read_on_the_cpu_only():
     assert checks.values_are_free(X)
     assert not checks.values_are_free(X.to("meta"))
     assert checks.batch_index(BATCH.to("meta"), 1, X.to("meta")) == 1
+
+
+def test_values_under_transforms():
+    """Those of a tensor that vmap goes through are not there to be read, at any level of nested transforms."""
+    seen, fixed = [], torch.zeros(3)
+
+    def record(x):
+        seen.append((checks.values_are_free(x), checks.values_are_free(fixed)))
+        return x.sum()
+
+    torch.func.grad(record)(torch.ones(2))
+    torch.vmap(record)(torch.ones(2, 3))
+    torch.vmap(torch.func.grad(record))(torch.ones(2, 3))
+    torch.func.grad(lambda x: torch.vmap(record)(x).sum())(torch.ones(2, 3))
+    assert seen == [(True, True), (False, True), (False, True), (False, True)]

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import positions
 
-from tg_equiattn.grids import Neighbourhood, transform_grid
+from tg_equiattn.grids import Neighbourhood, PixelGrid, transform_grid
 from tg_equiattn.groups import cyclic, dihedral, full_octahedral
 
 
@@ -31,6 +31,7 @@ def test_disk():
     assert len(offsets) == 21
     assert bool((offsets.double().norm(dim=1) <= 2.5).all())
     assert torch.equal(Neighbourhood(2, 5).offsets()[list(disk.selection)], offsets)
+    assert len(Neighbourhood(2, 3, "disk").offsets()) == 9  # the corners are 1.41 pixels away
 
 
 @settings(deadline=None)
@@ -78,11 +79,20 @@ def test_bad_neighbourhood(arguments, message):
 
 
 def test_bad_grid():
-    with pytest.raises(ValueError, match=r"at least kernel_size=5 wide .* got \(4, 9\)"):
-        Neighbourhood(2, 5).check((4, 9))
+    with pytest.raises(ValueError, match=r"at least one pixel .* got \(4, 0\)"):
+        Neighbourhood(2, 5).check((4, 0))
     with pytest.raises(ValueError, match="must have 2 spatial axes"):
         Neighbourhood(2, 5).check((9, 9, 9))
     with pytest.raises(ValueError, match="spatial must be given"):
         Neighbourhood(2, None).offsets()
     with pytest.raises(ValueError, match="signed permutation"):
         transform_grid(torch.zeros(3, 3), cyclic(8).matrices[1])
+
+
+def test_what_is_kept_outlives_a_transform():
+    """Near pairs of a grid asked for within torch.func first are ordinary tensors, as are their distances."""
+    grid = PixelGrid((3, 8), 2)
+    torch.func.grad(lambda x: x.sum() + grid.neighbours(2).bins(2).row.sum() + grid.edges()[0].sum())(torch.ones(2))
+    near = grid.neighbours(2)
+    for kept in (near.offsets, *near.pattern.tensors, *near.bins(2).tensors, *grid.edges()):
+        assert not torch._C._functorch.is_functorch_wrapped_tensor(kept)

@@ -60,6 +60,19 @@ def test_pairs_found_by_position(nodes, dim, seed):
     assert torch.equal(torch.stack([target, source]), near.nonzero().T)
 
 
+def test_pairs_in_parts():
+    """More candidates than are looked at together, and no more pairs than are asked for."""
+    pos = torch.rand(1200, 2)
+    target, source = near_pairs(pos, 1.0, max_pairs=1200)
+    near = (torch.cdist(pos, pos, p=1) < 1) & ~torch.eye(1200, dtype=torch.bool)
+    assert (target * 1200 + source).diff().min() > 0
+    assert abs(len(target) - int(near.sum())) <= 10  # cdist rounds otherwise at the limit
+    average = len(target) / 1200
+    assert len(near_pairs(pos, 1.0, max_pairs=int(average) + 1)[0]) == len(target)
+    with pytest.raises(ValueError, match=f"more than {int(average)} pairs a node at distances below 1.0 among 1200"):
+        near_pairs(pos, 1.0, max_pairs=int(average))
+
+
 def test_pairs_at_the_same_place_and_far_away():
     pos = torch.tensor([[0.0, 0], [0, 0], [1e6, -1e6], [1e6, -1e6 + 1]])
     target, source = near_pairs(pos, 2)
@@ -75,10 +88,13 @@ def test_order_and_transpose():
     assert pattern.col.tolist() == [3, 1, 0, 1]
     assert near.offsets.tolist() == [[2, 3], [8, 9], [6, 7], [0, 1]]
     assert pattern.crow.tolist() == [0, 2, 2, 3, 3, 4]
-    row, crow, col, order = pattern.back
-    assert torch.equal(row, pattern.row)
-    assert crow.tolist() == [0, 1, 3, 3, 4, 4]
-    assert col.tolist() == pattern.row[order].tolist() == [2, 0, 4, 0]
+    back = pattern.transposed()
+    assert back.crow.tolist() == [0, 1, 3, 3, 4, 4]
+    assert back.col.tolist() == pattern.row[pattern.order].tolist() == [2, 0, 4, 0]
+    assert back.row.tolist() == pattern.col[pattern.order].tolist() == [0, 1, 1, 3]
+    for here, there in zip(pattern.tensors, back.transposed().tensors, strict=True):
+        assert torch.equal(here, there)
+    assert torch.equal(pattern.order[back.order], torch.arange(4))
 
 
 def test_bins():

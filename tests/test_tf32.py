@@ -68,11 +68,11 @@ def test_attention_on_lattice_elements_stays_equivariant(name, kind, randomise):
         assert equivariance_error(layer, group, x) <= 1e-5  # and equally from every side
 
 
-@pytest.mark.parametrize("kernel_size", [5, None])
-def test_offsets_off_the_lattice_are_exact(kernel_size):
-    neighbourhood, group = Neighbourhood(2, kernel_size), cyclic(8)
+@pytest.mark.parametrize(("kernel_size", "shape"), [(5, "square"), (5, "disk"), (None, "square")])
+def test_offsets_off_the_lattice_are_exact(kernel_size, shape):
+    neighbourhood, group = Neighbourhood(2, kernel_size, shape), cyclic(8)
     wanted = rotated_offsets(group.matrices, neighbourhood, (5, 6))
-    layer = GroupAttention(group, 3, 7, heads=2, kernel_size=kernel_size)
+    layer = GroupAttention(group, 3, 7, heads=2, kernel_size=kernel_size, neighbourhood=shape)
     with Tf32():
         assert torch.equal(rotated_offsets(group.matrices, neighbourhood, (5, 6)), wanted)
         assert torch.equal(layer.offsets((5, 6)), wanted)

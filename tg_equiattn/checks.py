@@ -16,6 +16,13 @@ def positive(**arguments: int) -> None:
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
 
 
+def positive_number(**arguments: float) -> None:
+    """Raise ValueError unless every argument is a positive, finite number."""
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise ValueError(f"{name} must be a positive number, got {value!r}")
+
+
 def probability(**arguments: float) -> None:
     """Raise ValueError unless every argument is in [0, 1)."""
     for name, value in arguments.items():
@@ -112,11 +119,19 @@ def lengths(value: Tensor | None, count: int, longest: int, device: torch.device
 
 
 def values_are_free(x: Tensor) -> bool:
-    """Whether reading values of x costs nothing and there is one of each: on the CPU, outside torch.compile and vmap.
-    Checks of values run only then."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    return not torch._C._functorch.is_batchedtensor(x)
+    """Whether reading values of x costs nothing: on the CPU, outside torch.compile and of no batch that ``torch.vmap``
+    goes through. Checks of values run only then."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(x)
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether torch.vmap goes through x, at any level of nested transforms."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
 
 
 def mask(value: Tensor | None, shape: tuple[int, ...]) -> None:
@@ -133,10 +148,9 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
         if batch_size not in (None, 1):
             raise ValueError(f"batch must be given where batch_size is {batch_size}, got None")
         return 1
-    if batch.dtype != torch.int64 or tuple(batch.shape) != (x.shape[0],):
-        raise ValueError(
-            f"batch must be int64 of shape ({x.shape[0]},), got {batch.dtype} of shape {tuple(batch.shape)}"
-        )
+    nodes, shape = x.shape[0], tuple(batch.shape)
+    if batch.dtype != torch.int64 or shape != (nodes,):
+        raise ValueError(f"batch must be int64 of shape ({nodes},), got {batch.dtype} of shape {shape}")
     if batch.device != x.device:
         raise ValueError(f"batch must be on {x.device} as the input is, got {batch.device}")
     if values_are_free(batch) and batch.shape[0]:

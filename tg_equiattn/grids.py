@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from . import checks
+from .kept import ordinary_tensors
 from .neighbours import Neighbours
 
 NEIGHBOURHOODS = ("square", "disk")
@@ -33,15 +35,18 @@ def _centred_grid(radii: Sequence[int], device: torch.device | str = "cpu") -> T
 
 
 def _disk(dim: int, kernel_size: int) -> tuple[int, ...]:
-    """Which offsets of a square window are no longer than half its side."""
+    """Which offsets of a square window are no longer than half its side; none if all are."""
     radius = kernel_size // 2
     window = itertools.product(range(-radius, radius + 1), repeat=dim)
-    return tuple(i for i, offset in enumerate(window) if 4 * sum(n * n for n in offset) <= kernel_size**2)
+    chosen = tuple(i for i, offset in enumerate(window) if 4 * sum(n * n for n in offset) <= kernel_size**2)
+    return chosen if len(chosen) < kernel_size**dim else ()
 
 
 @dataclass(frozen=True)
 class Neighbourhood:
     """The keys that a query attends to: an odd window around it, or the whole grid.
+
+    Only pixels of the grid are keys: a window that reaches over a border, or is larger than the grid, ends there.
 
     Args:
         dim: 2 for images, 3 for volumes.
@@ -81,11 +86,8 @@ class Neighbourhood:
         """Raise ValueError unless a grid of this size can be attended over."""
         if len(spatial) != self.dim:
             raise ValueError(f"the input must have {self.dim} spatial axes, got {tuple(spatial)}")
-        if min(spatial) < (self.kernel_size or 1):
-            raise ValueError(
-                f"the input must be at least kernel_size={self.kernel_size or 1} wide on every spatial axis, "
-                f"got {tuple(spatial)}"
-            )
+        if min(spatial) < 1:
+            raise ValueError(f"the input must have at least one pixel on every spatial axis, got {tuple(spatial)}")
 
     def count(self, spatial: Sequence[int] | None = None) -> int:
         """The number of offsets."""
@@ -109,7 +111,8 @@ class Neighbourhood:
         """The offset length, in pixels along an axis, that encodings see as 1."""
         if self.kernel_size is not None:
             return max(self.kernel_size // 2, 1)
-        return torch.sym_max(functools.reduce(torch.sym_max, self._grid(spatial)) - 1, 1)  # sides may be symbols
+        larger = max if torch.jit.is_tracing() else torch.sym_max  # sides may be traced, or symbols
+        return larger(functools.reduce(larger, self._grid(spatial)) - 1, 1)
 
 
 @dataclass(frozen=True)
@@ -139,9 +142,7 @@ class PixelGrid:
         object.__setattr__(self, "shape", tuple(self.shape))
         if len(self.shape) not in (1, 2, 3) or any(not isinstance(n, int) or n < 1 for n in self.shape):
             raise ValueError(f"shape must be one to three positive integers, got {self.shape}")
-        distance = self.max_distance
-        if isinstance(distance, bool) or not isinstance(distance, (int, float)) or not 0 < distance < math.inf:
-            raise ValueError(f"max_distance must be a positive number, got {distance!r}")
+        checks.positive_number(max_distance=self.max_distance)
         if not isinstance(self.periodic, bool):
             raise ValueError(f"periodic must be True or False, got {self.periodic!r}")
 
@@ -208,14 +209,14 @@ def _repeated(target: Tensor, source: Tensor, offsets: Tensor, exists: Tensor, c
 
 
 @functools.lru_cache(maxsize=32)
-@torch.inference_mode(False)  # what is kept may be asked for in evaluation first and trained with later
+@ordinary_tensors()
 def _edges(grid: PixelGrid) -> tuple[Tensor, Tensor]:
     target, source, offsets, exists = grid.pairs()
     return torch.stack([source, target])[:, exists], offsets[exists]
 
 
 @functools.lru_cache(maxsize=8)
-@torch.inference_mode(False)
+@ordinary_tensors()
 def _neighbours(grid: PixelGrid, copies: int, device: torch.device) -> Neighbours:
     return _repeated(*grid.pairs(device), copies, len(grid))
 

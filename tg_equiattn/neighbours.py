@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from . import checks
+from .kept import ordinary_tensors
+from .offsets import GIVEN, whole_offsets
+
+MAX_PAIRS = 1000  # a node, on average: more near pairs than that are not found from positions unasked
+_PART = 1 << 20  # pairs that are looked at together
 
 
 class Pattern:
@@ -18,18 +24,55 @@ class Pattern:
         row: ``(E,)`` sorted.
         col: ``(E,)``.
         rows, cols: numbers of rows and columns.
+        order: the order of the pairs in the transpose, where it is known.
 
     Attributes:
         crow: ``(rows + 1,)`` where each row's pairs begin.
-        back: ``[row, crow of the transpose, col of the transpose, order of the pairs in the transpose]``.
+        order: ``(E,)`` the pairs sorted by column.
+        tensors: ``[crow, col, row]``, the same of the transpose, ``order``, and that of the transpose.
     """
 
+    tensors: list[Tensor]
+
     def __init__(self, row: Tensor, col: Tensor, rows: int, cols: int, order: Tensor | None = None) -> None:
-        self.row, self.col = row, col
-        self.crow = torch.searchsorted(row, torch.arange(rows + 1, device=row.device))
+        crow = torch.searchsorted(row, torch.arange(rows + 1, device=row.device))
         order = torch.argsort(col, stable=True) if order is None else order
-        back_crow = torch.searchsorted(col[order], torch.arange(cols + 1, device=row.device))
-        self.back = [row, back_crow, row[order], order]
+        back_row, back_col = col[order], row[order]
+        back_crow = torch.searchsorted(back_row, torch.arange(cols + 1, device=row.device))
+        back_order = torch.empty_like(order).scatter(0, order, torch.arange(row.shape[0], device=row.device))
+        self.tensors = [crow, col, row, back_crow, back_col, back_row, order, back_order]
+
+    @classmethod
+    def of(cls, tensors: list[Tensor]) -> Pattern:
+        """The pattern of these :attr:`tensors`."""
+        pattern = cls.__new__(cls)
+        pattern.tensors = tensors
+        return pattern
+
+    def transposed(self) -> Pattern:
+        """The relation of columns and rows."""
+        here, back, (order, back_order) = self.tensors[:3], self.tensors[3:6], self.tensors[6:]
+        return Pattern.of([*back, *here, back_order, order])
+
+    @property
+    def crow(self) -> Tensor:
+        return self.tensors[0]
+
+    @property
+    def col(self) -> Tensor:
+        return self.tensors[1]
+
+    @property
+    def row(self) -> Tensor:
+        return self.tensors[2]
+
+    @property
+    def order(self) -> Tensor:
+        return self.tensors[6]
+
+    @property
+    def rows(self) -> int:
+        return self.crow.shape[0] - 1
 
 
 class Neighbours:
@@ -61,15 +104,15 @@ class Neighbours:
         self, target: Tensor, source: Tensor, offsets: Tensor, nodes: int, exists: Tensor | None = None
     ) -> None:
         for name, index in (("target", target), ("source", source)):
-            if index.dtype != torch.int64 or index.ndim != 1 or len(index) != len(target):
+            if index.dtype != torch.int64 or index.ndim != 1 or index.shape[0] != target.shape[0]:
                 raise ValueError(f"{name} must be int64 (E,), got {index.dtype} of shape {tuple(index.shape)}")
-        if offsets.ndim != 2 or len(offsets) != len(target):
-            raise ValueError(f"offsets must have shape ({len(target)}, dim), got {tuple(offsets.shape)}")
+        if offsets.ndim != 2 or offsets.shape[0] != target.shape[0]:
+            raise ValueError(f"offsets must have shape ({target.shape[0]}, dim), got {tuple(offsets.shape)}")
         if offsets.is_complex() or offsets.dtype == torch.bool:
             raise ValueError(f"offsets (edge_attr) must be real numbers, got {offsets.dtype}")
         offsets = offsets if offsets.is_floating_point() else offsets.long()
         free = checks.values_are_free(target)
-        if free and not bool(offsets.isfinite().all()):
+        if checks.values_are_free(offsets) and not bool(offsets.isfinite().all()):
             raise ValueError("offsets (edge_attr, or differences of pos) must be finite, got NaN or infinity")
         if free and len(target):
             low = min(int(target.min()), int(source.min()))
@@ -98,13 +141,13 @@ class Neighbours:
         if torch.compiler.is_compiling():
             return self._make_bins(max_distance)
         if max_distance not in self._bins:
-            with torch.inference_mode(False):  # may be asked for in evaluation first, and trained with later
+            with ordinary_tensors(self.offsets, *self.pattern.tensors):
                 self._bins[max_distance] = self._make_bins(max_distance)
         return self._bins[max_distance]
 
     def check_nodes(self, nodes: int, dim: int | None = None) -> None:
         """Raise ValueError unless these are pairs of so many nodes, with offsets of this dimension if one is given."""
-        if self.nodes != nodes or dim not in (None, self.dim):
+        if self.nodes != nodes or (dim is not None and self.dim != dim):
             where = "" if dim is None else f" in {dim} dimensions"
             raise ValueError(f"neighbours must be of {nodes} nodes{where}, got {self.nodes} in {self.dim}")
 
@@ -126,7 +169,7 @@ class Neighbours:
                     "edge_index must not join a pair twice where position='clipped': its nodes have one distance; see "
                     "torch_geometric.utils.coalesce"
                 )
-        distance = self.offsets.abs().sum(-1).round().long()
+        distance = whole_offsets(self.offsets, what=GIVEN).abs().sum(-1).long()
         last = self.nodes * max_distance
         near = (distance >= 0) & (distance < max_distance)  # sums of huge integers wrap around
         near = near if self.exists is None else near & self.exists
@@ -136,7 +179,9 @@ class Neighbours:
         return Pattern(key[order], col[order], last + 1, self.nodes, transposed)
 
 
-def near_pairs(pos: Tensor, max_distance: float, *, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def near_pairs(
+    pos: Tensor, max_distance: float, *, batch: Tensor | None = None, max_pairs: int = MAX_PAIRS
+) -> tuple[Tensor, Tensor]:
     r"""Pairs of nodes of the same graph closer than ``max_distance``, in time linear in nodes at bounded density.
 
     Distances are Manhattan: sums of the differences along the axes.
@@ -145,44 +190,80 @@ def near_pairs(pos: Tensor, max_distance: float, *, batch: Tensor | None = None)
     values, so this runs outside torch.compile only, and waits for the device on CUDA.
 
     Args:
-        pos: ``(N, dim)`` positions.
+        pos: ``(N, dim)`` positions. In float32 they are exact to about 1e-7 of their size: give those far from the
+            origin, such as map coordinates of 5e6 m, in float64.
         max_distance: pairs at this distance or farther are not near, nor those nearer to it than positions are exact:
             moving all positions does not change which pairs of a lattice are near.
         batch: int64 ``(N,)`` graph index; ``None`` means one graph.
+        max_pairs: the most pairs a node, on average, that are returned. They are counted first, in bounded memory.
 
     Returns:
         int64 targets i and sources j, sorted by target; no node with itself.
+
+    Raises:
+        ValueError: for more than ``max_pairs`` pairs a node.
 
     Example:
         >>> import torch
         >>> near_pairs(torch.tensor([[0.0], [1.0], [5.0]]), 2)
         (tensor([0, 1]), tensor([1, 0]))
     """
-    nodes, dim = pos.shape
-    graph = torch.zeros(nodes, dtype=torch.int64, device=pos.device) if batch is None else batch
-    cell = torch.cat([graph[:, None], (pos.double() / max_distance).floor().long()], 1)
+    if checks.is_batched(pos):
+        raise ValueError("pos must not be what torch.vmap goes through where near pairs are found from it: give edges")
+    nodes = len(pos)
     if not nodes:
-        return graph, graph
-    cell = cell - cell.amin(0)
-    sides = cell.amax(0) + 3  # a margin, so that no neighbouring cell wraps around
-    strides = torch.cat([sides.flip(0).cumprod(0).flip(0)[1:], sides.new_ones(1)])
-    cell = ((cell + 1) * strides).sum(1)
-    ordered, order = torch.sort(cell)
-    limit = torch.tensor(max_distance, dtype=torch.float64, device=pos.device)
-    if pos.is_floating_point():
-        exact = 16 * torch.finfo(pos.dtype).eps * pos.abs().nan_to_num(0, 0, 0).max()
-        limit = max_distance - exact.clamp(max=max_distance / 4)
-    target, source = [], []
-    for step in itertools.product((-1, 0, 1), repeat=dim):
-        wanted = cell + (sides.new_tensor((0, *step)) * strides).sum()
-        first, last = torch.searchsorted(ordered, wanted), torch.searchsorted(ordered, wanted, right=True)
-        counts = last - first
-        i = torch.repeat_interleave(torch.arange(nodes, device=pos.device), counts)
-        begins = counts.cumsum(0) - counts
-        j = order[torch.arange(len(i), device=pos.device) - begins[i] + first[i]]
-        near = ((pos[j] - pos[i]).abs().sum(1) < limit) & (i != j)
-        target.append(i[near])
-        source.append(j[near])
-    pairs = torch.stack([torch.cat(target), torch.cat(source)])
+        empty = torch.zeros(0, dtype=torch.int64, device=pos.device)
+        return empty, empty
+    candidates = _Candidates(pos.detach(), max_distance, batch)
+    if candidates.count > max_pairs * nodes:
+        found = 0
+        for target, _ in candidates.near():
+            found += len(target)
+            if found > max_pairs * nodes:
+                raise ValueError(
+                    f"pos has more than {max_pairs} pairs a node at distances below {max_distance} among {nodes} "
+                    "nodes, so that attention to near pairs would not be linear: give edge_index (or neighbours), take "
+                    "a smaller max_distance, or scale pos"
+                )
+    pairs = torch.cat([torch.stack(pair) for pair in candidates.near()], 1)
     pairs = pairs[:, torch.argsort(pairs[0] * nodes + pairs[1])]
     return pairs[0], pairs[1]
+
+
+class _Candidates:
+    """Pairs of nodes in neighbouring cells of side ``limit``, of which the near ones are told apart in parts."""
+
+    def __init__(self, pos: Tensor, max_distance: float, batch: Tensor | None) -> None:
+        nodes, dim = pos.shape
+        self.pos, self.limit = pos, torch.tensor(max_distance, dtype=torch.float64, device=pos.device)
+        if pos.is_floating_point():
+            exact = 16 * torch.finfo(pos.dtype).eps * pos.abs().nan_to_num(0, 0, 0).max()
+            self.limit = max_distance - exact.clamp(max=max_distance / 4)
+        graph = torch.zeros(nodes, dtype=torch.int64, device=pos.device) if batch is None else batch
+        cell = torch.cat([graph[:, None], (pos.double() / max_distance).floor().long()], 1)
+        cell = cell - cell.amin(0)
+        sides = cell.amax(0) + 3  # a margin, so that no neighbouring cell wraps around
+        strides = torch.cat([sides.flip(0).cumprod(0).flip(0)[1:], sides.new_ones(1)])
+        cell = ((cell + 1) * strides).sum(1)
+        ordered, self.order = torch.sort(cell)
+        half = itertools.islice(itertools.product((-1, 0, 1), repeat=dim), 3**dim // 2 + 1)
+        steps = torch.tensor(list(half), device=pos.device)  # up to no step; the others mirror them
+        wanted = cell + (steps * strides[1:]).sum(1, keepdim=True)  # (steps, N)
+        self.first = torch.searchsorted(ordered, wanted)
+        self.counts = torch.searchsorted(ordered, wanted, right=True) - self.first
+        self.count = int(2 * self.counts.sum() - self.counts[-1].sum())
+
+    def near(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Targets and sources of near pairs."""
+        device = self.pos.device
+        for step, (first, counts) in enumerate(zip(self.first, self.counts, strict=True)):
+            ends = counts.cumsum(0)
+            for begin in range(0, int(ends[-1]), _PART):
+                place = torch.arange(begin, min(begin + _PART, int(ends[-1])), device=device)
+                i = torch.searchsorted(ends, place, right=True)
+                j = self.order[place - (ends - counts)[i] + first[i]]
+                near = ((self.pos[j] - self.pos[i]).abs().sum(1) < self.limit) & (i != j)
+                i, j = i[near], j[near]
+                yield i, j
+                if step < len(self.counts) - 1:
+                    yield j, i

@@ -12,12 +12,13 @@ float32   1e-5
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from .grids import transform_grid
+from .grids import PixelGrid, transform_grid
 from .groups import FiniteGroup
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -116,3 +117,104 @@ def _finite(out: Tensor) -> Tensor:
     if not bool(out.isfinite().all()):
         raise ValueError("module must give finite outputs, got NaN or infinity")
     return out
+
+
+_WAVES = 6  # plane waves a channel
+
+
+class _SmoothImages:
+    """Random smooth functions on a grid of this shape, zero near its rim, so that turning them loses nothing."""
+
+    def __init__(self, group: FiniteGroup, shape: Sequence[int], wavelength: float, like: Tensor) -> None:
+        self.group, self.shape, self.like = group, tuple(shape), like
+        self.spatial = self.shape[-group.dim :]
+        functions = (*self.shape[: -group.dim], _WAVES)
+        wave_numbers = torch.randn(*functions, group.dim, dtype=torch.float64, device="cpu")
+        self.wave_numbers = wave_numbers * (2 * math.pi / wavelength / math.sqrt(group.dim))
+        self.phases = 2 * math.pi * torch.rand(functions, dtype=torch.float64, device="cpu")
+        place = PixelGrid(self.spatial).pos(dtype=torch.float64)
+        self.place = place - place.mean(0)
+
+    def moved(self, element: int) -> Tensor:
+        """The functions turned by an element, L_g f, at the pixels: f at the pixels' places before, exactly."""
+        place = self.place @ self.group.matrices[element]  # g^-1 x
+        angle = torch.einsum("...wd,pd->...wp", self.wave_numbers, place) + self.phases[..., None]
+        within = (0.5 - place.norm(dim=-1) / min(self.spatial)) / 0.2  # 1 from 30 % of a side on inwards
+        rim = (math.pi / 2 * within.clamp(0, 1)).sin().square()
+        x = (math.sqrt(2 / _WAVES) * angle.cos().sum(-2) * rim).unflatten(-1, self.spatial).to(self.like)
+        if x.ndim == 3 + self.group.dim:
+            x = x[:, :, self.group.cayley[self.group.inverse[element]].to(x.device)]
+        return x
+
+
+@torch.no_grad()
+def off_lattice_errors(
+    module: nn.Module | Callable[[Tensor], Tensor],
+    group: FiniteGroup,
+    shape: Sequence[int],
+    *,
+    elements: Iterable[int] | None = None,
+    wavelength: float = 20.0,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+) -> dict[int, float]:
+    r"""Relative errors of a module on smooth images, for the elements that do not map the pixel grid to itself.
+
+    .. math:: \mathrm{rms}\,\big(f(L_g x)(0, k) - f(x)(0, g^{-1} k)\big) \,/\, \mathrm{rms}\, f(x)(0, k)
+
+    Images are random plane waves, zero near the rim, and are sampled at the pixels moved by the element, so nothing is
+    interpolated; outputs are compared at the middle pixel, which stays where it is. What is left is what a rotation of
+    pixels costs: windows and borders that do not turn along, sums over pixels for integrals. Expect percent, and no
+    tolerance of rounding.
+
+    Args:
+        module: a map of tensors as for :func:`equivariance_error`. Put dropout in eval mode first.
+        group: the finite group.
+        shape: of the input, ``(B, C, *spatial)`` for images, ``(B, C, |H|, *spatial)`` for regular features.
+        elements: indices to measure; ``None`` means all off the lattice.
+        wavelength: root mean square wavelength of the images in pixels.
+        dtype, device: of the input.
+
+    Returns:
+        The error of each element, by its index; empty where none is off the lattice. Where the elements of the lattice
+        are exact, two that differ by one of them have the same error.
+
+    Raises:
+        ValueError: if shape or outputs have none of these layouts, or there is no middle pixel.
+
+    Example:
+        >>> from tg_equiattn.groups import cyclic
+        >>> from tg_equiattn.nn import LiftingAttention
+        >>> layer = LiftingAttention(cyclic(8), 3, 8, heads=2, kernel_size=5).double()
+        >>> errors = off_lattice_errors(layer, cyclic(8), (8, 3, 11, 11))
+        >>> list(errors), max(errors.values()) < 0.03
+        ([1, 3, 5, 7], True)
+    """
+    if len(shape) not in (2 + group.dim, 3 + group.dim):
+        raise ValueError(
+            f"shape must have {2 + group.dim} axes (image or volume) or {3 + group.dim} (regular features), "
+            f"got {tuple(shape)}"
+        )
+    images = _SmoothImages(group, shape, wavelength, torch.empty(0, dtype=dtype, device=device))
+    expected = _middle(module(images.moved(group.identity)), group)
+    size, errors = expected.square().mean().sqrt(), {}
+    for element in (~group.lattice).nonzero().flatten().tolist() if elements is None else elements:
+        target = expected
+        if target.ndim == 3:
+            target = target[:, :, group.cayley[group.inverse[element]].to(target.device)]
+        error = _middle(module(images.moved(element)), group) - target
+        errors[element] = float(error.square().mean().sqrt() / size)
+    return errors
+
+
+def _middle(out: Tensor, group: FiniteGroup) -> Tensor:
+    """(B, C) or (B, C, |H|) of an output: an invariant itself, of others the middle pixel."""
+    spatial = out.shape[-group.dim :]
+    if out.ndim == 2:
+        return _finite(out)
+    if out.ndim not in (2 + group.dim, 3 + group.dim) or any(n % 2 == 0 for n in spatial):
+        raise ValueError(
+            f"module must give invariants (B, C), or images or regular features with an odd number of pixels a side, "
+            f"one of which is in the middle, got shape {tuple(out.shape)}"
+        )
+    return _finite(out.flatten(-group.dim)[..., math.prod(spatial) // 2])  # of odd sides the middle in row order, too

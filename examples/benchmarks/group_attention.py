@@ -64,9 +64,9 @@ class MaterialisedAttention(GroupAttention):
     attention = staticmethod(oracles().attention_materialised)
 
     def forward(self, x: Tensor) -> Tensor:
-        rho_space, rho_group = self.encoding(self._offsets(tuple(x.shape[3:])))
+        rho_space, rho_group = self.encoding(self.offsets(tuple(x.shape[3:])))
         out = self.attention(
-            *self._project(x), rho_space, rho_group, self._index, self.neighbourhood.kernel_size,
+            *self.project(x), rho_space, rho_group, self.index, self.neighbourhood.kernel_size,
             self.head_channels**-0.5,
         )  # fmt: skip
         return self.out(out.flatten(1, 2))
@@ -79,7 +79,7 @@ def measure_case(case: str, variant: str, direction: str, batch: int, size: int,
     kind = MaterialisedAttention if variant == "baseline" else GroupAttention
     options = {} if variant == "baseline" else {"backend": "triton" if variant == "triton" else "torch"}
     layer = kind(group, CHANNELS, CHANNELS, heads=HEADS, head_channels=HEAD_CHANNELS, kernel_size=kernel_size,
-                 **options).to(device)  # fmt: skip
+                 neighbourhood="square", **options).to(device)  # fmt: skip
     x = torch.randn(batch, CHANNELS, len(group), size, size, device=device)
     compiled = variant == "compiled"
     torch.compile(lambda x: x + 1)(torch.zeros(2, device=device)) if compiled else None  # the compiler's own memory

@@ -79,9 +79,6 @@ class EscnnMixedModel(Settings):
             raise ValueError(f"--size must be even (the models pool 2 x 2), got {self.size}")
         if self.kernel_size < 0 or (self.kernel_size and self.kernel_size % 2 == 0):
             raise ValueError(f"--kernel-size must be odd, or 0, got {self.kernel_size}")
-        pooled = (28 if self.data else self.size) // 2
-        if self.kernel_size > pooled:
-            raise ValueError(f"--kernel-size must fit into {pooled} x {pooled} pixels, got {self.kernel_size}")
         if self.convolutions < 2:
             raise ValueError(f"--convolutions must be 2 or more, got {self.convolutions}")
         if not 2 <= self.attention <= self.convolutions:
@@ -110,8 +107,9 @@ class ResidualAttention(nn.EquivariantModule):
         self.in_type = self.out_type = fields
         self.norm = nn.InnerBatchNorm(fields)
         self.attention = R2GroupAttention(
-            fields, fields, heads=settings.heads, kernel_size=settings.kernel_size or None, encoding=settings.encoding
-        )
+            fields, fields, heads=settings.heads, kernel_size=settings.kernel_size or None, encoding=settings.encoding,
+            neighbourhood="square",
+        )  # fmt: skip
 
     def forward(self, x: nn.GeometricTensor) -> nn.GeometricTensor:
         return x + self.attention(self.norm(x))

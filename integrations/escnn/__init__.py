@@ -10,7 +10,7 @@ from .._host import require
 require("escnn", "escnn")
 
 from .attention import R2GroupAttention, R2LiftingAttention  # noqa: E402
-from .block import R2AttentionBlock, R2RegularLayerNorm  # noqa: E402
+from .block import R2AttentionBlock, R2RegularGlobalNorm, R2RegularLayerNorm  # noqa: E402
 from .ge_vit import GEViT  # noqa: E402
 from .types import group_from_gspace  # noqa: E402
 
@@ -19,6 +19,7 @@ __all__ = [
     "R2AttentionBlock",
     "R2GroupAttention",
     "R2LiftingAttention",
+    "R2RegularGlobalNorm",
     "R2RegularLayerNorm",
     "group_from_gspace",
 ]

@@ -20,9 +20,11 @@ class R2LiftingAttention(R2Module):
         out_type (FieldType): regular fields of the same gspace.
         heads: attention heads.
         head_channels: width of a head; ``None`` means half the number of output fields.
-        kernel_size: odd side of the window, or ``None`` for global attention.
+        kernel_size: odd side of the window, which may be larger than the image, or ``None`` for global attention.
         encoding: ``"axial"``, ``"joint"`` or ``"full"``.
-        neighbourhood: ``"square"`` or ``"disk"``.
+        encoding_eps: of the layer norm in the encoding's MLP; the published models have 1e-12.
+        neighbourhood: ``"square"`` or ``"disk"``; ``None`` means the disk where the gspace has elements that do not map
+            the pixel grid to itself (``rot2dOnR2(8)``), the square elsewhere.
         dropout: probability of dropping an attention weight in training.
         scale: factor of the scores; ``None`` means :math:`1/\sqrt{\mathrm{head\_channels}}`.
         backend: ``"torch"``, ``"triton"`` (a fused kernel for windows, on CUDA) or ``"auto"``, the faster as measured.
@@ -31,8 +33,8 @@ class R2LiftingAttention(R2Module):
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
 
     Raises:
-        ValueError: for other field types (with the 1x1 ``R2Conv`` that converts them), continuous gspaces, and bad
-            arguments.
+        ValueError: for other field types (with the layer or the 1x1 ``R2Conv`` that takes them), continuous gspaces
+            (with the ``RestrictionModule``), and bad arguments.
 
     Example:
         >>> from escnn import gspaces, nn
@@ -52,7 +54,8 @@ class R2LiftingAttention(R2Module):
         head_channels: int | None = None,
         kernel_size: int | None = 5,
         encoding: str = "axial",
-        neighbourhood: str = "square",
+        encoding_eps: float = 1e-5,
+        neighbourhood: str | None = None,
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
@@ -60,8 +63,8 @@ class R2LiftingAttention(R2Module):
         group = group_from_gspace(common_gspace(in_type, out_type))
         core = LiftingAttention(
             group, trivial_channels("in_type", in_type), regular_channels("out_type", out_type), heads=heads,
-            head_channels=head_channels, kernel_size=kernel_size, encoding=encoding, neighbourhood=neighbourhood,
-            dropout=dropout, scale=scale, backend=backend,
+            head_channels=head_channels, kernel_size=kernel_size, encoding=encoding, encoding_eps=encoding_eps,
+            neighbourhood=neighbourhood, dropout=dropout, scale=scale, backend=backend,
         )  # fmt: skip
         super().__init__(core, group, in_type, out_type, lifts=True)
 
@@ -75,15 +78,15 @@ class R2GroupAttention(R2Module):
         in_type (FieldType): regular fields.
         out_type (FieldType): regular fields of the same gspace.
         relation: ``"ge_vit"``, ``"lifted"``, ``"relative"``, or ``"gsa"``, which is not equivariant and warns.
-        heads, head_channels, kernel_size, encoding, neighbourhood, dropout, scale, backend: as
+        heads, head_channels, kernel_size, encoding, encoding_eps, neighbourhood, dropout, scale, backend: as
             :class:`R2LiftingAttention`.
 
     Shapes:
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
 
     Raises:
-        ValueError: for other field types (with the 1x1 ``R2Conv`` that converts them), continuous gspaces, and bad
-            arguments.
+        ValueError: for other field types (with the layer or the 1x1 ``R2Conv`` that takes them), continuous gspaces
+            (with the ``RestrictionModule``), and bad arguments.
 
     Example:
         >>> from escnn import gspaces, nn
@@ -104,7 +107,8 @@ class R2GroupAttention(R2Module):
         kernel_size: int | None = 5,
         relation: str = "ge_vit",
         encoding: str = "axial",
-        neighbourhood: str = "square",
+        encoding_eps: float = 1e-5,
+        neighbourhood: str | None = None,
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
@@ -113,6 +117,6 @@ class R2GroupAttention(R2Module):
         core = GroupAttention(
             group, regular_channels("in_type", in_type), regular_channels("out_type", out_type), heads=heads,
             head_channels=head_channels, kernel_size=kernel_size, relation=relation, encoding=encoding,
-            neighbourhood=neighbourhood, dropout=dropout, scale=scale, backend=backend,
+            encoding_eps=encoding_eps, neighbourhood=neighbourhood, dropout=dropout, scale=scale, backend=backend,
         )  # fmt: skip
         super().__init__(core, group, in_type, out_type, lifts=False)

@@ -1,4 +1,4 @@
-"""The residual attention block and the layer norm over regular fields."""
+"""The residual attention block and the norms over regular fields."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from escnn.nn import FieldType
 
-from tg_equiattn.nn import GroupAttentionBlock, RegularLayerNorm
+from tg_equiattn.nn import GroupAttentionBlock, RegularGlobalNorm, RegularLayerNorm
 
 from .module import R2Module
 from .types import common_gspace, group_from_gspace, regular_channels
@@ -27,6 +27,21 @@ class R2RegularLayerNorm(R2Module):
         super().__init__(core, group_from_gspace(in_type.gspace), in_type, in_type, lifts=False)
 
 
+class R2RegularGlobalNorm(R2Module):
+    """One mean and variance an image, over the fields of a regular type, group elements and pixels, as published.
+
+    See :class:`tg_equiattn.nn.RegularGlobalNorm`.
+
+    Args:
+        in_type (FieldType): regular fields; also the output type.
+        eps: added to the variance.
+    """
+
+    def __init__(self, in_type: FieldType, eps: float = 1e-12) -> None:
+        core = RegularGlobalNorm(regular_channels("in_type", in_type), eps)
+        super().__init__(core, group_from_gspace(in_type.gspace), in_type, in_type, lifts=False)
+
+
 class R2AttentionBlock(R2Module):
     """Norm, swish, group attention, norm, swish, dropout, shortcut, pointwise bottleneck, norm, shortcut.
 
@@ -37,8 +52,12 @@ class R2AttentionBlock(R2Module):
         out_type (FieldType): regular fields of the same gspace.
         heads: attention heads.
         value_dropout: probability of dropping an output of the attention in training.
-        norm: ``"layer"``, as published, or ``"batch"``.
+        norm: ``"global"``, as published, ``"layer"`` or ``"batch"``.
+        crop: pixels to remove at each side before the bottleneck.
         attention: further arguments of :class:`R2GroupAttention`.
+
+    Shapes:
+        ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H - 2 crop, W - 2 crop)``.
 
     Raises:
         ValueError: for other field types (with the 1x1 ``R2Conv`` that converts them) and bad arguments.
@@ -51,10 +70,20 @@ class R2AttentionBlock(R2Module):
         *,
         heads: int,
         value_dropout: float = 0.0,
-        norm: str = "layer",
+        norm: str = "global",
+        crop: int = 0,
         **attention: Any,
     ) -> None:
         group = group_from_gspace(common_gspace(in_type, out_type))
         fields = regular_channels("in_type", in_type), regular_channels("out_type", out_type)
-        core = GroupAttentionBlock(group, *fields, heads=heads, value_dropout=value_dropout, norm=norm, **attention)
+        core = GroupAttentionBlock(
+            group, *fields, heads=heads, value_dropout=value_dropout, norm=norm, crop=crop, **attention
+        )
         super().__init__(core, group, in_type, out_type, lifts=False)
+        self.crop = crop
+        height, width = self.check_size
+        self.check_size = (height + 2 * crop, width + 2 * crop)
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        *kept, height, width = super().evaluate_output_shape(input_shape)
+        return (*kept, height - 2 * self.crop, width - 2 * self.crop)

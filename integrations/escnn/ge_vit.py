@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from escnn.gspaces import GSpace
@@ -74,6 +73,5 @@ class GEViT(R2Module):
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*super().evaluate_output_shape(input_shape)[:2], 1, 1)
 
-    def export(self) -> nn.Module:
-        self.eval()
-        return nn.Sequential(copy.deepcopy(self.core), nn.Unflatten(1, (-1, 1, 1))).eval()
+    def _around(self, core: nn.Module) -> list[nn.Module]:
+        return [core, nn.Unflatten(1, (-1, 1, 1))]

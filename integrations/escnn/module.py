@@ -9,9 +9,10 @@ import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor, nn
 
+from tg_equiattn.functional.group.attention import check_window_backend
 from tg_equiattn.groups import FiniteGroup
 from tg_equiattn.nn import GroupAttention, LiftingAttention
-from tg_equiattn.testing import act
+from tg_equiattn.testing import act, off_lattice_errors
 
 
 class R2Module(EquivariantModule):
@@ -53,32 +54,50 @@ class R2Module(EquivariantModule):
 
     @torch.no_grad()
     def check_equivariance(
-        self, atol: float = 1e-5, rtol: float = 1e-5, *, size: tuple[int, int] | None = None
+        self,
+        atol: float = 1e-5,
+        rtol: float = 1e-5,
+        *,
+        size: tuple[int, int] | None = None,
+        off_lattice: bool = False,
     ) -> list[tuple[Any, float]]:
-        """Check all elements that map the pixel grid to itself, without interpolation.
+        """Check all elements that map the pixel grid to itself, without interpolation; measure the others if asked.
 
         Args:
             atol, rtol: the largest error allowed is ``atol + rtol * max |output|``.
-            size: height and width of the test image; both sides at least the window's.
+            size: height and width of the test image.
+            off_lattice: also measure the elements that do not map the pixel grid to itself (rotations by 45 degrees),
+                on smooth images (:func:`tg_equiattn.testing.off_lattice_errors`). Their errors are percents that come
+                from the pixels, so they are returned and not compared with ``atol`` and ``rtol``.
 
         Returns:
-            ``[(element, mean absolute error)]``, the elements those of ``gspace.fibergroup``.
+            ``[(element, mean absolute error)]`` of the elements that are checked, and then
+            ``[(element, relative error)]`` of those that are measured; elements are those of ``gspace.fibergroup``.
 
         Raises:
-            AssertionError: if an error is too high.
-            ValueError: if no element besides the identity maps the pixel grid to itself (``rot2dOnR2(3)``).
+            AssertionError: if an error of an element that is checked is too high.
+            ValueError: if there is only the identity to check (``rot2dOnR2(3)``) and ``off_lattice`` is false.
         """
-        if len(self.group) > 1 and int(self.group.lattice.sum()) == 1:
+        if len(self.group) > 1 and int(self.group.lattice.sum()) == 1 and not off_lattice:
             raise ValueError(
-                f"gspace must have elements that map the pixel grid to itself, got {self.space}, which can only be "
-                "checked with interpolation (escnn.nn.EquivariantModule.check_equivariance)"
+                f"gspace must have elements that map the pixel grid to itself, got {self.space}; "
+                "check_equivariance(off_lattice=True) measures the others on smooth images"
             )
-        training = self.training
+        size, training = size or self.check_size, self.training
         self.eval()
         try:
-            return self._check_lattice(atol, rtol, size or self.check_size)
+            errors = self._check_lattice(atol, rtol, size)
+            return errors + self._off_lattice_errors(max(size)) if off_lattice else errors
         finally:
             self.train(training)
+
+    def _off_lattice_errors(self, side: int) -> list[tuple[Any, float]]:
+        if self.evaluate_output_shape((1, self.in_type.size, side, side))[-1] % 2 == 0:
+            side += 1  # so that one pixel is in the middle
+        like, elements = next(self.parameters()), self.space.fibergroup.elements
+        shape = (8, len(self.in_type), *([] if self.lifts else [len(self.group)]), side, side)
+        errors = off_lattice_errors(self.core, self.group, shape, dtype=like.dtype, device=like.device)
+        return [(elements[index], error) for index, error in errors.items()]
 
     def _check_lattice(self, atol: float, rtol: float, size: tuple[int, int]) -> list[tuple[Any, float]]:
         like = next(self.parameters())
@@ -104,13 +123,25 @@ class R2Module(EquivariantModule):
             errors.append((element, float(error.mean())))
         return errors
 
-    def export(self) -> nn.Module:
-        """Set eval mode and return a plain torch module of equal outputs, which pickles, deep-copies and compiles."""
+    def export(self, backend: str | None = None) -> nn.Module:
+        """Set eval mode and return a plain torch module of equal outputs, which pickles, deep-copies and compiles.
+
+        Args:
+            backend: that of the attention layers in what is returned; ``None`` leaves theirs. ``"plain"`` leaves only
+                standard operators of torch, for ``torch.jit.trace`` and ONNX.
+        """
         self.eval()
         core = copy.deepcopy(self.core)
-        if self.lifts:
-            return nn.Sequential(core, nn.Flatten(1, 2)).eval()
-        return nn.Sequential(nn.Unflatten(1, (-1, len(self.group))), core, nn.Flatten(1, 2)).eval()
+        for module in core.modules():
+            if backend is not None and isinstance(module, (LiftingAttention, GroupAttention)):
+                check_window_backend(backend, module.neighbourhood)
+                module.backend = backend
+        return nn.Sequential(*self._around(core)).eval()
+
+    def _around(self, core: nn.Module) -> list[nn.Module]:
+        """The core between modules that give it its layout and take it back."""
+        split = [] if self.lifts else [nn.Unflatten(1, (-1, len(self.group)))]
+        return [*split, core, nn.Flatten(1, 2)]
 
     def extra_repr(self) -> str:
         return f"{self.in_type}, {self.out_type}"

@@ -20,55 +20,71 @@ def group_from_gspace(gspace: GSpace) -> FiniteGroup:
         >>> group_from_gspace(gspaces.flipRot2dOnR2(4))
         D4_on_R2(order=8, dim=2)
     """
+    _check_gspace(gspace)
+    matrices = np.stack([gspace.basespace_action(element) for element in gspace.fibergroup.elements])
+    return FiniteGroup(matrices, name=str(gspace.name).split("[")[0])
+
+
+def _check_gspace(gspace: GSpace) -> None:
     if not isinstance(gspace, GSpace):
         raise ValueError(f"gspace must be an escnn.gspaces.GSpace, got {type(gspace).__name__}")
     if gspace.dimensionality != 2:
         raise ValueError(f"gspace must be planar, got {gspace} of dimensionality {gspace.dimensionality}")
     if gspace.fibergroup.order() < 1:
+        subgroup, order = ("(axis, N)", "D_N") if gspace.fibergroup.name == "O(2)" else ("N", "C_N")
         raise ValueError(
-            f"gspace must be discrete, got {gspace}, which is continuous; "
-            f"use rot2dOnR2(N) or flipRot2dOnR2(N) with N > 0"
+            f"gspace must be discrete, got {gspace}, which is continuous; restrict the fields to a subgroup with "
+            f"escnn.nn.RestrictionModule(fields, {subgroup}), N > 0, and go on with its out_type: the model is then "
+            f"equivariant to {order}"
         )
-    matrices = np.stack([gspace.basespace_action(element) for element in gspace.fibergroup.elements])
-    return FiniteGroup(matrices, name=str(gspace.name).split("[")[0])
 
 
 def _check_field_type(name: str, field_type: FieldType) -> None:
     if not isinstance(field_type, FieldType):
         raise ValueError(f"{name} must be an escnn.nn.FieldType, got {type(field_type).__name__}")
+    _check_gspace(field_type.gspace)
 
 
 def _conversion(source: str, target: str, kind: str) -> str:
     return (
-        f"convert with escnn.nn.R2Conv({source}, {target}, kernel_size=1), "
+        f"escnn.nn.R2Conv({source}, {target}, kernel_size=1), "
         f"fields = escnn.nn.FieldType(gspace, n * [gspace.{kind}_repr])"
     )
 
 
 def trivial_channels(name: str, field_type: FieldType) -> int:
-    """The number of trivial fields; ValueError, with the convolution that converts, for other types."""
+    """The number of trivial fields; ValueError, with what to do instead, for other types."""
     _check_field_type(name, field_type)
-    if not all(r.is_trivial() for r in field_type.representations):
-        group = field_type.gspace.fibergroup
-        holds_trivial = any(group.irrep(*i).is_trivial() for r in field_type.representations for i in r.irreps)
-        advice = _conversion(name, "fields", "trivial")
-        if not holds_trivial:  # no linear map of single pixels leads from these to trivial fields
-            advice = f"{_conversion(name, 'fields', 'regular')}, and use R2GroupAttention"
-        raise ValueError(f"{name} must consist of trivial fields, got {field_type}; {advice}")
-    return len(field_type)
+    if all(r.is_trivial() for r in field_type.representations):
+        return len(field_type)
+    group = field_type.gspace.fibergroup
+    # what is not trivial in any of its parts, no linear map of single pixels leads to trivial fields
+    invariant = any(group.irrep(*i).is_trivial() for r in field_type.representations for i in r.irreps)
+    if _regular(field_type):
+        advice = "use R2GroupAttention, which takes regular fields"
+    else:
+        advice = f"use R2GroupAttention after {_conversion(name, 'fields', 'regular')}"
+    if invariant:
+        advice += f"; or keep only what is invariant, with {_conversion(name, 'fields', 'trivial')}"
+    raise ValueError(f"{name} must consist of trivial fields, got {field_type}; {advice}")
+
+
+def _regular(field_type: FieldType) -> bool:
+    regular = field_type.gspace.regular_repr
+    alone = field_type.gspace.fibergroup.order() == 1  # all fields of the trivial group are regular
+    return all(r == regular or (alone and r.is_trivial()) for r in field_type.representations)
 
 
 def regular_channels(name: str, field_type: FieldType) -> int:
-    """The number of regular fields; ValueError, with the convolution that converts, for other types."""
+    """The number of regular fields; ValueError, with what to do instead, for other types."""
     _check_field_type(name, field_type)
-    group_from_gspace(field_type.gspace)
-    regular = field_type.gspace.regular_repr
-    alone = field_type.gspace.fibergroup.order() == 1  # all fields of the trivial group are regular
-    if not all(r == regular or (alone and r.is_trivial()) for r in field_type.representations):
-        source, target = (name, "fields") if name == "in_type" else ("fields", name)
-        advice = _conversion(source, target, "regular")
-        raise ValueError(f"{name} must consist of regular fields, got {field_type}; {advice}")
-    return len(field_type)
+    if _regular(field_type):
+        return len(field_type)
+    source, target = (name, "fields") if name == "in_type" else ("fields", name)
+    advice = f"convert with {_conversion(source, target, 'regular')}"
+    if name == "in_type" and all(r.is_trivial() for r in field_type.representations):
+        advice = f"lift trivial fields with R2LiftingAttention, or {advice}"
+    raise ValueError(f"{name} must consist of regular fields, got {field_type}; {advice}")
 
 
 def common_gspace(in_type: FieldType, out_type: FieldType) -> GSpace:

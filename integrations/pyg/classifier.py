@@ -112,23 +112,23 @@ class PixelGraphClassifier(torch.nn.Module):
     ) -> Tensor:
         """Runs the forward pass; arguments as :meth:`RelativePerformerConv.forward`."""
         check_sources(edge_index, edge_attr, grid)
-        batch, graphs = batch_of(batch, ptr, len(x))
+        batch, graphs = batch_of(batch, ptr, x.shape[0])
         near = None
         if grid is not None:
-            batch_size = len(x) // len(grid)
-            if batch is not None or batch_size * len(grid) != len(x):
-                raise ValueError(f"grid must fill every graph and stand for batch, got {grid} for {len(x)} nodes")
+            batch_size = x.shape[0] // len(grid)
+            if batch is not None or batch_size * len(grid) != x.shape[0]:
+                raise ValueError(f"grid must fill every graph and stand for batch, got {grid} for {x.shape[0]} nodes")
             graph = torch.arange(batch_size, device=x.device).repeat_interleave(len(grid))
             pos = grid.pos(x.device, self.readout.head.weight.dtype).repeat(batch_size, 1) if pos is None else pos
         else:
             batch_size = checks.batch_index(batch, graphs if batch_size is None else batch_size, x)
             if edge_index is not None:
                 first: Any = self.blocks[0]
-                near = first.attention.neighbours(edge_index, edge_attr, pos, batch, num_nodes=len(x))
-            graph = torch.zeros(len(x), dtype=torch.int64, device=x.device) if batch is None else batch
+                near = first.attention.neighbours(edge_index, edge_attr, pos, batch, num_nodes=x.shape[0])
+            graph = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device) if batch is None else batch
         x = self.embedding(x)
         if self.absolute is not None:
-            pos = checks.positions(pos, (len(x), self.absolute.pos_dim), x, "position='absolute' needs it")
+            pos = checks.positions(pos, (x.shape[0], self.absolute.pos_dim), x, "position='absolute' needs it")
             x = x + self.absolute(pos).to(x.dtype)
         for block in self.blocks:
             x = block(x, pos=pos, batch=batch, batch_size=batch_size, grid=grid, neighbours=near)

@@ -8,11 +8,19 @@ from torch_geometric.typing import Adj
 
 from tg_equiattn import checks
 from tg_equiattn.functional import sum_aggregation
+from tg_equiattn.functional.backend import transformed
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.neighbours import Neighbours, Pattern
 from tg_equiattn.nn import PerformerAttention
 
-from .graph import batch_of, check_sources, near_pairs_of, plain_edges, refuse_hidden_batch
+from .graph import (
+    batch_of,
+    check_hidden_batch,
+    check_sources,
+    near_pairs_of,
+    plain_edges,
+    refuse_batch_as_edge_attr,
+)
 
 
 class RelativePerformerConv(MessagePassing):
@@ -51,6 +59,8 @@ class RelativePerformerConv(MessagePassing):
         scale (float, optional): Factor of scores; :obj:`None` means :math:`1/\sqrt{d}`. (default: :obj:`None`)
         bias (bool, optional): If set to :obj:`False`, the output has no bias. (default: :obj:`True`)
         dropout (float, optional): Dropout probability of the output. (default: :obj:`0.0`)
+        check_batch (bool, optional): If set to :obj:`False`, calls without :obj:`batch` and :obj:`ptr` are taken for
+            one graph, whatever the edges look like; see the note below. (default: :obj:`True`)
         **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.
 
     Shapes:
@@ -65,9 +75,17 @@ class RelativePerformerConv(MessagePassing):
 
     .. note::
         :class:`torch_geometric.nn.GPSConv` does not pass :obj:`batch` on to its :obj:`conv`. Give it
-        :obj:`ptr=data.ptr` besides, which reaches this layer. Where :obj:`edge_index` shows that nodes of several
-        graphs came without either, a :obj:`ValueError` is raised. What edges do not show passes as one graph: graphs
-        without edges, any call under :meth:`torch.compile`, and on CUDA all calls of a layer but the first.
+        :obj:`ptr=data.ptr` besides, which reaches this layer. Where neither came and nodes lie in blocks that no edge
+        leaves, several graphs may have come as one: a :obj:`ValueError` is raised if two nodes of different blocks have
+        the same :obj:`pos`, as pixels of different images have, and a warning is given otherwise, as one graph may have
+        several clusters. For that, within :class:`torch_geometric.nn.HeteroConv` or :class:`~torch_geometric.nn.models.
+        basic_gnn.BasicGNN`, which pass no :obj:`batch` on either, there is :obj:`check_batch=False`. What edges do not
+        show passes as one graph: graphs without edges, any call under :meth:`torch.compile`, and on CUDA all calls of a
+        layer but the first.
+
+    .. note::
+        Offsets of near pairs are differences of :obj:`pos`, in its precision. Give positions far from the origin, such
+        as map coordinates of 5e6 m, in float64, which features need not be: in float32 they are exact to 0.5 m there.
 
     Example:
         >>> import torch
@@ -98,6 +116,7 @@ class RelativePerformerConv(MessagePassing):
         scale: float | None = None,
         bias: bool = True,
         dropout: float = 0.0,
+        check_batch: bool = True,
         **kwargs,
     ):
         kwargs.setdefault("aggr", "sum")
@@ -115,7 +134,7 @@ class RelativePerformerConv(MessagePassing):
             scale=scale, bias=bias, dropout=dropout,
         )  # fmt: skip
         self.explain = False  # weights are not one number an edge
-        self._checked = False
+        self.check_batch, self._checked = check_batch, False
 
     def reset_parameters(self):
         """Resets all learnable parameters of the module, and draws the random features again."""
@@ -144,9 +163,11 @@ class RelativePerformerConv(MessagePassing):
         Args:
             x (torch.Tensor): The node features.
             edge_index (torch.Tensor or SparseTensor or EdgeIndex, optional): The near pairs, in any order. Without
-                it they are found from :obj:`pos`: Manhattan distance below :obj:`max_distance`.
+                it they are found from :obj:`pos`: Manhattan distance below :obj:`max_distance`, at most 1,000 pairs a
+                node on average.
             edge_attr (torch.Tensor, optional): Offsets :math:`\\mathbf{p}_j - \\mathbf{p}_i` of the edges. Without it
-                they come from :obj:`pos`, rounded for tables.
+                they come from :obj:`pos`. A table and :obj:`"clipped"` need whole ones, up to rounding, and refuse
+                others.
             pos (torch.Tensor, optional): The positions of nodes.
             batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
             ptr (torch.Tensor, optional): Where graphs begin, in place of :obj:`batch`.
@@ -160,12 +181,12 @@ class RelativePerformerConv(MessagePassing):
             what = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x must be a tensor of shape (N, {self.in_channels}), got {what}")
         check_sources(edge_index, edge_attr, grid)
-        batch, graphs = batch_of(batch, ptr, len(x))
+        batch, graphs = batch_of(batch, ptr, x.shape[0])
         batch_size = graphs if batch_size is None else batch_size
         if grid is None:
             batch_size = checks.batch_index(batch, batch_size, x)
         if neighbours is None and grid is None and edge_index is not None:
-            neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=len(x))
+            neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=x.shape[0])
         return self.attention(
             x, batch=batch, batch_size=batch_size, pos=pos, grid=grid, neighbours=neighbours,
             aggregate=self._aggregate,
@@ -183,12 +204,12 @@ class RelativePerformerConv(MessagePassing):
         """Checks a graph's edges and sorts them, once for all layers that share it; :obj:`None` where positions need
         none. Arguments as :meth:`forward`."""
         edge_index, edge_attr = plain_edges(edge_index, edge_attr, num_nodes)
-        if pos is not None:
-            pos = checks.positions(pos, (num_nodes, self.attention.pos_dim), edge_index, "")
         here = edge_index.device.type == "cpu"
-        if batch is None and not torch.compiler.is_compiling() and (here or not self._checked):
-            refuse_hidden_batch(edge_index, num_nodes)
-            self._checked = True
+        if batch is None and not torch.compiler.is_compiling():
+            refuse_batch_as_edge_attr(edge_attr, edge_index.shape[1], num_nodes)
+            if self.check_batch and (here or not self._checked):
+                check_hidden_batch(edge_index, pos, num_nodes)
+                self._checked = True
         if not self.attention.needs_neighbours:
             return None
         return near_pairs_of(
@@ -196,11 +217,16 @@ class RelativePerformerConv(MessagePassing):
             whole=self.attention.whole_offsets,
         )  # fmt: skip
 
+    def __prepare_scriptable__(self):
+        raise NotImplementedError(
+            f"torch.jit.script does not support {self.__class__.__name__}: use torch.compile, or torch.export to deploy"
+        )
+
     def _aggregate(self, x: Tensor, pattern: Pattern) -> Tensor:
         """Sums of x over the columns of every row of a sparse relation: messages, or one sparse product."""
-        if torch.compiler.is_compiling():  # where PyG does not fuse
+        if torch.compiler.is_compiling() or transformed():  # where PyG does not fuse
             return sum_aggregation(x, pattern)
-        size = (len(x), len(pattern.crow) - 1)
+        size = (x.shape[0], pattern.rows)
         edge_index = EdgeIndex(torch.stack([pattern.col, pattern.row]), sparse_size=size, sort_order="col")
         return self.propagate(edge_index, x=x, pattern=pattern, size=size)
 

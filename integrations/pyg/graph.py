@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -10,6 +12,7 @@ from torch_geometric.utils import is_sparse, to_edge_index
 
 from tg_equiattn import checks
 from tg_equiattn.neighbours import Neighbours
+from tg_equiattn.offsets import offsets_between, whole_offsets
 
 
 def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tensor, Tensor | None]:
@@ -32,7 +35,7 @@ def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tenso
             (target, source), values = to_edge_index(edge_index)
         edge_index = torch.stack([source, target])
         edge_attr = values if edge_attr is None and values is not None and values.ndim == 2 else edge_attr
-    if not isinstance(edge_index, Tensor) or edge_index.ndim != 2 or len(edge_index) != 2:
+    if not isinstance(edge_index, Tensor) or edge_index.ndim != 2 or edge_index.shape[0] != 2:
         what = tuple(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise ValueError(f"edge_index must be (2, E), a SparseTensor or an EdgeIndex, got {what}")
     if edge_index.dtype != torch.int64:
@@ -61,16 +64,17 @@ def batch_of(batch: Tensor | None, ptr: Tensor | None, nodes: int) -> tuple[Tens
         return batch, None
     if batch is not None:
         raise ValueError("ptr must be None where batch is given: they say the same")
-    if ptr.dtype != torch.int64 or ptr.ndim != 1 or len(ptr) < 2:
+    if ptr.dtype != torch.int64 or ptr.ndim != 1 or ptr.shape[0] < 2:
         raise ValueError(f"ptr must be int64 (graphs + 1,), got {ptr.dtype} of shape {tuple(ptr.shape)}")
     if checks.values_are_free(ptr) and (int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any())):
         raise ValueError(f"ptr must rise from 0 to {nodes}, got {ptr.tolist()[:8]}")
     index = torch.searchsorted(ptr, torch.arange(nodes, device=ptr.device), right=True) - 1
-    return index, len(ptr) - 1
+    return index, ptr.shape[0] - 1
 
 
-def refuse_hidden_batch(edge_index: Tensor, nodes: int) -> None:
-    """Raise ValueError where nodes come in blocks that no edge leaves, as only a batch of graphs has them."""
+def check_hidden_batch(edge_index: Tensor, pos: Tensor | None, nodes: int) -> None:
+    """Warn where nodes come in blocks that no edge leaves, as a batch of graphs has them and as one graph of several
+    clusters may; raise ValueError where nodes of different blocks lie at the same place besides."""
     if edge_index.shape[1] == 0:
         return
     low, high = edge_index.amin(0), edge_index.amax(0)
@@ -79,11 +83,39 @@ def refuse_hidden_batch(edge_index: Tensor, nodes: int) -> None:
     joined = covered.cumsum(0)[:-1] > 0  # node n and n + 1 lie in one block
     starts = joined & ~torch.cat([joined.new_zeros(1), joined[:-1]])
     blocks = int(starts.sum())
-    if blocks > 1:
+    if blocks <= 1:
+        return
+    message = (
+        f"batch was not given for nodes in {blocks} blocks that no edge leaves, which are taken for one graph. For "
+        "several graphs give batch or ptr: GPSConv does not pass batch on, call it with ptr=data.ptr, which reaches "
+        f"this layer. For one graph of several parts give batch=torch.zeros({nodes}, dtype=torch.long), or construct "
+        "the layer with check_batch=False"
+    )
+    within = joined | torch.cat([joined.new_zeros(1), joined[:-1]])
+    placed = isinstance(pos, Tensor) and pos.shape[:1] == (nodes,) and not checks.is_batched(pos)
+    if pos is not None and placed and _meet(pos[within], (starts.cumsum(0) - 1)[within]):
+        raise ValueError(f"batch must be given for several graphs: nodes of different blocks have one pos; {message}")
+    warnings.warn(message, stacklevel=2)
+
+
+def _meet(pos: Tensor, block: Tensor) -> bool:
+    """Whether two nodes of different blocks are at the same place."""
+    _, place = pos.detach().unique(dim=0, return_inverse=True)
+    order = torch.argsort(place * pos.shape[0] + block)
+    place, block = place[order], block[order]
+    return bool(((place.diff() == 0) & (block.diff() != 0)).any())
+
+
+def refuse_batch_as_edge_attr(edge_attr: Tensor | None, edges: int, nodes: int) -> None:
+    """Raise ValueError where the graph index of nodes came in place of ``edge_attr``."""
+    if not isinstance(edge_attr, Tensor) or edge_attr.dtype != torch.int64 or tuple(edge_attr.shape) != (nodes,):
+        return
+    free = checks.values_are_free(edge_attr) and nodes
+    sorted_from_zero = free and int(edge_attr[0]) == 0 and not bool((edge_attr.diff() < 0).any())
+    if edges != nodes or sorted_from_zero:
         raise ValueError(
-            f"batch must be given for several graphs, got None for nodes in {blocks} blocks that no edge leaves. "
-            "GPSConv does not pass batch on: call it with ptr=data.ptr, which reaches this layer. For one graph of "
-            f"several parts, give batch=torch.zeros({nodes}, dtype=torch.long)"
+            f"edge_attr must hold a row for each of {edges} edges, got int64 of shape ({nodes},), which looks like the "
+            "graph index of nodes: give it by name, as batch=batch"
         )
 
 
@@ -105,22 +137,18 @@ def near_pairs_of(
         if not isinstance(edge_attr, Tensor):
             raise ValueError(f"edge_attr must be a tensor, got {type(edge_attr).__name__}")
         edge_attr = edge_attr[:, None] if edge_attr.ndim == 1 and pos_dim == 1 else edge_attr
-        if tuple(edge_attr.shape) != (len(source), pos_dim):
+        if tuple(edge_attr.shape) != (source.shape[0], pos_dim):
             raise ValueError(
-                f"edge_attr must hold the offsets x_j - x_i, ({len(source)}, {pos_dim}), got {tuple(edge_attr.shape)}"
+                f"edge_attr must hold the offsets x_j - x_i, ({source.shape[0]}, {pos_dim}), got "
+                f"{tuple(edge_attr.shape)}"
             )
         if edge_attr.device != edge_index.device:
             raise ValueError(f"edge_attr must be on {edge_index.device} as edge_index is, got {edge_attr.device}")
-        offsets = edge_attr
-        if whole and offsets.is_floating_point():
-            if checks.values_are_free(offsets) and not torch.equal(offsets, offsets.round()):
-                raise ValueError(
-                    "edge_attr must hold whole numbers where a table is indexed; offset='mlp' takes others"
-                )
-            offsets = offsets.round()
+        measured = isinstance(pos, Tensor) and pos.is_floating_point() and checks.values_are_free(pos) and pos.numel()
+        offsets = whole_offsets(edge_attr, pos if measured else None, "edge_attr must hold") if whole else edge_attr
     elif pos is not None:
-        offsets = pos[source] - pos[target]
-        offsets = offsets.round() if whole and offsets.is_floating_point() else offsets
+        pos = checks.positions(pos, (nodes, pos_dim), edge_index, "")
+        offsets = offsets_between(pos, target, source, whole)
     else:
         raise ValueError("pos or edge_attr must be given where offsets are needed, got None for both")
     return Neighbours(target, source, offsets, nodes)

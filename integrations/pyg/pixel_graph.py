@@ -9,6 +9,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from tg_equiattn.grids import PixelGrid
+from tg_equiattn.kept import ordinary_tensors
 
 
 @functional_transform("pixel_graph")
@@ -18,8 +19,9 @@ class PixelGraph(BaseTransform):
     Pixels in row order become nodes with features :obj:`x` of shape :math:`(H W, C)` and positions :obj:`pos`, x right
     and y up; pixels closer than :obj:`max_distance` are joined both ways, with the offset
     :math:`\mathbf{p}_j - \mathbf{p}_i` of source j from target i in :obj:`edge_attr`. The image itself is left out.
-    Edges and positions are computed once for each shape and shared by all graphs of it, and :obj:`x` is a view of the
-    image: do not write into them.
+    Features are floating point: 8-bit intensities become numbers in :math:`[0, 1]`, other integers stay as large as
+    they are. Edges and positions are computed once for each shape, and their memory is shared by all graphs of it until
+    one of them is written to, which the other graphs do not see.
 
     Args:
         max_distance (float, optional): Pixels at a smaller Manhattan distance are joined. (default: :obj:`6`)
@@ -47,12 +49,14 @@ class PixelGraph(BaseTransform):
         image = data.get("image") if hasattr(data, "get") else getattr(data, "image", None)
         if not isinstance(image, torch.Tensor) or image.ndim != 3 or 0 in image.shape:
             what = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__name__
-            raise ValueError(f"data.image must be a tensor of shape (C, H, W) with pixels, got {what}")
+            batched = isinstance(image, torch.Tensor) and image.ndim == 4
+            remedy = "; for a batch of images make one Data of each, Data(image=image[0])" if batched else ""
+            raise ValueError(f"data.image must be a tensor of shape (C, H, W) with pixels, got {what}{remedy}")
         data = copy.copy(data)
         grid = self.grid(*image.shape[1:])
         edge_index, offsets, pos = _graph(grid, torch.get_default_dtype())
-        data.edge_index, data.edge_attr = edge_index.to(image.device), offsets.to(image.device)
-        data.x, data.pos = image.flatten(1).T, pos.to(image.device)
+        data.edge_index, data.edge_attr = _own(edge_index, image.device), _own(offsets, image.device)
+        data.x, data.pos = _intensities(image).flatten(1).T.contiguous(), _own(pos, image.device)
         del data.image
         return data
 
@@ -60,8 +64,20 @@ class PixelGraph(BaseTransform):
         return f"{self.__class__.__name__}(max_distance={self.max_distance}, periodic={self.periodic})"
 
 
+def _intensities(image: torch.Tensor) -> torch.Tensor:
+    """A floating point image that shares no memory with the given one."""
+    if image.is_floating_point() or image.is_complex():
+        return image.clone()
+    return image.to(torch.get_default_dtype()) / (255 if image.dtype == torch.uint8 else 1)
+
+
+def _own(shared: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor whose memory is copied when it is first written to, or by moving to the device."""
+    return torch._lazy_clone(shared).to(device)
+
+
 @functools.lru_cache(maxsize=32)
-@torch.inference_mode(False)
+@ordinary_tensors()
 def _graph(grid: PixelGrid, dtype: torch.dtype):
     edge_index, offsets = grid.edges()
     return edge_index, offsets.to(dtype), grid.pos(dtype=dtype)

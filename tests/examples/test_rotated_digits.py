@@ -127,7 +127,6 @@ def test_presets_are_allowed(digits, mixed, preset):
     [
         ({"size": 9}, "--size must be even where the models pool 2 x 2, got 9"),
         ({"kernel_size": (3, 4)}, "--kernel-size must be odd, or 0, got 4"),
-        ({"size": 12, "kernel_size": (7,)}, "--kernel-size must fit into 6 x 6 pixels"),
         ({"crops": (1,)}, "--crops must be 2 numbers"),
         ({"crops": (3, 3)}, "--crops must leave some of 16 x 16 pixels"),
         ({"pool": 3}, "--pool must be from 0 to the number of blocks, 2, got 3"),
@@ -147,7 +146,6 @@ def test_settings_that_cannot_be(digits, wrong, said):
         ({"size": 9}, "--size must be even"),
         ({"attention": 1}, "--attention must be from 2 to 3"),
         ({"convolutions": 1}, "--convolutions must be 2 or more"),
-        ({"size": 8}, "--kernel-size must fit into 4 x 4 pixels, got 5"),
     ],
 )
 def test_mixed_settings_that_cannot_be(mixed, wrong, said):

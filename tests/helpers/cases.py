@@ -255,6 +255,7 @@ CORE = {
         lambda: layers.GEViT(C4, 1, 3, channels=(6,), heads=2, kernel_size=3, norm="batch"), 2, 1, 5, 6
     ),
     "Pointwise": layer(lambda: layers.Pointwise(3, 5), 2, 3, 4, 5),
+    "RegularGlobalNorm": layer(lambda: layers.RegularGlobalNorm(7), 2, 7, 4, 3, 5),
     "RegularLayerNorm": layer(lambda: layers.RegularLayerNorm(7), 2, 7, 4, 3, 5),
     "RegularBatchNorm": layer(lambda: layers.RegularBatchNorm(7), 2, 7, 4, 3, 5),
     "GroupPooling": layer(lambda: layers.GroupPooling("max"), 2, 7, 4, 3, 5),
@@ -321,6 +322,7 @@ def on_fields(kind):
             "R2LiftingAttention": lambda: escnn.R2LiftingAttention(image, hidden, **options),
             "R2GroupAttention": lambda: escnn.R2GroupAttention(hidden, hidden, **options),
             "R2AttentionBlock": lambda: escnn.R2AttentionBlock(hidden, hidden, **options),
+            "R2RegularGlobalNorm": lambda: escnn.R2RegularGlobalNorm(hidden),
             "R2RegularLayerNorm": lambda: escnn.R2RegularLayerNorm(hidden),
             "escnn GEViT": lambda: escnn.GEViT(image, 4, channels=(6, 8), **options),
         }[kind]()
@@ -390,12 +392,13 @@ def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, permuted=False,
 
 
 OUT = "2x1o+3x0e+1x1e+1x0o"
+ON_FIELDS = (
+    "R2LiftingAttention", "R2GroupAttention", "R2AttentionBlock", "R2RegularGlobalNorm", "R2RegularLayerNorm",
+    "escnn GEViT",
+)  # fmt: skip
 CASES = {
     **CORE,
-    **{
-        kind: on_fields(kind)
-        for kind in ("R2LiftingAttention", "R2GroupAttention", "R2AttentionBlock", "R2RegularLayerNorm", "escnn GEViT")
-    },
+    **{kind: on_fields(kind) for kind in ON_FIELDS},
     "RelativePerformerConv": on_graphs("RelativePerformerConv"),
     "RelativePerformerConv mlp": on_graphs("RelativePerformerConv", offset="mlp"),
     "RelativePerformerConv clipped": on_graphs("RelativePerformerConv", position="clipped"),

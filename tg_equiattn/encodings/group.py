@@ -72,22 +72,23 @@ class _CoordinateMLP(nn.Sequential):
     start attention begins as a blur, and is slow to leave it.
     """
 
-    def __init__(self, in_features: int, out_features: int, hidden: int = 16) -> None:
+    def __init__(self, in_features: int, out_features: int, eps: float, hidden: int = 16) -> None:
         last = nn.Linear(hidden, out_features)
         nn.init.normal_(last.weight, std=(3 / hidden) ** 0.5)
-        super().__init__(nn.Linear(in_features, hidden), LayerNorm(hidden), nn.SiLU(), last)
+        super().__init__(nn.Linear(in_features, hidden), LayerNorm(hidden, eps), nn.SiLU(), last)
         self.hidden = hidden
 
 
 class _Encoding(nn.Module):
     """Encodings run in their parameters' dtype whatever autocast says: it does not round geometry to half precision."""
 
-    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
+    def __init__(self, dim: int, channels: int, elements: int | None, eps: float) -> None:
         super().__init__()
-        self.dim, self.channels, self.elements = dim, channels, elements
+        checks.positive_number(eps=eps)
+        self.dim, self.channels, self.elements, self.eps = dim, channels, elements, eps
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, channels={self.channels}, elements={self.elements}"
+        return f"dim={self.dim}, channels={self.channels}, elements={self.elements}, eps={self.eps}"
 
     def forward(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
         with full_precision(offsets.device):
@@ -106,6 +107,7 @@ class AxialEncoding(_Encoding):
         dim: 2 or 3.
         channels: width of the encoding; split evenly, the remainder going to the last part.
         elements: size of the table over u, or ``None`` without one (lifting).
+        eps: of the MLPs' layer norm; the published models have 1e-12.
 
     Shapes:
         ``(|H|, D, dim)`` offsets -> :math:`\rho_{space}` ``(|H|, D, channels)`` and :math:`\rho_{group}`
@@ -115,14 +117,14 @@ class AxialEncoding(_Encoding):
         ValueError: if there are fewer channels than parts.
     """
 
-    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
-        super().__init__(dim, channels, elements)
+    def __init__(self, dim: int, channels: int, elements: int | None, eps: float = 1e-5) -> None:
+        super().__init__(dim, channels, elements, eps)
         parts = dim + (elements is not None)
         if channels < parts:
             raise ValueError(f"head_channels must be at least {parts} for the axial encoding, got {channels}")
         widths = [channels // parts] * parts
         widths[-1] += channels % parts
-        self.axes = nn.ModuleList(_CoordinateMLP(1, width) for width in widths[:dim])
+        self.axes = nn.ModuleList(_CoordinateMLP(1, width, eps) for width in widths[:dim])
         self.table = nn.Parameter(torch.randn(elements, widths[-1])) if elements is not None else None
 
     def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -140,9 +142,9 @@ class JointEncoding(_Encoding):
     Arguments and shapes as :class:`AxialEncoding`.
     """
 
-    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
-        super().__init__(dim, channels, elements)
-        self.mlp = _CoordinateMLP(dim, channels)
+    def __init__(self, dim: int, channels: int, elements: int | None, eps: float = 1e-5) -> None:
+        super().__init__(dim, channels, elements, eps)
+        self.mlp = _CoordinateMLP(dim, channels, eps)
         self.table = nn.Parameter(torch.randn(elements, channels)) if elements is not None else None
 
     def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -159,9 +161,9 @@ class FullEncoding(_Encoding):
         ``None``.
     """
 
-    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
-        super().__init__(dim, channels, elements)
-        self.mlp = _CoordinateMLP(dim, channels)
+    def __init__(self, dim: int, channels: int, elements: int | None, eps: float = 1e-5) -> None:
+        super().__init__(dim, channels, elements, eps)
+        self.mlp = _CoordinateMLP(dim, channels, eps)
         self.table = nn.Parameter(torch.randn(elements, self.mlp.hidden)) if elements is not None else None
 
     def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -174,7 +176,7 @@ class FullEncoding(_Encoding):
 ENCODINGS: dict[str, type[_Encoding]] = {"axial": AxialEncoding, "joint": JointEncoding, "full": FullEncoding}
 
 
-def make_encoding(name: str, dim: int, channels: int, elements: int | None) -> _Encoding:
+def make_encoding(name: str, dim: int, channels: int, elements: int | None, eps: float = 1e-5) -> _Encoding:
     """The encoding called ``name``; ValueError for an unknown one."""
     checks.choice("encoding", name, ENCODINGS)
-    return ENCODINGS[name](dim, channels, elements)
+    return ENCODINGS[name](dim, channels, elements, eps)

@@ -1,6 +1,7 @@
 r"""Positions of nodes in linear attention: absolute and relative sinusoids, and biases of offsets.
 
-Positions may have any dimension; the unit is the pixel, or whatever length the data are in.
+Positions may have any dimension; the unit is the pixel, or whatever length the data are in. Give positions far from the
+origin in float64: float32 holds those of 5e6 to 0.5 only.
 """
 
 from __future__ import annotations
@@ -96,8 +97,9 @@ class SinusoidEncoding(nn.Module):
 
     def forward(self, pos: Tensor) -> tuple[Tensor, Tensor]:
         with full_precision(pos.device):
-            angle = pos.to(self.frequency.dtype)[..., None] * self.frequency  # (N, dim, scales)
-            sin, cos = angle.sin(), angle.cos()
+            exact = torch.promote_types(pos.dtype, self.frequency.dtype)  # float64 positions are: they may be large
+            angle = pos.to(exact)[..., None] * self.frequency  # (N, dim, scales)
+            sin, cos = (x.to(self.frequency.dtype) for x in (angle.sin(), angle.cos()))
             alpha, beta = self.rotation
             query = [alpha * sin[:, None] - beta * cos[:, None], beta * sin[:, None] + alpha * cos[:, None]]
             key = torch.stack([sin, cos], -1).flatten(1)
@@ -119,7 +121,7 @@ class OffsetTable(nn.Module):
         ``(E, pos_dim)`` -> ``(heads, E)``.
 
     Raises:
-        ValueError: (on the CPU, outside torch.compile) for offsets that are not whole or not in the table. On CUDA,
+        ValueError: (on the CPU, outside torch.compile) for offsets that are not in the table, after rounding. On CUDA,
             and compiled, such pairs get minus infinity: they are not near.
     """
 
@@ -142,7 +144,7 @@ class OffsetTable(nn.Module):
                 f"axis, got {offsets.min()} to {offsets.max()}"
             )
         whole = torch.where(inside[:, None], whole, torch.zeros_like(whole)).long()
-        index = whole.new_zeros(len(whole))
+        index = whole.new_zeros(whole.shape[0])
         for axis in range(self.pos_dim):
             index = index * (2 * radius + 1) + (whole[:, axis] + radius).clamp(0, 2 * radius)
         bias = nn.functional.embedding(index, self.table.T).T

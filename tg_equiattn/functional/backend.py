@@ -11,6 +11,7 @@ import importlib.util
 import os
 
 import torch
+from torch.autograd import forward_ad
 
 from .. import checks
 from ..transforms import transformed
@@ -45,3 +46,17 @@ def use_triton(backend: str, operator: str, device: torch.device) -> bool:
 def use_plain(backend: str = "auto") -> bool:
     """Whether an operator runs as its plain composition of torch's operations."""
     return backend == "plain" or transformed()
+
+
+def refuse_forward_mode() -> None:
+    """RuntimeError inside one of our own operators while forward-mode differentiation is at work.
+
+    Operators have no forward-mode rule, and torch would take their tangents for zero without a word. A layer or a
+    function of ours never gets here; a compiled or exported program does, and the backward of an earlier graph.
+    """
+    if forward_ad._current_level >= 0:
+        raise RuntimeError(
+            "forward-mode differentiation cannot go through an operator of tg_equiattn in a compiled or exported "
+            "program, or in the backward of a graph recorded before it began: tangents would be zero. Transform the "
+            "module itself, and compile after that"
+        )

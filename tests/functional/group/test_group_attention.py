@@ -28,18 +28,28 @@ def test_matches_materialised_formula(relation, spatial, device):
     assert_same(out, attention_materialised(*tensors, index, 3, 0.3), tensors)
 
 
+def as_full(tensors):
+    """Operands of the direct formula: a full encoding that happens to be a sum."""
+    *features, rho_space, rho_group = tensors
+    return *features, rho_space[:, :, None] + rho_group, None
+
+
+@pytest.mark.parametrize("form", [tuple, as_full])
+def test_windows_larger_than_the_image(form, device):
+    """Outside of the image is masked, as at any border: 7 x 7 windows on 3 x 4 and 1 x 2 pixels."""
+    index = relation_index(cyclic(2), "ge_vit").to(device)
+    for spatial in ((3, 4), (1, 2)):
+        tensors, neighbourhood = operands(2, spatial, 7, device=device)
+        out = group_attention(*form(tensors), index, neighbourhood=neighbourhood, scale=0.3)
+        assert_same(out, attention_materialised(*tensors, index, 7, 0.3), tensors)
+
+
 def test_wrong_table_fails(device):
     """Negative control: the oracle notices a wrong relation."""
     tensors, neighbourhood = operands(3, (5, 6), device=device)
     good, bad = (relation_index(cyclic(3), r).to(device) for r in ("ge_vit", "gsa"))
     out = group_attention(*tensors, bad, neighbourhood=neighbourhood)
     assert (out - attention_materialised(*tensors, good, 3, 5**-0.5)).abs().max() > 1e-2
-
-
-def as_full(tensors):
-    """Operands of the direct formula: a full encoding that happens to be a sum."""
-    *features, rho_space, rho_group = tensors
-    return *features, rho_space[:, :, None] + rho_group, None
 
 
 @pytest.mark.parametrize("kernel_size", [3, None])
@@ -331,7 +341,7 @@ GOOD = {"elements": 4, "spatial": (5, 6)}
         (lambda a, o: a.__setitem__(3, a[3].to("meta")), "rho_space must be on cpu as query is, got meta"),
         (lambda a, o: a.__setitem__(4, a[4].int()), "rho_group must be a floating point tensor, got torch.int32"),
         (lambda a, o: a.__setitem__(5, a[5].to("meta")), "index must be on cpu as query is, got meta"),
-        (lambda a, o: o.update(neighbourhood=Neighbourhood(2, 7)), "at least kernel_size=7 wide"),
+        (lambda a, o: o.update(neighbourhood=Neighbourhood(2, 7)), "rho_space must have 49 offsets on axis 1"),
         (lambda a, o: o.update(neighbourhood=Neighbourhood(3, 3)), "must have 3 spatial axes"),
     ],
 )

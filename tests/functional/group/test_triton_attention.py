@@ -45,6 +45,13 @@ def test_matches_materialised_formula(relation, device):
     assert_same(out, attention_materialised(*tensors, index, 3, 0.3), tensors)
 
 
+def test_windows_larger_than_the_image(device):
+    tensors, neighbourhood = small(2, (2, 3), 5, batch=1, device=device)
+    index = relation_index(cyclic(2), "ge_vit").to(device)
+    out = group_attention(*tensors, index, neighbourhood=neighbourhood, scale=0.3, backend="triton")
+    assert_same(out, attention_materialised(*tensors, index, 5, 0.3), tensors)
+
+
 def test_wrong_table_fails(device):
     """Negative control: the oracle notices a wrong relation."""
     tensors, neighbourhood = small(3, device=device)
@@ -291,7 +298,7 @@ from tg_equiattn.nn import GroupAttention
 def build(group, **options):
     layer = GroupAttention(group, 20, 20, heads=1, head_channels=10, backend="triton", **options)
     layer(torch.randn(1, 20, len(group), *(7,) * group.dim)).sum().backward()
-build(cyclic(8), kernel_size=5)
+build(cyclic(8), kernel_size=5, neighbourhood="square")
 build(cyclic(8), kernel_size=5, relation="relative")
 build(dihedral(4), kernel_size=7, encoding="full")
 build(octahedral(), kernel_size=3)

@@ -220,6 +220,18 @@ def test_operators_registered():
         torch.library.opcheck(operator, (q, k, v, lengths, torch.ones(2).double()), test_utils=checks)
 
 
+def test_operators_refuse_forward_mode():
+    """Where they are called as such, as compiled and exported programs do: tangents would be zero without a word."""
+    operators = torch.ops.tg_equiattn
+    x = torch.randn(3, 2, 5)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        with pytest.raises(RuntimeError, match="forward-mode differentiation cannot"):
+            operators.vector_attention(dual, x, x, None, torch.ones(2))
+        with pytest.raises(RuntimeError, match="forward-mode differentiation cannot"):
+            operators.fft_convolution(dual[:, None], x[:, None], None, "circular", False)
+
+
 def test_memory_does_not_grow_with_pairs():
     saved = []
     qkv = [torch.randn(1, 499, 2, 3).requires_grad_() for _ in range(3)]

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from tg_equiattn.functional.linear.edge_products import edge_dot, edge_sum, gathered_edge_dot
+from tg_equiattn.functional.linear.edge_products import (
+    csr_edge_dot,
+    csr_edge_sum,
+    edge_dot,
+    edge_sum,
+    gathered_edge_dot,
+)
 from tg_equiattn.grids import PixelGrid
 
 
@@ -20,11 +26,11 @@ def test_products_over_pairs(on_device):
     p, n = pattern(on_device)
     query, key = double(2, n, 3), double(2, n, 3)
     expected = (query[:, p.row] * key[:, p.col]).sum(-1)
-    torch.testing.assert_close(edge_dot(query, key, p.crow, p.col, p.back), expected)
+    torch.testing.assert_close(edge_dot(query, key, p), expected)
     torch.testing.assert_close(gathered_edge_dot(query, key, p.row, p.col, chunk=7), expected)
     weight = double(2, len(p.col))
     expected = torch.zeros(2, n, 3).double().index_add(1, p.row, weight[..., None] * key[:, p.col])
-    torch.testing.assert_close(edge_sum(weight, key, p.crow, p.col, p.back), expected)
+    torch.testing.assert_close(edge_sum(weight, key, p), expected)
 
 
 @pytest.mark.parametrize("mkl", [True, False])
@@ -33,22 +39,26 @@ def test_gradcheck(mkl, monkeypatch):
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
     p, n = pattern()
     query, key, weight = (double(2, size, *rest).requires_grad_() for size, *rest in ((n, 2), (n, 2), (len(p.col),)))
-    rest = (p.crow, p.col, p.back)
-    assert torch.autograd.gradcheck(lambda q, k: edge_dot(q, k, *rest), (query, key))
-    assert torch.autograd.gradcheck(lambda w, v: edge_sum(w, v, *rest), (weight, key))
+    for run, inputs in ((edge_dot, (query, key)), (edge_sum, (weight, key))):
+        assert torch.autograd.gradcheck(lambda *x, run=run: run(*x, p), inputs)
+        assert torch.autograd.gradgradcheck(lambda *x, run=run: run(*x, p), inputs, fast_mode=True)
 
 
-def test_second_derivatives_are_refused():
+def test_third_derivatives():
+    """In the direction of the keys, of a sum of fourth powers of scores."""
     p, n = pattern()
     query, key = double(2, n, 3).requires_grad_(), double(2, n, 3)
-    (grad,) = torch.autograd.grad(edge_dot(query, key, p.crow, p.col, p.back).square().sum(), query, create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivatives"):
-        grad.square().sum().backward()
+    total = edge_sum(edge_dot(query, key, p).pow(4), key, p).sum()
+    for _ in range(3):
+        (slope,) = torch.autograd.grad(total, query, create_graph=True)
+        total = (slope * key).sum()
+    score, step = ((x[:, p.row] * key[:, p.col]).sum(-1) for x in (query, key))
+    torch.testing.assert_close(total, (24 * score * step**3 * key[:, p.col].sum(-1)).sum())
 
 
 def test_registered_operators():
     p, n = pattern()
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
     query, key, weight = (double(2, *s).requires_grad_() for s in ((n, 3), (n, 3), (len(p.col),)))
-    torch.library.opcheck(edge_dot, (query, key, p.crow, p.col, p.back), test_utils=checks)
-    torch.library.opcheck(edge_sum, (weight, key, p.crow, p.col, p.back), test_utils=checks)
+    torch.library.opcheck(csr_edge_dot, (query, key, *p.tensors), test_utils=checks)
+    torch.library.opcheck(csr_edge_sum, (weight, key, *p.tensors), test_utils=checks)

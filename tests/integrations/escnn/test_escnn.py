@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tg_equiattn.testing import equivariance_error
+from tg_equiattn.testing import equivariance_error, off_lattice_errors
 
 with contextlib.redirect_stdout(io.StringIO()):
     from escnn import gspaces, nn
@@ -19,6 +19,7 @@ from tg_equiattn.integrations.escnn import (
     R2AttentionBlock,
     R2GroupAttention,
     R2LiftingAttention,
+    R2RegularGlobalNorm,
     R2RegularLayerNorm,
     group_from_gspace,
 )
@@ -55,7 +56,8 @@ def layers(gspace):
         R2LiftingAttention(image, hidden, heads=2, kernel_size=3),
         R2GroupAttention(hidden, wider, heads=2, kernel_size=3),
         R2GroupAttention(hidden, hidden, heads=2, kernel_size=None, relation="relative", encoding="joint"),
-        R2AttentionBlock(hidden, wider, heads=2, kernel_size=3),
+        R2AttentionBlock(hidden, wider, heads=2, kernel_size=3, crop=1),
+        R2RegularGlobalNorm(hidden),
         R2RegularLayerNorm(hidden),
         GEViT(image, 4, channels=(6, 8), heads=2, kernel_size=3),
     ]
@@ -125,8 +127,45 @@ def test_escnn_check_finds_gsa_in_a_sequence(randomise):
 
 def test_check_needs_a_lattice_element():
     hidden = regular(gspaces.rot2dOnR2(3))
-    with pytest.raises(ValueError, match="gspace must have elements that map the pixel grid to itself"):
+    with pytest.raises(ValueError, match=r"gspace must have elements .* check_equivariance\(off_lattice=True\)"):
         R2RegularLayerNorm(hidden).check_equivariance()
+
+
+@pytest.mark.parametrize(("name", "count"), [("rot8", 8), ("rot4", 4), ("third", 3)])
+def test_check_off_the_lattice(name, count):
+    """Elements off the lattice come after the others, with relative errors that the window decides."""
+    gspace = gspaces.rot2dOnR2(3) if name == "third" else GSPACES[name]
+    image, hidden = trivial(gspace), regular(gspace)
+    worst = {}
+    for shape in ("disk", "square"):
+        layer = R2LiftingAttention(image, hidden, heads=2, kernel_size=5, neighbourhood=shape)
+        exact = [] if name == "third" else layer.check_equivariance()
+        errors = layer.check_equivariance(off_lattice=True)
+        assert [element for element, _ in errors][: len(exact)] == [element for element, _ in exact]
+        assert {element for element, _ in errors} == set(gspace.fibergroup.elements)
+        assert len(errors) == count
+        assert layer.training
+        worst[shape] = max([error for _, error in errors[len(exact) or 1 :]], default=0.0)
+    if name != "rot4":
+        assert 1e-4 < worst["disk"] < 0.015 < worst["square"] < 0.3
+
+
+def test_convolutions_off_the_lattice():
+    """The same measure of escnn's own: below one percent, as disks of 5 x 5."""
+    image, hidden = trivial(GSPACES["rot8"]), regular(GSPACES["rot8"])
+    convolution = nn.R2Conv(image, hidden, 5, padding=2, bias=False).export().double()
+    group = group_from_gspace(GSPACES["rot8"])
+    errors = off_lattice_errors(lambda x: convolution(x).unflatten(1, (-1, 8)), group, (8, 3, 11, 11), elements=[1])
+    assert 1e-4 < errors[1] < 0.01
+
+
+def test_check_of_whole_models_off_the_lattice():
+    block = R2AttentionBlock(regular(GSPACES["rot8"], 4), regular(GSPACES["rot8"], 4), heads=1, kernel_size=3, crop=1)
+    model = GEViT(trivial(GSPACES["rot8"]), 4, channels=(4,), heads=1, kernel_size=3, pools=(0,), relation="relative")
+    for module in (block, model):
+        errors = module.check_equivariance(off_lattice=True)
+        assert len(errors) == 8
+        assert 0 < max(error for _, error in errors) < 0.3
 
 
 def test_check_of_large_windows(randomise):
@@ -250,6 +289,11 @@ def test_repr():
 
 
 ROT4, CONTINUOUS = GSPACES["rot4"], gspaces.rot2dOnR2()
+SO2_ADVICE = r"gspace must be discrete, got SO\(2\).*RestrictionModule\(fields, N\), N > 0, .* then equivariant to C_N"
+
+
+def mixed_fields(gspace):
+    return nn.FieldType(gspace, [gspace.trivial_repr, gspace.irrep(1), gspace.regular_repr])
 
 
 @pytest.mark.parametrize(
@@ -260,7 +304,16 @@ ROT4, CONTINUOUS = GSPACES["rot4"], gspaces.rot2dOnR2()
         (lambda: R2LiftingAttention(trivial(ROT4), trivial(ROT4), heads=1),
          r"out_type must consist of regular fields, .* escnn.nn.R2Conv\(fields, out_type, kernel_size=1\)"),
         (lambda: R2GroupAttention(trivial(ROT4), regular(ROT4), heads=1),
-         r"in_type must consist of regular fields, .* escnn.nn.R2Conv\(in_type, fields, kernel_size=1\)"),
+         r"in_type must consist of regular fields, .*lift trivial fields with R2LiftingAttention, or convert with "
+         r"escnn.nn.R2Conv\(in_type, fields, kernel_size=1\)"),
+        (lambda: R2LiftingAttention(regular(ROT4), regular(ROT4), heads=1), "use R2GroupAttention, which takes"),
+        (lambda: R2LiftingAttention(mixed_fields(ROT4), regular(ROT4), heads=1),
+         r"use R2GroupAttention after escnn.nn.R2Conv\(in_type, fields, kernel_size=1\), .*regular_repr.* or keep only "
+         r"what is invariant, with escnn.nn.R2Conv\(in_type, .*trivial_repr"),
+        (lambda: R2GroupAttention(mixed_fields(ROT4), regular(ROT4), heads=1),
+         r"convert with escnn.nn.R2Conv\(in_type, fields, kernel_size=1\), .*regular_repr"),
+        (lambda: R2GroupAttention(regular(ROT4), mixed_fields(ROT4), heads=1),
+         r"convert with escnn.nn.R2Conv\(fields, out_type, kernel_size=1\), .*regular_repr"),
         (lambda: R2GroupAttention(nn.FieldType(ROT4, [ROT4.irrep(1)]), regular(ROT4), heads=1),
          "in_type must consist of regular fields"),
         (lambda: R2AttentionBlock(trivial(ROT4), regular(ROT4), heads=1), "in_type must consist of regular fields"),
@@ -268,8 +321,11 @@ ROT4, CONTINUOUS = GSPACES["rot4"], gspaces.rot2dOnR2()
         (lambda: GEViT(regular(ROT4), 3), "in_type must consist of trivial fields"),
         (lambda: R2GroupAttention(regular(ROT4), regular(GSPACES["rot8"]), heads=1),
          "out_type must have the gspace of in_type"),
-        (lambda: R2LiftingAttention(trivial(CONTINUOUS), trivial(CONTINUOUS), heads=1), "gspace must be discrete"),
-        (lambda: group_from_gspace(CONTINUOUS), "gspace must be discrete, got .* N > 0"),
+        (lambda: R2LiftingAttention(trivial(CONTINUOUS), trivial(CONTINUOUS), heads=1), SO2_ADVICE),
+        (lambda: R2GroupAttention(trivial(CONTINUOUS), regular(ROT4), heads=1), SO2_ADVICE),
+        (lambda: GEViT(trivial(CONTINUOUS), 3), SO2_ADVICE),
+        (lambda: group_from_gspace(CONTINUOUS), SO2_ADVICE),
+        (lambda: group_from_gspace(gspaces.flipRot2dOnR2()), r"RestrictionModule\(fields, \(axis, N\)\).* to D_N"),
         (lambda: group_from_gspace(gspaces.octaOnR3()), "gspace must be planar"),
         (lambda: group_from_gspace("rot"), "gspace must be an escnn.gspaces.GSpace, got str"),
         (lambda: R2GroupAttention(12, regular(ROT4), heads=1), "in_type must be an escnn.nn.FieldType, got int"),
@@ -287,8 +343,8 @@ def test_bad_input():
         layer(torch.randn(1, 24, 5, 5))
     with pytest.raises(ValueError, match="input must be a GeometricTensor of type"):
         layer(trivial(ROT4)(torch.randn(1, 3, 5, 5)))
-    with pytest.raises(ValueError, match="at least kernel_size=3 wide"):
-        layer(regular(ROT4)(torch.randn(1, 24, 2, 5)))
+    with pytest.raises(ValueError, match="at least one pixel"):
+        layer(regular(ROT4)(torch.randn(1, 24, 0, 5)))
 
 
 @pytest.mark.parametrize("name", ["rot4", "flipRot4"])
@@ -296,7 +352,7 @@ def test_the_converting_convolutions_of_the_messages_work(name):
     gspace = GSPACES[name]
     hidden, image = regular(gspace), trivial(gspace)
     vectors = nn.FieldType(gspace, [gspace.irrep(1) if name == "rot4" else gspace.irrep(1, 1)])
-    with pytest.raises(ValueError, match=r"regular_repr\]\), and use R2GroupAttention"):
+    with pytest.raises(ValueError, match=r"use R2GroupAttention after .*regular_repr\]\)$"):
         R2LiftingAttention(vectors, hidden, heads=1)
     models = [
         nn.SequentialModule(
@@ -309,6 +365,10 @@ def test_the_converting_convolutions_of_the_messages_work(name):
             R2GroupAttention(hidden, hidden, heads=1, kernel_size=3), nn.R2Conv(hidden, vectors, kernel_size=1)
         ),
     ]
+    continuous = gspaces.rot2dOnR2(-1, 2) if name == "rot4" else gspaces.flipRot2dOnR2(-1, 2)
+    restrict = nn.RestrictionModule(trivial(continuous), 8 if name == "rot4" else (0.0, 8))
+    lifted = regular(restrict.out_type.gspace)
+    models.append(nn.SequentialModule(restrict, R2LiftingAttention(restrict.out_type, lifted, heads=1, kernel_size=3)))
     for model in models:
         out = model(model.in_type(torch.randn(1, model.in_type.size, 5, 5)))
         assert out.shape == (1, model.out_type.size, 5, 5)

@@ -48,7 +48,8 @@ def sparse(size, layout="coo"):
         ("pos must be given", "window", {"pos": None, "edge_index": None, "edge_attr": None}),
         ("pos or edge_attr must be given", "window", {"pos": None, "edge_attr": None}),
         ("pos or edge_attr must be given", "clipped", {"pos": None, "edge_attr": None}),
-        *(("pos must have shape", p, {"pos": POS[:, :1]}) for p in ("window", "clipped", "sinusoid", "absolute", None)),
+        ("pos must have shape", "sinusoid", {"pos": POS[:, :1]}),
+        ("pos must have shape", "absolute", {"pos": POS[:, :1]}),
         ("pos must have shape", "window", {"pos": POS[:, :1], "edge_attr": None}),
         ("pos must have shape", "window", {"pos": POS[:5], "edge_attr": None}),
         ("pos must have shape", "window", {"pos": torch.ones(NODES, 3), "edge_index": None}),
@@ -63,7 +64,7 @@ def sparse(size, layout="coo"):
         ("batch must be in", None, {"batch_size": 1}),
         ("batch must be in", None, {"batch": BATCH - 1}),
         ("batch must be given", None, {"batch": None, "batch_size": 2, "edge_index": EDGES[:, :3]}),
-        ("batch must be given for several graphs", "window", {"batch": None}),
+        ("batch must be given for several graphs", "window", {"batch": None, "pos": torch.zeros(NODES, 2)}),
         ("batch_size must be", None, {"batch_size": 0}),
         ("edge_attr must hold the offsets", "window", {"edge_attr": ATTR[:, :1]}),
         ("edge_attr must hold the offsets", "clipped", {"edge_attr": ATTR[:, 0]}),
@@ -82,7 +83,7 @@ def sparse(size, layout="coo"):
         ("edge_index must be None where grid is given", None, {"grid": PixelGrid((7, 1), 3), "edge_index": EDGES}),
         ("pos", "window", {"edge_attr": None, "pos": POS * torch.nan}),
         ("pos", "clipped", {"edge_attr": None, "pos": POS * torch.nan}),
-        ("pos.* must be below max_distance=3", "window", {"edge_attr": None, "pos": 9 * POS}),
+        ("pos.* must be below max_distance=3", "window", {"edge_attr": None, "pos": 21 * POS}),
         ("edge_index must join nodes in", "window", {"edge_index": EDGES + 1}),
         ("edge_index must join nodes in", "clipped", {"edge_index": EDGES - 1}),
         ("edge_index must join nodes in", "window", {"edge_index": EDGES + 5, "batch": None}),
@@ -197,6 +198,11 @@ def test_bad_options(make, message):
 def test_bad_images(data):
     with pytest.raises(ValueError, match=r"data\.image must be a tensor of shape \(C, H, W\)"):
         PixelGraph(3)(data)
+
+
+def test_a_batch_of_images_is_told_what_to_do():
+    with pytest.raises(ValueError, match=r"got \(1, 3, 5, 7\); .* Data\(image=image\[0\]\)"):
+        PixelGraph(3)(Data(image=torch.rand(1, 3, 5, 7)))
 
 
 def test_classifier_names_missing_positions():

@@ -64,11 +64,42 @@ def test_nodes_and_positions():
     assert data.edge_attr.dtype == data.pos.dtype == torch.get_default_dtype()
 
 
-def test_images_of_a_shape_share_edges():
+def test_images_of_a_shape_share_memory():
     shapes = (3, 5, 7), (1, 5, 7), (1, 7, 5)
     first, second, other = (PixelGraph(3)(Data(image=torch.rand(shape))) for shape in shapes)
     for name in ("edge_index", "edge_attr", "pos"):
-        assert first[name].data_ptr() == second[name].data_ptr() != other[name].data_ptr()
+        place = [torch._C._data_address(data[name]) for data in (first, second, other)]
+        assert place[0] == place[1] != place[2]
+
+
+def test_graphs_are_their_own():
+    """What is written into one is seen in no other, nor in the image."""
+    image = torch.rand(1, 5, 7)
+    transform, kept = PixelGraph(3), image.clone()
+    first, second = transform(Data(image=image)), transform(Data(image=image))
+    expected = {name: second[name].clone() for name in ("x", "edge_index", "edge_attr", "pos")}
+    for name in expected:
+        first[name] += 100
+    batch = Batch.from_data_list([second])
+    batch.pos += 100
+    later = pickle.loads(pickle.dumps(transform))(Data(image=image))
+    for name, wanted in expected.items():
+        assert torch.equal(first[name], wanted + 100)
+        assert torch.equal(second[name], wanted)
+        assert torch.equal(later[name], wanted)
+    assert torch.equal(image, kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.int16, torch.bool])
+def test_integer_images_give_floats(dtype):
+    image = torch.randint(2 if dtype == torch.bool else 127, (3, 5, 7)).to(dtype)
+    data = PixelGraph(3)(Data(image=image))
+    assert data.x.dtype == torch.get_default_dtype()
+    torch.testing.assert_close(data.x * (255 if dtype == torch.uint8 else 1), image.flatten(1).T.float())
+    if dtype == torch.uint8:  # as the lookup of intensities reads them
+        model = make_classifier(embedding="lookup").eval()
+        levels = image.flatten(1).T
+        torch.testing.assert_close(model(*arguments(data)), model(levels, *arguments(data)[1:]))
 
 
 def test_default_dtype_is_not_remembered():

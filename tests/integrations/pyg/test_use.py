@@ -1,11 +1,19 @@
 """RelativePerformerConv within PyG: GPSConv, Sequential, loaders, compilation, half precision, copies."""
 
+import warnings
+
 import pytest
 import torch
-from tg_equiattn.integrations.pyg import PixelGraph, RelativePerformerConv
+from tg_equiattn.integrations.pyg import (
+    PixelGraph,
+    PixelGraphClassifier,
+    RelativePerformerBlock,
+    RelativePerformerConv,
+)
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import GPSConv, Sequential, global_add_pool
+from torch_geometric.nn import GPSConv, HeteroConv, Sequential, global_add_pool
+from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 
 def gps(make_conv, position="window"):
@@ -205,3 +213,89 @@ def test_training_after_inference_mode(position):
     conv(data.x, data.edge_index, data.edge_attr).sum().backward()
     conv(data.x, grid=grid).sum().backward()
     assert all(p.grad.isfinite().all() for p in conv.parameters())
+
+
+def two_clusters():
+    """One graph of two clusters, whose nodes are sorted by cluster, at places of their own."""
+    x = torch.randn(7, 12, dtype=torch.float64)
+    edges = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 1, 4, 5, 6]])
+    return x, edges, torch.tensor([[0, 0], [1, 0], [2, 0], [9, 0], [9, 1], [9, 2], [9, 3]])
+
+
+def test_clusters_of_one_graph(make_conv, equal):
+    """A suspicion is a warning, and none where the layer is told or batch is given."""
+    x, edges, pos = two_clusters()
+    conv = make_conv()
+    expected = conv(x, edges, pos=pos, batch=torch.zeros(7).long())
+    with pytest.warns(UserWarning, match=r"2 blocks that no edge leaves.*check_batch=False"):
+        equal(conv(x, edges, pos=pos), expected)
+    conv.check_batch = False
+    equal(conv(x, edges, pos=pos), expected)
+    # one place for nodes of both, as pixels of two images have: an error, but where the layer is told
+    pos = torch.cat([pos[:3], pos[3:] - pos[3]])
+    conv(x, edges, pos=pos)
+    with pytest.raises(ValueError, match="batch must be given for several graphs"):
+        make_conv()(x, edges, pos=pos)
+
+
+def test_hetero_conv(make_conv, equal):
+    """Which passes no batch on."""
+    x, edges, pos = two_clusters()
+    near, far = make_conv(check_batch=False), make_conv("clipped", check_batch=False)
+    layer = HeteroConv({("atom", "near", "atom"): near, ("atom", "bond", "atom"): far})
+    edge_index = {("atom", "near", "atom"): edges, ("atom", "bond", "atom"): edges.flip(0)}
+    offsets = {kind: pos[e[0]] - pos[e[1]] for kind, e in edge_index.items()}
+    out = layer({"atom": x}, edge_index, edge_attr_dict=offsets)["atom"]
+    batch = torch.zeros(7).long()
+    equal(out, near(x, edges, pos=pos, batch=batch) + far(x, edges.flip(0), pos=pos, batch=batch))
+
+
+class Stacked(BasicGNN):
+    """A model that PyG builds of layers, to which it passes edges and their features only."""
+
+    supports_edge_weight, supports_edge_attr = False, True
+
+    def init_conv(self, in_channels, out_channels, **options):
+        return RelativePerformerConv(in_channels, out_channels, 3, max_distance=3, check_batch=False, **options)
+
+
+def test_basic_gnn(equal):
+    x, edges, pos = two_clusters()
+    model = Stacked(12, 15, num_layers=2, norm="layer").double().eval()
+    offsets = pos[edges[0]] - pos[edges[1]]
+    out = model(x, edges, edge_attr=offsets)
+    order = torch.tensor([3, 0, 6, 1, 4, 2, 5])
+    equal(model(x[order], torch.argsort(order)[edges], edge_attr=offsets), out[order], 1e-10)
+
+
+@pytest.mark.parametrize("position", ["window", "clipped", "sinusoid", None])
+def test_batch_in_place_of_edge_features(position, make_conv, point_graphs):
+    data = point_graphs((11, 1, 23))
+    with pytest.raises(ValueError, match=r"edge_attr must hold .* got int64 of shape \(35,\).* as batch=batch"):
+        make_conv(position)(data.x, data.edge_index, data.batch)
+
+
+@pytest.mark.parametrize("position", ["window", "clipped", None])
+def test_positions_that_are_not_needed(position, make_conv, point_graphs, equal):
+    """Of any width, where offsets are given or there are no positions."""
+    conv, data = make_conv(position), point_graphs((11, 1, 23))
+    expected = conv(data.x, data.edge_index, data.edge_attr, batch=data.batch)
+    for pos in (torch.randn(35, 3), torch.rand(35) > 0.5, torch.randn(35, 0)):
+        equal(conv(data.x, data.edge_index, data.edge_attr, pos, data.batch), expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RelativePerformerConv(12, 12, 3),
+        lambda: RelativePerformerBlock(12, 3),
+        lambda: PixelGraphClassifier(12, 5, channels=12, num_layers=1, heads=3),
+        lambda: GPSConv(12, RelativePerformerConv(12, 12, 3), heads=2),
+    ],
+)
+def test_scripting_is_refused(make):
+    model, message = make(), r"torch\.jit\.script does not support .* use torch\.compile.*torch\.export"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with pytest.raises(NotImplementedError, match=message):
+            torch.jit.script(model)

@@ -30,7 +30,7 @@ def oracle(layer, x, relation):
     """The layer by its definition, one (pixel, h, t) at a time, with the encoding evaluated offset by offset."""
     lifts = isinstance(layer, LiftingAttention)
     q, k, v = (p.unsqueeze(3) if lifts else p for p in layer.project(x))
-    radius = layer.neighbourhood.kernel_size
+    size = layer.neighbourhood.kernel_size
     spatial = tuple(x.shape[-layer.group.dim :])
     scale = layer.neighbourhood.scale(spatial)
 
@@ -41,7 +41,9 @@ def oracle(layer, x, relation):
         return space[0, 0] if group is None else space[0, 0] + group[u]
 
     def inside(offset):
-        return radius is None or bool(offset.abs().max() <= radius // 2)
+        if layer.neighbourhood.shape == "disk":
+            return bool(offset.norm() <= size / 2)
+        return size is None or bool(offset.abs().max() <= size // 2)
 
     out = attention_by_definition(
         q, k, v, rho, layer.group.matrices, relation=relation, inside=inside, scale=layer.head_channels**-0.5
@@ -53,11 +55,12 @@ EVERY_DEFINITION = [(r, k, e) for r in (None, *RELATIONS, "gsa") for k in (3, No
 IN_THE_GATE = [(r, 3, "axial") for r in (None, *RELATIONS)] + [
     (r, None, e) for r in (None, "ge_vit") for e in ("joint", "full")
 ]
+LARGER = [(None, 7, "axial"), ("ge_vit", 7, "full"), ("relative", 9, "joint")]  # than the image
 
 
 @pytest.mark.parametrize(
     ("relation", "kernel_size", "encoding"),
-    [pytest.param(*c, marks=() if c in IN_THE_GATE else pytest.mark.slow) for c in EVERY_DEFINITION],
+    [pytest.param(*c, marks=() if c in IN_THE_GATE else pytest.mark.slow) for c in EVERY_DEFINITION] + LARGER,
 )
 @pytest.mark.filterwarnings("ignore:relation='gsa'")
 def test_definition(on_device, relation, kernel_size, encoding, randomise):
@@ -78,7 +81,7 @@ def test_definition(on_device, relation, kernel_size, encoding, randomise):
 
 
 @pytest.mark.parametrize(
-    ("kernel_size", "spatial"), [pytest.param(3, (3, 3, 4), marks=pytest.mark.slow), (None, (2, 3, 2))]
+    ("kernel_size", "spatial"), [pytest.param(3, (3, 3, 4), marks=pytest.mark.slow), (None, (2, 3, 2)), (5, (2, 2, 1))]
 )
 @pytest.mark.parametrize("relation", [None, "ge_vit"])
 def test_definition_in_three_dimensions(on_device, relation, kernel_size, spatial, randomise):
@@ -113,6 +116,18 @@ def test_equivariance_of_other_encodings(on_device, relation, encoding, randomis
     options = {"encoding": encoding, "neighbourhood": "disk", "kernel_size": 5}
     layer = randomise(make(group, **options, **({} if relation is None else {"relation": relation}))).double()
     assert equivariance_error(layer, group, image(group, (6, 5), relation is not None)) <= 1e-10
+
+
+@pytest.mark.parametrize("shape", ["square", "disk"])
+@pytest.mark.parametrize("relation", [None, *RELATIONS])
+def test_equivariance_of_windows_larger_than_the_image(on_device, relation, shape, randomise):
+    """The papers' 9 x 9 windows meet maps of 6 x 6: outside is masked, as at any border."""
+    group = GROUPS["D4"]
+    make = lifting if relation is None else attention
+    options = {"kernel_size": 9, "neighbourhood": shape} | ({} if relation is None else {"relation": relation})
+    layer = randomise(make(group, **options)).double()
+    for spatial in ((6, 6), (3, 5), (1, 1)):
+        assert equivariance_error(layer, group, image(group, spatial, relation is not None, batch=1)) <= 1e-10
 
 
 @pytest.mark.parametrize("spatial", [(4, 4, 4), (3, 3, 3), (3, 4, 5)])
@@ -197,11 +212,11 @@ def test_autocast(dtype, randomise, device):
 @pytest.mark.parametrize(
     ("make", "options", "shape"),
     [
-        (attention, {"neighbourhood": "disk", "kernel_size": 5}, (2, 3, 4, 5, 6)),
+        (attention, {"neighbourhood": "disk", "kernel_size": 5}, (2, 3, 4, 3, 4)),
         pytest.param(lifting, {}, (2, 3, 5, 6), marks=pytest.mark.slow),
         pytest.param(attention, {"kernel_size": None}, (2, 3, 4, 3, 4), marks=pytest.mark.slow),
     ],
-    ids=["disk", "lifting", "global"],
+    ids=["disk larger than the image", "lifting", "global"],
 )
 def test_compile(make, options, shape, randomise, device):
     layer = randomise(make(cyclic(4), **options)).to(device)
@@ -234,6 +249,7 @@ def test_dropout_only_in_training(randomise):
         ({"relation": "gevit"}, "relation must be one of .* got 'gevit'"),
         ({"encoding": "sine"}, "encoding must be one of .* got 'sine'"),
         ({"neighbourhood": "ring"}, "neighbourhood must be one of .* got 'ring'"),
+        ({"encoding_eps": 0.0}, "encoding_eps must be a positive number, got 0.0"),
         ({"scale": "a"}, "scale must be a finite number or None, got 'a'"),
         ({"encoding": ["axial"]}, "encoding must be one of"),
         ({"dropout": "a"}, r"dropout must be in \[0, 1\), got 'a'"),
@@ -258,7 +274,7 @@ def test_bad_widths():
         (torch.randn(2, 3, 3, 5, 5), r"input must have shape \(B, 3, 4, H, W\), got \(2, 3, 3, 5, 5\)"),
         (torch.randn(2, 2, 4, 5, 5), r"input must have shape \(B, 3, 4, H, W\)"),
         (torch.randn(2, 3, 5, 5), r"input must have shape \(B, 3, 4, H, W\)"),
-        (torch.randn(2, 3, 4, 2, 5), r"at least kernel_size=3 wide on every spatial axis, got \(2, 5\)"),
+        (torch.randn(2, 3, 4, 0, 5), r"at least one pixel on every spatial axis, got \(2, 3, 4, 0, 5\)"),
         (torch.zeros(2, 3, 4, 5, 5, dtype=torch.uint8), "floating point tensor, got torch.uint8"),
         (torch.randn(2, 3, 4, 5, 5).double(), "must be torch.float32 as the parameters are, got torch.float64"),
         (torch.randn(2, 3, 4, 5, 5, device="meta"), "must be on cpu as the parameters are, got meta"),

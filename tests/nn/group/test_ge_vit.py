@@ -3,7 +3,7 @@ import torch
 from small_groups import GROUPS
 
 from tg_equiattn.groups import cyclic, dihedral, mirror, octahedral, trivial
-from tg_equiattn.nn import GEViT, GroupAttentionBlock
+from tg_equiattn.nn import GEViT, GroupAttention, GroupAttentionBlock, LiftingAttention, RegularGlobalNorm
 from tg_equiattn.testing import equivariance_error
 
 SMALL = {"channels": (6, 8), "heads": 2, "kernel_size": 3}
@@ -20,14 +20,38 @@ def count(module):
         (GEViT.rotmnist(trivial(2)), 44_670, 0.01),
         (GEViT.cifar10(mirror()), 2_990_000, 0.01),
         (GEViT.patchcamelyon(cyclic(4)), 205_660, 0.01),
+        (GEViT.rotmnist(cyclic(4), kernel_size=9), 44_670, 0.01),
     ],
 )
 def test_published_parameter_counts(model, published, tolerance):
     assert abs(count(model) - published) < tolerance * published
 
 
-def test_rotmnist_count_is_what_the_docs_say():
-    assert count(GEViT.rotmnist(cyclic(4))) == 44_438
+@pytest.mark.parametrize(("preset", "configuration"), [("rotmnist", 44_428), ("patchcamelyon", 207_034)])
+def test_counts_are_those_of_the_published_configurations(preset, configuration):
+    """But for the classifier's bias, which these have not."""
+    model = getattr(GEViT, preset)(cyclic(4))
+    assert count(model) - model.num_classes == configuration
+
+
+@pytest.mark.parametrize("preset", ["rotmnist", "cifar10", "patchcamelyon"])
+def test_presets_pin_what_the_papers_have(preset):
+    """Whatever the defaults: 9 heads of half the width, square 5 x 5 windows (for 8 rotations too), norms, epsilons."""
+    model = getattr(GEViT, preset)(cyclic(8))
+    layers = [m for m in model.modules() if isinstance(m, (LiftingAttention, GroupAttention))]
+    assert len(layers) == 1 + {"rotmnist": 5, "cifar10": 6, "patchcamelyon": 4}[preset]
+    for layer in layers:
+        assert (layer.heads, layer.head_channels, layer.encoding_name) == (9, layer.out_channels // 2, "axial")
+        assert (layer.neighbourhood.kernel_size, layer.neighbourhood.shape) == (5, "square")
+        assert {m.eps for m in layer.encoding.modules() if isinstance(m, torch.nn.LayerNorm)} == {1e-12}
+    norms = [m for m in model.modules() if "Norm" in type(m).__name__ and not isinstance(m, torch.nn.LayerNorm)]
+    assert {(type(m), m.eps) for m in norms} == {(RegularGlobalNorm, 1e-12)}
+
+
+def test_the_papers_windows_of_rotmnist(randomise):
+    """Table 1 has 9 x 9 windows, here on maps of 24, 20 and 10 pixels a side, and of 6 and 4, which they exceed."""
+    model = randomise(GEViT.rotmnist(cyclic(4), kernel_size=9, channels=(4,) * 5, heads=1)).double().eval()
+    assert equivariance_error(model, cyclic(4), torch.randn(1, 1, 24, 24, dtype=torch.float64)) <= 1e-10
 
 
 @pytest.mark.parametrize(
@@ -85,22 +109,23 @@ def test_volumes(on_device, randomise):
 
 
 def test_block(randomise, check_copies):
-    for width, norm in ((6, "layer"), (8, "batch")):
-        options = {"heads": 2, "kernel_size": 3, "norm": norm}
+    for width, norm, crop in ((6, "global", 1), (6, "layer", 0), (8, "batch", 0)):
+        options = {"heads": 2, "kernel_size": 3, "norm": norm, "crop": crop}
         block = randomise(GroupAttentionBlock(cyclic(4), 6, width, **options)).eval()
         x = torch.randn(2, 6, 4, 5, 6)
-        assert block(x).shape == (2, width, 4, 5, 6)
+        assert block(x).shape == (2, width, 4, 5 - 2 * crop, 6 - 2 * crop)
         assert equivariance_error(block.double(), cyclic(4), x.double()) <= 1e-10
         check_copies(lambda w=width, o=options: GroupAttentionBlock(cyclic(4), 6, w, **o).eval(), block.float(), x)
 
 
 def test_block_formula(on_device, randomise):
-    block = randomise(GroupAttentionBlock(cyclic(4), 6, 8, heads=2, kernel_size=3)).double()
+    """The crop comes before the bottleneck, whose norms see what is left."""
+    block = randomise(GroupAttentionBlock(cyclic(4), 6, 8, heads=2, kernel_size=3, crop=1)).double()
     x = torch.randn(2, 6, 4, 5, 6, dtype=torch.float64)
     norm1, _, attention, norm2, _, _ = block.attention
     down, norm3, _, up, norm4 = block.mlp
     swish = torch.nn.functional.silu
-    y = block.shortcut(x) + swish(norm2(attention(swish(norm1(x)))))
+    y = (block.shortcut(x) + swish(norm2(attention(swish(norm1(x))))))[..., 1:-1, 1:-1]
     torch.testing.assert_close(block(x), y + norm4(up(swish(norm3(down(y))))), rtol=0, atol=1e-12)
 
 

@@ -8,6 +8,7 @@ from tg_equiattn.nn import (
     GroupPooling,
     Pointwise,
     RegularBatchNorm,
+    RegularGlobalNorm,
     RegularLayerNorm,
     SpatialCrop,
     SpatialMaxPool,
@@ -23,9 +24,22 @@ def test_norm_is_layer_norm_over_channels(on_device, randomise):
     assert torch.autograd.gradcheck(norm, x[:1, :, :1, :2, :2].detach().requires_grad_())
 
 
+def test_global_norm_is_one_mean_and_variance_an_image(on_device, randomise):
+    norm = randomise(RegularGlobalNorm(7)).double()
+    x = torch.randn(2, 7, 4, 3, 5, dtype=torch.float64)
+    axes = (1, 2, 3, 4)
+    mean, std = x.mean(axes, keepdim=True), x.var(axes, correction=0, keepdim=True).add(1e-12).sqrt()
+    shape = (1, 7, 1, 1, 1)
+    expected = (x - mean) / std * norm.weight.view(shape) + norm.bias.view(shape)
+    torch.testing.assert_close(norm(x), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(norm(x[:1]), norm(x)[:1], rtol=0, atol=1e-12)
+    assert torch.autograd.gradcheck(norm, x[:, :, :1, :2, :2].detach().requires_grad_())
+    assert (randomise(RegularLayerNorm(7, 1e-12)).double()(x) - norm(x)).abs().max() > 0.1  # negative control
+
+
 def test_layers_without_pixels():
     x = torch.randn(4, 3)
-    for module in (RegularLayerNorm(3), RegularBatchNorm(3), Pointwise(3, 3)):
+    for module in (RegularGlobalNorm(3), RegularLayerNorm(3), RegularBatchNorm(3), Pointwise(3, 3)):
         torch.testing.assert_close(module(x), module(x[:, :, None, None])[..., 0, 0], rtol=0, atol=1e-6)
 
 
@@ -51,6 +65,7 @@ def test_pointwise_is_a_linear_map(on_device, randomise):
 @pytest.mark.parametrize(
     "module",
     [
+        RegularGlobalNorm(3),
         RegularLayerNorm(3),
         RegularBatchNorm(3),
         GroupPooling("max"),
@@ -85,8 +100,9 @@ def test_pool_of_an_odd_side_would_break_the_symmetry():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_norm_in_half_precision(on_device, dtype, randomise):
-    norm = randomise(RegularLayerNorm(7))
+@pytest.mark.parametrize("kind", [RegularGlobalNorm, RegularLayerNorm])
+def test_norm_in_half_precision(on_device, kind, dtype, randomise):
+    norm = randomise(kind(7))
     x = 100 + torch.randn(2, 7, 4, 3, 3)
     out = norm(x.to(dtype))
     assert out.dtype == dtype
@@ -96,6 +112,8 @@ def test_norm_in_half_precision(on_device, dtype, randomise):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: RegularGlobalNorm(0), "channels must be a positive integer, got 0"),
+        (lambda: RegularGlobalNorm(3)(torch.zeros(2, 4, 4)), r"input must have shape \(B, 3, ...\), got \(2, 4, 4\)"),
         (lambda: RegularLayerNorm(0), "channels must be a positive integer, got 0"),
         (lambda: RegularLayerNorm(3)(torch.zeros(2, 4, 4)), r"input must have shape \(B, 3, ...\), got \(2, 4, 4\)"),
         (lambda: RegularBatchNorm(3)(torch.zeros(2, 4, 4)), r"input must have shape \(B, 3, ...\), got \(2, 4, 4\)"),

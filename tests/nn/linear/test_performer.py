@@ -169,6 +169,7 @@ def test_gradcheck(name, make):
 
     values = [p.detach().clone().requires_grad_() for p in layer.parameters()]
     assert torch.autograd.gradcheck(call, (x, *values), fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, (x, *values), fast_mode=True)
 
 
 @pytest.mark.parametrize("dim", [1, 3])

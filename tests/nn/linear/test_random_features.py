@@ -137,3 +137,43 @@ def test_two_processes_give_the_gradients_of_one(tmp_path):
         assert torch.equal(projection, single.blocks[1].attention.features.projection)
         for got, wanted in zip(grads, expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_a_transformed_pass_is_one_step():
+    """However many samples or directions it goes through; a draw within it is an ordinary tensor, and stays."""
+    layer = PerformerAttention(8, 8, 2, position=None, redraw_interval=2).double()
+    plain = copy.deepcopy(layer)
+    x = torch.randn(3, 9, 8).double()
+    passes = [
+        lambda: torch.vmap(layer)(x),
+        lambda: torch.func.grad(lambda x: layer(x).square().sum())(x[0]),
+        lambda: torch.func.hessian(lambda t: layer(t * x[0]).square().sum())(torch.tensor(0.3).double()),
+        lambda: torch.func.jacfwd(lambda t: layer(t * x[0]).square().sum())(torch.tensor(0.3).double()),
+        lambda: torch.vmap(torch.func.grad(lambda x: layer(x).square().sum()))(x),
+    ]
+    for run in passes:
+        run()
+        plain(x[0])
+        assert torch.equal(layer.features.projection, plain.features.projection)
+        assert torch.equal(layer.features.get_extra_state(), plain.features.get_extra_state())
+    assert int(layer.features.get_extra_state()[1]) == 2
+    torch.testing.assert_close(torch.vmap(layer.eval())(x)[1], layer(x[1]))
+
+
+def test_ensembles_draw_outside():
+    """Stacked directions are not drawn again under vmap: that raises, and in eval they are used as they are."""
+    members = [PerformerAttention(8, 8, 2, position=None, redraw_interval=1).double() for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(members)
+    x = torch.randn(9, 8).double()
+
+    def run(parameters, buffers):
+        return torch.func.functional_call(members[0], (parameters, buffers), (x,))
+
+    torch.vmap(run)(parameters, buffers)
+    with pytest.raises(
+        RuntimeError, match=r"cannot be redrawn while a transform.*eval\(\).*redraw_features\(\) outside"
+    ):
+        torch.vmap(run)(parameters, buffers)
+    members[0].eval()
+    for got, member in zip(torch.vmap(run)(parameters, buffers), members, strict=True):
+        torch.testing.assert_close(got, member.eval()(x))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...precision import full_precision
+from ..backend import refuse_forward_mode
 from ..second_derivatives import second_derivatives
 from . import factorised
 from .plain_attention import plain_group_attention
@@ -69,6 +70,7 @@ def group_attention_op(
     offsets of the window, or with ``kernel_size`` 0 (global) those of all pairs. ``index`` is (H, T, S), or (T, S)
     for the pointwise relation h = t.
     """
+    refuse_forward_mode()
     if query.numel() == 0:
         return query.new_zeros(query.shape[0], value.shape[1], index.shape[0], *query.shape[3:])
     with torch.no_grad(), full_precision(query.device):
@@ -121,6 +123,7 @@ def group_attention_backward_op(
     seed: Tensor, kernel_size: int, selection: Sequence[int], dropout: float, path: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key, value, rho_space and rho_group."""
+    refuse_forward_mode()
     if query.numel() == 0:
         empty = [x.new_zeros(x.shape) for x in (query, key, value, rho_space, rho_group)]
         return empty[0], empty[1], empty[2], empty[3], empty[4]

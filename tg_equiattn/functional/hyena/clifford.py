@@ -19,7 +19,7 @@ from torch import Tensor
 from ... import checks
 from ...precision import full_precision
 from ...transforms import transformed
-from ..backend import use_plain, use_triton
+from ..backend import refuse_forward_mode, use_plain, use_triton
 
 GRADE_SIZES = (1, 3, 3, 1)
 GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # of each component
@@ -133,6 +133,7 @@ def _fused_product(x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
     """Products of (8, C, T) in one kernel, with weights by grade path (20, C) or without any."""
     from . import triton_clifford as kernels
 
+    refuse_forward_mode()
     return kernels.product(x, y, weight)
 
 
@@ -146,6 +147,7 @@ def _fused_gradients(grad: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) 
     """Those of x, y and the weights, which are of no size where there are none."""
     from . import triton_clifford as kernels
 
+    refuse_forward_mode()
     return kernels.gradients(grad, x, y, weight)
 
 

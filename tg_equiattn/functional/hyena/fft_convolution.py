@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...precision import full_precision
-from ..backend import use_plain
+from ..backend import refuse_forward_mode, use_plain
 
 SAME_LENGTH_MODES = ("circular", "causal")
 _BLOCK_NUMBERS = {"cpu": 1 << 22, "other": 1 << 26}  # numbers of one operand transformed at a time
@@ -110,6 +110,7 @@ def _convolve_block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, cor
 
 @torch.library.custom_op("tg_equiattn::fft_convolution", mutates_args=())
 def _operator(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
+    refuse_forward_mode()
     components, channels, rows, length = a.shape
     if not a.numel():
         return torch.zeros_like(a, memory_format=torch.contiguous_format)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...precision import full_precision
+from ..backend import refuse_forward_mode
 from .cross_product_attention import cross_product_attention, cross_product_attention_backward
 from .plain_vector_attention import second_derivatives_by_queries, tokens_there
 
@@ -33,6 +34,7 @@ def torch_vector_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y (3, G, N), T (G, N, 9) and log-sum-exps (G, N) of q, k, v (3, G, N), zero beyond their own lengths (G,), None
     where all are N, with scale (G,)."""
+    refuse_forward_mode()
     with full_precision(q.device):
         q, k, v = (x.permute(1, 2, 0) for x in (q, k, v))
         mixed, lse = cross_product_attention(q, k, _outer(k, v), tokens_there(lengths, q.shape[1]), scale)
@@ -50,6 +52,7 @@ def torch_vector_attention_backward(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: Tensor,
     out: Tensor, mixed: Tensor, lse: Tensor, grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    refuse_forward_mode()
     with full_precision(q.device):
         shift = (grad * out).sum(0)[..., None]
         q, k, v, grad = (x.permute(1, 2, 0) for x in (q, k, v, grad))
@@ -83,6 +86,7 @@ def fused_vector_attention(
     """sum_j p_ij (q_i x k_j) x v_j (3, G, N), and what backward needs (G, N)."""
     from . import triton_vector_attention as kernels  # here, as Triton may be missing
 
+    refuse_forward_mode()
     return kernels.forward(q, k, v, _lengths(q, lengths), scale)
 
 
@@ -98,6 +102,7 @@ def fused_vector_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     from . import triton_vector_attention as kernels
 
+    refuse_forward_mode()
     return kernels.backward(q, k, v, _lengths(q, lengths), scale, out, peaks, totals, grad)
 
 

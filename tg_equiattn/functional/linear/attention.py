@@ -85,7 +85,7 @@ def check_operands(projection: Tensor, scale: float | None, **operands: Tensor) 
             f"{', '.join(names)} and {last} must be (B, heads, N, d), or (N, heads, d) with batch, alike but for "
             f"value's last axis, got {', '.join(shapes[:-1])} and {shapes[-1]}"
         )
-    if projection.ndim != 2 or projection.shape[1] != query.shape[-1] or not len(projection):
+    if projection.ndim != 2 or projection.shape[1] != query.shape[-1] or not projection.shape[0]:
         raise ValueError(f"projection must be (m, {query.shape[-1]}), got {tuple(projection.shape)}")
     if projection.requires_grad:
         raise ValueError("projection must not require a gradient: random features are drawn, not learned")
@@ -109,7 +109,7 @@ def linear_attention_of_nodes(
 def feature_norm(query: Tensor, projection: Tensor, scale: float | None) -> Tensor:
     """The part of a query's log features that is the same for all of them, (..., 1)."""
     size = abs(score_scale(query, scale))
-    return -query.square().sum(-1, keepdim=True) * (size / 2) - math.log(len(projection))
+    return -query.square().sum(-1, keepdim=True) * (size / 2) - math.log(projection.shape[0])
 
 
 def _attention_in_rows(

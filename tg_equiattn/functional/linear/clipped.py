@@ -23,8 +23,8 @@ _FLOOR = 1e-30  # of the largest weight: below it float32 cannot tell a weight f
 def sum_aggregation(value: Tensor, pattern: Pattern) -> Tensor:
     """Sum, for every row of a sparse relation, of the values (N, C) of its columns, (rows, C)."""
     with full_precision(value.device):
-        ones = value.new_ones(1, len(pattern.col))
-        return edge_sum(ones, value[None], pattern.crow, pattern.col, pattern.back)[0]
+        ones = value.new_ones(1, pattern.col.shape[0])
+        return edge_sum(ones, value[None], pattern)[0]
 
 
 def clipped_attention(
@@ -80,7 +80,7 @@ def clipped_attention(
     heads, width = query.shape[1], query.shape[-1]
     neighbours.check_nodes(query.shape[0] if query.ndim == 3 else query.shape[0] * query.shape[2])
     table = distance_table
-    if table.ndim != 3 or (len(table), table.shape[2]) != (heads, width) or table.shape[1] < 2:
+    if table.ndim != 3 or (table.shape[0], table.shape[2]) != (heads, width) or table.shape[1] < 2:
         raise ValueError(
             f"distance_table must be ({heads}, k + 1, {width}) with k at least 1, got {tuple(table.shape)}"
         )
@@ -106,8 +106,8 @@ def clipped_attention_of_nodes(
     weights = _distance_weights(query, distance_table, projection, scale)
     reach, dtype = distance_table.shape[1] - 1, weights.dtype
     bins = neighbours.bins(reach)
-    sums = aggregate(value.flatten(1).to(dtype), bins)[:-1].view(len(value), reach, *value.shape[1:])
-    counts = bins.crow.diff()[:-1].view(len(value), reach)
+    sums = aggregate(value.flatten(1).to(dtype), bins)[:-1].view(value.shape[0], reach, *value.shape[1:])
+    counts = bins.crow.diff()[:-1].view(value.shape[0], reach)
     return _mean_by_distance(value.to(dtype), weights, sums, counts.to(dtype), rows).to(value.dtype)
 
 
@@ -129,9 +129,11 @@ def _distance_weights(query: Tensor, table: Tensor, projection: Tensor, scale: f
 def _mean_by_distance(value: Tensor, weights: Tensor, sums: Tensor, counts: Tensor, rows: Rows) -> Tensor:
     """The formula, from R without the node itself, sums (N, k, heads, e), and the numbers of nodes in it (N, k)."""
     with full_precision(value.device):
-        near, far = weights[..., :-1], weights[..., -1:]
         graph, size = rows.graph_sum(value)
         far_count = size - counts.sum(1) - 1
+        present = torch.cat([torch.ones_like(counts[:, :1]), counts[:, 1:], far_count[:, None]], 1) > 0
+        weights = weights / torch.where(present[:, None], weights.detach(), 0.0).amax(-1, keepdim=True)
+        near, far = weights[..., :-1], weights[..., -1:]
         rest = graph - sums.sum(1) - value
         rest = torch.where(far_count[:, None, None] > 0, rest, 0.0)
         numerator = far * rest + near[..., :1] * value

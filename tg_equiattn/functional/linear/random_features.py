@@ -62,4 +62,4 @@ def softmax_features(x: Tensor, projection: Tensor) -> Tensor:
         >>> bool((estimate / (q @ k.T).exp() - 1).abs() < 0.02)
         True
     """
-    return (x @ projection.T - x.square().sum(-1, keepdim=True) / 2).exp() / math.sqrt(len(projection))
+    return (x @ projection.T - x.square().sum(-1, keepdim=True) / 2).exp() / math.sqrt(projection.shape[0])

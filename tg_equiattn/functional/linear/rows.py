@@ -100,7 +100,7 @@ def rows_of(query: Tensor, mask: Tensor | None, batch: Tensor | None, batch_size
     if query.ndim == 3:
         if mask is not None:
             raise ValueError("mask must be None where query is ragged, (N, heads, d): leave the masked nodes out")
-        return Rows(len(query), checks.batch_index(batch, batch_size, query), batch)
+        return Rows(query.shape[0], checks.batch_index(batch, batch_size, query), batch)
     if batch is not None:
         raise ValueError("batch must be None where query is dense, (B, heads, N, d): use mask")
     graphs, _, length, _ = query.shape

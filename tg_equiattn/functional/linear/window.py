@@ -65,7 +65,7 @@ def window_attention(
     heads = query.shape[1]
     far_bias = query.new_zeros(heads) if far_bias is None else far_bias
     neighbours.check_nodes(query.shape[0] if query.ndim == 3 else query.shape[0] * query.shape[2])
-    shapes = {"pair_bias": (heads, len(neighbours.offsets)), "self_bias": (heads,), "far_bias": (heads,)}
+    shapes = {"pair_bias": (heads, neighbours.offsets.shape[0]), "self_bias": (heads,), "far_bias": (heads,)}
     for (name, shape), bias in zip(shapes.items(), (pair_bias, self_bias, far_bias), strict=True):
         if tuple(bias.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(bias.shape)}")
@@ -99,7 +99,7 @@ def window_attention_of_nodes(
         far, far_level = far.to(dtype).transpose(0, 1), far_level.transpose(0, 1)
         self_score = ((q * k).sum(-1) + self_bias[:, None]).unsqueeze(-1)
         pattern = neighbours.pattern
-        scores = edge_dot(q, k, pattern.crow, pattern.col, pattern.back) + pair_bias.to(dtype)
+        scores = edge_dot(q, k, pattern) + pair_bias.to(dtype)
         if neighbours.exists is not None:
             scores = scores.masked_fill(~neighbours.exists, -torch.inf)
         index = pattern.row.expand_as(scores)
@@ -108,6 +108,6 @@ def window_attention_of_nodes(
         near = (scores - top.index_select(1, pattern.row)).exp()
         total = torch.zeros_like(top).scatter_add(1, index, near)
         own, other = (self_score - top[..., None]).exp(), (far_level - top[..., None]).exp()
-        out = edge_sum(near, v, pattern.crow, pattern.col, pattern.back) + own * v + other * far
+        out = edge_sum(near, v, pattern) + own * v + other * far
         out = out / (total[..., None] + own + other)
     return out.transpose(0, 1).to(out_dtype)

@@ -3,7 +3,7 @@
 from .attention import GroupAttention, LiftingAttention
 from .block import GroupAttentionBlock
 from .ge_vit import GEViT
-from .norm import RegularBatchNorm, RegularLayerNorm
+from .norm import RegularBatchNorm, RegularGlobalNorm, RegularLayerNorm
 from .pointwise import Pointwise
 from .pooling import GlobalPooling, GroupPooling, SpatialCrop, SpatialMaxPool
 
@@ -16,6 +16,7 @@ __all__ = [
     "LiftingAttention",
     "Pointwise",
     "RegularBatchNorm",
+    "RegularGlobalNorm",
     "RegularLayerNorm",
     "SpatialCrop",
     "SpatialMaxPool",

@@ -16,6 +16,11 @@ from ...groups import FiniteGroup, check_group
 from .pointwise import Pointwise
 
 
+def _fitting_shape(group: FiniteGroup, kernel_size: int | None) -> str:
+    """A disk where the group has elements that do not map a square window to itself."""
+    return "square" if kernel_size is None or bool(group.lattice.all()) else "disk"
+
+
 class _Attention(nn.Module):
     """Projections, encoding and tables that lifting and group attention share."""
 
@@ -32,7 +37,8 @@ class _Attention(nn.Module):
         head_channels: int | None,
         kernel_size: int | None,
         encoding: str,
-        neighbourhood: str,
+        encoding_eps: float,
+        neighbourhood: str | None,
         dropout: float,
         scale: float | None,
         backend: str,
@@ -45,9 +51,11 @@ class _Attention(nn.Module):
         checks.positive(head_channels=head_channels)
         checks.probability(dropout=dropout)
         checks.scale(scale)
+        checks.positive_number(encoding_eps=encoding_eps)
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
         self.heads, self.head_channels = heads, head_channels
-        self.neighbourhood = Neighbourhood(group.dim, kernel_size, neighbourhood)
+        shape = _fitting_shape(group, kernel_size) if neighbourhood is None else neighbourhood
+        self.neighbourhood = Neighbourhood(group.dim, kernel_size, shape)
         check_window_backend(backend, self.neighbourhood)
         self.dropout, self.scale, self.encoding_name, self.backend = dropout, scale, encoding, backend
         self.query = Pointwise(in_channels, heads * head_channels)
@@ -56,17 +64,22 @@ class _Attention(nn.Module):
         self.out = Pointwise(heads * head_channels, out_channels)
         # a pixel where x = 0, too, looks at some places more than at others
         nn.init.normal_(cast(Tensor, self.query.bias))
-        self.encoding = make_encoding(encoding, group.dim, head_channels, elements)
-        # float64 geometry kept as int64 bits: .to(dtype) would round a floating point buffer, and rounded offsets
-        # of two elements no longer agree exactly.
+        self.encoding = make_encoding(encoding, group.dim, head_channels, elements, encoding_eps)
         exact = group.matrices if kernel_size is None else rotated_offsets(group.matrices, self.neighbourhood)
-        geometry = exact.contiguous().view(torch.int64).to(self.out.weight.device)
-        self.register_buffer("geometry", geometry, persistent=False)
+        self.register_buffer("geometry", exact.to(self.out.weight.device), persistent=False)
+
+    def _apply(self, fn, recurse=True):
+        """Geometry goes where parameters go and stays float64: rounded offsets of two elements no longer agree."""
+        exact = self.geometry
+        super()._apply(fn, recurse)
+        self.geometry = exact.to(self.geometry.device)
+        return self
 
     def offsets(self, spatial: tuple[int, ...]) -> Tensor:
         """Offsets seen from every element, ``(|H|, D, d)`` float64, for a grid of this size."""
-        geometry = self.geometry.view(torch.float64)
-        return rotated_offsets(geometry, self.neighbourhood, spatial) if self.neighbourhood.is_global else geometry
+        if self.neighbourhood.is_global:
+            return rotated_offsets(self.geometry, self.neighbourhood, spatial)
+        return self.geometry
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each ``(B, heads, head_channels, [|H|,] *spatial)``."""
@@ -82,11 +95,12 @@ class _Attention(nn.Module):
         return self.out(out.flatten(1, 2))
 
     def extra_repr(self) -> str:
+        window = "" if self.neighbourhood.is_global else f", neighbourhood={self.neighbourhood.shape!r}"
+        backend = "" if self.backend == "auto" else f", backend={self.backend!r}"
         return (
             f"{self.group!r}, {self.in_channels}, {self.out_channels}, heads={self.heads}, "
-            f"head_channels={self.head_channels}, kernel_size={self.neighbourhood.kernel_size}, "
-            f"encoding={self.encoding_name!r}, neighbourhood={self.neighbourhood.shape!r}"
-            + ("" if self.backend == "auto" else f", backend={self.backend!r}")
+            f"head_channels={self.head_channels}, kernel_size={self.neighbourhood.kernel_size}{window}, "
+            f"encoding={self.encoding_name!r}{backend}"
         )
 
 
@@ -103,9 +117,13 @@ class LiftingAttention(_Attention):
         out_channels: channels of the output.
         heads: attention heads.
         head_channels: width of a head; ``None`` means half of ``out_channels``, as published.
-        kernel_size: odd side of the window in pixels, or ``None`` for global attention at any image size.
+        kernel_size: odd side of the window in pixels, or ``None`` for global attention at any image size. A window may
+            be larger than the image; outside is masked, as at any border.
         encoding: ``"axial"``, ``"joint"`` or ``"full"``; see :mod:`tg_equiattn.encodings`.
-        neighbourhood: ``"square"`` or ``"disk"``.
+        encoding_eps: of the layer norm in the encoding's MLP; the published models have 1e-12.
+        neighbourhood: ``"square"`` or ``"disk"``; ``None`` means the disk where the group has elements that do not map
+            the pixel grid to itself (rotations by 45 degrees), which a square window serves badly, and the square
+            elsewhere. Global attention has none.
         dropout: probability of dropping an attention weight in training.
         scale: c; ``None`` means :math:`1/\sqrt{\mathrm{head\_channels}}` (the published code uses the input width).
         backend: ``"torch"``, ``"triton"`` (windows only, on CUDA) or ``"auto"``; see
@@ -137,15 +155,16 @@ class LiftingAttention(_Attention):
         head_channels: int | None = None,
         kernel_size: int | None = 5,
         encoding: str = "axial",
-        neighbourhood: str = "square",
+        encoding_eps: float = 1e-5,
+        neighbourhood: str | None = None,
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            encoding=encoding, neighbourhood=neighbourhood, dropout=dropout, scale=scale, backend=backend,
-            elements=None,
+            encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood, dropout=dropout, scale=scale,
+            backend=backend, elements=None,
         )  # fmt: skip
         nothing = torch.zeros(len(group), 1, 1, dtype=torch.int64, device=self.out.weight.device)
         self.register_buffer("index", nothing, persistent=False)
@@ -170,7 +189,7 @@ class GroupAttention(_Attention):
             (:math:`t^{-1}s`), ``"relative"`` (:math:`t^{-1}s` with h = t only, :math:`|H|` times cheaper), or ``"gsa"``
             (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, is kept to reproduce the comparison, and warns.
         group, in_channels, out_channels, heads, head_channels, kernel_size: as :class:`LiftingAttention`.
-        encoding, neighbourhood, dropout, scale, backend: as :class:`LiftingAttention`.
+        encoding, encoding_eps, neighbourhood, dropout, scale, backend: as :class:`LiftingAttention`.
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
@@ -200,7 +219,8 @@ class GroupAttention(_Attention):
         kernel_size: int | None = 5,
         relation: str = "ge_vit",
         encoding: str = "axial",
-        neighbourhood: str = "square",
+        encoding_eps: float = 1e-5,
+        neighbourhood: str | None = None,
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
@@ -208,8 +228,8 @@ class GroupAttention(_Attention):
         check_group(group)
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            encoding=encoding, neighbourhood=neighbourhood, dropout=dropout, scale=scale, backend=backend,
-            elements=len(group),
+            encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood, dropout=dropout, scale=scale,
+            backend=backend, elements=len(group),
         )  # fmt: skip
         self.relation = relation
         index = relation_index(group, relation).to(self.out.weight.device)

@@ -11,13 +11,15 @@ from ...groups import FiniteGroup
 from .attention import GroupAttention
 from .norm import make_norm
 from .pointwise import Pointwise
+from .pooling import SpatialCrop
 
 
 class GroupAttentionBlock(nn.Module):
     r"""Norm, swish, group attention, norm, swish, dropout, shortcut; then a pointwise bottleneck, norm, shortcut.
 
     .. math::
-        y &= \mathrm{shortcut}(x) + \mathrm{drop}(\sigma(\mathrm{norm}(\mathrm{attn}(\sigma(\mathrm{norm}(x)))))) \\
+        y &= \mathrm{crop}\big(\mathrm{shortcut}(x)
+            + \mathrm{drop}(\sigma(\mathrm{norm}(\mathrm{attn}(\sigma(\mathrm{norm}(x))))))\big) \\
         z &= y + \mathrm{norm}(W_2\, \sigma(\mathrm{norm}(W_1\, y)))
 
     The shortcut is the identity, or a pointwise map where the width changes; the bottleneck has half the width.
@@ -25,11 +27,13 @@ class GroupAttentionBlock(nn.Module):
     Args:
         group, in_channels, out_channels, heads: as :class:`GroupAttention`.
         value_dropout: probability of dropping an output of the attention in training.
-        norm: ``"layer"`` (:class:`RegularLayerNorm`, as published) or ``"batch"`` (:class:`RegularBatchNorm`).
+        norm: ``"global"`` (:class:`RegularGlobalNorm`, as published), ``"layer"`` (:class:`RegularLayerNorm`) or
+            ``"batch"`` (:class:`RegularBatchNorm`).
+        crop: pixels to remove at each side before the bottleneck.
         attention: further arguments of :class:`GroupAttention` (``kernel_size``, ``relation``, ``dropout``, ...).
 
     Shapes:
-        ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
+        ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial - 2 crop)``.
 
     Source: GSA-Nets Fig. F.1, with the order of the published code.
     """
@@ -42,7 +46,8 @@ class GroupAttentionBlock(nn.Module):
         *,
         heads: int,
         value_dropout: float = 0.0,
-        norm: str = "layer",
+        norm: str = "global",
+        crop: int = 0,
         **attention: Any,
     ) -> None:
         super().__init__()
@@ -57,6 +62,7 @@ class GroupAttentionBlock(nn.Module):
         )
         same = in_channels == out_channels
         self.shortcut = nn.Identity() if same else Pointwise(in_channels, out_channels)
+        self.crop = SpatialCrop(crop)
         hidden = max(out_channels // 2, 1)
         self.mlp = nn.Sequential(
             Pointwise(out_channels, hidden),
@@ -67,5 +73,5 @@ class GroupAttentionBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.shortcut(x) + self.attention(x)
+        x = self.crop(self.shortcut(x) + self.attention(x))
         return x + self.mlp(x)

@@ -3,10 +3,43 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import checks
 from .pointwise import columns
+
+
+class RegularGlobalNorm(nn.GroupNorm):
+    r"""One mean and variance an image, over channels, group elements and pixels.
+
+    .. math:: y = \gamma_c\,(x - \mathrm{mean}\,x) / \sqrt{\mathrm{var}\,x + \epsilon} + \beta_c
+
+    Equivariant to every permutation of pixels and group elements; images do not see each other. What the published
+    GSA-Nets and GE-ViT models call layer normalisation.
+
+    Args:
+        channels: number of channels.
+        eps: added to the variance.
+
+    Shapes:
+        ``(B, channels, *any)`` -> the same.
+
+    Source: the published models of GSA-Nets and GE-ViT (a group norm with a single group, eps 1e-12).
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-12) -> None:
+        checks.positive(channels=channels)
+        super().__init__(1, channels, eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[1] != self.num_channels:
+            raise ValueError(f"input must have shape (B, {self.num_channels}, ...), got {tuple(x.shape)}")
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        return F.group_norm(wide, 1, self.weight, self.bias, self.eps).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_channels}, eps={self.eps}"
 
 
 class RegularLayerNorm(nn.Module):
@@ -23,7 +56,8 @@ class RegularLayerNorm(nn.Module):
     Shapes:
         ``(B, channels, *any)`` -> the same.
 
-    Source: Ba et al. 2016, as placed in GSA-Nets Fig. F.1.
+    Source: Ba et al. 2016, as transformers have it. The published GSA-Nets and GE-ViT models, whose papers say layer
+    normalisation, have :class:`RegularGlobalNorm`.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -50,9 +84,10 @@ class RegularLayerNorm(nn.Module):
 class RegularBatchNorm(nn.BatchNorm1d):
     """Batch normalisation of regular features: one mean and variance a channel, over images, group elements and pixels.
 
-    Equivariant like :class:`RegularLayerNorm`, and in small networks much easier to train: normalising every pixel by
-    itself, as layer normalisation does, forgets how strongly the features of a pixel respond. In training, images of a
-    batch see each other's statistics; in eval mode they do not. The same as ``escnn.nn.InnerBatchNorm``.
+    Equivariant like :class:`RegularGlobalNorm`. In small networks it is much easier to train than
+    :class:`RegularLayerNorm`, which normalises every pixel by itself and so forgets how strongly its features respond.
+    In training, images of a batch see each other's statistics; in eval mode they do not. The same as
+    ``escnn.nn.InnerBatchNorm``.
 
     Shapes:
         ``(B, channels, *any)`` -> the same.
@@ -64,7 +99,11 @@ class RegularBatchNorm(nn.BatchNorm1d):
         return super().forward(columns(x)).view_as(x)
 
 
-NORMS: dict[str, type[nn.Module]] = {"layer": RegularLayerNorm, "batch": RegularBatchNorm}
+NORMS: dict[str, type[nn.Module]] = {
+    "global": RegularGlobalNorm,
+    "layer": RegularLayerNorm,
+    "batch": RegularBatchNorm,
+}
 
 
 def make_norm(name: str, channels: int) -> nn.Module:

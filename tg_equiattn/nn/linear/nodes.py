@@ -13,6 +13,7 @@ from ...functional.linear.clipped import Aggregate
 from ...functional.linear.rows import Rows
 from ...grids import PixelGrid
 from ...neighbours import Neighbours
+from ...offsets import GIVEN, whole_offsets
 from .positions import Position
 
 
@@ -26,7 +27,7 @@ class Nodes:
 
     Attributes:
         x: ``(nodes, C)``, zero where masked.
-        pos: ``(nodes, dim)``, zero where masked, or ``None``.
+        pos: ``(nodes, dim)``, zero where masked, or ``None`` where they are not needed.
         neighbours: near pairs among all nodes; only where they are needed.
         rows: which nodes form a graph.
         aggregate: how values are summed over pairs.
@@ -63,7 +64,9 @@ class Nodes:
                 pos = grid.pos(x.device, torch.promote_types(x.dtype, torch.float32))
                 pos = pos.repeat(graphs, 1).view(*self.shape, -1)
         near = position.needs_neighbours and count > 0
-        if pos is not None or position.needs_positions or (near and neighbours is None and grid is None):
+        if not position.needs_positions and not (near and neighbours is None and grid is None):
+            pos = None
+        else:
             pos = checks.positions(pos, (*self.shape, position.pos_dim), x, position.why)
             pos = _zero_where_masked(pos, mask).reshape(-1, position.pos_dim)
         self.x, self.pos = _zero_where_masked(x, mask).reshape(-1, x.shape[-1]), pos
@@ -74,6 +77,8 @@ class Nodes:
             neighbours = grid.neighbours(graphs, x.device)
         elif neighbours is None:
             neighbours = position.find_neighbours(cast(Tensor, pos), _graph_of_each(x, mask, batch, graphs))
+        elif position.whole_offsets:
+            whole_offsets(neighbours.offsets, what=GIVEN)
         neighbours.check_nodes(count, position.pos_dim)
         self.neighbours = neighbours if mask is None else neighbours.restricted(mask.flatten())
 
@@ -108,7 +113,7 @@ def _graph_of_each(x: Tensor, mask: Tensor | None, batch: Tensor | None, graphs:
     batch = torch.arange(graphs, device=x.device).repeat_interleave(x.shape[1])
     if mask is None:
         return batch
-    return torch.where(mask.flatten(), batch, graphs + torch.arange(len(batch), device=x.device))
+    return torch.where(mask.flatten(), batch, graphs + torch.arange(batch.shape[0], device=x.device))
 
 
 def _zero_where_masked(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -137,11 +137,14 @@ class PerformerAttention(nn.Module):
             mask: bool ``(B, N)``, true for the nodes that exist; the output of the others is zero.
             batch: sorted int64 ``(N,)`` graph index; ``None`` means one graph.
             batch_size: number of graphs; ``None`` reads it from ``batch``.
-            pos: ``(B, N, pos_dim)`` or ``(N, pos_dim)`` positions.
+            pos: ``(B, N, pos_dim)`` or ``(N, pos_dim)`` positions. Offsets are their differences, in their precision:
+                give those far from the origin, such as map coordinates of 5e6 m, in float64, which x need not be.
             grid: the nodes of every graph are all pixels of this grid, in row order; stands for ``batch``, ``pos``
                 and ``neighbours``.
             neighbours: near pairs among all nodes, counted through the batch. Without it they are found from ``pos``:
-                Manhattan distance below ``max_distance``, rounded to whole offsets for tables.
+                Manhattan distance below ``max_distance``, at most 1,000 a node on average (see
+                :func:`~tg_equiattn.neighbours.near_pairs`). ``"clipped"`` and tables need offsets that are whole up to
+                rounding.
             aggregate: how ``"clipped"`` sums values over the pairs of a sparse relation; see
                 :func:`~tg_equiattn.functional.clipped_attention`.
         """
@@ -170,7 +173,7 @@ class PerformerAttention(nn.Module):
 
     @property
     def whole_offsets(self) -> bool:
-        """Whether offsets index a table, and are rounded to whole numbers."""
+        """Whether offsets index a table, or are counted as distances, and have to be whole numbers up to rounding."""
         return self.positions.whole_offsets
 
     def extra_repr(self) -> str:

@@ -13,6 +13,7 @@ from ...functional.linear.attention import linear_attention_of_nodes
 from ...functional.linear.clipped import clipped_attention_of_nodes
 from ...functional.linear.window import window_attention_of_nodes
 from ...neighbours import Neighbours, near_pairs
+from ...offsets import offsets_between
 from ..children import reset_children
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Position(nn.Module):
     Attributes:
         needs_positions: whether :meth:`encode` or :meth:`forward` read the positions of nodes.
         needs_neighbours: whether :meth:`forward` reads near pairs.
-        whole_offsets: whether offsets of near pairs are rounded to whole numbers.
+        whole_offsets: whether offsets of near pairs have to be whole numbers, up to rounding.
         key_heads: heads that have keys.
         extra_channels: of queries and keys at the random features, beside those of a head.
         why: what an error says positions are needed for.
@@ -99,11 +100,10 @@ class NearPosition(Position):
     def find_neighbours(self, pos: Tensor, batch: Tensor | None) -> Neighbours:
         reach = self.max_distance + (self.pos_dim / 2 if self.whole_offsets else 0)
         target, source = near_pairs(pos, reach, batch=batch)
-        offsets = pos[source] - pos[target]
+        offsets = offsets_between(pos, target, source, self.whole_offsets)
         if not self.whole_offsets:
-            return Neighbours(target, source, offsets, len(pos))
-        offsets = offsets.round() if offsets.is_floating_point() else offsets
-        return Neighbours(target, source, offsets, len(pos), offsets.abs().sum(-1) < self.max_distance)
+            return Neighbours(target, source, offsets, pos.shape[0])
+        return Neighbours(target, source, offsets, pos.shape[0], offsets.abs().sum(-1) < self.max_distance)
 
 
 class ClippedPosition(NearPosition):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.linear.random_features import orthogonal_projection
+from ...kept import ordinary_tensors
 
 
 def _draw(seed: int, number: int, like: Tensor) -> Tensor:
@@ -37,10 +38,14 @@ class RandomFeatures(nn.Module):
         dim: width of queries and keys.
         redraw_interval: training steps, that is forward passes in training mode, between draws; ``None`` means draws
             happen in :meth:`redraw_features` only. Passes that activation checkpointing repeats in backward do not
-            count; they use the directions of the time, so call backward before the next draw.
+            count; they use the directions of the time, so call backward before the next draw. A call that a transform
+            of ``torch.func`` makes counts as one step, however many samples or tangents it goes through at once; what
+            is drawn in it stays drawn. Where the transform goes through the directions themselves, as through the
+            stacked buffers of an ensemble, a draw that is due raises.
 
     Raises:
         ValueError: for arguments that are not positive integers.
+        RuntimeError: where a draw is due while a transform of ``torch.func`` goes through the directions.
     """
 
     projection: Tensor
@@ -80,10 +85,20 @@ class RandomFeatures(nn.Module):
             if torch.compiler.is_compiling():
                 _redraw_when_due(self.projection, self._clock, self.seed, self.redraw_interval)
             elif torch._C._current_graph_task_id() == -1:  # not a checkpointed pass repeated in backward
-                if int(self._clock[0]) >= self.redraw_interval:
-                    self.redraw_features()
-                self._clock[0] += 1
+                self._count_step(self.redraw_interval)
         return self.projection
+
+    def _count_step(self, interval: int) -> None:
+        with ordinary_tensors():
+            if int(self._clock[0]) >= interval:
+                for name, buffer in (("projection", self.projection), ("seed", self.seed)):
+                    if torch._C._functorch.is_functorch_wrapped_tensor(buffer):
+                        raise RuntimeError(
+                            f"random features cannot be redrawn while a transform of torch.func goes through {name}: "
+                            "call eval(), or leave redraw_interval at None and call redraw_features() outside"
+                        )
+                self.redraw_features()
+            self._clock[0] += 1
 
     def get_extra_state(self) -> Tensor:
         return self._clock.clone()

@@ -86,7 +86,8 @@ class RelativePerformer(nn.Module):
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
-    Source: relative-performer appendix A.2 (the paper trains with learning rate 5e-4 and batches of 22 images).
+    Source: relative-performer appendix A.2 (the paper trains with learning rate 5e-4 and batches of 22 images). The
+    paper's code reads classes off a class token, without a last norm.
 
     Example:
         >>> import torch
@@ -141,7 +142,7 @@ class RelativePerformer(nn.Module):
             pos = grid.pos(x.device, torch.promote_types(x.dtype, torch.float32))
             x = x + self.absolute(pos).to(x.dtype)
         first: Any = self.blocks[0]
-        near = grid.neighbours(len(image), x.device) if first.attention.needs_neighbours else None
+        near = grid.neighbours(image.shape[0], x.device) if first.attention.needs_neighbours else None
         for block in self.blocks:
             x = block(x, grid=grid, neighbours=near)
         return self.readout(x, lambda x: x.mean(1))

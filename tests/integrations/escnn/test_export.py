@@ -1,0 +1,76 @@
+"""What leaves escnn: plain torch modules, and with backend="plain" nothing but torch's standard operators."""
+
+import contextlib
+import io
+
+import pytest
+import torch
+
+with contextlib.redirect_stdout(io.StringIO()):
+    from escnn import gspaces, nn
+
+from tg_equiattn.integrations.escnn import GEViT, R2GroupAttention, R2LiftingAttention
+
+GSPACE = gspaces.flipRot2dOnR2(2)
+IMAGE, HIDDEN = (nn.FieldType(GSPACE, 3 * [r]) for r in (GSPACE.trivial_repr, GSPACE.regular_repr))
+MODELS = {
+    "GEViT": lambda: GEViT(IMAGE, 5, channels=(6, 8), heads=2, kernel_size=3, pools=(1,)),
+    "global": lambda: R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=None),
+    "mixed": lambda: nn.SequentialModule(
+        R2LiftingAttention(IMAGE, HIDDEN, heads=2, kernel_size=3, backend="plain"),
+        nn.InnerBatchNorm(HIDDEN),
+        nn.ReLU(HIDDEN),
+        R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=3, relation="relative", backend="plain"),
+        nn.R2Conv(HIDDEN, IMAGE, 3, padding=1),
+    ),
+}
+
+
+def exported(name, randomise):
+    model = randomise(MODELS[name](), 0.3).eval()
+    return model, model.export() if name == "mixed" else model.export(backend="plain")
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", MODELS)
+def test_plain_export_traces(name, randomise):
+    """For other batch sizes too, with no operator of our own."""
+    model, plain = exported(name, randomise)
+    traced = torch.jit.trace(plain, torch.randn(2, model.in_type.size, 6, 8))
+    assert "tg_equiattn::" not in str(traced.inlined_graph)
+    x = torch.randn(5, model.in_type.size, 6, 8)
+    torch.testing.assert_close(traced(x), model(model.in_type(x)).tensor, rtol=0, atol=1e-5)
+
+
+def test_without_it_our_operator_is_left(randomise):
+    """Negative control."""
+    model = MODELS["GEViT"]()
+    with pytest.warns(torch.jit.TracerWarning):
+        traced = torch.jit.trace(model.export(), torch.randn(2, 3, 6, 8))
+    assert "tg_equiattn::" in str(traced.inlined_graph)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("name", MODELS)
+def test_plain_export_to_onnx(name, randomise, tmp_path):
+    """Standard operators only, for batches and images of all sizes, in ONNX's own reference implementation."""
+    onnx, reference = pytest.importorskip("onnx"), pytest.importorskip("onnx.reference")
+    model, plain = exported(name, randomise)
+    auto = torch.export.Dim.AUTO
+    x = torch.randn(2, model.in_type.size, 6, 8)
+    torch.onnx.export(plain, (x,), dynamo=True, dynamic_shapes=({0: auto, 2: auto, 3: auto},)).save(tmp_path / "m.onnx")
+    saved = onnx.load(tmp_path / "m.onnx")
+    assert {node.domain for node in saved.graph.node} == {""}
+    session = reference.ReferenceEvaluator(saved)
+    for shape in ((2, 6, 8), (3, 8, 10)):
+        x = torch.randn(shape[0], model.in_type.size, *shape[1:])
+        (out,) = session.run(None, {saved.graph.input[0].name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(out), model(model.in_type(x)).tensor, rtol=0, atol=1e-4)
+
+
+def test_unknown_backends_are_refused():
+    with pytest.raises(ValueError, match="backend must be one of"):
+        MODELS["GEViT"]().export(backend="onnx")
+    with pytest.raises(ValueError, match="with global attention, got 'triton'"):
+        MODELS["global"]().export(backend="triton")

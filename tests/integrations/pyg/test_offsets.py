@@ -1,0 +1,116 @@
+"""Offsets where whole ones are needed, positions far from the origin, and clouds of too many near pairs."""
+
+import pytest
+import torch
+from tg_equiattn.integrations.pyg import RelativePerformerConv
+
+from tg_equiattn.neighbours import near_pairs
+from tg_equiattn.nn import PerformerAttention
+
+LATTICE = torch.cartesian_prod(torch.arange(5), torch.arange(7))
+
+
+@pytest.fixture(params=["window", "clipped"])
+def whole_conv(request, make_conv):
+    """A layer that needs whole offsets."""
+    return make_conv(request.param)
+
+
+def lattice_edges():
+    target, source = near_pairs(LATTICE, 3)
+    return torch.stack([source, target])
+
+
+def ways(conv, x, pos):
+    """Calls that have offsets of positions: found, along edges, and as edge features."""
+    edges = lattice_edges()
+    return {
+        "found": lambda: conv(x, pos=pos),
+        "edges": lambda: conv(x, edges, pos=pos),
+        "edge_attr": lambda: conv(x, edges, pos[edges[0]] - pos[edges[1]], pos),
+    }
+
+
+@pytest.mark.parametrize("way", ["found", "edges", "edge_attr"])
+@pytest.mark.parametrize("scale", [0.5, 1 / 7, 1.01])
+def test_fractional_offsets_are_refused(way, scale, whole_conv):
+    """Rounded they would be those of other positions: of positions in [0, 1] all would be zero."""
+    x = torch.randn(35, 12, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"whole numbers.*scale pos to the unit of its grid, or take offset='mlp'"):
+        ways(whole_conv, x, LATTICE.double() * scale)[way]()
+
+
+@pytest.mark.parametrize("way", ["found", "edges", "edge_attr"])
+@pytest.mark.parametrize(
+    ("shift", "dtype"),
+    [
+        (3.7, torch.float32),
+        (3.7, torch.float64),
+        (1e5 / 3, torch.float32),
+        (-1e6 / 7, torch.float64),
+        (5e6, torch.float32),
+        (1e9 / 3, torch.float64),
+    ],
+)
+def test_shifted_lattices_stay_lattices(way, shift, dtype, whole_conv, equal):
+    x = torch.randn(35, 12, dtype=torch.float64)
+    expected = whole_conv(x, pos=LATTICE)
+    equal(ways(whole_conv, x, (LATTICE.double() + shift).to(dtype))[way](), expected)
+
+
+def test_float32_refuses_positions_that_it_does_not_hold(whole_conv):
+    pos = (LATTICE.double() + 1e9 / 3).float()
+    for way in ("found", "edges"):
+        with pytest.raises(ValueError, match="pos must be float64 so far from the origin"):
+            ways(whole_conv, torch.randn(35, 12, dtype=torch.float64), pos)[way]()
+
+
+def test_neighbours_with_fractional_offsets_are_refused(whole_conv, make_conv):
+    pos = LATTICE / 7
+    near = make_conv(offset="mlp").neighbours(lattice_edges(), pos=pos, num_nodes=35)
+    with pytest.raises(ValueError, match=r"offsets \(edge_attr\) must be whole numbers"):
+        whole_conv(torch.randn(35, 12, dtype=torch.float64), neighbours=near)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("position", [{"offset": "mlp"}, {"position": "sinusoid"}])
+def test_map_coordinates(position, dtype, make_conv, error):
+    """Of 5e6 m, in float64, beside features of either precision: exact. In float32 they are not, as is documented."""
+    conv = make_conv(**position).to(dtype)
+    x, pos = torch.randn(35, 12, dtype=dtype), 4 * torch.rand(35, 2, dtype=torch.float64)
+    origin = torch.tensor([4.5e5, 5e6], dtype=torch.float64)
+    expected = conv(x, pos=pos)
+    moved = conv(x, pos=pos + origin)
+    assert moved.dtype == dtype
+    if "offset" in position:
+        assert error(moved, expected) < (1e-5 if dtype == torch.float32 else 1e-8)
+        assert error(conv(x, pos=(pos + origin).float()), expected) > 1e-3
+    else:  # which sees a translation through its features, but no rounding of the positions
+        rounded = conv.double()(x.double(), pos=pos + origin)
+        assert error(moved.double(), rounded) < (1e-4 if dtype == torch.float32 else 1e-12)
+        assert error(conv(x.double(), pos=(pos + origin).float()), rounded) > 1e-2
+
+
+@pytest.mark.parametrize("options", [{"offset": "table"}, {"offset": "mlp"}, {"position": "clipped"}])
+def test_clouds_of_too_many_near_pairs_are_refused(options):
+    x, pos = torch.randn(3000, 12), torch.rand(3000, 2)
+    conv = RelativePerformerConv(12, 12, 3, **options)
+    for call in (lambda: conv(x, pos=pos), lambda: PerformerAttention(12, 12, 3, **options)(x, pos=pos)):
+        with pytest.raises(ValueError, match=r"more than 1000 pairs a node.*edge_index.*max_distance, or scale pos"):
+            call()
+
+
+@pytest.mark.filterwarnings("ignore:.*searchsorted.*non-contiguous")
+def test_vmap_over_positions(make_conv, equal):
+    """Along edges; where pairs are to be found, shapes would depend on what vmap goes through."""
+    conv, x, edges = make_conv(offset="mlp"), torch.randn(35, 12, dtype=torch.float64), lattice_edges()
+    pos = LATTICE + torch.rand(3, 35, 2, dtype=torch.float64)
+    out = torch.vmap(lambda pos: conv(x, edges, pos=pos))(pos)
+    for k in range(3):
+        equal(out[k], conv(x, edges, pos=pos[k]))
+    with pytest.raises(ValueError, match=r"pos must not be what torch\.vmap goes through .* give edges"):
+        torch.vmap(lambda pos: conv(x, pos=pos))(pos)
+    clipped, shifted = make_conv("clipped"), LATTICE + pos[:, :1]
+    out = torch.vmap(lambda pos: clipped(x, edges, pos=pos))(shifted)
+    for k in range(3):
+        equal(out[k], clipped(x, edges, pos=shifted[k]))

@@ -1,0 +1,140 @@
+"""With every weight equal, ours are the published layers and networks, to rounding in float64."""
+
+import pytest
+import torch
+from published_models import (
+    PublishedAttention,
+    PublishedBlock,
+    PublishedNetwork,
+    copy_attention,
+    copy_block,
+    copy_network,
+    elements,
+)
+
+from tg_equiattn.groups import cyclic, dihedral, mirror
+from tg_equiattn.nn import GEViT, GroupAttention, GroupAttentionBlock, LiftingAttention
+
+GROUPS = {
+    "C4": (cyclic(4), elements(4)),
+    "C8": (cyclic(8), elements(8)),
+    "mirror": (mirror(), elements(1, mirror=True)),
+    "D4": (dihedral(4), elements(4, mirror=True)),  # by Eq. 17: the released code has another table
+}
+SETTINGS = {"encoding_eps": 1e-12, "neighbourhood": "square"}
+
+
+def difference(a, b):
+    assert a.shape == b.shape
+    return float(((a - b).abs().max() / b.abs().max()).detach())
+
+
+@pytest.mark.parametrize("window", [5, 9])
+@pytest.mark.parametrize("name", list(GROUPS))
+def test_lifting(name, window, randomise):
+    group, matrices = GROUPS[name]
+    ours = randomise(LiftingAttention(group, 3, 8, heads=3, kernel_size=window, **SETTINGS)).double()
+    theirs = PublishedAttention(matrices, 3, 8, 3, window, lifts=True).double()
+    copy_attention(ours, theirs)
+    x = torch.randn(2, 3, 7, 6, dtype=torch.float64)
+    assert difference(ours(x), theirs(x[:, :, None])) < 1e-12
+
+
+@pytest.mark.parametrize("window", [3, 9])
+@pytest.mark.parametrize("name", list(GROUPS))
+def test_group_attention(name, window, randomise):
+    group, matrices = GROUPS[name]
+    ours = randomise(GroupAttention(group, 5, 8, heads=2, kernel_size=window, **SETTINGS)).double()
+    theirs = PublishedAttention(matrices, 5, 8, 2, window).double()
+    copy_attention(ours, theirs)
+    x = torch.randn(2, 5, len(group), 4, 5, dtype=torch.float64)
+    assert difference(ours(x), theirs(x)) < 1e-12
+
+
+@pytest.mark.parametrize("width", [8, 12])
+def test_block(width, randomise):
+    group, matrices = GROUPS["C4"]
+    ours = randomise(GroupAttentionBlock(group, 8, width, heads=2, kernel_size=3, crop=1, **SETTINGS)).double()
+    theirs = PublishedBlock(matrices, 8, width, 2, 3, 1).double()
+    copy_block(ours, theirs)
+    x = torch.randn(2, 8, 4, 6, 6, dtype=torch.float64)
+    assert difference(ours(x), theirs(x)) < 1e-12
+
+
+LIKE = {  # side and pixels left of the images, ours, and the groups of the published configuration
+    "rotmnist": (
+        24, 4, {"channels": (8,) * 5, "heads": 2},
+        {"lifting": 8, "groups": (2, 3), "widths": (8, 8), "norm_between": False, "pool_last": False},
+    ),
+    "cifar10": (
+        8, 4, {"channels": (8, 8, 16, 16, 16, 16), "heads": 2},
+        {"lifting": 8, "groups": (2, 2, 2), "widths": (8, 16, 16), "norm_between": True, "pool_last": False},
+    ),
+    "patchcamelyon": (
+        72, 4, {"channels": (8, 16, 16, 32), "lifting_channels": 8, "heads": 2, "crops": (0, 2, 1, 1)},  # as published
+        {"lifting": 8, "groups": (0, 1, 2, 1), "widths": (8, 8, 16, 32), "norm_between": True, "pool_last": True},
+    ),
+}  # fmt: skip
+TRUE = {
+    "rotmnist": (28, 16, {}, LIKE["rotmnist"][3] | {"lifting": 20, "widths": (20, 20)}),
+    "cifar10": (32, 64, {}, LIKE["cifar10"][3] | {"lifting": 96, "widths": (96, 192, 192)}),
+    "patchcamelyon": (96, 9, {}, LIKE["patchcamelyon"][3] | {"lifting": 12, "widths": (12, 24, 48, 96)}),
+}
+
+
+def networks(preset, name, window, sizes, randomise, **change):
+    """Our model and the published one with its weights, the pixels a side of images, and our classifier's bias."""
+    side, pixels, options, configuration = sizes
+    group, matrices = GROUPS[name]
+    options = {"kernel_size": window, **options}
+    model = getattr(GEViT, preset)(group, **options)
+    ours = randomise(getattr(GEViT, preset)(group, **options | change), std=0.5).double().eval()
+    blocks = [m for m in model.blocks if hasattr(m, "shortcut")]
+    theirs = PublishedNetwork(
+        matrices, model.in_channels, model.num_classes, heads=options.get("heads", 9), window=window,
+        crops=[block.crop.margin for block in blocks], **configuration,
+    ).double()  # fmt: skip
+    copy_network(ours, theirs, pixels)
+    x = torch.randn(1, model.in_channels, side, side, dtype=torch.float64)
+    with torch.no_grad():
+        return ours(x), theirs(x) + ours.classifier.bias
+
+
+WHOLE = [
+    ("rotmnist", "C4", 5), ("rotmnist", "C4", 9), ("rotmnist", "C8", 3), ("cifar10", "mirror", 5),
+    ("patchcamelyon", "C4", 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("preset", "name", "window"), WHOLE)
+def test_whole_models(preset, name, window, randomise):
+    """Same structure, crops and pools as the published configurations, fewer channels and heads."""
+    assert difference(*networks(preset, name, window, LIKE[preset], randomise)) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "name"), [("rotmnist", "C4"), ("rotmnist", "C8"), ("cifar10", "mirror"), ("patchcamelyon", "C4")]
+)
+def test_presets_in_full_size(preset, name, randomise):
+    """PatchCamelyon with our crops, as the published ones leave a side of 7 to the last pool."""
+    assert difference(*networks(preset, name, 5, TRUE[preset], randomise)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"norm": "layer"}, {"encoding_eps": 1e-5}, {"relation": "lifted"}, {"neighbourhood": "disk"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_other_settings_are_other_models(change, randomise):
+    """Negative control: each of the settings that presets pin matters."""
+    assert difference(*networks("rotmnist", "C4", 5, LIKE["rotmnist"], randomise, **change)) > 1e-9
+
+
+def test_a_crop_after_the_block_is_another_model(randomise):
+    group, matrices = GROUPS["C4"]
+    ours = randomise(GroupAttentionBlock(group, 8, 8, heads=2, kernel_size=3, **SETTINGS)).double()
+    theirs = PublishedBlock(matrices, 8, 8, 2, 3, 1).double()
+    copy_block(ours, theirs)
+    x = torch.randn(2, 8, 4, 6, 6, dtype=torch.float64)
+    assert difference(ours(x)[..., 1:-1, 1:-1], theirs(x)) > 1e-3
