@@ -168,6 +168,35 @@ def test_radial_order_breaks_ties_by_shape():
     assert torch.equal(p[radial_order(motion() @ pos[:, p], sequences, scalars[:, p])], order)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_radial_order_of_a_chain_of_near_ties(dtype):
+    """Neighbouring radii agree within rounding, the first and the last do not: all stay as they came."""
+    step = {torch.float64: 0.5e-12, torch.float32: 0.4e-6}[dtype]
+    direction = torch.nn.functional.normalize(torch.randn(3, 9, dtype=torch.float64), dim=0)
+    radii = 1 + step * torch.randperm(9)
+    pos = (radii * direction).repeat(1, 2) * torch.tensor([1.0, -1.0]).repeat_interleave(9)
+    pos = torch.cat([pos, torch.zeros(3, 1), 2 * pos[:, [0, 9]]], 1)
+    order = radial_order(pos.to(dtype), Sequences.dense(1, 21, None, torch.device("cpu")))
+    # the shape of the cloud tells antipodes from others, not from each other
+    assert order[0] == 18
+    assert sorted(order[19:].tolist()) == [19, 20]
+    assert all(order.tolist().index(k) < order.tolist().index(k + 9) for k in range(9))
+    flat = torch.cat([pos[:, :18] / radii.repeat(2), pos[:, 18:]], 1) if dtype == torch.float64 else pos
+    assert torch.equal(radial_order(flat.to(dtype), Sequences.dense(1, 21, None, torch.device("cpu"))), order)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_radial_order_far_from_the_origin(dtype):
+    """What rounding makes of positions there is no difference of radii."""
+    pos = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=3)), dtype=torch.float64).T
+    pos = torch.cat([pos, 1.5 * pos], 1)
+    far = {torch.float64: 1e6, torch.float32: 1e3}[dtype]
+    sequences = Sequences.dense(1, 16, None, torch.device("cpu"))
+    for _ in range(20):
+        moved = (motion() @ pos + far * torch.randn(3, 1, dtype=torch.float64)).to(dtype)
+        assert radial_order(moved, sequences).tolist() == list(range(16))
+
+
 def test_nan_in_one_sequence_leaves_the_order_of_others():
     sizes = (5, 4, 7)
     pos = torch.randn(3, 16, dtype=torch.float64)

@@ -153,14 +153,14 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
         raise ValueError(f"batch must be int64 of shape ({nodes},), got {batch.dtype} of shape {shape}")
     if batch.device != x.device:
         raise ValueError(f"batch must be on {x.device} as the input is, got {batch.device}")
-    if values_are_free(batch) and len(batch):
+    if values_are_free(batch) and batch.shape[0]:
         if bool((batch.diff() < 0).any()):
             raise ValueError("batch must be sorted, got a graph index that decreases")
         if int(batch[0]) < 0 or (batch_size is not None and int(batch[-1]) >= batch_size):
             raise ValueError(f"batch must be in [0, {batch_size}), got {int(batch[0])} to {int(batch[-1])}")
     if batch_size is not None:
         return batch_size
-    return int(batch[-1]) + 1 if len(batch) else 0
+    return int(batch[-1]) + 1 if batch.shape[0] else 0
 
 
 def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .functional.backend import transformed
+from .transforms import transformed
 
 
 class LayerNorm(nn.LayerNorm):

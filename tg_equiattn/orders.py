@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .sequences import Sequences
+from .sequences import Sequences, _inverse
 
 ORDERS = ("input", "radial")
 
@@ -18,10 +18,17 @@ def radial_order(pos: Tensor, sequences: Sequences, scalars: Tensor | None = Non
 
     Distances that agree within rounding are told apart by further invariants, one after the other:
     :math:`x_i \cdot \sum_j |x_j|^2 x_j`, :math:`x_i \cdot \sum_j x_j x_j^\top x_i`, and a fixed combination of the
-    token's scalars. Tokens that agree in all of them, as those do that a symmetry of the cloud exchanges, stay as they
-    came. "Within rounding" means 1e-6 of the cloud's radius for float32 and 1e-12 for float64. In float32 clouds of
-    many thousand tokens radii come that close, and rounding decides: there give positions in float64, which features
-    need not be.
+    token's scalars. **Tokens that agree in all of them stay as they came**: those do that a symmetry of the cloud
+    exchanges, so relabelling the points of a ring or a lattice changes their order, and only of clouds without such
+    ties is the order independent of that of the tokens. Rotations, reflections and translations leave it alone in any
+    cloud.
+
+    "Within rounding" means that no two neighbours among the sorted distances are further apart than 1e-6 of the cloud's
+    radius for float32, 1e-12 for float64, or what rounding of the positions themselves makes of them far from the
+    origin; scalars agree within 1e-5 and 1e-10. In float32 clouds of many thousand tokens distances come that close by
+    chance: there give positions in float64, which features need not be.
+
+    The order jumps where two tokens exchange distances. No derivative sees that.
 
     Args:
         pos: ``(3, T)``.
@@ -31,28 +38,38 @@ def radial_order(pos: Tensor, sequences: Sequences, scalars: Tensor | None = Non
     Returns:
         ``order``, int64 ``(T,)``: token ``order[p]`` comes at place p. Padding stays at the end of its sequence.
     """
-    x = sequences.zero_padding(sequences.centred(pos.double()))
-    batch, tolerance = sequences.batch, 1e-12 if pos.dtype == torch.float64 else 1e-6
+    raw = sequences.zero_padding(pos.double())
+    x = sequences.zero_padding(sequences.centred(raw))
+    batch, rounding = sequences.batch, torch.finfo(pos.dtype).eps
     square = x.square().sum(0)
+    radius, reach = (_largest(y, sequences)[batch] for y in (square.sqrt(), raw.square().sum(0).sqrt()))
     skew = sequences.mean(square * x)[:, batch]
     spread = sequences.mean((x[:, None] * x[None]).flatten(0, 1))[:, batch].unflatten(0, (3, 3))
-    keys = [square.sqrt(), (x * skew).sum(0), (x * (spread * x).sum(1)).sum(0)]
-    sizes = [square.sqrt(), square.square(), square.square()]  # what a key may be rounding's alone against
-    if scalars is not None and len(scalars):
-        mixture = torch.arange(1, len(scalars) + 1, device=x.device, dtype=x.dtype).sqrt()
-        keys.append((mixture[:, None] * scalars.double()).sum(0))
-        sizes.append((mixture[:, None] * scalars.double().abs()).sum(0))
-    order = torch.arange(sequences.tokens, device=x.device)
+    # each with what it is divided by: radii that are off by a part in n make fourth powers off by four
+    keys = [
+        (square.sqrt(), radius),
+        ((x * skew).sum(0), 4 * radius**4),
+        ((x * (spread * x).sum(1)).sum(0), 4 * radius**4),
+    ]
+    tolerances = 3 * [torch.maximum(8 * rounding * reach / radius, radius.new_tensor(max(1e-12, 8 * rounding)))]
+    if scalars is not None and scalars.shape[0]:
+        mixture = torch.arange(1, scalars.shape[0] + 1, device=x.device, dtype=x.dtype).sqrt()[:, None]
+        size = _largest((mixture * scalars.double().abs()).sum(0), sequences)[batch]
+        keys.append(((mixture * scalars.double()).sum(0), size))
+        tolerances.append(torch.full_like(radius, max(1e-10, 80 * torch.finfo(scalars.dtype).eps)))
     group = 2 * batch if sequences.mask is None else 2 * batch + (~sequences.mask).long()
-    for key, size in zip(keys, sizes, strict=True):
-        size = key.new_zeros(sequences.count).scatter_reduce(0, batch, size, "amax")[batch]
+    for (key, size), tolerance in zip(keys, tolerances, strict=True):
         key = torch.where(size > 0, key / size, 0.0)
-        order = order[key[order].argsort(stable=True)]
+        order = key.argsort(stable=True)
         order = order[group[order].argsort(stable=True)]
-        sorted_key, sorted_group = key[order], group[order]
-        new = (sorted_key.diff() > tolerance) | (sorted_group.diff() != 0)
-        group = torch.empty_like(group).scatter_(0, order, torch.cat([new.new_zeros(1), new]).cumsum(0))
-    return order
+        apart = (key[order].diff() > tolerance[order][1:]) | (group[order].diff() != 0)
+        group = torch.cat([apart.new_zeros(1), apart]).cumsum(0)[_inverse(order)]
+    return group.argsort(stable=True)  # ties as they came: what rounding made of their keys is forgotten
+
+
+def _largest(x: Tensor, sequences: Sequences) -> Tensor:
+    """The largest of numbers (T,) that are not negative in each sequence, (B,)."""
+    return x.new_zeros(sequences.count).scatter_reduce(0, sequences.batch, x, "amax")
 
 
 def check_order(order: Tensor, sequences: Sequences) -> None:

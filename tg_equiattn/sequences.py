@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from . import checks
+from .transforms import transformed
 
 
 class _Gather(torch.autograd.Function):
@@ -32,9 +33,15 @@ class _Gather(torch.autograd.Function):
 
 
 def _gather(x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, kept: Tensor | None) -> Tensor:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or transformed():
         return x[..., to] if filled is None else torch.where(filled, x[..., to], 0.0)
     return _Gather.apply(x, to, filled, back, kept)
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """Where each token went: the inverse of a permutation (T,)."""
+    places = torch.arange(order.shape[0], device=order.device)
+    return torch.index_put(torch.zeros_like(order), (order,), places)
 
 
 class Sequences:
@@ -131,18 +138,18 @@ class Sequences:
         """:meth:`flat` for the tokens x (tokens, ...), with ``batch`` and ``batch_size`` as users give them."""
         if batch is not None or batch_size is not None:
             batch_size = checks.batch_index(batch, batch_size, x)
-        return cls.flat(len(x), batch, x.device, batch_size, max_num_nodes)
+        return cls.flat(x.shape[0], batch, x.device, batch_size, max_num_nodes)
 
     def ordered(self, order: Tensor) -> Sequences:
         """The same sequences with their tokens in another order: at place p comes token ``order[p]``, int64 (T,)."""
         out = Sequences(self.tokens, self.count, self.batch, self.sizes, self.mask)
         out._groups = self._groups
-        inverse = torch.empty_like(order).scatter_(0, order, torch.arange(self.tokens, device=order.device))
+        back = _inverse(order)
         if self._slots is None:
-            out._slots = order, None, inverse
+            out._slots = order, None, back
         else:
-            to, filled, back = self._slots
-            out._slots = order[to], filled, back[inverse]
+            to, filled, slots = self._slots
+            out._slots = order[to], filled, slots[back]
         return out
 
     def mix(self, kernel: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
@@ -196,12 +203,15 @@ def _padded_slots(starts: Tensor, sizes: Tensor, length: int, tokens: int) -> tu
 
 
 def token_blocks(function: Callable[..., Tensor], step: int, tensors: Iterable[Tensor]) -> Tensor:
-    """Apply a function of tokens (..., T) -> (rows, T) to blocks of ``step`` tokens; backward computes them again."""
+    """Apply a function of tokens (..., T) -> (rows, T) to blocks of ``step`` tokens; backward computes them again, but
+    under torch's transforms, which refuse that."""
     tensors = tuple(tensors)
     tokens = tensors[0].shape[-1]
-    if tokens <= step or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or tokens <= step:
         return function(*tensors)
     blocks = zip(*(x.split(step, -1) for x in tensors), strict=True)
+    if transformed():
+        return torch.cat([function(*block) for block in blocks], -1)
     if torch.is_grad_enabled():
         done = [
             torch.utils.checkpoint.checkpoint(function, *block, use_reentrant=False, preserve_rng_state=False)

@@ -149,7 +149,8 @@ plt.show()
 #
 # A convolution depends on the order of its tokens. ``order="input"``, the default, keeps the order of the nodes,
 # which means something in a chain. For unordered points ``order="radial"`` sorts by the distance to the centroid,
-# and relabelling points then changes nothing; it has a price, on :doc:`the page of guarantees </guarantees>`.
+# and relabelling points then changes nothing, unless a symmetry of the cloud exchanges points. But outputs jump where
+# two points exchange radii, so it is not for energies: see :doc:`the page of guarantees </guarantees>`.
 # ``VectorSelfAttention`` needs no order, and costs :math:`O(N^2)`.
 
 cloud, values, relabelled = torch.randn(30, 3), torch.randn(30, 7), torch.randperm(30)

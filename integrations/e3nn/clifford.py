@@ -30,7 +30,7 @@ class CliffordMLP(GradeLayout):
         multivectors between; by default the largest multiplicity of input or output
 
     num_blocks : int
-        number of blocks
+        number of blocks; with two, as by default, 0e and 1o reach every irrep there is here
 
     backend : {'auto', 'torch', 'triton'}
         what was measured faster on the device, today torch; torch; or fused kernels, which need a CUDA device or

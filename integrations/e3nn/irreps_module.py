@@ -44,7 +44,8 @@ class IrrepsModule(GradeLayout):
             features of shape ``(nodes, irreps_in.dim)``
 
         pos : `torch.Tensor`, optional
-            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, as one more 1o
+            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, as one more 1o. Give
+            large coordinates (UTM: 5e6) in float64, whatever the features are: float32 rounds them to 0.5
 
         batch : `torch.Tensor`, optional
             sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph

@@ -65,7 +65,18 @@ def describe(module: torch.nn.Module) -> str:
     return f"{type(module).__name__}({module.irreps_in} -> {module.irreps_out} | {weights} weights)"
 
 
-class GradeLayout(torch.nn.Module):
+class NotScriptable(torch.nn.Module):
+    """What torch.jit.script and e3nn's compiler cannot take, and says so."""
+
+    def __prepare_scriptable__(self):
+        """What torch.jit.script asks of a module and of all in it."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not support TorchScript (torch.jit.script): use torch.compile, or "
+            "torch.export to run a model without Python"
+        )
+
+
+class GradeLayout(NotScriptable):
     """Features of irreps that multivectors hold, to rows by grade and back; what the modules through them build on."""
 
     rows_in: Tensor

@@ -13,11 +13,11 @@ from tg_equiattn.orders import check_order
 from tg_equiattn.precision import full_precision
 from tg_equiattn.sequences import Sequences
 
-from .layout import Features, check_features
+from .layout import Features, NotScriptable, check_features
 
 
 @compile_mode("unsupported")
-class LongTensorProduct(torch.nn.Module):
+class LongTensorProduct(NotScriptable):
     r"""Tensor-product long convolution over the nodes of each graph, with learned path weights.
 
     .. math::
@@ -123,8 +123,8 @@ class LongTensorProduct(torch.nn.Module):
         """
         check_features("x1", x1, self._features[0], self._reference)
         check_features("x2", x2, self._features[1], self._reference)
-        if len(x1) != len(x2):
-            raise ValueError(f"x2 must have the {len(x1)} nodes of x1, got {len(x2)}")
+        if x1.shape[0] != x2.shape[0]:
+            raise ValueError(f"x2 must have the {x1.shape[0]} nodes of x1, got {x2.shape[0]}")
         sequences = Sequences.from_batch(x1, batch, batch_size, max_num_nodes)
         if order is not None:
             check_order(order, sequences)
@@ -133,7 +133,7 @@ class LongTensorProduct(torch.nn.Module):
 
     def convolve(self, x1: Tensor, x2: Tensor, sequences: Sequences) -> Tensor:
         """Evaluate on sequences that are known."""
-        if not len(x1):
+        if not x1.shape[0]:
             return x1.new_zeros(0, self.irreps_out.dim)
 
         def convolution(a: Tensor, b: Tensor, lengths: Tensor | None) -> Tensor:

@@ -35,9 +35,12 @@ class SE3HyenaOperator(IrrepsModule):
     products. Equivariant to rotations, reflections and translations. Axial vectors (1e) and pseudoscalars (0o) pass
     through the vector and the scalar stream and keep their parity.
 
-    A convolution depends on the order of the nodes: ``order='input'`` keeps it (chains, trajectories),
-    ``order='radial'`` sorts by the distance to the centroid, which makes the operator equivariant to permutations
-    (ties: :func:`tg_equiattn.orders.radial_order`).
+    A convolution depends on the order of the nodes. ``order='input'`` keeps it (chains, trajectories) and so knows
+    absolute indices: shifting the sequence changes the output. ``order='radial'`` sorts by the distance to the centroid
+    (:func:`tg_equiattn.orders.radial_order`). Outputs then jump where two nodes exchange distances, by 0.2 of their
+    spread with 10 nodes (:doc:`/guarantees`), so energies made with it are not conserved: it is not for dynamics,
+    relaxation or phonons. It makes the operator equivariant to permutations of clouds without ties; equivalent nodes of
+    symmetric ones keep the order they came in, get different outputs, and exchange them when relabelled.
 
     From the `SE(3)-Hyena Operator for Scalable Equivariant Learning <https://arxiv.org/abs/2407.01049>`_ paper,
     Algorithm 1; local context is the refinement of its authors' follow-up.
@@ -51,7 +54,7 @@ class SE3HyenaOperator(IrrepsModule):
         of query, key and value; by default ``irreps_in``
 
     order : {'input', 'radial'}
-        order of the nodes along the convolution; 'radial' needs ``pos``
+        order of the nodes along the convolution; 'radial' needs ``pos``, and is not for energies, see above
 
     local_context : bool
         whether nodes are first updated from their neighbours along ``edge_index``, by one Clifford message passing step
@@ -110,7 +113,7 @@ class SE3Hyena(IrrepsModule):
         whether to average the nodes of each graph before the last MLP
 
     order : {'input', 'radial'}
-        as :class:`SE3HyenaOperator`; found once
+        as :class:`SE3HyenaOperator`, with what is said there of jumps and ties; found once
 
     options
         ``mode``, ``local_context``, ``edge_channels``, ``mlp_channels``, ``gate_channels``, ``num_blocks``,

@@ -170,19 +170,17 @@ def long_convolution(q, k, lengths, mode, multiply=None):
 
 
 def cross_product_attention(q, k, v, lengths, scale=None):
-    """Vector self-attention of (B, N, C, 3), every pair's cross product formed."""
-    out = []
+    """Vector self-attention of (B, N, C, 3), one pair at a time."""
+    cross, out = torch.linalg.cross, []
     for q_b, k_b, v_b, n in zip(q, k, v, lengths, strict=True):
         factor = max(n, 1) ** -0.5 if scale is None else scale
-        total = torch.zeros_like(q_b)
-        if n:
-            q_b, k_b, v_b = (x[:n] for x in (q_b, k_b, v_b))
-            cross = torch.linalg.cross(q_b[:, None], k_b[None])  # (i, j, C, 3)
-            square = cross.square().sum(-1)
-            norm = torch.where(square > 0, square, 1.0).sqrt() * (square > 0)
-            score = (factor * norm).softmax(1)[..., None] * cross
-            total[:n] = torch.linalg.cross(score, v_b[None].expand_as(score)).sum(1) / n
-        out.append(total)
+        places = [torch.zeros_like(x) for x in q_b]
+        for i in range(n):
+            products = [cross(q_b[i], k_b[j]) for j in range(n)]
+            weights = torch.stack([factor * torch.linalg.vector_norm(c, dim=-1) for c in products]).softmax(0)
+            for w, c, v_j in zip(weights, products, v_b[:n], strict=True):
+                places[i] = places[i] + cross(w[:, None] * c, v_j) / n
+        out.append(torch.stack(places) if places else torch.zeros_like(q_b))
     return torch.stack(out)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .. import checks
+from ..transforms import transformed
 
 BACKENDS = ("auto", "torch", "triton", "plain")
 
@@ -40,17 +41,6 @@ def use_triton(backend: str, operator: str, device: torch.device) -> bool:
             f"to run kernels on the CPU in Triton's interpreter, slowly), got 'triton' with tensors on {device}"
         )
     return backend == "triton" or (backend == "auto" and operator in _FASTER and INSTALLED and device.type == "cuda")
-
-
-@torch.compiler.assume_constant_result
-def _functorch() -> bool:
-    return torch._C._are_functorch_transforms_active()
-
-
-def transformed() -> bool:
-    """Whether a transform of ``torch.func`` (``grad``, ``vmap``, ``jvp`` and what is made of them) or a level of
-    forward-mode differentiation is at work, in eager execution and while torch.compile traces."""
-    return _functorch() or forward_ad._current_level >= 0
 
 
 def use_plain(backend: str = "auto") -> bool:

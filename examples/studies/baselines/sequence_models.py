@@ -41,7 +41,7 @@ class LongConvolution(SequenceOperator):
 
     def mix(self, sequences: Sequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         def convolve(q: Tensor, k: Tensor, lengths: Tensor | None) -> Tensor:
-            return fft_convolution(q, k, lengths, "circular", False)
+            return fft_convolution(q, k, lengths, "circular")
 
         mixed = sequences.mix(convolve, query.T[None], key.T[None])[0].T
         return torch.sigmoid(self.gate(mixed)) * mixed * value

@@ -30,11 +30,12 @@ def compare(out, expected, qkv, rtol=1e-10, atol=1e-11):
 
 @pytest.mark.parametrize("sizes", [(11, 11, 11), (11, 1, 6), (0, 3, 11)])
 @pytest.mark.parametrize("scale", [None, 0.3, 0.0, 70.0])
-def test_equals_the_definition(scale, sizes, device):
+@pytest.mark.parametrize("backend", ["torch", "plain"])
+def test_equals_the_definition(backend, scale, sizes, device):
     """With scores up to several hundred at the largest scale, where exponentials overflow unless stabilised."""
     qkv = inputs()
     lengths = None if min(sizes) == N else torch.tensor(sizes, device=device)
-    out = vector_attention(*(x.to(device) for x in qkv), lengths, scale=scale)
+    out = vector_attention(*(x.to(device) for x in qkv), lengths, scale=scale, backend=backend)
     tolerance = (1e-10, 1e-11) if scale is None or scale < 1 else (1e-7, 1e-7)
     compare(out.cpu(), cross_product_attention(*qkv, sizes, scale), qkv, *tolerance)
 
@@ -52,9 +53,8 @@ def test_many_tiles(scale, count, n, sizes):
     """On the CPU a tile holds 131,072 scores of at most 512 keys: these take several, the last ones not full."""
     qkv = inputs(n, count=count)
     lengths = None if sizes is None else torch.tensor(sizes)
-    sizes = (n,) * count if sizes is None else sizes
     out = vector_attention(*qkv, lengths, scale=scale)
-    compare(out, cross_product_attention(*qkv, sizes, scale), qkv, 1e-7, 1e-7)
+    compare(out, vector_attention(*qkv, lengths, scale=scale, backend="plain"), qkv, 1e-7, 1e-7)
 
 
 def test_very_large_scores_stay_finite():
@@ -65,15 +65,57 @@ def test_very_large_scores_stay_finite():
     torch.testing.assert_close(out, cross_product_attention(*qkv, (N,) * B, 1e4), rtol=1e-2, atol=1e-2)
 
 
-def test_parallel_vectors_have_finite_gradients():
-    """Scores of zero, whose derivative is taken as zero."""
-    q, _, v = inputs()
-    k = (2 * q).detach().requires_grad_()
-    zero = torch.zeros_like(q).requires_grad_()
-    for key in (k, zero):
-        out = vector_attention(q, key, v)
-        assert out.isfinite().all()
-        assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), (q, key, v)))
+def degenerate():
+    """Triples q, k, v where some |q x k| = 0, with lengths or none."""
+    q, k, v = (x.detach() for x in inputs(5))
+    zero, third = torch.zeros_like(q), torch.tensor([5, 1, 0])
+    one_direction = torch.randn(B, 5, C, 1, dtype=torch.float64) * torch.randn(3, dtype=torch.float64)
+    return {
+        "parallel": (q, 3 * q, v, None),
+        "parallel by rounding": (one_direction, 0.7 * one_direction.flip(1), v, None),
+        "equal": (q, q, q, None),
+        "no query": (zero, k, v, None),
+        "no key": (q, zero, v, third),
+        "nothing": (zero, zero, zero, None),
+        "one token": (q[:, :1], k[:, :1], v[:, :1], None),
+        "short": (q, k, v, third),
+    }
+
+
+@pytest.mark.parametrize("name", degenerate())
+def test_all_derivatives_are_finite_where_scores_are_zero(name):
+    """The derivative of a score of zero is taken as zero."""
+    *qkv, lengths = degenerate()[name]
+    directions = [torch.randn_like(x) for x in qkv]
+    inside = [x.clone().requires_grad_() for x in qkv]
+    out = vector_attention(*inside, lengths)
+    firsts = torch.autograd.grad(out.sin().sum(), inside, create_graph=True)
+    seconds = torch.autograd.grad(sum((g * d).sum() for g, d in zip(firsts, directions, strict=True)), inside)
+    function = lambda *t: vector_attention(*t, lengths).sin().sum()  # noqa: E731
+    value, tangent = torch.func.jvp(function, tuple(qkv), tuple(directions))
+    assert torch.isfinite(torch.stack([value, tangent])).all()
+    torch.testing.assert_close(tangent, sum((g * d).sum() for g, d in zip(firsts, directions, strict=True)))
+    nested = torch.func.jvp(torch.func.grad(function, argnums=(0, 1, 2)), tuple(qkv), tuple(directions))
+    for got, wanted in zip((*nested[0], *nested[1]), (*firsts, *seconds), strict=True):
+        assert got.isfinite().all()
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_derivatives_of_many_blocks():
+    """Second derivatives go through blocks of queries, 262,144 pairs at a time on the CPU: here three, the last not
+    full; those of the plain formula through as many, checkpointed."""
+    qkv = inputs(331, count=1)
+    lengths = torch.tensor([320])
+    directions = [torch.randn_like(x) for x in qkv]
+
+    def second(backend):
+        out = vector_attention(*qkv, lengths, backend=backend)
+        firsts = torch.autograd.grad(out.sin().sum(), qkv, create_graph=True)
+        product = sum((g * d).sum() for g, d in zip(firsts, directions, strict=True))
+        return *firsts, *torch.autograd.grad(product, qkv)
+
+    for got, wanted in zip(second("auto"), second("plain"), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-7, atol=1e-7 * float(wanted.detach().abs().max()))
 
 
 @pytest.mark.parametrize("reflect", [False, True])
@@ -139,11 +181,24 @@ def test_gradcheck():
         )  # fmt: skip
 
 
-def test_second_derivatives_are_refused():
-    qkv = inputs()
-    (grad,) = torch.autograd.grad(vector_attention(*qkv).square().sum(), qkv[0], create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivatives"):
-        grad.square().sum().backward()
+@pytest.mark.parametrize("lengths", [None, torch.tensor([4, 2])])
+def test_gradgradcheck(lengths):
+    qkv = inputs(4, count=2)
+    assert torch.autograd.gradgradcheck(lambda *t: vector_attention(*t, lengths), qkv, fast_mode=True)
+
+
+def test_third_derivatives():
+    qkv = inputs(4, count=1)
+
+    def twice(backend):
+        total = vector_attention(*qkv, backend=backend).sin().sum()
+        for _ in range(2):
+            (grad,) = torch.autograd.grad(total, qkv[:1], create_graph=True)
+            total = grad.sin().sum()
+        return torch.autograd.grad(total, qkv)
+
+    for got, wanted in zip(twice("torch"), twice("plain"), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_nothing_to_attend():
@@ -159,11 +214,22 @@ def test_nothing_to_attend():
 
 def test_operators_registered():
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
-    operator = torch.ops.tg_equiattn.cross_product_attention.default
-    q, k, w = (torch.randn(2, 5, n).double().requires_grad_() for n in (3, 3, 7))
-    there, scale = torch.rand(2, 5) < 0.7, torch.ones(2).double()
-    for mask in (None, there):
-        torch.library.opcheck(operator, (q, k, w, mask, scale), test_utils=checks)
+    operator = torch.ops.tg_equiattn.vector_attention.default
+    q, k, v = (torch.randn(3, 2, 5).double().requires_grad_() for _ in range(3))
+    for lengths in (None, torch.tensor([3, 5])):
+        torch.library.opcheck(operator, (q, k, v, lengths, torch.ones(2).double()), test_utils=checks)
+
+
+def test_operators_refuse_forward_mode():
+    """Where they are called as such, as compiled and exported programs do: tangents would be zero without a word."""
+    operators = torch.ops.tg_equiattn
+    x = torch.randn(3, 2, 5)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        with pytest.raises(RuntimeError, match="forward-mode differentiation cannot"):
+            operators.vector_attention(dual, x, x, None, torch.ones(2))
+        with pytest.raises(RuntimeError, match="forward-mode differentiation cannot"):
+            operators.fft_convolution(dual[:, None], x[:, None], None, "circular", False)
 
 
 def test_memory_does_not_grow_with_pairs():

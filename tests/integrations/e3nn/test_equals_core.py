@@ -1,5 +1,7 @@
 """The e3nn modules against those of tg_equiattn.nn with the same parameters."""
 
+import inspect
+
 import pytest
 import torch
 from space import batch_of
@@ -49,7 +51,7 @@ def test_equal(case, double, device, randomise, equal):
 
 def test_clifford_mlp_on_multivectors(on_device, double, randomise, equal):
     module = irreps_modules.CliffordMLP("5x0e+5x1o+5x1e+5x0o", "3x0e+3x1o+3x1e+3x0o", 7, num_blocks=1)
-    core = core_modules.CliffordMLP(5, 3, 7)
+    core = core_modules.CliffordMLP(5, 3, 7, num_blocks=1)
     core.load_state_dict(randomise(module).state_dict())
     x = torch.randn(2, 11, 5, 8)
 
@@ -75,3 +77,15 @@ def test_order_of_irreps_is_only_layout(case, double, randomise, equal):
     pos, batch = torch.randn(19, 3), batch_of(SIZES)
     got = other(torch.cat([piece.flatten(1) for piece in pieces], 1), pos, batch)
     equal(torch.cat([got[:, 3:5], got[:, :3], got[:, 5:]], 1), module(x, pos, batch))
+
+
+def test_clifford_mlp_has_the_defaults_of_the_core():
+    by_name = [
+        {name: parameter.default for name, parameter in inspect.signature(modules.CliffordMLP).parameters.items()}
+        for modules in (irreps_modules, core_modules)
+    ]
+    names = ("hidden_channels", "num_blocks", "backend")
+    assert [by_name[0][name] for name in names] == [by_name[1][name] for name in names]
+    mlps = irreps_modules.CliffordMLP("3x0e+3x1o+3x1e+3x0o", "5x0e+5x1o+5x1e+5x0o"), core_modules.CliffordMLP(3, 5)
+    shapes = [{name: x.shape for name, x in mlp.state_dict().items()} for mlp in mlps]
+    assert shapes[0] == shapes[1]

@@ -75,6 +75,9 @@ def test_torchscript_is_refused(name):
         jit.script(torch.nn.Sequential(o3.Linear("2x0e", "2x0e"), make()))
     with pytest.raises(UserWarning, match=rf"Trying to script a module of type {name}"):
         jit.script(make())
+    for module in (make(), torch.nn.Sequential(torch.nn.Linear(2, 2), make())):
+        with pytest.raises(NotImplementedError, match=rf"{name} does not .* use torch.compile, or torch.export"):
+            torch.jit.script(module)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -177,12 +177,30 @@ def test_gradcheck(randomise):
     assert torch.autograd.gradcheck(lambda s, v, p: layer(s, v, batch=batch, pos=p), inputs)
 
 
-def test_second_derivatives_are_refused(make):
-    x = sample("plain", [7])
-    x["pos"].requires_grad_()
-    (force,) = torch.autograd.grad(make("plain")(**x)[1].square().sum(), x["pos"], create_graph=True)
-    with pytest.raises(RuntimeError, match="not implemented"):  # ours, or that of torch's scalar attention
-        force.square().sum().backward()
+@pytest.mark.parametrize("name", ["widths", "local"])
+def test_training_on_forces(name, make):
+    """Derivatives of forces by parameters against finite differences along a direction."""
+    layer, x = make(name), sample(name, [7, 5])
+    parameters = list(layer.parameters())
+    directions = [torch.randn_like(p) for p in parameters]
+
+    def loss():
+        positions = x["pos"].detach().requires_grad_()
+        energy = layer(**{**x, "pos": positions})[0].sum()
+        return torch.autograd.grad(energy, positions, create_graph=True)[0].square().sum()
+
+    def moved(step):
+        with torch.no_grad():
+            torch._foreach_add_(parameters, directions, alpha=step)
+        out = float(loss().detach())
+        with torch.no_grad():
+            torch._foreach_add_(parameters, directions, alpha=-step)
+        return out
+
+    gradients = torch.autograd.grad(loss(), parameters, materialize_grads=True)
+    got = float(sum((g * d).sum() for g, d in zip(gradients, directions, strict=True)))
+    wanted = (moved(1e-5) - moved(-1e-5)) / 2e-5
+    assert got == pytest.approx(wanted, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ... import checks
 from ...precision import full_precision
-from ..backend import use_triton
+from ...transforms import transformed
+from ..backend import refuse_forward_mode, use_plain, use_triton
 
 GRADE_SIZES = (1, 3, 3, 1)
 GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # of each component
@@ -87,7 +88,8 @@ def product_tables(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 def _tables_like(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    make = _make_tables if torch.compiler.is_compiling() else product_tables  # dynamo warns of caches
+    # dynamo warns of caches, and what is made under a transform is of no use after it
+    make = _make_tables if torch.compiler.is_compiling() or transformed() else product_tables
     return make(x.device, x.dtype)
 
 
@@ -131,6 +133,7 @@ def _fused_product(x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
     """Products of (8, C, T) in one kernel, with weights by grade path (20, C) or without any."""
     from . import triton_clifford as kernels
 
+    refuse_forward_mode()
     return kernels.product(x, y, weight)
 
 
@@ -144,6 +147,7 @@ def _fused_gradients(grad: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) 
     """Those of x, y and the weights, which are of no size where there are none."""
     from . import triton_clifford as kernels
 
+    refuse_forward_mode()
     return kernels.gradients(grad, x, y, weight)
 
 
@@ -181,10 +185,12 @@ _fused_gradients.register_autograd(_second_derivatives, setup_context=_save)
 
 def channelwise_product(x: Tensor, y: Tensor, weight: Tensor, backend: str = "auto") -> Tensor:
     """Products of multivectors (8, C, T) with weights by grade path (20, C)."""
-    if use_triton(backend, OPERATOR, x.device):
+    fused = use_triton(backend, OPERATOR, x.device)
+    plain = use_plain(backend)
+    if fused and not plain:
         return _fused_product(x, y, weight)
     weight = _weights_by_component(weight)
-    if torch.compiler.is_compiling():  # which fuses, and keeps nothing either
+    if plain or torch.compiler.is_compiling():  # which fuses, and keeps nothing either
         right = y.index_select(0, _tables_like(y)[0]).unflatten(0, (COMPONENTS, COMPONENTS))
         return (right * weight[..., None] * x).sum(1)
     return _ChannelwiseProduct.apply(x, y, weight)
@@ -200,8 +206,8 @@ def geometric_product(x: Tensor, y: Tensor, *, backend: str = "auto") -> Tensor:
 
     Args:
         x, y: multivectors, components (1; e1, e2, e3; e23, e31, e12; e123) last.
-        backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``; or ``"triton"``, one
-            fused kernel, which needs a CUDA device or Triton's interpreter.
+        backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``, or ``"plain"``, which is
+            the same; or ``"triton"``, one fused kernel, which needs a CUDA device or Triton's interpreter.
 
     Shapes:
         ``(..., 8)`` each, broadcast against each other -> ``(..., 8)``.
@@ -227,7 +233,7 @@ def geometric_product(x: Tensor, y: Tensor, *, backend: str = "auto") -> Tensor:
         checks.half_precision(**{name: value})
     if x.dtype != y.dtype or x.device != y.device:
         raise ValueError(f"y must be {x.dtype} on {x.device} as x is, got {y.dtype} on {y.device}")
-    if use_triton(backend, OPERATOR, x.device):
+    if use_triton(backend, OPERATOR, x.device) and not use_plain(backend):
         x, y = torch.broadcast_tensors(x, y)
         rows = [z.reshape(-1, COMPONENTS).T[:, None] for z in (x, y)]
         return _fused_product(*rows, None)[:, 0].T.reshape(x.shape)

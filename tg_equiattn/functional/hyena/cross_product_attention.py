@@ -1,11 +1,10 @@
-r"""Softmax over the lengths of cross products, as PyTorch operators in O(N) memory: in torch, and fused in Triton.
+r"""Softmax over the lengths of cross products in O(N) memory, forward and backward, tile by tile.
 
     T_i = sum_j p_ij w_j,    p_ij = softmax_j( scale |q_i x k_j| )
 
 |q x k|^2 = |q|^2 |k|^2 - (q.k)^2 is a product of six quadratic features of q and six of k, so scores are the square
 root of a matrix product. Tiles of (queries, keys) stay in the cache; backward computes them again from the inputs and
-the saved log-sum-exps. Where a score is zero its derivative is taken as zero, as torch does for a norm. Second
-derivatives are not implemented. What the fused operator sums is told in :mod:`.triton_vector_attention`.
+the saved log-sum-exps. Where a score is zero its derivative is taken as zero, as torch does for a norm.
 
 The differences cancel where vectors are nearly parallel. So where matrix products may be rounded (TF32 on a GPU,
 bfloat16 on a CPU, as a user may have set), all but weights (p, and slopes of scores) enters as sums of parts that
@@ -19,8 +18,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-
-from ...precision import full_precision
 
 _TILE_SCORES = {"cpu": 1 << 17, "other": 1 << 26}  # scores of one tile
 _TILE_KEYS = 512  # of one tile, at most, on the CPU
@@ -106,131 +103,61 @@ def _tiles(groups: int, length: int, device: torch.device) -> Iterator[tuple[sli
             yield slice(g, min(g + together, groups)), slice(a, min(a + queries, length)), parts
 
 
-@torch.library.custom_op("tg_equiattn::cross_product_attention", mutates_args=())
 def cross_product_attention(
     q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """T (G, N, e) and log-sum-exps (G, N) of q, k (G, N, 3), w (G, N, e), keys that exist (G, N), scale (G,)."""
-    with full_precision(q.device):
-        groups, length, width = w.shape
-        a, b = _exact_factors(_query_features(q), _key_features(k) * scale[:, None, None].square())
-        ones = _parts_in_turn(torch.cat([w, torch.ones_like(w[..., :1])], -1))
-        sums = torch.zeros_like(ones)
-        top = w.new_full((groups, length, 1), torch.finfo(w.dtype).min)
-        stabilise = True
-        if q.device.type == "cpu" and w.numel():  # where looking is free
-            bound = q.square().sum(-1).amax(-1) * k.square().sum(-1).amax(-1)
-            stabilise = not bool((bound.sqrt() * scale < _SAFE).all())
-        if not stabilise:
-            top.zero_()
-        for group, query, parts in _tiles(groups, length, q.device):
-            total, highest = sums[group, query], top[group, query]
-            for n, key in enumerate(parts):
-                p = (a[group, query] @ b[group, key].mT).clamp_(min=0).sqrt_()
-                if mask is not None:
-                    p.masked_fill_(~mask[group, None, key], -math.inf)
-                if stabilise:
-                    peak = torch.maximum(highest, p.amax(-1, keepdim=True))
-                    p.sub_(peak)
-                    if n:
-                        total.mul_((highest - peak).exp_())
-                    highest.copy_(peak)
-                total.baddbmm_(p.exp_(), ones[group, key])
-        sums = _summed_parts(sums, width + 1)
-        normaliser = sums[..., width:].clamp(min=torch.finfo(w.dtype).tiny)
-        return sums[..., :width] / normaliser, normaliser.log().add_(top).squeeze(-1)
+    """sum_j p_ij w_j (G, N, e) and log-sum-exps (G, N) of q, k (G, N, 3), w (G, N, e), keys that exist (G, N), scale
+    (G,)."""
+    groups, length, width = w.shape
+    a, b = _exact_factors(_query_features(q), _key_features(k) * scale[:, None, None].square())
+    ones = _parts_in_turn(torch.cat([w, torch.ones_like(w[..., :1])], -1))
+    sums = torch.zeros_like(ones)
+    top = w.new_full((groups, length, 1), torch.finfo(w.dtype).min)
+    stabilise = True
+    if q.device.type == "cpu" and w.numel():  # where looking is free
+        bound = q.square().sum(-1).amax(-1) * k.square().sum(-1).amax(-1)
+        stabilise = not bool((bound.sqrt() * scale < _SAFE).all())
+    if not stabilise:
+        top.zero_()
+    for group, query, parts in _tiles(groups, length, q.device):
+        total, highest = sums[group, query], top[group, query]
+        for n, key in enumerate(parts):
+            p = (a[group, query] @ b[group, key].mT).clamp_(min=0).sqrt_()
+            if mask is not None:
+                p.masked_fill_(~mask[group, None, key], -math.inf)
+            if stabilise:
+                peak = torch.maximum(highest, p.amax(-1, keepdim=True))
+                p.sub_(peak)
+                if n:
+                    total.mul_((highest - peak).exp_())
+                highest.copy_(peak)
+            total.baddbmm_(p.exp_(), ones[group, key])
+    sums = _summed_parts(sums, width + 1)
+    normaliser = sums[..., width:].clamp(min=torch.finfo(w.dtype).tiny)
+    return sums[..., :width] / normaliser, normaliser.log().add_(top).squeeze(-1)
 
 
-@cross_product_attention.register_fake
-def _(q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor]:
-    return w.new_empty(w.shape), w.new_empty(w.shape[:2])
-
-
-@torch.library.custom_op("tg_equiattn::cross_product_attention_backward", mutates_args=())
 def cross_product_attention_backward(
-    q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor, out: Tensor, lse: Tensor, grad: Tensor
+    q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor, shift: Tensor, lse: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    with full_precision(q.device):
-        groups, length, width = w.shape
-        factor = scale[:, None, None].square()
-        a, b = _query_features(q), _key_features(k) * factor
-        shift = (grad * out).sum(-1, keepdim=True)
-        (left, right), (grads, values) = _exact_factors(a, b), _exact_factors(grad, w)
-        a, b, grad = _parts_in_turn(a), _parts_in_turn(b), _parts_in_turn(grad)
-        grad_a, grad_b, grad_w = torch.zeros_like(a), torch.zeros_like(b), torch.zeros_like(grad)
-        for group, query, parts in _tiles(groups, length, q.device):
-            for key in parts:
-                score = (left[group, query] @ right[group, key].mT).clamp_(min=0).sqrt_()
-                p = (score - lse[group, query, None]).exp_()
-                if mask is not None:
-                    p.masked_fill_(~mask[group, None, key], 0)
-                grad_w[group, key].baddbmm_(p.mT, grad[group, query])
-                slope = torch.baddbmm(shift[group, query], grads[group, query], values[group, key].mT, beta=-1)
-                slope.mul_(p).mul_(0.5)
-                slope.div_(score).masked_fill_(score == 0, 0)
-                grad_a[group, query].baddbmm_(slope, b[group, key])
-                grad_b[group, key].baddbmm_(slope.mT, a[group, query])
-        grad_a, grad_b, grad_w = _summed_parts(grad_a, 6), _summed_parts(grad_b, 6), _summed_parts(grad_w, width)
-        return _query_chain(q, grad_a), _key_chain(k, grad_b * factor), grad_w
-
-
-@cross_product_attention_backward.register_fake
-def _(q: Tensor, k: Tensor, w: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), w.new_empty(w.shape)
-
-
-def _save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs, *output)
-    ctx.set_materialize_grads(False)
-
-
-def _gradient(ctx, grad: Tensor | None, _: Tensor | None):
-    if grad is None:
-        return None, None, None, None, None
-    return *cross_product_attention_backward(*ctx.saved_tensors, grad.contiguous()), None, None
-
-
-@torch.library.custom_op("tg_equiattn::fused_cross_product_attention", mutates_args=())
-def fused_cross_product_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """sum_j p_ij (q_i x k_j) x v_j (3, G, N), and what backward needs (G, N)."""
-    from . import triton_vector_attention as kernels  # here, as Triton may be missing
-
-    return kernels.forward(q, k, v, lengths, scale)
-
-
-@fused_cross_product_attention.register_fake
-def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[1:]), q.new_empty(q.shape[1:])
-
-
-@torch.library.custom_op("tg_equiattn::fused_cross_product_attention_backward", mutates_args=())
-def fused_cross_product_attention_backward(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: Tensor,
-    out: Tensor, peaks: Tensor, totals: Tensor, grad: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    from . import triton_vector_attention as kernels
-
-    return kernels.backward(q, k, v, lengths, scale, out, peaks, totals, grad)
-
-
-@fused_cross_product_attention_backward.register_fake
-def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape)
-
-
-def _fused_gradient(ctx, grad: Tensor | None, *_: Tensor | None):
-    if grad is None:
-        return None, None, None, None, None
-    return *fused_cross_product_attention_backward(*ctx.saved_tensors, grad), None, None
-
-
-def _no_second_derivative(ctx, *grads):
-    raise NotImplementedError("second derivatives of vector attention are not implemented")
-
-
-cross_product_attention_backward.register_autograd(_no_second_derivative)
-cross_product_attention.register_autograd(_gradient, setup_context=_save)
-fused_cross_product_attention_backward.register_autograd(_no_second_derivative)
-fused_cross_product_attention.register_autograd(_fused_gradient, setup_context=_save)
+    """Gradients of q, k and w, given that of the sums, and what of it falls on the sums themselves, (G, N, 1)."""
+    groups, length, width = w.shape
+    factor = scale[:, None, None].square()
+    a, b = _query_features(q), _key_features(k) * factor
+    (left, right), (grads, values) = _exact_factors(a, b), _exact_factors(grad, w)
+    a, b, grad = _parts_in_turn(a), _parts_in_turn(b), _parts_in_turn(grad)
+    grad_a, grad_b, grad_w = torch.zeros_like(a), torch.zeros_like(b), torch.zeros_like(grad)
+    for group, query, parts in _tiles(groups, length, q.device):
+        for key in parts:
+            score = (left[group, query] @ right[group, key].mT).clamp_(min=0).sqrt_()
+            p = (score - lse[group, query, None]).exp_()
+            if mask is not None:
+                p.masked_fill_(~mask[group, None, key], 0)
+            grad_w[group, key].baddbmm_(p.mT, grad[group, query])
+            slope = torch.baddbmm(shift[group, query], grads[group, query], values[group, key].mT, beta=-1)
+            slope.mul_(p).mul_(0.5)
+            slope.div_(score).masked_fill_(score == 0, 0)
+            grad_a[group, query].baddbmm_(slope, b[group, key])
+            grad_b[group, key].baddbmm_(slope.mT, a[group, query])
+    grad_a, grad_b, grad_w = _summed_parts(grad_a, 6), _summed_parts(grad_b, 6), _summed_parts(grad_w, width)
+    return _query_chain(q, grad_a), _key_chain(k, grad_b * factor), grad_w

@@ -4,7 +4,8 @@ r"""Long convolution and correlation of scalars or vectors as one PyTorch operat
 
 with "." the product of numbers or the cross product, n the sequence's own length, and indices modulo n ("circular") or
 without wrapping round, outputs 0 to n - 1 ("causal"). Each is the derivative of the other, so the operator is its own
-backward, saves its inputs only, and can be differentiated any number of times.
+backward, saves its inputs only, and can be differentiated any number of times. Its plain composition is one block of
+it, all rows and channels at once.
 
 Where n is a length that the FFT is fast at, a circular convolution is one at that length. Otherwise, and for sequences
 of several lengths, it is a linear convolution at a fast length of which each sequence's tail is folded back at n.
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...precision import full_precision
+from ..backend import refuse_forward_mode, use_plain
 
 SAME_LENGTH_MODES = ("circular", "causal")
 _BLOCK_NUMBERS = {"cpu": 1 << 22, "other": 1 << 26}  # numbers of one operand transformed at a time
@@ -30,7 +32,10 @@ def is_smooth(n: int) -> bool:
 
 
 def fast_length(n: int) -> int:
-    """The smallest length from n on whose FFT is fast, even where that costs nothing (real transforms pair up)."""
+    """The smallest length from n on whose FFT is fast, even where that costs nothing (real transforms pair up); a
+    multiple of 64 while compiling, where n may stand for any number and its factors cannot be asked for."""
+    if torch.compiler.is_compiling():
+        return (n + 63) // 64 * 64
     n = max(n + n % 2, 2)
     while not is_smooth(n):
         n += 2
@@ -39,7 +44,7 @@ def fast_length(n: int) -> int:
 
 def transform_length(length: int, ragged: bool, mode: str) -> int:
     """The length at which sequences of at most this length are transformed."""
-    if mode == "circular" and not ragged and is_smooth(length):
+    if mode == "circular" and not ragged and not torch.compiler.is_compiling() and is_smooth(length):
         return length
     return fast_length(2 * length)
 
@@ -65,11 +70,7 @@ def _number_or_cross_product(a: Tensor, b: Tensor) -> Tensor:
     """The product of numbers (1, ...) or the cross product (3, ...)."""
     if len(a) == 1:
         return a * b
-    out = torch.empty_like(a)
-    for n, (x, y) in enumerate(((1, 2), (2, 0), (0, 1))):
-        torch.mul(a[x], b[y], out=out[n])
-        out[n].addcmul_(a[y], b[x], value=-1)
-    return out
+    return torch.stack([torch.addcmul(a[x] * b[y], a[y], b[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))])
 
 
 def transform(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str) -> tuple[Tensor, Tensor, int]:
@@ -92,6 +93,15 @@ def invert(
     return out if total == length else out * (total / length)
 
 
+def fft_convolution(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, backend: str = "auto") -> Tensor:
+    """The convolution of a, b (1 or 3, C, B, N) of own lengths (B,), None where all are N; what lies beyond them is
+    never looked at. There is no kernel of it: any backend but ``"plain"`` means the operator."""
+    if use_plain(backend):
+        with full_precision(a.device):
+            return _convolve_block(a, b, lengths, mode, False) if a.numel() else torch.zeros_like(a)
+    return _operator(a, b, lengths, mode, False)
+
+
 def _convolve_block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
     x, y, total = transform(a, b, lengths, mode)
     product = _number_or_cross_product(x.conj().resolve_conj() if correlate else x, y)
@@ -99,8 +109,8 @@ def _convolve_block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, cor
 
 
 @torch.library.custom_op("tg_equiattn::fft_convolution", mutates_args=())
-def fft_convolution(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
-    """a, b (1 or 3, C, B, N), lengths (B,) or None where all are N; what lies beyond them is never looked at."""
+def _operator(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
+    refuse_forward_mode()
     components, channels, rows, length = a.shape
     if not a.numel():
         return torch.zeros_like(a, memory_format=torch.contiguous_format)
@@ -120,7 +130,7 @@ def fft_convolution(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, cor
         return out
 
 
-@fft_convolution.register_fake
+@_operator.register_fake
 def _(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
     return a.new_empty(a.shape)
 
@@ -136,15 +146,15 @@ def _gradient(ctx, grad: Tensor):
     grad_a = grad_b = None
     if ctx.correlate:
         if ctx.needs_input_grad[0]:
-            grad_a = sign * fft_convolution(grad, b, lengths, ctx.mode, True)
+            grad_a = sign * _operator(grad, b, lengths, ctx.mode, True)
         if ctx.needs_input_grad[1]:
-            grad_b = fft_convolution(grad, a, lengths, ctx.mode, False)
+            grad_b = _operator(grad, a, lengths, ctx.mode, False)
     else:
         if ctx.needs_input_grad[0]:
-            grad_a = fft_convolution(b, grad, lengths, ctx.mode, True)
+            grad_a = _operator(b, grad, lengths, ctx.mode, True)
         if ctx.needs_input_grad[1]:
-            grad_b = sign * fft_convolution(a, grad, lengths, ctx.mode, True)
+            grad_b = sign * _operator(a, grad, lengths, ctx.mode, True)
     return grad_a, grad_b, None, None, None
 
 
-fft_convolution.register_autograd(_gradient, setup_context=_save)
+_operator.register_autograd(_gradient, setup_context=_save)

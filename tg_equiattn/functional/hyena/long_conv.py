@@ -174,7 +174,7 @@ def _check(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str, axes: int, a
 
 def _by_component(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str) -> Tensor:
     """Of numbers (1, C, B, N), or of vectors (3, C, B, N)."""
-    return _in_mode(lambda *arguments: fft_convolution(*arguments, False), q, k, lengths, mode)
+    return _in_mode(fft_convolution, q, k, lengths, mode)
 
 
 def _in_mode(convolve: Callable[..., Tensor], q: Tensor, k: Tensor, lengths: Tensor | None, mode: str) -> Tensor:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ..backend import use_triton
-from .cross_product_attention import cross_product_attention, fused_cross_product_attention
+from ..backend import use_plain, use_triton
+from .plain_vector_attention import plain_vector_attention, tokens_there
+from .vector_attention_operators import fused_vector_attention, torch_vector_attention
 
 
 def vector_attention(
@@ -38,7 +39,8 @@ def vector_attention(
             and is zero in the output.
         scale: what the lengths of cross products are multiplied with, in place of one over the root of n.
         backend: ``"torch"``, ``"triton"`` for a fused kernel (on a CUDA device, or in Triton's interpreter), or
-            ``"auto"``, whichever was measured faster: torch, today.
+            ``"auto"``, whichever was measured faster: torch, today; ``"plain"`` for the formula above, block by block,
+            as operations of torch: what transforms and second derivatives go through.
 
     Shapes:
         ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``.
@@ -80,29 +82,18 @@ def vector_attention_by_component(
     fused = use_triton(backend, "vector_attention", q.device)
     channels, count, length = q.shape[1:]
     dtype = torch.promote_types(q.dtype, torch.float32)
-    mask = None
-    own = torch.full((count,), length, device=q.device) if lengths is None else lengths
-    if lengths is not None:
-        mask = torch.arange(length, device=q.device) < lengths[:, None]
-        q, k, v = (torch.where(mask, x, 0.0) for x in (q, k, v))
-    sizes = own.to(dtype).clamp(min=1)
-    factor = sizes.rsqrt() if scale is None else torch.full_like(sizes, scale)
-    factor = factor.repeat(channels)
-    q, k, v = (x.to(dtype) for x in (q, k, v))
-    if fused:
-        q, k, v = (x.flatten(1, 2) for x in (q, k, v))
-        out = fused_cross_product_attention(q, k, v, own.repeat(channels), factor)[0]
+    there = tokens_there(lengths, length)
+    if lengths is None or there is None:
+        sizes = torch.full((count,), length, dtype=dtype, device=q.device).clamp(min=1)
     else:
-        out = _in_torch(q, k, v, None if mask is None else mask.repeat(channels, 1), factor)
-    out = out.reshape(3, channels, count, length) / sizes[:, None]
-    return out if mask is None else out.masked_fill(~mask, 0)
-
-
-def _in_torch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, factor: Tensor) -> Tensor:
-    """n u (3, C * B, N) of (3, C, B, N)."""
-    q, k, v = (x.permute(1, 2, 3, 0).flatten(0, 1) for x in (q, k, v))
-    outer = (k[..., :, None] * v[..., None, :]).flatten(-2)
-    mixed, _ = cross_product_attention(q, k, outer, mask, factor)
-    mixed = mixed.unflatten(-1, (3, 3))
-    out = (mixed * q[..., None, :]).sum(-1) - mixed.diagonal(0, -2, -1).sum(-1, keepdim=True) * q
-    return out.permute(2, 0, 1)
+        q, k, v = (torch.where(there, x, 0.0) for x in (q, k, v))
+        sizes, lengths = lengths.to(dtype).clamp(min=1), lengths.repeat(channels)
+    factor = sizes.rsqrt() if scale is None else torch.full_like(sizes, scale)
+    q, k, v = (x.to(dtype).flatten(1, 2) for x in (q, k, v))
+    factor = factor.repeat(channels)
+    if use_plain(backend):
+        out = plain_vector_attention(q, k, v, lengths, factor)
+    else:
+        out = (fused_vector_attention if fused else torch_vector_attention)(q, k, v, lengths, factor)[0]
+    out = out.unflatten(1, (channels, count)) / sizes[:, None]
+    return out if there is None else out.masked_fill(~there, 0)

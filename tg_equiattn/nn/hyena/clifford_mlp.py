@@ -22,7 +22,7 @@ class CliffordMLP(nn.Module):
     Args:
         in_channels, out_channels: multivector channels.
         hidden_channels: multivector channels between; ``None`` means the larger of both.
-        num_blocks: how many blocks.
+        num_blocks: how many blocks. With two, as by default, scalars and vectors reach every grade.
         backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``; or ``"triton"``, fused
             kernels, which need a CUDA device or Triton's interpreter.
 
@@ -47,7 +47,7 @@ class CliffordMLP(nn.Module):
         out_channels: int,
         hidden_channels: int | None = None,
         *,
-        num_blocks: int = 1,
+        num_blocks: int = 2,
         backend: str = "auto",
     ) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ ask which, so pseudoscalars and axial vectors pass through the same streams and 
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 
 import torch
@@ -99,14 +100,14 @@ class HyenaOperator(GradedOperator):
         self, in_grades: Grades, out_grades: Grades, options: HyenaOptions, hidden_grades: Grades | None = None
     ) -> None:
         super().__init__(in_grades, out_grades, options, hidden_grades)
-        self.mode = options.mode
+        self.mode, self.backend = options.mode, options.backend
         c = self.hidden_grades
         self.scalars, self.vectors = c.scalars + c.pseudoscalars, c.vectors + c.bivectors
         mixed = Grades(scalars=self.scalars, bivectors=self.vectors)
         self.gate = GradedMLP(mixed, Grades(self.scalars + self.vectors), options.gate_channels, options)
 
     def mix(self, kind: str, sequences: Sequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return sequences.mix(lambda q, k, lengths: fft_convolution(q, k, lengths, self.mode, False), query, key)
+        return sequences.mix(functools.partial(fft_convolution, mode=self.mode, backend=self.backend), query, key)
 
     def combine(
         self, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor
@@ -127,12 +128,8 @@ class VectorAttentionOperator(GradedOperator):
         self.backend = options.backend
 
     def mix(self, kind: str, sequences: Sequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        attention = softmax_attention if kind == "scalars" else self.vector_attention
-        return sequences.mix(attention, query, key, value)
-
-    def vector_attention(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-        """Of (3, V, B, N), the sequences' own lengths (B,)."""
-        return vector_attention_by_component(q, k, v, lengths, backend=self.backend)
+        attention = softmax_attention if kind == "scalars" else vector_attention_by_component
+        return sequences.mix(functools.partial(attention, backend=self.backend), query, key, value)
 
     def combine(
         self, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor

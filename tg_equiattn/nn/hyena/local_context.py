@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ...transforms import transformed
 from ..children import reset_children
 from .clifford import GradedMLP
 from .grades import POSITION, Grades, join_channels
@@ -42,18 +43,25 @@ class LocalContext(nn.Module):
         tokens = x.shape[-1]
         source, target = edges.pairs
         features = torch.cat([x, pos]).T.contiguous()
-        sums = x.new_zeros(tokens, self.messages.dim)
-        step = len(source)
-        if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            step = 16 * self.message.tokens_per_block(x.device)  # nothing of the size of all edges is kept
-        for a in range(0, max(1, len(source)), max(1, step)):  # once without edges too: DDP wants gradients
-            src, dst = source[a : a + step], target[a : a + step]
-            difference = features.index_select(0, src) - features.index_select(0, dst)
-            messages = self.message.by_blocks(difference.T, edges.scalars[:, a : a + step], function=self._message)
-            sums.index_add_(0, dst, messages.T)
-        degree = torch.zeros(tokens, dtype=x.dtype, device=x.device).index_add_(0, target, x.new_ones(len(target)))
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
+            messages = self._messages(features, source, target, edges.scalars)
+            sums = x.new_zeros(tokens, self.messages.dim).index_add(0, target, messages)
+        else:  # nothing of the size of all edges is kept
+            sums = x.new_zeros(tokens, self.messages.dim)
+            step = 16 * self.message.tokens_per_block(x.device)
+            blocks = (y.split(step, -1) for y in (source, target, edges.scalars))
+            for src, dst, scalars in zip(*blocks, strict=True):
+                sums.index_add_(0, dst, self._messages(features, src, dst, scalars))
+        degree = torch.zeros(tokens, dtype=x.dtype, device=x.device).index_add_(
+            0, target, torch.ones_like(target, dtype=x.dtype)
+        )
         mean = (sums / degree.clamp(min=1)[:, None]).T
         return self.update.by_blocks(x, pos, mean, function=self._update)
+
+    def _messages(self, features: Tensor, source: Tensor, target: Tensor, scalars: Tensor) -> Tensor:
+        """(edges, rows) of tokens (tokens, rows)."""
+        difference = features.index_select(0, source) - features.index_select(0, target)
+        return self.message.by_blocks(difference.T, scalars, function=self._message).T
 
     def _message(self, difference: Tensor, scalars: Tensor) -> Tensor:
         x, pos = difference.split([self.grades.dim, 3])

@@ -44,7 +44,8 @@ class ScalarVectorModule(nn.Module):
             vectors: ``(B, N, V, 3)``, or flat ``(T, V, 3)``; ``None`` where there are no vector channels.
             lengths: int64 ``(B,)``, the own length of each sequence; what lies beyond is never read, and zero.
             batch: sorted int64 ``(T,)``, the sequence of each flat token; ``None`` means one sequence.
-            pos: ``(B, N, 3)`` or ``(T, 3)``; enter relative to the mean of their sequence, as one more vector.
+            pos: ``(B, N, 3)`` or ``(T, 3)``; enter relative to the mean of their sequence, as one more vector. Give
+                large coordinates (UTM: 5e6) in float64, whatever the features are: float32 rounds them to 0.5.
             order: int64 ``(B, N)`` (places within the sequence) or ``(T,)`` (tokens), a permutation of the tokens of
                 every sequence to use in place of the module's.
             edge_index: int64 ``(2, E)``, source and target, tokens counted through the batch (b N + i).

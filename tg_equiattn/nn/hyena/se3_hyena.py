@@ -26,9 +26,13 @@ class SE3HyenaOperator(ScalarVectorModule):
     v is polar again. Positions enter relative to their mean, so it is invariant to translations; add the output vectors
     to positions to predict positions.
 
-    A convolution depends on the order of tokens. ``order="input"`` keeps it: chains, trajectories. ``"radial"`` sorts
-    by the distance to the centroid (:func:`~tg_equiattn.orders.radial_order`), which makes the operator equivariant
-    to permutations too; it needs ``pos``.
+    A convolution depends on the order of tokens. ``order="input"`` keeps it (chains, trajectories) and so knows
+    absolute indices: shifting the sequence changes the output. ``"radial"`` sorts by the distance to the centroid
+    (:func:`~tg_equiattn.orders.radial_order`) and needs ``pos``. Outputs then jump where two tokens exchange distances,
+    by 0.2 of their spread with 10 tokens (:doc:`/guarantees`), so energies made with it are not conserved: it is not
+    for dynamics, relaxation or phonons. It makes the operator equivariant to permutations of clouds without ties;
+    equivalent tokens of symmetric ones keep the order they came in, get different outputs, and exchange them when
+    relabelled.
 
     Args:
         scalar_channels, vector_channels: of the input.
@@ -40,7 +44,7 @@ class SE3HyenaOperator(ScalarVectorModule):
         gate_channels: multivector channels within the gate. There is one gate a channel (the paper has one for all).
         num_blocks: blocks of every Clifford MLP.
         mode: of the convolution: ``"circular"``, or ``"causal"``: tokens see earlier ones only.
-        order: ``"input"`` or ``"radial"``.
+        order: ``"input"`` or ``"radial"``, see above.
         local_context: first update every token from its neighbours along ``edge_index``, by one step of Clifford
             message passing.
         edge_channels: scalars of an edge.

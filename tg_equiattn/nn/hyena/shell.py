@@ -81,11 +81,11 @@ class TokenShell:
                 pos = x.new_zeros(3, sequences.tokens)
             else:
                 pos = checks.positions(pos, (sequences.tokens, 3), x, "")
-                pos = pos.to(torch.promote_types(pos.dtype, x.dtype) if pos.is_floating_point() else torch.float64)
-                pos = sequences.zero_padding(pos.T)
+                pos = sequences.zero_padding((pos if pos.is_floating_point() else pos.double()).T)
                 if radial:
                     order = radial_order(pos, sequences, torch.cat([x[:0], *(x[a:b] for a, b in self.invariants)]))
                     sequences = sequences.ordered(order)
+                pos = pos.to(torch.promote_types(pos.dtype, x.dtype))
                 pos = sequences.zero_padding(sequences.centred(pos).to(x.dtype))
             if order is not None and not radial:
                 check_order(order, sequences)

@@ -15,8 +15,9 @@ class VectorSelfAttention(ScalarVectorModule):
     r"""Equivariant self-attention: vectors by cross products, scalars by softmax attention.
 
     Projections, residual and output are those of :class:`SE3HyenaOperator`; attention stands in place of convolution
-    and gate. Time is O(N^2), memory O(N): see :func:`~tg_equiattn.functional.vector_attention`. Equivariant to
-    rotations, reflections and permutations, and to translations as :class:`SE3HyenaOperator` is.
+    and gate. Time is O(N^2), memory O(N): see :func:`~tg_equiattn.functional.vector_attention`. There are derivatives
+    of any order, of which the second take O(N^2) memory where scalars attend. Equivariant to rotations, reflections and
+    permutations, and to translations as :class:`SE3HyenaOperator` is.
 
     Args:
         scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors, mlp_channels,

@@ -1,0 +1,105 @@
+"""Sorting by distance: symmetric clouds, whose points tie, and what sorting, or not sorting, costs."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from e3nn import o3
+from e3nn.util.test import assert_equivariant
+from space import batch_of
+from tg_equiattn.integrations.e3nn import SE3HyenaOperator, TensorProductHyenaOperator
+
+from tg_equiattn.testing import TOLERANCE
+
+
+def ring(radius, count):
+    angle = 2 * math.pi * torch.arange(count) / count
+    return radius * torch.stack([angle.cos(), angle.sin(), torch.zeros(count)], 1)
+
+
+CLOUDS = {
+    "rings": lambda: torch.cat([ring(1.0, 5), ring(2.0, 7)]),
+    "benzene": lambda: torch.cat([ring(1.39, 6), ring(2.48, 6)]),
+    "lattice": lambda: torch.tensor(list(itertools.product((0.0, 1.0, 2.0), repeat=3))),
+    "equal points": lambda: torch.randn(4, 3).repeat(3, 1),
+    "one place": lambda: torch.ones(5, 3),
+    "one point": lambda: torch.randn(1, 3),
+}
+IRREPS = {"SE3HyenaOperator": "2x0e+3x1o+2x1e", "TensorProductHyenaOperator": "2x0e+2x1o+1x2e"}
+WIDE = "16x0e+8x1o"
+OPERATORS = {"SE3HyenaOperator": SE3HyenaOperator, "TensorProductHyenaOperator": TensorProductHyenaOperator}
+
+
+def features(irreps, count, scalars=None):
+    """Random ones, so that those of tied points differ; invariants equal to these where given."""
+    x = o3.Irreps(irreps).randn(count, -1)
+    if scalars is not None:
+        x[:, o3.Irreps(irreps).slices()[0]] = scalars
+    return x
+
+
+def relative(got, wanted):
+    return float((got - wanted).detach().abs().max() / wanted.detach().std())
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_equivariant_where_points_tie(kind, cloud, default_dtype, randomise):
+    """One graph in many poses, as one batch: rounding differs from pose to pose, and must not decide the order."""
+    module, pos = randomise(OPERATORS[kind](IRREPS[kind], IRREPS[kind], order="radial")), CLOUDS[cloud]()
+    x = features(IRREPS[kind], len(pos), scalars=0.3)
+    wanted, irreps, poses = module(x, pos), o3.Irreps(IRREPS[kind]), 40
+    turns = o3.rand_matrix(poses) * (1 - 2 * (torch.arange(poses) % 2))[:, None, None]
+    acts = irreps.D_from_matrix(turns)
+    moved = (pos @ turns.mT + torch.randn(poses, 1, 3)).flatten(0, 1)
+    got = module((x @ acts.mT).flatten(0, 1), moved, batch_of([len(pos)] * poses)).unflatten(0, (poses, -1))
+    allowed = 1e3 * torch.finfo(default_dtype).eps * max(1.0, float(wanted.detach().abs().max()))
+    torch.testing.assert_close(got, wanted @ acts.mT, rtol=0, atol=allowed)
+
+
+@pytest.mark.parametrize("cloud", ["benzene", "lattice"])
+def test_checked_by_e3nn_where_points_tie(cloud, default_dtype, randomise):
+    irreps = IRREPS["SE3HyenaOperator"]
+    module, pos = randomise(SE3HyenaOperator(irreps, irreps, order="radial")), CLOUDS[cloud]()
+    x = features(irreps, len(pos), scalars=0.3)
+    arguments = [x, pos], [irreps, "cartesian_points"], irreps
+    assert_equivariant(lambda x, pos: module(x, pos).detach(), *arguments)
+
+
+@pytest.mark.parametrize("cloud", ["rings", "benzene", "lattice"])
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_relabelling_tied_points_changes_outputs(kind, cloud, double):
+    """They keep the order they came in; distinct scalars tell them apart, and then relabelling changes nothing."""
+    module, pos = OPERATORS[kind](WIDE, WIDE, order="radial"), CLOUDS[cloud]()
+    p = torch.randperm(len(pos))
+    for scalars, same in ((0.3, False), (torch.randn(len(pos), 16), True)):
+        x = features(WIDE, len(pos), scalars)
+        error = relative(module(x[p], pos[p]), module(x, pos)[p])
+        assert error < TOLERANCE[torch.float64] if same else error > 1e-2
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_outputs_jump_where_points_exchange_radii(kind, double):
+    """Two pairs of opposite points, so that the centroid stays, pass through the sphere between them."""
+    half = torch.nn.functional.normalize(torch.randn(5, 3), dim=1)
+    x = features(WIDE, 10)
+
+    def change(order, step):
+        module, out = OPERATORS[kind](WIDE, WIDE, order=order), []
+        for sign in (-1, 1):
+            radii = torch.tensor([0.5, 1 - sign * step, 1 + sign * step, 1.5, 2.0])
+            out.append(module(x, torch.cat([half, -half]) * radii.repeat(2)[:, None]))
+        return relative(*out)
+
+    assert change("input", 1e-5) < 1e-3
+    assert change("radial", 1e-5) > 1e-2
+
+
+@pytest.mark.parametrize("mode", ["circular", "causal"])
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_input_order_knows_absolute_indices(kind, mode, double):
+    module = OPERATORS[kind](WIDE, WIDE, mode=mode)
+    x, pos = features(WIDE, 11), torch.randn(11, 3)
+    shifted = module(x.roll(1, 0), pos.roll(1, 0)).roll(-1, 0)
+    assert relative(shifted, module(x, pos)) > 1e-2
