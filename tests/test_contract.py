@@ -140,7 +140,7 @@ def test_vmap_and_gradients_of_samples(case):
 MIXED = ["GroupAttention", "PerformerAttention ragged window"]
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", [*MIXED, "SE3HyenaOperator flat", "vector_attention"])
 def test_programs_refuse_forward_mode_instead_of_zero_tangents(name):
     """Exported ones, which run our operators; after that all is as before."""
     case = Problem(name)
