@@ -51,7 +51,7 @@ def radial_order(pos: Tensor, sequences: Sequences, scalars: Tensor | None = Non
         ((x * skew).sum(0), 4 * radius**4),
         ((x * (spread * x).sum(1)).sum(0), 4 * radius**4),
     ]
-    tolerances = 3 * [torch.maximum(8 * rounding * reach / radius, radius.new_tensor(max(1e-12, 8 * rounding)))]
+    tolerances = 3 * [(8 * rounding * reach / radius).clamp(min=max(1e-12, 8 * rounding))]
     if scalars is not None and scalars.shape[0]:
         mixture = torch.arange(1, scalars.shape[0] + 1, device=x.device, dtype=x.dtype).sqrt()[:, None]
         size = _largest((mixture * scalars.double().abs()).sum(0), sequences)[batch]

@@ -6,9 +6,12 @@ import torch
 from torch.autograd import forward_ad
 
 
-@torch.compiler.assume_constant_result
 def _functorch() -> bool:
     return torch._C._are_functorch_transforms_active()
+
+
+# What torch.compiler.assume_constant_result does, which would load all of the compiler here: called while tracing.
+_functorch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def transformed() -> bool:

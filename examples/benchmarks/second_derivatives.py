@@ -105,9 +105,8 @@ def main() -> None:
     if options.measure:
         print(json.dumps(measure_layer(*json.loads(options.measure))))
         return
-    rows = table(
-        ["layer", "backward, s", "double backward, s", "times", "backward, GiB", "double backward, GiB", "times"]
-    )
+    measured = [f"{direction}, {unit}" for unit in ("s", "GiB") for direction in DIRECTIONS]
+    rows = table(["layer", *measured, "times the time", "times the memory"])
     for name in tqdm(options.layers, desc="second derivatives"):
         first, second = (in_own_process(__file__, name, d, options.repeats, options.device) for d in DIRECTIONS)
         if isinstance(first, str) or isinstance(second, str):
