@@ -137,6 +137,18 @@ def test_vmap_and_gradients_of_samples(case):
             close(a[k], b)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "name", ["GroupAttention", "PerformerBlock", "SE3Hyena", "VectorSelfAttention", "R2AttentionBlock", "escnn GEViT"]
+)
+def test_torchscript_is_refused_with_what_to_use(name):
+    """Those of PyG and e3nn in their own tests."""
+    with pytest.raises(
+        NotImplementedError, match=r"does not support TorchScript .* use torch\.compile, or torch\.export"
+    ):
+        torch.jit.script(problem(name).module)
+
+
 MIXED = ["GroupAttention", "PerformerAttention ragged window"]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tg_equiattn import checks
 from tg_equiattn.nn.hyena import Grades
+from tg_equiattn.nn.not_scriptable import NotScriptable
 
 GRADE_OF = {(0, 1): 0, (1, -1): 1, (1, 1): 2, (0, -1): 3}  # (l, parity)
 
@@ -63,17 +64,6 @@ def describe(module: torch.nn.Module) -> str:
     """e3nn's way to print a module."""
     weights = sum(p.numel() for p in module.parameters())
     return f"{type(module).__name__}({module.irreps_in} -> {module.irreps_out} | {weights} weights)"
-
-
-class NotScriptable(torch.nn.Module):
-    """What torch.jit.script and e3nn's compiler cannot take, and says so."""
-
-    def __prepare_scriptable__(self):
-        """What torch.jit.script asks of a module and of all in it."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not support TorchScript (torch.jit.script): use torch.compile, or "
-            "torch.export to run a model without Python"
-        )
 
 
 class GradeLayout(NotScriptable):

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from tg_equiattn import checks
 from tg_equiattn.functional.hyena import SAME_LENGTH_MODES, bilinear_long_conv
+from tg_equiattn.nn.not_scriptable import NotScriptable
 from tg_equiattn.orders import check_order
 from tg_equiattn.precision import full_precision
 from tg_equiattn.sequences import Sequences
 
-from .layout import Features, NotScriptable, check_features
+from .layout import Features, check_features
 
 
 @compile_mode("unsupported")

@@ -8,9 +8,10 @@ from e3nn.util.jit import compile_mode
 from torch import Tensor
 
 from tg_equiattn.nn.hyena import Edges, TokenShell
+from tg_equiattn.nn.not_scriptable import NotScriptable
 from tg_equiattn.sequences import Sequences
 
-from .layout import Features, NotScriptable, check_features, describe
+from .layout import Features, check_features, describe
 from .long_tensor_product import LongTensorProduct
 
 

@@ -12,6 +12,7 @@ from tg_equiattn.functional.backend import transformed
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.neighbours import Neighbours, Pattern
 from tg_equiattn.nn import PerformerAttention
+from tg_equiattn.nn.not_scriptable import NotScriptable
 
 from .graph import (
     batch_of,
@@ -23,7 +24,7 @@ from .graph import (
 )
 
 
-class RelativePerformerConv(MessagePassing):
+class RelativePerformerConv(MessagePassing, NotScriptable):
     r"""Global attention over the nodes of each graph in linear time, from the
     `"Translational Equivariance in Kernelizable Attention" <https://arxiv.org/abs/2102.07680>`_ paper, whose output
     depends on relative positions only.
@@ -216,11 +217,6 @@ class RelativePerformerConv(MessagePassing):
             edge_index, edge_attr, pos, batch, nodes=num_nodes, pos_dim=self.attention.pos_dim,
             whole=self.attention.whole_offsets,
         )  # fmt: skip
-
-    def __prepare_scriptable__(self):
-        raise NotImplementedError(
-            f"torch.jit.script does not support {self.__class__.__name__}: use torch.compile, or torch.export to deploy"
-        )
 
     def _aggregate(self, x: Tensor, pattern: Pattern) -> Tensor:
         """Sums of x over the columns of every row of a sparse relation: messages, or one sparse product."""

@@ -13,6 +13,7 @@ from ...encodings import make_encoding, relation_index, rotated_offsets
 from ...functional.group.attention import check_window_backend, checked_group_attention
 from ...grids import Neighbourhood
 from ...groups import FiniteGroup, check_group
+from ..not_scriptable import NotScriptable
 from .pointwise import Pointwise
 
 
@@ -21,7 +22,7 @@ def _fitting_shape(group: FiniteGroup, kernel_size: int | None) -> str:
     return "square" if kernel_size is None or bool(group.lattice.all()) else "disk"
 
 
-class _Attention(nn.Module):
+class _Attention(NotScriptable):
     """Projections, encoding and tables that lifting and group attention share."""
 
     geometry: Tensor

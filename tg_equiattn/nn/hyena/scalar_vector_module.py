@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ... import checks
 from ...sequences import Sequences
+from ..not_scriptable import NotScriptable
 from .graded_network import GradedNetwork
 
 
-class ScalarVectorModule(nn.Module):
+class ScalarVectorModule(NotScriptable):
     """What users of scalars and vectors call: tensors to rows by grade, the shell, and back.
 
     Args:

@@ -12,12 +12,13 @@ from ...functional.linear.clipped import Aggregate, sum_aggregation
 from ...grids import PixelGrid
 from ...neighbours import Neighbours
 from ..children import reset_children
+from ..not_scriptable import NotScriptable
 from .nodes import Nodes
 from .positions import make_position
 from .random_features import RandomFeatures
 
 
-class PerformerAttention(nn.Module):
+class PerformerAttention(NotScriptable):
     r"""Global attention in linear time by random features, with translation-equivariant relative positions.
 
     ==============  ================================================================================  ==============
