@@ -66,7 +66,7 @@ def describe(module: torch.nn.Module) -> str:
     return f"{type(module).__name__}({module.irreps_in} -> {module.irreps_out} | {weights} weights)"
 
 
-class GradeLayout(NotScriptable):
+class GradeLayout(NotScriptable, torch.nn.Module):
     """Features of irreps that multivectors hold, to rows by grade and back; what the modules through them build on."""
 
     rows_in: Tensor

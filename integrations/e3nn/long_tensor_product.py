@@ -18,7 +18,7 @@ from .layout import Features, check_features
 
 
 @compile_mode("unsupported")
-class LongTensorProduct(NotScriptable):
+class LongTensorProduct(NotScriptable, torch.nn.Module):
     r"""Tensor-product long convolution over the nodes of each graph, with learned path weights.
 
     .. math::

@@ -16,7 +16,7 @@ from .long_tensor_product import LongTensorProduct
 
 
 @compile_mode("unsupported")
-class TensorProductHyenaOperator(NotScriptable):
+class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
     r"""Global geometric context in :math:`O(N \log N)` on features of any irreps.
 
     The flow of :class:`SE3HyenaOperator` with e3nn's maps in place of Clifford MLPs and

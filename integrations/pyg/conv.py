@@ -24,7 +24,7 @@ from .graph import (
 )
 
 
-class RelativePerformerConv(MessagePassing, NotScriptable):
+class RelativePerformerConv(NotScriptable, MessagePassing):
     r"""Global attention over the nodes of each graph in linear time, from the
     `"Translational Equivariance in Kernelizable Attention" <https://arxiv.org/abs/2102.07680>`_ paper, whose output
     depends on relative positions only.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from torch import nn
 
-
-class NotScriptable(nn.Module):
-    """A module that ``torch.jit.script`` refuses with what to use instead, by itself and inside others."""
+class NotScriptable:
+    """A mixin for modules that ``torch.jit.script`` refuses with what to use instead, alone and inside others."""
 
     def __prepare_scriptable__(self) -> NoReturn:
         """What torch.jit.script asks of a module and of all in it."""

@@ -22,7 +22,7 @@ def _fitting_shape(group: FiniteGroup, kernel_size: int | None) -> str:
     return "square" if kernel_size is None or bool(group.lattice.all()) else "disk"
 
 
-class _Attention(NotScriptable):
+class _Attention(NotScriptable, nn.Module):
     """Projections, encoding and tables that lifting and group attention share."""
 
     geometry: Tensor

@@ -11,7 +11,7 @@ from ..not_scriptable import NotScriptable
 from .graded_network import GradedNetwork
 
 
-class ScalarVectorModule(NotScriptable):
+class ScalarVectorModule(NotScriptable, torch.nn.Module):
     """What users of scalars and vectors call: tensors to rows by grade, the shell, and back.
 
     Args:

@@ -18,7 +18,7 @@ from .positions import make_position
 from .random_features import RandomFeatures
 
 
-class PerformerAttention(NotScriptable):
+class PerformerAttention(NotScriptable, nn.Module):
     r"""Global attention in linear time by random features, with translation-equivariant relative positions.
 
     ==============  ================================================================================  ==============
