@@ -195,6 +195,7 @@ def test_export(gspace, randomise):
             torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_exported_module_compiles(on_device, randomise):
     layer = randomise(R2GroupAttention(regular(GSPACES["rot4"]), regular(GSPACES["rot4"]), heads=2, kernel_size=3), 0.3)
     x = torch.randn(1, layer.in_type.size, 4, 5)

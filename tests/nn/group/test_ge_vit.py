@@ -58,7 +58,7 @@ def test_the_papers_windows_of_rotmnist(randomise):
     ("preset", "shape"),
     [
         ("rotmnist", (1, 1, 28, 28)),
-        ("cifar10", (1, 3, 32, 32)),
+        pytest.param("cifar10", (1, 3, 32, 32), marks=pytest.mark.slow),
         pytest.param("patchcamelyon", (1, 3, 96, 96), marks=pytest.mark.slow),
     ],
 )
