@@ -27,7 +27,8 @@ class R2LiftingAttention(R2Module):
             the pixel grid to itself (``rot2dOnR2(8)``), the square elsewhere.
         dropout: probability of dropping an attention weight in training.
         scale: factor of the scores; ``None`` means :math:`1/\sqrt{\mathrm{head\_channels}}`.
-        backend: ``"torch"``, ``"triton"`` (a fused kernel for windows, on CUDA) or ``"auto"``, the faster as measured.
+        backend: ``"torch"``, ``"triton"`` (a fused kernel for windows, on CUDA), ``"auto"``, the faster as measured, or
+            ``"plain"``, standard operators alone.
 
     Shapes:
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.

@@ -52,7 +52,8 @@ def group_attention(
         backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``; or ``"triton"``, a fused
             kernel for windows that keeps every score in registers, which needs a CUDA device or Triton's interpreter.
             Triton's gradients of keys and values are added up atomically: their last bits vary from run to run, and
-            under :func:`torch.use_deterministic_algorithms` backward raises a RuntimeError.
+            under :func:`torch.use_deterministic_algorithms` backward raises a RuntimeError. ``"plain"`` is the direct
+            form in torch's operations, tile by tile, which transforms of ``torch.func`` take by themselves.
 
     Shapes:
         - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``
@@ -60,8 +61,6 @@ def group_attention(
           of all pairs, in the order of :meth:`Neighbourhood.offsets`
         - rho_group: ``(|H|, C)``; index: ``(|H|, |H|, |H|)`` or ``(|H|, |H|)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
-
-    Second derivatives are not implemented.
 
     Raises:
         ValueError: for shapes, dtypes, devices or options that do not fit.

@@ -1,8 +1,7 @@
 """Group self-attention as a plain composition of torch's operations, which every transform understands.
 
 The formula as written: in each tile of queries every score is formed, normalised and multiplied with the values
-(:func:`.factorised.direct`). The operator of :mod:`.tiled_attention` takes its second derivatives through it, tile by
-tile.
+(:func:`.factorised.direct`). What is differentiated three times goes through it too.
 """
 
 from __future__ import annotations

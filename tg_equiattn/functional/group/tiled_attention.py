@@ -3,7 +3,7 @@
 Registered with ``torch.library`` so that torch.compile and torch.export see a single node with known output shapes
 and gradients; it saves its inputs only. Inside a compiled graph the core is compiled as well, once for each layer:
 for all image sizes where windows are local, for each where attention is global. On the path "triton" one fused kernel
-takes the place of tiles and factorised.
+takes the place of tiles and factorised. Second derivatives are those of :mod:`.second_backward`.
 """
 
 from __future__ import annotations

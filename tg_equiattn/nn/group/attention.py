@@ -127,7 +127,7 @@ class LiftingAttention(_Attention):
             elsewhere. Global attention has none.
         dropout: probability of dropping an attention weight in training.
         scale: c; ``None`` means :math:`1/\sqrt{\mathrm{head\_channels}}` (the published code uses the input width).
-        backend: ``"torch"``, ``"triton"`` (windows only, on CUDA) or ``"auto"``; see
+        backend: ``"torch"``, ``"triton"`` (windows only, on CUDA), ``"plain"`` or ``"auto"``; see
             :func:`~tg_equiattn.functional.group_attention`.
 
     Shapes:

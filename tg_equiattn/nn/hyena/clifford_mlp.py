@@ -23,8 +23,8 @@ class CliffordMLP(nn.Module):
         in_channels, out_channels: multivector channels.
         hidden_channels: multivector channels between; ``None`` means the larger of both.
         num_blocks: how many blocks. With two, as by default, scalars and vectors reach every grade.
-        backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``; or ``"triton"``, fused
-            kernels, which need a CUDA device or Triton's interpreter.
+        backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``; ``"triton"``, fused
+            kernels, which need a CUDA device or Triton's interpreter; or ``"plain"``, torch's operations alone.
 
     Shapes:
         ``(..., in_channels, 8)`` -> ``(..., out_channels, 8)``, components (1; e1, e2, e3; e23, e31, e12; e123).
