@@ -160,7 +160,7 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
             raise ValueError(f"batch must be in [0, {batch_size}), got {int(batch[0])} to {int(batch[-1])}")
     if batch_size is not None:
         return batch_size
-    if is_batched(batch):
+    if not torch.compiler.is_compiling() and is_batched(batch):
         raise ValueError("batch_size must be given where torch.vmap goes over batch, got None")
     return int(batch[-1]) + 1 if batch.shape[0] else 0
 
