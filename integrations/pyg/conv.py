@@ -8,11 +8,11 @@ from torch_geometric.typing import Adj
 
 from tg_equiattn import checks
 from tg_equiattn.functional import sum_aggregation
-from tg_equiattn.functional.backend import transformed
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.neighbours import Neighbours, Pattern
 from tg_equiattn.nn import PerformerAttention
 from tg_equiattn.nn.not_scriptable import NotScriptable
+from tg_equiattn.transforms import transformed
 
 from .graph import (
     batch_of,

@@ -24,7 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backend import transformed
+from ...transforms import transformed
 
 # Below this normaliser the factors may have lost precision: the caller takes the direct formula instead.
 SMALLEST_NORMALISER = {torch.float32: 1e-20, torch.float64: 1e-200}

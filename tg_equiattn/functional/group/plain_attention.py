@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ...precision import full_precision
-from ..backend import transformed
+from ...transforms import transformed
 from . import factorised
 from .plan import AttentionPlan
 from .tiles import from_lanes

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ...precision import full_precision
-from ..backend import refuse_forward_mode, transformed
+from ...transforms import transformed
+from ..backend import refuse_forward_mode
 from ..second_derivatives import second_derivatives
 from . import factorised
 from .plain_attention import plain_group_attention

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ...neighbours import Pattern
 from ...precision import full_precision
-from ..backend import refuse_forward_mode, transformed
+from ...transforms import transformed
+from ..backend import refuse_forward_mode
 
 with warnings.catch_warnings():  # torch says once in a process that CSR tensors are in beta
     warnings.simplefilter("ignore")

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from ...precision import full_precision
-from ..backend import refuse_forward_mode, transformed
+from ...transforms import transformed
+from ..backend import refuse_forward_mode
 from .feature_chunks import chunks, in_chunks, pullback
 from .feature_formulas import (
     Tensors,
