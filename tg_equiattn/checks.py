@@ -23,6 +23,13 @@ def positive_number(**arguments: float) -> None:
             raise ValueError(f"{name} must be a positive number, got {value!r}")
 
 
+def not_negative(**arguments: float) -> None:
+    """Raise ValueError unless each argument is a finite number of at least 0."""
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
+
+
 def probability(**arguments: float) -> None:
     """Raise ValueError unless every argument is in [0, 1)."""
     for name, value in arguments.items():

@@ -25,6 +25,8 @@ class R2LiftingAttention(R2Module):
         encoding_eps: of the layer norm in the encoding's MLP; the published models have 1e-12.
         neighbourhood: ``"square"`` or ``"disk"``; ``None`` means the disk where the gspace has elements that do not map
             the pixel grid to itself (``rot2dOnR2(8)``), the square elsewhere.
+        locality: sharpness in 1 / pixel^2 by which every head looks at a place of its own at the start, as a tap of a
+            convolution; ``None`` for attention by content and encoding alone, as the papers'.
         dropout: probability of dropping an attention weight in training.
         scale: factor of the scores; ``None`` means :math:`1/\sqrt{\mathrm{head\_channels}}`.
         backend: ``"torch"``, ``"triton"`` (a fused kernel for windows, on CUDA), ``"auto"``, the faster as measured, or
@@ -57,6 +59,7 @@ class R2LiftingAttention(R2Module):
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
+        locality: float | None = None,
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
@@ -65,7 +68,7 @@ class R2LiftingAttention(R2Module):
         core = LiftingAttention(
             group, trivial_channels("in_type", in_type), regular_channels("out_type", out_type), heads=heads,
             head_channels=head_channels, kernel_size=kernel_size, encoding=encoding, encoding_eps=encoding_eps,
-            neighbourhood=neighbourhood, dropout=dropout, scale=scale, backend=backend,
+            neighbourhood=neighbourhood, locality=locality, dropout=dropout, scale=scale, backend=backend,
         )  # fmt: skip
         super().__init__(core, group, in_type, out_type, lifts=True)
 
@@ -79,7 +82,7 @@ class R2GroupAttention(R2Module):
         in_type (FieldType): regular fields.
         out_type (FieldType): regular fields of the same gspace.
         relation: ``"ge_vit"``, ``"lifted"``, ``"relative"``, or ``"gsa"``, which is not equivariant and warns.
-        heads, head_channels, kernel_size, encoding, encoding_eps, neighbourhood, dropout, scale, backend: as
+        heads, head_channels, kernel_size, encoding, encoding_eps, neighbourhood, locality, dropout, scale, backend: as
             :class:`R2LiftingAttention`.
 
     Shapes:
@@ -110,6 +113,7 @@ class R2GroupAttention(R2Module):
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
+        locality: float | None = None,
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
@@ -118,6 +122,7 @@ class R2GroupAttention(R2Module):
         core = GroupAttention(
             group, regular_channels("in_type", in_type), regular_channels("out_type", out_type), heads=heads,
             head_channels=head_channels, kernel_size=kernel_size, relation=relation, encoding=encoding,
-            encoding_eps=encoding_eps, neighbourhood=neighbourhood, dropout=dropout, scale=scale, backend=backend,
+            encoding_eps=encoding_eps, neighbourhood=neighbourhood, locality=locality, dropout=dropout, scale=scale,
+            backend=backend,
         )  # fmt: skip
         super().__init__(core, group, in_type, out_type, lifts=False)

@@ -10,6 +10,7 @@ from .group import (
     relation_index,
     rotated_offsets,
 )
+from .locality import Locality, starting_places
 from .positions import AbsoluteEncoding, OffsetMLP, OffsetTable, SinusoidEncoding
 
 __all__ = [
@@ -19,10 +20,12 @@ __all__ = [
     "AxialEncoding",
     "FullEncoding",
     "JointEncoding",
+    "Locality",
     "OffsetMLP",
     "OffsetTable",
     "SinusoidEncoding",
     "make_encoding",
     "relation_index",
     "rotated_offsets",
+    "starting_places",
 ]

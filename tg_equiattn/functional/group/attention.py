@@ -21,6 +21,8 @@ def group_attention(
     index: Tensor,
     *,
     neighbourhood: Neighbourhood,
+    space_bias: Tensor | None = None,
+    group_bias: Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
@@ -29,11 +31,12 @@ def group_attention(
 
     .. math::
         \mathrm{score}(h, t, j, s) = c\, \langle q(i,t),\;
-        k(j,s) + \rho_{space}(h^{-1}(x_j - x_i)) + \rho_{group}(u) \rangle, \qquad
+        k(j,s) + \rho_{space}(h^{-1}(x_j - x_i)) + \rho_{group}(u) \rangle
+        + b_{space}(h^{-1}(x_j - x_i)) + b_{group}(u), \qquad
         \mathrm{out}(i, h) = \sum_t \sum_{(j,s)} \mathrm{softmax}_{(j,s)}(\mathrm{score})\; v(j, s)
 
-    with u = ``index[h, t, s]`` and c the scale. With an ``index`` of two axes (relation ``"relative"``) only h = t
-    is formed and there is no sum over t.
+    with u = ``index[h, t, s]``, c the scale, and biases that each head has of its own. With an ``index`` of two axes
+    (relation ``"relative"``) only h = t is formed and there is no sum over t.
 
     The factorised form writes the softmax weight as a product of a content, a spatial and a group factor, needs
     :math:`|H|^2(2D + 1)` exponentials per pixel instead of :math:`|H|^3 D` and, working through the pixels in tiles
@@ -47,6 +50,8 @@ def group_attention(
         rho_group: encoding of u; ``None`` if ``rho_space`` has an axis for u.
         index: u of each (h, t, s), a permutation along s; see :func:`tg_equiattn.encodings.relation_index`.
         neighbourhood: the window, or the whole grid.
+        space_bias: of rotated offsets, for each head; ``None`` means none.
+        group_bias: of u, for each head; ``None`` means none.
         scale: c; ``None`` means :math:`1/\sqrt{C}`.
         dropout: probability of dropping a weight after the sum over t.
         backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``; or ``"triton"``, a fused
@@ -60,6 +65,7 @@ def group_attention(
         - rho_space: ``(|H|, D, C)``, or full ``(|H|, D, |H|, C)``; D offsets of the window, or with global attention
           of all pairs, in the order of :meth:`Neighbourhood.offsets`
         - rho_group: ``(|H|, C)``; index: ``(|H|, |H|, |H|)`` or ``(|H|, |H|)``
+        - space_bias: ``(heads, |H|, D)``; group_bias: ``(heads, |H|)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
 
     Raises:
@@ -70,6 +76,7 @@ def group_attention(
     """
     _check_operands(query, key, value)
     _check_encoding(query, rho_space, rho_group, index)
+    _check_biases(query, rho_space, index, space_bias, group_bias)
     if not isinstance(neighbourhood, Neighbourhood):
         raise ValueError(f"neighbourhood must be a tg_equiattn.grids.Neighbourhood, got {type(neighbourhood).__name__}")
     neighbourhood.check(query.shape[4:])
@@ -82,7 +89,8 @@ def group_attention(
     checks.scale(scale)
     return checked_group_attention(
         query, key, value, rho_space, rho_group, index,
-        neighbourhood=neighbourhood, scale=scale, dropout=dropout, backend=backend,
+        neighbourhood=neighbourhood, space_bias=space_bias, group_bias=group_bias, scale=scale, dropout=dropout,
+        backend=backend,
     )  # fmt: skip
 
 
@@ -95,6 +103,8 @@ def checked_group_attention(
     index: Tensor,
     *,
     neighbourhood: Neighbourhood,
+    space_bias: Tensor | None,
+    group_bias: Tensor | None,
     scale: float | None,
     dropout: float,
     backend: str,
@@ -108,14 +118,16 @@ def checked_group_attention(
         path = "triton"
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     scale = query.shape[2] ** -0.5 if scale is None else scale
-    rho_space = rho_space.to(dtype)
+    rho_space, rho_group = rho_space.to(dtype), None if rho_group is None else rho_group.to(dtype)
+    if space_bias is not None or group_bias is not None:
+        rho_space, rho_group = _with_biases(rho_space, rho_group, query.shape[1], space_bias, group_bias)
     seed = torch.randint(2**31, (), device=query.device) if dropout else index.new_zeros(())
     operands = (
         query.to(dtype).flatten(0, 1) * scale,
         key.to(dtype).flatten(0, 1),
         value.to(dtype).flatten(0, 1),
         rho_space,
-        rho_space.new_zeros(0) if rho_group is None else rho_group.to(dtype),
+        rho_space.new_zeros(0) if rho_group is None else rho_group,
         index,
         seed,
         neighbourhood.kernel_size or 0,
@@ -133,6 +145,7 @@ def lifting_attention(
     rho_space: Tensor,
     *,
     neighbourhood: Neighbourhood,
+    space_bias: Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     backend: str = "auto",
@@ -141,13 +154,13 @@ def lifting_attention(
 
     .. math::
         \mathrm{out}(i, h) = \sum_j
-        \mathrm{softmax}_j\big(c\,\langle q_i, k_j + \rho(h^{-1}(x_j - x_i))\rangle\big)\; v_j
+        \mathrm{softmax}_j\big(c\,\langle q_i, k_j + \rho(h^{-1}(x_j - x_i))\rangle + b(h^{-1}(x_j - x_i))\big)\; v_j
 
     Arguments as :func:`group_attention`, without a group axis on query, key and value.
 
     Shapes:
         - query, key: ``(B, heads, C, *spatial)``; value: ``(B, heads, Cv, *spatial)``
-        - rho_space: ``(|H|, D, C)``
+        - rho_space: ``(|H|, D, C)``; space_bias: ``(heads, |H|, D)``
         - output: ``(B, heads, Cv, |H|, *spatial)``
 
     Raises:
@@ -167,9 +180,29 @@ def lifting_attention(
         rho_space.new_zeros(1, rho_space.shape[-1]),
         torch.zeros(len(rho_space), 1, 1, dtype=torch.int64, device=query.device),
         neighbourhood=neighbourhood,
+        space_bias=space_bias,
         scale=scale,
         dropout=dropout,
         backend=backend,
+    )
+
+
+def _with_biases(
+    rho_space: Tensor, rho_group: Tensor | None, heads: int, space_bias: Tensor | None, group_bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Both encodings with one more channel a head, its bias: cheaper than a tensor of biases for every pixel, and their
+    gradients come with those of the encodings."""
+    if rho_group is None:  # a full encoding has both biases
+        bias = rho_space.new_zeros(heads, *rho_space.shape[:3])
+        for part in (space_bias, group_bias):
+            if part is not None:
+                bias = bias + (part[..., None] if part is space_bias else part[:, None, None]).to(bias.dtype)
+        return torch.cat([rho_space, bias.movedim(0, -1)], -1), None
+    space = rho_space.new_zeros(heads, *rho_space.shape[:2]) if space_bias is None else space_bias
+    group = rho_group.new_zeros(heads, len(rho_group)) if group_bias is None else group_bias
+    return (
+        torch.cat([rho_space, space.to(rho_space.dtype).movedim(0, -1)], -1),
+        torch.cat([rho_group, group.to(rho_group.dtype).T], -1),
     )
 
 
@@ -223,3 +256,19 @@ def _check_encoding(query: Tensor, rho_space: Tensor, rho_group: Tensor | None, 
     if rho_space.ndim == 3 and (rho_group is None or tuple(rho_group.shape) != (elements, channels)):
         got = None if rho_group is None else tuple(rho_group.shape)
         raise ValueError(f"rho_group must have shape ({elements}, {channels}), got {got}")
+
+
+def _check_biases(
+    query: Tensor, rho_space: Tensor, index: Tensor, space_bias: Tensor | None, group_bias: Tensor | None
+) -> None:
+    heads, elements = query.shape[1], query.shape[3]
+    expected = {"space_bias": (heads, len(index), rho_space.shape[1]), "group_bias": (heads, elements)}
+    for name, x in (("space_bias", space_bias), ("group_bias", group_bias)):
+        if x is None:
+            continue
+        if x.device != query.device:
+            raise ValueError(f"{name} must be on {query.device} as query is, got {x.device}")
+        if not x.is_floating_point() or tuple(x.shape) != expected[name]:
+            raise ValueError(
+                f"{name} must be floating point of shape {expected[name]}, got {x.dtype} of shape {tuple(x.shape)}"
+            )

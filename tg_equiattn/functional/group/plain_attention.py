@@ -26,8 +26,9 @@ def _attend(plan: AttentionPlan, lane: int, tile: slice, query, key, value, rho_
     out = []
     for block in plan.blocks:
         q = query[block.query]
-        position = plan.tiling.position(rho_space[:, block.output].flatten(1, -2), q, tile)
-        logits = factorised.full_logits(position, None if plan.full else torch.matmul(rho_group, q), block.table)
+        headed = plan.with_head(q, lane)
+        position = plan.tiling.position(rho_space[:, block.output].flatten(1, -2), headed, tile)
+        logits = factorised.full_logits(position, None if plan.full else torch.matmul(rho_group, headed), block.table)
         keep = plan.keep(lane, tile, block, key.dtype)
         out.append(factorised.direct(q, key, value, logits, bias, keep))
     return torch.cat(out)

@@ -55,9 +55,11 @@ class AttentionPlan:
         self.tiling = tiling(spatial, kernel_size, selection, query.shape[0], width, query)
         lanes = self.tiling.lanes
         self.query = to_lanes(query, lanes)
+        self.channels, heads = query.shape[1], rho_space.shape[-1] - query.shape[1]
+        self.one_hot = self._one_hot(query, heads).view(heads, -1, lanes) if heads else None
         self.key = [self.tiling.prepare(x) for x in to_lanes(key, lanes)]
         self.value = [self.tiling.prepare(x) for x in to_lanes(value, lanes)]
-        self.rho_space = rho_space.transpose(0, 1).contiguous()  # (D, H, [U,] C)
+        self.rho_space = rho_space.transpose(0, 1).contiguous()  # (D, H, [U,] C + heads)
         self.rho_group = rho_group
         self.hashes: tuple[Tensor, Tensor] | None = None
         if dropout:
@@ -66,8 +68,22 @@ class AttentionPlan:
             column = column.view(-1, index.shape[-1], neighbours).permute(2, 0, 1)[..., None]  # (D, H, S, 1)
             self.hashes = to_lanes(row.view(-1, 1, 1, *spatial), lanes), column
 
+    @staticmethod
+    def _one_hot(query: Tensor, heads: int) -> Tensor:
+        """(heads, M): one where a query is of this head."""
+        head = torch.arange(query.shape[0], device=query.device) % heads
+        return (head == torch.arange(heads, device=query.device)[:, None]).to(query.dtype)
+
+    def with_head(self, query: Tensor, lane: int) -> Tensor:
+        """(T, C, p) -> (T, C + heads, p): queries and, where encodings have biases behind their channels, a one for
+        the head that a query is of and zeros for the others."""
+        if self.one_hot is None:
+            return query
+        head = self.one_hot[:, lane, None].expand(-1, query.shape[-1] // self.tiling.lanes, -1).flatten(1)
+        return torch.cat([query, head.expand(len(query), -1, -1)], 1)
+
     def rho(self, block: OutputBlock) -> Tensor:
-        """(D, E, C) with E the output elements, or with the full encoding output elements times U."""
+        """(D, E, C + heads) with E the output elements, or with the full encoding output elements times U."""
         rho = self.rho_space[:, block.output]
         return rho.flatten(1, -2)
 
@@ -85,6 +101,7 @@ class AttentionPlan:
         return hashed_dropout.keep(row, self.hashes[1][:, block.output], self.dropout, dtype)
 
     def group_logits(self, query: Tensor) -> Tensor:
+        """(T, U, p) of :meth:`with_head`'s queries."""
         return torch.matmul(self.rho_group, query)
 
     def safe(self, smallest: Tensor) -> bool:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...precision import full_precision
@@ -106,11 +107,13 @@ def second_backward(
             for block in a.blocks:
                 q, aq = queries[block.query], along_queries[block.query]
                 rho, along_rho = a.rho(block), b.rho(block)
-                group, along_group = (None, None) if a.full else (a.group_logits(q), a.group_logits(aq))
+                headed = a.with_head(q, lane)
+                along_headed = F.pad(aq, (0, 0, 0, headed.shape[1] - aq.shape[1]))
+                group, along_group = (None, None) if a.full else (a.group_logits(headed), a.group_logits(along_headed))
                 if along_group is not None:
-                    along_group = along_group + b.group_logits(q)
-                x = _Operands(q, key, value, tiling.position(rho, q, tile), group)
-                position = tiling.position(rho, aq, tile) + tiling.position(along_rho, q, tile)
+                    along_group = along_group + b.group_logits(headed)
+                x = _Operands(q, key, value, tiling.position(rho, headed, tile), group)
+                position = tiling.position(rho, along_headed, tile) + tiling.position(along_rho, headed, tile)
                 tangents = _Operands(aq, along_key, along_value, position, along_group)
                 keep = a.keep(lane, tile, block, q.dtype)
                 dq, dk, dv, dg, *logits = _tile(
@@ -119,10 +122,13 @@ def second_backward(
                 tiling.scatter_(out_key[lane], tile, dk)
                 tiling.scatter_(out_value[lane], tile, dv)
                 rho_grad = torch.zeros_like(rho)
-                for plan, encoding, other, (space, group) in ((a, rho, q, logits[0]), (b, along_rho, aq, logits[1])):
-                    dq = dq + tiling.position_backward(encoding, other, tile, space, rho_grad)
+                for plan, encoding, other, (space, group) in (
+                    (a, rho, headed, logits[0]),
+                    (b, along_rho, along_headed, logits[1]),
+                ):
+                    dq = dq + tiling.position_backward(encoding, other, tile, space, rho_grad)[:, : a.channels]
                     if group is not None:
-                        dq = dq + torch.matmul(plan.rho_group.T, group)
+                        dq = dq + torch.matmul(plan.rho_group[:, : a.channels].T, group)
                         out_group += torch.matmul(group, other.mT).sum(0)
                 out_space[:, block.output] += rho_grad.view_as(out_space[:, block.output])
                 to_query.append(dq)

@@ -68,8 +68,9 @@ def group_attention_op(
     """query, key (M, C, T, *spatial), value (M, Cv, S, *spatial) -> (M, Cv, H, *spatial).
 
     ``rho_space`` is (H, R, C) with ``rho_group`` (U, C), or (H, R, U, C) with an empty ``rho_group``; R counts the
-    offsets of the window, or with ``kernel_size`` 0 (global) those of all pairs. ``index`` is (H, T, S), or (T, S)
-    for the pointwise relation h = t.
+    offsets of the window, or with ``kernel_size`` 0 (global) those of all pairs. Encodings may have one channel a head
+    more than queries: biases, of image m those of head m modulo their number. ``index`` is (H, T, S), or (T, S) for the
+    pointwise relation h = t.
     """
     refuse_forward_mode()
     if query.numel() == 0:
@@ -91,9 +92,10 @@ def group_attention_op(
             result = []
             for block in plan.blocks:
                 q = tile_query[block.query]
-                position = plan.tiling.position(plan.rho(block), q, tile)
+                headed = plan.with_head(q, lane)
+                position = plan.tiling.position(plan.rho(block), headed, tile)
                 keep = plan.keep(lane, tile, block, k.dtype)
-                group = None if plan.full else plan.group_logits(q)
+                group = None if plan.full else plan.group_logits(headed)
                 result.append(_tile_forward(plan, block, q, k, v, position, group, bias, keep))
             plan.tiling.write_(out[lane], tile, torch.cat(result))
         return from_lanes(out)
@@ -151,17 +153,18 @@ def group_attention_backward_op(
             dq = []
             for block in plan.blocks:
                 q, rho = tile_query[block.query], plan.rho(block)
-                position = plan.tiling.position(rho, q, tile)
+                headed = plan.with_head(q, lane)
+                position = plan.tiling.position(rho, headed, tile)
                 keep = plan.keep(lane, tile, block, k.dtype)
-                group = None if plan.full else plan.group_logits(q)
+                group = None if plan.full else plan.group_logits(headed)
                 grads = _tile_backward(plan, block, q, k, v, position, group, bias, keep, tile_grad[block.output])
                 rho_grad = torch.zeros_like(rho)
-                from_position = plan.tiling.position_backward(rho, q, tile, grads[3], rho_grad)
+                from_position = plan.tiling.position_backward(rho, headed, tile, grads[3], rho_grad)
                 grad_space[:, block.output] += rho_grad.view_as(grad_space[:, block.output])
-                dq.append(grads[0] + from_position)
+                dq.append(grads[0] + from_position[:, : plan.channels])
                 if group is not None:
-                    dq[-1] += torch.matmul(rho_group.T, grads[4])
-                    grad_group += torch.matmul(grads[4], q.mT).sum(0)
+                    dq[-1] += torch.matmul(rho_group[:, : plan.channels].T, grads[4])
+                    grad_group += torch.matmul(grads[4], headed.mT).sum(0)
                 sums = list(grads[1:3]) if not sums else [a.add_(b) for a, b in zip(sums, grads[1:3], strict=True)]
             plan.tiling.write_(grad_query[lane], tile, torch.cat(dq))
             plan.tiling.scatter_(grad_key[lane], tile, sums[0])

@@ -38,11 +38,12 @@ class _Launch:
         self.sites, self.width = count * self.pixels, value.shape[1]
         if self.pixels * self.elements >= 2**31:
             raise ValueError(f"query must have fewer than 2^31 pixels times elements, got shape {tuple(query.shape)}")
+        self.heads = rho_space.shape[-1] - self.channels
         self.full, self.paired, self.outputs = rho_space.ndim == 4, index.ndim == 2, len(index)
         self.query = query.flatten(3).permute(0, 3, 2, 1).contiguous()  # (M, pixels, T, C)
         self.key, self.value = (x.flatten(3).transpose(2, 3).contiguous() for x in (key, value))  # (M, C, pixels, S)
         self.rho_space, self.rho_group = rho_space, rho_group
-        rho = rho_space.movedim(-1, 0).contiguous()  # (C, H, D[, U])
+        rho = rho_space.movedim(-1, 0).contiguous()  # (C + heads, H, D[, U])
         offsets = _offsets(kernel_size, len(spatial), selection, query.device)
         self.neighbours = offsets.shape[1]
         self.index = index
@@ -50,14 +51,14 @@ class _Launch:
         places = self.outputs * self.elements * self.neighbours
         hashes = hashed_dropout.places(self.sites, places, seed) if dropout else (flat_index, flat_index)  # or anything
         self.operands = (
-            self.query, self.key, self.value, rho, rho_group.view(-1, self.channels).T.contiguous(), flat_index,
+            self.query, self.key, self.value, rho, rho_group.view(-1, rho_space.shape[-1]).T.contiguous(), flat_index,
             offsets, *hashes,
         )  # fmt: skip
         self.dropout = dropout
         self.padded = triton.next_power_of_2(self.neighbours), triton.next_power_of_2(self.elements)
         self.options = {
             "C": self.channels, "CV": self.width, "T": self.elements, "H": self.outputs, "D": self.neighbours,
-            "S": self.elements, "DP": self.padded[0], "SP": self.padded[1], "FULL": self.full,
+            "S": self.elements, "HEADS": self.heads, "DP": self.padded[0], "SP": self.padded[1], "FULL": self.full,
             "PAIRED": self.paired, "DROPOUT": dropout > 0,
         }  # fmt: skip
 
@@ -80,6 +81,15 @@ class _Launch:
         step = max(1, scratch // (self.elements * outputs * (space + self.elements)))
         for start in range(0, self.sites, step):
             yield slice(start, min(start + step, self.sites))
+
+    def with_head(self, run: slice) -> Tensor:
+        """Queries (n, T, C + heads) of a run of sites, with a one for their head, as those of a plan."""
+        query = self.query.flatten(0, 1)[run]
+        if not self.heads:
+            return query
+        head = torch.arange(run.start, run.stop, device=query.device) // self.pixels % self.heads
+        one_hot = (head[:, None] == torch.arange(self.heads, device=query.device)).to(query.dtype)
+        return torch.cat([query, one_hot[:, None].expand(-1, self.elements, -1)], -1)
 
     def weigh(self, out: Tensor, grad: Tensor, grad_value: Tensor, backward: bool) -> None:
         grid, block = self.blocks(self.sites, self.outputs, 1024)
@@ -133,7 +143,7 @@ def backward(
 def _encodings(a: _Launch, run: slice, to_space: Tensor, to_group: Tensor, grad_query: Tensor, grad_space: Tensor,
                grad_group: Tensor) -> None:  # fmt: skip
     """From the gradients of positions those of the encodings, and of the queries through them; (n, T, H, ...) each."""
-    query = a.query.flatten(0, 1)[run]
+    query = a.with_head(run)
     target = grad_query.flatten(0, 1)[run]
     inverse = (a.index if a.paired else a.index.transpose(0, 1)).argsort(-1)  # from s to u, (T, [H,] U)
     inverse = inverse.view(a.elements, -1, a.elements)
@@ -141,15 +151,15 @@ def _encodings(a: _Launch, run: slice, to_space: Tensor, to_group: Tensor, grad_
         to_space = to_space.gather(-1, inverse[None, :, :, None].expand_as(to_space))
     else:
         by_argument = to_group.gather(-1, inverse.expand_as(to_group)).sum(2)  # (n, T, U)
-        target += by_argument @ a.rho_group
+        target += by_argument @ a.rho_group[:, : a.channels]
         grad_group += by_argument.flatten(0, 1).T @ query.flatten(0, 1)
     if a.paired:  # element t meets the encoding of output h = t alone
         space, rho = to_space.flatten(2).transpose(0, 1), a.rho_space.flatten(1, -2)  # (T, n, D[U]), (T, D[U], C)
-        target += (space @ rho).transpose(0, 1)
+        target += (space @ rho[..., : a.channels]).transpose(0, 1)
         grad_space += (space.mT @ query.transpose(0, 1)).view_as(grad_space)
     else:
         space = to_space.flatten(2)
-        target += space @ a.rho_space.flatten(0, -2)
+        target += space @ a.rho_space.flatten(0, -2)[:, : a.channels]
         grad_space += (space.flatten(0, 1).T @ query.flatten(0, 1)).view_as(grad_space)
 
 

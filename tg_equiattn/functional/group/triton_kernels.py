@@ -57,10 +57,10 @@ def _content(q, k, element, rows, place, mask, stride, C: tl.constexpr, R: tl.co
 
 
 @triton.jit
-def _position(q, rho, rho_group, index, element, output, rows, C: tl.constexpr, T: tl.constexpr, H: tl.constexpr,
-              D: tl.constexpr, S: tl.constexpr, R: tl.constexpr, DP: tl.constexpr, SP: tl.constexpr,
-              FULL: tl.constexpr, PAIRED: tl.constexpr):  # fmt: skip
-    """<q(t), rho(h^-1 D, u)> for the rows' elements t and outputs h, (R, D, S)."""
+def _position(q, rho, rho_group, index, head, element, output, rows, C: tl.constexpr, T: tl.constexpr,
+              H: tl.constexpr, D: tl.constexpr, S: tl.constexpr, R: tl.constexpr, DP: tl.constexpr, SP: tl.constexpr,
+              HEADS: tl.constexpr, FULL: tl.constexpr, PAIRED: tl.constexpr):  # fmt: skip
+    """<q(t), rho(h^-1 D, u)> and the head's bias for the rows' elements t and outputs h, (R, D, S)."""
     d, s = tl.arange(0, DP), tl.arange(0, SP)
     group_mask = rows[:, None] & (s < S)[None]
     space_mask = rows[:, None] & (d < D)[None]
@@ -69,8 +69,11 @@ def _position(q, rho, rho_group, index, element, output, rows, C: tl.constexpr, 
     space = tl.zeros([R, DP], dtype=q.dtype.element_ty)
     group = tl.zeros([R, SP], dtype=q.dtype.element_ty)
     both = tl.zeros([R, DP, SP], dtype=q.dtype.element_ty)
-    for c in range(C):
-        query = tl.load(q + element * C + c, mask=rows, other=0.0)
+    for channel in range(C + 1 if HEADS > 0 else C):
+        biased = channel == C  # the bias, behind the channels
+        query = tl.load(q + element * C + channel, mask=rows & (channel < C), other=0.0)
+        query = tl.where(biased, 1.0, query).to(q.dtype.element_ty)
+        c = tl.where(biased, C + head, channel)
         where = (c * H + output)[:, None] * D + d[None]
         if FULL:
             full_mask = space_mask[:, :, None] & (s < S)[None, None]
@@ -105,15 +108,16 @@ def _keep(row_hash, column_hash, output, rows, mask, cut, D: tl.constexpr, S: tl
 @triton.jit
 def weigh(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash, out, grad, grad_v, pixels, depth, height,
           width, cut, C: tl.constexpr, CV: tl.constexpr, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
-          S: tl.constexpr, R: tl.constexpr, DP: tl.constexpr, SP: tl.constexpr, FULL: tl.constexpr,
-          PAIRED: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr):  # fmt: skip
+          S: tl.constexpr, R: tl.constexpr, DP: tl.constexpr, SP: tl.constexpr, HEADS: tl.constexpr,
+          FULL: tl.constexpr, PAIRED: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr):  # fmt: skip
     """The summed weights W of a site and a block of outputs; then out = W v, or in backward dv += W dout.
 
-    q (sites, T, C); k, v (M, channels, pixels, S); rho (C, H, D[, U]); rho_group (C, U); index (H, T, S) or (T, S);
-    out, grad (sites, H, CV).
+    q (sites, T, C); k, v (M, channels, pixels, S); rho (C + HEADS, H, D[, U]); rho_group (C + HEADS, U);
+    index (H, T, S) or (T, S); out, grad (sites, H, CV).
     """
     site = tl.program_id(0).to(tl.int64)
     image, pixel = site // pixels, (site % pixels).to(tl.int32)
+    head = (image % HEADS).to(tl.int32) if HEADS > 0 else 0
     stride = tl.cast(pixels, tl.int64) * S
     neighbour, inside = _neighbours(offsets, pixel, depth, height, width, D, DP)
     s = tl.arange(0, SP)
@@ -131,7 +135,8 @@ def weigh(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash, out, g
         else:
             one = tl.full([1], t, tl.int32)
             score = _content(q, k, one, one < T, place, mask, stride, C, 1, DP, SP)
-        score += _position(q, rho, rho_group, index, element, output, rows, C, T, H, D, S, R, DP, SP, FULL, PAIRED)
+        score += _position(q, rho, rho_group, index, head, element, output, rows, C, T, H, D, S, R, DP, SP, HEADS, FULL,
+                           PAIRED)  # fmt: skip
         weight += _softmax(score, mask)
     if DROPOUT:
         there = _keep(row_hash + site, column_hash, output, rows, mask, cut, D, S, DP, SP)
@@ -152,7 +157,8 @@ def weigh(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash, out, g
 def differentiate(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash, grad, grad_q, grad_k, to_space,
                   to_group, start, pixels, depth, height, width, cut, C: tl.constexpr, CV: tl.constexpr,
                   T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, S: tl.constexpr, R: tl.constexpr, DP: tl.constexpr,
-                  SP: tl.constexpr, FULL: tl.constexpr, PAIRED: tl.constexpr, DROPOUT: tl.constexpr):  # fmt: skip
+                  SP: tl.constexpr, HEADS: tl.constexpr, FULL: tl.constexpr, PAIRED: tl.constexpr,
+                  DROPOUT: tl.constexpr):  # fmt: skip
     """Gradients of the scores of a site and a block of query elements, from site ``start`` on.
 
     Writes grad_q (sites, T, C) without the positions' part, adds to grad_k (M, C, pixels, S), and leaves the sums over
@@ -162,6 +168,7 @@ def differentiate(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash
     run = tl.program_id(0).to(tl.int64)
     site = run + start
     image, pixel = site // pixels, (site % pixels).to(tl.int32)
+    head = (image % HEADS).to(tl.int32) if HEADS > 0 else 0
     stride = tl.cast(pixels, tl.int64) * S
     neighbour, inside = _neighbours(offsets, pixel, depth, height, width, D, DP)
     d, s = tl.arange(0, DP), tl.arange(0, SP)
@@ -176,7 +183,8 @@ def differentiate(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash
     for h in range(1 if PAIRED else H):
         output = element if PAIRED else tl.full([R], h, tl.int32)
         one = tl.full([1], h, tl.int32)
-        position = _position(q, rho, rho_group, index, element, output, rows, C, T, H, D, S, R, DP, SP, FULL, PAIRED)
+        position = _position(q, rho, rho_group, index, head, element, output, rows, C, T, H, D, S, R, DP, SP, HEADS,
+                             FULL, PAIRED)  # fmt: skip
         p = _softmax(content + position, mask)
         if PAIRED:
             slope = _content(grad + site * H * CV, v, element, rows, place, mask, stride, CV, R, DP, SP)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...encodings import make_encoding, relation_index, rotated_offsets
+from ...encodings import Locality, make_encoding, relation_index, rotated_offsets
 from ...functional.group.attention import check_window_backend, checked_group_attention
 from ...grids import Neighbourhood
 from ...groups import FiniteGroup, check_group
@@ -40,6 +40,8 @@ class _Attention(NotScriptable, nn.Module):
         encoding: str,
         encoding_eps: float,
         neighbourhood: str | None,
+        locality: float | None,
+        preferring: bool,
         dropout: float,
         scale: float | None,
         backend: str,
@@ -66,6 +68,11 @@ class _Attention(NotScriptable, nn.Module):
         # a pixel where x = 0, too, looks at some places more than at others
         nn.init.normal_(cast(Tensor, self.query.bias))
         self.encoding = make_encoding(encoding, group.dim, head_channels, elements, encoding_eps)
+        self.locality = (
+            None
+            if locality is None
+            else Locality(heads, self.neighbourhood, locality, elements=elements, preferring=preferring)
+        )
         exact = group.matrices if kernel_size is None else rotated_offsets(group.matrices, self.neighbourhood)
         self.register_buffer("geometry", exact.to(self.out.weight.device), persistent=False)
 
@@ -87,21 +94,31 @@ class _Attention(NotScriptable, nn.Module):
         query, key, value = (p(x).unflatten(1, (self.heads, -1)) for p in (self.query, self.key, self.value))
         return query, key, value
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, rho_space: Tensor, rho_group: Tensor | None) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """From features with a group axis to the output's."""
+        spatial = tuple(query.shape[4:])
+        offsets = self.offsets(spatial)
+        rho_space, rho_group = self.encoding(offsets)
+        if rho_group is None and rho_space.ndim == 3:  # lifting: one element
+            rho_group = rho_space.new_zeros(1, self.head_channels)
+        space_bias = group_bias = None
+        if self.locality is not None:
+            space_bias, group_bias = self.locality(offsets * self.neighbourhood.scale(spatial))
         out = checked_group_attention(
-            query, key, value, rho_space, rho_group, self.index, neighbourhood=self.neighbourhood, scale=self.scale,
+            query, key, value, rho_space, rho_group, self.index, neighbourhood=self.neighbourhood,
+            space_bias=space_bias, group_bias=group_bias, scale=self.scale,
             dropout=self.dropout if self.training else 0.0, backend=self.backend,
         )  # fmt: skip
         return self.out(out.flatten(1, 2))
 
     def extra_repr(self) -> str:
         window = "" if self.neighbourhood.is_global else f", neighbourhood={self.neighbourhood.shape!r}"
+        locality = "" if self.locality is None else f", locality={self.locality.start}"
         backend = "" if self.backend == "auto" else f", backend={self.backend!r}"
         return (
             f"{self.group!r}, {self.in_channels}, {self.out_channels}, heads={self.heads}, "
             f"head_channels={self.head_channels}, kernel_size={self.neighbourhood.kernel_size}{window}, "
-            f"encoding={self.encoding_name!r}{backend}"
+            f"encoding={self.encoding_name!r}{locality}{backend}"
         )
 
 
@@ -110,7 +127,9 @@ class LiftingAttention(_Attention):
 
     .. math::
         \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_{j \in \eta(i)}
-        \mathrm{softmax}_j\big(c\,\langle q_i,\; k_j + \rho(h^{-1}(x_j - x_i)) \rangle\big)\; v_j
+        \mathrm{softmax}_j\big(c\,\langle q_i,\; k_j + \rho(h^{-1}(x_j - x_i)) \rangle + l(h^{-1}(x_j - x_i))\big)\; v_j
+
+    with the locality l of the head.
 
     Args:
         group: the finite group H; its dimension (2 or 3) is that of the input.
@@ -125,6 +144,9 @@ class LiftingAttention(_Attention):
         neighbourhood: ``"square"`` or ``"disk"``; ``None`` means the disk where the group has elements that do not map
             the pixel grid to itself (rotations by 45 degrees), which a square window serves badly, and the square
             elsewhere. Global attention has none.
+        locality: sharpness in 1 / pixel^2 by which every head looks at a place of its own at the start, not negative;
+            ``None`` for attention by content and encoding alone, as the papers'. See
+            :class:`tg_equiattn.encodings.Locality`.
         dropout: probability of dropping an attention weight in training.
         scale: c; ``None`` means :math:`1/\sqrt{\mathrm{head\_channels}}` (the published code uses the input width).
         backend: ``"torch"``, ``"triton"`` (windows only, on CUDA), ``"plain"`` or ``"auto"``; see
@@ -158,14 +180,15 @@ class LiftingAttention(_Attention):
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
+        locality: float | None = None,
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
     ) -> None:
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood, dropout=dropout, scale=scale,
-            backend=backend, elements=None,
+            encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood, locality=locality,
+            preferring=False, dropout=dropout, scale=scale, backend=backend, elements=None,
         )  # fmt: skip
         nothing = torch.zeros(len(group), 1, 1, dtype=torch.int64, device=self.out.weight.device)
         self.register_buffer("index", nothing, persistent=False)
@@ -173,9 +196,7 @@ class LiftingAttention(_Attention):
     def forward(self, x: Tensor) -> Tensor:
         checks.features(x, self.in_channels, self.group.dim, None, self.out.weight)
         self.neighbourhood.check(x.shape[2:])
-        rho, _ = self.encoding(self.offsets(tuple(x.shape[2:])))
-        query, key, value = (projected.unsqueeze(3) for projected in self.project(x))
-        return self._attend(query, key, value, rho, rho.new_zeros(1, self.head_channels))
+        return self._attend(*(projected.unsqueeze(3) for projected in self.project(x)))
 
 
 class GroupAttention(_Attention):
@@ -183,7 +204,9 @@ class GroupAttention(_Attention):
 
     .. math::
         \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_t \sum_{(j,s)} \mathrm{softmax}_{(j,s)}\big(
-        c\,\langle q(i,t),\; k(j,s) + \rho(h^{-1}(x_j - x_i), u) \rangle\big)\; v(j, s)
+        c\,\langle q(i,t),\; k(j,s) + \rho(h^{-1}(x_j - x_i), u) \rangle + l(h^{-1}(x_j - x_i), u)\big)\; v(j, s)
+
+    with the locality l of the head.
 
     Args:
         relation: which group element u the encoding sees: ``"ge_vit"`` (:math:`h^{-1}ts^{-1}t`), ``"lifted"``
@@ -191,6 +214,7 @@ class GroupAttention(_Attention):
             (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, is kept to reproduce the comparison, and warns.
         group, in_channels, out_channels, heads, head_channels, kernel_size: as :class:`LiftingAttention`.
         encoding, encoding_eps, neighbourhood, dropout, scale, backend: as :class:`LiftingAttention`.
+        locality: as :class:`LiftingAttention`; with ``"relative"`` a head prefers a group element at the start, too.
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
@@ -222,6 +246,7 @@ class GroupAttention(_Attention):
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
+        locality: float | None = None,
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
@@ -229,8 +254,8 @@ class GroupAttention(_Attention):
         check_group(group)
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood, dropout=dropout, scale=scale,
-            backend=backend, elements=len(group),
+            encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood, locality=locality,
+            preferring=relation == "relative", dropout=dropout, scale=scale, backend=backend, elements=len(group),
         )  # fmt: skip
         self.relation = relation
         index = relation_index(group, relation).to(self.out.weight.device)
@@ -245,8 +270,7 @@ class GroupAttention(_Attention):
     def forward(self, x: Tensor) -> Tensor:
         checks.features(x, self.in_channels, self.group.dim, len(self.group), self.out.weight)
         self.neighbourhood.check(x.shape[3:])
-        rho_space, rho_group = self.encoding(self.offsets(tuple(x.shape[3:])))
-        return self._attend(*self.project(x), rho_space, rho_group)
+        return self._attend(*self.project(x))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, relation={self.relation!r}"

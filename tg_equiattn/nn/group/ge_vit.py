@@ -22,6 +22,7 @@ _PUBLISHED: dict[str, Any] = {
     "encoding": "axial",
     "encoding_eps": 1e-12,
     "neighbourhood": "square",
+    "locality": None,
     "norm": "global",
     "attention_dropout": 0.1,
     "value_dropout": 0.1,
@@ -72,7 +73,8 @@ class GEViT(nn.Module):
         channels: output width of each block.
         heads: heads of every attention layer.
         kernel_size: odd window, or ``None`` for global attention.
-        relation, encoding, encoding_eps, neighbourhood, head_channels, scale, backend: as :class:`GroupAttention`.
+        relation, encoding, encoding_eps, neighbourhood, locality, head_channels, scale, backend: as
+            :class:`GroupAttention`.
         lifting_channels: width after lifting; ``None`` means that of the first block.
         pools: blocks after which space is pooled 2 x 2, counted from 1; 0 means after lifting.
         crops: pixels to remove at each side within each block, before its bottleneck; one number for all, or one a
@@ -112,6 +114,7 @@ class GEViT(nn.Module):
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
+        locality: float | None = None,
         head_channels: int | None = None,
         scale: float | None = None,
         backend: str = "auto",
@@ -141,7 +144,7 @@ class GEViT(nn.Module):
             raise ValueError(f"pools must be block numbers from 0 to {len(channels)}, got {pools!r}")
         shared: dict[str, Any] = {
             "heads": heads, "kernel_size": kernel_size, "encoding": encoding, "encoding_eps": encoding_eps,
-            "neighbourhood": neighbourhood, "head_channels": head_channels, "scale": scale,
+            "neighbourhood": neighbourhood, "locality": locality, "head_channels": head_channels, "scale": scale,
             "dropout": attention_dropout, "backend": backend,
         }  # fmt: skip
         self.group, self.in_channels, self.num_classes = group, in_channels, num_classes

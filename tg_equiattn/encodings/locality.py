@@ -1,0 +1,116 @@
+"""Content-free scores by which every head of group self-attention starts at a place of its own, as a convolution."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from .. import checks
+from ..grids import Neighbourhood
+from ..precision import full_precision
+
+CONTRAST = 2.0  # of the preferred group element over the others at the start
+
+
+def _nearest_offsets(neighbourhood: Neighbourhood, count: int) -> list[tuple[int, ...]]:
+    """The first ``count`` offsets of a window, or all it has, the nearest first."""
+    offsets: Iterable[tuple[int, ...]]
+    if neighbourhood.is_global:
+        reach = math.ceil(count ** (1 / neighbourhood.dim))  # a cube of this radius holds the nearest
+        offsets = itertools.product(range(-reach, reach + 1), repeat=neighbourhood.dim)
+    else:
+        offsets = (tuple(offset) for offset in neighbourhood.offsets().tolist())
+    return sorted(offsets, key=lambda offset: (sum(n * n for n in offset), offset))[:count]
+
+
+def starting_places(
+    heads: int, neighbourhood: Neighbourhood, elements: int = 1
+) -> list[tuple[tuple[int, ...], int, int]]:
+    """Where each head looks at the start: an offset, a group element and a round, no two heads alike.
+
+    Head e takes the e-th nearest offset of the window (ties in the order of coordinates) and the group element e,
+    modulo their number. When all offsets are taken the next heads begin again with the nearest one, each with the
+    element after that of its predecessor there; when all pairs are, again, in the next round, whose heads are half as
+    sharp.
+
+    Args:
+        heads: how many.
+        neighbourhood: the window, or the whole grid.
+        elements: how many group elements heads prefer, 1 where they prefer none.
+    """
+    offsets = _nearest_offsets(neighbourhood, heads)
+    places = []
+    for head in range(heads):
+        turn, place = divmod(head, len(offsets))
+        places.append((offsets[place], (place + turn) % elements, turn // elements))
+    return places
+
+
+class Locality(nn.Module):
+    r"""Scores of rotated offsets and group elements, for each head, that do not depend on content.
+
+    .. math:: l_e(h^{-1}D, u) = -\alpha_e\, |h^{-1}D - \Delta_e|^2 + w_e[u]
+
+    with offsets D in pixels, and for each head e a sharpness :math:`\alpha_e \ge 0`, a centre :math:`\Delta_e` and a
+    preference :math:`w_e` of group elements, all learned. Heads start at places of their own
+    (:func:`starting_places`). As a function of the rotated offset and of u it leaves equivariance as it is. Large
+    :math:`\alpha` and contrasts of w make relative attention with a head a tap a group convolution, away from the
+    border of the image: there the softmax looks at the nearest pixel there is, where a convolution sees zero.
+
+    Args:
+        heads: attention heads.
+        neighbourhood: the window, or the whole grid.
+        sharpness: :math:`\alpha` at the start, in 1 / pixel^2, not negative.
+        elements: the number of group elements u, or ``None`` without w (lifting).
+        preferring: whether every head starts with a preference for a group element of its own; else w starts at zero.
+
+    Shapes:
+        ``(|H|, D, d)`` offsets in pixels -> ``(heads, |H|, D)`` and ``(heads, elements)`` or ``None``.
+
+    Raises:
+        ValueError: for a sharpness that is negative or not finite.
+
+    Source: Cordonnier et al., On the relationship between self-attention and convolutional layers (2020), Theorem 1;
+    d'Ascoli et al., ConViT (2021), for the start. Both have one group element.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        neighbourhood: Neighbourhood,
+        sharpness: float,
+        *,
+        elements: int | None = None,
+        preferring: bool = False,
+    ) -> None:
+        super().__init__()
+        checks.positive(heads=heads)
+        checks.not_negative(locality=sharpness)
+        self.heads, self.elements, self.start = heads, elements, sharpness
+        offsets, preferred, rounds = zip(
+            *starting_places(heads, neighbourhood, elements if elements and preferring else 1), strict=True
+        )
+        self.sharpness = nn.Parameter(torch.tensor([sharpness / 2.0**n for n in rounds]))
+        self.centre = nn.Parameter(torch.tensor(offsets, dtype=self.sharpness.dtype, device=self.sharpness.device))
+        self.preference: nn.Parameter | None = None
+        if elements:
+            self.preference = nn.Parameter(self.sharpness.new_zeros(heads, elements))
+            if preferring:
+                with torch.no_grad():
+                    self.preference[range(heads), list(preferred)] = CONTRAST
+
+    def forward(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
+        with full_precision(offsets.device):
+            dtype = torch.promote_types(self.sharpness.dtype, torch.float32)  # half precision ends at 65,504
+            sharpness, centre = self.sharpness.to(dtype), self.centre.to(dtype)
+            # |alpha|, which learning can neither push below zero nor leave at zero
+            sharpness = torch.where(sharpness >= 0, sharpness, -sharpness)
+            distance = (offsets.to(dtype) - centre[:, None, None]).square().sum(-1)
+            return -sharpness[:, None, None] * distance, self.preference
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, sharpness={self.start}, elements={self.elements}"
