@@ -37,11 +37,12 @@ def positions(spatial):
     return torch.stack([column, -row, z], -1).flatten(0, 2)
 
 
-def attention_by_definition(query, key, value, rho, matrices, *, relation, inside, scale):
+def attention_by_definition(query, key, value, rho, matrices, *, relation, inside, scale, bias=None):
     """Group self-attention, one (image, head, pixel, h, t) at a time.
 
     query, key, value: (B, heads, C, T, *spatial); ``rho(offset, u)`` the encoding of an already rotated offset;
-    ``relation`` None for lifting; ``inside(offset)`` whether an offset belongs to the neighbourhood.
+    ``relation`` None for lifting; ``inside(offset)`` whether an offset belongs to the neighbourhood;
+    ``bias(offset, u)``, of a rotated offset too, (heads,) to add to the score.
     """
     batch, heads, _, elements, *spatial = query.shape
     place = positions(spatial)
@@ -53,22 +54,16 @@ def attention_by_definition(query, key, value, rho, matrices, *, relation, insid
         for h in range(len(matrices)):
             total = 0
             for t in [h] if relation == "relative" else range(elements):
-                encoding = torch.stack(
-                    [
-                        torch.stack(
-                            [
-                                rho(
-                                    matrices[h].T @ (place[j] - x_i),
-                                    0 if relation is None else relation_argument(matrices, relation, h, t, s),
-                                )
-                                for s in range(elements)
-                            ]
-                        )
-                        for j in keys
-                    ]
-                )  # (keys, S, C)
+                arguments = [
+                    0 if relation is None else relation_argument(matrices, relation, h, t, s) for s in range(elements)
+                ]
+                offsets = [matrices[h].T @ (place[j] - x_i) for j in keys]
+                encoding = torch.stack([torch.stack([rho(x, u) for u in arguments]) for x in offsets])  # (keys, S, C)
                 with_position = k[..., keys].permute(0, 1, 4, 3, 2) + encoding  # (B, heads, keys, S, C)
                 score = scale * torch.einsum("bnc,bnksc->bnks", q[:, :, :, t, i], with_position)
+                if bias is not None:
+                    added = torch.stack([torch.stack([bias(x, u) for u in arguments]) for x in offsets])
+                    score = score + added.movedim(-1, 0)
                 weight = score.flatten(2).softmax(-1).view(score.shape)
                 total = total + torch.einsum("bnks,bncsk->bnc", weight, v[..., keys])
             rows.append((h, i, total))
@@ -77,7 +72,9 @@ def attention_by_definition(query, key, value, rho, matrices, *, relation, insid
     return out.unflatten(-1, spatial)
 
 
-def attention_materialised(query, key, value, rho_space, rho_group, index, kernel_size, scale):
+def attention_materialised(
+    query, key, value, rho_space, rho_group, index, kernel_size, scale, space_bias=None, group_bias=None
+):
     """The direct formula on images with every tensor in memory, as published code computes it.
 
     Content scores are formed once and shared by all output elements, as in the published code; then every score of
@@ -95,6 +92,10 @@ def attention_materialised(query, key, value, rho_space, rho_group, index, kerne
     content = torch.einsum("bnctyx,bncsyxd->bntyxsd", query, unfold(key)).masked_fill(outside, -math.inf)
     space = torch.einsum("bnctyx,hdc->bnhtyxd", query, rho_space)
     group = torch.einsum("bnctyx,uc->bntuyx", query, rho_group)
+    if space_bias is not None:
+        space = space + space_bias[:, :, None, None, None]  # (heads, H, 1, 1, 1, D)
+    if group_bias is not None:
+        group = group + group_bias[:, None, :, None, None]
     element = torch.arange(index.shape[1], device=index.device)[None, :, None].expand_as(index)
     group = group[:, :, element, index].movedim(4, -1)  # (B, heads, H, T, y, x, S)
     score = (content[:, :, None] + space[..., None, :]).add_(group[..., None])

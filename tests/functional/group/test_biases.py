@@ -1,0 +1,153 @@
+"""Content-free biases of each head, on every path of group attention."""
+
+import pytest
+import torch
+from attention_operands import assert_same, operands
+from oracles import attention_materialised
+
+from tg_equiattn.encodings import relation_index
+from tg_equiattn.functional import group_attention, lifting_attention
+from tg_equiattn.groups import cyclic
+
+
+def biases(tensors, std=1.0):
+    """Biases that fit operands: 3 heads in one image are more lanes than a tile may have, 3 in two are fewer."""
+    (heads, elements), rho_space = tensors[0].shape[1:4:2], tensors[3]
+    shapes = (heads, *rho_space.shape[:2]), (heads, elements)
+    return [(std * torch.randn(s, dtype=rho_space.dtype)).to(rho_space.device).requires_grad_() for s in shapes]
+
+
+def attend(tensors, index, neighbourhood, full=False, **options):
+    *features, rho_space, rho_group, space_bias, group_bias = tensors
+    if full:
+        rho_space, rho_group = rho_space[:, :, None] + rho_group, None
+    return group_attention(
+        *features, rho_space, rho_group, index, neighbourhood=neighbourhood, space_bias=space_bias,
+        group_bias=group_bias, scale=0.3, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("relation", ["ge_vit", "lifted"])
+@pytest.mark.parametrize("backend", ["torch", "plain"])
+def test_matches_materialised_formula(backend, relation, full, device):
+    tensors, neighbourhood = operands(3, (5, 6), device=device)
+    added = biases(tensors)
+    index = relation_index(cyclic(3), relation).to(device)
+    out = attend([*tensors, *added], index, neighbourhood, full, backend=backend)
+    expected = attention_materialised(*tensors, index, 3, 0.3, *added)
+    assert_same(out, expected, [*tensors, *added])
+
+
+@pytest.mark.parametrize("kernel_size", [3, None])
+@pytest.mark.parametrize("relation", ["ge_vit", "relative"])
+def test_every_form_agrees(relation, kernel_size, device):
+    """In volumes, too: factorised, direct (a full encoding), plain."""
+    for spatial in ((4, 5), (2, 3, 2)):
+        tensors, neighbourhood = operands(4, spatial, kernel_size, device=device)
+        tensors = [*tensors, *biases(tensors)]
+        index = relation_index(cyclic(4), relation).to(device)
+        out = attend(tensors, index, neighbourhood)
+        assert_same(out, attend(tensors, index, neighbourhood, backend="plain"), tensors)
+        out = attend(tensors, index, neighbourhood)
+        assert_same(out, attend(tensors, index, neighbourhood, full=True), tensors)
+
+
+@pytest.mark.parametrize("relation", ["ge_vit", "relative"])
+def test_heads_keep_their_biases_where_a_tile_has_some_of_them(relation):
+    """A tile holds 2^20 numbers: 30 rows of 40 pixels, of 5 heads in 2 images one at a time."""
+    tensors, neighbourhood = operands(8, (30, 40), 5, batch=2, heads=5, channels=2, value_channels=1)
+    tensors = [*tensors, *biases(tensors)]
+    index = relation_index(cyclic(8), relation)
+    out = attend(tensors, index, neighbourhood).detach()
+    for head in (0, 3):
+        one = [x[:, head : head + 1] for x in tensors[:3]] + tensors[3:5] + [x[head : head + 1] for x in tensors[5:]]
+        torch.testing.assert_close(attend(one, index, neighbourhood)[:, 0], out[:, head], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("relation", "full"),
+    [("lifted", False), ("relative", False), ("relative", True), pytest.param("lifted", True, marks=pytest.mark.slow)],
+)
+@pytest.mark.usefixtures("kernels_run")
+def test_triton(relation, full, device):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    tensors, neighbourhood = operands(2, (2, 3), batch=2, heads=2, channels=2, value_channels=1, device=device)
+    tensors = [*tensors, *biases(tensors)]
+    index = relation_index(cyclic(2), relation).to(device)
+    out = [attend(tensors, index, neighbourhood, full, backend=backend) for backend in ("triton", "torch")]
+    assert_same(*out, tensors)
+
+
+@pytest.mark.parametrize("missing", ["space_bias", "group_bias"])
+@pytest.mark.parametrize("full", [False, True])
+def test_one_of_both(full, missing):
+    tensors, neighbourhood = operands(3, (4, 5))
+    added = dict(zip(("space_bias", "group_bias"), biases(tensors), strict=True))
+    nothing = added | {missing: torch.zeros_like(added[missing])}
+    index = relation_index(cyclic(3), "ge_vit")
+    one = added | {missing: None}
+    assert_same(
+        attend([*tensors, *one.values()], index, neighbourhood, full),
+        attend([*tensors, *nothing.values()], index, neighbourhood, full),
+        tensors,
+    )
+
+
+def test_lifting(device):
+    tensors, neighbourhood = operands(1, (5, 4), outputs=4, device=device)
+    *features, rho_space, _ = tensors
+    space_bias, _ = biases(tensors)
+    lifted = lifting_attention(
+        *(x.squeeze(3) for x in features), rho_space, neighbourhood=neighbourhood, space_bias=space_bias
+    )
+    nothing = torch.zeros(1, 5, dtype=torch.float64, device=device)
+    index = torch.zeros(4, 1, 1, dtype=torch.int64, device=device)
+    expected = attention_materialised(*features, rho_space, nothing, index, 3, 5**-0.5, space_bias)
+    assert_same(lifted, expected, [*features, rho_space, space_bias])
+
+
+@pytest.mark.parametrize("backend", ["torch", "plain"])
+@pytest.mark.parametrize("relation", ["ge_vit", "relative"])
+@pytest.mark.parametrize("kernel_size", [3, None])
+def test_gradients_of_both_orders(kernel_size, relation, backend):
+    small = {"batch": 1, "heads": 2, "channels": 1, "value_channels": 1}
+    tensors, neighbourhood = operands(2, (2, 3) if kernel_size is None else (3, 3), kernel_size, **small)
+    tensors = [*tensors, *biases(tensors)]
+    index = relation_index(cyclic(2), relation)
+
+    def function(*x):
+        return attend(x, index, neighbourhood, backend=backend)
+
+    assert torch.autograd.gradcheck(function, tensors, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, tensors, fast_mode=True)
+
+
+def test_sharp_biases_stay_exact(device):
+    """Scores of -900 and preferences of 200, in float32: every head looks at one place."""
+    exact, neighbourhood = operands(3, (5, 6))
+    exact += biases(exact, std=300.0)
+    index = relation_index(cyclic(3), "ge_vit")
+    single = [x.detach().float().to(device).requires_grad_() for x in exact]
+    out = attend(single, index.to(device), neighbourhood)
+    expected = attention_materialised(*exact[:5], index, 3, 0.3, *exact[5:])
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-3)
+    assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(out.sum(), single))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"space_bias": (3, 4, 8)}, r"space_bias must be floating point of shape \(3, 4, 9\), got .* \(3, 4, 8\)"),
+        ({"space_bias": (1, 4, 9)}, r"space_bias must be floating point of shape \(3, 4, 9\), got .* \(1, 4, 9\)"),
+        ({"group_bias": (3, 5)}, r"group_bias must be floating point of shape \(3, 4\), got .* \(3, 5\)"),
+        ({"group_bias": (3, 4), "dtype": torch.int64}, "group_bias must be floating point .* got torch.int64"),
+        ({"group_bias": (3, 4), "device": "meta"}, "group_bias must be on cpu as query is, got meta"),
+    ],
+)
+def test_bad_biases(options, message):
+    tensors, neighbourhood = operands(4, (5, 6))
+    kind = {name: options[name] for name in ("dtype", "device") if name in options}
+    given = {name: torch.zeros(x, **kind) for name, x in options.items() if name.endswith("bias")}
+    with pytest.raises(ValueError, match=message):
+        group_attention(*tensors, relation_index(cyclic(4)), neighbourhood=neighbourhood, **given)
