@@ -94,10 +94,11 @@ def attention(kind, *shape, group=C4, **options):
 
 def group_attention(relation, kernel_size, full=False):
     spatial, window = (4, 5), Neighbourhood(2, kernel_size)
-    rho = (3, window.count(spatial), *([3] if full else []), 5)
+    count = window.count(spatial)
     call = lambda rho_group=None, **t: F.group_attention(**t, rho_group=rho_group, neighbourhood=window)  # noqa: E731
     pixel = (2, 2, 5, 3, *spatial)
-    shapes = {"query": pixel, "key": pixel, "value": (2, 2, 7, 3, *spatial), "rho_space": rho}
+    shapes = {"query": pixel, "key": pixel, "value": (2, 2, 7, 3, *spatial)}
+    shapes |= {"rho_space": (3, count, *([3] if full else []), 5), "space_bias": (2, 3, count), "group_bias": (2, 3)}
     shapes |= {} if full else {"rho_group": (3, 5)}
     return function(call, **shapes, index=lambda: relation_index(cyclic(3), relation))
 
@@ -215,7 +216,7 @@ CORE = {
     "group_attention full": group_attention("ge_vit", 3, full=True),
     "lifting_attention": function(
         lambda **t: F.lifting_attention(**t, neighbourhood=Neighbourhood(2, 3)),
-        query=(2, 2, 5, 4, 6), key=(2, 2, 5, 4, 6), value=(2, 2, 7, 4, 6), rho_space=(3, 9, 5),
+        query=(2, 2, 5, 4, 6), key=(2, 2, 5, 4, 6), value=(2, 2, 7, 4, 6), rho_space=(3, 9, 5), space_bias=(2, 3, 9),
     ),
     "linear_attention": function(linear(), **QKV),
     "linear_attention masked": function(linear(), **QKV, mask=lambda: torch.rand(3, 13) < 0.7),
@@ -240,12 +241,16 @@ CORE = {
     "bilinear_long_conv": function(
         lambda **t: F.bilinear_long_conv(**t, product=outer, block=7), q=(3, 11, 2), k=(3, 11, 4), lengths=lengths
     ),
-    "LiftingAttention": attention(layers.LiftingAttention, 4, 6),
+    "LiftingAttention": attention(layers.LiftingAttention, 4, 6, locality=4.0),
     "LiftingAttention volume": attention(layers.LiftingAttention, 3, 4, 5, group=octahedral(), heads=1),
     "GroupAttention": attention(layers.GroupAttention, 4, 4, 6),
     "GroupAttention disk": attention(layers.GroupAttention, 4, 6, 5, kernel_size=5, neighbourhood="disk"),
-    "GroupAttention global": attention(layers.GroupAttention, 4, 3, 4, kernel_size=None, relation="relative"),
-    "GroupAttention full": attention(layers.GroupAttention, 4, 4, 3, encoding="full"),
+    "GroupAttention global": attention(
+        layers.GroupAttention, 4, 3, 4, kernel_size=None, relation="relative", locality=0.5
+    ),
+    "GroupAttention full": attention(layers.GroupAttention, 4, 4, 3, encoding="full", locality=4.0),
+    "GroupAttention local": attention(layers.GroupAttention, 4, 4, 6, locality=4.0),
+    "GroupAttention relative": attention(layers.GroupAttention, 4, 4, 6, relation="relative", locality=1.0),
     "GroupAttentionBlock": layer(lambda: layers.GroupAttentionBlock(C4, 6, 8, heads=2, kernel_size=3), 2, 6, 4, 5, 4),
     "GEViT": layer(
         lambda: layers.GEViT(dihedral(2), 2, 5, channels=(6, 8), heads=2, kernel_size=3, pools=(1,), crops=1),
@@ -319,7 +324,7 @@ def on_fields(kind):
         image, hidden = (enn.FieldType(space, 3 * [r]) for r in (space.trivial_repr, space.regular_repr))
         options = {"heads": 2, "kernel_size": 3}
         module = {
-            "R2LiftingAttention": lambda: escnn.R2LiftingAttention(image, hidden, **options),
+            "R2LiftingAttention": lambda: escnn.R2LiftingAttention(image, hidden, locality=4.0, **options),
             "R2GroupAttention": lambda: escnn.R2GroupAttention(hidden, hidden, **options),
             "R2AttentionBlock": lambda: escnn.R2AttentionBlock(hidden, hidden, **options),
             "R2RegularGlobalNorm": lambda: escnn.R2RegularGlobalNorm(hidden),

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from oracles import attention_by_definition
+from group_layers import attention, image, lifting, oracle
 from small_groups import GROUPS, PLANAR
 
 from tg_equiattn.groups import cyclic, dihedral, from_generators
@@ -10,45 +10,6 @@ from tg_equiattn.nn import GroupAttention, LiftingAttention
 from tg_equiattn.testing import TOLERANCE, equivariance_error
 
 RELATIONS = ["ge_vit", "lifted", "relative"]
-
-
-def lifting(group, **options):
-    settings = {"heads": 2, "head_channels": 5, "kernel_size": 3} | options
-    return LiftingAttention(group, 3, 7, **settings)
-
-
-def attention(group, **options):
-    settings = {"heads": 2, "head_channels": 5, "kernel_size": 3} | options
-    return GroupAttention(group, 3, 7, **settings)
-
-
-def image(group, spatial, regular, dtype=torch.float64, batch=2):
-    return torch.randn(batch, 3, *([len(group)] if regular else []), *spatial, dtype=dtype)
-
-
-def oracle(layer, x, relation):
-    """The layer by its definition, one (pixel, h, t) at a time, with the encoding evaluated offset by offset."""
-    lifts = isinstance(layer, LiftingAttention)
-    q, k, v = (p.unsqueeze(3) if lifts else p for p in layer.project(x))
-    size = layer.neighbourhood.kernel_size
-    spatial = tuple(x.shape[-layer.group.dim :])
-    scale = layer.neighbourhood.scale(spatial)
-
-    def rho(offset, u):
-        space, group = layer.encoding((offset / scale).view(1, 1, -1))
-        if space.ndim == 4:
-            return space[0, 0, u]
-        return space[0, 0] if group is None else space[0, 0] + group[u]
-
-    def inside(offset):
-        if layer.neighbourhood.shape == "disk":
-            return bool(offset.norm() <= size / 2)
-        return size is None or bool(offset.abs().max() <= size // 2)
-
-    out = attention_by_definition(
-        q, k, v, rho, layer.group.matrices, relation=relation, inside=inside, scale=layer.head_channels**-0.5
-    )
-    return layer.out(out.flatten(1, 2))
 
 
 EVERY_DEFINITION = [(r, k, e) for r in (None, *RELATIONS, "gsa") for k in (3, None) for e in ("axial", "joint", "full")]

@@ -1,0 +1,155 @@
+"""Group attention whose heads start at places of their own: definition, symmetry, and that it can be a convolution."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention_operands import Largest
+from group_layers import attention, image, lifting, oracle
+from small_groups import GROUPS, PLANAR
+
+from tg_equiattn.groups import cyclic, dihedral
+from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention
+from tg_equiattn.testing import TOLERANCE, act, equivariance_error
+
+RELATIONS = ["ge_vit", "lifted", "relative"]
+
+
+def make(group, relation, **options):
+    options = {"locality": 4.0} | options
+    return lifting(group, **options) if relation is None else attention(group, relation=relation, **options)
+
+
+@pytest.mark.parametrize(("kernel_size", "encoding"), [(3, "axial"), (3, "full"), (None, "joint")])
+@pytest.mark.parametrize("relation", [None, "ge_vit", "relative"])
+def test_definition(on_device, relation, encoding, kernel_size, randomise):
+    layer = randomise(make(dihedral(2), relation, encoding=encoding, kernel_size=kernel_size)).double()
+    x = image(layer.group, (3, 4), relation is not None, batch=1).requires_grad_()
+    expected, actual = oracle(layer, x, relation), layer(x)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+    inputs, probe = [x, *layer.parameters()], torch.randn_like(expected)
+    grads = [torch.autograd.grad((out * probe).sum(), inputs) for out in (actual, expected)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("kernel_size", "spatial"), [(3, (6, 6)), (5, (4, 7)), (None, (5, 5))])
+@pytest.mark.parametrize("name", list(PLANAR))
+@pytest.mark.parametrize("relation", [None, *RELATIONS])
+def test_equivariance(relation, name, kernel_size, spatial, randomise, device):
+    group = GROUPS[name]
+    layer = randomise(make(group, relation, kernel_size=kernel_size)).to(device)
+    for dtype in (torch.float64, torch.float32):
+        x = image(group, spatial, relation is not None, dtype).to(device)
+        assert equivariance_error(layer.to(dtype), group, x) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("relation", [None, "relative"])
+def test_equivariance_on_volumes(on_device, relation, randomise):
+    group = GROUPS["octahedral"]
+    layer = randomise(make(group, relation, heads=1)).double()
+    assert equivariance_error(layer, group, image(group, (3, 4, 5), relation is not None, batch=1)) <= 1e-10
+
+
+@pytest.mark.parametrize("relation", [None, "relative"])
+def test_places_that_do_not_turn_are_not_equivariant(relation, randomise):
+    """Negative control: every element looks at the same pixels."""
+    group = GROUPS["C4"]
+    layer = randomise(make(group, relation)).double()
+    turned = layer.locality.forward
+    layer.locality.forward = lambda offsets: turned(offsets[:1].expand_as(offsets))
+    assert equivariance_error(layer, group, image(group, (5, 5), relation is not None)) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["C4", "D4"])
+def test_it_can_be_a_group_convolution(name):
+    r"""With a head a tap, scores of content at zero and sharp starts, out(x, h) = sum psi(D, u) f(x + h D, h u)."""
+    group, taps = GROUPS[name], 9 * len(GROUPS[name])
+    layer = GroupAttention(
+        group, 2, 3, heads=taps, head_channels=4, kernel_size=3, relation="relative", locality=60.0
+    ).double()
+    psi = torch.randn(3, 2, len(group), 3, 3, dtype=torch.float64)
+    with torch.no_grad():
+        layer.locality.preference *= 30
+        for parameter in (layer.query.weight, layer.query.bias, layer.value.bias, layer.out.bias):
+            parameter.zero_()
+        layer.value.weight.zero_()
+        layer.out.weight.zero_()
+        for head in range(taps):  # each passes both channels on
+            x, y = (int(n) for n in layer.locality.centre[head])
+            element = layer.locality.preference[head].argmax()
+            layer.value.weight[4 * head, 0] = layer.value.weight[4 * head + 1, 1] = 1
+            layer.out.weight[:, 4 * head : 4 * head + 2, 0] = psi[:, :, element, 1 - y, 1 + x]
+    f = torch.randn(2, 2, len(group), 8, 9, dtype=torch.float64)
+    filters = [act(psi, group, h) for h in range(len(group))]  # turned, and their elements rolled
+    if name == "C4":
+        torch.testing.assert_close(filters[1], psi.roll(1, 2).rot90(1, (-2, -1)))
+    convolved = torch.stack([F.conv2d(f.flatten(1, 2), w.flatten(1, 2)) for w in filters], 2)
+    torch.testing.assert_close(layer(f)[..., 1:-1, 1:-1], convolved, rtol=0, atol=1e-5)
+    with torch.no_grad():
+        layer.locality.preference.zero_()
+    assert (layer(f)[..., 1:-1, 1:-1] - convolved).abs().max() > 0.1  # sharpness alone is not enough
+
+
+@pytest.mark.parametrize("relation", [None, "ge_vit", "relative"])
+def test_memory(relation):
+    """Biases are channels of the encodings: no tensor grows by more than a tenth."""
+    largest = []
+    for locality in (None, 4.0):
+        layer = make(cyclic(8), relation, heads=8, head_channels=3, kernel_size=5, locality=locality)
+        x = image(layer.group, (24, 24), relation is not None, torch.float32)
+        with Largest() as counted:
+            layer(x).sum().backward()
+        largest.append(counted.count)
+    assert largest[1] <= 1.1 * largest[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"relation": "relative"}, {"kernel_size": None}])
+def test_copies_and_sizes(options, check_copies, randomise):
+    layer = randomise(attention(dihedral(4), locality=4.0, **options))
+    x = torch.randn(2, 3, 8, 4, 5)
+    check_copies(lambda: attention(dihedral(4), locality=1.0, **options), layer, x)
+    assert {f"locality.{name}" for name in ("sharpness", "centre", "preference")} <= layer.state_dict().keys()
+    assert layer(torch.randn(1, 3, 8, 7, 3)).shape == (1, 7, 8, 7, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype, randomise, device):
+    layer = randomise(attention(dihedral(4), locality=4.0, kernel_size=5), std=0.3).to(device)
+    x = torch.randn(2, 3, 8, 5, 6, device=device)
+    expected = layer(x).detach()
+    with torch.autocast(device, dtype):
+        out = layer(x)
+        out.float().square().mean().backward()
+    torch.testing.assert_close(out.float(), expected, rtol=0, atol=0.05 * float(expected.abs().max()))
+    assert all(bool(p.grad.isfinite().all()) for p in layer.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("relation", "kernel_size"), [(None, 3), ("ge_vit", 3), ("relative", None)])
+def test_compile(relation, kernel_size, randomise, device):
+    layer = randomise(make(cyclic(4), relation, kernel_size=kernel_size)).to(device)
+    x = image(layer.group, (4, 5), relation is not None, torch.float32).to(device)
+    actual, expected = torch.compile(layer, fullgraph=True)(x), layer(x)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+    inputs = list(layer.parameters())
+    grads = [torch.autograd.grad(out.square().sum(), inputs) for out in (actual, expected)]
+    largest = max(float(g.abs().max()) for g in grads[1])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * largest)
+
+
+def test_where_it_is_on():
+    """In every layer of a model by one argument, and in no preset of the papers."""
+    model = GEViT(cyclic(4), 1, 10, channels=(6,), heads=2, kernel_size=3, locality=2.5)
+    layers = [m for m in model.modules() if isinstance(m, (LiftingAttention, GroupAttention))]
+    assert [layer.locality.start for layer in layers] == [2.5, 2.5]
+    assert "locality=2.5" in repr(layers[0])
+    for preset in (GEViT.rotmnist, GEViT.cifar10, GEViT.patchcamelyon):
+        assert not any("locality" in name for name in preset(cyclic(4)).state_dict())
+
+
+@pytest.mark.parametrize("kind", [lifting, attention])
+def test_bad_locality(kind):
+    for value in (-1.0, float("nan"), "4"):
+        with pytest.raises(ValueError, match="locality must be a finite number of at least 0"):
+            kind(cyclic(4), locality=value)
