@@ -2,13 +2,15 @@
 
 Real digits (scikit-learn's 1797 images of 8 x 8) are enlarged and rotated by uniform angles, one angle an image, and
 split by image. Models are built from escnn field types: Z2_SA (translations), R4_SA, R8_SA and R12_SA (4, 8 and 12
-rotations) and R4M_SA (4 rotations and reflections), each with one or several relations of the group encoding, and
-escnn's own group convolutions with as many parameters as R4_SA and R8_SA. Prints tables like GE-ViT's Tables 1 and 2,
-measures what its Figure 7 shows, and draws figures like its Figures 4 to 7.
+rotations) and R4M_SA (4 rotations and reflections), each with one or several relations of the group encoding, with
+heads that start at places of their own (locality) or without, and escnn's own group convolutions with as many
+parameters as R4_SA, R8_SA and R4M_SA. Prints tables like GE-ViT's Tables 1 and 2, measures what its Figure 7 shows, and
+draws figures like its Figures 4 to 7.
 
     python examples/studies/rotated_digits.py                                    # a few minutes on two cores
     python examples/studies/rotated_digits.py --models Z2_SA R8_SA --seeds 0 1 2
-    python examples/studies/rotated_digits.py --study --size 14 --models R4_SA --kernel-size 3 5 7 0
+    python examples/studies/rotated_digits.py --study --models R4_SA --relation relative --locality None 4
+    python examples/studies/rotated_digits.py --ablations                        # which parts of locality pay
     python examples/studies/rotated_digits.py --data ~/rotmnist --full --device cuda   # the paper's data and setting
 """
 
@@ -35,7 +37,11 @@ from harness.training import Classifier, Outcome, fit, parameters
 from tg_equiattn.integrations.escnn import GEViT
 from torch import Tensor
 
-Model = Literal["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA", "C4 G-CNN", "C8 G-CNN"]
+from tg_equiattn.encodings import CONTENT
+from tg_equiattn.nn import GroupAttention, LiftingAttention
+
+Model = Literal["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA", "C4 G-CNN", "C8 G-CNN", "D4 G-CNN"]
+Omission = Literal["nothing", "places", "preferences", "learning", "small queries"]
 Relation = Literal["ge_vit", "gsa", "lifted", "relative"]
 GSPACES = {
     "Z2_SA": gspaces.trivialOnR2(),
@@ -44,9 +50,10 @@ GSPACES = {
     "R12_SA": gspaces.rot2dOnR2(12),
     "R4M_SA": gspaces.flipRot2dOnR2(4),
 }
-EQUALS = {"C4 G-CNN": "R4_SA", "C8 G-CNN": "R8_SA"}  # of the same group, and of about as many parameters
+EQUALS = {"C4 G-CNN": "R4_SA", "C8 G-CNN": "R8_SA", "D4 G-CNN": "R4M_SA"}  # of the same group, and about as large
 WITHOUT_RELATION = ("Z2_SA", *EQUALS)  # one element has one relation, convolutions none
 PAPERS = {"ge_vit": "GE-ViT", "gsa": "GSA-Nets"}
+KINDS = [f"{relation}{how}" for relation in Relation.__args__ for how in (", locality", "")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,28 +61,33 @@ class RotatedDigits(Settings):
     """Settings of this example."""
 
     STUDY: ClassVar[str] = "rotated_digits"
-    SWEEP: ClassVar[tuple[str, ...]] = ("models", "relation", "kernel_size", "seeds")
-    SHOWN: ClassVar[tuple[str, ...]] = ("size",)
+    SWEEP: ClassVar[tuple[str, ...]] = ("models", "relation", "kernel_size", "locality", "without", "seeds")
+    SHOWN: ClassVar[tuple[str, ...]] = ("epochs", "heads", "channels")
 
     models: tuple[Model, ...] = ("Z2_SA", "R4_SA", "R4M_SA")
-    """which to train; a G-CNN is escnn's, with 3 x 3 convolutions and as many parameters as the R4_SA or R8_SA"""
+    """which to train; a G-CNN is escnn's, with 3 x 3 convolutions and as many parameters as R4_SA, R8_SA or R4M_SA"""
     relation: tuple[Relation, ...] = ("ge_vit", "gsa")
     """relations of the group encoding to compare"""
     kernel_size: tuple[int, ...] = (3,)
     """odd windows of attention; 0 is global"""
+    locality: tuple[float | None, ...] = (4.0,)
+    """sharpness by which heads start at places of their own; None is without, as the published gsa always is"""
+    without: tuple[Omission, ...] = ("nothing",)
+    """parts of locality to leave out: heads start in the middle, prefer no group element, do not learn where they look,
+    have queries as large at the start as without locality"""
     size: int = 16
     """pixels a side that scikit-learn's digits are enlarged to; those of --data have 28"""
     train_images: int | None = None
     """use only the first of the training images"""
     data: Path | None = None
     """folder with the rotated MNIST files (.amat)"""
-    channels: int = 12
+    channels: int = 16
     """width of every layer"""
     blocks: int = 2
     """attention blocks after the lifting attention"""
-    heads: int = 2
+    heads: int = 8
     """of every attention layer"""
-    head_channels: int | None = 4
+    head_channels: int | None = 2
     """width of a head; None is half the channels"""
     encoding: Literal["axial", "joint", "full"] = "joint"
     """of positions: a table for rows and one for columns, one for both, or one for positions and group elements"""
@@ -136,32 +148,41 @@ class RotatedDigits(Settings):
                 run = dataclasses.replace(run, relation=("ge_vit",))
             if name in EQUALS:
                 run = dataclasses.replace(run, kernel_size=(3,))
+            if name in EQUALS or run.relation == ("gsa",):
+                run = dataclasses.replace(run, locality=(None,))
+            if run.locality == (None,):
+                run = dataclasses.replace(run, without=("nothing",))
             if run not in seen:
                 seen.append(run)
                 yield run
 
 
-EVERY = {"models": Model.__args__, "relation": Relation.__args__}
+SMALL = {"size": 12, "blocks": 1, "results": study.committed("rotated_digits")}
 PRESETS = {
     "quick": RotatedDigits(
         models=Model.__args__, train_images=32, size=8, channels=4, heads=1, head_channels=2, blocks=1, epochs=1,
         batch=8,
     ),
     "study": RotatedDigits(
-        **EVERY, seeds=(0, 1, 2, 3, 4), size=12, blocks=1, channels=24, heads=4, head_channels=2,
-        results=study.committed("rotated_digits"),
+        models=("Z2_SA", "R4_SA", "R8_SA", "R4M_SA", *EQUALS), relation=("ge_vit", "relative", "gsa"),
+        seeds=(0, 1, 2, 3, 4), **SMALL,
+    ),
+    "ablations": RotatedDigits(
+        models=("R4_SA",), relation=("relative",), without=Omission.__args__, seeds=(0, 1, 2), **SMALL,
     ),
     "full": RotatedDigits(
         models=("Z2_SA", "R4_SA", "R8_SA", "R12_SA"), kernel_size=(5,), size=28, channels=20, blocks=5, heads=9,
-        head_channels=None, encoding="axial", norm="global", dropout=0.1, pool=2, crops=(2, 0, 2, 1, 1), epochs=300,
-        batch=8, learning_rate=0.001, schedule="constant",
+        head_channels=None, encoding="axial", locality=(None,), norm="global", dropout=0.1, pool=2,
+        crops=(2, 0, 2, 1, 1), epochs=300, batch=8, learning_rate=0.001, schedule="constant",
     ),
 }  # fmt: skip
 
 
 def build(settings: RotatedDigits) -> torch.nn.Module:
     """The model of a single run."""
-    (name,), (relation,), (kernel_size,) = settings.models, settings.relation, settings.kernel_size
+    (name,), (relation,), (kernel_size,), (locality,) = (
+        getattr(settings, swept) for swept in ("models", "relation", "kernel_size", "locality")
+    )
     if name in EQUALS:
         gspace, layers = GSPACES[EQUALS[name]], [convolution] * settings.blocks
         options = {"pools": (settings.pool,), "crops": settings.crops}
@@ -170,7 +191,7 @@ def build(settings: RotatedDigits) -> torch.nn.Module:
     gspace = GSPACES[name]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="relation='gsa'")
-        return GEViT(
+        model = GEViT(
             nn.FieldType(gspace, [gspace.trivial_repr]),
             10,
             channels=(settings.channels,) * settings.blocks,
@@ -180,12 +201,32 @@ def build(settings: RotatedDigits) -> torch.nn.Module:
             relation=relation,
             encoding=settings.encoding,
             neighbourhood="square",  # as the papers, with 8 and 12 rotations too
+            locality=locality,
             norm=settings.norm,
             pools=(settings.pool,),
             crops=settings.crops or 0,
             attention_dropout=settings.dropout,
             value_dropout=settings.dropout,
         )
+    leave_out(model, *settings.without)
+    return model
+
+
+@torch.no_grad()
+def leave_out(model: torch.nn.Module, part: Omission) -> None:
+    """Start an attention network without this part of its locality."""
+    for layer in model.modules():
+        if not isinstance(layer, (GroupAttention, LiftingAttention)) or layer.locality is None:
+            continue
+        if part == "places":
+            layer.locality.centre.zero_()
+        elif part == "preferences" and layer.locality.preference is not None:
+            layer.locality.preference.zero_()
+        elif part == "learning":
+            layer.locality.requires_grad_(False)
+        elif part == "small queries":
+            for parameter in layer.query.parameters():
+                parameter /= CONTENT
 
 
 def predict(model: torch.nn.Module, batch: Part) -> tuple[Tensor, Tensor]:
@@ -224,23 +265,37 @@ def window(row: Row) -> str:
     return f"{size} x {size}" if size else "global"
 
 
+def is_convolution(row: Row) -> bool:
+    return row.setting("models") in EQUALS
+
+
+def kind(row: Row) -> str:
+    """The relation, and whether heads have places."""
+    return row.setting("relation") + (", locality" if row.setting("locality") is not None else "")
+
+
 def of_main_setting(rows: list[Row]) -> list[Row]:
-    """Rows of the window and image size that most attention networks have; convolutions have windows of their own."""
-    settings = [
-        (row.setting("size"), row.setting("kernel_size")) for row in rows if row.setting("models") not in EQUALS
-    ]
+    """Rows of all parts of locality, and of the epochs, window and image size that most attention networks have;
+    convolutions have windows of their own."""
+    rows = [row for row in rows if row.setting("without") in (None, "nothing")]
+    names = ("size", "epochs", "kernel_size", "heads", "channels")
+    settings = [tuple(map(row.setting, names)) for row in rows if not is_convolution(row)]
     if not settings:
         return rows
-    size, window = max(dict.fromkeys(settings), key=settings.count)
-    mine = [row for row in rows if row.setting("size") == size]
-    return [row for row in mine if row.setting("models") in EQUALS or row.setting("kernel_size") == window]
+    main = max(dict.fromkeys(settings), key=settings.count)
+    mine = [row for row in rows if (row.setting("size"), row.setting("epochs")) == main[:2]]
+    return [row for row in mine if is_convolution(row) or tuple(map(row.setting, names)) == main]
 
 
 def of_several_windows(rows: Iterable[Row]) -> list[Row]:
-    """Rows of relations and image sizes that come with more than one window, by window, global attention last."""
-    groups = grouped(rows, "relation", "size").values()
+    """Rows of epochs and relations that come with more than one window, by window, global attention last, and the
+    convolutions that had as many epochs."""
+    rows = list(rows)
+    groups = grouped((row for row in rows if row.setting("models") == "R4_SA"), "relation", "epochs").values()
     several = [row for group in groups if len(grouped(group, "kernel_size")) > 1 for row in group]
-    return sorted(several, key=lambda row: row.setting("kernel_size") or float("inf"))
+    epochs = {row.setting("epochs") for row in several}
+    beside = [row for row in rows if row.setting("models") == "C4 G-CNN" and row.setting("epochs") in epochs]
+    return sorted(several, key=lambda row: row.setting("kernel_size") or float("inf")) + beside
 
 
 def values(rows: list[Row]) -> str:
@@ -250,29 +305,47 @@ def values(rows: list[Row]) -> str:
 def accuracy(rows: list[Row]) -> str:
     """GE-ViT's Tables 2 and 4: models down, relations across."""
     rows = of_main_setting(rows)
-    relations = list(dict.fromkeys(row.setting("relation") for row in rows))
-    columns = [PAPERS[relation] for relation in relations if relation in PAPERS]
+    kinds = sorted(dict.fromkeys(kind(row) for row in rows if not is_convolution(row)), key=KINDS.index)
+    columns = [PAPERS[relation] for relation in PAPERS if any(k.startswith(relation) for k in kinds)]
     paper, convolutions = published("GE-ViT Table 2"), published("GE-ViT Table 4")
-    groups, lines = grouped(rows, "models", "relation"), []
+    known = {(name, "GE-ViT"): value for (name, _), value in convolutions.items()} | paper
+    lines = []
     for (name,), group in grouped(rows, "models").items():
-        cells = [values(groups.get((name, relation), [])) for relation in relations]
-        known = {(name, "GE-ViT"): value for (name, _), value in convolutions.items()} | paper
+        cells = [values([row for row in group if kind(row) == k and not is_convolution(row)]) for k in kinds]
         counts = dict.fromkeys(f"{row.parameters:,}" for row in group)
-        lines.append([name, *cells, " to ".join(counts), *(known.get((name, column), "-") for column in columns)])
-    return markdown(["model", *relations, "parameters", *(f"{c} paper, rotMNIST" for c in columns)], lines)
+        plain = values([row for row in group if is_convolution(row)])
+        lines.append(
+            [name, plain, *cells, " to ".join(counts), *(known.get((name, column), "-") for column in columns)]
+        )
+    head = ["model", "convolutions", *kinds, "parameters", *(f"{c} paper, rotMNIST" for c in columns)]
+    return markdown(head, lines)
 
 
 def windows(rows: list[Row]) -> str:
-    """GE-ViT's Table 1: windows of R4_SA down, relations across."""
-    relations = list(dict.fromkeys(row.setting("relation") for row in rows))
-    columns = [PAPERS[relation] for relation in relations if relation in PAPERS]
-    paper = published("GE-ViT Table 1") | published("GSA-Nets Table 1")
-    groups, lines = grouped(rows, "kernel_size", "relation"), []
-    for (size,), group in grouped(rows, "kernel_size").items():
-        cells = [values(groups.get((size, relation), [])) for relation in relations]
-        numbers = [paper.get((str(size or "global"), column), "-") for column in columns]
-        lines.append([window(group[0]), *cells, *numbers])
-    return markdown(["window", *relations, *(f"{c} paper, rotMNIST" for c in columns)], lines)
+    """GE-ViT's Table 1: windows of R4_SA down, relations across, and the C4 G-CNN."""
+    kinds = sorted(dict.fromkeys(kind(row) for row in rows if not is_convolution(row)), key=KINDS.index)
+    paper = published("GE-ViT Table 1")
+    lines = []
+    for (convolutions, size), group in _by_window(rows).items():
+        cells = [values([row for row in group if kind(row) == k]) for k in kinds]
+        if convolutions:
+            lines.append(["C4 G-CNN, 3 x 3", values(group), *["-"] * (len(kinds) - 1), "-"])
+        else:
+            lines.append([window(group[0]), *cells, paper.get((str(size or "global"), "GE-ViT"), "-")])
+    return markdown(["window", *kinds, "GE-ViT paper, rotMNIST"], lines)
+
+
+def _by_window(rows: list[Row]) -> dict[tuple[bool, int], list[Row]]:
+    groups: dict[tuple[bool, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((is_convolution(row), row.setting("kernel_size")), []).append(row)
+    return groups
+
+
+def ablations(rows: list[Row]) -> str:
+    """What is lost without each part of locality."""
+    lines = [[name, values(group)] for (name,), group in grouped(rows, "without").items()]
+    return markdown(["without", "accuracy"], lines)
 
 
 def errors(rows: list[Row]) -> str:
@@ -287,26 +360,41 @@ def errors(rows: list[Row]) -> str:
     return markdown(["model", "relation", "mean error", "max error / max feature", "mean error, paper"], lines)
 
 
-def by_relation(rows: list[Row], label: Callable[[Row], str], measured: Callable[[Row], float]) -> dict:
-    """What was measured, by label and there by relation."""
+def by(rows: list[Row], label: Callable, other: Callable, measured: Callable[[Row], float]) -> dict:
+    """What was measured, by label and there by another."""
     columns: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        columns.setdefault(label(row), {}).setdefault(relation_of(row), []).append(measured(row))
+        columns.setdefault(label(row), {}).setdefault(other(row), []).append(measured(row))
     return columns
+
+
+def parts_left_out(rows: list[Row]) -> list[Row]:
+    """Rows of networks that exist without parts of locality, and of the same seeds with all of it."""
+    less = [row for row in rows if row.setting("without") not in (None, "nothing")]
+    alike = {tuple(row.setting(n) for n in ("models", "relation", "kernel_size", "epochs", "seeds")) for row in less}
+    whole = [
+        row for row in of_main_setting(rows) if row.setting("locality") is not None
+        and tuple(row.setting(n) for n in ("models", "relation", "kernel_size", "epochs", "seeds")) in alike
+    ]  # fmt: skip
+    return whole + less
 
 
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The tables there are rows for, and a figure of each."""
     rows = sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
     name, percent = (lambda row: row.setting("models")), (lambda row: row.value)
+    label = lambda row: "-" if is_convolution(row) else kind(row)  # noqa: E731
     tables, main = {"accuracy": accuracy(rows)}, of_main_setting(rows)
-    figures = {"accuracy": (by_relation(main, name, percent), "test accuracy in percent", "model")}
-    if local := of_several_windows(row for row in rows if row.setting("models") == "R4_SA"):
+    figures = {"accuracy": (by(main, name, label, percent), "test accuracy in percent", "model")}
+    if local := of_several_windows(rows):
         tables["windows"] = windows(local)
-        figures["windows"] = by_relation(local, window, percent), "test accuracy in percent", "window of R4_SA"
+        place = lambda row: "C4 G-CNN" if is_convolution(row) else window(row)  # noqa: E731
+        figures["windows"] = by(local, place, label, percent), "test accuracy in percent", "window of R4_SA"
+    if len(grouped(parts_left_out(rows), "without")) > 1:
+        tables["ablations"] = ablations(parts_left_out(rows))
     if measured := [row for row in main if "mean error" in row.more]:
         tables["equivariance"] = errors(measured)
-        worst = by_relation(measured, name, lambda row: row.more["max error"])
+        worst = by(measured, name, relation_of, lambda row: row.more["max error"])
         figures["equivariance"] = worst, "max error / max feature", "model"
     for title, (columns, what, along) in figures.items():
         scale = "log" if title == "equivariance" else "linear"

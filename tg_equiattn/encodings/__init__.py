@@ -10,10 +10,11 @@ from .group import (
     relation_index,
     rotated_offsets,
 )
-from .locality import Locality, starting_places
+from .locality import CONTENT, Locality, starting_places
 from .positions import AbsoluteEncoding, OffsetMLP, OffsetTable, SinusoidEncoding
 
 __all__ = [
+    "CONTENT",
     "ENCODINGS",
     "RELATIONS",
     "AbsoluteEncoding",

@@ -21,6 +21,7 @@ EXAMPLES = Path(__file__).parents[2]
 PRESETS = {
     "quick": "seconds: does it run?",
     "study": "what the README's tables were made with; runs whose rows are there already are left out",
+    "ablations": "the study's model, with parts of it left out",
     "full": "the paper's model, data and schedule; for a GPU",
 }
 
@@ -158,7 +159,7 @@ def parse(default: Preset, presets: dict[str, Preset], doc: str, arguments: list
     if len(chosen) > 1:
         raise SettingsError(f"{' and '.join(f'--{name}' for name in chosen)} exclude each other")
     rest = [word for word in arguments if word not in [f"--{name}" for name in presets]]
-    lines = [f"    --{name:<7} {PRESETS[name]}" for name in presets]
+    lines = [f"    --{name:<9} {PRESETS[name]}" for name in presets]
     text = f"{doc.strip()}\n\nSettings to start from, which the flags below then change:\n\n" + "\n".join(lines)
     start = presets[chosen[0]] if chosen else default
     settings = tyro.cli(type(default), args=rest, default=start, description=text, prog=f"{default.STUDY}.py")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...encodings import Locality, make_encoding, relation_index, rotated_offsets
+from ...encodings import CONTENT, Locality, make_encoding, relation_index, rotated_offsets
 from ...functional.group.attention import check_window_backend, checked_group_attention
 from ...grids import Neighbourhood
 from ...groups import FiniteGroup, check_group
@@ -67,6 +67,10 @@ class _Attention(NotScriptable, nn.Module):
         self.out = Pointwise(heads * head_channels, out_channels)
         # a pixel where x = 0, too, looks at some places more than at others
         nn.init.normal_(cast(Tensor, self.query.bias))
+        if locality is not None:
+            with torch.no_grad():
+                for parameter in self.query.parameters():
+                    parameter.mul_(CONTENT)
         self.encoding = make_encoding(encoding, group.dim, head_channels, elements, encoding_eps)
         self.locality = (
             None
