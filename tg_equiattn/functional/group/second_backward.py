@@ -93,7 +93,7 @@ def second_backward(
     the operands' gradients; ``settings`` as the operator's."""
     with torch.no_grad(), full_precision(grad.device):
         along: list[Any] = [torch.zeros_like(x) if c is None else c for c, x in zip(cotangents, operands, strict=True)]
-        primal: list[Any] = [*operands, *settings, "eager"]
+        primal: list[Any] = [*operands, *settings, "second"]
         a, b = AttentionPlan(*primal), AttentionPlan(*along, *primal[5:])
         tiling = a.tiling
         grads = to_lanes(grad, tiling.lanes)
@@ -105,7 +105,7 @@ def second_backward(
             to_query, to_grad = [], []
             for block in a.blocks:
                 q, aq = queries[block.query], along_queries[block.query]
-                rho, along_rho = a.rho(block), b.rho(block)
+                rho, along_rho = a.rho(block, a.rho_space), b.rho(block, b.rho_space)
                 group, along_group = (None, None) if a.full else (a.group_logits(q), a.group_logits(aq))
                 if along_group is not None:
                     along_group = along_group + b.group_logits(q)
