@@ -15,12 +15,12 @@ from .tiles import tiling, to_lanes
 # Floats of the largest temporary of one tile. Compiled steps fuse their loops and gain from tiles that stay in a
 # core's second-level cache; eager steps call many small operators and gain from longer ones.
 # A GPU needs millions of elements a launch.
-_TILE_BUDGET = {"compiled": 1 << 18, "eager": 1 << 20, "plain": 1 << 18, "other": 1 << 24}
+_TILE_BUDGET = {"compiled": 1 << 18, "eager": 1 << 20, "pointwise": 1 << 17, "plain": 1 << 18, "other": 1 << 24}
 
 
 class OutputBlock(NamedTuple):
     """The query elements, output elements and (H, T, S) index of one call of the core, with the inverse of the index
-    along S."""
+    along S; (T, S) where the core is :mod:`.pointwise`."""
 
     query: slice
     output: slice
@@ -28,9 +28,9 @@ class OutputBlock(NamedTuple):
     inverse: Tensor
 
 
-def _output_blocks(index: Tensor) -> list[OutputBlock]:
+def _output_blocks(index: Tensor, pointwise: bool) -> list[OutputBlock]:
     inverse = index.argsort(-1)
-    if index.ndim == 3:
+    if index.ndim == 3 or pointwise:
         return [OutputBlock(slice(None), slice(None), index, inverse)]
     return [
         OutputBlock(slice(t, t + 1), slice(t, t + 1), index[t][None, None], inverse[t][None, None])
@@ -43,14 +43,16 @@ class AttentionPlan:
 
     def __init__(self, query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, path):
         spatial = query.shape[3:]
-        self.blocks = _output_blocks(index)
+        self.pointwise = index.ndim == 2 and path in ("eager", "compiled")
+        self.blocks = _output_blocks(index, self.pointwise)
         self.full = rho_space.ndim == 4
-        self.fused, self.dropout = path == "compiled" and not self.full, dropout
-        outputs = index.shape[0] if index.ndim == 3 else 1
+        self.fused, self.dropout = path == "compiled" and (self.pointwise or not self.full), dropout
+        outputs = index.shape[0] if index.ndim == 3 or (self.pointwise and self.fused) else 1
         neighbours = math.prod(spatial) if kernel_size == 0 else rho_space.shape[1]
         direct = self.full or path == "plain"  # every score of all query elements of a block is formed
         temporary = outputs * index.shape[-1] * neighbours * (query.shape[2] if direct and index.ndim == 3 else 1)
-        self.budget = _TILE_BUDGET["other" if query.device.type != "cpu" else path if path in _TILE_BUDGET else "eager"]
+        kind = "pointwise" if self.pointwise and not self.fused else path if path in _TILE_BUDGET else "eager"
+        self.budget = _TILE_BUDGET["other" if query.device.type != "cpu" else kind]
         width = None if path == "whole" else max(16 if direct else 64, self.budget // temporary)
         self.tiling = tiling(spatial, kernel_size, selection, query.shape[0], width, query)
         lanes = self.tiling.lanes
@@ -82,9 +84,12 @@ class AttentionPlan:
         head = self.one_hot[:, lane, None].expand(-1, query.shape[-1] // self.tiling.lanes, -1).flatten(1)
         return torch.cat([query, head.expand(len(query), -1, -1)], 1)
 
-    def rho(self, block: OutputBlock) -> Tensor:
-        """(D, E, C + heads) with E the output elements, or with the full encoding output elements times U."""
-        rho = self.rho_space[:, block.output]
+    def rho(self, block: OutputBlock, rho_space: Tensor) -> Tensor:
+        """A view of ``rho_space``, the encodings or their gradients: (D, E, C + heads) with E the output elements, or with the
+        full encoding output elements times U; (T, D, 1 or U, C + heads) where the core is :mod:`.pointwise`."""
+        rho = rho_space[:, block.output]
+        if self.pointwise:
+            return rho.transpose(0, 1).unflatten(1, (-1, 1)).flatten(2, -2)
         return rho.flatten(1, -2)
 
     def tiles(self) -> Iterator[tuple[int, slice, Tensor, Tensor, Tensor | None]]:

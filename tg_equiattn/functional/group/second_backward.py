@@ -94,7 +94,7 @@ def second_backward(
     the operands' gradients; ``settings`` as the operator's."""
     with torch.no_grad(), full_precision(grad.device):
         along: list[Any] = [torch.zeros_like(x) if c is None else c for c, x in zip(cotangents, operands, strict=True)]
-        primal: list[Any] = [*operands, *settings, "eager"]
+        primal: list[Any] = [*operands, *settings, "second"]
         a, b = AttentionPlan(*primal), AttentionPlan(*along, *primal[5:])
         tiling = a.tiling
         grads = to_lanes(grad, tiling.lanes)
@@ -106,7 +106,7 @@ def second_backward(
             to_query, to_grad = [], []
             for block in a.blocks:
                 q, aq = queries[block.query], along_queries[block.query]
-                rho, along_rho = a.rho(block), b.rho(block)
+                rho, along_rho = a.rho(block, a.rho_space), b.rho(block, b.rho_space)
                 headed = a.with_head(q, lane)
                 along_headed = F.pad(aq, (0, 0, 0, headed.shape[1] - aq.shape[1]))
                 group, along_group = (None, None) if a.full else (a.group_logits(headed), a.group_logits(along_headed))

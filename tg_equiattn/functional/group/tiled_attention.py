@@ -21,7 +21,7 @@ from ...precision import full_precision
 from ...transforms import transformed
 from ..backend import refuse_forward_mode
 from ..second_derivatives import second_derivatives
-from . import factorised
+from . import factorised, pointwise
 from .plain_attention import plain_group_attention
 from .plan import AttentionPlan
 from .second_backward import second_backward
@@ -93,7 +93,7 @@ def group_attention_op(
             for block in plan.blocks:
                 q = tile_query[block.query]
                 headed = plan.with_head(q, lane)
-                position = plan.tiling.position(plan.rho(block), headed, tile)
+                position = plan.tiling.position(plan.rho(block, plan.rho_space), headed, tile)
                 keep = plan.keep(lane, tile, block, k.dtype)
                 group = None if plan.full else plan.group_logits(headed)
                 result.append(_tile_forward(plan, block, q, k, v, position, group, bias, keep))
@@ -103,6 +103,8 @@ def group_attention_op(
 
 def _tile_forward(plan, block, q, k, v, position, group, bias, keep):
     """The output of one block of a tile; direct where the core lost precision or the encoding is full."""
+    if plan.pointwise:
+        return _run(pointwise.forward, plan.fused, q, k, v, position, group, block.table, bias, keep)
     if group is not None:
         answer, smallest = _run(factorised.forward, plan.fused, q, k, v, position, group, block.table, bias, keep)
         if plan.safe(smallest):
@@ -152,15 +154,13 @@ def group_attention_backward_op(
             sums: list[Tensor] = []
             dq = []
             for block in plan.blocks:
-                q, rho = tile_query[block.query], plan.rho(block)
+                q, rho = tile_query[block.query], plan.rho(block, plan.rho_space)
                 headed = plan.with_head(q, lane)
                 position = plan.tiling.position(rho, headed, tile)
                 keep = plan.keep(lane, tile, block, k.dtype)
                 group = None if plan.full else plan.group_logits(headed)
                 grads = _tile_backward(plan, block, q, k, v, position, group, bias, keep, tile_grad[block.output])
-                rho_grad = torch.zeros_like(rho)
-                from_position = plan.tiling.position_backward(rho, headed, tile, grads[3], rho_grad)
-                grad_space[:, block.output] += rho_grad.view_as(grad_space[:, block.output])
+                from_position = plan.tiling.position_backward(rho, headed, tile, grads[3], plan.rho(block, grad_space))
                 dq.append(grads[0] + from_position[:, : plan.channels])
                 if group is not None:
                     dq[-1] += torch.matmul(rho_group[:, : plan.channels].T, grads[4])
@@ -176,6 +176,10 @@ def group_attention_backward_op(
 
 def _tile_backward(plan, block, q, k, v, position, group, bias, keep, grad):
     """Gradients of q, k, v, the space logits and the group logits; direct where the core lost precision."""
+    if plan.pointwise:
+        return _run(
+            pointwise.backward, plan.fused, q, k, v, position, group, block.table, block.inverse, bias, keep, grad
+        )
     if group is not None:
         *grads, smallest = _run(
             factorised.backward, plan.fused, q, k, v, position, group, block.table, block.inverse, bias, keep, grad

@@ -119,14 +119,15 @@ class LocalTiling:
         target.copy_(update.view(target.shape))
 
     def position(self, rho: Tensor, query: Tensor, tile: slice) -> Tensor:
-        """Logits (T, D, E, p) of encodings rho (D, E, C)."""
-        return torch.matmul(rho.flatten(0, 1), query).unflatten(1, rho.shape[:2])
+        """Logits (T, D, E, p) of encodings rho (D, E, C), or (T, D, E, C) where each element has its own."""
+        return torch.matmul(rho.flatten(-3, -2), query).unflatten(1, rho.shape[-3:-1])
 
     def position_backward(self, rho: Tensor, query: Tensor, tile: slice, grad: Tensor, grad_rho: Tensor) -> Tensor:
         """Gradient of the query; that of rho is added to ``grad_rho``."""
         grad = grad.flatten(1, 2)
-        grad_rho += torch.matmul(grad, query.mT).sum(0).view(rho.shape)
-        return torch.matmul(rho.flatten(0, 1).T, grad)
+        update = torch.matmul(grad, query.mT)
+        grad_rho += (update if rho.ndim == 4 else update.sum(0)).view(rho.shape)
+        return torch.matmul(rho.flatten(-3, -2).mT, grad)
 
 
 class GlobalTiling:
@@ -182,17 +183,17 @@ class GlobalTiling:
         return flat
 
     def position(self, rho: Tensor, query: Tensor, tile: slice) -> Tensor:
-        query = query.unflatten(-1, (-1, self.lanes))
-        logits = torch.einsum("ndec,tcnm->tdenm", rho[self._relative(tile)], query)
+        query, encodings = query.unflatten(-1, (-1, self.lanes)), "tndec"[-rho.ndim - 1 :]
+        logits = torch.einsum(f"{encodings},tcnm->tdenm", rho[..., self._relative(tile), :, :], query)
         return logits.flatten(3)
 
     def position_backward(self, rho: Tensor, query: Tensor, tile: slice, grad: Tensor, grad_rho: Tensor) -> Tensor:
-        relative = self._relative(tile)
+        relative, encodings = self._relative(tile), "tndec"[-rho.ndim - 1 :]
         query = query.unflatten(-1, (-1, self.lanes))
         grad = grad.unflatten(-1, (-1, self.lanes))
-        update = torch.einsum("tdenm,tcnm->ndec", grad, query)
-        grad_rho.index_add_(0, relative.flatten(), update.flatten(0, 1))
-        return torch.einsum("ndec,tdenm->tcnm", rho[relative], grad).flatten(2)
+        update = torch.einsum(f"tdenm,tcnm->{encodings}", grad, query)
+        grad_rho.index_add_(-3, relative.flatten(), update.flatten(-4, -3))
+        return torch.einsum(f"{encodings},tdenm->tcnm", rho[..., relative, :, :], grad).flatten(2)
 
 
 def tiling(

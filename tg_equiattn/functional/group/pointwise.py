@@ -1,0 +1,96 @@
+r"""The arithmetic of group self-attention with the pointwise relation (h = t) on one tile of queries.
+
+Each query element t has one softmax over all (D, s), so that nothing is won by factors: every score of a tile is formed,
+and the largest subtracted, which is right whatever the scores are. Layout and names as in :mod:`.factorised`, but
+
+    position  (T, D, 1, p)  logits <q(i,t), rho_space(t^-1 D)>, or with the full encoding (T, D, U, p) and no ``group``
+    table     (T, S)        u of each (t, s); ``inverse`` (T, U) the s of each (t, u)
+    keep      (D, T, S, p)  dropout factors of the weights, or None
+
+In eager execution one element t is worked on at a time, in place: its scores (D, S, p) are to stay in the cache.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .factorised import dot, weighted
+
+
+def _elements(count: int) -> list[slice]:
+    """One block of all query elements where loops are compiled, one element at a time where they are not."""
+    return [slice(0, count)] if torch.compiler.is_compiling() else [slice(t, t + 1) for t in range(count)]
+
+
+def _by(table: Tensor, x: Tensor, dim: int) -> Tensor:
+    """(T, ..., p) with its axis ``dim`` rearranged by each element's row of a table."""
+    shape = [1] * x.ndim
+    shape[0], shape[dim] = table.shape
+    return x.take_along_dim(table.view(shape), dim)
+
+
+def _logits(position: Tensor, group: Tensor | None, table: Tensor, bias: Tensor | None) -> list[Tensor]:
+    """Summands (T, D, 1 or S, p) and (T, 1, S, p) of what is added to the content's scores."""
+    if bias is not None:
+        position = position + bias[:, None]
+    return [_by(table, position, 2)] if group is None else [position, _by(table, group, 1)[:, None]]
+
+
+def _exponentials(query: Tensor, key: Tensor, logits: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """exp(score - max) (t, D, S, p) of some query elements (t, C, p), and 1 / its sum (t, 1, 1, p)."""
+    score = dot(query[:, None, None], key[None])
+    for part in logits:
+        score += part
+    score -= score.amax((1, 2), keepdim=True)
+    score.exp_()
+    return score, score.sum((1, 2), keepdim=True).reciprocal_()
+
+
+def _add_products_(total: Tensor, weight: Tensor, x: Tensor) -> None:
+    """Add the sum over t of weight (t, D, S, p) times x (t, C, p) to a total (D, S, C, p)."""
+    if torch.compiler.is_compiling():
+        total += weighted(weight, x[:, None, None], (0,))
+        return
+    for c in range(total.shape[2]):
+        total[:, :, c].addcmul_(weight[0], x[0, c])
+
+
+def forward(query, key, value, position, group, table, bias, keep) -> Tensor:
+    """The output (T, C, p)."""
+    logits, out = _logits(position, group, table, bias), []
+    for t in _elements(len(query)):
+        weight, factor = _exponentials(query[t], key, [x[t] for x in logits])
+        if keep is not None:
+            weight *= keep[:, t].transpose(0, 1)
+        out.append(weighted(weight, value, (1, 2)) * factor[:, 0])
+    return torch.cat(out)
+
+
+def backward(query, key, value, position, group, table, inverse, bias, keep, grad):
+    """Gradients of query, key, value, position and group."""
+    logits = _logits(position, group, table, bias)
+    grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
+    to_query, to_position, to_group = [], [], []
+    for t in _elements(len(query)):
+        weight, factor = _exponentials(query[t], key, [x[t] for x in logits])
+        scaled = grad[t] * factor[:, 0]
+        slope = dot(scaled[:, None, None], value[None])
+        if keep is None:
+            _add_products_(grad_value, weight, scaled)
+        else:
+            kept = keep[:, t].transpose(0, 1)
+            _add_products_(grad_value, weight * kept, scaled)
+            slope *= kept
+        slope *= weight
+        mean = slope.sum((1, 2), keepdim=True)
+        slope.addcmul_(weight, mean * factor, value=-1)
+        _add_products_(grad_key, slope, query[t])
+        to_query.append(weighted(slope, key, (1, 2)))
+        to_position.append(slope if group is None else slope.sum(2, keepdim=True))
+        if group is not None:
+            to_group.append(slope.sum(1))
+    grad_position, grad_query = torch.cat(to_position), torch.cat(to_query)
+    if group is None:
+        return grad_query, grad_key, grad_value, _by(inverse, grad_position, 2), None
+    return grad_query, grad_key, grad_value, grad_position, _by(inverse, torch.cat(to_group), 1)
