@@ -3,7 +3,7 @@
 The G-CNN is escnn's: 3 x 3 convolutions between regular fields of 4 rotations, norm and ReLU, group pooling. In the
 mixed model one of its convolutions is a residual block around R2GroupAttention instead, with a norm in front; its width
 is chosen so that both have about the same number of parameters. Data and their rotations are those of
-rotated_digits.py.
+rotated_digits.py, and so is the meaning of locality.
 
     python examples/studies/escnn_mixed_model.py                               # a minute on two cores
     python examples/studies/escnn_mixed_model.py --rotations 8 --kernel-size 5 --seeds 0 1 2
@@ -13,6 +13,7 @@ rotated_digits.py.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -38,7 +39,7 @@ class EscnnMixedModel(Settings):
     """Settings of this example."""
 
     STUDY: ClassVar[str] = "escnn_mixed_model"
-    SWEEP: ClassVar[tuple[str, ...]] = ("models", "seeds")
+    SWEEP: ClassVar[tuple[str, ...]] = ("models", "heads", "locality", "seeds")
 
     models: tuple[Model, ...] = Model.__args__
     """which to train"""
@@ -56,10 +57,16 @@ class EscnnMixedModel(Settings):
     """3 x 3 convolutions of the G-CNN, the first of which lifts the image"""
     attention: int = 3
     """which of the convolutions is attention in the mixed model, counted from 1; the first one cannot be"""
-    heads: int = 2
+    heads: tuple[int, ...] = (8,)
     """of the attention"""
+    head_channels: int | None = None
+    """width of a head; None is half the fields"""
     kernel_size: int = 5
     """odd window of the attention; 0 is global"""
+    relation: Literal["ge_vit", "gsa", "lifted", "relative"] = "relative"
+    """of the group encoding"""
+    locality: tuple[float | None, ...] = (4.0,)
+    """sharpness by which heads start at places of their own; None is without"""
     encoding: Literal["axial", "joint", "full"] = "joint"
     """of positions: a table for rows and one for columns, one for both, or one for positions and group elements"""
     epochs: int = 8
@@ -73,8 +80,10 @@ class EscnnMixedModel(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("rotations", "size", "train_images", "channels", "heads"):
+        for name in ("rotations", "size", "train_images", "channels", "head_channels"):
             self.positive(name)
+        if min(self.heads) < 1:
+            raise ValueError(f"--heads must be positive, got {list(self.heads)}")
         if self.size % 2:
             raise ValueError(f"--size must be even (the models pool 2 x 2), got {self.size}")
         if self.kernel_size < 0 or (self.kernel_size and self.kernel_size % 2 == 0):
@@ -86,14 +95,26 @@ class EscnnMixedModel(Settings):
         if self.patience and not self.data:
             raise ValueError("--patience needs validation data, which only --data has")
 
+    def runs(self) -> Iterator[EscnnMixedModel]:
+        """Those of the G-CNN once: it has no heads."""
+        seen = []
+        for run in super().runs():
+            if run.models == ("G-CNN",):
+                run = dataclasses.replace(run, heads=self.heads[:1], locality=self.locality[:1])
+            if run not in seen:
+                seen.append(run)
+                yield run
+
 
 PRESETS = {
     "quick": EscnnMixedModel(
         train_images=32, size=8, channels=4, convolutions=2, attention=2, kernel_size=3, epochs=1, batch=8,
     ),
-    "study": EscnnMixedModel(seeds=(0, 1, 2, 3, 4), size=12, results=study.committed("escnn_mixed_model")),
+    "study": EscnnMixedModel(
+        seeds=(0, 1, 2, 3, 4), heads=(2, 4, 8), size=12, results=study.committed("escnn_mixed_model"),
+    ),
     "full": EscnnMixedModel(
-        seeds=(0, 1, 2, 3, 4), rotations=8, size=28, channels=20, convolutions=7, attention=4, heads=9, epochs=100,
+        seeds=(0, 1, 2, 3, 4), rotations=8, size=28, channels=20, convolutions=7, attention=4, heads=(9,), epochs=100,
         batch=64, learning_rate=0.001,
     ),
 }  # fmt: skip
@@ -107,8 +128,9 @@ class ResidualAttention(nn.EquivariantModule):
         self.in_type = self.out_type = fields
         self.norm = nn.InnerBatchNorm(fields)
         self.attention = R2GroupAttention(
-            fields, fields, heads=settings.heads, kernel_size=settings.kernel_size or None, encoding=settings.encoding,
-            neighbourhood="square",
+            fields, fields, heads=settings.heads[0], head_channels=settings.head_channels,
+            kernel_size=settings.kernel_size or None, relation=settings.relation, encoding=settings.encoding,
+            neighbourhood="square", locality=settings.locality[0],
         )  # fmt: skip
 
     def forward(self, x: nn.GeometricTensor) -> nn.GeometricTensor:
@@ -142,6 +164,15 @@ def train(settings: EscnnMixedModel) -> Outcome:
     return outcome
 
 
+def label(row: Row) -> str:
+    """The model, with what the attention has."""
+    name = row.setting("models")
+    if name == "G-CNN":
+        return name
+    heads, without = row.setting("heads"), row.setting("locality") is None
+    return f"{name}, {heads} head{'s' if heads > 1 else ''}{', no locality' if without else ''}"
+
+
 def table(rows: list[Row]) -> str:
     """Accuracy, size and equivariance error of each model."""
     paper = published("GE-ViT Table 4")
@@ -155,19 +186,21 @@ def table(rows: list[Row]) -> str:
         "GE-ViT paper, rotMNIST",
     ]
     lines = []
-    for (name,), group in grouped(rows, "models").items():
+    for (name, _, _), group in grouped(rows, "models", "heads", "locality").items():
         errors = [row.more["max error"] for row in group if "max error" in row.more]
         known = paper.get(("C4 G-CNN", "accuracy"), "-") if name == "G-CNN" else "-"
         lines.append([
-            name, mean_and_spread(row.value for row in group), str(group[0].more["width"]), f"{group[0].parameters:,}",
-            f"{np.mean([row.seconds for row in group]):.0f}", f"{max(errors):.1e}" if errors else "-", known,
+            label(group[0]), mean_and_spread(row.value for row in group), str(group[0].more["width"]),
+            f"{group[0].parameters:,}", f"{np.mean([row.seconds for row in group]):.0f}", f"{max(errors):.1e}" if errors else "-", known,
         ])  # fmt: skip
     return markdown(header, lines)
 
 
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The table, and its figure."""
-    columns = {name: {"": [row.value for row in group]} for (name,), group in grouped(rows, "models").items()}
+    columns: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        columns.setdefault(label(row), {}).setdefault("", []).append(row.value)
     points(columns, folder / "accuracy.png", "test accuracy in percent")
     return {"accuracy": table(rows)}
 
