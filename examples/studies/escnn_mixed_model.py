@@ -191,7 +191,8 @@ def table(rows: list[Row]) -> str:
         known = paper.get(("C4 G-CNN", "accuracy"), "-") if name == "G-CNN" else "-"
         lines.append([
             label(group[0]), mean_and_spread(row.value for row in group), str(group[0].more["width"]),
-            f"{group[0].parameters:,}", f"{np.mean([row.seconds for row in group]):.0f}", f"{max(errors):.1e}" if errors else "-", known,
+            f"{group[0].parameters:,}", f"{np.mean([row.seconds for row in group]):.0f}",
+            f"{max(errors):.1e}" if errors else "-", known,
         ])  # fmt: skip
     return markdown(header, lines)
 

@@ -86,7 +86,7 @@ class AttentionPlan:
 
     def rho(self, block: OutputBlock, rho_space: Tensor) -> Tensor:
         """A view of ``rho_space``, the encodings or their gradients: (D, E, C + heads) with E the output elements, or
-        with the full encoding output elements times U; (T, D, 1 or U, C + heads) where the core is :mod:`.pointwise`."""
+        with the full encoding output elements times U; (T, D, 1 or U, C + heads) in :mod:`.pointwise`."""
         rho = rho_space[:, block.output]
         if self.pointwise:
             return rho.transpose(0, 1).unflatten(1, (-1, 1)).flatten(2, -2)
