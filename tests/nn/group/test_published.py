@@ -21,7 +21,7 @@ GROUPS = {
     "mirror": (mirror(), elements(1, mirror=True)),
     "D4": (dihedral(4), elements(4, mirror=True)),  # by Eq. 17: the released code has another table
 }
-SETTINGS = {"encoding_eps": 1e-12, "neighbourhood": "square"}
+SETTINGS = {"encoding_eps": 1e-12, "neighbourhood": "square", "locality": None}
 
 
 def difference(a, b):
@@ -123,7 +123,7 @@ def test_presets_in_full_size(preset, name, randomise):
 
 @pytest.mark.parametrize(
     "change",
-    [{"norm": "layer"}, {"encoding_eps": 1e-5}, {"relation": "lifted"}, {"neighbourhood": "disk"}],
+    [{"norm": "layer"}, {"encoding_eps": 1e-5}, {"relation": "lifted"}, {"neighbourhood": "disk"}, {"locality": 4.0}],
     ids=lambda change: next(iter(change)),
 )
 def test_other_settings_are_other_models(change, randomise):
