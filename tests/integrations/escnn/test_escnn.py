@@ -286,6 +286,8 @@ def test_repr():
     layer = R2GroupAttention(regular(GSPACES["rot4"]), regular(GSPACES["rot4"]), heads=2)
     assert repr(layer).startswith("R2GroupAttention(")
     assert "relation='ge_vit'" in repr(layer)
+    assert "locality=" in repr(layer)
+    assert "locality=" not in repr(GEViT.rotmnist(GSPACES["rot4"]))
     assert str(layer.in_type) in repr(layer)
 
 
@@ -331,6 +333,9 @@ def mixed_fields(gspace):
         (lambda: group_from_gspace("rot"), "gspace must be an escnn.gspaces.GSpace, got str"),
         (lambda: R2GroupAttention(12, regular(ROT4), heads=1), "in_type must be an escnn.nn.FieldType, got int"),
         (lambda: R2GroupAttention(regular(ROT4), regular(ROT4), heads=1, kernel_size=4), "kernel_size must be"),
+        (lambda: R2LiftingAttention(trivial(ROT4), regular(ROT4), heads=1, locality=-1.0),
+         "locality must be a finite number of at least 0, got -1.0"),
+        (lambda: R2GroupAttention(regular(ROT4), regular(ROT4), heads=1, locality="high"), "locality must be"),
     ],
 )  # fmt: skip
 def test_bad_arguments(make, message):
