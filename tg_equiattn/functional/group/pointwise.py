@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .factorised import dot, dropped, weighted
+from .factorised import dot
 
 
 def _elements(count: int) -> list[slice]:
@@ -43,10 +43,16 @@ def _exponentials(query: Tensor, key: Tensor, logits: list[Tensor]) -> tuple[Ten
     return score, score.sum((1, 2), keepdim=True).reciprocal_()
 
 
+def _sums(weight: Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Sum of weight (..., p) times x (..., C, p) over ``dims``, counted without the channels: one at a time, which the
+    compiler joins to one loop that reads the weights once."""
+    return torch.stack([(weight * x[..., c, :]).sum(dims) for c in range(x.shape[-2])], -2)
+
+
 def _add_products_(total: Tensor, weight: Tensor, x: Tensor) -> None:
     """Add the sum over t of weight (t, D, S, p) times x (t, C, p) to a total (D, S, C, p)."""
     if torch.compiler.is_compiling():
-        total += weighted(weight, x[:, None, None], (0,))
+        total += _sums(weight, x[:, None, None], (0,))
         return
     for c in range(total.shape[2]):
         total[:, :, c].addcmul_(weight[0], x[0, c])
@@ -66,7 +72,7 @@ def forward(query, key, value, position, group, bias, keep) -> Tensor:
         weight, factor = _exponentials(query[t], key, [x[t] for x in logits])
         if keep is not None:
             weight *= keep[:, t].transpose(0, 1)
-        out.append(weighted(weight, value, (1, 2)) * factor[:, 0])
+        out.append(_sums(weight, value, (1, 2)) * factor[:, 0])
     return torch.cat(out)
 
 
@@ -89,7 +95,7 @@ def backward(query, key, value, position, group, bias, keep, grad):
         mean = slope.sum((1, 2), keepdim=True)
         slope.addcmul_(weight, mean * factor, value=-1)
         _add_products_(grad_key, slope, query[t])
-        to_query.append(weighted(slope, key, (1, 2)))
+        to_query.append(_sums(slope, key, (1, 2)))
         to_position.append(slope if group is None else slope.sum(2, keepdim=True))
         if group is not None:
             to_group.append(slope.sum(1))
