@@ -15,7 +15,14 @@ from .tiles import tiling, to_lanes
 # Floats of the largest temporary of one tile. Compiled steps fuse their loops and gain from tiles that stay in a
 # core's second-level cache; eager steps call many small operators and gain from longer ones.
 # A GPU needs millions of elements a launch.
-_TILE_BUDGET = {"compiled": 1 << 18, "eager": 1 << 20, "pointwise": 1 << 17, "plain": 1 << 18, "other": 1 << 24}
+_TILE_BUDGET = {
+    "compiled": 1 << 18,
+    "compiled pointwise": 1 << 19,
+    "eager": 1 << 20,
+    "eager pointwise": 1 << 17,
+    "plain": 1 << 18,
+    "other": 1 << 24,
+}
 
 
 class OutputBlock(NamedTuple):
@@ -51,7 +58,7 @@ class AttentionPlan:
         neighbours = math.prod(spatial) if kernel_size == 0 else rho_space.shape[1]
         direct = self.full or path == "plain"  # every score of all query elements of a block is formed
         temporary = outputs * index.shape[-1] * neighbours * (query.shape[2] if direct and index.ndim == 3 else 1)
-        kind = "pointwise" if self.pointwise and not self.fused else path if path in _TILE_BUDGET else "eager"
+        kind = f"{path} pointwise" if self.pointwise else path if path in _TILE_BUDGET else "eager"
         self.budget = _TILE_BUDGET["other" if query.device.type != "cpu" else kind]
         width = None if path == "whole" else max(16 if direct else 64, self.budget // temporary)
         self.tiling = tiling(spatial, kernel_size, selection, query.shape[0], width, query)

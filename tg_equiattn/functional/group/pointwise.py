@@ -4,9 +4,11 @@ Each query element t has one softmax over all (D, s), so that nothing is won by 
 formed, and the largest subtracted, which is right whatever the scores are. Layout and names as in :mod:`.factorised`,
 but
 
-    position  (T, D, 1, p)  logits <q(i,t), rho_space(t^-1 D)>, or with the full encoding (T, D, U, p) and no ``group``
-    table     (T, S)        u of each (t, s); ``inverse`` (T, U) the s of each (t, u)
+    position  (T, D, 1, p)  logits <q(i,t), rho_space(t^-1 D)>
+    group     (T, S, p)     logits <q(i,t), rho_group(t^-1 s)>, or None where position is (T, D, S, p), of both
     keep      (D, T, S, p)  dropout factors of the weights, or None
+
+:func:`by_element` makes such logits of those by argument u.
 
 In eager execution one element t is worked on at a time, in place: its scores (D, S, p) are to stay in the cache.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .factorised import dot, weighted
+from .factorised import dot
 
 
 def _elements(count: int) -> list[slice]:
@@ -24,18 +26,12 @@ def _elements(count: int) -> list[slice]:
     return [slice(0, count)] if torch.compiler.is_compiling() else [slice(t, t + 1) for t in range(count)]
 
 
-def _by(table: Tensor, x: Tensor, dim: int) -> Tensor:
-    """(T, ..., p) with its axis ``dim`` rearranged by each element's row of a table."""
-    shape = [1] * x.ndim
-    shape[0], shape[dim] = table.shape
-    return x.take_along_dim(table.view(shape), dim)
-
-
-def _logits(position: Tensor, group: Tensor | None, table: Tensor, bias: Tensor | None) -> list[Tensor]:
-    """Summands (T, D, 1 or S, p) and (T, 1, S, p) of what is added to the content's scores."""
-    if bias is not None:
-        position = position + bias[:, None]
-    return [_by(table, position, 2)] if group is None else [position, _by(table, group, 1)[:, None]]
+def by_element(position: Tensor, group: Tensor | None, table: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Logits (T, D, 1, p) and (T, U, p), or (T, D, U, p) and None, with s in place of u by a table (T, S) of u; by its
+    inverse (T, U) their gradients with u in place of s."""
+    if group is None:
+        return position.take_along_dim(table[:, None, :, None], 2), None
+    return position, group.take_along_dim(table[:, :, None], 1)
 
 
 def _exponentials(query: Tensor, key: Tensor, logits: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -48,29 +44,42 @@ def _exponentials(query: Tensor, key: Tensor, logits: list[Tensor]) -> tuple[Ten
     return score, score.sum((1, 2), keepdim=True).reciprocal_()
 
 
+def _sums(weight: Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Sum of weight (..., p) times x (..., C, p) over ``dims``, counted without the channels: one at a time, which the
+    compiler joins to one loop that reads the weights once."""
+    return torch.stack([(weight * x[..., c, :]).sum(dims) for c in range(x.shape[-2])], -2)
+
+
 def _add_products_(total: Tensor, weight: Tensor, x: Tensor) -> None:
     """Add the sum over t of weight (t, D, S, p) times x (t, C, p) to a total (D, S, C, p)."""
     if torch.compiler.is_compiling():
-        total += weighted(weight, x[:, None, None], (0,))
+        total += _sums(weight, x[:, None, None], (0,))
         return
     for c in range(total.shape[2]):
         total[:, :, c].addcmul_(weight[0], x[0, c])
 
 
-def forward(query, key, value, position, group, table, bias, keep) -> Tensor:
+def _logits(position: Tensor, group: Tensor | None, bias: Tensor | None) -> list[Tensor]:
+    """Summands of the scores beside the content, which broadcast to (T, D, S, p)."""
+    if bias is not None:
+        position = position + bias[:, None]
+    return [position] if group is None else [position, group[:, None]]
+
+
+def forward(query, key, value, position, group, bias, keep) -> Tensor:
     """The output (T, C, p)."""
-    logits, out = _logits(position, group, table, bias), []
+    logits, out = _logits(position, group, bias), []
     for t in _elements(len(query)):
         weight, factor = _exponentials(query[t], key, [x[t] for x in logits])
         if keep is not None:
             weight *= keep[:, t].transpose(0, 1)
-        out.append(weighted(weight, value, (1, 2)) * factor[:, 0])
+        out.append(_sums(weight, value, (1, 2)) * factor[:, 0])
     return torch.cat(out)
 
 
-def backward(query, key, value, position, group, table, inverse, bias, keep, grad):
+def backward(query, key, value, position, group, bias, keep, grad):
     """Gradients of query, key, value, position and group."""
-    logits = _logits(position, group, table, bias)
+    logits = _logits(position, group, bias)
     grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
     to_query, to_position, to_group = [], [], []
     for t in _elements(len(query)):
@@ -87,11 +96,9 @@ def backward(query, key, value, position, group, table, inverse, bias, keep, gra
         mean = slope.sum((1, 2), keepdim=True)
         slope.addcmul_(weight, mean * factor, value=-1)
         _add_products_(grad_key, slope, query[t])
-        to_query.append(weighted(slope, key, (1, 2)))
+        to_query.append(_sums(slope, key, (1, 2)))
         to_position.append(slope if group is None else slope.sum(2, keepdim=True))
         if group is not None:
             to_group.append(slope.sum(1))
-    grad_position, grad_query = torch.cat(to_position), torch.cat(to_query)
-    if group is None:
-        return grad_query, grad_key, grad_value, _by(inverse, grad_position, 2), None
-    return grad_query, grad_key, grad_value, grad_position, _by(inverse, torch.cat(to_group), 1)
+    to_group = torch.cat(to_group) if to_group else None
+    return torch.cat(to_query), grad_key, grad_value, torch.cat(to_position), to_group

@@ -50,7 +50,7 @@ def _run(step: Any, fused: bool, query: Tensor, key: Tensor, *rest: Any) -> Any:
         if isinstance(x, Tensor) and x.is_floating_point():
             torch._dynamo.maybe_mark_dynamic(x, x.ndim - 1)
     try:
-        return _compiled(step, (*query.shape[:-1], *key.shape[:-1], len(rest[3])))(*operands)
+        return _compiled(step, (*query.shape[:-1], *key.shape[:-1], *rest[1].shape[:-1]))(*operands)
     except torch._dynamo.exc.BackendCompilerFailed as error:
         _warn_not_compiled(str(error).strip().replace("\n", " ")[:200])
         return step(*operands)
@@ -104,7 +104,8 @@ def group_attention_op(
 def _tile_forward(plan, block, q, k, v, position, group, bias, keep):
     """The output of one block of a tile; direct where the core lost precision or the encoding is full."""
     if plan.pointwise:
-        return _run(pointwise.forward, plan.fused, q, k, v, position, group, block.table, bias, keep)
+        logits = pointwise.by_element(position, group, block.table)
+        return _run(pointwise.forward, plan.fused, q, k, v, *logits, bias, keep)
     if group is not None:
         answer, smallest = _run(factorised.forward, plan.fused, q, k, v, position, group, block.table, bias, keep)
         if plan.safe(smallest):
@@ -177,9 +178,9 @@ def group_attention_backward_op(
 def _tile_backward(plan, block, q, k, v, position, group, bias, keep, grad):
     """Gradients of q, k, v, the space logits and the group logits; direct where the core lost precision."""
     if plan.pointwise:
-        return _run(
-            pointwise.backward, plan.fused, q, k, v, position, group, block.table, block.inverse, bias, keep, grad
-        )
+        logits = pointwise.by_element(position, group, block.table)
+        *grads, to_position, to_group = _run(pointwise.backward, plan.fused, q, k, v, *logits, bias, keep, grad)
+        return *grads, *pointwise.by_element(to_position, to_group, block.inverse)
     if group is not None:
         *grads, smallest = _run(
             factorised.backward, plan.fused, q, k, v, position, group, block.table, block.inverse, bias, keep, grad

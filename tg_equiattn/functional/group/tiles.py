@@ -52,7 +52,8 @@ class LocalTiling:
         width: int | None,
         reference: Tensor,
     ) -> None:
-        self.spatial, self.kernel_size, self.selection, self.lanes = tuple(spatial), kernel_size, selection, lanes
+        self.spatial, self.kernel_size, self.lanes = tuple(spatial), kernel_size, lanes
+        self._places = list(selection or range(kernel_size ** len(self.spatial)))
         self.radius = kernel_size // 2
         self.rows = None if width is None else max(1, width // (lanes * math.prod(self.spatial[1:])))
         inside = F.pad(reference.new_zeros(self.spatial), self._padding, value=float("-inf"))
@@ -81,17 +82,34 @@ class LocalTiling:
 
     def _neighbours(self, slab: Tensor, rows: int) -> Iterator[Tensor]:
         """For each offset of the window the part of a slab that the queries of so many rows see there, as a view."""
-        size = self.kernel_size
-        for flat in self.selection or range(size ** len(self.spatial)):
-            view = slab
-            for axis in reversed(range(len(self.spatial))):
-                view = view.narrow(2 + axis, flat % size, self.spatial[axis] if axis else rows)
-                flat //= size
-            yield view
+        for place in self._places:
+            yield self._narrowed(slab, place, rows)
+
+    def _narrowed(self, slab: Tensor, place: int, rows: int, more: int = 0) -> Tensor:
+        """The part of a slab that queries see at one place in the square window, and so many pixels ``more`` along the
+        last axis."""
+        for axis in reversed(range(len(self.spatial))):
+            length = (self.spatial[axis] if axis else rows) + more
+            slab = slab.narrow(2 + axis, place % self.kernel_size, length)
+            place, more = place // self.kernel_size, 0
+        return slab
+
+    def _runs_of_window(self) -> Iterator[tuple[int, int, int]]:
+        """Neighbours side by side along the last axis: the first's number, its place in the square window, how many."""
+        places, first = self._places, 0
+        for n in range(1, len(places) + 1):
+            if n == len(places) or places[n] != places[n - 1] + 1 or places[n] % self.kernel_size == 0:
+                yield first, places[first], n - first
+                first = n
 
     def gather(self, slab: Tensor, tile: slice) -> Tensor:
         """A tile's slab -> (D, S, C, p), the keys of each of its queries."""
-        return torch.stack(list(self._neighbours(slab, tile.stop - tile.start))).flatten(3)
+        rows, last = tile.stop - tile.start, 1 + len(self.spatial)
+        out = slab.new_empty(len(self.bias), *slab.shape[:2], rows, *self.spatial[1:], self.lanes)
+        for first, place, length in self._runs_of_window():
+            view = self._narrowed(slab, place, rows, length - 1).unfold(last, self.spatial[-1], 1)
+            out[first : first + length] = view.movedim((last, -1), (0, -2))
+        return out.flatten(3)
 
     def scatter_(self, padded: Tensor, tile: slice, update: Tensor) -> None:
         """Add the gradient (D, S, C, p) of a gather to the padded image."""
