@@ -65,7 +65,7 @@ class RotatedDigits(Settings):
     SHOWN: ClassVar[tuple[str, ...]] = ("epochs", "heads", "channels")
 
     models: tuple[Model, ...] = ("Z2_SA", "R4_SA", "R4M_SA")
-    """which to train; a G-CNN is escnn's, with 3 x 3 convolutions and as many parameters as R4_SA, R8_SA or R4M_SA"""
+    """which to train; a G-CNN is escnn's, with 3 x 3 convolutions and at least as many parameters as the attention"""
     relation: tuple[Relation, ...] = ("ge_vit", "gsa")
     """relations of the group encoding to compare"""
     kernel_size: tuple[int, ...] = (3,)
@@ -187,7 +187,7 @@ def build(settings: RotatedDigits) -> torch.nn.Module:
         gspace, layers = GSPACES[EQUALS[name]], [convolution] * settings.blocks
         options = {"pools": (settings.pool,), "crops": settings.crops}
         wanted = parameters(build(dataclasses.replace(settings, models=(EQUALS[name],))))
-        return matched(lambda width: GCNN(gspace, width, layers, **options), wanted)
+        return matched(lambda width: GCNN(gspace, width, layers, **options), wanted, fewer=False)
     gspace = GSPACES[name]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="relation='gsa'")
@@ -274,10 +274,13 @@ def kind(row: Row) -> str:
     return row.setting("relation") + (", locality" if row.setting("locality") is not None else "")
 
 
+def whole(row: Row) -> bool:
+    """Whether locality, if there is one, has all its parts and the study's sharpness."""
+    return row.setting("without") in (None, "nothing") and row.setting("locality") in (None, 4.0)
+
+
 def of_main_setting(rows: list[Row]) -> list[Row]:
-    """Rows of all parts of locality, and of the epochs, window and image size that most attention networks have;
-    convolutions have windows of their own."""
-    rows = [row for row in rows if row.setting("without") in (None, "nothing")]
+    """Rows of the epochs, window and sizes that most attention networks have; convolutions have their own windows."""
     names = ("size", "epochs", "kernel_size", "heads", "channels")
     settings = [tuple(map(row.setting, names)) for row in rows if not is_convolution(row)]
     if not settings:
@@ -304,7 +307,6 @@ def values(rows: list[Row]) -> str:
 
 def accuracy(rows: list[Row]) -> str:
     """GE-ViT's Tables 2 and 4: models down, relations across."""
-    rows = of_main_setting(rows)
     kinds = sorted(dict.fromkeys(kind(row) for row in rows if not is_convolution(row)), key=KINDS.index)
     columns = [PAPERS[relation] for relation in PAPERS if any(k.startswith(relation) for k in kinds)]
     paper, convolutions = published("GE-ViT Table 2"), published("GE-ViT Table 4")
@@ -343,9 +345,14 @@ def _by_window(rows: list[Row]) -> dict[tuple[bool, int], list[Row]]:
 
 
 def ablations(rows: list[Row]) -> str:
-    """What is lost without each part of locality."""
-    lines = [[name, values(group)] for (name,), group in grouped(rows, "without").items()]
-    return markdown(["without", "accuracy"], lines)
+    """What each part of locality is worth, and its sharpness."""
+    names = [name for name in Model.__args__ if any(row.setting("models") == name for row in rows)]
+    lines = []
+    for (left_out, locality), group in grouped(rows, "without", "locality").items():
+        what = "no locality" if locality is None else f"sharpness {locality:g}"
+        what += "" if left_out in (None, "nothing") else f", without {left_out}"
+        lines.append([what, *(values([row for row in group if row.setting("models") == name]) for name in names)])
+    return markdown(["locality", *names], lines)
 
 
 def errors(rows: list[Row]) -> str:
@@ -368,30 +375,22 @@ def by(rows: list[Row], label: Callable, other: Callable, measured: Callable[[Ro
     return columns
 
 
-def parts_left_out(rows: list[Row]) -> list[Row]:
-    """Rows of networks that exist without parts of locality, and of the same seeds with all of it."""
-    less = [row for row in rows if row.setting("without") not in (None, "nothing")]
-    alike = {tuple(row.setting(n) for n in ("models", "relation", "kernel_size", "epochs", "seeds")) for row in less}
-    whole = [
-        row for row in of_main_setting(rows) if row.setting("locality") is not None
-        and tuple(row.setting(n) for n in ("models", "relation", "kernel_size", "epochs", "seeds")) in alike
-    ]  # fmt: skip
-    return whole + less
-
-
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The tables there are rows for, and a figure of each."""
     rows = sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
     name, percent = (lambda row: row.setting("models")), (lambda row: row.value)
     label = lambda row: "-" if is_convolution(row) else kind(row)  # noqa: E731
-    tables, main = {"accuracy": accuracy(rows)}, of_main_setting(rows)
+    same_setting = of_main_setting(rows)
+    main = [row for row in same_setting if whole(row)]
+    rows = [row for row in rows if whole(row)]
+    tables = {"accuracy": accuracy(main)}
     figures = {"accuracy": (by(main, name, label, percent), "test accuracy in percent", "model")}
     if local := of_several_windows(rows):
         tables["windows"] = windows(local)
         place = lambda row: "C4 G-CNN" if is_convolution(row) else window(row)  # noqa: E731
         figures["windows"] = by(local, place, label, percent), "test accuracy in percent", "window of R4_SA"
-    if len(grouped(parts_left_out(rows), "without")) > 1:
-        tables["ablations"] = ablations(parts_left_out(rows))
+    if less := [row for row in same_setting if row.setting("relation") == "relative" and not is_convolution(row)]:
+        tables["ablations"] = ablations(less)
     if measured := [row for row in main if "mean error" in row.more]:
         tables["equivariance"] = errors(measured)
         worst = by(measured, name, relation_of, lambda row: row.more["max error"])

@@ -26,7 +26,8 @@ class R2LiftingAttention(R2Module):
         neighbourhood: ``"square"`` or ``"disk"``; ``None`` means the disk where the gspace has elements that do not map
             the pixel grid to itself (``rot2dOnR2(8)``), the square elsewhere.
         locality: sharpness in 1 / pixel^2 by which every head looks at a place of its own at the start, as a tap of a
-            convolution; ``None`` for attention by content and encoding alone, as the papers'.
+            convolution; ``"auto"`` means 4, and 1 for gspaces with elements that do not map the pixel grid to itself;
+            ``None`` leaves attention to content and encoding alone, as the papers.
         dropout: probability of dropping an attention weight in training.
         scale: factor of the scores; ``None`` means :math:`1/\sqrt{\mathrm{head\_channels}}`.
         backend: ``"torch"``, ``"triton"`` (a fused kernel for windows, on CUDA), ``"auto"``, the faster as measured, or
@@ -59,7 +60,7 @@ class R2LiftingAttention(R2Module):
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
-        locality: float | None = 4.0,
+        locality: float | str | None = "auto",
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
@@ -113,7 +114,7 @@ class R2GroupAttention(R2Module):
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
-        locality: float | None = 4.0,
+        locality: float | str | None = "auto",
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",

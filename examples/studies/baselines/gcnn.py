@@ -93,8 +93,11 @@ def _drop_filters(module: torch.nn.Module, *_: object) -> None:
             layer.train()
 
 
-def matched(build: Callable[[int], torch.nn.Module], wanted: int, width: int = 1) -> torch.nn.Module:
-    """The model of the width, from ``width`` on, whose number of parameters comes closest to what is wanted.
+def matched(
+    build: Callable[[int], torch.nn.Module], wanted: int, width: int = 1, fewer: bool = True
+) -> torch.nn.Module:
+    """The model of the width, from ``width`` on, whose number of parameters comes closest to what is wanted, or the
+    smallest that does not have ``fewer``.
 
     Real models are built, for escnn has none on the meta device that :func:`harness.training.match_parameters` uses.
     """
@@ -102,4 +105,4 @@ def matched(build: Callable[[int], torch.nn.Module], wanted: int, width: int = 1
     while parameters(above) < wanted:
         width += 1
         below, above = above, build(width)
-    return min(below, above, key=lambda model: abs(parameters(model) - wanted))
+    return above if not fewer else min(below, above, key=lambda model: abs(parameters(model) - wanted))

@@ -144,12 +144,16 @@ def test_where_it_is_on():
     layers = [m for m in model.modules() if isinstance(m, (LiftingAttention, GroupAttention))]
     assert [layer.locality.start for layer in layers] == [2.5, 2.5]
     assert "locality=2.5" in repr(layers[0])
+    automatic = [lifting(group, locality="auto").locality.start for group in (cyclic(4), dihedral(4), cyclic(8))]
+    assert automatic == [4.0, 4.0, 1.0]
+    assert GroupAttention(cyclic(8), 3, 4, heads=1).locality.start == 1.0
+    assert GroupAttention(cyclic(8), 3, 4, heads=1, locality=None).locality is None
     for preset in (GEViT.rotmnist, GEViT.cifar10, GEViT.patchcamelyon):
         assert not any("locality" in name for name in preset(cyclic(4)).state_dict())
 
 
 @pytest.mark.parametrize("kind", [lifting, attention])
 def test_bad_locality(kind):
-    for value in (-1.0, float("nan"), "4"):
-        with pytest.raises(ValueError, match="locality must be a finite number of at least 0"):
+    for value in (-1.0, float("nan"), "4", True):
+        with pytest.raises(ValueError, match=r"locality must be .*a finite number of at least 0, got"):
             kind(cyclic(4), locality=value)

@@ -22,6 +22,15 @@ def _fitting_shape(group: FiniteGroup, kernel_size: int | None) -> str:
     return "square" if kernel_size is None or bool(group.lattice.all()) else "disk"
 
 
+def _fitting_sharpness(group: FiniteGroup, locality: float | str | None) -> float | None:
+    """Where elements do not map pixels to pixels, broad places, which lie between pixels as well as on them."""
+    if locality == "auto":
+        return 4.0 if bool(group.lattice.all()) else 1.0
+    if isinstance(locality, str):
+        raise ValueError(f"locality must be 'auto', None or a finite number of at least 0, got {locality!r}")
+    return locality
+
+
 class _Attention(NotScriptable, nn.Module):
     """Projections, encoding and tables that lifting and group attention share."""
 
@@ -40,7 +49,7 @@ class _Attention(NotScriptable, nn.Module):
         encoding: str,
         encoding_eps: float,
         neighbourhood: str | None,
-        locality: float | None,
+        locality: float | str | None,
         preferring: bool,
         dropout: float,
         scale: float | None,
@@ -57,6 +66,7 @@ class _Attention(NotScriptable, nn.Module):
         checks.positive_number(encoding_eps=encoding_eps)
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
         self.heads, self.head_channels = heads, head_channels
+        locality = _fitting_sharpness(group, locality)
         shape = _fitting_shape(group, kernel_size) if neighbourhood is None else neighbourhood
         self.neighbourhood = Neighbourhood(group.dim, kernel_size, shape)
         check_window_backend(backend, self.neighbourhood)
@@ -149,7 +159,8 @@ class LiftingAttention(_Attention):
             the pixel grid to itself (rotations by 45 degrees), which a square window serves badly, and the square
             elsewhere. Global attention has none.
         locality: sharpness in 1 / pixel^2 by which every head looks at a place of its own at the start, not negative;
-            ``None`` for attention by content and encoding alone, as the papers'. See
+            ``"auto"`` means 4, and 1 for groups with elements that do not map the pixel grid to itself, which turn
+            broad places better; ``None`` leaves attention to content and encoding alone, as the papers. See
             :class:`tg_equiattn.encodings.Locality`.
         dropout: probability of dropping an attention weight in training.
         scale: c; ``None`` means :math:`1/\sqrt{\mathrm{head\_channels}}` (the published code uses the input width).
@@ -184,7 +195,7 @@ class LiftingAttention(_Attention):
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
-        locality: float | None = 4.0,
+        locality: float | str | None = "auto",
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
@@ -250,7 +261,7 @@ class GroupAttention(_Attention):
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
-        locality: float | None = 4.0,
+        locality: float | str | None = "auto",
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",

@@ -114,7 +114,7 @@ class GEViT(nn.Module):
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
-        locality: float | None = 4.0,
+        locality: float | str | None = "auto",
         head_channels: int | None = None,
         scale: float | None = None,
         backend: str = "auto",
