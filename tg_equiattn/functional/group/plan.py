@@ -13,16 +13,13 @@ from . import factorised, hashed_dropout
 from .tiles import tiling, to_lanes
 
 # Floats of the largest temporary of one tile. Compiled steps fuse their loops and gain from tiles that stay in a
-# core's second-level cache; eager steps call many small operators and gain from longer ones.
+# core's second-level cache; eager steps call many small operators and gain from longer ones. Pointwise, an eager
+# temporary is one query element's, and gathering windows weighs more beside less arithmetic.
 # A GPU needs millions of elements a launch.
 _TILE_BUDGET = {
-    "compiled": 1 << 18,
-    "compiled pointwise": 1 << 19,
-    "eager": 1 << 20,
-    "eager pointwise": 1 << 17,
-    "plain": 1 << 18,
+    "compiled": 1 << 18, "eager": 1 << 20, "compiled pointwise": 1 << 19, "eager pointwise": 1 << 17, "plain": 1 << 18,
     "other": 1 << 24,
-}
+}  # fmt: skip
 
 
 class OutputBlock(NamedTuple):

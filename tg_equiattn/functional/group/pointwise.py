@@ -1,8 +1,8 @@
 r"""The arithmetic of group self-attention with the pointwise relation (h = t) on one tile of queries.
 
 Each query element t has one softmax over all (D, s), so that nothing is won by factors: every score of a tile is
-formed, and the largest subtracted, which is right whatever the scores are. Layout and names as in :mod:`.factorised`,
-but
+formed, and the largest subtracted, which is right whatever the scores are. Layout and names as in
+:mod:`.factorised`, but
 
     position  (T, D, 1, p)  logits <q(i,t), rho_space(t^-1 D)>
     group     (T, S, p)     logits <q(i,t), rho_group(t^-1 s)>, or None where position is (T, D, S, p), of both
@@ -47,7 +47,10 @@ def _exponentials(query: Tensor, key: Tensor, logits: list[Tensor]) -> tuple[Ten
 def _sums(weight: Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Sum of weight (..., p) times x (..., C, p) over ``dims``, counted without the channels: one at a time, which the
     compiler joins to one loop that reads the weights once."""
-    return torch.stack([(weight * x[..., c, :]).sum(dims) for c in range(x.shape[-2])], -2)
+    if torch.compiler.is_compiling():
+        return torch.stack([(weight * x[..., c, :]).sum(dims) for c in range(x.shape[-2])], -2)
+    product = torch.empty_like(weight)  # the same memory for all channels: it is in the cache
+    return torch.stack([torch.mul(weight, x[..., c, :], out=product).sum(dims) for c in range(x.shape[-2])], -2)
 
 
 def _add_products_(total: Tensor, weight: Tensor, x: Tensor) -> None:

@@ -94,22 +94,21 @@ class LocalTiling:
             place, more = place // self.kernel_size, 0
         return slab
 
-    def _runs_of_window(self) -> Iterator[tuple[int, int, int]]:
-        """Neighbours side by side along the last axis: the first's number, its place in the square window, how many."""
+    def _runs_of_window(self) -> Iterator[tuple[int, int]]:
+        """Neighbours side by side along the last axis: the first's place in the square window, and how many."""
         places, first = self._places, 0
         for n in range(1, len(places) + 1):
             if n == len(places) or places[n] != places[n - 1] + 1 or places[n] % self.kernel_size == 0:
-                yield first, places[first], n - first
+                yield places[first], n - first
                 first = n
 
     def gather(self, slab: Tensor, tile: slice) -> Tensor:
-        """A tile's slab -> (D, S, C, p), the keys of each of its queries."""
-        rows, last = tile.stop - tile.start, 1 + len(self.spatial)
-        out = slab.new_empty(len(self.bias), *slab.shape[:2], rows, *self.spatial[1:], self.lanes)
-        for first, place, length in self._runs_of_window():
-            view = self._narrowed(slab, place, rows, length - 1).unfold(last, self.spatial[-1], 1)
-            out[first : first + length] = view.movedim((last, -1), (0, -2))
-        return out.flatten(3)
+        """A tile's slab -> (D, S, C, p), the keys of each of its queries; each channel lies in one piece."""
+        rows, last, windows = tile.stop - tile.start, 1 + len(self.spatial), []
+        for place, length in self._runs_of_window():
+            window = self._narrowed(slab, place, rows, length - 1).unfold(last, self.spatial[-1], 1)
+            windows.append(window.movedim((1, last, -1), (0, 1, -2)))
+        return torch.cat(windows, 1).flatten(3).movedim(0, 2)
 
     def scatter_(self, padded: Tensor, tile: slice, update: Tensor) -> None:
         """Add the gradient (D, S, C, p) of a gather to the padded image."""
