@@ -205,12 +205,16 @@ class GlobalTiling:
         return logits.flatten(3)
 
     def position_backward(self, rho: Tensor, query: Tensor, tile: slice, grad: Tensor, grad_rho: Tensor) -> Tensor:
-        relative, encodings = self._relative(tile), "tndec"[-rho.ndim - 1 :]
-        query = query.unflatten(-1, (-1, self.lanes))
-        grad = grad.unflatten(-1, (-1, self.lanes))
-        update = torch.einsum(f"tdenm,tcnm->{encodings}", grad, query)
+        relative, lanes = self._relative(tile), (-1, self.lanes)
+        query, grad = query.unflatten(-1, lanes).transpose(1, 2), grad.unflatten(-1, lanes).permute(0, 3, 1, 2, 4)
+        grad = grad.flatten(2, 3)  # (T, n, N E, m)
+        if rho.ndim == 3:  # all query elements share the encodings: (n, C or N E, T m)
+            query, grad = (x.permute(1, 2, 0, 3).flatten(2) for x in (query, grad))
+        update = torch.matmul(query, grad.mT).mT.unflatten(-2, (relative.shape[1], -1))
         grad_rho.index_add_(-3, relative.flatten(), update.flatten(-4, -3))
-        return torch.einsum(f"{encodings},tdenm->tcnm", rho[..., relative, :, :], grad).flatten(2)
+        back = torch.matmul(rho[..., relative, :, :].flatten(-3, -2).mT, grad)
+        back = back.transpose(1, 2) if rho.ndim == 4 else back.unflatten(-1, lanes).permute(2, 1, 0, 3)
+        return back.flatten(2)
 
 
 def tiling(
