@@ -27,7 +27,7 @@ def convolution(fields):
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # the tensors are small: threads would wait for each other
-attention = R2GroupAttention(hidden, hidden, heads=2, kernel_size=3, relation="relative", encoding="joint")
+attention = R2GroupAttention(hidden, hidden, heads=8, head_channels=4, kernel_size=3, relation="relative")
 body = nn.SequentialModule(
     *convolution(image), *convolution(hidden), nn.PointwiseMaxPool(hidden, kernel_size=2),
     attention, nn.InnerBatchNorm(hidden), nn.ReLU(hidden), *convolution(hidden),

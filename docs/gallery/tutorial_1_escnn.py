@@ -30,8 +30,8 @@ gspace = gspaces.rot2dOnR2(4)  # rotations by quarter turns
 image = nn.FieldType(gspace, [gspace.trivial_repr])
 hidden = nn.FieldType(gspace, 8 * [gspace.regular_repr])
 
-lift = R2LiftingAttention(image, hidden, heads=2, kernel_size=5)
-attend = R2GroupAttention(hidden, hidden, heads=2, kernel_size=5)
+lift = R2LiftingAttention(image, hidden, kernel_size=5)
+attend = R2GroupAttention(hidden, hidden, kernel_size=5)
 
 x = image(torch.randn(2, 1, 17, 17))
 print("image   ", tuple(x.shape))
@@ -59,7 +59,7 @@ features = nn.SequentialModule(
     convolution(image, hidden),
     convolution(hidden, hidden),
     nn.PointwiseMaxPool(hidden, kernel_size=2),
-    R2AttentionBlock(hidden, hidden, heads=2, kernel_size=3, encoding="joint", relation="relative", norm="batch"),
+    R2AttentionBlock(hidden, hidden, kernel_size=3, relation="relative", norm="batch"),
     convolution(hidden, hidden),
 )
 invariant = nn.SequentialModule(features, nn.GroupPooling(hidden))
@@ -165,7 +165,7 @@ plt.show()
 buffer = io.BytesIO()
 torch.save(attend.state_dict(), buffer)
 buffer.seek(0)
-again = R2GroupAttention(hidden, hidden, heads=2, kernel_size=5)
+again = R2GroupAttention(hidden, hidden, kernel_size=5)
 again.load_state_dict(torch.load(buffer, weights_only=True))
 
 plain = attend.export()

@@ -18,7 +18,7 @@ class R2LiftingAttention(R2Module):
     Args:
         in_type (FieldType): trivial fields.
         out_type (FieldType): regular fields of the same gspace.
-        heads: attention heads.
+        heads: attention heads. With locality each starts at a place of its own: nine fill a 3 x 3 window.
         head_channels: width of a head; ``None`` means half the number of output fields.
         kernel_size: odd side of the window, which may be larger than the image, or ``None`` for global attention.
         encoding: ``"axial"``, ``"joint"`` or ``"full"``.
@@ -54,7 +54,7 @@ class R2LiftingAttention(R2Module):
         in_type: FieldType,
         out_type: FieldType,
         *,
-        heads: int,
+        heads: int = 8,
         head_channels: int | None = None,
         kernel_size: int | None = 5,
         encoding: str = "axial",
@@ -107,7 +107,7 @@ class R2GroupAttention(R2Module):
         in_type: FieldType,
         out_type: FieldType,
         *,
-        heads: int,
+        heads: int = 8,
         head_channels: int | None = None,
         kernel_size: int | None = 5,
         relation: str = "ge_vit",

@@ -68,7 +68,7 @@ class R2AttentionBlock(R2Module):
         in_type: FieldType,
         out_type: FieldType,
         *,
-        heads: int,
+        heads: int = 8,
         value_dropout: float = 0.0,
         norm: str = "global",
         crop: int = 0,

@@ -149,7 +149,7 @@ class LiftingAttention(_Attention):
         group: the finite group H; its dimension (2 or 3) is that of the input.
         in_channels: channels of the input.
         out_channels: channels of the output.
-        heads: attention heads.
+        heads: attention heads. With locality each starts at a place of its own: nine fill a 3 x 3 window.
         head_channels: width of a head; ``None`` means half of ``out_channels``, as published.
         kernel_size: odd side of the window in pixels, or ``None`` for global attention at any image size. A window may
             be larger than the image; outside is masked, as at any border.
@@ -189,7 +189,7 @@ class LiftingAttention(_Attention):
         in_channels: int,
         out_channels: int,
         *,
-        heads: int,
+        heads: int = 8,
         head_channels: int | None = None,
         kernel_size: int | None = 5,
         encoding: str = "axial",
@@ -254,7 +254,7 @@ class GroupAttention(_Attention):
         in_channels: int,
         out_channels: int,
         *,
-        heads: int,
+        heads: int = 8,
         head_channels: int | None = None,
         kernel_size: int | None = 5,
         relation: str = "ge_vit",

@@ -44,7 +44,7 @@ class GroupAttentionBlock(nn.Module):
         in_channels: int,
         out_channels: int,
         *,
-        heads: int,
+        heads: int = 8,
         value_dropout: float = 0.0,
         norm: str = "global",
         crop: int = 0,

@@ -108,7 +108,7 @@ class GEViT(nn.Module):
         num_classes: int,
         *,
         channels: Sequence[int] = (20,) * 5,
-        heads: int = 9,
+        heads: int = 8,
         kernel_size: int | None = 5,
         relation: str = "ge_vit",
         encoding: str = "axial",
