@@ -50,3 +50,19 @@ def test_group_attention_benchmark(tmp_path):
     assert all("x)" in row[4] for row in rows[1::2])
     for row in rows:
         assert number(row[7]) == pytest.approx(number(row[4]) / number(row[6]), rel=0.02)
+        if row[8].strip() == "not installed":  # escnn
+            assert row[9].strip() == "-"
+        else:
+            assert number(row[9]) == pytest.approx(number(row[4]) / number(row[8]), rel=0.02)
+
+
+@pytest.mark.slow
+def test_relative_is_measured_beside_the_convolution(tmp_path):
+    table = tmp_path / "table.md"
+    result = run("benchmarks/group_attention.py", "--cases", "D4 relative", "--size", 6, "--batch", 1, "--repeats", 1,
+                 "--channels", 4, "--heads", 2, "--head-channels", 3, "--variants", "baseline", "eager", "--rates",
+                 1e10, 1e11, 1e9, "--output", table)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    rows = [line.split("|")[1:-1] for line in table.read_text().splitlines() if line.startswith("| D4")]
+    assert [row[3].strip() for row in rows] == 2 * ["eager"]  # there is no materialised formula of it
+    assert all(len(row) == 10 and row[8].strip() for row in rows)

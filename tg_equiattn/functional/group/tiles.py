@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...transforms import transformed
+
 
 def largest_divisor(n: int, limit: int) -> int:
     """The largest divisor of n that does not exceed limit (at least 1)."""
@@ -103,8 +105,11 @@ class LocalTiling:
                 first = n
 
     def gather(self, slab: Tensor, tile: slice) -> Tensor:
-        """A tile's slab -> (D, S, C, p), the keys of each of its queries; each channel lies in one piece."""
+        """A tile's slab -> (D, S, C, p), the keys of each of its queries; where nothing is differentiated each
+        channel lies in one piece."""
         rows, last, windows = tile.stop - tile.start, 1 + len(self.spatial), []
+        if torch.is_grad_enabled() or transformed():  # unfold is slow to differentiate, and vmap has no rule for that
+            return torch.stack(list(self._neighbours(slab, rows))).flatten(3)
         for place, length in self._runs_of_window():
             window = self._narrowed(slab, place, rows, length - 1).unfold(last, self.spatial[-1], 1)
             windows.append(window.movedim((1, last, -1), (0, 1, -2)))
