@@ -53,7 +53,10 @@ bench: setup
 # Only runs without a row in examples/results are trained; from nothing that takes hours on two cores.
 studies: setup
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study
-	$(RUN) -W ignore examples/studies/rotated_digits.py --study --size 14 --models R4_SA --relation ge_vit gsa --kernel-size 3 5 7 0
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models R4_SA --relation ge_vit relative --locality None
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models R4_SA "C4 G-CNN" --relation relative --kernel-size 3 5 7 0 --epochs 24 --seeds 0 1 2
+	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations
+	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --models R4_SA R8_SA --locality 1 2 4 8
 	$(RUN) -W ignore examples/studies/pixel_graphs.py --study
 	$(RUN) -W ignore examples/studies/nbody.py --study
 	$(RUN) -W ignore examples/studies/nbody.py --study --models EGNN Transformer --learning-rate 0.003

@@ -108,7 +108,8 @@ class EscnnMixedModel(Settings):
 
 PRESETS = {
     "quick": EscnnMixedModel(
-        train_images=32, size=8, channels=4, convolutions=2, attention=2, kernel_size=3, epochs=1, batch=8,
+        train_images=32, size=8, channels=4, convolutions=2, attention=2, heads=(1,), kernel_size=3, epochs=1,
+        batch=8,
     ),
     "study": EscnnMixedModel(
         seeds=(0, 1, 2, 3, 4), heads=(2, 4, 8), size=12, results=study.committed("escnn_mixed_model"),

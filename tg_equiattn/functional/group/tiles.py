@@ -105,10 +105,11 @@ class LocalTiling:
                 first = n
 
     def gather(self, slab: Tensor, tile: slice) -> Tensor:
-        """A tile's slab -> (D, S, C, p), the keys of each of its queries; where nothing is differentiated each
-        channel lies in one piece."""
+        """A tile's slab -> (D, S, C, p), the keys of each of its queries; where nothing is differentiated or traced
+        each channel lies in one piece."""
         rows, last, windows = tile.stop - tile.start, 1 + len(self.spatial), []
-        if torch.is_grad_enabled() or transformed():  # unfold is slow to differentiate, and vmap has no rule for that
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        if traced or torch.is_grad_enabled() or transformed():  # unfold's backward is slow, and vmap has no rule for it
             return torch.stack(list(self._neighbours(slab, rows))).flatten(3)
         for place, length in self._runs_of_window():
             window = self._narrowed(slab, place, rows, length - 1).unfold(last, self.spatial[-1], 1)
