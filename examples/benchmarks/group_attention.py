@@ -100,7 +100,7 @@ def measure_case(case: str, variant: str, direction: str, batch: int, size: int,
         layer, call = convolution(case, channels, device)
         return measure(lambda: (layer, lambda: call(x)), direction == "forward+backward", repeats, 3, device)
     kind = MaterialisedAttention if variant == "baseline" else GroupAttention
-    options = {} if variant == "baseline" else {"backend": "triton" if variant == "triton" else "torch"}
+    options = {"locality": None} if variant == "baseline" else {"backend": "triton" if variant == "triton" else "torch"}
     options |= {"relation": "relative"} if RELATIVE in case else {"neighbourhood": "square"}
     layer = kind(group, channels, channels, heads=heads, head_channels=width, kernel_size=kernel_size,
                  **options).to(device)  # fmt: skip
