@@ -279,9 +279,11 @@ def whole(row: Row) -> bool:
     return row.setting("without") in (None, "nothing") and row.setting("locality") in (None, 4.0)
 
 
-def of_main_setting(rows: list[Row]) -> list[Row]:
-    """Rows of the epochs, window and sizes that most attention networks have; convolutions have their own windows."""
-    names = ("size", "epochs", "kernel_size", "heads", "channels")
+def of_main_setting(
+    rows: list[Row], names: tuple[str, ...] = ("size", "epochs", "kernel_size", "heads", "channels")
+) -> list[Row]:
+    """Rows of the image size, epochs, window and so on that most attention networks have; convolutions have their own
+    windows."""
     settings = [tuple(map(row.setting, names)) for row in rows if not is_convolution(row)]
     if not settings:
         return rows
@@ -348,9 +350,10 @@ def ablations(rows: list[Row]) -> str:
     """What each part of locality is worth, and its sharpness."""
     names = [name for name in Model.__args__ if any(row.setting("models") == name for row in rows)]
     lines = []
-    for (left_out, locality), group in grouped(rows, "without", "locality").items():
+    for (left_out, locality, heads), group in grouped(rows, "without", "locality", "heads").items():
         what = "no locality" if locality is None else f"sharpness {locality:g}"
         what += "" if left_out in (None, "nothing") else f", without {left_out}"
+        what += "" if heads == RotatedDigits.heads else f", {heads} heads"
         lines.append([what, *(values([row for row in group if row.setting("models") == name]) for name in names)])
     return markdown(["locality", *names], lines)
 
@@ -380,16 +383,16 @@ def report(rows: list[Row], folder: Path) -> dict[str, str]:
     rows = sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
     name, percent = (lambda row: row.setting("models")), (lambda row: row.value)
     label = lambda row: "-" if is_convolution(row) else kind(row)  # noqa: E731
-    same_setting = of_main_setting(rows)
-    main = [row for row in same_setting if whole(row)]
-    rows = [row for row in rows if whole(row)]
+    every, rows = rows, [row for row in rows if whole(row)]
+    main = of_main_setting(rows)
     tables = {"accuracy": accuracy(main)}
     figures = {"accuracy": (by(main, name, label, percent), "test accuracy in percent", "model")}
     if local := of_several_windows(rows):
         tables["windows"] = windows(local)
         place = lambda row: "C4 G-CNN" if is_convolution(row) else window(row)  # noqa: E731
         figures["windows"] = by(local, place, label, percent), "test accuracy in percent", "window of R4_SA"
-    if less := [row for row in same_setting if row.setting("relation") == "relative" and not is_convolution(row)]:
+    alike = of_main_setting(every, ("size", "epochs", "kernel_size"))
+    if less := [row for row in alike if row.setting("relation") == "relative" and not is_convolution(row)]:
         tables["ablations"] = ablations(less)
     if measured := [row for row in main if "mean error" in row.more]:
         tables["equivariance"] = errors(measured)
