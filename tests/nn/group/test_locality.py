@@ -1,53 +1,22 @@
-"""Group attention whose heads start at places of their own: definition, symmetry, and that it can be a convolution."""
+"""Group attention whose heads start at places of their own: that it can be a convolution, cost, copies, settings.
+
+Definition and symmetry are test_attention.py's, whose layers have locality as all do by default."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from attention_operands import Largest
-from group_layers import attention, image, lifting, oracle
-from small_groups import GROUPS, PLANAR
+from group_layers import attention, image, lifting
+from small_groups import GROUPS
 
 from tg_equiattn.groups import cyclic, dihedral
 from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention
-from tg_equiattn.testing import TOLERANCE, act, equivariance_error
-
-RELATIONS = ["ge_vit", "lifted", "relative"]
+from tg_equiattn.testing import act, equivariance_error
 
 
 def make(group, relation, **options):
     options = {"locality": 4.0} | options
     return lifting(group, **options) if relation is None else attention(group, relation=relation, **options)
-
-
-@pytest.mark.parametrize(("kernel_size", "encoding"), [(3, "axial"), (3, "full"), (None, "joint")])
-@pytest.mark.parametrize("relation", [None, "ge_vit", "relative"])
-def test_definition(on_device, relation, encoding, kernel_size, randomise):
-    layer = randomise(make(dihedral(2), relation, encoding=encoding, kernel_size=kernel_size)).double()
-    x = image(layer.group, (3, 4), relation is not None, batch=1).requires_grad_()
-    expected, actual = oracle(layer, x, relation), layer(x)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
-    inputs, probe = [x, *layer.parameters()], torch.randn_like(expected)
-    grads = [torch.autograd.grad((out * probe).sum(), inputs) for out in (actual, expected)]
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize(("kernel_size", "spatial"), [(3, (6, 6)), (5, (4, 7)), (None, (5, 5))])
-@pytest.mark.parametrize("name", list(PLANAR))
-@pytest.mark.parametrize("relation", [None, *RELATIONS])
-def test_equivariance(relation, name, kernel_size, spatial, randomise, device):
-    group = GROUPS[name]
-    layer = randomise(make(group, relation, kernel_size=kernel_size)).to(device)
-    for dtype in (torch.float64, torch.float32):
-        x = image(group, spatial, relation is not None, dtype).to(device)
-        assert equivariance_error(layer.to(dtype), group, x) <= TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize("relation", [None, "relative"])
-def test_equivariance_on_volumes(on_device, relation, randomise):
-    group = GROUPS["octahedral"]
-    layer = randomise(make(group, relation, heads=1)).double()
-    assert equivariance_error(layer, group, image(group, (3, 4, 5), relation is not None, batch=1)) <= 1e-10
 
 
 @pytest.mark.parametrize("relation", [None, "relative"])
