@@ -36,7 +36,8 @@ def check_compiled(module, arguments, equal):
             equal(got, wanted, 1e-10)
 
 
-@pytest.mark.parametrize("kind", ["hyena", pytest.param("attention", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["hyena", "attention"])
 def test_compiles_whole(on_device, kind, double, make_module, graphs, equal):
     module = make_module(kind)
     check_compiled(module, graphs(module, SIZES) | COUNTS, equal)

@@ -104,6 +104,7 @@ def test_blocks_of_tokens(randomise, device, launches):
     close((out, *grads), (expected, *wanted), 1e-10)
 
 
+@pytest.mark.slow
 def test_compiles_whole(randomise, device):
     mlp = randomise(CliffordMLP(2, 3, 2, backend="triton")).to(device)
     x = torch.randn(5, 2, 8, device=device).requires_grad_()

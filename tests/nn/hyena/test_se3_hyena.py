@@ -203,7 +203,8 @@ def test_parameters_as_published():
     assert 750_000 < count < 900_000
 
 
-@pytest.mark.parametrize(("name", "flat"), [("radial", False), pytest.param("pooled", True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "flat"), [("radial", False), ("pooled", True)])
 def test_compiles_whole(on_device, name, flat, make):
     layer, sizes = make(name, torch.float32), [7, 3]
     x = sample(name, sizes, torch.float32)
