@@ -254,7 +254,7 @@ CORE = {
     "GroupAttentionBlock": layer(lambda: layers.GroupAttentionBlock(C4, 6, 8, heads=2, kernel_size=3), 2, 6, 4, 5, 4),
     "GEViT": layer(
         lambda: layers.GEViT(dihedral(2), 2, 5, channels=(6, 8), heads=2, kernel_size=3, pools=(1,), crops=1),
-        2, 2, 10, 8,
+        2, 2, 12, 10,
     ),
     "GEViT batch": layer(
         lambda: layers.GEViT(C4, 1, 3, channels=(6,), heads=2, kernel_size=3, norm="batch"), 2, 1, 5, 6
