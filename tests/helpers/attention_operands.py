@@ -24,6 +24,12 @@ def operands(elements, spatial, kernel_size=3, *, outputs=None, batch=2, heads=3
     return tensors, neighbourhood
 
 
+def as_full(tensors):
+    """Operands of the direct formula: a full encoding that happens to be a sum."""
+    *features, rho_space, rho_group = tensors
+    return *features, rho_space[:, :, None] + rho_group, None
+
+
 def gradients(out, tensors):
     probe = torch.cos(torch.arange(out.numel(), dtype=out.dtype, device=out.device)).view_as(out)
     return torch.autograd.grad((out * probe).sum(), tensors)

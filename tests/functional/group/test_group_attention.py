@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from attention_operands import EXTREMES, Largest, assert_same, gradients, operands
+from attention_operands import EXTREMES, Largest, as_full, assert_same, gradients, operands
 from oracles import attention_materialised
 from small_groups import GROUPS
 
@@ -26,12 +26,6 @@ def test_matches_materialised_formula(relation, spatial, device):
     index = relation_index(group, relation).to(device)
     out = group_attention(*tensors, index, neighbourhood=neighbourhood, scale=0.3)
     assert_same(out, attention_materialised(*tensors, index, 3, 0.3), tensors)
-
-
-def as_full(tensors):
-    """Operands of the direct formula: a full encoding that happens to be a sum."""
-    *features, rho_space, rho_group = tensors
-    return *features, rho_space[:, :, None] + rho_group, None
 
 
 @pytest.mark.parametrize("form", [tuple, as_full])
@@ -128,8 +122,8 @@ def test_many_tiles_give_what_one_gives(relation):
     tensors, neighbourhood = operands(8, (34, 20), 5, batch=1, heads=1, channels=3, value_channels=2)
     index = relation_index(cyclic(8), relation)
     out = group_attention(*tensors, index, neighbourhood=neighbourhood)
-    if relation == "relative":  # the direct formula has other tiles
-        expected = group_attention(*as_full(tensors), index, neighbourhood=neighbourhood)
+    if relation == "relative":  # the plain composition has other tiles
+        expected = group_attention(*tensors, index, neighbourhood=neighbourhood, backend="plain")
     else:
         expected = attention_materialised(*tensors, index, 5, 3**-0.5)
     assert_same(out, expected, tensors)

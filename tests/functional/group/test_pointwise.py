@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_operands import EXTREMES, Largest, assert_same, gradients, operands
+from attention_operands import EXTREMES, Largest, as_full, assert_same, gradients, operands
 from small_groups import GROUPS
 
 from tg_equiattn.encodings import relation_index
@@ -60,11 +60,6 @@ def test_elements_for_arguments_and_back():
     inverse = table.argsort(-1)
     assert torch.equal(pointwise.by_element(*pointwise.by_element(full, group, table), inverse)[1], group)
     assert torch.equal(pointwise.by_element(*pointwise.by_element(full, None, table), inverse)[0], full)
-
-
-def as_full(tensors):
-    *features, rho_space, rho_group = tensors
-    return *features, rho_space[:, :, None] + rho_group, None
 
 
 @pytest.mark.parametrize("extreme", EXTREMES)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_operands import EXTREMES, assert_same, gradients, operands
+from attention_operands import EXTREMES, as_full, assert_same, gradients, operands
 from backends import FUNCTIONS, LAYERS, call
 
 from tg_equiattn.encodings import relation_index
@@ -11,11 +11,6 @@ from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic
 
 SMALL = {"batch": 1, "heads": 2, "channels": 2, "value_channels": 1}
-
-
-def as_full(tensors):
-    *features, rho_space, rho_group = tensors
-    return *features, rho_space[:, :, None] + rho_group, None
 
 
 def twice(out, tensors):

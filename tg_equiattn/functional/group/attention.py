@@ -41,9 +41,9 @@ def group_attention(
     The factorised form writes the softmax weight as a product of a content, a spatial and a group factor, needs
     :math:`|H|^2(2D + 1)` exponentials per pixel instead of :math:`|H|^3 D` and, working through the pixels in tiles
     that are computed again in backward, never holds a tensor of either size for all pixels. The direct form computes
-    every score, tile by tile; a full encoding, which is no sum, needs it. Results agree; where a tile's scores are so
-    extreme that the product of factors would lose precision, the factorised form takes the direct one for that tile
-    (on CUDA the factors are double instead).
+    every score, tile by tile; a full encoding, which is no sum, needs it, and with an ``index`` of two axes there is
+    nothing to factorise. Results agree; where a tile's scores are so extreme that the product of factors would lose
+    precision, the factorised form takes the direct one for that tile (on CUDA the factors are double instead).
 
     Args:
         rho_space: encoding of rotated offsets, or the full encoding of offsets and u.
