@@ -98,7 +98,9 @@ def measure_case(case: str, variant: str, direction: str, batch: int, size: int,
     x = torch.randn(batch, channels, len(group), size, size, device=device)
     if variant == "convolution":
         layer, call = convolution(case, channels, device)
-        return measure(lambda: (layer, lambda: call(x)), direction == "forward+backward", repeats, 3, device)
+        backward = direction == "forward+backward"
+        layer.train(backward)  # in eval mode its filters are there already
+        return measure(lambda: (layer, lambda: call(x)), backward, repeats, 3, device)
     kind = MaterialisedAttention if variant == "baseline" else GroupAttention
     options = {"locality": None} if variant == "baseline" else {"backend": "triton" if variant == "triton" else "torch"}
     options |= {"relation": "relative"} if RELATIVE in case else {"neighbourhood": "square"}

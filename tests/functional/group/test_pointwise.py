@@ -11,6 +11,7 @@ from tg_equiattn.functional.group import pointwise, tiled_attention
 from tg_equiattn.groups import cyclic
 
 T, D, S, C, CV = 3, 5, 3, 2, 4
+TABLE = torch.tensor([[0, 1, 2], [2, 0, 1], [1, 2, 0]])  # of C3: no transposition, so that it is not its own inverse
 
 
 def tile(pixels, full, masked, dropped):
@@ -25,8 +26,8 @@ def tile(pixels, full, masked, dropped):
 
 
 def formula(query, key, value, position, group, bias, keep):
-    score = torch.einsum("tcp,dscp->tdsp", query, key) + position
-    score = score if group is None else score + group[:, None]
+    u = [position[t][:, TABLE[t]] if group is None else position[t] + group[t, TABLE[t]] for t in range(T)]
+    score = torch.einsum("tcp,dscp->tdsp", query, key) + torch.stack(u)
     score = score if bias is None else score + bias[:, None]
     weight = score.flatten(1, 2).softmax(1).view_as(score)
     weight = weight if keep is None else weight * keep.transpose(0, 1)
@@ -43,23 +44,11 @@ def test_tile_functions(pixels, full, masked, dropped):
     grad = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, tensors, grad)
     with torch.no_grad():
-        torch.testing.assert_close(pointwise.forward(*given, bias, keep), expected, rtol=0, atol=1e-13)
-        got = pointwise.backward(*given, bias, keep, grad)
+        torch.testing.assert_close(pointwise.forward(*given, TABLE, bias, keep), expected, rtol=0, atol=1e-13)
+        got = pointwise.backward(*given, TABLE, TABLE.argsort(-1), bias, keep, grad)
     assert (got[4] is None) == full
     for a, b in zip(got, wanted, strict=False):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
-def test_elements_for_arguments_and_back():
-    table = relation_index(GROUPS["D2"], "relative")
-    group, full = torch.randn(4, 4, 7), torch.randn(4, 5, 4, 7)
-    for t in range(4):
-        for s in range(4):
-            assert torch.equal(pointwise.by_element(full, group, table)[1][t, s], group[t, table[t, s]])
-            assert torch.equal(pointwise.by_element(full, None, table)[0][t, :, s], full[t, :, table[t, s]])
-    inverse = table.argsort(-1)
-    assert torch.equal(pointwise.by_element(*pointwise.by_element(full, group, table), inverse)[1], group)
-    assert torch.equal(pointwise.by_element(*pointwise.by_element(full, None, table), inverse)[0], full)
 
 
 @pytest.mark.parametrize("extreme", EXTREMES)

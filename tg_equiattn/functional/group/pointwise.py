@@ -5,10 +5,9 @@ formed, and the largest subtracted, which is right whatever the scores are. Layo
 :mod:`.factorised`, but
 
     position  (T, D, 1, p)  logits <q(i,t), rho_space(t^-1 D)>
-    group     (T, S, p)     logits <q(i,t), rho_group(t^-1 s)>, or None where position is (T, D, S, p), of both
+    group     (T, U, p)     logits <q(i,t), rho_group(u)>, or None where position is (T, D, U, p), of both
+    table     (T, S)        the argument u = t^-1 s, and its inverse along s
     keep      (D, T, S, p)  dropout factors of the weights, or None
-
-:func:`by_element` makes such logits of those by argument u.
 
 In eager execution one element t is worked on at a time, in place: its scores (D, S, p) are to stay in the cache.
 """
@@ -26,7 +25,7 @@ def _elements(count: int) -> list[slice]:
     return [slice(0, count)] if torch.compiler.is_compiling() else [slice(t, t + 1) for t in range(count)]
 
 
-def by_element(position: Tensor, group: Tensor | None, table: Tensor) -> tuple[Tensor, Tensor | None]:
+def _by_element(position: Tensor, group: Tensor | None, table: Tensor) -> tuple[Tensor, Tensor | None]:
     """Logits (T, D, 1, p) and (T, U, p), or (T, D, U, p) and None, with s in place of u by a table (T, S) of u; by its
     inverse (T, U) their gradients with u in place of s."""
     if group is None:
@@ -69,9 +68,9 @@ def _logits(position: Tensor, group: Tensor | None, bias: Tensor | None) -> list
     return [position] if group is None else [position, group[:, None]]
 
 
-def forward(query, key, value, position, group, bias, keep) -> Tensor:
+def forward(query, key, value, position, group, table, bias, keep) -> Tensor:
     """The output (T, C, p)."""
-    logits, out = _logits(position, group, bias), []
+    logits, out = _logits(*_by_element(position, group, table), bias), []
     for t in _elements(len(query)):
         weight, factor = _exponentials(query[t], key, [x[t] for x in logits])
         if keep is not None:
@@ -80,9 +79,9 @@ def forward(query, key, value, position, group, bias, keep) -> Tensor:
     return torch.cat(out)
 
 
-def backward(query, key, value, position, group, bias, keep, grad):
+def backward(query, key, value, position, group, table, inverse, bias, keep, grad):
     """Gradients of query, key, value, position and group."""
-    logits = _logits(position, group, bias)
+    logits = _logits(*_by_element(position, group, table), bias)
     grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
     to_query, to_position, to_group = [], [], []
     for t in _elements(len(query)):
@@ -103,5 +102,5 @@ def backward(query, key, value, position, group, bias, keep, grad):
         to_position.append(slope if group is None else slope.sum(2, keepdim=True))
         if group is not None:
             to_group.append(slope.sum(1))
-    to_group = torch.cat(to_group) if to_group else None
-    return torch.cat(to_query), grad_key, grad_value, torch.cat(to_position), to_group
+    logit = _by_element(torch.cat(to_position), torch.cat(to_group) if to_group else None, inverse)
+    return torch.cat(to_query), grad_key, grad_value, *logit

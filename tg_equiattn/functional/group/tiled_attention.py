@@ -104,8 +104,7 @@ def group_attention_op(
 def _tile_forward(plan, block, q, k, v, position, group, bias, keep):
     """The output of one block of a tile; direct where the core lost precision or the encoding is full."""
     if plan.pointwise:
-        logits = pointwise.by_element(position, group, block.table)
-        return _run(pointwise.forward, plan.fused, q, k, v, *logits, bias, keep)
+        return _run(pointwise.forward, plan.fused, q, k, v, position, group, block.table, bias, keep)
     if group is not None:
         answer, smallest = _run(factorised.forward, plan.fused, q, k, v, position, group, block.table, bias, keep)
         if plan.safe(smallest):
@@ -178,9 +177,9 @@ def group_attention_backward_op(
 def _tile_backward(plan, block, q, k, v, position, group, bias, keep, grad):
     """Gradients of q, k, v, the space logits and the group logits; direct where the core lost precision."""
     if plan.pointwise:
-        logits = pointwise.by_element(position, group, block.table)
-        *grads, to_position, to_group = _run(pointwise.backward, plan.fused, q, k, v, *logits, bias, keep, grad)
-        return *grads, *pointwise.by_element(to_position, to_group, block.inverse)
+        return _run(
+            pointwise.backward, plan.fused, q, k, v, position, group, block.table, block.inverse, bias, keep, grad
+        )
     if group is not None:
         *grads, smallest = _run(
             factorised.backward, plan.fused, q, k, v, position, group, block.table, block.inverse, bias, keep, grad

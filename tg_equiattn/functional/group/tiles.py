@@ -56,6 +56,8 @@ class LocalTiling:
     ) -> None:
         self.spatial, self.kernel_size, self.lanes = tuple(spatial), kernel_size, lanes
         self._places = list(selection or range(kernel_size ** len(self.spatial)))
+        self._square = len(self._places) == kernel_size ** len(self.spatial)
+        self._index = torch.tensor(self._places, device=reference.device)
         self.radius = kernel_size // 2
         self.rows = None if width is None else max(1, width // (lanes * math.prod(self.spatial[1:])))
         inside = F.pad(reference.new_zeros(self.spatial), self._padding, value=float("-inf"))
@@ -85,43 +87,43 @@ class LocalTiling:
     def _neighbours(self, slab: Tensor, rows: int) -> Iterator[Tensor]:
         """For each offset of the window the part of a slab that the queries of so many rows see there, as a view."""
         for place in self._places:
-            yield self._narrowed(slab, place, rows)
+            part = slab
+            for axis in reversed(range(len(self.spatial))):
+                part = part.narrow(2 + axis, place % self.kernel_size, self.spatial[axis] if axis else rows)
+                place //= self.kernel_size
+            yield part
 
-    def _narrowed(self, slab: Tensor, place: int, rows: int, more: int = 0) -> Tensor:
-        """The part of a slab that queries see at one place in the square window, and so many pixels ``more`` along the
-        last axis."""
-        for axis in reversed(range(len(self.spatial))):
-            length = (self.spatial[axis] if axis else rows) + more
-            slab = slab.narrow(2 + axis, place % self.kernel_size, length)
-            place, more = place // self.kernel_size, 0
-        return slab
-
-    def _runs_of_window(self) -> Iterator[tuple[int, int]]:
-        """Neighbours side by side along the last axis: the first's place in the square window, and how many."""
-        places, first = self._places, 0
-        for n in range(1, len(places) + 1):
-            if n == len(places) or places[n] != places[n - 1] + 1 or places[n] % self.kernel_size == 0:
-                yield places[first], n - first
-                first = n
+    def _windows(self, slab: Tensor, rows: int) -> Tensor:
+        """All neighbours of the square window, (k, ..., k, S, C, rows, *spatial[1:], m), as a view."""
+        n = len(self.spatial)
+        for axis in range(n):
+            slab = slab.unfold(2 + axis, self.spatial[axis] if axis else rows, 1)
+        return slab.permute(*range(2, 2 + n), 0, 1, *range(3 + n, 3 + 2 * n), 2 + n)
 
     def gather(self, slab: Tensor, tile: slice) -> Tensor:
-        """A tile's slab -> (D, S, C, p), the keys of each of its queries; where nothing is differentiated or traced
-        each channel lies in one piece."""
-        rows, last, windows = tile.stop - tile.start, 1 + len(self.spatial), []
+        """A tile's slab -> (D, S, C, p), the keys of each of its queries."""
+        rows, n = tile.stop - tile.start, len(self.spatial)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if traced or torch.is_grad_enabled() or transformed():  # unfold's backward is slow, and vmap has no rule for it
             return torch.stack(list(self._neighbours(slab, rows))).flatten(3)
-        for place, length in self._runs_of_window():
-            window = self._narrowed(slab, place, rows, length - 1).unfold(last, self.spatial[-1], 1)
-            windows.append(window.movedim((1, last, -1), (0, 1, -2)))
-        return torch.cat(windows, 1).flatten(3).movedim(0, 2)
+        windows = self._windows(slab, rows).flatten(0, n - 1).flatten(3)
+        return windows if self._square else windows.index_select(0, self._index)
 
     def scatter_(self, padded: Tensor, tile: slice, update: Tensor) -> None:
         """Add the gradient (D, S, C, p) of a gather to the padded image."""
-        rows = tile.stop - tile.start
-        views = self._neighbours(self.slab(padded, tile), rows)
-        for target, piece in zip(views, update.unflatten(-1, (rows, *self.spatial[1:], self.lanes)), strict=True):
-            target += piece
+        rows, n, slab = tile.stop - tile.start, len(self.spatial), self.slab(padded, tile)
+        update = update.unflatten(-1, (rows, *self.spatial[1:], self.lanes))
+        if not self._square:
+            every = update.new_zeros(self.kernel_size**n, *update.shape[1:])
+            update = every.index_copy_(0, self._index, update)
+        update = update.unflatten(0, [self.kernel_size] * n)
+        for axis in reversed(range(n)):  # of the window, one after the other: fewer and longer sums
+            along, sizes = axis + 2 + axis, list(update.shape[:axis] + update.shape[axis + 1 :])
+            sizes[along] += 2 * self.radius
+            total = update.new_zeros(sizes) if axis else slab
+            for place, piece in enumerate(update.unbind(axis)):
+                total.narrow(along, place, piece.shape[along]).add_(piece)
+            update = total
 
     def mask(self, tile: slice) -> Tensor | None:
         """(D, p): 0 for neighbours inside the image, -inf outside."""
