@@ -6,7 +6,7 @@ is chosen so that both have about the same number of parameters. Data and their 
 rotated_digits.py, and so is the meaning of locality.
 
     python examples/studies/escnn_mixed_model.py                               # a minute on two cores
-    python examples/studies/escnn_mixed_model.py --rotations 8 --kernel-size 5 --seeds 0 1 2
+    python examples/studies/escnn_mixed_model.py --rotations 8 --relation relative --seeds 0 1 2
     python examples/studies/escnn_mixed_model.py --data ~/rotmnist --full --device cuda   # rotated MNIST
 """
 
@@ -59,11 +59,11 @@ class EscnnMixedModel(Settings):
     """which of the convolutions is attention in the mixed model, counted from 1; the first one cannot be"""
     heads: tuple[int, ...] = (8,)
     """of the attention"""
-    head_channels: int | None = None
+    head_channels: int | None = 3
     """width of a head; None is half the fields"""
-    kernel_size: int = 5
+    kernel_size: int = 3
     """odd window of the attention; 0 is global"""
-    relation: Literal["ge_vit", "gsa", "lifted", "relative"] = "relative"
+    relation: Literal["ge_vit", "gsa", "lifted", "relative"] = "ge_vit"
     """of the group encoding"""
     locality: tuple[float | None, ...] = (4.0,)
     """sharpness by which heads start at places of their own; None is without"""
@@ -73,7 +73,7 @@ class EscnnMixedModel(Settings):
     """passes over the training images"""
     batch: int = 16
     """images of one step, over all devices together"""
-    learning_rate: float = 0.01
+    learning_rate: float = 0.02
     """of Adam, at the start"""
     weight_decay: float = 1e-4
     """of Adam"""
