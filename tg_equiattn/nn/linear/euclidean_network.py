@@ -162,8 +162,9 @@ class EuclideanNetwork(ExactTables):
     def _warn_of_wide_clouds(self, pos: Tensor, sequences: Sequences) -> None:
         """Warn once of clouds wider than the promise holds for; their width is found up to a tenth."""
         options = self.options
-        wide = options.method == "directions" or (options.method == "auto" and pos.shape[1] >= PAIRS_BELOW)
-        if self._warned or not wide or not checks.values_are_free(pos) or not pos.numel():
+        if self._warned or options.method == "pairs" or not checks.values_are_free(pos):
+            return
+        if pos.shape[1] < (PAIRS_BELOW if options.method == "auto" else 1):
             return
         ways = pos.detach().new_tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1], [1, 1, -1], [1, -1, 1], [-1, 1, 1]])
         along = (ways / ways.norm(dim=1, keepdim=True)) @ pos.detach()
