@@ -38,5 +38,5 @@ class MessagePassing(nn.Module):
         harmonics = o3.spherical_harmonics(self.harmonics, edge, normalize=True, normalization="component")
         messages = self.product(x[source], harmonics, self.weights(radial))
         degree = torch.zeros_like(x[:, 0]).index_add_(0, target, torch.ones_like(x[source, 0])).clamp(min=1)
-        mean = torch.zeros_like(messages[:1]).expand(len(x), -1).index_add(0, target, messages) / degree[:, None]
+        mean = messages.new_zeros(len(x), messages.shape[1]).index_add(0, target, messages) / degree[:, None]
         return self.gate(self.self_connection(x) + mean)
