@@ -124,6 +124,8 @@ class Model(nn.Module):
         }
         self.irreps_out = o3.Irreps("0e + 1o" if task == "fields" else "0e")
         self.radii = settings.cutoff, far
+        # Euclidean fast attention is a sum over all points
+        self.unit = settings.charges**0.5 if operator == "EuclideanFastAttention" else 1.0
         self.embed = o3.Linear(self.irreps_in, HIDDEN)
         self.first = MessagePassing(HIDDEN, settings.cutoff)
         self.operator = operators[operator]() if operator in operators else None
@@ -137,7 +139,7 @@ class Model(nn.Module):
         flat = pos.flatten(0, 1)
         x = self.first(self.embed(charges.flatten()[:, None]), flat, near)
         if self.operator is not None:
-            x = x + self.operator(x, flat, batch)
+            x = x + self.operator(x, flat, batch) / self.unit
         return self.out(self.second(x, flat, far)).unflatten(0, charges.shape)
 
 

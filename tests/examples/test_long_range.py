@@ -69,6 +69,7 @@ def test_runs_and_bad_settings():
             LongRange(**wrong).check()
 
 
+@pytest.mark.slow
 def test_the_study(tmp_path):
     result = run_here("studies/long_range.py", "--quick", "--operators", "none", "EuclideanFastAttention",
                       "--task", "fields", "forces", "--no-progress", "--output", tmp_path)  # fmt: skip
