@@ -59,7 +59,9 @@ def reading_gradient(moving: bool, nodes: Tensors, groups: Tensors, _: Tensor | 
 
 def _features(pos: Tensor, key: Tensor, waves: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Features (G, D, F, 2, P, n), and cosines and sines (G, D, F, n)."""
-    phase = (waves.flatten(1, 2) @ pos.mT).unflatten(1, waves.shape[1:3])
+    x, y, z = pos[:, None, None].unbind(-1)
+    a, b, c = waves[..., None].unbind(-2)
+    phase = torch.addcmul(torch.addcmul(a * x, b, y), c, z)  # not by a matrix product, which TF32 would round
     cosine, sine = phase.cos(), phase.sin()
     factors = torch.stack([cosine, sine], 3)
     return factors[:, :, :, :, None] * key.movedim(1, -1)[:, None, :, None], cosine, sine
