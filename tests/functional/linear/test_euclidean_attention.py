@@ -104,6 +104,23 @@ def test_second_derivatives(method):
     assert torch.autograd.gradgradcheck(call, x, fast_mode=True)
 
 
+@pytest.mark.parametrize("method", ["pairs", "directions"])
+def test_third_derivatives(method):
+    """Those of the operators' second derivatives, against transforms of the plain compositions."""
+    x = operands(5, 1, 2, 2, 2)
+    steps = [torch.randn_like(t) for t in x]
+
+    def along(t):
+        return attend(*(a + t * s for a, s in zip(x, steps, strict=True)), lmax=1, method=method).sin().sum()
+
+    t = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    value, expected = along(t), along
+    for _ in range(3):
+        (value,) = torch.autograd.grad(value, t, create_graph=True)
+        expected = torch.func.grad(expected)
+    torch.testing.assert_close(value, expected(t.detach()), rtol=1e-8, atol=1e-9)
+
+
 @pytest.mark.parametrize(("method", "nodes"), [("pairs", 190), ("directions", 700)])
 def test_in_blocks(method, nodes):
     """More nodes than a block takes: first and second derivatives, against the plain composition of directions."""
