@@ -165,14 +165,22 @@ def test_a_wide_cloud_is_warned_of_once(make):
 
 
 def test_frequencies_stay_within_what_is_promised(make):
-    layer = make("directions", learn_frequencies=True)
+    """Reflected at both ends, where they still learn."""
+    layer, x, highest = make("directions", learn_frequencies=True), points(), math.pi / WIDTH
+    frequencies = layer.module.attention.frequencies
     with torch.no_grad():
-        layer.module.attention.frequencies.fill_(100.0)
-    x = points()
+        frequencies.copy_(torch.linspace(0, highest, frequencies.shape[1]).double())
     out = layer(**x)
-    with torch.no_grad():
-        layer.module.attention.frequencies.fill_(math.pi / WIDTH)
-    close(layer(**x), out)
+    for move in (lambda f: -f, lambda f: 2 * highest - f, lambda f: f + 8 * highest):
+        before = frequencies.detach().clone()
+        with torch.no_grad():
+            frequencies.copy_(move(before))
+        moved = layer(**x)
+        assert error(moved, out) < 1e-10
+        (grad,) = torch.autograd.grad(moved[0].square().sum() + moved[1].sum(), frequencies)
+        assert grad[:, 1:].abs().min() > 0
+        with torch.no_grad():
+            frequencies.copy_(before)
 
 
 def test_tables_are_exact_in_every_precision(make):
