@@ -171,10 +171,10 @@ def test_frequencies_stay_within_what_is_promised(make):
     with torch.no_grad():
         frequencies.copy_(torch.linspace(0, highest, frequencies.shape[1]).double())
     out = layer(**x)
-    for move in (lambda f: -f, lambda f: 2 * highest - f, lambda f: f + 8 * highest):
+    for turned in (lambda f: -f, lambda f: 2 * highest - f, lambda f: f + 8 * highest):
         before = frequencies.detach().clone()
         with torch.no_grad():
-            frequencies.copy_(move(before))
+            frequencies.copy_(turned(before))
         moved = layer(**x)
         assert error(moved, out) < 1e-10
         (grad,) = torch.autograd.grad(moved[0].square().sum() + moved[1].sum(), frequencies)
