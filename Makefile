@@ -52,10 +52,17 @@ bench: setup
 
 # Only runs without a row in examples/results are trained; from nothing that takes hours on two cores.
 studies: setup
-	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models Z2_SA R4_SA "C4 G-CNN" "C8 G-CNN" "D4 G-CNN"
-	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models R4_SA --relation relative --locality None
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" "C8 G-CNN" "D4 G-CNN" --learning-rate 0.04
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models R4_SA --relation ge_vit relative --locality None
+	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --epochs 24 --kernel-size 3 5
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" --epochs 24 --seeds 0 1 2
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" --epochs 24 --seeds 0 1 2 --learning-rate 0.04
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations
-	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --models R8_SA --locality 1 4
+	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --locality 1 2 8
+	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --learning-rate 0.01
+	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --learning-rate 0.04
+	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --models R8_SA --locality 1
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --heads 4 --channels 24
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --heads 16 --channels 10
 	$(RUN) -W ignore examples/studies/pixel_graphs.py --study
@@ -65,7 +72,7 @@ studies: setup
 	$(RUN) -W ignore examples/studies/nbody.py --study --models "SE(3)-Hyena + local" "local only" --epochs 300 --seeds 0
 	$(RUN) -W ignore examples/studies/associative_recall.py --study
 	$(RUN) -W ignore examples/studies/associative_recall.py --study --vocabulary fixed --seeds 1 2
-	$(RUN) -W ignore examples/studies/escnn_mixed_model.py --study --heads 2 4
+	$(RUN) -W ignore examples/studies/escnn_mixed_model.py --study
 	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study
 	$(RUN) -W ignore examples/studies/e3nn_mixed_model.py --study
 	$(RUN) -W ignore examples/studies/report.py

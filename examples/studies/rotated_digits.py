@@ -62,7 +62,7 @@ class RotatedDigits(Settings):
 
     STUDY: ClassVar[str] = "rotated_digits"
     SWEEP: ClassVar[tuple[str, ...]] = ("models", "relation", "kernel_size", "locality", "without", "seeds")
-    SHOWN: ClassVar[tuple[str, ...]] = ("epochs", "heads", "channels")
+    SHOWN: ClassVar[tuple[str, ...]] = ("epochs", "learning_rate", "heads", "channels")
 
     models: tuple[Model, ...] = ("Z2_SA", "R4_SA", "R4M_SA")
     """which to train; a G-CNN is escnn's, with 3 x 3 convolutions and at least as many parameters as the attention"""
@@ -269,6 +269,12 @@ def is_convolution(row: Row) -> bool:
     return row.setting("models") in EQUALS
 
 
+def model_of(row: Row) -> str:
+    """Its name, and the learning rate of a convolution that was trained with another than is usual here."""
+    name, rate = row.setting("models"), row.setting("learning_rate")
+    return f"{name}, rate {rate:g}" if is_convolution(row) and rate != RotatedDigits.learning_rate else name
+
+
 def kind(row: Row) -> str:
     """The relation, and whether heads have places."""
     return row.setting("relation") + (", locality" if row.setting("locality") is not None else "")
@@ -280,10 +286,11 @@ def whole(row: Row) -> bool:
 
 
 def of_main_setting(
-    rows: list[Row], names: tuple[str, ...] = ("size", "epochs", "kernel_size", "heads", "channels")
+    rows: list[Row],
+    names: tuple[str, ...] = ("size", "epochs", "kernel_size", "learning_rate", "heads", "channels"),
 ) -> list[Row]:
     """Rows of the image size, epochs, window and so on that most attention networks have; convolutions have their own
-    windows."""
+    windows and learning rates."""
     settings = [tuple(map(row.setting, names)) for row in rows if not is_convolution(row)]
     if not settings:
         return rows
@@ -296,8 +303,8 @@ def of_several_windows(rows: Iterable[Row]) -> list[Row]:
     """Rows of epochs and relations that come with more than one window, by window, global attention last, and the
     convolutions that had as many epochs."""
     rows = list(rows)
-    groups = grouped((row for row in rows if row.setting("models") == "R4_SA"), "relation", "epochs").values()
-    several = [row for group in groups if len(grouped(group, "kernel_size")) > 1 for row in group]
+    groups = grouped((row for row in rows if row.setting("models") == "R4_SA"), "relation", "epochs", "learning_rate")
+    several = [row for group in groups.values() if len(grouped(group, "kernel_size")) > 1 for row in group]
     epochs = {row.setting("epochs") for row in several}
     beside = [row for row in rows if row.setting("models") == "C4 G-CNN" and row.setting("epochs") in epochs]
     return sorted(several, key=lambda row: row.setting("kernel_size") or float("inf")) + beside
@@ -314,12 +321,18 @@ def accuracy(rows: list[Row]) -> str:
     paper, convolutions = published("GE-ViT Table 2"), published("GE-ViT Table 4")
     known = {(name, "GE-ViT"): value for (name, _), value in convolutions.items()} | paper
     lines = []
-    for (name,), group in grouped(rows, "models").items():
+    for (name, _), group in grouped(rows, "models", "learning_rate").items():
         cells = [values([row for row in group if kind(row) == k and not is_convolution(row)]) for k in kinds]
         counts = dict.fromkeys(f"{row.parameters:,}" for row in group)
         plain = values([row for row in group if is_convolution(row)])
         lines.append(
-            [name, plain, *cells, " to ".join(counts), *(known.get((name, column), "-") for column in columns)]
+            [
+                model_of(group[0]),
+                plain,
+                *cells,
+                " to ".join(counts),
+                *(known.get((name, column), "-") for column in columns),
+            ]
         )
     head = ["model", "convolutions", *kinds, "parameters", *(f"{c} paper, rotMNIST" for c in columns)]
     return markdown(head, lines)
@@ -330,20 +343,13 @@ def windows(rows: list[Row]) -> str:
     kinds = sorted(dict.fromkeys(kind(row) for row in rows if not is_convolution(row)), key=KINDS.index)
     paper = published("GE-ViT Table 1")
     lines = []
-    for (convolutions, size), group in _by_window(rows).items():
-        cells = [values([row for row in group if kind(row) == k]) for k in kinds]
-        if convolutions:
-            lines.append(["C4 G-CNN, 3 x 3", values(group), *["-"] * (len(kinds) - 1), "-"])
+    for (name, size, _), group in grouped(rows, "models", "kernel_size", "learning_rate").items():
+        if name in EQUALS:
+            lines.append([f"{model_of(group[0])}, 3 x 3", values(group), *["-"] * (len(kinds) - 1), "-"])
         else:
+            cells = [values([row for row in group if kind(row) == k]) for k in kinds]
             lines.append([window(group[0]), *cells, paper.get((str(size or "global"), "GE-ViT"), "-")])
     return markdown(["window", *kinds, "GE-ViT paper, rotMNIST"], lines)
-
-
-def _by_window(rows: list[Row]) -> dict[tuple[bool, int], list[Row]]:
-    groups: dict[tuple[bool, int], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((is_convolution(row), row.setting("kernel_size")), []).append(row)
-    return groups
 
 
 def ablations(rows: list[Row]) -> str:
@@ -361,12 +367,12 @@ def ablations(rows: list[Row]) -> str:
 def errors(rows: list[Row]) -> str:
     """GE-ViT's Figure 7 in numbers: the mean error, and the worst of all seeds relative to the largest feature."""
     paper, lines = published("GE-ViT Figure 7"), []
-    for (name, _), group in grouped(rows, "models", "relation").items():
+    for group in grouped(rows, "models", "relation", "learning_rate").values():
         relation = relation_of(group[0])
         mean = np.mean([row.more["mean error"] for row in group])
         worst = max(row.more["max error"] for row in group)
         known = paper.get((PAPERS.get(relation, ""), "mean error"), "-")
-        lines.append([name, relation, f"{mean:.1e}", f"{worst:.1e}", known])
+        lines.append([model_of(group[0]), relation, f"{mean:.1e}", f"{worst:.1e}", known])
     return markdown(["model", "relation", "mean error", "max error / max feature", "mean error, paper"], lines)
 
 
@@ -381,22 +387,22 @@ def by(rows: list[Row], label: Callable, other: Callable, measured: Callable[[Ro
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The tables there are rows for, and a figure of each."""
     rows = sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
-    name, percent = (lambda row: row.setting("models")), (lambda row: row.value)
+    percent = lambda row: row.value  # noqa: E731
     label = lambda row: "-" if is_convolution(row) else kind(row)  # noqa: E731
     every, rows = rows, [row for row in rows if whole(row)]
     main = of_main_setting(rows)
     tables = {"accuracy": accuracy(main)}
-    figures = {"accuracy": (by(main, name, label, percent), "test accuracy in percent", "model")}
+    figures = {"accuracy": (by(main, model_of, label, percent), "test accuracy in percent", "model")}
     if local := of_several_windows(rows):
         tables["windows"] = windows(local)
-        place = lambda row: "C4 G-CNN" if is_convolution(row) else window(row)  # noqa: E731
+        place = lambda row: model_of(row) if is_convolution(row) else window(row)  # noqa: E731
         figures["windows"] = by(local, place, label, percent), "test accuracy in percent", "window of R4_SA"
-    alike = of_main_setting(every, ("size", "epochs", "kernel_size"))
+    alike = of_main_setting(every, ("size", "epochs", "kernel_size", "learning_rate"))
     if less := [row for row in alike if row.setting("relation") == "relative" and not is_convolution(row)]:
         tables["ablations"] = ablations(less)
     if measured := [row for row in main if "mean error" in row.more]:
         tables["equivariance"] = errors(measured)
-        worst = by(measured, name, relation_of, lambda row: row.more["max error"])
+        worst = by(measured, model_of, relation_of, lambda row: row.more["max error"])
         figures["equivariance"] = worst, "max error / max feature", "model"
     for title, (columns, what, along) in figures.items():
         scale = "log" if title == "equivariance" else "linear"

@@ -210,6 +210,8 @@ def test_tables_from_rows(digits, tmp_path):
         row(digits, 55.0, broken, **gsa, kernel_size=5),
         row(digits, 40.0, models="Z2_SA"),
         row(digits, 80.0, {"mean error": 1e-8, "max error": 1e-7}, models="C4 G-CNN", locality=None),
+        row(digits, 85.0, models="C4 G-CNN", locality=None, learning_rate=0.04),
+        row(digits, 30.0, models="R4_SA", relation="relative", learning_rate=0.04),
         row(digits, 66.0, models="R4_SA", relation="relative"),
         row(digits, 65.0, models="R4_SA", relation="relative", locality=1.0),
         row(digits, 45.0, models="R4_SA", relation="relative", without="places"),
@@ -220,10 +222,11 @@ def test_tables_from_rows(digits, tmp_path):
         ["Z2_SA", "-", "40.00", "-", "-", "-", "1,234", "96.63", "96.63"],
         ["R4_SA", "-", "62.00 ± 2.83", "55.00", "50.00", "66.00", "1,234", "97.58", "97.46"],
         ["C4 G-CNN", "80.00", "-", "-", "-", "-", "1,234", "98.21", "-"],
+        ["C4 G-CNN, rate 0.04", "85.00", "-", "-", "-", "-", "1,234", "98.21", "-"],
     ]
     assert cells(tables["windows"]) == [
         ["3 x 3", "50.00", "96.63"], ["5 x 5", "55.00", "97.58"], ["global", "70.00", "-"],
-        ["C4 G-CNN, 3 x 3", "80.00", "-"],
+        ["C4 G-CNN, 3 x 3", "80.00", "-"], ["C4 G-CNN, rate 0.04, 3 x 3", "85.00", "-"],
     ]  # fmt: skip
     assert cells(tables["ablations"]) == [
         ["sharpness 4", "66.00"], ["sharpness 1", "65.00"], ["sharpness 4, without places", "45.00"]

@@ -63,7 +63,7 @@ def test_the_papers_windows_of_rotmnist(randomise):
     ],
 )
 def test_presets_are_invariant(preset, shape):
-    group = mirror() if preset != "rotmnist" else dihedral(4)
+    group = mirror() if preset != "rotmnist" else cyclic(4)
     model = getattr(GEViT, preset)(group).eval()
     with torch.no_grad():
         for parameter in model.parameters():
