@@ -52,11 +52,12 @@ bench: setup
 
 # Only runs without a row in examples/results are trained; from nothing that takes hours on two cores.
 studies: setup
-	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models Z2_SA R4_SA "C4 G-CNN" "C8 G-CNN" "D4 G-CNN"
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" "C8 G-CNN" "D4 G-CNN" --learning-rate 0.04
-	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models R4M_SA --relation ge_vit relative
-	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models R8_SA --relation relative
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models R4_SA --relation ge_vit relative --locality None
+	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --epochs 24 --kernel-size 3 5
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" --epochs 24 --seeds 0 1 2
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" --epochs 24 --seeds 0 1 2 --learning-rate 0.04
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --locality 1 2 8
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --learning-rate 0.01

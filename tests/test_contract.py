@@ -240,7 +240,7 @@ def test_compiled_for_batches_of_all_sizes(varying):
 
 
 @pytest.mark.filterwarnings("ignore:.*")
-@pytest.mark.parametrize("strict", [False, True], ids=["not strict", "strict"])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["not strict", "strict"])
 def test_exported_for_batches_of_all_sizes(varying, strict):
     module = exported_form(varying.module.eval())
     batches = [varying.vary(step) for step in range(3)]

@@ -57,7 +57,6 @@ class LocalTiling:
         self.spatial, self.kernel_size, self.lanes = tuple(spatial), kernel_size, lanes
         self._places = list(selection or range(kernel_size ** len(self.spatial)))
         self._square = len(self._places) == kernel_size ** len(self.spatial)
-        self._index = torch.tensor(self._places, device=reference.device)
         self.radius = kernel_size // 2
         self.rows = None if width is None else max(1, width // (lanes * math.prod(self.spatial[1:])))
         inside = F.pad(reference.new_zeros(self.spatial), self._padding, value=float("-inf"))
@@ -100,14 +99,30 @@ class LocalTiling:
             slab = slab.unfold(2 + axis, self.spatial[axis] if axis else rows, 1)
         return slab.permute(*range(2, 2 + n), 0, 1, *range(3 + n, 3 + 2 * n), 2 + n)
 
+    def _runs_of_window(self) -> Iterator[tuple[int, int, int]]:
+        """Neighbours side by side along the last axis: the first's number and place in the square window, how many."""
+        places, first = self._places, 0
+        for n in range(1, len(places) + 1):
+            if n == len(places) or places[n] != places[n - 1] + 1 or places[n] % self.kernel_size == 0:
+                yield first, places[first], n - first
+                first = n
+
     def gather(self, slab: Tensor, tile: slice) -> Tensor:
         """A tile's slab -> (D, S, C, p), the keys of each of its queries."""
         rows, n = tile.stop - tile.start, len(self.spatial)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if traced or torch.is_grad_enabled() or transformed():  # unfold's backward is slow, and vmap has no rule for it
             return torch.stack(list(self._neighbours(slab, rows))).flatten(3)
-        windows = self._windows(slab, rows).flatten(0, n - 1).flatten(3)
-        return windows if self._square else windows.index_select(0, self._index)
+        windows = self._windows(slab, rows)
+        if self._square:
+            return windows.flatten(0, n - 1).flatten(3)
+        runs = []
+        for _, place, length in self._runs_of_window():
+            row = windows
+            for axis in reversed(range(1, n)):
+                row = row[place // self.kernel_size**axis % self.kernel_size]
+            runs.append(row[place % self.kernel_size :][:length])
+        return torch.cat(runs).flatten(3)
 
     def scatter_(self, padded: Tensor, tile: slice, update: Tensor) -> None:
         """Add the gradient (D, S, C, p) of a gather to the padded image."""
@@ -115,7 +130,9 @@ class LocalTiling:
         update = update.unflatten(-1, (rows, *self.spatial[1:], self.lanes))
         if not self._square:
             every = update.new_zeros(self.kernel_size**n, *update.shape[1:])
-            update = every.index_copy_(0, self._index, update)
+            for first, place, length in self._runs_of_window():
+                every[place : place + length] = update[first : first + length]
+            update = every
         update = update.unflatten(0, [self.kernel_size] * n)
         for axis in reversed(range(n)):  # of the window, one after the other: fewer and longer sums
             along, sizes = axis + 2 + axis, list(update.shape[:axis] + update.shape[axis + 1 :])

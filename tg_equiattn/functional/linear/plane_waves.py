@@ -20,15 +20,19 @@ from torch import Tensor
 from ...precision import full_precision
 from ...transforms import transformed
 from ..backend import refuse_forward_mode, use_plain
-from .feature_chunks import in_chunks, pullback
+from .feature_chunks import in_chunks
+from .feature_formulas import Tensors
 from .plane_wave_formulas import (
     plain_reading,
     plain_table,
     reading_gradient,
     reading_of_chunk,
+    second_gradient,
     table_gradient,
     table_of_chunk,
 )
+
+_Some = Tensor | None
 
 
 def plane_wave_table(pos: Tensor, key: Tensor, value: Tensor, waves: Tensor, backend: str = "auto") -> Tensor:
@@ -129,20 +133,39 @@ def _reading_gradient(ctx, grad: Tensor):
 def _save_backward(ctx, inputs, output) -> None:
     *tensors, ctx.moving = inputs
     ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
 
 
-def _table_second_gradient(ctx, of_pos: Tensor, of_key: Tensor, of_value: Tensor, of_waves: Tensor):
+def _second_gradient(ctx, nodes: Tensors, groups: Tensors, *cotangents: _Some) -> tuple[Tensor, ...]:
+    """:func:`second_gradient`, chunk by chunk; it can be differentiated in turn where gradients are being recorded."""
+    to_pos, to_key, to_value, to_waves, to_table = cotangents
+    to_pos, to_waves = (to_pos, to_waves) if ctx.moving else (None, None)
+    of_nodes, of_groups = (to_pos, to_key, to_value), (to_waves, to_table)
+
+    def run(some: Tensors, others: Tensors, _: Tensor | None) -> tuple[Tensors, Tensors]:
+        left, right = iter(some[3:]), iter(others[2:])
+        to_nodes = [None if x is None else next(left) for x in of_nodes]
+        to_groups = [None if x is None else next(right) for x in of_groups]
+        return second_gradient(some[:3], others[:2], to_nodes, to_groups)
+
+    nodes, groups = (
+        [*nodes, *(x for x in of_nodes if x is not None)],
+        [*groups, *(x for x in of_groups if x is not None)],
+    )
+    with full_precision(nodes[0].device):
+        return in_chunks(run, nodes, groups, None, _count(groups[0], nodes[1]))
+
+
+def _table_second_gradient(ctx, of_pos: _Some, of_key: _Some, of_value: _Some, of_waves: _Some):
     pos, key, value, waves, grad = ctx.saved_tensors
-    run, count = functools.partial(table_gradient, ctx.moving), _count(waves, key)
-    given = (pos, key, value), (waves, grad), None, (of_pos, of_key, of_value), (of_waves,)
-    return *pullback(run, *given, count), None
+    return *_second_gradient(ctx, (pos, key, value), (waves, grad), of_pos, of_key, of_value, of_waves, None), None
 
 
-def _reading_second_gradient(ctx, of_pos: Tensor, of_query: Tensor, of_waves: Tensor, of_table: Tensor):
+def _reading_second_gradient(ctx, of_pos: _Some, of_query: _Some, of_waves: _Some, of_table: _Some):
     pos, query, waves, table, grad = ctx.saved_tensors
-    run, count = functools.partial(reading_gradient, ctx.moving), _count(waves, query)
-    given = (pos, query, grad), (waves, table), None, (of_pos, of_query), (of_waves, of_table)
-    to_pos, to_query, to_grad, to_waves, to_table = pullback(run, *given, count)
+    to_pos, to_query, to_grad, to_waves, to_table = _second_gradient(
+        ctx, (pos, query, grad), (waves, table), of_pos, of_query, None, of_waves, of_table
+    )
     return to_pos, to_query, to_waves, to_table, to_grad, None
 
 

@@ -142,8 +142,7 @@ class EuclideanNetwork(ExactTables):
         """Rows (rows, T) and positions (3, T) relative to the mean of their cloud, to rows (rows, T)."""
         options, heads = self.options, self.options.heads
         self._warn_of_wide_clouds(pos, sequences)
-        highest = options.max_frequency / options.max_radius
-        frequencies = self.frequencies.clamp(0, highest) if options.learn_frequencies else self.frequencies[None]
+        frequencies = self._bounded_frequencies() if options.learn_frequencies else self.frequencies[None]
         parts = [part for irrep, part in zip(self.inside, split_rows(x, self.inside), strict=True) if irrep.channels]
         scores = [part.unflatten(1, (2, heads, -1, 2)).movedim(0, 4) for part in self.query_key(parts)]
         query, key = torch.cat(scores, 4).unbind(0)
@@ -158,6 +157,12 @@ class EuclideanNetwork(ExactTables):
         found = zip(out.split(own, 1), self.product.outside, strict=True)
         merged = self.out([x.unflatten(1, (irrep.size, -1)).transpose(0, 1).flatten(1, 2) for x, irrep in found])
         return torch.cat([part.flatten(0, 1) for part in merged])
+
+    def _bounded_frequencies(self) -> Tensor:
+        """What was learned, reflected at 0 and at the highest that the promise holds for: no gradient ends there."""
+        highest = self.options.max_frequency / self.options.max_radius
+        wound = self.frequencies.remainder(2 * highest)
+        return torch.where(wound <= highest, wound, 2 * highest - wound)
 
     def _warn_of_wide_clouds(self, pos: Tensor, sequences: Sequences) -> None:
         """Warn once of clouds wider than the promise holds for; their width is found up to a tenth."""

@@ -154,7 +154,7 @@ class HarmonicProduct(ExactTables):
                 continue
             size, wide = self.inside[a].size, self.outside[b].size
             x = parts[a].unflatten(-1, (size, -1))
-            matrix = (harmonics @ getattr(self, f"coupling_{n}")).unflatten(-1, (size, wide)).mT
+            matrix = (harmonics[..., None] * getattr(self, f"coupling_{n}")).sum(-2).unflatten(-1, (size, wide)).mT
             first = size < wide  # whichever way has fewer components to mix
             x = _apply(matrix, _mix(x, self.weights[n]) if first else x)
             x = x if first else _mix(x, self.weights[n])
