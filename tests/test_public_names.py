@@ -16,21 +16,21 @@ PLACES = {
     "tg_equiattn.grids": "Neighbourhood PixelGrid transform_grid",
     "tg_equiattn.neighbours": "Neighbours near_pairs",
     "tg_equiattn.encodings": "AbsoluteEncoding AxialEncoding FullEncoding JointEncoding OffsetMLP OffsetTable "
-    "SinusoidEncoding relation_index rotated_offsets",
+    "SinusoidEncoding direction_rule relation_index rotated_offsets solid_harmonics spherical_bessel",
     "tg_equiattn.sequences": "Sequences",
     "tg_equiattn.orders": "radial_order",
     "tg_equiattn.testing": "TOLERANCE act equivariance_error off_lattice_errors",
-    "tg_equiattn.functional": "clipped_attention geometric_product group_attention lifting_attention linear_attention "
-    "bilinear_long_conv orthogonal_projection scalar_long_conv softmax_features sum_aggregation vector_attention "
-    "vector_long_conv window_attention",
-    "tg_equiattn.nn": "CliffordMLP GEViT GlobalPooling GroupAttention GroupAttentionBlock GroupPooling "
-    "LiftingAttention PerformerAttention PerformerBlock PixelEmbedding Pointwise RandomFeatures RegularBatchNorm "
-    "RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena SE3HyenaOperator SpatialCrop SpatialMaxPool "
-    "VectorSelfAttention VectorTransformer",
+    "tg_equiattn.functional": "clipped_attention euclidean_fast_attention geometric_product group_attention "
+    "lifting_attention linear_attention bilinear_long_conv orthogonal_projection scalar_long_conv softmax_features "
+    "sum_aggregation vector_attention vector_long_conv window_attention",
+    "tg_equiattn.nn": "CliffordMLP EuclideanFastAttention GEViT GlobalPooling GroupAttention GroupAttentionBlock "
+    "GroupPooling LiftingAttention PerformerAttention PerformerBlock PixelEmbedding Pointwise "
+    "RandomFeatures RegularBatchNorm RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena "
+    "SE3HyenaOperator SpatialCrop SpatialMaxPool VectorSelfAttention VectorTransformer",
     "tg_equiattn.integrations.escnn": "GEViT R2AttentionBlock R2GroupAttention R2LiftingAttention "
     "R2RegularGlobalNorm R2RegularLayerNorm group_from_gspace",
     "tg_equiattn.integrations.pyg": "PixelGraph PixelGraphClassifier RelativePerformerBlock RelativePerformerConv",
-    "tg_equiattn.integrations.e3nn": "CliffordMLP LongTensorProduct SE3Hyena SE3HyenaOperator "
+    "tg_equiattn.integrations.e3nn": "CliffordMLP EuclideanFastAttention LongTensorProduct SE3Hyena SE3HyenaOperator "
     "TensorProductHyenaOperator VectorSelfAttention",
 }
 

@@ -8,8 +8,8 @@ from small_groups import GROUPS
 from space import motion, move
 from torch import nn
 
-from tg_equiattn.encodings import rotated_offsets
-from tg_equiattn.functional import scalar_long_conv, vector_attention, vector_long_conv
+from tg_equiattn.encodings import direction_rule, rotated_offsets
+from tg_equiattn.functional import euclidean_fast_attention, scalar_long_conv, vector_attention, vector_long_conv
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention, LiftingAttention
@@ -124,7 +124,29 @@ def test_long_convolutions_have_no_products_to_round(mode):
             assert torch.equal(conv(q, k, mode=mode), wanted)
 
 
-@pytest.mark.parametrize("name", ["geometric_product", "LongTensorProduct", "SE3HyenaOperator", "linear_attention"])
+def test_phases_of_plane_waves():
+    """Far apart and at a high frequency a rounded position would turn a wave by radians."""
+    query = torch.ones(2, 1, 1, 2, 1)
+    pos, frequencies = torch.tensor([[0.0, 0.0, 0.0], [2.71828, -1.41421, 3.14159]]), torch.tensor([1e4])
+    operands = query, query, torch.ones(2, 1, 1), pos, frequencies, direction_rule(1.0, 0)
+    rule = tuple(t.float() for t in operands[-1])
+    wanted = euclidean_fast_attention(*operands[:-1], rule, method="directions")
+    with Tf32():
+        got = euclidean_fast_attention(*operands[:-1], rule, method="directions")
+    assert relative(got, wanted) < 2e-3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "geometric_product",
+        "LongTensorProduct",
+        "SE3HyenaOperator",
+        "linear_attention",
+        "EuclideanFastAttention",
+        "EuclideanFastAttention directions",
+    ],
+)
 def test_features_round_as_features_do(name):
     pytest.importorskip(CASES[name].host)
     module, inputs = CASES[name].build(torch.float32)

@@ -27,9 +27,9 @@ from typing import ClassVar, Literal
 import matplotlib
 import numpy as np
 import torch
+from baselines.message_passing import HIDDEN, MessagePassing
 from data.charged_particles import cached, linear_error
 from e3nn import o3
-from e3nn.nn import FullyConnectedNet, Gate
 from e3nn.util.test import equivariance_error
 from harness import study
 from harness.checkpoints import load
@@ -45,7 +45,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 SEED, STEPS = 44, 1000  # of the data, which do not depend on the seed of training
-HIDDEN = o3.Irreps("16x0e + 8x1o")
 OPERATORS: dict[str, Callable[[str], nn.Module | None]] = {
     "none": lambda order: None,
     "SE3HyenaOperator": lambda order: SE3HyenaOperator(HIDDEN, HIDDEN, order=order),
@@ -96,32 +95,6 @@ PRESETS = {
     "study": MixedModelSettings(task="chain", seeds=(0, 1, 2), epochs=40, results=study.committed("e3nn_mixed_model")),
     "full": MixedModelSettings(particles=40, train=2000, epochs=60),
 }
-
-
-class MessagePassing(nn.Module):
-    """Tensor products with spherical harmonics of the edge, weights from its length, a mean, and a Gate."""
-
-    def __init__(self, irreps_in: o3.Irreps, radius: float) -> None:
-        super().__init__()
-        self.radius, self.harmonics = radius, o3.Irreps("0e + 1o + 2e")
-        scalars, gated = o3.Irreps("16x0e"), o3.Irreps("8x1o")
-        self.gate = Gate(scalars, [torch.nn.functional.silu], "8x0e", [torch.sigmoid], gated)
-        self.self_connection = o3.Linear(irreps_in, self.gate.irreps_in)
-        self.product = o3.FullyConnectedTensorProduct(
-            irreps_in, self.harmonics, self.gate.irreps_in, shared_weights=False
-        )
-        self.weights = FullyConnectedNet([8, 32, self.product.weight_numel], torch.nn.functional.silu)
-
-    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor) -> Tensor:
-        source, target = edge_index
-        edge = pos[source] - pos[target]
-        bumps = torch.linspace(0, self.radius, 8, dtype=x.dtype, device=x.device)
-        radial = (-((edge.norm(dim=1)[:, None] - bumps) * 4 / self.radius).square()).exp()
-        harmonics = o3.spherical_harmonics(self.harmonics, edge, normalize=True, normalization="component")
-        messages = self.product(x[source], harmonics, self.weights(radial))
-        degree = torch.zeros_like(x[:, 0]).index_add_(0, target, torch.ones_like(x[source, 0])).clamp(min=1)
-        mean = torch.zeros_like(messages[:1]).expand(len(x), -1).index_add(0, target, messages) / degree[:, None]
-        return self.gate(self.self_connection(x) + mean)
 
 
 class MixedModel(nn.Module):

@@ -1,16 +1,19 @@
-"""Global geometric context as e3nn modules: SE(3)-Hyena and vector self-attention, on node features with irreps."""
+"""Global geometric context as e3nn modules: SE(3)-Hyena, vector self-attention and Euclidean fast attention, on node
+features with irreps."""
 
 from .._host import require
 
 require("e3nn", "e3nn")
 
 from .clifford import CliffordMLP  # noqa: E402
+from .euclidean_attention import EuclideanFastAttention  # noqa: E402
 from .long_tensor_product import LongTensorProduct  # noqa: E402
 from .operator import SE3Hyena, SE3HyenaOperator, VectorSelfAttention  # noqa: E402
 from .tensor_product_hyena import TensorProductHyenaOperator  # noqa: E402
 
 __all__ = [
     "CliffordMLP",
+    "EuclideanFastAttention",
     "LongTensorProduct",
     "SE3Hyena",
     "SE3HyenaOperator",

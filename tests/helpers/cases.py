@@ -204,6 +204,11 @@ def linear(**options):
     return call
 
 
+def euclidean(query, key, value, pos, frequencies, directions=None, weights=None, **more):
+    rule = None if directions is None else (directions, weights)
+    return F.euclidean_fast_attention(query, key, value, pos, frequencies, rule, **more)
+
+
 QKV = {"query": (3, 2, 13, 5), "key": (3, 2, 13, 5), "value": (3, 2, 13, 7), "projection": (11, 5)}
 FLAT = {"query": (25, 2, 5), "key": (25, 2, 5), "value": (25, 2, 7), "projection": (11, 5)}
 SCALARS = {"q": (3, 11, 2), "k": (3, 11, 2)}
@@ -227,6 +232,14 @@ CORE = {
         mask=lambda: torch.rand(1, 35) < 0.7,
     ),
     "window_attention": Case(lambda: Call(window), window_inputs),
+    "euclidean_fast_attention": function(
+        lambda **t: euclidean(**t, lmax=1, method="directions"), query=(2, 11, 2, 3, 2, 1), key=(2, 11, 2, 3, 2, 1),
+        value=(2, 11, 2, 5), pos=(2, 11, 3), frequencies=(2, 3), directions=(7, 3), weights=(7,),
+    ),
+    "euclidean_fast_attention pairs": function(
+        lambda **t: euclidean(**t, lmax=2, batch_size=len(RAGGED), max_num_nodes=17), query=(25, 1, 3, 2, 3),
+        key=(25, 1, 3, 2, 3), value=(25, 1, 5), pos=(25, 3), frequencies=(3,), batch=flat_batch(RAGGED),
+    ),
     "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
     "sum_aggregation": function(
         lambda value: F.sum_aggregation(value, GRID.neighbours(1, value.device).bins(3))[:-1], value=(35, 5)
@@ -306,6 +319,13 @@ CORE = {
     "SE3Hyena local": tokens(lambda: layers.SE3Hyena(S, V, depth=1, **LOCAL, **SMALL), edges=True),
     "VectorSelfAttention": tokens(lambda: layers.VectorSelfAttention(S, V)),
     "VectorSelfAttention local": tokens(lambda: layers.VectorSelfAttention(S, V, **LOCAL), flat=True, edges=True),
+    "EuclideanFastAttention": tokens(lambda: layers.EuclideanFastAttention(S, V, max_radius=10.0)),
+    "EuclideanFastAttention directions": tokens(
+        lambda: layers.EuclideanFastAttention(
+            S, V, max_radius=10.0, method="directions", heads=2, qk_channels=4, learn_frequencies=True, error=1e-3
+        ),
+        flat=True,
+    ),
     "VectorTransformer": tokens(lambda: layers.VectorTransformer(S, V, 0, 1, depth=1, pool="mean", **SMALL)),
     "VectorTransformer flat": tokens(lambda: layers.VectorTransformer(S, V, depth=1, **SMALL), flat=True),
 }  # fmt: skip
@@ -419,6 +439,12 @@ CASES = {
     "e3nn SE3Hyena": on_irreps("SE3Hyena", irreps_out=OUT, irreps_hidden="2x0e+3x1o+2x1e+1x0o", depth=1, pool="mean"),
     "e3nn VectorSelfAttention": on_irreps("VectorSelfAttention", irreps_out=OUT),
     "e3nn VectorSelfAttention local": on_irreps("VectorSelfAttention", irreps_out=OUT, **LOCAL),
+    "e3nn EuclideanFastAttention": on_irreps(
+        "EuclideanFastAttention", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1e", max_radius=10.0, qk_channels=4, qk_lmax=1
+    ),
+    "e3nn EuclideanFastAttention directions": on_irreps(
+        "EuclideanFastAttention", irreps_out=OUT, max_radius=10.0, qk_channels=4, reduce="mean", method="directions"
+    ),
     "TensorProductHyenaOperator": on_irreps(
         "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", permuted=True
     ),

@@ -1,5 +1,6 @@
 """Positional encodings of all families: of offsets, distances, directions and group elements."""
 
+from .directions import direction_rule
 from .group import (
     ENCODINGS,
     RELATIONS,
@@ -10,6 +11,7 @@ from .group import (
     relation_index,
     rotated_offsets,
 )
+from .harmonics import solid_harmonics, spherical_bessel
 from .locality import CONTENT, Locality, starting_places
 from .positions import AbsoluteEncoding, OffsetMLP, OffsetTable, SinusoidEncoding
 
@@ -25,8 +27,11 @@ __all__ = [
     "OffsetMLP",
     "OffsetTable",
     "SinusoidEncoding",
+    "direction_rule",
     "make_encoding",
     "relation_index",
     "rotated_offsets",
+    "solid_harmonics",
+    "spherical_bessel",
     "starting_places",
 ]

@@ -4,6 +4,7 @@ from .group import group_attention, lifting_attention
 from .hyena import bilinear_long_conv, geometric_product, scalar_long_conv, vector_attention, vector_long_conv
 from .linear import (
     clipped_attention,
+    euclidean_fast_attention,
     linear_attention,
     orthogonal_projection,
     softmax_features,
@@ -14,6 +15,7 @@ from .linear import (
 __all__ = [
     "bilinear_long_conv",
     "clipped_attention",
+    "euclidean_fast_attention",
     "geometric_product",
     "group_attention",
     "lifting_attention",

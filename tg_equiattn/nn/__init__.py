@@ -16,6 +16,7 @@ from .group import (
 )
 from .hyena import CliffordMLP, SE3Hyena, SE3HyenaOperator, VectorSelfAttention, VectorTransformer
 from .linear import (
+    EuclideanFastAttention,
     MeanReadout,
     PerformerAttention,
     PerformerBlock,
@@ -26,6 +27,7 @@ from .linear import (
 
 __all__ = [
     "CliffordMLP",
+    "EuclideanFastAttention",
     "GEViT",
     "GlobalPooling",
     "GroupAttention",

@@ -2,11 +2,13 @@
 
 from .attention import linear_attention
 from .clipped import clipped_attention, sum_aggregation
+from .euclidean_attention import euclidean_fast_attention
 from .random_features import orthogonal_projection, softmax_features
 from .window import window_attention
 
 __all__ = [
     "clipped_attention",
+    "euclidean_fast_attention",
     "linear_attention",
     "orthogonal_projection",
     "softmax_features",

@@ -1,0 +1,243 @@
+"""Potentials, fields and forces of charges far apart: what a global operator adds to message passing of short range.
+
+Neutral clouds of soft charges in an open box (data/soft_charges.py). The model embeds the charges by an e3nn Linear,
+passes messages between points nearer than a cutoff, adds an operator with global context, passes messages again and
+reads out. The operator is Euclidean fast attention, SE(3)-Hyena in radial order, vector self-attention, or none; with
+"all pairs" the second layer of messages has no cutoff, which is what the others are to come close to. Two tasks:
+
+fields   every point's potential and field, as shares of their variance
+forces   the cloud's energy; forces are its derivatives, and learned from too
+
+Each model is also tested on larger boxes of the same density.
+
+    python examples/studies/long_range.py                    # minutes on two cores
+    python examples/studies/long_range.py --task forces
+    python examples/studies/long_range.py --train 4096 --epochs 200 --device cuda
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from baselines.message_passing import HIDDEN, MessagePassing
+from data.soft_charges import Clouds, soft_charges
+from e3nn import o3
+from harness import study
+from harness.figures import points
+from harness.loading import tensor_batches
+from harness.results import Row
+from harness.settings import Settings
+from harness.tables import grouped, markdown, mean_and_spread
+from harness.training import Outcome, Regressor, fit
+from tg_equiattn.integrations.e3nn import EuclideanFastAttention, SE3HyenaOperator, VectorSelfAttention
+from torch import Tensor, nn
+
+SEED = 45  # of the data, which do not depend on the seed of training
+Operator = Literal["none", "EuclideanFastAttention", "SE3HyenaOperator", "VectorSelfAttention", "all pairs"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LongRange(Settings):
+    """Settings of this example."""
+
+    STUDY: ClassVar[str] = "long_range"
+    SWEEP: ClassVar[tuple[str, ...]] = ("task", "operators", "max_frequency", "seeds")
+
+    task: tuple[Literal["fields", "forces"], ...] = ("fields",)
+    """what is learned"""
+    operators: tuple[Operator, ...] = Operator.__args__
+    """the global context between the two layers of messages"""
+    max_frequency: tuple[float, ...] = (2.5 * math.pi,)
+    """of Euclidean fast attention's waves: radians over the diagonal of the larger box"""
+    charges: int = 48
+    """in every box, an even number"""
+    side: float = 8.0
+    """of the box"""
+    softness: float = 0.5
+    """s in 1 / sqrt(r^2 + s^2)"""
+    cutoff: float = 2.0
+    """up to which distance messages pass"""
+    larger: float = 1.26
+    """sides of the larger boxes, in those of the smaller; its cube times as many charges"""
+    train: int = 512
+    """boxes to train on; a quarter as many each to choose the epoch, to test, and to test with larger ones"""
+    epochs: int = 30
+    batch: int = 16
+    learning_rate: float = 0.005
+
+    def check(self) -> None:
+        super().check()
+        for name in ("charges", "side", "softness", "cutoff", "larger", "train"):
+            self.positive(name)
+        if self.charges % 2:
+            raise ValueError(f"--charges must be even (clouds are neutral), got {self.charges}")
+        if self.train < 4:
+            raise ValueError(f"--train must be at least 4, got {self.train}")
+        if min(self.max_frequency) <= 0:
+            raise ValueError(f"--max-frequency must be positive, got {list(self.max_frequency)}")
+
+    def runs(self) -> Iterator[LongRange]:
+        """Only Euclidean fast attention has waves."""
+        seen = []
+        for run in super().runs():
+            if run.operators != ("EuclideanFastAttention",):
+                run = dataclasses.replace(run, max_frequency=self.max_frequency[:1])
+            if run not in seen:
+                seen.append(run)
+                yield run
+
+    @property
+    def diagonal(self) -> float:
+        """Of the larger box, and so the largest distance there is."""
+        return self.larger * self.side * math.sqrt(3)
+
+
+PRESETS = {
+    "quick": LongRange(train=8, charges=8, epochs=1, batch=4, max_frequency=(math.pi,)),
+    "study": LongRange(
+        task=("fields", "forces"), seeds=(0, 1, 2), epochs=50, results=study.committed("long_range")
+    ),
+}  # fmt: skip
+
+
+class Model(nn.Module):
+    """Linear, message passing, an operator with a residual, message passing, Linear."""
+
+    irreps_in = o3.Irreps("0e")
+
+    def __init__(self, settings: LongRange) -> None:
+        super().__init__()
+        (operator,), (task,), (frequency,) = settings.operators, settings.task, settings.max_frequency
+        far = settings.diagonal if operator == "all pairs" else settings.cutoff
+        operators: dict[str, Callable[[], nn.Module]] = {
+            "EuclideanFastAttention": lambda: EuclideanFastAttention(
+                HIDDEN, HIDDEN, max_radius=settings.diagonal, max_frequency=frequency
+            ),
+            "SE3HyenaOperator": lambda: SE3HyenaOperator(HIDDEN, HIDDEN, order="radial"),
+            "VectorSelfAttention": lambda: VectorSelfAttention(HIDDEN, HIDDEN),
+        }
+        self.irreps_out = o3.Irreps("0e + 1o" if task == "fields" else "0e")
+        self.radii = settings.cutoff, far
+        # Euclidean fast attention is a sum over all points
+        self.unit = settings.charges**0.5 if operator == "EuclideanFastAttention" else 1.0
+        self.embed = o3.Linear(self.irreps_in, HIDDEN)
+        self.first = MessagePassing(HIDDEN, settings.cutoff)
+        self.operator = operators[operator]() if operator in operators else None
+        self.second = MessagePassing(HIDDEN, far, 8 if far == settings.cutoff else 32)
+        self.out = o3.Linear(HIDDEN, self.irreps_out)
+
+    def forward(self, charges: Tensor, pos: Tensor) -> Tensor:
+        """Charges (B, N), positions (B, N, 3) -> irreps of every point, (B, N, dim)."""
+        batch = torch.arange(len(charges), device=charges.device).repeat_interleave(charges.shape[1])
+        near, far = (edges(pos, radius) for radius in self.radii)
+        flat = pos.flatten(0, 1)
+        x = self.first(self.embed(charges.flatten()[:, None]), flat, near)
+        if self.operator is not None:
+            x = x + self.operator(x, flat, batch) / self.unit
+        return self.out(self.second(x, flat, far)).unflatten(0, charges.shape)
+
+
+def edges(positions: Tensor, radius: float) -> Tensor:
+    """Pairs nearer than the radius of each box, (2, E)."""
+    count = positions.shape[1]
+    near = torch.cdist(positions.detach(), positions.detach()) < radius
+    box, i, j = (near & ~torch.eye(count, dtype=torch.bool, device=positions.device)).nonzero().T
+    return torch.stack([i, j]) + count * box
+
+
+def predict(model: Model, data: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Predicted and true targets of every point, in units of their spread: potential and field; or the energy of a
+    point's cloud, divided by the number of points, and the force."""
+    charges, positions, target = data
+    if model.irreps_out.dim == 4:
+        return model(charges, positions), target
+    with torch.inference_mode(False), torch.enable_grad():
+        positions = positions.clone().requires_grad_()
+        energy = model(charges.clone(), positions).sum((1, 2))
+        (slope,) = torch.autograd.grad(energy.sum(), positions, create_graph=model.training)
+    per_point = (energy / math.sqrt(charges.shape[1]))[:, None, None].expand(-1, charges.shape[1], 1)
+    return torch.cat([per_point, -slope], -1), target
+
+
+def clouds(settings: LongRange) -> list[Clouds]:
+    """Those to train on, to choose the epoch, to test on; and larger ones."""
+    counts = settings.train, settings.train // 4, settings.train // 4
+    every = soft_charges(sum(counts), settings.charges, settings.side, settings.softness, SEED)
+    more = 2 * round(settings.charges * settings.larger**3 / 2)
+    larger = soft_charges(counts[2], more, settings.larger * settings.side, settings.softness, SEED + 1)
+    return [*(Clouds(*part) for part in zip(*(x.split(counts) for x in every), strict=True)), larger]
+
+
+def tensors(part: Clouds, spreads: tuple[float, float], task: str) -> list[Tensor]:
+    """Charges, positions and targets in units of their spreads in training: a scalar and a vector of every point."""
+    if task == "fields":
+        scalars, vectors = part.potentials, part.fields
+    else:  # energies vary as the square root of the number of charges; their unit is that of forces, whose sum they are
+        count = part.charges.shape[1]
+        scalars, vectors = (part.energies / math.sqrt(count))[:, None].expand(-1, count), part.forces
+    target = torch.cat([scalars[..., None] / spreads[0], vectors / spreads[1]], -1)
+    return [part.charges.float(), part.positions.float(), target.float()]
+
+
+def spreads(part: Clouds, task: str) -> tuple[float, float]:
+    """Root mean squares of potential and field; energies and forces have one unit, or forces were no derivatives."""
+    of_vectors = float(part.fields.square().mean().sqrt())
+    return (float(part.potentials.std()), of_vectors) if task == "fields" else (of_vectors, of_vectors)
+
+
+def shares(model: Model, data: list[Tensor]) -> tuple[float, float]:
+    """Squared errors of the scalar and the vector, as shares of their variance."""
+    pairs = [predict(model, [x[n : n + 32] for x in data]) for n in range(0, len(data[0]), 32)]
+    out, target = (torch.cat([pair[n].detach() for pair in pairs]) for n in (0, 1))
+    error = (out - target).square()
+    scalar = error[..., 0].mean() / target[..., 0].var()
+    return float(scalar), float(error[..., 1:].mean() / target[..., 1:].square().mean())
+
+
+def train(settings: LongRange) -> Outcome:
+    """One model, trained and tested, on larger boxes too."""
+    (task,) = settings.task
+    parts = clouds(settings)
+    units = spreads(parts[0], task)
+    data = [tensors(part, units, task) for part in parts]
+    training = tensor_batches(data[0], settings.batch, settings.seed, device=settings.data_device)
+    held_out = [tensor_batches(part, 32, device=settings.data_device) for part in data[1:3]]
+    learner = Regressor(Model(settings), predict, settings)
+    outcome = fit(learner, training, *held_out)
+    model = learner.model.cpu()
+    outcome.more["same"], outcome.more["larger"] = shares(model, data[2]), shares(model, data[3])
+    return outcome
+
+
+def table(rows: list[Row]) -> str:
+    """Shares of the variance that remain, in boxes as in training and in larger ones."""
+    lines = []
+    for (task, name, frequency), group in grouped(rows, "task", "operators", "max_frequency").items():
+        waves = f", {frequency / math.pi:.3g} pi" if name == "EuclideanFastAttention" else ""
+        shown = [(boxes, part) for boxes in ("same", "larger") for part in (0, 1)]
+        cells = [mean_and_spread((row.more[boxes][part] for row in group), 3) for boxes, part in shown]
+        seconds = np.mean([row.seconds for row in group])
+        lines.append([task, name + waves, *cells, f"{group[0].parameters:,}", f"{seconds:.0f}"])
+    what = [f"{part}{boxes}" for boxes in ("", ", larger boxes") for part in ("potential or energy", "field or force")]
+    return markdown(["task", "global context", *what, "parameters", "seconds"], lines)
+
+
+def report(rows: list[Row], folder: Path) -> dict[str, str]:
+    """The table, and its figure."""
+    columns: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        column = columns.setdefault(row.setting("operators"), {})
+        for boxes in ("same", "larger"):
+            column.setdefault(f"{row.setting('task')}, {boxes} boxes", []).append(row.more[boxes][1])
+    points(columns, folder / "errors.png", "field or force: share of the variance", "global context", "task", "log")
+    return {"errors": table(rows)}
+
+
+if __name__ == "__main__":
+    study.main(LongRange(), PRESETS, __doc__, train, report)

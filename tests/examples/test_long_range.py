@@ -1,0 +1,83 @@
+"""Clouds of soft charges, and the study of what a global operator adds to messages of short range."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from running import rows_of, run_here
+
+
+def test_soft_charges():
+    """Sums over pairs, forces as derivatives of energies, neutral clouds in their box, the same ones every time."""
+    from data.soft_charges import soft_charges
+
+    clouds = soft_charges(3, 6, side=4.0, softness=0.5, seed=1)
+    assert (clouds.charges.sum(1) == 0).all()
+    assert clouds.positions.min() >= 0
+    assert 2 < clouds.positions.max() <= 4
+    charges, positions = clouds.charges[1], clouds.positions[1].clone().requires_grad_()
+    energy = torch.zeros((), dtype=torch.float64)
+    for i in range(6):
+        others = [j for j in range(6) if j != i]
+        apart = [math.dist(positions[i].tolist(), positions[j].tolist()) for j in others]
+        potential = sum(float(charges[j]) / math.sqrt(r * r + 0.25) for j, r in zip(others, apart, strict=True))
+        assert float(clouds.potentials[1, i]) == pytest.approx(potential, rel=1e-12)
+        for j in others:
+            energy = energy + charges[i] * charges[j] / ((positions[i] - positions[j]).square().sum() + 0.25).sqrt() / 2
+    assert float(clouds.energies[1]) == pytest.approx(energy.item(), rel=1e-12)
+    (slope,) = torch.autograd.grad(energy, positions)
+    torch.testing.assert_close(clouds.forces[1], -slope, rtol=0, atol=1e-12)
+    again = soft_charges(3, 6, side=4.0, softness=0.5, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(clouds, again, strict=True))
+
+
+@pytest.mark.parametrize("task", ["fields", "forces"])
+@pytest.mark.parametrize("operator", ["none", "EuclideanFastAttention", "all pairs"])
+def test_what_reaches_far(task, operator):
+    """Without a global operator a far charge changes nothing; with one it does. Forces are derivatives, and turn with
+    the cloud."""
+    from e3nn import o3
+    from long_range import PRESETS, Model, predict
+
+    torch.manual_seed(0)
+    settings = dataclasses.replace(PRESETS["quick"], task=(task,), operators=(operator,))
+    model = Model(settings).eval()
+    charges = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
+    positions = torch.tensor([[[0.0, 0, 0], [1.0, 0.5, 0], [7.0, 7.0, 7.0], [6.5, 7.0, 6.0]]])
+    data = [charges, positions, torch.zeros(1, 4, 4)]
+    out, _ = predict(model, data)
+    changed, _ = predict(model, [torch.tensor([[1.0, -1.0, -1.0, 1.0]]), *data[1:]])
+    apart = (changed - out)[:, :2, 1:].abs().max()
+    assert apart == 0 if operator == "none" else apart > 1e-4
+    turn = o3.rand_matrix()
+    turned, _ = predict(model, [charges, positions @ turn.T, data[2]])
+    torch.testing.assert_close(turned[..., 1:], out[..., 1:] @ turn.T, rtol=0, atol=1e-4)
+
+
+def test_runs_and_bad_settings():
+    from long_range import LongRange
+
+    runs = list(LongRange(max_frequency=(3.0, 6.0)).runs())
+    assert len(runs) == 4 + 2  # only Euclidean fast attention has waves
+    for wrong, message in [
+        ({"charges": 7}, "--charges must be even"),
+        ({"train": 2}, "--train must be at least 4"),
+        ({"max_frequency": (0.0,)}, "--max-frequency must be positive"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            LongRange(**wrong).check()
+
+
+@pytest.mark.slow
+def test_the_study(tmp_path):
+    result = run_here("studies/long_range.py", "--quick", "--operators", "none", "EuclideanFastAttention",
+                      "--task", "fields", "forces", "--no-progress", "--output", tmp_path)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    rows, folder = rows_of(tmp_path, "long_range"), tmp_path / "long_range"
+    assert len(rows) == 4
+    for row in rows:
+        assert all(math.isfinite(x) and x > 0 for boxes in ("same", "larger") for x in row.more[boxes])
+    text = (folder / "errors.md").read_text()
+    assert text.count("EuclideanFastAttention, 1 pi") == 2
+    assert (folder / "errors.png").stat().st_size > 5000

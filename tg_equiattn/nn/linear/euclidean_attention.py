@@ -1,0 +1,150 @@
+"""Euclidean fast attention of scalars and vectors."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from ...sequences import Sequences
+from ..hyena.graded_network import GradedNetwork
+from ..hyena.grades import Grades, grades_of_channels
+from ..hyena.local_context import Edges
+from ..hyena.scalar_vector_module import ScalarVectorModule
+from ..hyena.shell import TokenShell
+from .euclidean_network import EuclideanNetwork, EuclideanOptions
+from .spherical_features import Irrep, gaunt_coupling
+
+
+class _EuclideanOperator(GradedNetwork):
+    """Of scalars and polar vectors."""
+
+    def __init__(self, inside: Grades, outside: Grades, options: EuclideanOptions) -> None:
+        super().__init__(inside, outside)
+        given, wanted = ((Irrep(0, 1, x.scalars), Irrep(1, -1, x.vectors)) for x in (inside, outside))
+        self.attention = EuclideanNetwork(given, wanted, gaunt_coupling, options, _name)
+
+    @property
+    def reference_parameter(self) -> Tensor:
+        return self.attention.reference_parameter
+
+    def shell(self, order: str, out_name: str) -> TokenShell:
+        return TokenShell(order, invariants=(), needs_positions=True)
+
+    def forward(self, x: Tensor, pos: Tensor, sequences: Sequences, edges: Edges | None = None) -> Tensor:
+        return self.attention(x, pos, sequences)
+
+
+def _name(irrep: Irrep) -> str:
+    return ("out_scalars", "out_vectors")[irrep.degree]
+
+
+class EuclideanFastAttention(ScalarVectorModule):
+    r"""Equivariant attention of point clouds without an order, in time linear in the number of points.
+
+    Query and key are linear maps of the scalars, in pairs of channels of one frequency; values of scalars and vectors.
+    With :math:`r = x_i - x_j`, spherical Bessel functions j and harmonics Y, and a linear map W of their products with
+    values to scalars and vectors,
+
+    .. math:: \mathrm{out}_i = \frac{1}{\sqrt d} \sum_j \sum_{c, l} a^{c l}_{ij}\, j_l(\omega_c |r|)\;
+        W \big[ v_j \otimes Y_l(r) \big]
+
+    with :math:`a` plus or minus :math:`\langle q_i, k_j \rangle_c` for even l and
+    :math:`(q^1_i k^2_j - q^2_i k^1_j)_c` for odd l; see :func:`tg_equiattn.functional.euclidean_fast_attention`. Large
+    clouds go through plane waves averaged over directions, small ones over all pairs.
+
+    The output is attention alone, without a residual connection. With ``reduce="sum"`` it is extensive, and grows with
+    the number of points of a cloud; with ``"mean"`` it is divided by that. Under autocast it is computed and returned
+    in float32. Equivariant to rotations, reflections, translations and permutations, smooth in positions, and with
+    derivatives of any order: it is for energies and forces. By pairs this is exact, by directions within ``error``
+    between points no farther apart than ``max_radius``; a wider cloud is warned of, once.
+
+    Args:
+        scalar_channels, vector_channels: of the input.
+        max_radius: the largest distance of two points of a cloud, in the unit of positions.
+        max_frequency: phase of the highest frequency at ``max_radius``, in radians; frequencies are spaced evenly from
+            0. More resolves shorter distances, and takes more directions: 86 for pi, 110 for 2 pi, 302 for 4 pi.
+        out_scalars, out_vectors: of the output; ``None`` means those of the input.
+        heads: of attention. Each has queries and keys of its own, and a share of the values.
+        qk_channels: of a head's query and key, even; time is proportional to it.
+        qk_lmax: 1 lets vectors have queries and keys, too, contracted in their inner product.
+        lmax: the highest degree of harmonics. 0 lets scalars and vectors be found by distance alone.
+        learn_frequencies: whether each head learns its own, within 0 and the highest.
+        reduce: ``"sum"`` or ``"mean"``.
+        method: ``"directions"``, ``"pairs"``, or ``"auto"``: pairs for clouds of fewer than 64 points (counted with
+            padding where there is any).
+        error: what is promised of the kernels by directions, relative to the largest value of each.
+        backend: ``"plain"`` for sums with all features in memory; ``"auto"`` and ``"torch"`` for streamed operators.
+
+    Shapes:
+        ``(B, N, S)``, ``(B, N, V, 3)`` and positions ``(B, N, 3)``, or flat ``(T, S)``, ``(T, V, 3)`` and ``(T, 3)``
+        with ``batch``, to scalars and vectors again.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Source: Frank, Chmiela, Müller and Unke, Euclidean Fast Attention (arXiv 2412.08541).
+
+    Example:
+        >>> import torch
+        >>> attention = EuclideanFastAttention(8, 4, max_radius=2.0)
+        >>> pos = torch.rand(2, 101, 3)
+        >>> scalars, vectors = attention(torch.randn(2, 101, 8), torch.randn(2, 101, 4, 3), pos=pos)
+        >>> scalars.shape, vectors.shape
+        (torch.Size([2, 101, 8]), torch.Size([2, 101, 4, 3]))
+    """
+
+    def __init__(
+        self,
+        scalar_channels: int,
+        vector_channels: int,
+        *,
+        max_radius: float,
+        max_frequency: float = math.pi,
+        out_scalars: int | None = None,
+        out_vectors: int | None = None,
+        heads: int = 1,
+        qk_channels: int = 16,
+        qk_lmax: int = 0,
+        lmax: int = 1,
+        learn_frequencies: bool = False,
+        reduce: str = "sum",
+        method: str = "auto",
+        error: float = 1e-6,
+        backend: str = "auto",
+    ) -> None:
+        inside, outside, _ = grades_of_channels(
+            scalar_channels, vector_channels, (out_scalars, out_vectors), (None, None)
+        )
+        options = EuclideanOptions(
+            max_radius=max_radius, max_frequency=max_frequency, heads=heads, qk_channels=qk_channels, qk_lmax=qk_lmax,
+            lmax=lmax, learn_frequencies=learn_frequencies, reduce=reduce, method=method, error=error, backend=backend,
+        )  # fmt: skip
+        super().__init__(_EuclideanOperator(inside, outside, options))
+
+    def forward(  # type: ignore[override]
+        self,
+        scalars: Tensor | None,
+        vectors: Tensor | None,
+        lengths: Tensor | None = None,
+        *,
+        pos: Tensor,
+        batch: Tensor | None = None,
+        batch_size: int | None = None,
+        max_num_nodes: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Scalars and vectors of the points.
+
+        Args:
+            scalars: ``(B, N, S)``, or flat ``(T, S)``; ``None`` where there are no scalar channels.
+            vectors: ``(B, N, V, 3)``, or flat ``(T, V, 3)``; ``None`` where there are no vector channels.
+            lengths: int64 ``(B,)``, the own length of each cloud; what lies beyond is never read, and zero.
+            pos: ``(B, N, 3)`` or ``(T, 3)``, relative to the mean of their cloud. Give large coordinates in float64,
+                whatever the features are.
+            batch: sorted int64 ``(T,)``, the cloud of each flat point; ``None`` means one.
+            batch_size, max_num_nodes: number of flat clouds and a bound of their sizes, read from ``batch`` where not
+                given, which torch.compile cannot.
+        """
+        return super().forward(
+            scalars, vectors, lengths, batch=batch, pos=pos, batch_size=batch_size, max_num_nodes=max_num_nodes
+        )

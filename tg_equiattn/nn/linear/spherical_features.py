@@ -1,0 +1,184 @@
+"""Features that turn with space by degree and parity, how rows hold them, and their products with harmonics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...encodings.harmonics import solid_harmonics
+from ...encodings.lebedev import DEGREES, lebedev_rule
+from ...kept import ordinary_tensors
+from ..exact_tables import ExactTables
+
+Coupling = Callable[[int, int, int], Tensor]
+
+
+class Irrep(NamedTuple):
+    """Channels of one degree l and parity; in rows, the 2 l + 1 components in turn, each of all channels."""
+
+    degree: int
+    parity: int
+    channels: int
+
+    @property
+    def size(self) -> int:
+        """Components of a channel."""
+        return 2 * self.degree + 1
+
+    @property
+    def rows(self) -> int:
+        return self.size * self.channels
+
+    def with_channels(self, channels: int) -> Irrep:
+        return self._replace(channels=channels)
+
+
+def split_rows(x: Tensor, irreps: Sequence[Irrep]) -> list[Tensor]:
+    """Rows (sum of rows, T) to one tensor (2 l + 1, channels, T) an irrep."""
+    parts = x.split([irrep.rows for irrep in irreps])
+    return [part.unflatten(0, (irrep.size, irrep.channels)) for irrep, part in zip(irreps, parts, strict=True)]
+
+
+class IrrepLinear(nn.Module):
+    """Mix the channels of each irrep by a matrix; invariants may have a bias.
+
+    Args:
+        inside, outside: features of a node, each degree and parity once. What has no counterpart inside is zero, but
+            for its bias.
+        bias: whether invariants have one, normally distributed at the start.
+    """
+
+    def __init__(self, inside: Sequence[Irrep], outside: Sequence[Irrep], bias: bool = False) -> None:
+        super().__init__()
+        self.inside, self.outside = tuple(inside), tuple(outside)
+        channels = {irrep[:2]: irrep.channels for irrep in inside}
+        self.weights = nn.ParameterList(
+            torch.empty(irrep.channels, channels.get(irrep[:2], 0)) for irrep in self.outside
+        )
+        biases = sum(irrep.channels for irrep in outside if irrep[:2] == (0, 1)) if bias else 0
+        self.bias = nn.Parameter(torch.empty(biases)) if biases else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal with the variance that keeps that of the features; biases with variance 1."""
+        for weight in self.weights:
+            nn.init.normal_(weight, std=max(1, weight.shape[1]) ** -0.5)
+        if self.bias is not None:
+            nn.init.normal_(self.bias)
+
+    def forward(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Parts (2 l + 1, channels, T) of the irreps inside to those of the irreps outside."""
+        given = {irrep[:2]: part for irrep, part in zip(self.inside, parts, strict=True)}
+        out = []
+        for irrep, weight in zip(self.outside, self.weights, strict=True):
+            x = given.get(irrep[:2])
+            x = parts[0].new_zeros(irrep.size, 0, parts[0].shape[-1]) if x is None else x
+            x = weight @ x
+            if self.bias is not None and irrep[:2] == (0, 1):
+                x = x + self.bias[:, None]
+            out.append(x)
+        return out
+
+
+def gaunt_coupling(first: int, second: int, out: int) -> Tensor:
+    """Of degrees whose sum is even, the components (2 l + 1, 2 l' + 1, 2 l'' + 1) of their only invariant product, of
+    norm 1: the mean of three harmonics over the sphere."""
+    with ordinary_tensors():
+        enough = next(degree for degree in DEGREES if degree >= first + second + out)
+        points, weights = lebedev_rule(enough)
+        harmonics = solid_harmonics(points, max(first, second, out))
+        a, b, c = (harmonics[:, n**2 : (n + 1) ** 2] for n in (first, second, out))
+        mean = torch.einsum("m,ma,mb,mc->abc", weights, a, b, c)
+        return mean / mean.norm()
+
+
+class HarmonicProduct(ExactTables):
+    r"""Products of features with spherical harmonics, mixed by weights: a bilinear, equivariant map of each head.
+
+    .. math:: \mathrm{out}^{c'}_{m'} = \sum_{\text{paths}} \sum_{c, m, n} w_{c c'}\,
+        \sqrt{2 l'' + 1}\, C_{m n m'}\, x^c_m\, Y_n
+
+    Args:
+        inside, outside: features of a head.
+        lmax: the highest degree of harmonics.
+        heads: H.
+        coupling: of three degrees, C, of norm 1.
+    """
+
+    def __init__(
+        self, inside: Sequence[Irrep], outside: Sequence[Irrep], lmax: int, heads: int, coupling: Coupling
+    ) -> None:
+        super().__init__()
+        self.inside, self.outside = tuple(inside), tuple(outside)
+        self.paths = [
+            (a, degree, b)
+            for a, first in enumerate(inside)
+            for degree in range(lmax + 1)
+            for b, out in enumerate(outside)
+            if abs(first.degree - degree) <= out.degree <= first.degree + degree
+            and first.parity * (-1) ** degree == out.parity and first.channels and out.channels
+        ]  # fmt: skip
+        for n, path in enumerate(self.paths):
+            self.add_table(f"coupling_{n}", self._matrix(coupling, *path))
+        self.weights = nn.ParameterList(
+            torch.empty(heads, inside[a].channels, outside[b].channels) for a, _, b in self.paths
+        )
+        self.reset_parameters()
+
+    def _matrix(self, coupling: Coupling, a: int, degree: int, b: int) -> Tensor:
+        """(2 l' + 1, (2 l + 1) (2 l'' + 1)): harmonics to matrices from components of one irrep to another's."""
+        first, out = self.inside[a], self.outside[b]
+        exact = coupling(first.degree, degree, out.degree).to(torch.float64) * math.sqrt(out.size)
+        return exact.permute(1, 0, 2).reshape(2 * degree + 1, -1)
+
+    def reset_parameters(self) -> None:
+        """Normal with the variance that keeps that of the features."""
+        for (_, _, b), weight in zip(self.paths, self.weights, strict=True):
+            into = sum(self.inside[a].channels for a, _, other in self.paths if other == b)
+            nn.init.normal_(weight, std=into**-0.5)
+
+    def missing(self) -> list[Irrep]:
+        """What no path leads to."""
+        return [out for b, out in enumerate(self.outside) if out.channels and all(b != path[2] for path in self.paths)]
+
+    def forward(self, features: Tensor, harmonics: Tensor, degree: int) -> Tensor:
+        """Features (..., H, V) and harmonics of one degree (..., 1, 2 l + 1), broadcast, to (..., H, E)."""
+        parts = features.split([irrep.rows for irrep in self.inside], -1)
+        out: list[Tensor | None] = [None] * len(self.outside)
+        for n, (a, path_degree, b) in enumerate(self.paths):
+            if path_degree != degree:
+                continue
+            size, wide = self.inside[a].size, self.outside[b].size
+            x = parts[a].unflatten(-1, (size, -1))
+            matrix = (harmonics[..., None] * getattr(self, f"coupling_{n}")).sum(-2).unflatten(-1, (size, wide)).mT
+            first = size < wide  # whichever way has fewer components to mix
+            x = _apply(matrix, _mix(x, self.weights[n]) if first else x)
+            x = x if first else _mix(x, self.weights[n])
+            previous = out[b]
+            out[b] = x if previous is None else previous + x
+        shape = torch.broadcast_shapes(features.shape[:-1], harmonics.shape[:-1])
+        return torch.cat(
+            [
+                features.new_zeros(*shape, irrep.rows) if x is None else x.flatten(-2).expand(*shape, -1)
+                for x, irrep in zip(out, self.outside, strict=True)
+            ],
+            -1,
+        )
+
+
+def _apply(matrix: Tensor, x: Tensor) -> Tensor:
+    """Matrices (..., 1, b, a) times components (..., H, a, channels)."""
+    if x.shape[-2] == 1:
+        return matrix * x
+    if matrix.shape[-2] == 1:
+        return (matrix.mT * x).sum(-2, keepdim=True)
+    return matrix @ x
+
+
+def _mix(x: Tensor, weight: Tensor) -> Tensor:
+    """Channels (..., H, a, channels) by a matrix (H, channels, out) a head."""
+    return x @ weight[0] if weight.shape[0] == 1 else torch.einsum("...hac,hcd->...had", x, weight)
