@@ -25,7 +25,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from baselines.message_passing import HIDDEN, MessagePassing
+from baselines.message_passing import HIDDEN, ChannelwiseMessagePassing
 from data.soft_charges import Clouds, soft_charges
 from e3nn import o3
 from harness import study
@@ -127,9 +127,14 @@ class Model(nn.Module):
         # Euclidean fast attention is a sum over all points
         self.unit = settings.charges**0.5 if operator == "EuclideanFastAttention" else 1.0
         self.embed = o3.Linear(self.irreps_in, HIDDEN)
-        self.first = MessagePassing(HIDDEN, settings.cutoff)
+        near = max(1.0, settings.charges / settings.side**3 * 4 / 3 * math.pi * settings.cutoff**3)
+        self.first = ChannelwiseMessagePassing(HIDDEN, settings.cutoff, near)
         self.operator = operators[operator]() if operator in operators else None
-        self.second = MessagePassing(HIDDEN, far, 8 if far == settings.cutoff else 32)
+        self.second = (
+            ChannelwiseMessagePassing(HIDDEN, far, settings.charges, 32, cutoff=False)
+            if operator == "all pairs"
+            else ChannelwiseMessagePassing(HIDDEN, far, near)
+        )
         self.out = o3.Linear(HIDDEN, self.irreps_out)
 
     def forward(self, charges: Tensor, pos: Tensor) -> Tensor:
