@@ -117,15 +117,13 @@ class Model(nn.Module):
         far = settings.diagonal if operator == "all pairs" else settings.cutoff
         operators: dict[str, Callable[[], nn.Module]] = {
             "EuclideanFastAttention": lambda: EuclideanFastAttention(
-                HIDDEN, HIDDEN, max_radius=settings.diagonal, max_frequency=frequency
+                HIDDEN, HIDDEN, max_radius=settings.diagonal, max_frequency=frequency, num_nodes=settings.charges
             ),
             "SE3HyenaOperator": lambda: SE3HyenaOperator(HIDDEN, HIDDEN, order="radial"),
             "VectorSelfAttention": lambda: VectorSelfAttention(HIDDEN, HIDDEN),
         }
         self.irreps_out = o3.Irreps("0e + 1o" if task == "fields" else "0e")
         self.radii = settings.cutoff, far
-        # Euclidean fast attention is a sum over all points
-        self.unit = settings.charges**0.5 if operator == "EuclideanFastAttention" else 1.0
         self.embed = o3.Linear(self.irreps_in, HIDDEN)
         near = max(1.0, settings.charges / settings.side**3 * 4 / 3 * math.pi * settings.cutoff**3)
         self.first = ChannelwiseMessagePassing(HIDDEN, settings.cutoff, near)
@@ -144,7 +142,7 @@ class Model(nn.Module):
         flat = pos.flatten(0, 1)
         x = self.first(self.embed(charges.flatten()[:, None]), flat, near)
         if self.operator is not None:
-            x = x + self.operator(x, flat, batch) / self.unit
+            x = x + self.operator(x, flat, batch)
         return self.out(self.second(x, flat, far)).unflatten(0, charges.shape)
 
 
@@ -164,7 +162,8 @@ def predict(model: Model, data: list[Tensor]) -> tuple[Tensor, Tensor]:
         return model(charges, positions), target
     with torch.inference_mode(False), torch.enable_grad():
         positions = positions.clone().requires_grad_()
-        energy = model(charges.clone(), positions).sum((1, 2))
+        charges = charges.clone()
+        energy = torch.einsum("bn,bnd->b", charges, model(charges, positions))
         (slope,) = torch.autograd.grad(energy.sum(), positions, create_graph=model.training)
     per_point = (energy / math.sqrt(charges.shape[1]))[:, None, None].expand(-1, charges.shape[1], 1)
     return torch.cat([per_point, -slope], -1), target

@@ -33,10 +33,10 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
     graphs go through plane waves averaged over directions, small ones over all pairs.
 
     The output is attention alone, without a residual connection. With ``reduce='sum'`` it is extensive, and grows with
-    the number of nodes; with ``'mean'`` it is divided by that. Under autocast it is computed and returned in float32.
-    Equivariant to rotations, reflections, translations and permutations, smooth in positions, and with derivatives of
-    any order: it is for energies and forces. By pairs this is exact, by directions within ``error`` between nodes no
-    farther apart than ``max_radius``; a wider graph is warned of, once.
+    the number of nodes (see ``num_nodes``); with ``'mean'`` it is divided by that. Under autocast it is computed and
+    returned in float32. Equivariant to rotations, reflections, translations and permutations, smooth in positions, and
+    with derivatives of any order: it is for energies and forces. By pairs this is exact, by directions within ``error``
+    between nodes no farther apart than ``max_radius``; a wider graph is warned of, once.
 
     From the `Euclidean Fast Attention <https://arxiv.org/abs/2412.08541>`_ paper.
 
@@ -69,6 +69,10 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
 
     reduce : {'sum', 'mean'}
         of what comes from a graph's nodes
+
+    num_nodes : float, optional
+        of a typical graph: with 'sum', outputs are divided by it, the same for all graphs: they stay extensive, and
+        start at a scale that networks learn from
 
     method : {'auto', 'directions', 'pairs'}
         'auto' takes pairs for graphs of fewer than 64 nodes (where ``max_num_nodes`` is given, that decides for all)
@@ -104,6 +108,7 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
         heads: int = 1,
         learn_frequencies: bool = False,
         reduce: str = "sum",
+        num_nodes: float | None = None,
         method: str = "auto",
         error: float = 1e-6,
         backend: str = "auto",
@@ -115,7 +120,8 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
                 raise ValueError(f"{name} must have at least one irrep, got {irreps}")
         options = EuclideanOptions(
             max_radius=max_radius, max_frequency=max_frequency, heads=heads, qk_channels=qk_channels, qk_lmax=qk_lmax,
-            lmax=lmax, learn_frequencies=learn_frequencies, reduce=reduce, method=method, error=error, backend=backend,
+            lmax=lmax, learn_frequencies=learn_frequencies, reduce=reduce, num_nodes=num_nodes,
+            method=method, error=error, backend=backend,
         )  # fmt: skip
         (inside, rows), (outside, columns) = _by_irrep(self.irreps_in), _by_irrep(self.irreps_out)
         self.attention = EuclideanNetwork(inside, outside, _coupling, options, lambda irrep: "irreps_out")

@@ -136,6 +136,23 @@ def test_sums_grow_and_means_do_not(make):
         layer = make("pairs", reduce=reduce)
         out = layer(**x)
         assert error([part[:20] for part in layer(**twice)], [factor * part for part in out]) < 1e-12
+    layer, divided = make("pairs"), make("pairs", num_nodes=16)
+    divided.load_state_dict(layer.state_dict())
+    close(divided(**x), [part / 16 for part in layer(**x)], 1e-12)
+
+
+def test_new_layers_keep_their_scale():
+    """Where num_nodes is as many as there are; sums do not."""
+    scales = {}
+    for count in (30, 3000):
+        torch.manual_seed(0)
+        x = points([count], dtype=torch.float32)
+        for num_nodes in (None, count):
+            torch.manual_seed(1)
+            layer = EuclideanFastAttention(3, 2, max_radius=4.0, num_nodes=num_nodes)
+            scales[count, num_nodes is None] = float(layer(**x)[0].detach().std())
+    assert 1 / 3 < scales[3000, False] / scales[30, False] < 3
+    assert scales[3000, True] / scales[30, True] > 50
 
 
 def test_without_scalars_or_vectors(randomise):
@@ -250,6 +267,8 @@ OK = {"max_radius": 2.0}
         ("error must be a positive number", {"error": 0.0}),
         ("error must be at least .* take a smaller max_frequency", {"max_frequency": 100.0}),
         ("reduce must be one of .*, got 'max'", {"reduce": "max"}),
+        ("num_nodes must be a positive number, got 0", {"num_nodes": 0}),
+        ("num_nodes must be None with reduce='mean', got 9", {"num_nodes": 9, "reduce": "mean"}),
         ("method must be one of", {"method": "all"}),
         ("backend must be one of", {"backend": "triton"}),
         ("scalar_channels must be an integer", {"scalar_channels": -1}),

@@ -54,10 +54,10 @@ class EuclideanFastAttention(ScalarVectorModule):
     clouds go through plane waves averaged over directions, small ones over all pairs.
 
     The output is attention alone, without a residual connection. With ``reduce="sum"`` it is extensive, and grows with
-    the number of points of a cloud; with ``"mean"`` it is divided by that. Under autocast it is computed and returned
-    in float32. Equivariant to rotations, reflections, translations and permutations, smooth in positions, and with
-    derivatives of any order: it is for energies and forces. By pairs this is exact, by directions within ``error``
-    between points no farther apart than ``max_radius``; a wider cloud is warned of, once.
+    the number of points of a cloud (see ``num_nodes``); with ``"mean"`` it is divided by that. Under autocast it is
+    computed and returned in float32. Equivariant to rotations, reflections, translations and permutations, smooth in
+    positions, and with derivatives of any order: it is for energies and forces. By pairs this is exact, by directions
+    within ``error`` between points no farther apart than ``max_radius``; a wider cloud is warned of, once.
 
     Args:
         scalar_channels, vector_channels: of the input.
@@ -71,6 +71,8 @@ class EuclideanFastAttention(ScalarVectorModule):
         lmax: the highest degree of harmonics. 0 lets scalars and vectors be found by distance alone.
         learn_frequencies: whether each head learns its own, within 0 and the highest.
         reduce: ``"sum"`` or ``"mean"``.
+        num_nodes: of a typical cloud: with ``"sum"``, outputs are divided by it, the same for all clouds: they stay
+            extensive, and start at a scale that networks learn from. ``None`` leaves sums as they are.
         method: ``"directions"``, ``"pairs"``, or ``"auto"``: pairs for clouds of fewer than 64 points (counted with
             padding where there is any).
         error: what is promised of the kernels by directions, relative to the largest value of each.
@@ -109,6 +111,7 @@ class EuclideanFastAttention(ScalarVectorModule):
         lmax: int = 1,
         learn_frequencies: bool = False,
         reduce: str = "sum",
+        num_nodes: float | None = None,
         method: str = "auto",
         error: float = 1e-6,
         backend: str = "auto",
@@ -118,7 +121,8 @@ class EuclideanFastAttention(ScalarVectorModule):
         )
         options = EuclideanOptions(
             max_radius=max_radius, max_frequency=max_frequency, heads=heads, qk_channels=qk_channels, qk_lmax=qk_lmax,
-            lmax=lmax, learn_frequencies=learn_frequencies, reduce=reduce, method=method, error=error, backend=backend,
+            lmax=lmax, learn_frequencies=learn_frequencies, reduce=reduce, num_nodes=num_nodes,
+            method=method, error=error, backend=backend,
         )  # fmt: skip
         super().__init__(_EuclideanOperator(inside, outside, options))
 

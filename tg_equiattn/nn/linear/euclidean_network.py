@@ -33,6 +33,7 @@ class EuclideanOptions:
         lmax: the highest degree of harmonics.
         learn_frequencies: whether each head learns its frequencies, between 0 and the largest.
         reduce: ``"sum"`` or ``"mean"``.
+        num_nodes: of a typical cloud; sums are divided by it.
         method: ``"auto"``, ``"directions"`` or ``"pairs"``.
         error: promised for the kernels by directions.
         backend: ``"auto"``, ``"torch"`` or ``"plain"``.
@@ -49,6 +50,7 @@ class EuclideanOptions:
     lmax: int = 1
     learn_frequencies: bool = False
     reduce: str = "sum"
+    num_nodes: float | None = None
     method: str = "auto"
     error: float = 1e-6
     backend: str = "auto"
@@ -60,6 +62,10 @@ class EuclideanOptions:
             raise ValueError(f"qk_channels must be even, two for each frequency, got {self.qk_channels}")
         check_degree(lmax=self.lmax, qk_lmax=self.qk_lmax)
         check_options(self.reduce, self.method, self.backend)
+        if self.num_nodes is not None:
+            checks.positive_number(num_nodes=self.num_nodes)
+            if self.reduce != "sum":
+                raise ValueError(f"num_nodes must be None with reduce={self.reduce!r}, got {self.num_nodes}")
 
     def frequencies(self) -> Tensor:
         """Those of a head at the start (F,), in float64."""
@@ -148,6 +154,8 @@ class EuclideanNetwork(ExactTables):
         query, key = torch.cat(scores, 4).unbind(0)
         values = [part.unflatten(1, (heads, -1)).transpose(0, 1).flatten(1, 2) for part in self.value(parts)]
         value = torch.cat(values, 1)
+        if options.num_nodes is not None:
+            value = value / options.num_nodes
         rule = None if options.method == "pairs" else (self.directions, self.weights)
         method = EuclideanMethod(self.product, options.lmax, rule, options.method, options.backend)
         out = attention_in_sequences(method, pos, query, key, value, frequencies, sequences, options.reduce)
