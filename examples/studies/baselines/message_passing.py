@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from e3nn import o3
-from e3nn.math import soft_one_hot_linspace
+from e3nn.math import soft_one_hot_linspace, soft_unit_step
 from e3nn.nn import FullyConnectedNet, Gate
 from torch import Tensor, nn
 
@@ -58,7 +58,7 @@ class ChannelwiseMessagePassing(nn.Module):
     """
 
     def __init__(
-        self, irreps_in: o3.Irreps, radius: float, neighbours: float, bumps: int = 8, cutoff: bool = True
+        self, irreps_in: o3.Irreps, radius: float, neighbours: float, bumps: int = 5, cutoff: bool = True
     ) -> None:
         super().__init__()
         self.radius, self.neighbours, self.bumps, self.cutoff = radius, neighbours, bumps, cutoff
@@ -82,10 +82,12 @@ class ChannelwiseMessagePassing(nn.Module):
     def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor) -> Tensor:
         source, target = edge_index
         edge = pos[source] - pos[target]
-        basis = "smooth_finite" if self.cutoff else "gaussian"
-        radial = soft_one_hot_linspace(edge.norm(dim=1), 0.0, self.radius, self.bumps, basis, self.cutoff)
+        length = edge.norm(dim=1)
+        radial = soft_one_hot_linspace(length, 0.0, self.radius, self.bumps, "gaussian", cutoff=False)
         harmonics = o3.spherical_harmonics(self.harmonics, edge, normalize=True, normalization="component")
         weights = self.weights(radial * self.bumps**0.5)
+        if self.cutoff:
+            weights = weights * soft_unit_step(5 * (1 - length / self.radius))[:, None]
         messages = self.product(self.before(x)[source], harmonics, weights)
         total = messages.new_zeros(len(x), messages.shape[1]).index_add(0, target, messages)
         return self.gate(self.self_connection(x) + self.after(total / self.neighbours**0.5))
