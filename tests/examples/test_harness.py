@@ -481,11 +481,10 @@ def test_a_corrupt_checkpoint_is_refused(toy, tmp_path, monkeypatch, uninterrupt
     "launcher",
     [
         pytest.param((), id="--devices 2"),
-        pytest.param(
-            ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"), id="torchrun", marks=SLOW
-        ),
+        pytest.param(("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"), id="torchrun"),
     ],
 )
+@SLOW
 def test_two_processes_learn_as_one(toy, tmp_path, monkeypatch, launcher, device):
     """On the CPU by gloo, with two GPUs by NCCL."""
     flags = ("--device", device, "--dropout", 0, "--output")  # each process drops on its own

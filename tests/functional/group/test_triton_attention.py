@@ -83,7 +83,8 @@ def test_many_blocks_of_scores(device):
 
 
 @pytest.mark.parametrize(
-    ("full", "relation"), [(False, "ge_vit"), pytest.param(True, "ge_vit", marks=pytest.mark.slow), (False, "relative")]
+    ("full", "relation"),
+    [*(pytest.param(full, "ge_vit", marks=pytest.mark.slow) for full in (False, True)), (False, "relative")],
 )
 def test_runs_change_nothing(full, relation, device):
     """Gradients of encodings, gathered from a few sites at a time."""

@@ -54,13 +54,9 @@ def test_the_papers_windows_of_rotmnist(randomise):
     assert equivariance_error(model, cyclic(4), torch.randn(1, 1, 24, 24, dtype=torch.float64)) <= 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("preset", "shape"),
-    [
-        ("rotmnist", (1, 1, 28, 28)),
-        pytest.param("cifar10", (1, 3, 32, 32), marks=pytest.mark.slow),
-        pytest.param("patchcamelyon", (1, 3, 96, 96), marks=pytest.mark.slow),
-    ],
+    ("preset", "shape"), [("rotmnist", (1, 1, 28, 28)), ("cifar10", (1, 3, 32, 32)), ("patchcamelyon", (1, 3, 96, 96))]
 )
 def test_presets_are_invariant(preset, shape):
     group = mirror() if preset != "rotmnist" else cyclic(4)
