@@ -47,7 +47,8 @@ class ChannelwiseMessagePassing(nn.Module):
     """Messages of NequIP: channel by channel, which is cheaper, and smooth.
 
     Tensor products of each channel with spherical harmonics of the edge and weights from its length, a sum, a Linear
-    and a Gate. With a cutoff, weights and all their derivatives are zero there.
+    and a Gate. Weights and all their derivatives are zero at the cutoff, if there is one, and where points meet, as
+    directions jump there.
 
     Args:
         irreps_in: of the points' features; :data:`HIDDEN` come out.
@@ -86,6 +87,7 @@ class ChannelwiseMessagePassing(nn.Module):
         radial = soft_one_hot_linspace(length, 0.0, self.radius, self.bumps, "gaussian", cutoff=False)
         harmonics = o3.spherical_harmonics(self.harmonics, edge, normalize=True, normalization="component")
         weights = self.weights(radial * self.bumps**0.5)
+        weights = weights * soft_unit_step(10 * length)[:, None]
         if self.cutoff:
             weights = weights * soft_unit_step(5 * (1 - length / self.radius))[:, None]
         messages = self.product(self.before(x)[source], harmonics, weights)
