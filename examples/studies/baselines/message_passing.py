@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from e3nn import o3
 from e3nn.math import soft_one_hot_linspace, soft_unit_step
@@ -9,6 +11,7 @@ from e3nn.nn import FullyConnectedNet, Gate
 from torch import Tensor, nn
 
 HIDDEN = o3.Irreps("16x0e + 8x1o")
+SOFT = 0.25
 
 
 class MessagePassing(nn.Module):
@@ -47,8 +50,8 @@ class ChannelwiseMessagePassing(nn.Module):
     """Messages of NequIP: channel by channel, which is cheaper, and smooth.
 
     Tensor products of each channel with spherical harmonics of the edge and weights from its length, a sum, a Linear
-    and a Gate. Weights and all their derivatives are zero at the cutoff, if there is one, and where points meet, as
-    directions jump there.
+    and a Gate. Weights and all their derivatives are zero at the cutoff, if there is one; lengths are softened,
+    sqrt(r^2 + SOFT^2), as lengths and directions have no derivative where points meet.
 
     Args:
         irreps_in: of the points' features; :data:`HIDDEN` come out.
@@ -83,13 +86,14 @@ class ChannelwiseMessagePassing(nn.Module):
     def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor) -> Tensor:
         source, target = edge_index
         edge = pos[source] - pos[target]
-        length = edge.norm(dim=1)
+        length = (edge.square().sum(1) + SOFT**2).sqrt()
         radial = soft_one_hot_linspace(length, 0.0, self.radius, self.bumps, "gaussian", cutoff=False)
-        harmonics = o3.spherical_harmonics(self.harmonics, edge, normalize=True, normalization="component")
+        harmonics = o3.spherical_harmonics(
+            self.harmonics, edge / length[:, None], normalize=False, normalization="component"
+        )
         weights = self.weights(radial * self.bumps**0.5)
-        weights = weights * soft_unit_step(10 * length)[:, None]
         if self.cutoff:
-            weights = weights * soft_unit_step(5 * (1 - length / self.radius))[:, None]
+            weights = weights * soft_unit_step(5 * (1 - length / math.hypot(self.radius, SOFT)))[:, None]
         messages = self.product(self.before(x)[source], harmonics, weights)
         total = messages.new_zeros(len(x), messages.shape[1]).index_add(0, target, messages)
         return self.gate(self.self_connection(x) + self.after(total / self.neighbours**0.5))
