@@ -135,7 +135,7 @@ def against_all_pairs(options: argparse.Namespace) -> tuple[list[str], dict[tupl
     cases.append(("euclidean", "forces"))
     found: dict[tuple[str, str], dict[int, float]] = {case: {} for case in cases}
     titles = [f"{kind}, {LAYERS[name][0]}" for name, kind in cases]
-    rows = table(["points", *titles, "forces / energies"])
+    rows = ["Microseconds a point:", "", *table(["points", *titles, "forces / energies"])]
     for size in tqdm(sorted(options.compared), desc="against all pairs"):
         value = timed(cases, 1, size, options)
         if isinstance(value, str):
@@ -149,7 +149,7 @@ def against_all_pairs(options: argparse.Namespace) -> tuple[list[str], dict[tupl
     rows.append("")
     for kind in ("forward", "energies"):
         times = {n: found["scores", kind][n] / seconds for n, seconds in found["euclidean", kind].items()}
-        rows.append(f"- microseconds a point; {kind}: {crossover(times)}")
+        rows.append(f"- {kind}: {crossover(times)}")
     return rows, found
 
 
