@@ -117,7 +117,7 @@ PRESETS = {
     "study": NBody(
         models=(
             "SE(3)-Hyena + local", "local only", "SE(3)-Transformer + local", "SE(3)-Hyena", "SE(3)-Transformer",
-            "Hyena", "Euclidean attention", "Euclidean attention + local",
+            "Hyena", "Euclidean attention",
         ),
         seeds=(0, 1, 2), train=3000, validation=2000, test=2000, epochs=100, learning_rate=0.01, augment=True,
         results=study.committed("nbody"),
