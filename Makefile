@@ -69,7 +69,6 @@ studies: setup
 	$(RUN) -W ignore examples/studies/nbody.py --study
 	$(RUN) -W ignore examples/studies/nbody.py --study --models EGNN Transformer --learning-rate 0.003
 	$(RUN) -W ignore examples/studies/nbody.py --study --models "SE(3)-Hyena, radial order" --seeds 0
-	$(RUN) -W ignore examples/studies/nbody.py --study --models "Euclidean attention + local" --seeds 0
 	$(RUN) -W ignore examples/studies/nbody.py --study --models "SE(3)-Hyena + local" "local only" --epochs 300 --seeds 0
 	$(RUN) -W ignore examples/studies/associative_recall.py --study
 	$(RUN) -W ignore examples/studies/associative_recall.py --study --vocabulary fixed --seeds 1 2

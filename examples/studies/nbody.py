@@ -17,6 +17,7 @@ The particles have no order, and a convolution needs one: with --augment, traini
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -117,7 +118,7 @@ PRESETS = {
     "study": NBody(
         models=(
             "SE(3)-Hyena + local", "local only", "SE(3)-Transformer + local", "SE(3)-Hyena", "SE(3)-Transformer",
-            "Hyena", "Euclidean attention",
+            "Hyena", "Euclidean attention", "Euclidean attention + local",
         ),
         seeds=(0, 1, 2), train=3000, validation=2000, test=2000, epochs=100, learning_rate=0.01, augment=True,
         results=study.committed("nbody"),
@@ -284,10 +285,10 @@ def draw(rows: list[Row], path: Path) -> None:
     """Every run's test error as a point, and mean validation errors by epoch in the same colours."""
     figure, (points, lines) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
     groups, linear = by_model(rows), rows[0].more["linear"][0]
-    for number, (name, group) in enumerate(groups.items()):
-        points.plot([row.value for row in group], [name] * len(group), "o", color=f"C{number}", alpha=0.6)
+    for (name, group), colour in zip(groups.items(), itertools.cycle(plt.get_cmap("tab20").colors), strict=False):
+        points.plot([row.value for row in group], [name] * len(group), "o", color=colour, alpha=0.6)
         curves = np.array([row.more["curve"] for row in group if len(row.more["curve"]) == len(group[0].more["curve"])])
-        lines.plot(curves[0, :, 0], curves[:, :, 1].mean(0), color=f"C{number}")
+        lines.plot(curves[0, :, 0], curves[:, :, 1].mean(0), color=colour)
     points.invert_yaxis()
     points.set(xlabel="mean squared error on test systems", xscale="log")
     points.grid(axis="y", alpha=0.3)
