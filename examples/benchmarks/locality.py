@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable
 
 import torch
@@ -20,13 +19,13 @@ from measure import (
     GIB,
     add_arguments,
     in_own_process,
+    in_turn,
     machine,
     measure,
-    once,
     report,
     short,
+    step,
     table,
-    warm_up,
 )
 from torch import nn
 from tqdm import tqdm
@@ -65,23 +64,8 @@ def measure_layer(name: str, way: str, direction: str, locality: float | str | N
     if locality != "both":
         return measure(lambda: prepare(name, way, locality, device), backward, 1, 2, device)
 
-    def runner(locality: float | None) -> Callable[[], None]:
-        layer, call = prepare(name, way, locality, device)
-
-        def run() -> None:
-            with torch.set_grad_enabled(backward):
-                out = call()
-                if backward:
-                    out.sum().backward()
-            layer.zero_grad()
-
-        return run
-
-    runs = [runner(locality) for locality in (WITHOUT, WITH)]
-    for run in runs:
-        warm_up(run, 2, device)
-    seconds = zip(*([once(run, device) for run in runs] for _ in range(repeats)), strict=True)
-    return {"seconds": [statistics.median(x) for x in seconds]}
+    runs = [step(*prepare(name, way, which, device), backward) for which in (WITHOUT, WITH)]
+    return {"seconds": in_turn(runs, repeats, 2, device)}
 
 
 def main() -> None:

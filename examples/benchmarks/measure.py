@@ -107,11 +107,8 @@ def timings(run: Callable[[], None], repeats: int, expected: float, device: str)
     return [start.elapsed_time(end) / 1000 / calls for start, end in pairs]
 
 
-def measure(prepare: Callable[[], tuple[nn.Module, Callable[[], Tensor]]], backward: bool, repeats: int, warmups: int,
-            device: str) -> dict:  # fmt: skip
-    """Median seconds of a call, and peak bytes above what was there before the layer and its tables were made."""
-    before = memory_before(device)
-    layer, call = prepare()
+def step(layer: nn.Module, call: Callable[[], Tensor], backward: bool) -> Callable[[], None]:
+    """A call, with its backward pass where wanted; nothing of it is left."""
 
     def run() -> None:
         with torch.set_grad_enabled(backward):
@@ -121,6 +118,22 @@ def measure(prepare: Callable[[], tuple[nn.Module, Callable[[], Tensor]]], backw
         del out
         layer.zero_grad()
 
+    return run
+
+
+def in_turn(runs: list[Callable[[], None]], repeats: int, warmups: int, device: str) -> list[float]:
+    """Median seconds of several calls that take turns, so that what else the machine does slows all of them."""
+    for run in runs:
+        warm_up(run, warmups, device)
+    seconds = zip(*([once(run, device) for run in runs] for _ in range(repeats)), strict=True)
+    return [statistics.median(x) for x in seconds]
+
+
+def measure(prepare: Callable[[], tuple[nn.Module, Callable[[], Tensor]]], backward: bool, repeats: int, warmups: int,
+            device: str) -> dict:  # fmt: skip
+    """Median seconds of a call, and peak bytes above what was there before the layer and its tables were made."""
+    before = memory_before(device)
+    run = step(*prepare(), backward)
     expected = warm_up(run, warmups, device)
     if is_cuda(device):
         torch.cuda.reset_peak_memory_stats()  # tuning a kernel takes memory that calling it does not

@@ -11,7 +11,7 @@ import torch
 from floor import Rates, floor_cells, floor_seconds
 from harness.devices import add_device, checked_device, index_of
 from longest import fast_lengths, search
-from measure import measure, timings, warm_up
+from measure import in_turn, measure, timings, warm_up
 from running import evaluate, number, run
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -235,6 +235,13 @@ def test_measuring():
     assert layer.weight.grad is None
 
 
+def test_calls_take_turns():
+    calls = []
+    seconds = in_turn([lambda n=n: calls.append(n) for n in (5, 7)], 3, 1, "cpu")
+    assert calls == [5, 7] + 3 * [5, 7]
+    assert len(seconds) == 2
+
+
 def test_search_for_the_longest():
     assert fast_lengths(90, 130) == [90, 96, 98, 100, 108, 112, 120, 126, 128]
     asked = []
@@ -284,8 +291,8 @@ for path in sorted([*pathlib.Path("../studies").glob("*.py"), *pathlib.Path(".")
 """
     said = dict(line.split() for line in evaluate(code).splitlines())
     scripts = {"associative_recall", "e3nn_mixed_model", "escnn_mixed_model", "nbody", "pixel_graphs",
-               "pyg_mixed_model", "rotated_digits", "floor", "clifford_product", "group_attention",
-               "linear_attention", "locality", "long_context", "second_derivatives"}  # fmt: skip
+               "pyg_mixed_model", "rotated_digits", "long_range", "point_clouds", "floor", "clifford_product",
+               "group_attention", "linear_attention", "locality", "long_context", "second_derivatives"}  # fmt: skip
     assert {name for name, right in said.items() if right == "True"} == scripts
 
 

@@ -85,7 +85,7 @@ def test_nbody(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     rows, folder = rows_of(tmp_path, "nbody"), tmp_path / "nbody"
-    assert len({row.setting("models") for row in rows}) == len(rows) == 7
+    assert len({row.setting("models") for row in rows}) == len(rows) == 9
     linear = rows[0].more["linear"][0]
     assert all(row.more["linear"][0] == linear for row in rows)  # all on the same systems
     assert all(0 < row.value < 10 for row in rows)
@@ -96,6 +96,28 @@ def test_nbody(tmp_path):
         assert float(ratio) == pytest.approx(row.value / linear, abs=1e-3)
         assert int(count.replace(",", "")) == row.parameters
     assert (folder / "errors.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("name", ["Euclidean attention", "Euclidean attention + local"])
+def test_nbody_with_euclidean_attention_is_equivariant(name):
+    """To rotations, translations and any order of the particles; and every particle notices where the others are."""
+    from nbody import PRESETS, build, predict
+
+    torch.manual_seed(0)
+    model = build(name, PRESETS["study"]).double()
+    charges = torch.tensor([[1.0, 1.0, -1.0, 1.0, -1.0, -1.0, 1.0]]).double()
+    velocities, positions = torch.randn(2, 1, 7, 3, dtype=torch.float64)
+    rotation = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0]
+    order = torch.randperm(7)
+    with torch.no_grad():
+        out = predict(model, [charges, velocities, positions, positions])[0]
+        moved = [charges[:, order], (velocities @ rotation)[:, order], (positions @ rotation + 3.0)[:, order]]
+        again = predict(model, [*moved, positions])[0]
+        apart = positions.clone()
+        apart[0, :2] += torch.tensor([[1.0], [-1.0]]).double()  # which leaves the mean where it is
+        other = predict(model, [charges, velocities, apart, positions])[0]
+    torch.testing.assert_close(again, (out @ rotation + 3.0)[:, order], rtol=1e-10, atol=1e-10)
+    assert ((other - out)[0, 2:].norm(dim=-1) > 1e-4).all()
 
 
 def test_associative_recall(tmp_path):
