@@ -100,8 +100,9 @@ class LongRange(Settings):
 
 PRESETS = {
     "quick": LongRange(train=8, charges=8, epochs=1, batch=4, max_frequency=(math.pi,)),
-    "study": LongRange(task=("fields", "forces"), seeds=(0, 1, 2), results=study.committed("long_range")),
+    "study": LongRange(seeds=(0, 1, 2), results=study.committed("long_range")),
 }
+SHORT = {"SE3HyenaOperator": "SE(3) Hyena", "VectorSelfAttention": "vector attention"}
 ERRORS = 0.1, 0.01, 1e-3, 1e-6  # promised, of the rules of directions that are tried after training
 
 
@@ -254,11 +255,11 @@ def label(name: str, frequency: float) -> str:
 def table(rows: list[Row]) -> str:
     """Shares of the variance that remain, in boxes as in training and in larger ones."""
     lines = []
-    for (task, name, frequency), group in grouped(rows, "task", "operators", "max_frequency").items():
+    for (task, *waves), group in grouped(rows, "task", "operators", "max_frequency").items():
         shown = [(boxes, part) for boxes in ("same", "larger") for part in (0, 1)]
-        cells = [mean_and_spread((row.more[boxes][part] for row in group), 3) for boxes, part in shown]
+        cells = [mean_and_spread((row.more[boxes][part] for row in group), 4) for boxes, part in shown]
         seconds = np.mean([row.seconds for row in group])
-        lines.append([task, label(name, frequency), *cells, f"{group[0].parameters:,}", f"{seconds:.0f}"])
+        lines.append([task, label(*waves), *cells, f"{group[0].parameters:,}", f"{seconds:.0f}"])
     what = [f"{part}{boxes}" for boxes in ("", ", larger boxes") for part in ("potential or energy", "field or force")]
     return markdown(["task", "global context", *what, "parameters", "seconds"], lines)
 
@@ -267,12 +268,12 @@ def direction_table(rows: list[Row]) -> str:
     """What rules of fewer and more directions do to trained models."""
     lines = []
     chosen = [row for row in rows if "directions" in row.more]
-    for (task, frequency), group in grouped(chosen, "task", "max_frequency").items():
+    for (task, *waves), group in grouped(chosen, "task", "operators", "max_frequency").items():
         for n, (error, count, *_) in enumerate(group[0].more["directions"]):
-            shares = mean_and_spread((row.more["directions"][n][2] for row in group), 3)
+            shares = mean_and_spread((row.more["directions"][n][2] for row in group), 4)
             apart = max(row.more["directions"][n][3] for row in group)
-            lines.append([task, f"{frequency / math.pi:.3g} pi", f"{error:g}", str(count), shares, f"{apart:.0e}"])
-    header = ["task", "highest frequency", "error promised", "directions", "field or force", "largest difference"]
+            lines.append([task, label(*waves), f"{error:g}", str(count), shares, f"{apart:.0e}"])
+    header = ["task", "global context", "error promised", "directions", "field or force", "largest difference"]
     return markdown(header, lines)
 
 
@@ -280,7 +281,9 @@ def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The tables, and a figure."""
     columns: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        column = columns.setdefault(label(row.setting("operators"), row.setting("max_frequency")), {})
+        name, frequency = (row.setting(name) for name in ("operators", "max_frequency"))
+        waves = {"EuclideanFastAttention": f"waves to {frequency / math.pi:.3g} pi"}
+        column = columns.setdefault((SHORT | waves).get(name, name), {})
         for boxes in ("same", "larger"):
             column.setdefault(f"{row.setting('task')}, {boxes} boxes", []).append(row.more[boxes][1])
     points(columns, folder / "errors.png", "field or force: share of the variance", "global context", "task", "log")

@@ -80,4 +80,7 @@ def test_the_study(tmp_path):
         assert all(math.isfinite(x) and x > 0 for boxes in ("same", "larger") for x in row.more[boxes])
     text = (folder / "errors.md").read_text()
     assert text.count("EuclideanFastAttention, 1 pi") == 2
+    lines = [line.split(" | ") for line in (folder / "directions.md").read_text().splitlines()[2:]]
+    assert [int(line[3]) for line in lines] == 2 * [14, 26, 38, 86]
+    assert all(float(line[5].strip(" |")) < 10 * max(float(line[2]), 1e-6) for line in lines)
     assert (folder / "errors.png").stat().st_size > 5000
