@@ -72,7 +72,7 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
 
     num_nodes : float, optional
         of a typical graph: with 'sum', outputs are divided by it, the same for all graphs: they stay extensive, and
-        start at a scale that networks learn from
+        a new layer's have one scale whatever the number
 
     method : {'auto', 'directions', 'pairs'}
         'auto' takes pairs for graphs of fewer than 64 nodes (where ``max_num_nodes`` is given, that decides for all)

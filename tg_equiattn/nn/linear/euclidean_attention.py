@@ -72,7 +72,7 @@ class EuclideanFastAttention(ScalarVectorModule):
         learn_frequencies: whether each head learns its own, within 0 and the highest.
         reduce: ``"sum"`` or ``"mean"``.
         num_nodes: of a typical cloud: with ``"sum"``, outputs are divided by it, the same for all clouds: they stay
-            extensive, and start at a scale that networks learn from. ``None`` leaves sums as they are.
+            extensive, and a new layer's have one scale whatever the number. ``None`` leaves sums as they are.
         method: ``"directions"``, ``"pairs"``, or ``"auto"``: pairs for clouds of fewer than 64 points (counted with
             padding where there is any).
         error: what is promised of the kernels by directions, relative to the largest value of each.

@@ -1,0 +1,195 @@
+"""Motion by velocity Verlet, and the study of whose forces keep the energy."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from running import rows_of, run_here
+
+
+def springs(positions):
+    """Each point on a spring of stiffness 1: x(t) = x cos t + v sin t."""
+    return positions.square().sum((1, 2)) / 2, -positions
+
+
+def start(*shape):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(*shape, 3, dtype=torch.float64, generator=generator) for _ in range(2)]
+
+
+def test_velocity_verlet_is_of_second_order_and_reversible():
+    from data.verlet import velocity_verlet
+
+    positions, velocities = start(2, 3)
+    errors, scatter = [], []
+    for steps in (40, 80):
+        motion = velocity_verlet(springs, positions, velocities, 2 / steps, steps)
+        errors.append(float((motion.positions - positions * math.cos(2) - velocities * math.sin(2)).abs().max()))
+        scatter.append(float((motion.energy - motion.energy[0]).abs().max()))
+        assert motion.potential.shape == motion.kinetic.shape == (steps + 1, 2)
+    for coarse, fine in (errors, scatter):
+        assert fine > 1e-8
+        assert coarse / fine == pytest.approx(4, rel=0.05)
+    back = velocity_verlet(springs, motion.positions, -motion.velocities, 2 / steps, steps)
+    torch.testing.assert_close(back.positions, positions, rtol=0, atol=1e-12)
+    torch.testing.assert_close(-back.velocities, velocities, rtol=0, atol=1e-12)
+
+
+def test_the_trap_and_its_temperature():
+    from data.verlet import equilibrated, maxwell, trapped
+    from dynamics import Dynamics
+
+    positions, _ = start(2, 3)
+    energy, force = trapped(lambda x: (0 * x.sum((1, 2)), 0 * x), 3.0)(positions)
+    torch.testing.assert_close(energy, 1.5 * positions.square().sum((1, 2)))
+    torch.testing.assert_close(force, -3 * positions)
+    assert maxwell(torch.zeros(4000), 2.0, torch.Generator().manual_seed(0)).var() == pytest.approx(2, rel=0.1)
+    settings = Dynamics(side=6.0, temperature=0.5)
+    free = trapped(lambda x: (0 * x.sum((1, 2)), 0 * x), settings.stiffness)
+    spread = equilibrated(free, torch.zeros(400, 2, 3, dtype=torch.float64), 0.5, 0.1, 9, 20, seed=1)
+    assert spread.var() == pytest.approx(6.0**2 / 12, rel=0.15)  # as points anywhere in the box
+
+
+@pytest.mark.parametrize("operator", ["none", "EuclideanFastAttention", "SE3HyenaOperator", "VectorSelfAttention"])
+def test_forces_are_derivatives_of_energies(operator):
+    """The exact ones' and those of a model with each operator, in the units they learn in."""
+    from data.soft_charges import alternating
+    from dynamics import PRESETS, Model, exact, learned
+
+    torch.manual_seed(0)
+    settings = dataclasses.replace(PRESETS["quick"], operators=(operator,))
+    charges, (positions, way) = alternating(2, 6), start(2, 6)
+    model = Model(settings).eval().double().requires_grad_(False)
+    for potential in (exact(charges, 0.5), learned(model, charges, 0.3)):
+        (ahead, _), (behind, _) = (potential(positions + step * way) for step in (1e-5, -1e-5))
+        work = -(potential(positions)[1] * way).sum((1, 2))
+        assert work.abs().min() > 1e-3
+        torch.testing.assert_close((ahead - behind) / 2e-5, work, rtol=1e-5, atol=1e-6)
+
+
+def test_measures_tell_drift_fluctuation_and_jump():
+    from dynamics import measures
+
+    times = 0.1 * torch.arange(2001, dtype=torch.float64)
+    wave = 0.01 * torch.sin(times * math.pi)
+    jump = torch.where(times > 100, 0.5, 0.0).double()
+    found = measures(torch.stack([3 + 0.02 * times, 3 + wave, 3 + jump], 1), 0.1)
+    assert found["drift"][0] == pytest.approx(0.02)
+    assert found["drift"][1] == pytest.approx(0, abs=1e-4)
+    assert found["fluctuation"][:2] == pytest.approx([0, 0.01 / math.sqrt(2)], abs=1e-4)
+    assert found["jump"] == pytest.approx([0.002, 0.01 * math.sin(0.1 * math.pi), 0.5], rel=0.02)
+
+
+def by_order_of_radii(positions):
+    """Springs whose stiffness rises or falls, in turn, with a point's place in the order of radii."""
+    place = positions.square().sum(-1).argsort(1).argsort(1).double()
+    place[:, ::2] *= -1
+    stiffness = (1 + place / 6)[..., None]
+    return (stiffness * positions.square()).sum((1, 2)) / 2, -stiffness * positions
+
+
+def test_smooth_energies_are_kept_and_others_jump():
+    """Exact forces and message passing of short range: fluctuations fall with dt^2. An energy that depends on the order
+    of radii: its forces are its derivatives almost everywhere, and it jumps where two points exchange radii."""
+    from data.soft_charges import alternating
+    from data.verlet import trapped, velocity_verlet
+    from dynamics import PRESETS, Model, exact, learned, measures
+
+    torch.manual_seed(0)
+    charges, (positions, velocities) = alternating(1, 6), start(1, 6)
+    settings = dataclasses.replace(PRESETS["quick"], operators=("none",))
+    model = Model(settings).eval().double().requires_grad_(False)
+    found = {}
+    for name, potential, dt, steps in [
+        ("exact", exact(charges, 0.5), 0.02, 100),
+        ("model", learned(model, charges, 0.1), 0.005, 30),
+        ("ordered", by_order_of_radii, 0.02, 100),
+    ]:
+        runs = [(dt, steps), (dt / 2, 2 * steps)]
+        motions = [velocity_verlet(trapped(potential, 0.3), positions, velocities, *run) for run in runs]
+        found[name] = [measures(m.energy, run[0]) for m, run in zip(motions, runs, strict=True)]
+    for name in ("exact", "model"):
+        coarse, fine = found[name]
+        assert coarse["fluctuation"][0] / fine["fluctuation"][0] == pytest.approx(4, rel=0.2), name
+        assert found["ordered"][1]["jump"][0] > 30 * fine["jump"][0]
+    assert found["ordered"][1]["jump"][0] > 0.5 * found["ordered"][0]["jump"][0]
+
+
+@pytest.mark.parametrize("operator", ["none", "EuclideanFastAttention", "SE3HyenaOperator", "VectorSelfAttention"])
+def test_whose_energy_jumps_where_two_points_exchange_radii(operator):
+    from data.soft_charges import alternating
+    from dynamics import PRESETS, Model, learned
+
+    torch.manual_seed(0)
+    settings = dataclasses.replace(PRESETS["quick"], operators=(operator,))
+    model = Model(settings).eval().double().requires_grad_(False)
+    potential, (positions, way) = learned(model, alternating(1, 6), 1.0), start(1, 6)
+    radii = (positions - positions.mean(1, keepdim=True)).norm(dim=-1)[0].argsort()
+    way = torch.zeros_like(way)
+    way[0, radii[0]] = 3 * (positions - positions.mean(1, keepdim=True))[0, radii[0]]  # outwards
+
+    def first(step):
+        moved = positions + step * way
+        return int((moved - moved.mean(1, keepdim=True)).norm(dim=-1)[0].argmin())
+
+    below, above = 0.0, next(float(step) for step in range(1, 20) if first(step) != int(radii[0]))
+    for _ in range(36):
+        middle = (below + above) / 2
+        below, above = (middle, above) if first(middle) == int(radii[0]) else (below, middle)
+    change = float((potential(positions + above * way)[0] - potential(positions + below * way)[0]).abs())
+    assert change > 1e-3 if operator == "SE3HyenaOperator" else change < 1e-6
+
+
+def test_clouds_and_bad_settings():
+    from dynamics import Dynamics, clouds
+
+    settings = Dynamics(train=8, charges=6)
+    parts = clouds(settings)
+    assert [len(part.charges) for part in parts] == [8, 2, 2]
+    assert all((part.charges.sum(1) == 0).all() for part in parts)
+    assert torch.equal(parts[2].positions, clouds(settings)[2].positions)
+    for wrong, message in [
+        ({"charges": 7}, "--charges must be even"),
+        ({"dt": 0.0}, "--dt must be positive"),
+        ({"temperature": -1.0}, "--temperature must be positive"),
+        ({"steps": 1234}, "--steps must be a multiple of 10 and of --samples 200, got 1234"),
+        ({"boxes": 3, "train": 8}, "--boxes must be at most a quarter of --train 8, got 3"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Dynamics(**wrong).check()
+
+
+def test_the_study(tmp_path):
+    result = run_here("studies/dynamics.py", "--quick", "--no-progress", "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows, folder = rows_of(tmp_path, "dynamics"), tmp_path / "dynamics"
+    assert [row.setting("operators") for row in rows] == ["none", "SE3HyenaOperator"]
+    for row in rows:
+        for moved in (row.more["motion"], row.more["exact"]):
+            assert len(moved["energies"]) == 11
+            assert len(moved["drift"]) == len(moved["jump"]) == 2
+            assert all(math.isfinite(x) for x in moved["drift"] + moved["fluctuation"] + moved["energies"])
+    text = (folder / "energies.md").read_text()
+    assert text.index("exact forces") < text.index("| none") < text.index("| SE3HyenaOperator")
+    assert (folder / "energies.png").stat().st_size > 5000
+
+
+def test_messages_are_smooth():
+    """Also where two points meet, though the direction of their edge turns about there."""
+    from baselines.message_passing import HIDDEN, ChannelwiseMessagePassing
+
+    torch.manual_seed(0)
+    edge_index, x = torch.tensor([[0, 1], [1, 0]]), HIDDEN.randn(2, -1).double()
+    layer = ChannelwiseMessagePassing(HIDDEN, 2.0, 3.0).double()
+
+    def out(place):
+        pos = torch.tensor([[0.0, 0, 0], [place, 0, 0]], dtype=torch.float64)
+        return layer(x, pos, edge_index).detach()
+
+    step = 1e-4  # at a jump the first were of order 1, at a kink the second of order 1e-4
+    assert (out(step) - out(-step)).abs().max() < 100 * step
+    assert (out(step) - 2 * out(0.0) + out(-step)).abs().max() < 1000 * step**2
+    assert (out(1.0) - out(-1.0)).abs().max() > 1e-2
+    assert (out(2 - 1e-3) - out(2 + 1e-3)).abs().max() < 1e-9
+    assert (out(1.0) - out(2.0)).abs().max() > 1e-2
