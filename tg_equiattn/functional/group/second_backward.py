@@ -26,6 +26,7 @@ from torch import Tensor
 from ...precision import full_precision
 from .factorised import dot, dropped, full_logits, full_logits_backward, weighted
 from .plan import AttentionPlan
+from .pointwise import exponentials_
 from .tiles import from_lanes, to_lanes
 
 
@@ -59,7 +60,7 @@ def _tile(x: _Operands, along: _Operands, table, inverse, bias, keep, grad) -> t
     for t in range(x.query.shape[0]):
         score = dot(x.query[t], x.key)
         score = x.positions(t, table) + (score if bias is None else score.add_(bias[:, None]))
-        p = score.sub_(score.amax((1, 2), keepdim=True)).exp_()
+        p = exponentials_(score)
         p.div_(p.sum((1, 2), keepdim=True))
         tangent = dot(along.query[t], x.key).add_(dot(x.query[t], along.key)) + along.positions(t, table)
         tangent.sub_(_mean(p, tangent))
