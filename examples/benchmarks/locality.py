@@ -3,7 +3,7 @@
 Both layers of a row take turns in one process of their own, with warm-up; times are medians. Memory is measured in a
 process each. The goal is at most 1.1 of both.
 
-    python examples/benchmarks/locality.py                   # four minutes on two cores
+    python examples/benchmarks/locality.py                   # ten minutes on two cores
     python examples/benchmarks/locality.py --device cuda
 """
 

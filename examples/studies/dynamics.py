@@ -34,7 +34,7 @@ from harness.loading import tensor_batches
 from harness.results import Row
 from harness.tables import grouped, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit
-from long_range import LongRange, Model, Operator, label, predict, shares, spreads, tensors
+from long_range import LongRange, Model, Operator, label, predict, predictions, shares, spreads, tensors
 from torch import Tensor
 
 matplotlib.use("Agg")
@@ -185,7 +185,7 @@ def train(settings: Dynamics) -> Outcome:
     outcome = fit(learner, training, *held_out)
     model = learner.model.cpu()
     outcome.metric = "force error"
-    outcome.more["energy"], outcome.value = shares(model, data[2])
+    outcome.more["energy"], outcome.value = shares(*predictions(model, data[2]))
     model = model.double().requires_grad_(False)
     few = parts[2].charges[: settings.boxes]
     outcome.more["motion"] = move(learned(model, few, units[1]), parts[2], settings)

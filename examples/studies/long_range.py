@@ -148,7 +148,8 @@ class Model(nn.Module):
     def forward(self, charges: Tensor, pos: Tensor) -> Tensor:
         """Charges (B, N), positions (B, N, 3) -> irreps of every point, (B, N, dim)."""
         batch = torch.arange(len(charges), device=charges.device).repeat_interleave(charges.shape[1])
-        near, far = (edges(pos, radius) for radius in self.radii)
+        near = edges(pos, self.radii[0])
+        far = near if self.radii[1] == self.radii[0] else edges(pos, self.radii[1])
         flat = pos.flatten(0, 1)
         x = self.first(self.embed(charges.flatten()[:, None]), flat, near)
         if self.operator is not None:
@@ -205,10 +206,15 @@ def spreads(part: Clouds, task: str) -> tuple[float, float]:
     return (float(part.potentials.std()), of_vectors) if task == "fields" else (of_vectors, of_vectors)
 
 
-def shares(model: Model, data: list[Tensor]) -> tuple[float, float]:
-    """Squared errors of the scalar and the vector, as shares of their variance."""
+def predictions(model: Model, data: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """:func:`predict`, in batches."""
     pairs = [predict(model, [x[n : n + 32] for x in data]) for n in range(0, len(data[0]), 32)]
     out, target = (torch.cat([pair[n].detach() for pair in pairs]) for n in (0, 1))
+    return out, target
+
+
+def shares(out: Tensor, target: Tensor) -> tuple[float, float]:
+    """Squared errors of the scalar and the vector, as shares of their variance."""
     error = (out - target).square()
     scalar = error[..., 0].mean() / target[..., 0].var()
     return float(scalar), float(error[..., 1:].mean() / target[..., 1:].square().mean())
@@ -225,7 +231,8 @@ def train(settings: LongRange) -> Outcome:
     learner = Regressor(Model(settings), predict, settings)
     outcome = fit(learner, training, *held_out)
     model = learner.model.cpu()
-    outcome.more["same"], outcome.more["larger"] = shares(model, data[2]), shares(model, data[3])
+    for boxes, part in (("same", data[2]), ("larger", data[3])):
+        outcome.more[boxes] = shares(*predictions(model, part))
     if settings.operators == ("EuclideanFastAttention",):
         outcome.more["directions"] = by_directions(settings, model, data[2])
     return outcome
@@ -237,13 +244,14 @@ def by_directions(settings: LongRange, model: Model, data: list[Tensor]) -> list
     found = []
     exact = Model(settings, method="pairs")
     exact.load_state_dict(model.state_dict())
-    wanted = predict(exact.eval(), data)[0].detach()[..., 1:]
+    wanted = predictions(exact.eval(), data)[0][..., 1:]
     for error in ERRORS:
         other = Model(settings, method="directions", error=error)
         other.load_state_dict(model.state_dict())
-        apart = (predict(other.eval(), data)[0].detach()[..., 1:] - wanted).abs().max() / wanted.abs().max()
+        out, target = predictions(other.eval(), data)
+        apart = (out[..., 1:] - wanted).abs().max() / wanted.abs().max()
         count = 2 * len(other.operator.attention.directions)
-        found.append((error, count, shares(other, data)[1], float(apart)))
+        found.append((error, count, shares(out, target)[1], float(apart)))
     return found
 
 

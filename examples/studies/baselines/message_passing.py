@@ -19,26 +19,25 @@ class MessagePassing(nn.Module):
 
     Args:
         irreps_in: of the points' features; :data:`HIDDEN` come out.
-        radius: length of the longest edges, up to which ``bumps`` Gaussians tell lengths apart.
-        bumps: how many.
+        radius: length of the longest edges, up to which eight Gaussians tell lengths apart.
     """
 
-    def __init__(self, irreps_in: o3.Irreps, radius: float, bumps: int = 8) -> None:
+    def __init__(self, irreps_in: o3.Irreps, radius: float) -> None:
         super().__init__()
-        self.radius, self.bumps, self.harmonics = radius, bumps, o3.Irreps("0e + 1o + 2e")
+        self.radius, self.harmonics = radius, o3.Irreps("0e + 1o + 2e")
         scalars, gated = o3.Irreps("16x0e"), o3.Irreps("8x1o")
         self.gate = Gate(scalars, [torch.nn.functional.silu], "8x0e", [torch.sigmoid], gated)
         self.self_connection = o3.Linear(irreps_in, self.gate.irreps_in)
         self.product = o3.FullyConnectedTensorProduct(
             irreps_in, self.harmonics, self.gate.irreps_in, shared_weights=False
         )
-        self.weights = FullyConnectedNet([bumps, 32, self.product.weight_numel], torch.nn.functional.silu)
+        self.weights = FullyConnectedNet([8, 32, self.product.weight_numel], torch.nn.functional.silu)
 
     def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor) -> Tensor:
         source, target = edge_index
         edge = pos[source] - pos[target]
-        bumps = torch.linspace(0, self.radius, self.bumps, dtype=x.dtype, device=x.device)
-        radial = (-((edge.norm(dim=1)[:, None] - bumps) * self.bumps / 2 / self.radius).square()).exp()
+        bumps = torch.linspace(0, self.radius, 8, dtype=x.dtype, device=x.device)
+        radial = (-((edge.norm(dim=1)[:, None] - bumps) * 4 / self.radius).square()).exp()
         harmonics = o3.spherical_harmonics(self.harmonics, edge, normalize=True, normalization="component")
         messages = self.product(x[source], harmonics, self.weights(radial))
         degree = torch.zeros_like(x[:, 0]).index_add_(0, target, torch.ones_like(x[source, 0])).clamp(min=1)
