@@ -17,6 +17,7 @@ The particles have no order, and a convolution needs one: with --augment, traini
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from pathlib import Path
@@ -44,18 +45,19 @@ from tg_equiattn.nn.linear.spherical_features import gaunt_coupling
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+PUBLISHED = {"norm": "forward"}  # divided by the number of particles
 LOCAL = {"local_context": True, "edge_channels": 1}
 EQUIVARIANT: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
-    "SE(3)-Hyena": (SE3Hyena, {}),
-    "SE(3)-Hyena, radial order": (SE3Hyena, {"order": "radial"}),
-    "SE(3)-Hyena + local": (SE3Hyena, LOCAL),
+    "SE(3)-Hyena": (SE3Hyena, PUBLISHED),
+    "SE(3)-Hyena, radial order": (SE3Hyena, {**PUBLISHED, "order": "radial"}),
+    "SE(3)-Hyena + local": (SE3Hyena, {**PUBLISHED, **LOCAL}),
     "SE(3)-Transformer": (VectorTransformer, {}),
     "SE(3)-Transformer + local": (VectorTransformer, LOCAL),
     "local only": (SE3Hyena, LOCAL),
     "Euclidean attention": (SE3Hyena, {}),
     "Euclidean attention + local": (SE3Hyena, LOCAL),
 }
-PLAIN = {"Hyena": Hyena, "Transformer": Transformer}
+PLAIN = {"Hyena": functools.partial(Hyena, **PUBLISHED), "Transformer": Transformer}
 Model = Literal[
     "SE(3)-Hyena", "SE(3)-Hyena, radial order", "SE(3)-Hyena + local", "SE(3)-Transformer", "SE(3)-Transformer + local",
     "local only", "Euclidean attention", "Euclidean attention + local", "Hyena", "Transformer", "EGNN",

@@ -39,6 +39,15 @@ def rows_by_grade(irreps: o3.Irreps) -> Tensor:
     return torch.cat([torch.cat(grade, 1).flatten() for grade in by_grade if grade])
 
 
+def channels(irreps: o3.Irreps) -> list[int]:
+    """The channel of each column of a feature: one irrep of one multiplicity."""
+    out: list[int] = []
+    for mul, ir in irreps:
+        first = 1 + max(out, default=-1)
+        out += [first + n for n in range(mul) for _ in range(ir.dim)]
+    return out
+
+
 class Features(NamedTuple):
     """What forward asks of irreps, in plain values: torch.compile cannot look at irreps."""
 

@@ -8,7 +8,7 @@ from e3nn.util.jit import compile_mode
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.functional.hyena import SAME_LENGTH_MODES, bilinear_long_conv
+from tg_equiattn.functional.hyena import NORMS, SAME_LENGTH_MODES, bilinear_long_conv
 from tg_equiattn.nn.not_scriptable import NotScriptable
 from tg_equiattn.orders import check_order
 from tg_equiattn.precision import full_precision
@@ -67,9 +67,11 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
         *,
         instructions: list[tuple] | None = None,
         mode: str = "circular",
+        norm: str = "forward",
     ) -> None:
         super().__init__()
         checks.choice("mode", mode, SAME_LENGTH_MODES)
+        checks.choice("norm", norm, NORMS)
         irreps = o3.Irreps(irreps_in1), o3.Irreps(irreps_in2), o3.Irreps(irreps_out)
         if instructions is None:
             self.tensor_product = o3.FullyConnectedTensorProduct(*irreps, shared_weights=True)
@@ -77,7 +79,7 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
             self.tensor_product = o3.TensorProduct(*irreps, instructions, shared_weights=True)
         if not self.tensor_product.instructions:
             raise ValueError(f"irreps_out must have a path from {irreps[0]} x {irreps[1]}, got {irreps[2]}")
-        self.mode = mode
+        self.mode, self.norm = mode, norm
         self.irreps_in1, self.irreps_in2 = self.tensor_product.irreps_in1, self.tensor_product.irreps_in2
         self.irreps_out = self.tensor_product.irreps_out
         self._features = Features.of(self.irreps_in1), Features.of(self.irreps_in2)
@@ -139,7 +141,7 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
 
         def convolution(a: Tensor, b: Tensor, lengths: Tensor | None) -> Tensor:
             a, b = a.permute(1, 2, 0), b.permute(1, 2, 0)
-            return bilinear_long_conv(a, b, self.tensor_product, lengths, self.mode).permute(2, 0, 1)
+            return bilinear_long_conv(a, b, self.tensor_product, lengths, self.mode, self.norm).permute(2, 0, 1)
 
         with full_precision(x1.device):
             return sequences.mix(convolution, x1.to(self._reference.dtype).T, x2.to(self._reference.dtype).T).T

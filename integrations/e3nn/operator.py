@@ -86,11 +86,16 @@ class SE3HyenaOperator(IrrepsModule):
         order: str = "input",
         local_context: bool = False,
         edge_channels: int = 0,
-        mode: str = "circular",
+        filter: str = "data",
+        mode: str | None = None,
+        short_conv: int | None = None,
         **options: Any,
     ) -> None:
         irreps_in, irreps_out, grades, out_grades, hidden = _grades(irreps_in, irreps_out, irreps_hidden)
-        all_options = HyenaOptions(mode=mode, local_context=local_context, edge_channels=edge_channels, **options)
+        all_options = HyenaOptions(
+            filter=filter, mode=mode, short_conv=short_conv, local_context=local_context, edge_channels=edge_channels,
+            **options,
+        )  # fmt: skip
         super().__init__(irreps_in, irreps_out, HyenaOperator(grades, out_grades, all_options, hidden), order)
 
 

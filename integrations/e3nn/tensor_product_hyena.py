@@ -7,11 +7,11 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
-from tg_equiattn.nn.hyena import Edges, TokenShell
+from tg_equiattn.nn.hyena import ConvolutionOptions, Edges, LagFilter, ShortConv, TokenShell, check_short_conv
 from tg_equiattn.nn.not_scriptable import NotScriptable
 from tg_equiattn.sequences import Sequences
 
-from .layout import Features, check_features, describe
+from .layout import Features, channels, check_features, describe
 from .long_tensor_product import LongTensorProduct
 
 
@@ -61,9 +61,14 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         irreps_hidden: o3.Irreps | str | None = None,
         *,
         order: str = "input",
-        mode: str = "circular",
+        filter: str = "data",
+        mode: str | None = None,
+        norm: str | None = None,
+        short_conv: int | None = None,
     ) -> None:
         super().__init__()
+        options = ConvolutionOptions(filter=filter, mode=mode, norm=norm)
+        check_short_conv(short_conv)
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
         hidden = hidden.remove_zero_multiplicities().simplify()
@@ -74,7 +79,18 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         if not _products({ir for _, ir in hidden}, {ir for _, ir in hidden}, hidden):
             raise ValueError(f"irreps_hidden must have a path from its product with itself, 0e or 1e say, got {hidden}")
         self.project = o3.Linear(self.irreps_in + o3.Irreps("1o"), hidden + hidden + hidden)
-        self.convolution = LongTensorProduct(hidden, hidden, hidden, mode=mode)
+        self.short_conv: ShortConv | None = None
+        if short_conv is not None:
+            self.short_conv = ShortConv(channels(hidden + hidden + hidden), short_conv, options.causal)
+        self.lag_filter: LagFilter | None = None
+        if options.filter == "lag":
+            self.lag_filter = LagFilter(hidden.num_irreps, options.causal)
+            self.register_buffer("_channels", torch.tensor(channels(hidden)), persistent=False)
+            self.tensor_product = o3.FullyConnectedTensorProduct(hidden, hidden, hidden)
+        else:
+            self.convolution = LongTensorProduct(
+                hidden, hidden, hidden, mode=options.known_mode, norm=options.known_norm
+            )
         self._scalars = _scalars(hidden)
         self.norm = o3.Norm(hidden, squared=True)
         invariants = hidden.num_irreps + sum(b - a for a, b in self._scalars)
@@ -119,11 +135,19 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
     def _mix(self, x: Tensor, pos: Tensor, sequences: Sequences, edges: Edges | None) -> Tensor:
         """Features (irreps_in.dim, nodes) and centred positions (3, nodes) to (irreps_out.dim, nodes)."""
         x = x.T
-        query, key, value = self.project(torch.cat([x, pos.T], 1)).chunk(3, 1)
-        mixed = self.convolution.convolve(query, key, sequences)
+        projected = self.project(torch.cat([x, pos.T], 1))
+        if self.short_conv is not None:
+            projected = self.short_conv(projected.T, sequences).T
+        query, key, value = projected.chunk(3, 1)
+        mixed = self._convolve(query, key, sequences)
         invariants = torch.cat([self.norm(mixed), *(mixed[:, a:b] for a, b in self._scalars)], 1)
         mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(invariants)))
         return self.out(self.shortcut(x) + self.multiply(mixed, value)).T
+
+    def _convolve(self, query: Tensor, key: Tensor, sequences: Sequences) -> Tensor:
+        if self.lag_filter is None:
+            return self.convolution.convolve(query, key, sequences)
+        return self.tensor_product(query, self.lag_filter(key.T[None], sequences, self._channels)[0].T)
 
     def __repr__(self) -> str:
         return describe(self)

@@ -151,7 +151,7 @@ def performer_double_sum(attention, x, edge_index, offsets, batch):
     return torch.stack(out) @ attention.out.weight.T + attention.out.bias
 
 
-def long_convolution(q, k, lengths, mode, multiply=None):
+def long_convolution(q, k, lengths, mode, multiply=None, norm="forward"):
     """1/n sum_j q_j . k_{i-j}, one pair at a time; (B, N, C) of numbers, (B, N, C, 3) of vectors by cross products."""
     if multiply is None:
         multiply = torch.linalg.cross if q.ndim == 4 else torch.mul
@@ -165,9 +165,49 @@ def long_convolution(q, k, lengths, mode, multiply=None):
             for m in range(n):
                 i = (j + m) % n if mode == "circular" else j + m
                 if i < n or mode == "linear":
-                    places[i] = places[i] + multiply(q_b[j], k_b[m]) / n
+                    places[i] = (
+                        places[i]
+                        + multiply(q_b[j], k_b[m]) / {"forward": n, "ortho": math.sqrt(n), "backward": 1}[norm]
+                    )
         out.append(torch.stack(places))
     return torch.stack(out)
+
+
+def taps(x, weight, causal=False):
+    """Sums over neighbours of (N, C, ...) with weights (C, K), one token and tap at a time."""
+    size = weight.shape[1]
+    out = []
+    for i in range(len(x)):
+        total = torch.zeros_like(x[i])
+        for tap in range(size):
+            j = i + tap - (size - 1 if causal else size // 2)
+            if 0 <= j < len(x):
+                total = total + weight[:, tap].view(-1, *[1] * (x.ndim - 2)) * x[j]
+        out.append(total)
+    return torch.stack(out) if out else x
+
+
+def lag_sums(x, h, first):
+    """sum_j h_{i-j} x_j of (N, C, ...) with filters (L, C) of the lags from ``first`` on, one pair at a time."""
+    out = []
+    for i in range(len(x)):
+        total = torch.zeros_like(x[i])
+        for j in range(len(x)):
+            if 0 <= i - j - first < len(h):
+                total = total + h[i - j - first].view(-1, *[1] * (x.ndim - 2)) * x[j]
+        out.append(total)
+    return torch.stack(out) if out else x
+
+
+def implicit_filter(layer, lag):
+    """A LagFilter from its parameters, (C,) of one lag."""
+    size, sign = math.log(1 + abs(lag)), (lag > 0) - (lag < 0)
+    waves = [2 * math.pi * lag / 2**k for k in range(2, 12)]
+    x = [size / 4, sign * size / 4, *(math.sin(w) for w in waves), *(math.cos(w) for w in waves)]
+    x = torch.tensor(x, dtype=layer.decay.dtype)
+    for linear in (layer.inside, layer.between):
+        x = torch.sin(linear.weight @ x + linear.bias)
+    return (layer.outside.weight @ x + layer.outside.bias) / (1 + abs(lag)) ** torch.log1p(torch.exp(layer.decay))
 
 
 def cross_product_attention(q, k, v, lengths, scale=None):
@@ -308,15 +348,36 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None):
     n, attention = len(pos), not hasattr(operator, "gate")
     if edge_index is not None:
         x = local_context(operator.local, x, pos, edge_index, edge_attr)
-    projected = clifford_mlp(operator.project, beside(x, only(vectors=pos[:, None])))
+    here = beside(x, only(vectors=pos[:, None]))
+    projected = clifford_mlp(operator.project, here)
+    by_lag = not attention and operator.filters is not None
+    if by_lag:  # what nothing makes is nothing
+        of_zeros = clifford_mlp(operator.project, [0 * part[:1] for part in here])
+        projected = [a - b for a, b in zip(projected, of_zeros, strict=True)]
+    causal = not attention and operator.mode == "causal"
+    if operator.short_conv is not None:
+        weights = operator.short_conv.weight.split([part.shape[1] for part in projected])
+        projected = [taps(part, weight, causal) for part, weight in zip(projected, weights, strict=True)]
     query, key, value = zip(*(part.chunk(3, 1) for part in projected), strict=True)
     if attention:
         f = torch.softmax(query[0][..., 0] @ key[0][..., 0].T / math.sqrt(max(1, query[0].shape[1])), -1)
         scalars = (f @ value[0][..., 0])[..., None]
         vectors = cross_product_attention(*(t[1][None] for t in (query, key, value)), [n])[0]
     else:
-        u = long_convolution(query[0][None, ..., 0], key[0][None, ..., 0], [n], operator.mode)[0]
-        w = long_convolution(query[1][None], key[1][None], [n], operator.mode)[0]
+        q0, k0, q1, k1 = query[0][..., 0], key[0][..., 0], query[1], key[1]
+        if by_lag:
+            first = 0 if causal else 1 - n
+            h = {
+                kind: torch.stack([implicit_filter(layer, lag) for lag in range(first, n)])
+                for kind, layer in operator.filters.items()
+            }
+            u = q0 * lag_sums(k0, h["scalars"], first) if q0.shape[1] else q0
+            w = torch.linalg.cross(q1, lag_sums(k1, h["vectors"], first)) if q1.shape[1] else q1
+        else:
+            u, w = (
+                long_convolution(q[None], k[None], [n], operator.mode, norm=operator.norm)[0]
+                for q, k in ((q0, k0), (q1, k1))
+            )
         gate = torch.sigmoid(clifford_mlp(operator.gate, only(scalars=u, bivectors=w))[0])
         scalars = gate[:, : u.shape[1]] * u[..., None] * value[0]
         vectors = torch.linalg.cross(gate[:, u.shape[1] :] * w, value[1])

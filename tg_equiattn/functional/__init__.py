@@ -1,7 +1,15 @@
 """Kernels: pure functions of tensors and tables, without parameters. One folder a family, every function here."""
 
 from .group import group_attention, lifting_attention
-from .hyena import bilinear_long_conv, geometric_product, scalar_long_conv, vector_attention, vector_long_conv
+from .hyena import (
+    bilinear_long_conv,
+    geometric_product,
+    lag_long_conv,
+    scalar_long_conv,
+    short_conv,
+    vector_attention,
+    vector_long_conv,
+)
 from .linear import (
     clipped_attention,
     euclidean_fast_attention,
@@ -18,10 +26,12 @@ __all__ = [
     "euclidean_fast_attention",
     "geometric_product",
     "group_attention",
+    "lag_long_conv",
     "lifting_attention",
     "linear_attention",
     "orthogonal_projection",
     "scalar_long_conv",
+    "short_conv",
     "softmax_features",
     "sum_aggregation",
     "vector_attention",

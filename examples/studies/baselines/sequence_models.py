@@ -9,22 +9,27 @@ from torch import Tensor, nn
 
 from tg_equiattn import checks
 from tg_equiattn.functional.hyena import fft_convolution, softmax_attention
-from tg_equiattn.nn.hyena import Edges, GradedNetwork, Grades, ScalarVectorModule, grades_of_channels
+from tg_equiattn.nn.hyena import Edges, GradedNetwork, Grades, ScalarVectorModule, ShortConv, grades_of_channels
 from tg_equiattn.sequences import Sequences
 
 GATE_CHANNELS = 8  # as of SE(3)-Hyena
 
 
 class SequenceOperator(nn.Module, ABC):
-    """Query, key and value by a linear map; mixing; residual and output MLP. Tokens are (T, channels)."""
+    """Query, key and value by a linear map and a short convolution; mixing; residual and output MLP. Tokens are (T,
+    channels)."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, short_conv: int | None, norm: str) -> None:
         super().__init__()
         self.project = nn.Linear(channels, 3 * channels)
+        self.short_conv = None if short_conv is None else ShortConv(range(3 * channels), short_conv)
         self.out = _mlp(channels, channels, channels)
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
-        query, key, value = self.project(x).chunk(3, -1)
+        projected = self.project(x)
+        if self.short_conv is not None:
+            projected = self.short_conv(projected.T, sequences).T
+        query, key, value = projected.chunk(3, -1)
         return self.out(x + self.mix(sequences, query, key, value))
 
     @abstractmethod
@@ -35,13 +40,14 @@ class SequenceOperator(nn.Module, ABC):
 class LongConvolution(SequenceOperator):
     """By circular long convolution, a gate and the values."""
 
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels)
+    def __init__(self, channels: int, short_conv: int | None, norm: str) -> None:
+        super().__init__(channels, short_conv, norm)
+        self.norm = norm
         self.gate = _mlp(channels, GATE_CHANNELS, channels)
 
     def mix(self, sequences: Sequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         def convolve(q: Tensor, k: Tensor, lengths: Tensor | None) -> Tensor:
-            return fft_convolution(q, k, lengths, "circular")
+            return fft_convolution(q, k, lengths, "circular", norm=self.norm)
 
         mixed = sequences.mix(convolve, query.T[None], key.T[None])[0].T
         return torch.sigmoid(self.gate(mixed)) * mixed * value
@@ -65,12 +71,12 @@ class SequenceNetwork(GradedNetwork):
 
     def __init__(
         self, operator: type[SequenceOperator], in_grades: Grades, out_grades: Grades, channels: int, depth: int,
-        pool: str | None,
+        pool: str | None, short_conv: int | None, norm: str,
     ) -> None:  # fmt: skip
         checks.positive(channels=channels, depth=depth)
         super().__init__(in_grades, out_grades, pool=pool)
         self.embed = nn.Linear(in_grades.dim + 3, channels)
-        self.operators = nn.ModuleList([operator(channels) for _ in range(depth)])
+        self.operators = nn.ModuleList([operator(channels, short_conv, norm) for _ in range(depth)])
         self.out = _mlp(channels, channels, out_grades.dim)
 
     def forward(self, x: Tensor, pos: Tensor, sequences: Sequences, edges: Edges | None = None) -> Tensor:
@@ -93,6 +99,8 @@ class Hyena(ScalarVectorModule):
             one linear map for query, key and value as here, the default does.
         depth: number of operators.
         pool: ``None``, or ``"mean"`` over each sequence's tokens.
+        short_conv: taps of the short convolution, ``None`` for none.
+        norm: of the long convolution, ``"ortho"`` or the paper's ``"forward"``.
 
     Shapes:
         As :class:`SE3Hyena`.
@@ -118,9 +126,11 @@ class Hyena(ScalarVectorModule):
         channels: int = 224,
         depth: int = 3,
         pool: str | None = None,
+        short_conv: int | None = None,
+        norm: str = "ortho",
     ) -> None:
         grades = grades_of_channels(scalar_channels, vector_channels, (out_scalars, out_vectors), (None, None))
-        super().__init__(SequenceNetwork(self.operator, *grades[:2], channels, depth, pool))
+        super().__init__(SequenceNetwork(self.operator, *grades[:2], channels, depth, pool, short_conv, norm))
 
 
 class Transformer(Hyena):

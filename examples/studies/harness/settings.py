@@ -52,6 +52,8 @@ class Settings:
     """examples of one step, over all devices together"""
     learning_rate: float = 1e-3
     """of Adam, at the start"""
+    warmup: float = 0.0
+    """share of the steps in which the learning rate rises before it falls; 0 starts with the highest"""
     weight_decay: float = 0.0
     """of Adam"""
     clip: float = 0.0
@@ -81,6 +83,8 @@ class Settings:
         for name in ("weight_decay", "clip", "patience"):
             if getattr(self, name) < 0:
                 raise SettingsError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.warmup < 1:
+            raise SettingsError(f"{flag('warmup')} must be in [0, 1), got {self.warmup}")
         for name in self.SWEEP:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):

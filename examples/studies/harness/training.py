@@ -31,7 +31,8 @@ Predict = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
 
 class Learner(lightning.LightningModule):
-    """Adam on a loss; the learning rate falls as half a cosine, or (``constant``) stays. Measures ``metric``.
+    """Adam on a loss; the learning rate falls as half a cosine, after one that rises with ``--warmup``, or
+    (``constant``) stays. Measures ``metric``.
 
     Every epoch starts from a seed of its own, so a resumed run draws what an uninterrupted one would.
     """
@@ -77,8 +78,12 @@ class Learner(lightning.LightningModule):
         optimizer = torch.optim.Adam(self.parameters(), settings.learning_rate, weight_decay=settings.weight_decay)
         if self.constant:
             return optimizer
-        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.estimated_stepping_batches)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cosine, "interval": "step"}}
+        schedules, steps = torch.optim.lr_scheduler, int(self.trainer.estimated_stepping_batches)
+        if settings.warmup:
+            schedule = schedules.OneCycleLR(optimizer, settings.learning_rate, steps, pct_start=settings.warmup)
+        else:
+            schedule = schedules.CosineAnnealingLR(optimizer, steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class Classifier(Learner):

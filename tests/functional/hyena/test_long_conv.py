@@ -1,5 +1,7 @@
 """Long convolutions of scalars, vectors and by any bilinear product against double loops, dense and ragged."""
 
+import functools
+
 import pytest
 import torch
 from oracles import long_convolution
@@ -38,6 +40,24 @@ def test_equals_the_definition(kind, mode, n, ragged, device):
     direction = torch.randn_like(out)
     for got, wanted in zip(grads(out, direction, (q, k)), grads(expected, direction, (q, k)), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 8, 11])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("norm", ["ortho", "backward"])
+def test_norms(norm, mode, n):
+    """At lengths that the FFT is fast at and others, ragged and not, by numbers, vectors and any product."""
+    for own in ((n,) * B, LENGTHS[n]):
+        lengths = None if own == (n,) * B else torch.tensor(own)
+        for kind, function in KINDS.items():
+            q, k = inputs(kind, n)
+            out, wanted = function(q, k, lengths, mode, norm), long_convolution(q, k, own, mode, norm=norm)
+            torch.testing.assert_close(out, wanted, rtol=1e-12, atol=1e-12)
+            for a, b in zip(grads(out, wanted.detach(), (q, k)), grads(wanted, wanted.detach(), (q, k)), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+        q, k = inputs("scalar", n)
+        out = bilinear_long_conv(q, k, torch.mul, lengths, mode, norm)
+        torch.testing.assert_close(out, scalar_long_conv(q, k, lengths, mode, norm), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +191,7 @@ def test_operator_registered():
         a, b = (torch.randn(components, 2, 3, 5).double().requires_grad_() for _ in range(2))
         for lengths in (None, torch.tensor([5, 2, 0])):
             for correlate in (False, True):
-                sample = (a, b, lengths, "circular", correlate)
+                sample = (a, b, lengths, "circular", correlate, "ortho")
                 torch.library.opcheck(operator, sample, test_utils=checks)
 
 
@@ -283,6 +303,8 @@ V, S = torch.ones(3, 5, 2, 3), torch.ones(3, 5, 2)
         ("q must be float32 or float64", vector_long_conv, V.bfloat16(), V.bfloat16(), None, "circular"),
         ("mode must be one of", scalar_long_conv, S, S, None, "cyclic"),
         ("mode must be one of", scalar_long_conv, S, S, None, None),
+        ("norm must be one of", functools.partial(scalar_long_conv, norm="mean"), S, S, None, "linear"),
+        ("norm must be one of", functools.partial(vector_long_conv, norm=None), V, V, None, "circular"),
         (r"lengths must be int64 of shape \(3,\)", scalar_long_conv, S, S, torch.ones(3), "circular"),
         (r"lengths must be int64 of shape \(3,\)", scalar_long_conv, S, S, torch.ones(2).long(), "circular"),
         (r"lengths must be int64 of shape \(3,\)", scalar_long_conv, S, S, [1, 2, 3], "circular"),
@@ -305,6 +327,7 @@ def test_bad_arguments(message, function, q, k, lengths, mode):
         (r"k must be \(3, 5, D\) of torch.float32", S, S.double(), {}),
         ("q must be float32 or float64", S.half(), S.half(), {}),
         ("mode must be one of", S, S, {"mode": "cyclic"}),
+        ("norm must be one of", S, S, {"norm": "mean"}),
         ("block must be a positive", S, S, {"block": 0}),
         (r"lengths must be in \[0, 5\]", S, S, {"lengths": torch.tensor([1, 2, 6])}),
     ],

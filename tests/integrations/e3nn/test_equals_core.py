@@ -23,6 +23,10 @@ CASES = {
     "model": ("SE3Hyena", {"depth": 2, **LOCAL}),
     "pooled": ("SE3Hyena", {"depth": 2, "pool": "mean", "order": "radial"}),
     "attention": ("VectorSelfAttention", {}),
+    "lag": ("SE3HyenaOperator", {"filter": "lag", "short_conv": 3}),
+    "lag model": ("SE3Hyena", {"filter": "lag", "mode": "causal", "short_conv": 3, "depth": 1}),
+    "norm": ("SE3HyenaOperator", {"norm": "forward", "short_conv": 5}),
+    "attention short": ("VectorSelfAttention", {"short_conv": 3}),
     "attention local": ("VectorSelfAttention", LOCAL),
 }
 

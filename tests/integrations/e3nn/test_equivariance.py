@@ -29,6 +29,7 @@ MODULES = {
     "radial": lambda *irreps: SE3HyenaOperator(*irreps, order="radial"),
     "model": lambda *irreps: SE3Hyena(*irreps, depth=2),
     "pooled": lambda *irreps: SE3Hyena(*irreps, depth=2, pool="mean", order="radial"),
+    "lag": lambda *irreps: SE3HyenaOperator(*irreps, filter="lag", short_conv=3),
     "attention": VectorSelfAttention,
 }
 

@@ -83,7 +83,7 @@ def test_permutations_with_radial_order(on_device, dtype, name, make):
     assert error(layer(**both), (scalars[p], move(vectors[p], r))) <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("name", ["plain", "local", "model"])
+@pytest.mark.parametrize("name", ["plain", "local", "model", "lag", "short"])
 def test_permutations_are_seen_in_input_order(name, make):
     layer, x, p = make(name), sample(name, [31]), torch.randperm(31)
     scalars, vectors = layer(**x)
@@ -114,8 +114,9 @@ def test_broken_equivariance_is_seen(make, monkeypatch):
         assert broken(lambda x: x) > 1e-3
 
 
-def test_causal_sees_no_later_token(make):
-    layer, x = make("causal"), sample("causal", [11])
+@pytest.mark.parametrize("name", ["causal", "short", "lag causal", "lag model"])
+def test_causal_sees_no_later_token(name, make):
+    layer, x = make(name), sample(name, [11])
     del x["pos"]  # their mean is of all tokens
     out = layer(**x)
     later = {**x, "scalars": x["scalars"].clone(), "vectors": x["vectors"].clone()}
@@ -123,6 +124,67 @@ def test_causal_sees_no_later_token(make):
     changed = layer(**later)
     close([part[:6] for part in changed], [part[:6] for part in out], 1e-10)
     assert error([part[6:] for part in changed], [part[6:] for part in out]) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["lag causal", "lag model"])
+def test_appended_tokens_change_nothing_earlier(name, make):
+    """No factor of the length, unlike the filter that is data, and no positions, whose mean is of all tokens."""
+
+    def change(layer):
+        x = {key: part for key, part in sample(name, [23]).items() if key in ("scalars", "vectors")}
+        first = layer(**{key: part[:13] for key, part in x.items()})
+        return error([part[:13] for part in layer(**x)], first)
+
+    assert change(make(name)) <= 1e-12
+    assert change(make("causal")) > 1e-6
+    assert change(make("lag")) > 1e-6
+
+
+def test_a_chain_among_zeros_is_as_alone(make):
+    """Wherever it stands, and biases add nothing for zeros. Neighbours on both sides spread keys to the zeros next to
+    the ends, so with them there must be some; the filter that is data knows places."""
+
+    def among_zeros(layer, x, start):
+        scalars, vectors = torch.zeros(31, S).double(), torch.zeros(31, V, 3).double()
+        scalars[start : start + 7], vectors[start : start + 7] = x["scalars"], x["vectors"]
+        return [part[start : start + 7] for part in layer(scalars, vectors)]
+
+    def changes(name):
+        layer, x = make(name), sample(name, [7])
+        wanted = among_zeros(layer, x, 1) if name == "lag" else layer(x["scalars"], x["vectors"])
+        assert all(part.abs().max() > 1e-2 for part in wanted)
+        return [error(among_zeros(layer, x, start), wanted) for start in (2, 9, 23)]
+
+    for name in ("lag", "lag bare", "lag causal"):
+        assert max(changes(name)) <= 1e-12
+    assert min(changes("plain")) > 1e-3
+    assert min(changes("short")) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "fades"), [("plain", False), ("lag", False), ("lag causal", False), ("published", True)]
+)
+def test_what_other_tokens_say_does_not_fade(name, fades):
+    """With parameters as they start, changing all other tokens moves one as much in a chain of 20,000 as in one of 20;
+    with the paper's factor it does not."""
+    kind, options = OPTIONS[name]
+    layers = [kind(16, 16, **options) for _ in range(4)]
+
+    def moved(layer, n):
+        x, y = ((torch.randn(n, 16), torch.randn(n, 16, 3)) for _ in range(2))
+        for a, b in zip(x, y, strict=True):
+            b[n // 2] = a[n // 2]
+        with torch.no_grad():
+            pairs = list(zip(layer(*x), layer(*y), strict=True))
+        sizes = sum(a.square().mean() for a, _ in pairs)
+        return float(sum((a[n // 2] - b[n // 2]).square().mean() for a, b in pairs) / sizes) ** 0.5
+
+    moves = [sum(moved(layer, n) for layer in layers) / len(layers) for n in (20, 200, 2000, 20000)]
+    if fades:
+        assert moves[3] < moves[0] / 10
+    else:
+        assert 0.5 * moves[0] < moves[3]
+        assert 0.05 < min(moves) < max(moves) < 3
 
 
 def test_scalars_or_vectors_only(randomise):
@@ -134,13 +196,16 @@ def test_scalars_or_vectors_only(randomise):
     assert layer(x["scalars"], None, pos=x["pos"])[1].shape == (11, 2, 3)
     with pytest.raises(ValueError, match=r"^pos must be given"):
         layer(x["scalars"], None)
+    for options in ({"filter": "lag", "short_conv": 3}, {"short_conv": 3}):
+        layer = randomise(SE3HyenaOperator(0, V, out_scalars=2, hidden_scalars=0, **options)).double()
+        assert layer(None, x["vectors"])[0].shape == (11, 2)
     layer = randomise(SE3HyenaOperator(0, V, out_scalars=1, hidden_scalars=2)).double()
     assert layer(None, x["vectors"])[0].shape == (11, 1)
     empty = layer(x["scalars"][:, :0], x["vectors"])
     close(empty, layer(None, x["vectors"]), 0)
 
 
-@pytest.mark.parametrize("name", ["plain", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["plain", "lag", pytest.param("local", marks=pytest.mark.slow)])
 def test_gradcheck_twice(name, randomise):
     """First and second derivatives, forces included, on a tiny case."""
     options = {**OPTIONS[name][1], "num_blocks": 1, "gate_channels": 1, "mlp_channels": 1}
@@ -180,13 +245,13 @@ def test_training_on_forces(make):
     torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope.detach(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["widths", "radial local", "pooled"])
+@pytest.mark.parametrize("name", ["widths", "radial local", "pooled", "lag"])
 def test_copies(name, make, check_copies):
     kind, options = OPTIONS[name]
     check_copies(lambda: Whole(kind(S, V, **options).double()), Whole(make(name)), sample(name, [7, 3]))
 
 
-@pytest.mark.parametrize("name", ["plain", "radial local"])
+@pytest.mark.parametrize("name", ["plain", "radial local", "lag"])
 def test_reset_and_repr(name, make):
     layer, x = make(name), sample(name, [7, 3])
     before = copy.deepcopy(layer.state_dict())
@@ -204,7 +269,7 @@ def test_parameters_as_published():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "flat"), [("radial", False), ("pooled", True)])
+@pytest.mark.parametrize(("name", "flat"), [("radial", False), ("pooled", True), ("lag", False), ("lag model", True)])
 def test_compiles_whole(on_device, name, flat, make):
     layer, sizes = make(name, torch.float32), [7, 3]
     x = sample(name, sizes, torch.float32)
@@ -225,7 +290,7 @@ def test_compiling_needs_the_sizes(make):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["plain", "radial local", "pooled"])
+@pytest.mark.parametrize("name", ["plain", "radial local", "pooled", "lag"])
 def test_mixed_precision(on_device, name, dtype, make):
     layer, x = make(name, torch.float32), sample(name, [7, 3], torch.float32)
     expected = layer(**x)

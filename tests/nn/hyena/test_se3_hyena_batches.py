@@ -55,7 +55,7 @@ def test_an_empty_sequence_pools_to_the_same_whatever_the_padding(make):
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("name", ["plain", "local", "radial", "radial local", "pooled"])
+@pytest.mark.parametrize("name", ["plain", "local", "radial", "radial local", "pooled", "lag"])
 def test_nan_stays_in_its_sequence(on_device, name, bad, make):
     sizes = [5, 4, 1, 6]
     layer, x = make(name), sample(name, sizes)
@@ -73,7 +73,7 @@ def test_nan_stays_in_its_sequence(on_device, name, bad, make):
         close([part[others] for part in out], [part[others] for part in expected])
 
 
-@pytest.mark.parametrize("name", ["plain", "radial local", "pooled"])
+@pytest.mark.parametrize("name", ["plain", "radial local", "pooled", "lag"])
 def test_padding_is_never_read(name, make):
     """NaN in it changes neither outputs nor gradients of parameters, and gets none itself."""
     layer, x = make(name), sample(name, [5, 0, 3])
@@ -88,7 +88,7 @@ def test_padding_is_never_read(name, make):
     close(*results)
 
 
-@pytest.mark.parametrize("name", ["plain", "local", "radial local"])
+@pytest.mark.parametrize("name", ["plain", "local", "radial local", "lag"])
 def test_blocks_of_tokens_change_nothing(name, randomise):
     """A batch of so many tokens that every MLP takes several blocks of them, which cut its sequences, against each
     sequence alone, in one."""
@@ -115,7 +115,7 @@ def test_a_given_order_is_that_of_the_sequence(make):
     close(radial(**x, order=order), layer(**x, order=order))
 
 
-@pytest.mark.parametrize("name", ["plain", "radial local", "pooled"])
+@pytest.mark.parametrize("name", ["plain", "radial local", "pooled", "lag", "lag model"])
 def test_nothing_and_one_token(name, make):
     layer, x = make(name), sample(name, [1])
     close([part[:1] for part in layer(**x)], layer(**{k: v for k, v in x.items() if k != "batch"}))

@@ -1,17 +1,19 @@
 r"""Long convolution and correlation of scalars or vectors as one PyTorch operator.
 
-    convolution   u_i = 1/n sum_j a_j . b_{i-j}          correlation   w_m = 1/n sum_i a_i . b_{i+m}
+    convolution   u_i = s sum_j a_j . b_{i-j}          correlation   w_m = s sum_i a_i . b_{i+m}
 
-with "." the product of numbers or the cross product, n the sequence's own length, and indices modulo n ("circular") or
-without wrapping round, outputs 0 to n - 1 ("causal"). Each is the derivative of the other, so the operator is its own
-backward, saves its inputs only, and can be differentiated any number of times. Its plain composition is one block of
-it, all rows and channels at once.
+with "." the product of numbers or the cross product, s a factor of the sequence's own length n, and indices modulo n
+("circular") or without wrapping round, outputs 0 to n - 1 ("causal"). Each is the derivative of the other, so the
+operator is its own backward, saves its inputs only, and can be differentiated any number of times. Its plain
+composition is one block of it, all rows and channels at once.
 
 Where n is a length that the FFT is fast at, a circular convolution is one at that length. Otherwise, and for sequences
 of several lengths, it is a linear convolution at a fast length of which each sequence's tail is folded back at n.
 """
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +22,8 @@ from ...precision import full_precision
 from ..backend import refuse_forward_mode, use_plain
 
 SAME_LENGTH_MODES = ("circular", "causal")
+NORMS = ("forward", "ortho", "backward")  # as torch.fft: divide by the length, by its root, by nothing
+Length = TypeVar("Length", float, Tensor)
 _BLOCK_NUMBERS = {"cpu": 1 << 22, "other": 1 << 26}  # numbers of one operand transformed at a time
 
 
@@ -66,13 +70,6 @@ def fold(raw: Tensor, length: int, lengths: Tensor | None, mode: str, correlate:
     return out.masked_fill(place >= lengths[:, None], 0)
 
 
-def _number_or_cross_product(a: Tensor, b: Tensor) -> Tensor:
-    """The product of numbers (1, ...) or the cross product (3, ...)."""
-    if len(a) == 1:
-        return a * b
-    return torch.stack([torch.addcmul(a[x] * b[y], a[y], b[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))])
-
-
 def transform(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str) -> tuple[Tensor, Tensor, int]:
     """Spectra of sequences (..., B, N), the second divided by the length they are taken at, which comes third."""
     length = a.shape[-1]
@@ -84,59 +81,88 @@ def transform(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str) -> tuple[
 
 
 def invert(
-    spectrum: Tensor, total: int, length: int, lengths: Tensor | None, mode: str, correlate: bool = False
+    spectrum: Tensor,
+    total: int,
+    length: int,
+    lengths: Tensor | None,
+    mode: str,
+    correlate: bool = False,
+    norm: str = "forward",
 ) -> Tensor:
-    """A product of the two spectra as sequences (..., B, N), divided by their own lengths."""
+    """A product of the two spectra as sequences (..., B, N), divided by what ``norm`` says of their own lengths."""
     out = fold(torch.fft.irfft(spectrum, total), length, lengths, mode, correlate)
     if lengths is not None:
-        return out * (total / lengths.clamp(min=1).to(out.dtype))[:, None]
-    return out if total == length else out * (total / length)
+        return out * (total * length_factor(lengths.to(out.dtype), norm))[:, None]
+    return out if total == length and norm == "forward" else out * (total * length_factor(length, norm))
 
 
-def fft_convolution(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, backend: str = "auto") -> Tensor:
+def length_factor(n: Length, norm: str) -> Length:
+    """1 / n, 1 / sqrt(n) or 1 for own lengths n, where an empty sequence counts as one token."""
+    n = n.clamp(min=1) if isinstance(n, Tensor) else max(n, 1)
+    return n ** {"forward": -1.0, "ortho": -0.5, "backward": 0.0}[norm]
+
+
+def fft_convolution(
+    a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, backend: str = "auto", norm: str = "forward"
+) -> Tensor:
     """The convolution of a, b (1 or 3, C, B, N) of own lengths (B,), None where all are N; what lies beyond them is
     never looked at. There is no kernel of it: any backend but ``"plain"`` means the operator."""
     if use_plain(backend):
         with full_precision(a.device):
-            return _convolve_block(a, b, lengths, mode, False) if a.numel() else torch.zeros_like(a)
-    return _operator(a, b, lengths, mode, False)
+            return _convolve_block(a, b, lengths, mode, False, norm) if a.numel() else torch.zeros_like(a)
+    return _operator(a, b, lengths, mode, False, norm)
 
 
-def _convolve_block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
+def number_or_cross_product(a: Tensor, b: Tensor) -> Tensor:
+    """The product of numbers (1, ...) or the cross product (3, ...)."""
+    if len(a) == 1:
+        return a * b
+    return torch.stack([torch.addcmul(a[x] * b[y], a[y], b[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))])
+
+
+def _convolve_block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, norm: str) -> Tensor:
     x, y, total = transform(a, b, lengths, mode)
-    product = _number_or_cross_product(x.conj().resolve_conj() if correlate else x, y)
-    return invert(product, total, a.shape[-1], lengths, mode, correlate)
+    product = number_or_cross_product(x.conj().resolve_conj() if correlate else x, y)
+    return invert(product, total, a.shape[-1], lengths, mode, correlate, norm)
+
+
+def blocks(x: Tensor, total: int) -> list[tuple[slice, slice]]:
+    """Channels and rows of (components, C, B, N) to transform at a time at length ``total``."""
+    components, channels, rows, _ = x.shape
+    numbers = _BLOCK_NUMBERS.get(x.device.type, _BLOCK_NUMBERS["other"])
+    step_rows = max(1, min(rows, numbers // (components * total)))
+    step = max(1, numbers // (components * total * step_rows))
+    return [
+        (slice(c, c + step), slice(r, r + step_rows))
+        for r in range(0, rows, step_rows)
+        for c in range(0, channels, step)
+    ]
 
 
 @torch.library.custom_op("tg_equiattn::fft_convolution", mutates_args=())
-def _operator(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
+def _operator(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, norm: str) -> Tensor:
     refuse_forward_mode()
-    components, channels, rows, length = a.shape
     if not a.numel():
         return torch.zeros_like(a, memory_format=torch.contiguous_format)
+    parts = blocks(a, transform_length(a.shape[-1], lengths is not None, mode))
     with full_precision(a.device):
-        per_row = components * transform_length(length, lengths is not None, mode)
-        numbers = _BLOCK_NUMBERS.get(a.device.type, _BLOCK_NUMBERS["other"])
-        step_rows = max(1, min(rows, numbers // per_row))
-        step = max(1, numbers // (per_row * step_rows))
-        if step_rows == rows and step >= channels:
-            return _convolve_block(a, b, lengths, mode, correlate).contiguous()
-        out = a.new_empty(a.shape)
-        for r in range(0, rows, step_rows):
-            own = None if lengths is None else lengths[r : r + step_rows]
-            for c in range(0, channels, step):
-                part = slice(None), slice(c, c + step), slice(r, r + step_rows)
-                out[part] = _convolve_block(a[part], b[part], own, mode, correlate)
-        return out
+        if len(parts) == 1:
+            return _convolve_block(a, b, lengths, mode, correlate, norm).contiguous()
+        out = torch.zeros_like(a, memory_format=torch.contiguous_format)
+        for channels, rows in parts:
+            own = None if lengths is None else lengths[rows]
+            part = slice(None), channels, rows
+            out[part] = _convolve_block(a[part], b[part], own, mode, correlate, norm)
+    return out
 
 
 @_operator.register_fake
-def _(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
+def _(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, norm: str) -> Tensor:
     return a.new_empty(a.shape)
 
 
 def _save(ctx, inputs, output) -> None:
-    a, b, lengths, ctx.mode, ctx.correlate = inputs
+    a, b, lengths, ctx.mode, ctx.correlate, ctx.norm = inputs
     ctx.save_for_backward(a, b, lengths)
 
 
@@ -146,15 +172,15 @@ def _gradient(ctx, grad: Tensor):
     grad_a = grad_b = None
     if ctx.correlate:
         if ctx.needs_input_grad[0]:
-            grad_a = sign * _operator(grad, b, lengths, ctx.mode, True)
+            grad_a = sign * _operator(grad, b, lengths, ctx.mode, True, ctx.norm)
         if ctx.needs_input_grad[1]:
-            grad_b = _operator(grad, a, lengths, ctx.mode, False)
+            grad_b = _operator(grad, a, lengths, ctx.mode, False, ctx.norm)
     else:
         if ctx.needs_input_grad[0]:
-            grad_a = _operator(b, grad, lengths, ctx.mode, True)
+            grad_a = _operator(b, grad, lengths, ctx.mode, True, ctx.norm)
         if ctx.needs_input_grad[1]:
-            grad_b = sign * _operator(a, grad, lengths, ctx.mode, True)
-    return grad_a, grad_b, None, None, None
+            grad_b = sign * _operator(a, grad, lengths, ctx.mode, True, ctx.norm)
+    return grad_a, grad_b, None, None, None, None
 
 
 _operator.register_autograd(_gradient, setup_context=_save)

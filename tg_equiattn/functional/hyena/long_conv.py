@@ -10,13 +10,15 @@ from torch import Tensor
 from ... import checks
 from ...precision import full_precision
 from ...sequences import token_blocks
-from .fft_convolution import fast_length, fft_convolution, invert, transform
+from .fft_convolution import NORMS, fast_length, fft_convolution, invert, length_factor, transform
 
 MODES = ("circular", "linear", "causal")
 _BLOCK_PAIRS = {"cpu": 1 << 20, "other": 1 << 26}  # pairs of channels times frequencies of one block
 
 
-def scalar_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: str = "circular") -> Tensor:
+def scalar_long_conv(
+    q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: str = "circular", norm: str = "forward"
+) -> Tensor:
     r"""Long convolution of scalar sequences, each channel by itself.
 
     .. math:: u_i = \frac{1}{n} \sum_j q_j\, k_{i-j}
@@ -30,6 +32,8 @@ def scalar_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
         lengths: int64 ``(B,)``, the own length of each sequence; ``None`` means N. What lies beyond is never read, and
             is zero in the output.
         mode: ``"circular"``, ``"linear"`` or ``"causal"``.
+        norm: the factor, as of ``torch.fft``: 1 / n (``"forward"``, the paper's), :math:`1 / \sqrt n` (``"ortho"``),
+            with which outputs of random tokens keep their size whatever n is, or 1 (``"backward"``).
 
     Shapes:
         ``(B, N, C)`` each -> ``(B, N, C)``; ``(B, 2N - 1, C)`` for ``"linear"``.
@@ -45,12 +49,14 @@ def scalar_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
         >>> scalar_long_conv(q, torch.tensor([0.0, 3.0, 0.0]).view(1, 3, 1)).flatten()  # shifted by one
         tensor([3., 1., 2.])
     """
-    _check(q, k, lengths, mode, 3)
-    out = _by_component(q.permute(2, 0, 1)[None], k.permute(2, 0, 1)[None], lengths, mode)
+    _check(q, k, lengths, mode, norm, 3)
+    out = _by_component(q.permute(2, 0, 1)[None], k.permute(2, 0, 1)[None], lengths, mode, norm)
     return out[0].permute(1, 2, 0)
 
 
-def vector_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: str = "circular") -> Tensor:
+def vector_long_conv(
+    q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: str = "circular", norm: str = "forward"
+) -> Tensor:
     r"""Long convolution of vector sequences by cross products, each channel by itself.
 
     .. math:: u_i = \frac{1}{n} \sum_j q_j \times k_{i-j}
@@ -66,6 +72,7 @@ def vector_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
             and is zero in the output.
         mode: indices modulo n (``"circular"``), all of the 2n - 1 values without wrapping round (``"linear"``), or the
             first n of these, which depend on the past only (``"causal"``).
+        norm: as of :func:`scalar_long_conv`.
 
     Shapes:
         ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``; ``(B, 2N - 1, C, 3)`` for ``"linear"``.
@@ -83,10 +90,10 @@ def vector_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
         >>> vector_long_conv(q, k)[0, 3, 0].round()  # z at token 3
         tensor([0., 0., 1.])
     """
-    _check(q, k, lengths, mode, 4)
+    _check(q, k, lengths, mode, norm, 4)
     if q.shape[-1] != 3:
         raise ValueError(f"q must hold vectors, 3 components on the last axis, got shape {tuple(q.shape)}")
-    out = _by_component(q.permute(3, 2, 0, 1), k.permute(3, 2, 0, 1), lengths, mode)
+    out = _by_component(q.permute(3, 2, 0, 1), k.permute(3, 2, 0, 1), lengths, mode, norm)
     return out.permute(2, 3, 1, 0)
 
 
@@ -96,6 +103,7 @@ def bilinear_long_conv(
     product: Callable[[Tensor, Tensor], Tensor],
     lengths: Tensor | None = None,
     mode: str = "circular",
+    norm: str = "forward",
     *,
     block: int | None = None,
 ) -> Tensor:
@@ -112,7 +120,7 @@ def bilinear_long_conv(
         q: signal.
         k: filter.
         product: maps ``(M, C)`` and ``(M, D)`` to ``(M, E)``, row by row, linear in both.
-        lengths, mode: as of :func:`scalar_long_conv`.
+        lengths, mode, norm: as of :func:`scalar_long_conv`.
         block: how many frequencies the product is evaluated at at a time; backward computes blocks again. ``None``
             means as many as keep its pairs of channels in the cache (on a GPU, within 64 million).
 
@@ -131,7 +139,7 @@ def bilinear_long_conv(
         >>> torch.allclose(dot, scalar_long_conv(q, k).sum(2, keepdim=True), atol=1e-6)
         True
     """
-    _check(q, k, lengths, mode, 3, alike=False)
+    _check(q, k, lengths, mode, norm, 3, alike=False)
     if block is not None:
         checks.positive(block=block)
     if not q.shape[0] * q.shape[1]:
@@ -147,18 +155,19 @@ def bilinear_long_conv(
         both = product(a + b, c + d)
         return torch.cat([first - last, both - first - last], -1).T
 
-    def convolve(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str) -> Tensor:
+    def convolve(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, norm: str) -> Tensor:
         x, y, total = transform(a, b, lengths, mode)
         parts = [part.flatten(1) for part in (x.real, x.imag, y.real, y.imag)]
         real, imaginary = token_blocks(at_frequencies, block, parts).unflatten(-1, x.shape[1:]).chunk(2)
-        return invert(torch.complex(real, imaginary), total, a.shape[-1], lengths, mode)
+        return invert(torch.complex(real, imaginary), total, a.shape[-1], lengths, mode, norm=norm)
 
     with full_precision(q.device):
-        return _in_mode(convolve, q.permute(2, 0, 1), k.permute(2, 0, 1), lengths, mode).permute(1, 2, 0)
+        return _in_mode(convolve, q.permute(2, 0, 1), k.permute(2, 0, 1), lengths, mode, norm).permute(1, 2, 0)
 
 
-def _check(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str, axes: int, alike: bool = True) -> None:
+def _check(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str, norm: str, axes: int, alike: bool = True) -> None:
     checks.choice("mode", mode, MODES)
+    checks.choice("norm", norm, NORMS)
     if alike:
         checks.alike(axes, q=q, k=k)
     else:
@@ -172,25 +181,31 @@ def _check(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str, axes: int, a
     checks.lengths(lengths, q.shape[0], q.shape[1], q.device)
 
 
-def _by_component(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str) -> Tensor:
+def _by_component(q: Tensor, k: Tensor, lengths: Tensor | None, mode: str, norm: str) -> Tensor:
     """Of numbers (1, C, B, N), or of vectors (3, C, B, N)."""
-    return _in_mode(fft_convolution, q, k, lengths, mode)
+
+    def convolve(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, norm: str) -> Tensor:
+        return fft_convolution(a, b, lengths, mode, norm=norm)
+
+    return _in_mode(convolve, q, k, lengths, mode, norm)
 
 
-def _in_mode(convolve: Callable[..., Tensor], q: Tensor, k: Tensor, lengths: Tensor | None, mode: str) -> Tensor:
+def _in_mode(
+    convolve: Callable[..., Tensor], q: Tensor, k: Tensor, lengths: Tensor | None, mode: str, norm: str
+) -> Tensor:
     """A convolution of (..., B, N) that keeps the length, also where none wraps round and all of it is wanted."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k = q.to(dtype), k.to(dtype)
     length = q.shape[-1]
     if mode != "linear" or not length:
-        return convolve(q, k, lengths, mode)
+        return convolve(q, k, lengths, mode, norm)
     if lengths is not None:
         mask = torch.arange(length, device=q.device) < lengths[:, None]
         q, k = torch.where(mask, q, 0.0), torch.where(mask, k, 0.0)
     padding = 0, fast_length(2 * length - 1) - length
     q, k = torch.nn.functional.pad(q, padding), torch.nn.functional.pad(k, padding)
-    out = convolve(q, k, None, "circular")[..., : 2 * length - 1] * q.shape[-1]
+    out = convolve(q, k, None, "circular", "backward")[..., : 2 * length - 1]
     if lengths is None:
-        return out / length
-    out = out / lengths.clamp(min=1).to(dtype)[:, None]
+        return out * length_factor(length, norm)
+    out = out * length_factor(lengths.to(dtype), norm)[:, None]
     return out.masked_fill(torch.arange(out.shape[-1], device=q.device) >= (2 * lengths - 1)[:, None], 0)

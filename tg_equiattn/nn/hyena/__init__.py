@@ -8,9 +8,10 @@ from .graded_network import GradedNetwork
 from .graded_operators import GradedOperator, HyenaOperator, VectorAttentionOperator
 from .grades import Grades, grades_of_channels, join_channels
 from .local_context import Edges, LocalContext
-from .options import HyenaOptions, OperatorOptions
+from .options import ConvolutionOptions, HyenaOptions, OperatorOptions, check_short_conv
 from .scalar_vector_module import ScalarVectorModule
 from .se3_hyena import SE3Hyena, SE3HyenaOperator
+from .sequence_filters import LagFilter, ShortConv
 from .shell import TokenShell
 from .vector_self_attention import VectorSelfAttention, VectorTransformer
 
@@ -18,6 +19,7 @@ __all__ = [
     "CliffordBlock",
     "CliffordLinear",
     "CliffordMLP",
+    "ConvolutionOptions",
     "Edges",
     "GradedMLP",
     "GradedModel",
@@ -26,15 +28,18 @@ __all__ = [
     "Grades",
     "HyenaOperator",
     "HyenaOptions",
+    "LagFilter",
     "LocalContext",
     "OperatorOptions",
     "SE3Hyena",
     "SE3HyenaOperator",
     "ScalarVectorModule",
+    "ShortConv",
     "TokenShell",
     "VectorAttentionOperator",
     "VectorSelfAttention",
     "VectorTransformer",
+    "check_short_conv",
     "grades_of_channels",
     "join_channels",
 ]

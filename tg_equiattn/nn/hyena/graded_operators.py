@@ -10,9 +10,9 @@ import functools
 from abc import abstractmethod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...functional.hyena.fft_convolution import fft_convolution
+from ...functional.hyena.fft_convolution import fft_convolution, number_or_cross_product
 from ...functional.hyena.softmax_attention import softmax_attention
 from ...functional.hyena.vector_attention import vector_attention_by_component
 from ...sequences import Sequences
@@ -21,6 +21,7 @@ from .graded_network import GradedNetwork
 from .grades import POSITION, Grades, join_channels
 from .local_context import Edges, LocalContext
 from .options import HyenaOptions, OperatorOptions
+from .sequence_filters import LagFilter, ShortConv
 
 
 class GradedOperator(GradedNetwork):
@@ -45,6 +46,9 @@ class GradedOperator(GradedNetwork):
         self.local = LocalContext(in_grades, width, options) if options.local_context else None
         self.project = GradedMLP(in_grades.plus(POSITION), hidden.times(3), width, options)
         self.shortcut = None if in_grades == hidden else CliffordLinear(in_grades, hidden, bias=False)
+        self.short_conv: ShortConv | None = None
+        if options.short_conv is not None:
+            self.short_conv = ShortConv(hidden.times(3).channels(), options.short_conv, options.causal)
         self.out = GradedMLP(hidden, out_grades, width, options)
 
     def reachable(self, given: Grades) -> Grades:
@@ -55,6 +59,8 @@ class GradedOperator(GradedNetwork):
         if self.local is not None and edges is not None:
             x = self.local(x, pos, edges)
         projected = self.project.by_blocks(x, pos, function=self._project)
+        if self.short_conv is not None:
+            projected = self.short_conv(projected, sequences)
         grades = [part.chunk(3, 1) for part in self.hidden_grades.times(3).split(projected)]
         scalars = [_join_streams(grades[0][n], grades[3][n]) for n in range(3)]
         vectors = [_join_streams(grades[1][n], grades[2][n]) for n in range(3)]
@@ -94,20 +100,37 @@ def _join_streams(x: Tensor, y: Tensor) -> Tensor:
 
 
 class HyenaOperator(GradedOperator):
-    """Mixes by long convolution, gates by a Clifford MLP of what was mixed, and multiplies with the values."""
+    """Mixes by long convolution, of queries and keys or of keys and a filter of the lag, times the query; gates by a
+    Clifford MLP of what was mixed, and multiplies with the values."""
 
     def __init__(
         self, in_grades: Grades, out_grades: Grades, options: HyenaOptions, hidden_grades: Grades | None = None
     ) -> None:
         super().__init__(in_grades, out_grades, options, hidden_grades)
-        self.mode, self.backend = options.mode, options.backend
         c = self.hidden_grades
         self.scalars, self.vectors = c.scalars + c.pseudoscalars, c.vectors + c.bivectors
         mixed = Grades(scalars=self.scalars, bivectors=self.vectors)
         self.gate = GradedMLP(mixed, Grades(self.scalars + self.vectors), options.gate_channels, options)
+        self.mode, self.norm, self.backend = options.known_mode, options.known_norm, options.backend
+        self.filters: nn.ModuleDict | None = None
+        if options.filter == "lag":
+            kinds = {"scalars": self.scalars, "vectors": self.vectors}
+            self.filters = nn.ModuleDict(
+                {kind: LagFilter(n, options.causal, backend=options.backend) for kind, n in kinds.items() if n}
+            )
+
+    def _project(self, x: Tensor, pos: Tensor) -> Tensor:
+        """With a filter of the lag, what the biases make of a token of zeros is taken away, so that it adds nothing."""
+        projected = super()._project(x, pos)
+        if self.filters is None:
+            return projected
+        return projected - super()._project(x.new_zeros(len(x), 1), pos.new_zeros(3, 1))
 
     def mix(self, kind: str, sequences: Sequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return sequences.mix(functools.partial(fft_convolution, mode=self.mode, backend=self.backend), query, key)
+        if self.filters is None:
+            convolve = functools.partial(fft_convolution, mode=self.mode, norm=self.norm, backend=self.backend)
+            return sequences.mix(convolve, query, key)
+        return number_or_cross_product(query, self.filters[kind](key, sequences))
 
     def combine(
         self, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor

@@ -40,6 +40,14 @@ class Grades(NamedTuple):
         """Without the other grades."""
         return Grades(*(channels if keep else 0 for channels, keep in zip(self, kept, strict=True)))
 
+    def channels(self) -> list[int]:
+        """The channel of each row, where the components of one are three."""
+        out: list[int] = []
+        for size, channels in zip(GRADE_SIZES, self, strict=True):
+            first = 1 + max(out, default=-1)
+            out += list(range(first, first + channels)) * size
+        return out
+
     def split(self, x: Tensor) -> list[Tensor]:
         """Rows (dim, ...) to the four grades (components, channels, ...)."""
         sizes = [size * channels for size, channels in zip(GRADE_SIZES, self, strict=True)]

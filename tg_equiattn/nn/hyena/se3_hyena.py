@@ -78,7 +78,10 @@ class SE3HyenaOperator(ScalarVectorModule):
         mlp_channels: int | None = None,
         gate_channels: int = 8,
         num_blocks: int = 1,
-        mode: str = "circular",
+        filter: str = "data",
+        mode: str | None = None,
+        norm: str | None = None,
+        short_conv: int | None = None,
         order: str = "input",
         local_context: bool = False,
         edge_channels: int = 0,
@@ -88,8 +91,9 @@ class SE3HyenaOperator(ScalarVectorModule):
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
         options = HyenaOptions(
-            mlp_channels=mlp_channels, gate_channels=gate_channels, num_blocks=num_blocks, mode=mode,
-            local_context=local_context, edge_channels=edge_channels, backend=backend,
+            mlp_channels=mlp_channels, gate_channels=gate_channels, num_blocks=num_blocks, filter=filter,
+            mode=mode, norm=norm, short_conv=short_conv, local_context=local_context, edge_channels=edge_channels,
+            backend=backend,
         )  # fmt: skip
         super().__init__(HyenaOperator(inside, outside, options, hidden), order)
 

@@ -51,6 +51,7 @@ class VectorSelfAttention(ScalarVectorModule):
         hidden_vectors: int | None = None,
         mlp_channels: int | None = None,
         num_blocks: int = 1,
+        short_conv: int | None = None,
         local_context: bool = False,
         edge_channels: int = 0,
         backend: str = "auto",
@@ -59,7 +60,8 @@ class VectorSelfAttention(ScalarVectorModule):
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
         options = OperatorOptions(
-            mlp_channels=mlp_channels, num_blocks=num_blocks, local_context=local_context, edge_channels=edge_channels,
+            mlp_channels=mlp_channels, num_blocks=num_blocks, short_conv=short_conv, local_context=local_context,
+            edge_channels=edge_channels,
             backend=backend,
         )  # fmt: skip
         super().__init__(VectorAttentionOperator(inside, outside, options, hidden))
