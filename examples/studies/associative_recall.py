@@ -2,14 +2,14 @@
 
 A vocabulary holds pairs of vectors, a key and a value of random directions and lengths in [1, vocabulary size]. A
 sequence is pairs drawn from it and, last, one of the keys again; its value is to be predicted. With a random vocabulary
-every sequence has its own and only retrieval solves the task; with a fixed one all share one, and training turns the
-sequences by random rotations. Trains SE(3)-Hyena, SE(3)-Transformer, Hyena and Transformer for every length, prints the
-test errors beside the error of predicting zero and draws the paper's Figure 4, which gives no numbers. In all of them a
-short convolution shows every token its neighbours, so that what is compared is what mixes far ones; the published
-SE(3)-Hyena has none, and is there too.
+every sequence has its own and only retrieval solves the task; with a fixed one all share one, and every sequence is
+turned by a rotation of its own. Training draws new sequences for every step. Trains SE(3)-Hyena, SE(3)-Transformer,
+Hyena and Transformer for every length, prints the test errors beside the error of predicting zero and draws the paper's
+Figure 4, which gives no numbers. In all of them a short convolution shows every token its neighbours, so that what is
+compared is what mixes far ones; the published SE(3)-Hyena has none, and is there too.
 
     python examples/studies/associative_recall.py                      # small models
-    python examples/studies/associative_recall.py --vocabulary random --lengths 32 --epochs 24 --models "SE(3)-Hyena"
+    python examples/studies/associative_recall.py --study --vocabulary random --lengths 32 --models "SE(3)-Hyena"
     python examples/studies/associative_recall.py --full --device cuda # the paper's widths and lengths, 300 epochs
 """
 
@@ -52,7 +52,8 @@ Model = Literal[
     "Transformer",
 ]  # fmt: skip
 CODES = 16  # channels of the positional encoding
-SEEDS = {"training": 0, "validation": 1, "test": 2, "vocabulary": 10}  # data do not depend on the seed of training
+SHORT, STEP = 32, 1024  # where a curriculum begins, and vectors of a step on short sequences
+SEEDS = {"validation": 1, "test": 2, "vocabulary": 10}  # data do not depend on the seed of training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,8 +73,9 @@ class AssociativeRecall(Settings):
     """pairs of a vocabulary"""
     train: int = 2600
     """sequences of an epoch"""
-    equal_tokens: bool = False
-    """of lengths above 32, fewer sequences in an epoch and in a batch: as many vectors in both as at 32"""
+    curriculum: bool = False
+    """train on sequences that grow, from 32 vectors on, to all of them over three fifths of the epochs; of short ones
+    more come in a step, 1,024 vectors"""
     held_out: int = 200
     """sequences to choose the epoch with, and as many to test on"""
     scalars: int = 16
@@ -103,9 +105,13 @@ PRESETS = {
     ),
     "study": AssociativeRecall(
         lengths=(32, 64, 128, 256),
-        equal_tokens=True,
-        epochs=24,
+        curriculum=True,
+        train=640,
+        batch=8,
+        epochs=16,
         learning_rate=0.01,
+        warmup=0.3,
+        clip=1.0,
         vectors=16,
         depth=2,
         blocks=1,
@@ -140,33 +146,38 @@ def turned(batch: list[Tensor], generator: torch.Generator) -> list[Tensor]:
     return [tokens @ rotation.mT, (answers[:, None] @ rotation.mT)[:, 0]]
 
 
-def drawn(kind: str, count: int, settings: AssociativeRecall, generator: torch.Generator) -> list[Tensor]:
+def drawn(settings: AssociativeRecall, count: int, length: int, generator: torch.Generator) -> list[Tensor]:
     """Sequences and answers with one vocabulary each, or all with the fixed one and turned."""
-    (length,) = settings.lengths
-    if kind == "random":
+    if settings.vocabulary == ("random",):
         return list(sequences(vocabularies(count, settings.size, generator), length, generator))
     fixed = vocabularies(1, settings.size, torch.Generator().manual_seed(SEEDS["vocabulary"]))
     return turned(list(sequences(fixed.expand(count, -1, -1, -1), length, generator)), generator)
 
 
+def lesson(settings: AssociativeRecall, epoch: int) -> tuple[int, int]:
+    """How many sequences of which length are in a step of this epoch."""
+    (length,) = settings.lengths
+    if not settings.curriculum:
+        return settings.batch, length
+    first = min(SHORT, length)
+    grown = int(first * (length / first) ** min(1.0, epoch / (0.6 * settings.epochs)))
+    return max(settings.batch, STEP // grown), grown - grown % 2
+
+
 def data(settings: AssociativeRecall) -> list[Batches]:
-    """Training, validation and test sequences: with a random vocabulary training draws new ones for every batch, with a
-    fixed one it turns the same ones anew, the paper's augmentation. All are drawn on the CPU, the same on every device.
-    """
-    (kind,) = settings.vocabulary
+    """Training, validation and test sequences; training draws new ones for every step. All are drawn on the CPU, the
+    same on every device."""
 
     def fresh(batch: list[Tensor], generator: torch.Generator) -> list[Tensor]:
-        return [x.to(batch[0]) for x in drawn(kind, len(batch[0]), settings, generator)]
+        count, length = lesson(settings, training.epoch)
+        return [x.to(batch[0].device) for x in drawn(settings, count, length, generator)]
 
-    def part(name: str, count: int) -> list[Tensor]:
-        return drawn(kind, count, settings, torch.Generator().manual_seed(SEEDS[name]))
-
-    augment = turned if kind == "fixed" else fresh
-    # as many steps at every length, in about the same time but for attention
-    fewer = max(1, settings.lengths[0] // 32) if settings.equal_tokens else 1
-    count, batch = (max(1, n // fewer) for n in (settings.train, settings.batch))
-    training = tensor_batches(part("training", count), batch, settings.seed, augment, settings.data_device)
-    held_out = [part(name, settings.held_out) for name in ("validation", "test")]
+    numbers = [torch.arange(settings.train)]
+    training = tensor_batches(numbers, settings.batch, settings.seed, fresh, settings.data_device)
+    held_out = [
+        drawn(settings, settings.held_out, settings.lengths[0], torch.Generator().manual_seed(SEEDS[name]))
+        for name in ("validation", "test")
+    ]
     return [training, *(tensor_batches(tensors, 200, device=settings.data_device) for tensors in held_out)]
 
 
@@ -199,7 +210,7 @@ def train(settings: AssociativeRecall) -> Outcome:
     """One model on one kind of vocabulary and one length, trained and tested."""
     (name,) = settings.models
     training, validation, testing = data(settings)
-    outcome = fit(Regressor(build(name, settings), predict, settings), training, validation, testing)
+    outcome = fit(Regressor(build(name, settings), predict, settings), training, validation, testing, checks=8)
     answers = testing.get(list(range(testing.length)))[1]
     outcome.more["zero"] = float(answers.square().mean())
     return outcome
