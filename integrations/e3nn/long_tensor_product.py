@@ -49,6 +49,9 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
     mode : {'circular', 'causal'}
         of the convolution
 
+    norm : {'forward', 'ortho', 'backward'}
+        the factor, as of ``torch.fft``: 1 / n as above, :math:`1 / \sqrt n`, or 1
+
     Examples
     --------
     >>> import torch

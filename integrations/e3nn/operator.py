@@ -35,8 +35,11 @@ class SE3HyenaOperator(IrrepsModule):
     products. Equivariant to rotations, reflections and translations. Axial vectors (1e) and pseudoscalars (0o) pass
     through the vector and the scalar stream and keep their parity.
 
-    A convolution depends on the order of the nodes. ``order='input'`` keeps it (chains, trajectories) and so knows
-    absolute indices: shifting the sequence changes the output. ``order='radial'`` sorts by the distance to the centroid
+    A convolution depends on the order of the nodes. ``order='input'`` keeps it (chains, trajectories). With the paper's
+    convolution, ``filter='data'``, it then knows absolute indices: shifting the sequence changes the output. With
+    ``filter='lag'`` it knows lags alone, for chains whose beginning means nothing: :math:`u_i = q_i \otimes \sum_j
+    h(i - j) k_j`, with h learned, no factor of the length and nothing made of nodes of zeros; see
+    :class:`tg_equiattn.nn.SE3HyenaOperator` for what is exact. ``order='radial'`` sorts by the distance to the centroid
     (:func:`tg_equiattn.orders.radial_order`). Outputs then jump where two nodes exchange distances, by 0.2 of their
     spread with 10 nodes (:doc:`/guarantees`), so energies made with it are not conserved: it is not for dynamics,
     relaxation or phonons. It makes the operator equivariant to permutations of clouds without ties; equivalent nodes of
@@ -62,11 +65,18 @@ class SE3HyenaOperator(IrrepsModule):
     edge_channels : int
         number of invariant scalars of an edge
 
-    mode : {'circular', 'causal'}
-        of the convolution
+    filter : {'data', 'lag'}
+        the keys, as published, or a learned one of the lag
+
+    mode : {None, 'circular', 'linear', 'causal'}
+        of the convolution; by default 'circular', or 'linear' with ``filter='lag'``
+
+    short_conv : int, optional
+        taps of a short convolution along the order before the long one, an odd number
 
     options
-        ``mlp_channels``, ``gate_channels``, ``num_blocks``, ``backend``: as :class:`tg_equiattn.nn.SE3HyenaOperator`
+        ``norm``, ``mlp_channels``, ``gate_channels``, ``num_blocks``, ``backend``: as
+        :class:`tg_equiattn.nn.SE3HyenaOperator`
 
     Examples
     --------
@@ -121,8 +131,8 @@ class SE3Hyena(IrrepsModule):
         as :class:`SE3HyenaOperator`, with what is said there of jumps and ties; found once
 
     options
-        ``mode``, ``local_context``, ``edge_channels``, ``mlp_channels``, ``gate_channels``, ``num_blocks``,
-        ``backend``: as :class:`SE3HyenaOperator`
+        ``filter``, ``mode``, ``norm``, ``short_conv``, ``local_context``, ``edge_channels``, ``mlp_channels``,
+        ``gate_channels``, ``num_blocks``, ``backend``: as :class:`SE3HyenaOperator`
 
     Examples
     --------
@@ -169,8 +179,8 @@ class VectorSelfAttention(IrrepsModule):
         of query, key and value; by default ``irreps_in``
 
     options
-        ``local_context``, ``edge_channels``, ``mlp_channels``, ``num_blocks``: as :class:`SE3HyenaOperator`;
-        ``backend``: as :class:`tg_equiattn.nn.VectorSelfAttention`
+        ``short_conv``, ``local_context``, ``edge_channels``, ``mlp_channels``, ``num_blocks``: as
+        :class:`SE3HyenaOperator`; ``backend``: as :class:`tg_equiattn.nn.VectorSelfAttention`
 
     Examples
     --------

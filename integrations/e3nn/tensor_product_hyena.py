@@ -43,8 +43,18 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         as :class:`SE3HyenaOperator`, with what is said there of ties; outputs jump by 0.6 of their spread where two of
         10 nodes exchange distances, so 'radial' is not for energies
 
-    mode : {'circular', 'causal'}
-        of the convolution
+    filter : {'data', 'lag'}
+        the keys, or a learned one of the lag as of :class:`SE3HyenaOperator`: :math:`u_i = q_i \otimes_w \sum_j
+        h(i - j) k_j`
+
+    mode : {None, 'circular', 'linear', 'causal'}
+        of the convolution; by default 'circular', or 'linear' with ``filter='lag'``
+
+    norm : {None, 'ortho', 'forward', 'backward'}
+        of the filter 'data', as :class:`tg_equiattn.nn.SE3HyenaOperator`; by default 'ortho'
+
+    short_conv : int, optional
+        taps of a short convolution along the order before the long one, an odd number; one weight a channel and tap
 
     Examples
     --------

@@ -126,7 +126,7 @@ def test_associative_recall(tmp_path):
     rows, folder = rows_of(tmp_path, "associative_recall"), tmp_path / "associative_recall"
     names = "vocabulary", "lengths", "models"
     errors = {tuple(row.setting(name) for name in names): row.value for row in rows}
-    assert len(errors) == len(rows) == 2 * 2 * 4
+    assert len(errors) == len(rows) == 2 * 2 * 6
     assert all(0 < error < 20 for error in errors.values())
     zeros = {}
     for row in rows:
@@ -183,16 +183,25 @@ def test_associative_recall_draws_by_seed_and_epoch():
         assert (lengths(start[0]) == lengths(later[0])) == (kind == "fixed")
 
 
-def test_associative_recall_with_equal_tokens():
+def test_associative_recall_with_a_curriculum():
     from associative_recall import AssociativeRecall, data
 
-    for length, batch in ((16, 32), (32, 32), (64, 16), (256, 4)):
-        training, validation, _ = data(AssociativeRecall(lengths=(length,), vocabulary=("random",), equal_tokens=True))
-        tokens, answers = next(iter(training))
-        assert tokens.shape == (batch, length + 1, 3)
-        assert answers.shape == (batch, 3)
-        assert len(training) == 81
-        assert validation.length == 200
+    def steps(length, **options):
+        settings = AssociativeRecall(lengths=(length,), batch=8, train=32, epochs=10, **options)
+        training, validation, _ = data(dataclasses.replace(settings, vocabulary=("random",)))
+        assert next(iter(validation))[0].shape == (200, length + 1, 3)
+        for epoch in range(10):
+            training.set_epoch(epoch)
+            (tokens, answers), *others = list(training)
+            assert len(others) == 3
+            assert answers.shape == (len(tokens), 3)
+            yield tokens.shape[:2]
+
+    assert set(steps(64)) == {(8, 65)}
+    assert set(steps(16, curriculum=True)) == {(64, 17)}
+    grown = list(steps(256, curriculum=True))
+    assert grown[:4] == [(32, 33), (22, 45), (16, 65), (11, 91)]
+    assert grown[6:] == [(8, 257)] * 4
 
 
 def test_associative_recall_refuses_odd_lengths():

@@ -184,7 +184,12 @@ def test_half_precision_modules():
             for case in (
                 ("order must be one of", lambda m=make: m(INSIDE, OUTSIDE, order="random")),
                 ("order must be one of", lambda m=make: m(INSIDE, OUTSIDE, order=None)),
-                ("mode must be one of", lambda m=make: m(INSIDE, OUTSIDE, mode="linear")),
+                ("mode with filter='data' must be", lambda m=make: m(INSIDE, OUTSIDE, mode="linear")),
+                ("mode with filter='lag' must", lambda m=make: m(INSIDE, OUTSIDE, mode="circular", filter="lag")),
+                ("filter must be one of", lambda m=make: m(INSIDE, OUTSIDE, filter="mlp")),
+                ("norm must be None with filter='lag'", lambda m=make: m(INSIDE, OUTSIDE, filter="lag", norm="ortho")),
+                ("norm must be one of", lambda m=make: m(INSIDE, OUTSIDE, norm="mean")),
+                ("short_conv must be None or an odd", lambda m=make: m(INSIDE, OUTSIDE, short_conv=2)),
             )
         ),
         ("gate_channels must be", lambda: SE3HyenaOperator(INSIDE, OUTSIDE, gate_channels=0)),
@@ -198,6 +203,7 @@ def test_half_precision_modules():
         ("irreps_out must have a path", lambda: LongTensorProduct("1x1o", "1x1o", "1x0e", instructions=[])),
         ("irreps_out must have a path", lambda: LongTensorProduct("", "1x1o", "1x0e")),
         ("mode must be one of", lambda: LongTensorProduct("1x1o", "1x1o", "1x0e", mode="linear")),
+        ("norm must be one of", lambda: LongTensorProduct("1x1o", "1x1o", "1x0e", norm="mean")),
         ("irreps_in must have at least", lambda: TensorProductHyenaOperator("", "1x0e")),
         ("irreps_out must have at least", lambda: TensorProductHyenaOperator("1x0e", "")),
         ("irreps_hidden must have at least", lambda: TensorProductHyenaOperator("1x0e", "1x0e", "")),

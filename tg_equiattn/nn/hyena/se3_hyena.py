@@ -26,8 +26,19 @@ class SE3HyenaOperator(ScalarVectorModule):
     v is polar again. Positions enter relative to their mean, so it is invariant to translations; add the output vectors
     to positions to predict positions.
 
-    A convolution depends on the order of tokens. ``order="input"`` keeps it (chains, trajectories) and so knows
-    absolute indices: shifting the sequence changes the output. ``"radial"`` sorts by the distance to the centroid
+    A convolution depends on the order of tokens. ``order="input"`` keeps it (chains, trajectories). With the paper's
+    convolution, ``filter="data"``, it then knows absolute indices: shifting the sequence changes the output. With
+    ``filter="lag"`` it knows lags alone, for chains whose beginning means nothing:
+
+    .. math:: u_i = q_i \otimes \sum_j h(i - j)\, k_j
+
+    with h learned and implicit (:class:`~tg_equiattn.nn.hyena.LagFilter`), and :math:`\otimes` the product of scalars,
+    the cross product of vectors. There is no factor of the length, and the projections of a token of zeros are zero: a
+    chain among zeros, without ``pos``, gives the same outputs wherever it stands (with ``short_conv``, where some zeros
+    are next to its ends; with ``mode="causal"``, also where there are none), and with ``mode="causal"`` tokens that are
+    appended change no earlier output.
+
+    Order ``"radial"`` sorts by the distance to the centroid
     (:func:`~tg_equiattn.orders.radial_order`) and needs ``pos``. Outputs then jump where two tokens exchange distances,
     by 0.2 of their spread with 10 tokens (:doc:`/guarantees`), so energies made with it are not conserved: it is not
     for dynamics, relaxation or phonons. It makes the operator equivariant to permutations of clouds without ties;
@@ -43,7 +54,17 @@ class SE3HyenaOperator(ScalarVectorModule):
             ones.
         gate_channels: multivector channels within the gate. There is one gate a channel (the paper has one for all).
         num_blocks: blocks of every Clifford MLP.
-        mode: of the convolution: ``"circular"``, or ``"causal"``: tokens see earlier ones only.
+        filter: ``"data"``, the keys, as published, or ``"lag"``, a learned one of the lag, see above.
+        mode: of the convolution: ``"circular"`` (``"linear"`` with ``filter="lag"``), which ``None`` means, or
+            ``"causal"``: tokens see earlier ones only. With ``filter="data"`` a causal output still knows the
+            sequence's length, by which ``norm`` divides.
+        norm: what the filter ``"data"`` divides by, as of ``torch.fft``: ``"ortho"``, which ``None`` means, the root of
+            the length, with which what other tokens say neither fades nor grows with their number; ``"forward"``, the
+            length, as published; ``"backward"``, nothing.
+        short_conv: taps of a short convolution of query, key and value before the long one
+            (:func:`~tg_equiattn.functional.short_conv`), an odd number, ``None`` for none: with 3, a token sees its
+            neighbours on both sides, or with ``mode="causal"`` the two before. Recall needs it
+            (:doc:`/chains`).
         order: ``"input"`` or ``"radial"``, see above.
         local_context: first update every token from its neighbours along ``edge_index``, by one step of Clifford
             message passing.
@@ -56,7 +77,8 @@ class SE3HyenaOperator(ScalarVectorModule):
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
-    Source: se3-hyena Algorithm 1, section 3.2; "grade-one and grade-two projections" there are grades 0 and 1.
+    Source: se3-hyena Algorithm 1, section 3.2; the filter of the lag and the short convolution are those of Poli et
+    al., Hyena Hierarchy (2023); "grade-one and grade-two projections" there are grades 0 and 1.
 
     Example:
         >>> import torch
@@ -110,8 +132,9 @@ class SE3Hyena(ScalarVectorModule):
         depth: number of operators.
         pool: ``None``, or ``"mean"``: the mean over each sequence's tokens before the MLP.
         order: ``"input"`` or ``"radial"``, found once.
-        options: ``mlp_channels``, ``gate_channels``, ``num_blocks``, ``mode``, ``local_context``, ``edge_channels``
-            and ``backend`` as :class:`SE3HyenaOperator`.
+        options: ``mlp_channels``, ``gate_channels``, ``num_blocks``, ``filter``, ``mode``, ``norm``, ``short_conv``,
+            ``local_context``, ``edge_channels`` and ``backend`` as :class:`SE3HyenaOperator`; the published model has
+            ``norm="forward"``.
 
     Shapes:
         As :class:`SE3HyenaOperator`; ``(B, out_scalars)`` and ``(B, out_vectors, 3)`` with ``pool="mean"``.

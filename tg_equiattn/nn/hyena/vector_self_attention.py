@@ -15,13 +15,13 @@ class VectorSelfAttention(ScalarVectorModule):
     r"""Equivariant self-attention: vectors by cross products, scalars by softmax attention.
 
     Projections, residual and output are those of :class:`SE3HyenaOperator`; attention stands in place of convolution
-    and gate. Time is O(N^2), memory O(N): see :func:`~tg_equiattn.functional.vector_attention`. There are derivatives
-    of any order, of which the second take O(N^2) memory where scalars attend. Equivariant to rotations, reflections and
-    permutations, and to translations as :class:`SE3HyenaOperator` is.
+    and gate. Without ``short_conv`` the order of tokens means nothing to it. Time is O(N^2), memory O(N): see :func:`~tg_equiattn.functional.vector_attention`. There are derivatives
+    of any order, of which the second take O(N^2) memory where scalars attend. Equivariant to rotations, reflections
+    and, without ``short_conv``, permutations, and to translations as :class:`SE3HyenaOperator` is.
 
     Args:
         scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors, mlp_channels,
-            num_blocks, local_context, edge_channels: as :class:`SE3HyenaOperator`.
+            num_blocks, short_conv, local_context, edge_channels: as :class:`SE3HyenaOperator`.
         backend: of the Clifford MLPs and the attention of vectors, as :class:`CliffordMLP`; that of scalars is torch's.
 
     Shapes:

@@ -1,0 +1,127 @@
+"""TensorProductHyenaOperator against a slow evaluation, node by node and pair by pair; chains among zeros."""
+
+import pytest
+import torch
+from e3nn import o3
+from oracles import implicit_filter, lag_sums, taps
+from tg_equiattn.integrations.e3nn import LongTensorProduct, TensorProductHyenaOperator
+
+IRREPS = "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", "2x0e+3x1o+1x2e+1x0e"
+OPTIONS = {
+    "published": {"norm": "forward"},
+    "plain": {},
+    "causal": {"mode": "causal", "norm": "backward", "short_conv": 3},
+    "short": {"short_conv": 5},
+    "lag": {"filter": "lag"},
+    "lag short": {"filter": "lag", "short_conv": 3},
+    "lag causal": {"filter": "lag", "mode": "causal", "short_conv": 3},
+}
+
+
+def channels(irreps):
+    """Which of its irreps each column of a feature belongs to, every copy counted."""
+    sizes = [ir.dim for mul, ir in irreps for _ in range(mul)]
+    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+
+
+def by_definition(module, x, pos):
+    hidden, n = module.irreps_hidden, len(x)
+    projected = module.project(torch.cat([x, pos - pos.mean(0)], 1))
+    if module.short_conv is not None:
+        weight = module.short_conv.weight[channels(hidden + hidden + hidden)]
+        projected = taps(projected, weight, module.short_conv.mode == "causal")
+    query, key, value = projected.chunk(3, 1)
+    if module.lag_filter is not None:
+        first = 0 if module.lag_filter.mode == "causal" else 1 - n
+        h = torch.stack([implicit_filter(module.lag_filter, lag) for lag in range(first, n)])
+        mixed = module.tensor_product(query, lag_sums(key, h[:, channels(hidden)], first))
+    else:
+        conv = module.convolution
+        factor = {"forward": n, "ortho": n**0.5, "backward": 1}[conv.norm]
+        mixed = torch.stack(
+            [
+                sum(
+                    conv.tensor_product(query[j : j + 1], key[(i - j) % n][None])[0]
+                    for j in range(i + 1 if conv.mode == "causal" else n)
+                )
+                / factor
+                for i in range(n)
+            ]
+        )
+    gates, parts, start = [], [], 0
+    for (mul, ir), part in zip(hidden, hidden.slices(), strict=True):
+        columns = mixed[:, part].reshape(n, mul, ir.dim)
+        gates.append(columns.square().sum(-1))
+        parts.append(columns)
+    scalars = [c[:, :, 0] for c, (_, ir) in zip(parts, hidden, strict=True) if ir == o3.Irrep("0e")]
+    gate = torch.sigmoid(module.gate(torch.cat([*gates, *scalars], 1)))
+    gated = []
+    for columns in parts:
+        own = gate[:, start : start + columns.shape[1]]
+        start += columns.shape[1]
+        gated.append((columns * own[..., None]).flatten(1))
+    return module.out(module.shortcut(x) + module.multiply(torch.cat(gated, 1), value))
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_equals_the_definition(name, n, double, device, randomise, equal):
+    module = randomise(TensorProductHyenaOperator(*IRREPS, **OPTIONS[name]))
+    x, pos = module.irreps_in.randn(n, -1), torch.randn(n, 3)
+    wanted = by_definition(module, x, pos)
+    direction, weights = torch.randn_like(wanted), [p for p in module.parameters() if p.numel()]
+    expected = torch.autograd.grad((wanted * direction).sum(), weights)
+    out = module.to(device)(x.to(device), pos.to(device)).cpu()
+    equal(out, wanted)
+    for a, b in zip(torch.autograd.grad((out * direction).sum(), weights), expected, strict=True):
+        equal(a.cpu(), b.cpu(), 1e-11)
+
+
+@torch.no_grad()
+def test_a_chain_among_zeros_is_as_alone(double, randomise):
+    """With neighbours on both sides wherever there are zeros next to its ends."""
+
+    def change(name):
+        module = randomise(TensorProductHyenaOperator("3x0e+2x1o", "2x0e+1x1o", **OPTIONS[name]))
+        x = module.irreps_in.randn(7, -1)
+
+        def at(start):
+            among = torch.zeros(31, x.shape[1])
+            among[start : start + 7] = x
+            return module(among)[start : start + 7]
+
+        wanted = at(1) if name == "lag short" else module(x)
+        assert wanted.abs().max() > 1e-2
+        return max(float((at(start) - wanted).abs().max()) for start in (3, 9, 23))
+
+    for name in ("lag", "lag short", "lag causal"):
+        assert change(name) <= 1e-12
+    assert change("plain") > 1e-3
+
+
+@torch.no_grad()
+def test_appended_nodes_change_nothing_earlier(double, randomise):
+    def change(name):
+        module = randomise(TensorProductHyenaOperator("3x0e+2x1o", "2x0e+1x1o", **OPTIONS[name]))
+        x = module.irreps_in.randn(23, -1)
+        return float((module(x)[:13] - module(x[:13])).abs().max())
+
+    assert change("lag causal") <= 1e-12
+    assert change("lag") > 1e-6
+    assert change("plain") > 1e-6
+
+
+@pytest.mark.parametrize("name", ["lag", "lag causal", "short"])
+def test_gradcheck_twice(name, double, randomise):
+    module = randomise(TensorProductHyenaOperator("1x0e+1x1o", "1x0e+1x1o", **OPTIONS[name]))
+    batch = torch.tensor([0, 0, 0, 1])
+    inputs = [torch.randn(4, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)]
+    assert torch.autograd.gradgradcheck(lambda x, pos: module(x, pos, batch), inputs, fast_mode=True)
+
+
+def test_norms_of_the_convolution(double, randomise, equal):
+    conv = randomise(LongTensorProduct("2x0e+1x1o", "2x0e+1x1o", "2x0e+1x1o", norm="ortho"))
+    published = LongTensorProduct("2x0e+1x1o", "2x0e+1x1o", "2x0e+1x1o")
+    published.load_state_dict(conv.state_dict())
+    x1, x2 = torch.randn(11, 5), torch.randn(11, 5)
+    equal(conv(x1, x2), published(x1, x2) * 11**0.5)
