@@ -47,14 +47,17 @@ from tqdm import tqdm
 from tg_equiattn.functional import vector_long_conv
 from tg_equiattn.nn import SE3HyenaOperator, VectorSelfAttention
 from tg_equiattn.nn.hyena import Grades, OperatorOptions, ScalarVectorModule, VectorAttentionOperator
+from tg_equiattn.sequences import Sequences
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 SCALARS, VECTORS, BATCH = 8, 16, 16
 LAYERS = {
-    "hyena": "SE(3)-Hyena", "hyena-triton": "SE(3)-Hyena, triton", "attention": "attention, streamed",
-    "attention-triton": "attention, streamed, triton", "pairs": "attention, all pairs",
+    "hyena": "SE(3)-Hyena", "hyena-short": "SE(3)-Hyena, short convolution",
+    "hyena-lag": "SE(3)-Hyena, filter of the lag", "hyena-triton": "SE(3)-Hyena, triton",
+    "attention": "attention, streamed", "attention-triton": "attention, streamed, triton",
+    "pairs": "attention, all pairs",
 }  # fmt: skip
 TRITON = ("hyena-triton", "attention-triton")
 WANTED = {20_000: 3.5, 30_000: 20.0}  # times faster than streamed attention, on a GPU
@@ -91,12 +94,18 @@ class LongConv(nn.Module):
 class AllPairs(VectorAttentionOperator):
     """Vector attention as the equations are written: every pair's cross product exists at once."""
 
-    def vector_attention(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-        tokens = q.shape[-1]
-        q, k, v = (x.movedim(0, -1) for x in (q, k, v))
-        pairs = torch.linalg.cross(q[..., :, None, :], k[..., None, :, :])
-        weight = (pairs.norm(dim=-1) / tokens**0.5).softmax(-1)
-        return torch.linalg.cross(weight[..., None] * pairs, v[..., None, :, :]).mean(-2).movedim(-1, 0)
+    def mix(self, kind: str, sequences: Sequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if kind == "scalars":
+            return super().mix(kind, sequences, query, key, value)
+        return sequences.mix(_all_pairs, query, key, value)
+
+
+def _all_pairs(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+    tokens = q.shape[-1]
+    q, k, v = (x.movedim(0, -1) for x in (q, k, v))
+    pairs = torch.linalg.cross(q[..., :, None, :], k[..., None, :, :])
+    weight = (pairs.norm(dim=-1) / tokens**0.5).softmax(-1)
+    return torch.linalg.cross(weight[..., None] * pairs, v[..., None, :, :]).mean(-2).movedim(-1, 0)
 
 
 def build(name: str) -> nn.Module:
@@ -105,7 +114,8 @@ def build(name: str) -> nn.Module:
         grades = Grades(SCALARS, VECTORS)
         return ScalarVectorModule(AllPairs(grades, grades, OperatorOptions()))
     kind = SE3HyenaOperator if name.startswith("hyena") else VectorSelfAttention
-    return kind(SCALARS, VECTORS, backend="triton" if name in TRITON else "torch")
+    options = {"hyena-short": {"short_conv": 3}, "hyena-lag": {"filter": "lag"}}.get(name, {})
+    return kind(SCALARS, VECTORS, backend="triton" if name in TRITON else "torch", **options)
 
 
 def measure_layer(name: str, tokens: int, direction: str, device: str, repeats: int, warmups: int = 2) -> dict:

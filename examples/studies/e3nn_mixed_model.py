@@ -2,7 +2,8 @@
 
 The model embeds scalars and vectors by an e3nn Linear, passes messages between near points (spherical harmonics, tensor
 products with weights from distances, Gate), and between two such layers places an operator with global context:
-SE(3)-Hyena, vector self-attention, the tensor-product Hyena with features up to l = 2, or none. Trains each, checks
+SE(3)-Hyena, vector self-attention, the tensor-product Hyena with features up to l = 2, or none; ``--study`` has the
+published convolution, filters of the lag and a short convolution too. Trains each, checks
 equivariance with e3nn's own checker, saves, loads, and prints a table. Two tasks:
 
 particles   the charged particles of nbody.py, more of them, on a radius graph that leaves most pairs out: where is each
@@ -22,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import matplotlib
 import numpy as np
@@ -45,15 +46,24 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 SEED, STEPS = 44, 1000  # of the data, which do not depend on the seed of training
+WIDE = "8x0e + 4x1o + 2x2e + 8x0e + 4x1o"
 OPERATORS: dict[str, Callable[[str], nn.Module | None]] = {
     "none": lambda order: None,
     "SE3HyenaOperator": lambda order: SE3HyenaOperator(HIDDEN, HIDDEN, order=order),
+    "SE3HyenaOperator, as published": lambda order: SE3HyenaOperator(HIDDEN, HIDDEN, order=order, norm="forward"),
+    "SE3HyenaOperator, short convolution": lambda order: SE3HyenaOperator(HIDDEN, HIDDEN, order=order, short_conv=3),
+    "SE3HyenaOperator, filter of the lag": lambda order: SE3HyenaOperator(HIDDEN, HIDDEN, order=order, filter="lag"),
     "VectorSelfAttention": lambda order: VectorSelfAttention(HIDDEN, HIDDEN),
-    "TensorProductHyenaOperator": lambda order: TensorProductHyenaOperator(
-        HIDDEN, HIDDEN, "8x0e + 4x1o + 2x2e + 8x0e + 4x1o", order=order
+    "TensorProductHyenaOperator": lambda order: TensorProductHyenaOperator(HIDDEN, HIDDEN, WIDE, order=order),
+    "TensorProductHyenaOperator, filter of the lag": lambda order: TensorProductHyenaOperator(
+        HIDDEN, HIDDEN, WIDE, order=order, filter="lag"
     ),
 }
-Operator = Literal["none", "SE3HyenaOperator", "VectorSelfAttention", "TensorProductHyenaOperator"]
+Operator = Literal[
+    "none", "SE3HyenaOperator", "SE3HyenaOperator, as published", "SE3HyenaOperator, short convolution",
+    "SE3HyenaOperator, filter of the lag", "VectorSelfAttention", "TensorProductHyenaOperator",
+    "TensorProductHyenaOperator, filter of the lag",
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +102,13 @@ class MixedModelSettings(Settings):
 
 PRESETS = {
     "quick": MixedModelSettings(train=12, particles=6, epochs=1, batch=6),
-    "study": MixedModelSettings(task="chain", seeds=(0, 1, 2), epochs=40, results=study.committed("e3nn_mixed_model")),
+    "study": MixedModelSettings(
+        operators=get_args(Operator),
+        task="chain",
+        seeds=(0, 1, 2),
+        epochs=40,
+        results=study.committed("e3nn_mixed_model"),
+    ),
     "full": MixedModelSettings(particles=40, train=2000, epochs=60),
 }
 

@@ -15,7 +15,7 @@ class VectorSelfAttention(ScalarVectorModule):
     r"""Equivariant self-attention: vectors by cross products, scalars by softmax attention.
 
     Projections, residual and output are those of :class:`SE3HyenaOperator`; attention stands in place of convolution
-    and gate. Without ``short_conv`` the order of tokens means nothing to it. Time is O(N^2), memory O(N): see :func:`~tg_equiattn.functional.vector_attention`. There are derivatives
+    and gate. Time is O(N^2), memory O(N): see :func:`~tg_equiattn.functional.vector_attention`. There are derivatives
     of any order, of which the second take O(N^2) memory where scalars attend. Equivariant to rotations, reflections
     and, without ``short_conv``, permutations, and to translations as :class:`SE3HyenaOperator` is.
 
