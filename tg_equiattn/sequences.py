@@ -140,6 +140,11 @@ class Sequences:
             batch_size = checks.batch_index(batch, batch_size, x)
         return cls.flat(x.shape[0], batch, x.device, batch_size, max_num_nodes)
 
+    @property
+    def longest(self) -> int:
+        """The length that the longest sequences are padded to; 0 where there are none."""
+        return max((length for _, length, _ in self._groups), default=0)
+
     def ordered(self, order: Tensor) -> Sequences:
         """The same sequences with their tokens in another order: at place p comes token ``order[p]``, int64 (T,)."""
         out = Sequences(self.tokens, self.count, self.batch, self.sizes, self.mask)

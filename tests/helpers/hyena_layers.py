@@ -14,6 +14,7 @@ OPTIONS = {
     "published": (SE3HyenaOperator, {"norm": "forward"}),
     "short": (SE3HyenaOperator, {"short_conv": 5, "mode": "causal"}),
     "lag": (SE3HyenaOperator, {"filter": "lag", "short_conv": 3}),
+    "lag wide": (SE3HyenaOperator, {"filter": "lag", "short_conv": 5}),
     "lag bare": (SE3HyenaOperator, {"filter": "lag"}),
     "lag causal": (SE3HyenaOperator, {"filter": "lag", "mode": "causal", "hidden_scalars": 0}),
     "lag model": (SE3Hyena, {"depth": 1, "filter": "lag", "mode": "causal", "short_conv": 3, **SMALL}),

@@ -291,7 +291,7 @@ def clifford_block(block, x):
     invariant = torch.cat([x[..., :1], norms(x)[..., 1:]], -1)
     x = x * spread(torch.sigmoid(block.gate.T * invariant + block.gate_bias.T))
     y = sum(grade(torch.einsum("oc,ncd->nod", block.weight[g], x), g) for g in range(4))
-    y = y + F.pad(block.bias[:, None], (0, 7))
+    y = y if block.bias is None else y + F.pad(block.bias[:, None], (0, 7))
     norm = (norms(y) + 1e-12).sqrt()
     normal = y / spread(torch.sigmoid(block.grade_norm.T) * (norm - 1) + 1)
     total = y
@@ -351,9 +351,6 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None):
     here = beside(x, only(vectors=pos[:, None]))
     projected = clifford_mlp(operator.project, here)
     by_lag = not attention and operator.filters is not None
-    if by_lag:  # what nothing makes is nothing
-        of_zeros = clifford_mlp(operator.project, [0 * part[:1] for part in here])
-        projected = [a - b for a, b in zip(projected, of_zeros, strict=True)]
     causal = not attention and operator.mode == "causal"
     if operator.short_conv is not None:
         weights = operator.short_conv.weight.split([part.shape[1] for part in projected])

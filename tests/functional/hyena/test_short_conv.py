@@ -69,6 +69,14 @@ def test_causal_sees_no_later_token():
         assert differs[first] > 1e-2
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_under_autocast(on_device, dtype):
+    x, weight = (t.detach() for t in inputs(True, dtype=torch.float32))
+    expected = short_conv(x.to(dtype).float(), weight.to(dtype).float())
+    with torch.autocast(on_device, dtype):
+        torch.testing.assert_close(short_conv(x.to(dtype), weight.to(dtype)), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_nothing():
     for shape in ((0, 5, C), (3, 0, C), (3, 0, C, 3)):
         assert short_conv(torch.ones(shape), torch.ones(C, 3)).shape == shape
@@ -81,6 +89,7 @@ X, W = torch.ones(3, 5, 2), torch.ones(2, 3)
     ("message", "x", "weight", "options"),
     [
         ("x must have 3 axes", X[0], W, {}),
+        ("x must hold vectors, 3 components", X[..., None].expand(3, 5, 2, 5), W, {}),
         ("x must be a floating", X.long(), W, {}),
         ("x must be float32 or float64", X.half(), W.half(), {}),
         (r"weight must be \(2, K\) with K odd, got \(2, 4\)", X, torch.ones(2, 4), {}),

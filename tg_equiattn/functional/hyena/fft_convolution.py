@@ -148,7 +148,7 @@ def _operator(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate
     with full_precision(a.device):
         if len(parts) == 1:
             return _convolve_block(a, b, lengths, mode, correlate, norm).contiguous()
-        out = torch.zeros_like(a, memory_format=torch.contiguous_format)
+        out = a.new_empty(a.shape)
         for channels, rows in parts:
             own = None if lengths is None else lengths[rows]
             part = slice(None), channels, rows

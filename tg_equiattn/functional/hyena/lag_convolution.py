@@ -17,6 +17,7 @@ from ... import checks
 from ...precision import full_precision
 from ..backend import refuse_forward_mode, use_plain
 from .fft_convolution import blocks, fast_length
+from .short_conv import check_signal
 
 LAG_MODES = ("linear", "causal")
 
@@ -57,8 +58,7 @@ def lag_long_conv(x: Tensor, h: Tensor, lengths: Tensor | None = None, mode: str
         tensor([0., 1., 2.])
     """
     checks.choice("mode", mode, LAG_MODES)
-    vectors = isinstance(x, Tensor) and x.ndim == 4
-    checks.alike(4 if vectors else 3, x=x)
+    vectors = check_signal(x)
     length, channels = x.shape[1:3]
     shape = max(0, length - first_lag(length, mode)), channels
     if not isinstance(h, Tensor) or tuple(h.shape) != shape:
@@ -119,7 +119,7 @@ def _convolve(x: Tensor, h: Tensor, lengths: Tensor | None, first: int) -> Tenso
     with full_precision(x.device):
         if len(parts) == 1:
             return _convolve_block(x, h, lengths, first).contiguous()
-        out = torch.zeros_like(x, memory_format=torch.contiguous_format)
+        out = x.new_empty(x.shape)
         for channels, rows in parts:
             own = None if lengths is None else lengths[rows]
             out[:, channels, rows] = _convolve_block(x[:, channels, rows], h[channels], own, first)

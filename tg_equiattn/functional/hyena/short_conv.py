@@ -41,17 +41,27 @@ def short_conv(x: Tensor, weight: Tensor, lengths: Tensor | None = None, mode: s
         tensor([0., 1., 2.])
     """
     checks.choice("mode", mode, MODES)
-    vectors = isinstance(x, Tensor) and x.ndim == 4
-    checks.alike(4 if vectors else 3, x=x)
+    vectors = check_signal(x)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.shape[0] != x.shape[2] or not weight.shape[1] % 2:
         came = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
         raise ValueError(f"weight must be ({x.shape[2]}, K) with K odd, got {came}")
     if weight.dtype != x.dtype or weight.device != x.device:
         raise ValueError(f"weight must be {x.dtype} on {x.device} as x is, got {weight.dtype} on {weight.device}")
     checks.lengths(lengths, x.shape[0], x.shape[1], x.device)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    x, weight = x.to(dtype), weight.to(dtype)
     if vectors:
         return short_convolution(x.permute(3, 2, 0, 1), weight, lengths, mode).permute(2, 3, 1, 0)
     return short_convolution(x.permute(2, 0, 1), weight, lengths, mode).permute(1, 2, 0)
+
+
+def check_signal(x: Tensor) -> bool:
+    """Whether x holds vectors (B, N, C, 3) rather than scalars (B, N, C); ValueError for anything else."""
+    vectors = isinstance(x, Tensor) and x.ndim == 4
+    checks.alike(4 if vectors else 3, x=x)
+    if vectors and x.shape[-1] != 3:
+        raise ValueError(f"x must hold vectors, 3 components on the last axis, got shape {tuple(x.shape)}")
+    return vectors
 
 
 def short_convolution(x: Tensor, weight: Tensor, lengths: Tensor | None, mode: str) -> Tensor:

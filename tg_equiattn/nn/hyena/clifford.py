@@ -78,18 +78,18 @@ class CliffordBlock(nn.Module):
     One linear map serves both sums, with which the published model of 16 scalars and 128 vectors has about the
     published 800 thousand parameters.
 
-    ``backend`` is of the product.
+    ``backend`` is of the product. Without ``bias`` zero stays zero.
 
     Source: Ruhe et al. (2023), Clifford Group Equivariant Neural Networks.
     """
 
-    def __init__(self, channels: int, backend: str = "auto") -> None:
+    def __init__(self, channels: int, backend: str = "auto", bias: bool = True) -> None:
         super().__init__()
         self.channels, self.backend = channels, backend
         self.gate = nn.Parameter(torch.empty(4, channels))
         self.gate_bias = nn.Parameter(torch.empty(4, channels))
         self.weight = nn.Parameter(torch.empty(4, channels, channels))
-        self.bias = nn.Parameter(torch.empty(channels))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.grade_norm = nn.Parameter(torch.empty(4, channels))
         self.paths = nn.Parameter(torch.empty(len(PATHS), channels))
         self.scale = nn.Parameter(torch.empty(channels))
@@ -99,7 +99,8 @@ class CliffordBlock(nn.Module):
         nn.init.ones_(self.gate)
         nn.init.zeros_(self.gate_bias)
         nn.init.normal_(self.weight, std=self.channels**-0.5)
-        nn.init.zeros_(self.bias)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
         nn.init.zeros_(self.grade_norm)
         nn.init.normal_(self.paths, std=0.5)  # four grades enter each
         nn.init.ones_(self.scale)
@@ -110,7 +111,8 @@ class CliffordBlock(nn.Module):
         invariants = torch.cat([x[:1], squares[1:]])
         x = x * _by_component(torch.sigmoid(torch.addcmul(self.gate_bias[..., None], self.gate[..., None], invariants)))
         y = _by_component(self.weight) @ x
-        y = torch.cat([y[:1] + self.bias[:, None], y[1:]])
+        if self.bias is not None:
+            y = torch.cat([y[:1] + self.bias[:, None], y[1:]])
         norms = (_square_norms(y) + _EPS).sqrt()
         normal = y / _by_component(torch.sigmoid(self.grade_norm)[..., None] * (norms - 1) + 1)
         z = (y + channelwise_product(x, normal, self.paths, self.backend)) * 0.5**0.5
@@ -128,14 +130,17 @@ class GradedMLP(nn.Module):
         in_grades, out_grades: channels by grade.
         hidden: channels of full multivectors between.
         options: ``num_blocks``, how many blocks, and ``backend``, theirs.
+        bias: whether there are biases; without them zeros are mapped to zeros.
     """
 
-    def __init__(self, in_grades: Grades, out_grades: Grades, hidden: int, options: OperatorOptions) -> None:
+    def __init__(
+        self, in_grades: Grades, out_grades: Grades, hidden: int, options: OperatorOptions, bias: bool = True
+    ) -> None:
         super().__init__()
         self.in_grades, self.out_grades, self.hidden = in_grades, out_grades, hidden
-        self.embed = CliffordLinear(in_grades, Grades(*[hidden] * 4))
-        self.blocks = nn.Sequential(*(CliffordBlock(hidden, options.backend) for _ in range(options.num_blocks)))
-        self.out = CliffordLinear(Grades(*[hidden] * 4), out_grades)
+        self.embed = CliffordLinear(in_grades, Grades(*[hidden] * 4), bias)
+        self.blocks = nn.Sequential(*(CliffordBlock(hidden, options.backend, bias) for _ in range(options.num_blocks)))
+        self.out = CliffordLinear(Grades(*[hidden] * 4), out_grades, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Without blocks of tokens, for use within one."""

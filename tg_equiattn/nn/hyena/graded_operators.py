@@ -31,12 +31,21 @@ class GradedOperator(GradedNetwork):
         in_grades, out_grades: channels of a token.
         options: of its Clifford MLPs, and of local context.
         hidden_grades: channels of query, key and value; ``None`` means ``in_grades``.
+        causal: whether tokens see earlier ones only.
+        bias: of the projection to query, key and value.
     """
 
     out: GradedMLP
 
     def __init__(
-        self, in_grades: Grades, out_grades: Grades, options: OperatorOptions, hidden_grades: Grades | None = None
+        self,
+        in_grades: Grades,
+        out_grades: Grades,
+        options: OperatorOptions,
+        hidden_grades: Grades | None = None,
+        *,
+        causal: bool = False,
+        bias: bool = True,
     ) -> None:
         super().__init__(
             in_grades, out_grades, local_context=options.local_context, edge_channels=options.edge_channels
@@ -44,11 +53,11 @@ class GradedOperator(GradedNetwork):
         self.hidden_grades = hidden = in_grades if hidden_grades is None else hidden_grades
         width = options.width(hidden)
         self.local = LocalContext(in_grades, width, options) if options.local_context else None
-        self.project = GradedMLP(in_grades.plus(POSITION), hidden.times(3), width, options)
+        self.project = GradedMLP(in_grades.plus(POSITION), hidden.times(3), width, options, bias)
         self.shortcut = None if in_grades == hidden else CliffordLinear(in_grades, hidden, bias=False)
         self.short_conv: ShortConv | None = None
         if options.short_conv is not None:
-            self.short_conv = ShortConv(hidden.times(3).channels(), options.short_conv, options.causal)
+            self.short_conv = ShortConv(hidden.times(3).channels(), options.short_conv, causal)
         self.out = GradedMLP(hidden, out_grades, width, options)
 
     def reachable(self, given: Grades) -> Grades:
@@ -106,25 +115,19 @@ class HyenaOperator(GradedOperator):
     def __init__(
         self, in_grades: Grades, out_grades: Grades, options: HyenaOptions, hidden_grades: Grades | None = None
     ) -> None:
-        super().__init__(in_grades, out_grades, options, hidden_grades)
+        by_lag = options.filter == "lag"  # for which a token of zeros must make nothing
+        super().__init__(in_grades, out_grades, options, hidden_grades, causal=options.causal, bias=not by_lag)
         c = self.hidden_grades
         self.scalars, self.vectors = c.scalars + c.pseudoscalars, c.vectors + c.bivectors
         mixed = Grades(scalars=self.scalars, bivectors=self.vectors)
         self.gate = GradedMLP(mixed, Grades(self.scalars + self.vectors), options.gate_channels, options)
         self.mode, self.norm, self.backend = options.known_mode, options.known_norm, options.backend
         self.filters: nn.ModuleDict | None = None
-        if options.filter == "lag":
+        if by_lag:
             kinds = {"scalars": self.scalars, "vectors": self.vectors}
             self.filters = nn.ModuleDict(
                 {kind: LagFilter(n, options.causal, backend=options.backend) for kind, n in kinds.items() if n}
             )
-
-    def _project(self, x: Tensor, pos: Tensor) -> Tensor:
-        """With a filter of the lag, what the biases make of a token of zeros is taken away, so that it adds nothing."""
-        projected = super()._project(x, pos)
-        if self.filters is None:
-            return projected
-        return projected - super()._project(x.new_zeros(len(x), 1), pos.new_zeros(3, 1))
 
     def mix(self, kind: str, sequences: Sequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if self.filters is None:

@@ -46,11 +46,6 @@ class OperatorOptions:
         if edges and not self.local_context:
             raise ValueError(f"edge_channels must be 0 without local_context, got {edges}")
 
-    @property
-    def causal(self) -> bool:
-        """Whether tokens see earlier ones only."""
-        return False
-
     def width(self, hidden_grades: Grades) -> int:
         """Multivector channels within the projections."""
         return max(1, *hidden_grades) if self.mlp_channels is None else self.mlp_channels

@@ -55,16 +55,16 @@ class LagFilter(nn.Module):
 
     .. math:: y_i = \sum_j h(i - j)\, x_j, \qquad h_c(l) = (1 + |l|)^{-a_c}\, \mathrm{MLP}_c(\varphi(l))
 
-    with :math:`\varphi` the logarithm of 1 + \|l\|, the same with the sign of l, and waves of 4 to 2048 tokens, sines
-    between the layers, and learned a >= 0, between 1/2 and 1 at the start: with 1/2 every octave of lags adds as much
-    where tokens differ at random, with 1 where all say the same, so that what far tokens say neither fades nor drowns
-    the near ones, however long the sequence is. A filter of the lag alone, without any length.
+    with :math:`\varphi` a quarter of the logarithm of 1 + \|l\|, the same with the sign of l, and waves of 4 to 2048
+    tokens, sines between the layers, and learned a >= 0, between 1/2 and 1 at the start: with 1/2 every octave of lags
+    adds as much where tokens differ at random, with 1 where all say the same. A filter of the lag alone: the length of
+    a sequence does not enter.
 
     Args:
         channels: how many filters.
         causal: of the lags from 0 on, rather than of both signs.
         width: of the MLP.
-        backend: of :func:`~tg_equiattn.functional.lag_long_conv`.
+        backend: ``"plain"`` for torch's own operations, which transforms see through; the operator otherwise.
 
     Source: Poli et al., Hyena Hierarchy (2023), section 3.3: an implicit filter there too, of the place, with an
     exponential window.
@@ -108,10 +108,15 @@ class LagFilter(nn.Module):
         """(components, rows, T) to the same; ``channels`` says of each row which filter is its own, where rows are not
         the channels."""
 
+        longest = sequences.longest
+        h = self.filter(longest)
+        h = h if channels is None else h.index_select(0, channels)
+
         def kernel(x: Tensor, lengths: Tensor | None) -> Tensor:
-            h = self.filter(x.shape[-1])
-            h = h if channels is None else h.index_select(0, channels)
-            return lag_convolution(x, h, lengths, first_lag(x.shape[-1], self.mode), self.backend)
+            length = x.shape[-1]
+            first = first_lag(length, self.mode)
+            begin = first - first_lag(longest, self.mode)
+            return lag_convolution(x, h[:, begin : begin + length - first], lengths, first, self.backend)
 
         return sequences.mix(kernel, x)
 
