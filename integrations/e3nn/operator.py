@@ -38,8 +38,8 @@ class SE3HyenaOperator(IrrepsModule):
     A convolution depends on the order of the nodes. ``order='input'`` keeps it (chains, trajectories). With the paper's
     convolution, ``filter='data'``, it then knows absolute indices: shifting the sequence changes the output. With
     ``filter='lag'`` it knows lags alone, for chains whose beginning means nothing: :math:`u_i = q_i \otimes \sum_j
-    h(i - j) k_j`, with h learned, no factor of the length and nothing made of nodes of zeros; see
-    :class:`tg_equiattn.nn.SE3HyenaOperator` for what is exact. ``order='radial'`` sorts by the distance to the centroid
+    h(i - j) k_j`, with h learned and no factor of the length; see :class:`tg_equiattn.nn.SE3HyenaOperator` for what is
+    exact. ``order='radial'`` sorts by the distance to the centroid
     (:func:`tg_equiattn.orders.radial_order`). Outputs then jump where two nodes exchange distances, by 0.2 of their
     spread with 10 nodes (:doc:`/guarantees`), so energies made with it are not conserved: it is not for dynamics,
     relaxation or phonons. It makes the operator equivariant to permutations of clouds without ties; equivalent nodes of
@@ -71,11 +71,14 @@ class SE3HyenaOperator(IrrepsModule):
     mode : {None, 'circular', 'linear', 'causal'}
         of the convolution; by default 'circular', or 'linear' with ``filter='lag'``
 
+    norm : {None, 'ortho', 'forward', 'backward'}
+        what the filter 'data' divides by: the root of the number of nodes, by default, the number, as published, or 1
+
     short_conv : int, optional
         taps of a short convolution along the order before the long one, an odd number
 
     options
-        ``norm``, ``mlp_channels``, ``gate_channels``, ``num_blocks``, ``backend``: as
+        ``mlp_channels``, ``gate_channels``, ``num_blocks``, ``backend``: as
         :class:`tg_equiattn.nn.SE3HyenaOperator`
 
     Examples
@@ -98,13 +101,14 @@ class SE3HyenaOperator(IrrepsModule):
         edge_channels: int = 0,
         filter: str = "data",
         mode: str | None = None,
+        norm: str | None = None,
         short_conv: int | None = None,
         **options: Any,
     ) -> None:
         irreps_in, irreps_out, grades, out_grades, hidden = _grades(irreps_in, irreps_out, irreps_hidden)
         all_options = HyenaOptions(
-            filter=filter, mode=mode, short_conv=short_conv, local_context=local_context, edge_channels=edge_channels,
-            **options,
+            filter=filter, mode=mode, norm=norm, short_conv=short_conv, local_context=local_context,
+            edge_channels=edge_channels, **options,
         )  # fmt: skip
         super().__init__(irreps_in, irreps_out, HyenaOperator(grades, out_grades, all_options, hidden), order)
 
@@ -179,8 +183,9 @@ class VectorSelfAttention(IrrepsModule):
         of query, key and value; by default ``irreps_in``
 
     options
-        ``short_conv``, ``local_context``, ``edge_channels``, ``mlp_channels``, ``num_blocks``: as
-        :class:`SE3HyenaOperator`; ``backend``: as :class:`tg_equiattn.nn.VectorSelfAttention`
+        ``short_conv`` (with which it is no longer equivariant to permutations), ``local_context``, ``edge_channels``,
+        ``mlp_channels``, ``num_blocks``: as :class:`SE3HyenaOperator`; ``backend``: as
+        :class:`tg_equiattn.nn.VectorSelfAttention`
 
     Examples
     --------

@@ -523,6 +523,29 @@ def test_early_stopping(toy, tmp_path):
         fitted(toy, output=tmp_path, patience=2, validate=False)
 
 
+def test_the_learning_rate_rises_before_it_falls(toy, tmp_path, monkeypatch):
+    rates, step = [], toy.Learner.training_step
+
+    def watched(self, batch, number):
+        rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        return step(self, batch, number)
+
+    monkeypatch.setattr(toy.Learner, "training_step", watched)
+    for warmup, steps in ((0.3, 20), (0.1, 10)):  # five steps an epoch; a tenth of ten is one
+        rates.clear()
+        fitted(toy, output=tmp_path, warmup=warmup, epochs=steps // 5, again=True)
+        top = rates.index(max(rates))
+        assert max(rates) == pytest.approx(0.01)
+        assert 1 <= top <= 0.3 * steps
+        assert rates == sorted(rates[: top + 1]) + sorted(rates[top + 1 :], reverse=True)
+        assert rates[0] < 0.001 > rates[-1]
+    settings = toy.Toy(output=tmp_path, warmup=0.3)
+    with pytest.raises(ValueError, match="--warmup must be 0 where the learning rate is constant"):
+        toy.Learner(torch.nn.Linear(1, 1), None, settings, constant=True)
+    with pytest.raises(ValueError, match=r"--warmup must be in \[0, 1\)"):
+        toy.Toy(warmup=1.0).check()
+
+
 def test_mixed_precision_stays_close(toy, tmp_path, device):
     halves = ("bf16-mixed", "16-mixed") if device == "cuda" else ("bf16-mixed",)
     full, *others = (fitted(toy, output=tmp_path, device=device, precision=p) for p in ("32-true", *halves))

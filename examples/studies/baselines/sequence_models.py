@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ class SequenceOperator(nn.Module, ABC):
     """Query, key and value by a linear map and a short convolution; mixing; residual and output MLP. Tokens are (T,
     channels)."""
 
-    def __init__(self, channels: int, short_conv: int | None, norm: str) -> None:
+    def __init__(self, channels: int, short_conv: int | None) -> None:
         super().__init__()
         self.project = nn.Linear(channels, 3 * channels)
         self.short_conv = None if short_conv is None else ShortConv(range(3 * channels), short_conv)
@@ -40,8 +41,8 @@ class SequenceOperator(nn.Module, ABC):
 class LongConvolution(SequenceOperator):
     """By circular long convolution, a gate and the values."""
 
-    def __init__(self, channels: int, short_conv: int | None, norm: str) -> None:
-        super().__init__(channels, short_conv, norm)
+    def __init__(self, channels: int, short_conv: int | None, norm: str = "ortho") -> None:
+        super().__init__(channels, short_conv)
         self.norm = norm
         self.gate = _mlp(channels, GATE_CHANNELS, channels)
 
@@ -71,12 +72,12 @@ class SequenceNetwork(GradedNetwork):
 
     def __init__(
         self, operator: type[SequenceOperator], in_grades: Grades, out_grades: Grades, channels: int, depth: int,
-        pool: str | None, short_conv: int | None, norm: str,
+        pool: str | None, **options: Any,
     ) -> None:  # fmt: skip
         checks.positive(channels=channels, depth=depth)
         super().__init__(in_grades, out_grades, pool=pool)
         self.embed = nn.Linear(in_grades.dim + 3, channels)
-        self.operators = nn.ModuleList([operator(channels, short_conv, norm) for _ in range(depth)])
+        self.operators = nn.ModuleList([operator(channels, **options) for _ in range(depth)])
         self.out = _mlp(channels, channels, out_grades.dim)
 
     def forward(self, x: Tensor, pos: Tensor, sequences: Sequences, edges: Edges | None = None) -> Tensor:
@@ -100,7 +101,7 @@ class Hyena(ScalarVectorModule):
         depth: number of operators.
         pool: ``None``, or ``"mean"`` over each sequence's tokens.
         short_conv: taps of the short convolution, ``None`` for none.
-        norm: of the long convolution, ``"ortho"`` or the paper's ``"forward"``.
+        options: ``norm`` of the long convolution, ``"ortho"`` or the paper's ``"forward"``.
 
     Shapes:
         As :class:`SE3Hyena`.
@@ -127,16 +128,18 @@ class Hyena(ScalarVectorModule):
         depth: int = 3,
         pool: str | None = None,
         short_conv: int | None = None,
-        norm: str = "ortho",
+        **options: Any,
     ) -> None:
         grades = grades_of_channels(scalar_channels, vector_channels, (out_scalars, out_vectors), (None, None))
-        super().__init__(SequenceNetwork(self.operator, *grades[:2], channels, depth, pool, short_conv, norm))
+        super().__init__(
+            SequenceNetwork(self.operator, *grades[:2], channels, depth, pool, short_conv=short_conv, **options)
+        )
 
 
 class Transformer(Hyena):
     r"""Softmax self-attention in the shell of :class:`SE3Hyena`, without equivariance: the paper's baseline.
 
-    Arguments and shapes as of :class:`Hyena`.
+    Arguments and shapes as of :class:`Hyena`, without ``norm``.
 
     Source: se3-hyena sections 4.1.1 and 4.2.1.
 

@@ -31,8 +31,8 @@ Predict = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
 
 class Learner(lightning.LightningModule):
-    """Adam on a loss; the learning rate falls as half a cosine, after one that rises with ``--warmup``, or
-    (``constant``) stays. Measures ``metric``.
+    """Adam on a loss; the learning rate falls as half a cosine, with ``--warmup`` after one that rises (one cycle, in
+    which the first beta goes from 0.95 to 0.85 and back, too), or (``constant``) stays. Measures ``metric``.
 
     Every epoch starts from a seed of its own, so a resumed run draws what an uninterrupted one would.
     """
@@ -42,6 +42,8 @@ class Learner(lightning.LightningModule):
 
     def __init__(self, model: nn.Module, predict: Predict, settings: Settings, constant: bool = False) -> None:
         super().__init__()
+        if constant and settings.warmup:
+            raise SettingsError(f"--warmup must be 0 where the learning rate is constant, got {settings.warmup}")
         self.model, self.predict, self.settings, self.constant = model, predict, settings, constant
         self.validation_mean, self.test_mean = MeanMetric(), MeanMetric()  # exact where shares differ in size
 
@@ -79,8 +81,9 @@ class Learner(lightning.LightningModule):
         if self.constant:
             return optimizer
         schedules, steps = torch.optim.lr_scheduler, int(self.trainer.estimated_stepping_batches)
-        if settings.warmup:
-            schedule = schedules.OneCycleLR(optimizer, settings.learning_rate, steps, pct_start=settings.warmup)
+        if settings.warmup and steps > 4:
+            rising = max(settings.warmup, 2 / steps)  # two steps at least, which torch's schedule needs
+            schedule = schedules.OneCycleLR(optimizer, settings.learning_rate, steps, pct_start=rising)
         else:
             schedule = schedules.CosineAnnealingLR(optimizer, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -167,8 +167,8 @@ def test_a_chain_among_zeros_is_as_alone(make):
     ("name", "fades"), [("plain", False), ("lag", False), ("lag causal", False), ("published", True)]
 )
 def test_what_other_tokens_say_does_not_fade(name, fades):
-    """With parameters as they start, changing all tokens but a few moves these as much in a chain of 20,000 as in one of
-    20; with the paper's factor it does not."""
+    """With parameters as they start, and tokens at random: changing all but a few moves these as much in a chain of
+    20,000 as in one of 20; with the paper's factor it does not."""
     kind, options = OPTIONS[name]
     layers = [kind(16, 16, **options) for _ in range(4)]
 

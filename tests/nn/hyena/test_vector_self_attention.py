@@ -20,6 +20,7 @@ OPTIONS = {
     "two blocks": (VectorSelfAttention, {"num_blocks": 2}),
     "widths": (VectorSelfAttention, {"out_scalars": 1, "out_vectors": 5, **SMALL}),
     "local": (VectorSelfAttention, {**LOCAL, "mlp_channels": 3}),
+    "short": (VectorSelfAttention, {"short_conv": 3}),
     "model": (VectorTransformer, {"depth": 2, **SMALL}),
     "pooled local": (VectorTransformer, {"out_scalars": 0, "depth": 1, "pool": "mean", **LOCAL, **SMALL}),
 }
@@ -56,6 +57,7 @@ def test_equivariant(dtype, name, reflect, make, device):
     layer, x = make(name, dtype).to(device), sample(name, sizes, dtype, device)
     r, shift = motion(dtype, reflect, device), torch.randn(3, 3, dtype=dtype, device=device)
     p = torch.cat([sum(sizes[:b]) + torch.randperm(n) for b, n in enumerate(sizes)]).to(device)
+    p = torch.arange(sum(sizes), device=device) if name == "short" else p
     moved = {**x, "vectors": move(x["vectors"], r), "pos": move(x["pos"], r) + shift[x["batch"]]}
     moved |= {key: moved[key][p] for key in ("scalars", "vectors", "pos", "batch")}
     if "local" in name:
@@ -75,6 +77,9 @@ def test_broken_equivariance_is_seen(make):
         return error(b, (a[0], move(a[1], r)))
 
     assert broken(lambda x: x) <= 1e-10
+    short, order = make("short"), torch.randperm(31)
+    relabelled = {key: part[order] for key, part in x.items()}
+    assert error(short(**relabelled), [part[order] for part in short(**x)]) > 1e-3  # neighbours have an order
     assert broken(lambda x: {**x, "vectors": x["vectors"][..., [1, 0, 2]]}) > 1e-3
     assert broken(lambda x: {**x, "scalars": x["pos"]}) > 1e-3
     with flipped_sign():

@@ -33,10 +33,11 @@ class SE3HyenaOperator(ScalarVectorModule):
     .. math:: u_i = q_i \otimes \sum_j h(i - j)\, k_j
 
     with h learned and implicit (:class:`~tg_equiattn.nn.hyena.LagFilter`), and :math:`\otimes` the product of scalars,
-    the cross product of vectors. There is no factor of the length, and the projections of a token of zeros are zero: a
-    chain among zeros, without ``pos``, gives the same outputs wherever it stands (with ``short_conv``, where some zeros
-    are next to its ends; with ``mode="causal"``, also where there are none), and with ``mode="causal"`` tokens that are
-    appended change no earlier output.
+    the cross product of vectors. There is no factor of the length, and the projections, without biases, make nothing
+    of a token of zeros. So without ``pos`` and ``local_context`` a chain among zeros gives the same outputs wherever it
+    stands, as alone; with ``short_conv`` of K taps, unless causal, where (K - 1) / 2 zeros or more are next to each of
+    its ends. And with ``mode="causal"``, again without ``pos`` and in the order given, tokens that are appended change
+    no earlier output.
 
     Order ``"radial"`` sorts by the distance to the centroid
     (:func:`~tg_equiattn.orders.radial_order`) and needs ``pos``. Outputs then jump where two tokens exchange distances,
@@ -57,10 +58,10 @@ class SE3HyenaOperator(ScalarVectorModule):
         filter: ``"data"``, the keys, as published, or ``"lag"``, a learned one of the lag, see above.
         mode: of the convolution: ``"circular"`` (``"linear"`` with ``filter="lag"``), which ``None`` means, or
             ``"causal"``: tokens see earlier ones only. With ``filter="data"`` a causal output still knows the
-            sequence's length, by which ``norm`` divides.
+            sequence's length, by which ``norm`` divides, unless that is ``"backward"``.
         norm: what the filter ``"data"`` divides by, as of ``torch.fft``: ``"ortho"``, which ``None`` means, the root of
-            the length, with which what other tokens say neither fades nor grows with their number; ``"forward"``, the
-            length, as published; ``"backward"``, nothing.
+            the length, with which what random tokens say neither fades nor grows with their number (what tokens agree
+            on grows as its root); ``"forward"``, the length, as published; ``"backward"``, nothing.
         short_conv: taps of a short convolution of query, key and value before the long one
             (:func:`~tg_equiattn.functional.short_conv`), an odd number, ``None`` for none: with 3, a token sees its
             neighbours on both sides, or with ``mode="causal"`` the two before. Recall needs it
@@ -77,8 +78,8 @@ class SE3HyenaOperator(ScalarVectorModule):
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
-    Source: se3-hyena Algorithm 1, section 3.2; the filter of the lag and the short convolution are those of Poli et
-    al., Hyena Hierarchy (2023); "grade-one and grade-two projections" there are grades 0 and 1.
+    Source: se3-hyena Algorithm 1, section 3.2; "grade-one and grade-two projections" there are grades 0 and 1. Poli et
+    al., Hyena Hierarchy (2023), for the filter of the lag and the short convolution.
 
     Example:
         >>> import torch
