@@ -232,7 +232,7 @@ def table(rows: list[Row]) -> str:
     lines = []
     for kind, models in by_length(rows).items():
         for name, errors in models.items():
-            cells = (mean_and_spread(errors[length], 3) if length in errors else "-" for length in lengths)
+            cells = (mean_and_spread(errors[length], 4) if length in errors else "-" for length in lengths)
             lines.append([kind, name, *cells])
     return markdown(["vocabulary", "model", *(f"{length} tokens" for length in lengths)], lines)
 

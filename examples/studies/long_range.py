@@ -129,7 +129,7 @@ class Model(nn.Module):
                 num_nodes=settings.charges,
                 **attention,
             ),
-            "SE3HyenaOperator": lambda: SE3HyenaOperator(HIDDEN, HIDDEN, order="radial", norm="forward"),
+            "SE3HyenaOperator": lambda: SE3HyenaOperator(HIDDEN, HIDDEN, order="radial"),
             "VectorSelfAttention": lambda: VectorSelfAttention(HIDDEN, HIDDEN),
         }
         self.irreps_out = o3.Irreps("0e + 1o" if task == "fields" else "0e")

@@ -49,7 +49,7 @@ PUBLISHED = {"norm": "forward"}  # divided by the number of particles
 LOCAL = {"local_context": True, "edge_channels": 1}
 EQUIVARIANT: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     "SE(3)-Hyena": (SE3Hyena, PUBLISHED),
-    "SE(3)-Hyena, radial order": (SE3Hyena, {**PUBLISHED, "order": "radial"}),
+    "SE(3)-Hyena, radial order": (SE3Hyena, {"order": "radial"}),
     "SE(3)-Hyena + local": (SE3Hyena, {**PUBLISHED, **LOCAL}),
     "SE(3)-Transformer": (VectorTransformer, {}),
     "SE(3)-Transformer + local": (VectorTransformer, LOCAL),

@@ -14,6 +14,7 @@ from tg_equiattn.nn.hyena import (
     HyenaOptions,
     OperatorOptions,
     VectorAttentionOperator,
+    norm_in_order,
 )
 
 from .irreps_module import IrrepsModule
@@ -72,7 +73,8 @@ class SE3HyenaOperator(IrrepsModule):
         of the convolution; by default 'circular', or 'linear' with ``filter='lag'``
 
     norm : {None, 'ortho', 'forward', 'backward'}
-        what the filter 'data' divides by: the root of the number of nodes, by default, the number, as published, or 1
+        what the filter 'data' divides by: the root of the number of nodes, by default with ``order='input'``, the
+        number, as published and by default with 'radial', or 1
 
     short_conv : int, optional
         taps of a short convolution along the order before the long one, an odd number
@@ -107,8 +109,8 @@ class SE3HyenaOperator(IrrepsModule):
     ) -> None:
         irreps_in, irreps_out, grades, out_grades, hidden = _grades(irreps_in, irreps_out, irreps_hidden)
         all_options = HyenaOptions(
-            filter=filter, mode=mode, norm=norm, short_conv=short_conv, local_context=local_context,
-            edge_channels=edge_channels, **options,
+            filter=filter, mode=mode, norm=norm_in_order(norm, filter, order), short_conv=short_conv,
+            local_context=local_context, edge_channels=edge_channels, **options,
         )  # fmt: skip
         super().__init__(irreps_in, irreps_out, HyenaOperator(grades, out_grades, all_options, hidden), order)
 
@@ -158,6 +160,7 @@ class SE3Hyena(IrrepsModule):
         **options: Any,
     ) -> None:
         irreps_in, irreps_out, grades, out_grades, hidden = _grades(irreps_in, irreps_out, irreps_hidden)
+        options["norm"] = norm_in_order(options.get("norm"), options.get("filter", "data"), order)
         model = GradedModel(HyenaOperator, grades, out_grades, hidden, HyenaOptions(**options), depth=depth, pool=pool)
         super().__init__(irreps_in, irreps_out, model, order)
 

@@ -7,7 +7,15 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
-from tg_equiattn.nn.hyena import ConvolutionOptions, Edges, LagFilter, ShortConv, TokenShell, check_short_conv
+from tg_equiattn.nn.hyena import (
+    ConvolutionOptions,
+    Edges,
+    LagFilter,
+    ShortConv,
+    TokenShell,
+    check_short_conv,
+    norm_in_order,
+)
 from tg_equiattn.nn.not_scriptable import NotScriptable
 from tg_equiattn.sequences import Sequences
 
@@ -51,7 +59,7 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         of the convolution; by default 'circular', or 'linear' with ``filter='lag'``
 
     norm : {None, 'ortho', 'forward', 'backward'}
-        of the filter 'data', as :class:`tg_equiattn.nn.SE3HyenaOperator`; by default 'ortho'
+        of the filter 'data', as :class:`SE3HyenaOperator`
 
     short_conv : int, optional
         taps of a short convolution along the order before the long one, an odd number; one weight a channel and tap
@@ -77,7 +85,7 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         short_conv: int | None = None,
     ) -> None:
         super().__init__()
-        options = ConvolutionOptions(filter=filter, mode=mode, norm=norm)
+        options = ConvolutionOptions(filter=filter, mode=mode, norm=norm_in_order(norm, filter, order))
         check_short_conv(short_conv)
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)

@@ -114,6 +114,16 @@ def test_bad_options(kind, message, options):
         kind(**{"scalar_channels": S, "vector_channels": V} | options)
 
 
+def test_norms_by_default():
+    """The root of the length in the order given, the paper's length where tokens are sorted, which jumps less."""
+    for order, norm in (("input", "ortho"), ("radial", "forward")):
+        assert SE3HyenaOperator(S, V, order=order).module.norm == norm
+        assert [o.norm for o in SE3Hyena(S, V, order=order, depth=2).module.operators] == [norm] * 2
+        for given in ("ortho", "forward", "backward"):
+            assert SE3HyenaOperator(S, V, order=order, norm=given).module.norm == given
+        assert SE3HyenaOperator(S, V, order=order, filter="lag").module.filters is not None
+
+
 @pytest.mark.parametrize(
     ("message", "options"), [("depth must be a positive", {"depth": 0}), ("pool must be None or", {"pool": "max"})]
 )

@@ -109,7 +109,7 @@ def test_a_given_order_is_that_of_the_sequence(make):
     places[there] = order - torch.tensor([0, 7, 8])[x["batch"]]
     close([part[there][order] for part in layer(**padded, order=places)], expected)
     kind, options = OPTIONS["model"]
-    radial = kind(S, V, **options, order="radial").double()
+    radial = kind(S, V, **options, order="radial", norm="ortho").double()
     radial.load_state_dict(layer.state_dict())
     assert error(radial(**x), layer(**x)) > 1e-3
     close(radial(**x, order=order), layer(**x, order=order))

@@ -111,6 +111,12 @@ class HyenaOptions(ConvolutionOptions, OperatorOptions):
         checks.positive(gate_channels=self.gate_channels)
 
 
+def norm_in_order(norm: str | None, filter: str, order: str) -> str | None:
+    """The norm that is meant by ``None`` for tokens in this order: sorted by radius, the published one, with which
+    outputs jump least where two of them exchange radii."""
+    return "forward" if norm is None and filter == "data" and order == "radial" else norm
+
+
 def check_short_conv(taps: int | None) -> None:
     """ValueError unless ``None`` or an odd number from 3 on."""
     if taps is not None and (isinstance(taps, bool) or not isinstance(taps, int) or taps < 3 or not taps % 2):

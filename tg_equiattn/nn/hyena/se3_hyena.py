@@ -7,7 +7,7 @@ from typing import Any
 from .graded_model import GradedModel
 from .graded_operators import HyenaOperator
 from .grades import grades_of_channels
-from .options import HyenaOptions
+from .options import HyenaOptions, norm_in_order
 from .scalar_vector_module import ScalarVectorModule
 
 
@@ -59,9 +59,10 @@ class SE3HyenaOperator(ScalarVectorModule):
         mode: of the convolution: ``"circular"`` (``"linear"`` with ``filter="lag"``), which ``None`` means, or
             ``"causal"``: tokens see earlier ones only. With ``filter="data"`` a causal output still knows the
             sequence's length, by which ``norm`` divides, unless that is ``"backward"``.
-        norm: what the filter ``"data"`` divides by, as of ``torch.fft``: ``"ortho"``, which ``None`` means, the root of
-            the length, with which what random tokens say neither fades nor grows with their number (what tokens agree
-            on grows as its root); ``"forward"``, the length, as published; ``"backward"``, nothing.
+        norm: what the filter ``"data"`` divides by, as of ``torch.fft``: ``"ortho"``, which ``None`` means with
+            ``order="input"``, the root of the length, with which what random tokens say neither fades nor grows with
+            their number (what tokens agree on grows as its root); ``"forward"``, which it means with ``"radial"``, the
+            length, as published; ``"backward"``, nothing.
         short_conv: taps of a short convolution of query, key and value before the long one
             (:func:`~tg_equiattn.functional.short_conv`), an odd number, ``None`` for none: with 3, a token sees its
             neighbours on both sides, or with ``mode="causal"`` the two before. Recall needs it
@@ -114,9 +115,9 @@ class SE3HyenaOperator(ScalarVectorModule):
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
         options = HyenaOptions(
-            mlp_channels=mlp_channels, gate_channels=gate_channels, num_blocks=num_blocks, filter=filter,
-            mode=mode, norm=norm, short_conv=short_conv, local_context=local_context, edge_channels=edge_channels,
-            backend=backend,
+            mlp_channels=mlp_channels, gate_channels=gate_channels, num_blocks=num_blocks, filter=filter, mode=mode,
+            norm=norm_in_order(norm, filter, order), short_conv=short_conv, local_context=local_context,
+            edge_channels=edge_channels, backend=backend,
         )  # fmt: skip
         super().__init__(HyenaOperator(inside, outside, options, hidden), order)
 
@@ -170,4 +171,5 @@ class SE3Hyena(ScalarVectorModule):
         grades = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
+        options["norm"] = norm_in_order(options.get("norm"), options.get("filter", "data"), order)
         super().__init__(GradedModel(HyenaOperator, *grades, HyenaOptions(**options), depth=depth, pool=pool), order)
