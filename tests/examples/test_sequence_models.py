@@ -4,15 +4,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from baselines.sequence_models import Hyena, Transformer
-from oracles import long_convolution
+from oracles import long_convolution, taps
 from space import error, motion, move
 
 S, V = 3, 2
 MODELS = {
     "hyena": lambda: Hyena(S, V, 5, 1, channels=7, depth=2),
     "pooled": lambda: Hyena(S, V, 0, 1, channels=7, depth=2, pool="mean"),
+    "published": lambda: Hyena(S, V, 5, 1, channels=7, depth=1, norm="forward"),
+    "neighbours": lambda: Hyena(S, V, 5, 1, channels=7, depth=1, short_conv=3),
     "transformer": lambda: Transformer(S, V, 5, 1, channels=7, depth=2),
-    "pooled transformer": lambda: Transformer(S, V, 0, 1, channels=7, depth=2, pool="mean"),
+    "pooled transformer": lambda: Transformer(S, V, 0, 1, channels=7, depth=2, pool="mean", short_conv=3),
 }
 
 
@@ -31,9 +33,12 @@ def slow(model, scalars, vectors, pos):
     model = model.module
     x = model.embed(torch.cat([scalars, vectors.mT.flatten(1), pos - pos.mean(0)], -1))
     for layer in model.operators:
-        q, k, v = layer.project(x).chunk(3, -1)
+        projected = layer.project(x)
+        if layer.short_conv is not None:
+            projected = taps(projected, layer.short_conv.weight)
+        q, k, v = projected.chunk(3, -1)
         if hasattr(layer, "gate"):
-            mixed = long_convolution(q[None], k[None], [len(q)], "circular")[0]
+            mixed = long_convolution(q[None], k[None], [len(q)], "circular", norm=layer.norm)[0]
             mixed = torch.sigmoid(layer.gate(mixed)) * mixed * v
         else:
             mixed = F.softmax(q @ k.T / q.shape[-1] ** 0.5, -1) @ v
