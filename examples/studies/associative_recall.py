@@ -241,7 +241,7 @@ def draw(rows: list[Row], path: Path) -> None:
     """The paper's Figure 4: error against length."""
     kinds = by_length(rows)
     figure, axes = plt.subplots(
-        len(kinds), 1, figsize=(6, 3.5 * len(kinds)), squeeze=False, sharex=True, sharey=True, layout="constrained"
+        len(kinds), 1, figsize=(6, 1 + 3 * len(kinds)), squeeze=False, sharex=True, sharey=True, layout="constrained"
     )
     for (kind, models), axis in zip(kinds.items(), axes[:, 0], strict=True):
         for name, errors in models.items():
@@ -253,7 +253,7 @@ def draw(rows: list[Row], path: Path) -> None:
     axes[-1, 0].set_xlabel("tokens")
     axes[-1, 0].set_xticks(lengths, map(str, lengths))
     axes[-1, 0].minorticks_off()
-    axes[0, 0].legend(fontsize="small")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize="small")
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
