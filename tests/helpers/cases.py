@@ -249,15 +249,11 @@ CORE = {
     "scalar_long_conv linear": function(lambda **t: F.scalar_long_conv(**t, mode="linear"), **SCALARS, lengths=lengths),
     "vector_long_conv": function(F.vector_long_conv, **VECTORS),
     "vector_long_conv causal": function(lambda **t: F.vector_long_conv(**t, mode="causal"), **VECTORS, lengths=lengths),
-    "vector_long_conv ortho": function(lambda **t: F.vector_long_conv(**t, norm="ortho"), **VECTORS, lengths=lengths),
     "lag_long_conv": function(F.lag_long_conv, x=(3, 11, 2, 3), h=(21, 2)),
     "lag_long_conv causal": function(
         lambda **t: F.lag_long_conv(**t, mode="causal"), x=(3, 11, 2), h=(11, 2), lengths=lengths
     ),
     "short_conv": function(F.short_conv, x=(3, 11, 2, 3), weight=(2, 3)),
-    "short_conv causal": function(
-        lambda **t: F.short_conv(**t, mode="causal"), x=(3, 11, 2), weight=(2, 5), lengths=lengths
-    ),
     "vector_attention": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3)),
     "vector_attention ragged": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3), lengths=lengths),
     "bilinear_long_conv": function(
@@ -324,14 +320,12 @@ CORE = {
     "SE3HyenaOperator radial local": tokens(
         lambda: layers.SE3HyenaOperator(S, V, order="radial", **LOCAL, **SMALL), flat=True, edges=True
     ),
-    "SE3HyenaOperator lag": tokens(lambda: layers.SE3HyenaOperator(S, V, filter="lag", short_conv=3)),
     "SE3HyenaOperator lag causal flat": tokens(
         lambda: layers.SE3HyenaOperator(S, V, filter="lag", mode="causal", short_conv=3), flat=True
     ),
     "SE3Hyena": tokens(lambda: layers.SE3Hyena(S, V, depth=2, pool="mean", **SMALL)),
     "SE3Hyena local": tokens(lambda: layers.SE3Hyena(S, V, depth=1, **LOCAL, **SMALL), edges=True),
     "VectorSelfAttention": tokens(lambda: layers.VectorSelfAttention(S, V)),
-    "VectorSelfAttention short": tokens(lambda: layers.VectorSelfAttention(S, V, short_conv=3), flat=True),
     "VectorSelfAttention local": tokens(lambda: layers.VectorSelfAttention(S, V, **LOCAL), flat=True, edges=True),
     "EuclideanFastAttention": tokens(lambda: layers.EuclideanFastAttention(S, V, max_radius=10.0)),
     "EuclideanFastAttention directions": tokens(
@@ -462,9 +456,7 @@ CASES = {
     "TensorProductHyenaOperator": on_irreps(
         "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", permuted=True
     ),
-    "e3nn SE3HyenaOperator lag": on_irreps(
-        "SE3HyenaOperator", irreps_out=OUT, filter="lag", mode="causal", short_conv=3
-    ),
+    "e3nn SE3HyenaOperator lag": on_irreps("SE3HyenaOperator", irreps_out=OUT, filter="lag", short_conv=3),
     "TensorProductHyenaOperator lag": on_irreps(
         "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", filter="lag", short_conv=3
     ),

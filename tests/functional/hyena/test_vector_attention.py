@@ -229,7 +229,11 @@ def test_operators_refuse_forward_mode():
         with pytest.raises(RuntimeError, match="forward-mode differentiation cannot"):
             operators.vector_attention(dual, x, x, None, torch.ones(2))
         with pytest.raises(RuntimeError, match="forward-mode differentiation cannot"):
-            operators.fft_convolution(dual[:, None], x[:, None], None, "circular", False)
+            operators.fft_convolution(dual[:, None], x[:, None], None, "circular", False, "ortho")
+        with pytest.raises(RuntimeError, match="forward-mode differentiation cannot"):
+            operators.lag_convolution(dual[:, None], torch.ones(2, 5), None, 0)
+        with pytest.raises(RuntimeError, match="forward-mode differentiation cannot"):
+            operators.lag_correlation(dual[:, None], x[:, None], None, 0, 5)
 
 
 def test_memory_does_not_grow_with_pairs():

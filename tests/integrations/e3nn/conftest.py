@@ -21,13 +21,11 @@ KINDS = {
     "lag": lambda **o: SE3HyenaOperator(INSIDE, OUTSIDE, HIDDEN, filter="lag", short_conv=3, **o),
     "lag model": lambda **o: SE3Hyena(INSIDE, OUTSIDE, HIDDEN, depth=1, filter="lag", mode="causal", short_conv=3, **o),
     "attention": lambda **o: VectorSelfAttention(INSIDE, OUTSIDE, HIDDEN, **o),
-    "attention short": lambda **o: VectorSelfAttention(INSIDE, OUTSIDE, short_conv=3, **o),
     "attention local": lambda **o: VectorSelfAttention(INSIDE, OUTSIDE, **LOCAL, **o),
     "tensor": lambda **o: TensorProductHyenaOperator("3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", **o),
     "tensor lag": lambda **o: TensorProductHyenaOperator(
         "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", filter="lag", mode="causal", short_conv=3, **o
     ),
-    "tensor short": lambda **o: TensorProductHyenaOperator("3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", short_conv=3, **o),
     "tensor radial": lambda **o: TensorProductHyenaOperator("2x2e+3x0e", "2x1o+3x0e", "2x0e+1x1o", order="radial", **o),
 }
 

@@ -8,7 +8,7 @@ from tg_equiattn.integrations.e3nn import CliffordMLP, SE3Hyena
 
 SIZES = 13, 1, 5, 2, 11
 PERMUTED = ["radial", "local", "tensor radial", "attention", "attention local"]
-IN_ORDER = ["hyena", "causal", "model", "lag", "lag model", "attention short", "tensor", "tensor lag", "tensor short"]
+IN_ORDER = ["hyena", "causal", "model", "lag", "lag model", "tensor", "tensor lag"]
 
 
 def parts(arguments, sizes):
