@@ -72,6 +72,7 @@ studies: setup
 	$(RUN) -W ignore examples/studies/nbody.py --study --models "SE(3)-Hyena + local" "local only" --epochs 300 --seeds 0
 	$(RUN) -W ignore examples/studies/associative_recall.py --study
 	$(RUN) -W ignore examples/studies/associative_recall.py --study --models "SE(3)-Hyena" --seeds 1 2
+	$(RUN) -W ignore examples/studies/associative_recall.py --study --models "SE(3)-Hyena" --lengths 512 1024
 	$(RUN) -W ignore examples/studies/escnn_mixed_model.py --study
 	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study
 	$(RUN) -W ignore examples/studies/e3nn_mixed_model.py --study
