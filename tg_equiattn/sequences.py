@@ -143,7 +143,9 @@ class Sequences:
     @property
     def longest(self) -> int:
         """The length that the longest sequences are padded to; 0 where there are none."""
-        return max((length for _, length, _ in self._groups), default=0)
+        if len(self._groups) == 1:  # as while compiling, where it may stand for any number
+            return self._groups[0][1]
+        return max([length for _, length, _ in self._groups], default=0)
 
     def ordered(self, order: Tensor) -> Sequences:
         """The same sequences with their tokens in another order: at place p comes token ``order[p]``, int64 (T,)."""
