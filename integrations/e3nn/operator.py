@@ -14,7 +14,6 @@ from tg_equiattn.nn.hyena import (
     HyenaOptions,
     OperatorOptions,
     VectorAttentionOperator,
-    norm_in_order,
 )
 
 from .irreps_module import IrrepsModule
@@ -109,7 +108,7 @@ class SE3HyenaOperator(IrrepsModule):
     ) -> None:
         irreps_in, irreps_out, grades, out_grades, hidden = _grades(irreps_in, irreps_out, irreps_hidden)
         all_options = HyenaOptions(
-            filter=filter, mode=mode, norm=norm_in_order(norm, filter, order), short_conv=short_conv,
+            filter=filter, mode=mode, norm=norm, order=order, short_conv=short_conv,
             local_context=local_context, edge_channels=edge_channels, **options,
         )  # fmt: skip
         super().__init__(irreps_in, irreps_out, HyenaOperator(grades, out_grades, all_options, hidden), order)
@@ -160,8 +159,8 @@ class SE3Hyena(IrrepsModule):
         **options: Any,
     ) -> None:
         irreps_in, irreps_out, grades, out_grades, hidden = _grades(irreps_in, irreps_out, irreps_hidden)
-        options["norm"] = norm_in_order(options.get("norm"), options.get("filter", "data"), order)
-        model = GradedModel(HyenaOperator, grades, out_grades, hidden, HyenaOptions(**options), depth=depth, pool=pool)
+        all_options = HyenaOptions(order=order, **options)
+        model = GradedModel(HyenaOperator, grades, out_grades, hidden, all_options, depth=depth, pool=pool)
         super().__init__(irreps_in, irreps_out, model, order)
 
 

@@ -14,7 +14,6 @@ from tg_equiattn.nn.hyena import (
     ShortConv,
     TokenShell,
     check_short_conv,
-    norm_in_order,
 )
 from tg_equiattn.nn.not_scriptable import NotScriptable
 from tg_equiattn.sequences import Sequences
@@ -85,7 +84,7 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         short_conv: int | None = None,
     ) -> None:
         super().__init__()
-        options = ConvolutionOptions(filter=filter, mode=mode, norm=norm_in_order(norm, filter, order))
+        options = ConvolutionOptions(filter=filter, mode=mode, norm=norm, order=order)
         check_short_conv(short_conv)
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)

@@ -8,7 +8,7 @@ from .graded_network import GradedNetwork
 from .graded_operators import GradedOperator, HyenaOperator, VectorAttentionOperator
 from .grades import Grades, grades_of_channels, join_channels
 from .local_context import Edges, LocalContext
-from .options import ConvolutionOptions, HyenaOptions, OperatorOptions, check_short_conv, norm_in_order
+from .options import ConvolutionOptions, HyenaOptions, OperatorOptions, check_short_conv
 from .scalar_vector_module import ScalarVectorModule
 from .se3_hyena import SE3Hyena, SE3HyenaOperator
 from .sequence_filters import LagFilter, ShortConv
@@ -42,5 +42,4 @@ __all__ = [
     "check_short_conv",
     "grades_of_channels",
     "join_channels",
-    "norm_in_order",
 ]

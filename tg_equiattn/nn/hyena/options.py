@@ -62,7 +62,9 @@ class ConvolutionOptions:
         filter: ``"data"``, or ``"lag"``.
         mode: ``"circular"`` or ``"causal"`` with the filter ``"data"``, ``"linear"`` or ``"causal"`` with ``"lag"``;
             ``None`` means the first.
-        norm: of the filter ``"data"``: ``"ortho"``, which ``None`` means, ``"forward"`` or ``"backward"``.
+        norm: of the filter ``"data"``: ``"ortho"``, ``"forward"`` or ``"backward"``; ``None`` means the first, and the
+            second, the published one, where tokens are sorted by radius: outputs jump least with it.
+        order: of the tokens, which the shell checks.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -71,6 +73,7 @@ class ConvolutionOptions:
     filter: str = "data"
     mode: str | None = None
     norm: str | None = None
+    order: str = "input"
 
     def __post_init__(self) -> None:
         checks.choice("filter", self.filter, FILTERS)
@@ -92,7 +95,9 @@ class ConvolutionOptions:
 
     @property
     def known_norm(self) -> str:
-        return "ortho" if self.norm is None else self.norm
+        if self.norm is not None:
+            return self.norm
+        return "forward" if self.order == "radial" else "ortho"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,12 +114,6 @@ class HyenaOptions(ConvolutionOptions, OperatorOptions):
         ConvolutionOptions.__post_init__(self)
         OperatorOptions.__post_init__(self)
         checks.positive(gate_channels=self.gate_channels)
-
-
-def norm_in_order(norm: str | None, filter: str, order: str) -> str | None:
-    """The norm that is meant by ``None`` for tokens in this order: sorted by radius, the published one, with which
-    outputs jump least where two of them exchange radii."""
-    return "forward" if norm is None and filter == "data" and order == "radial" else norm
 
 
 def check_short_conv(taps: int | None) -> None:

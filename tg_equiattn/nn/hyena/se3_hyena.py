@@ -7,7 +7,7 @@ from typing import Any
 from .graded_model import GradedModel
 from .graded_operators import HyenaOperator
 from .grades import grades_of_channels
-from .options import HyenaOptions, norm_in_order
+from .options import HyenaOptions
 from .scalar_vector_module import ScalarVectorModule
 
 
@@ -116,7 +116,7 @@ class SE3HyenaOperator(ScalarVectorModule):
         )
         options = HyenaOptions(
             mlp_channels=mlp_channels, gate_channels=gate_channels, num_blocks=num_blocks, filter=filter, mode=mode,
-            norm=norm_in_order(norm, filter, order), short_conv=short_conv, local_context=local_context,
+            norm=norm, order=order, short_conv=short_conv, local_context=local_context,
             edge_channels=edge_channels, backend=backend,
         )  # fmt: skip
         super().__init__(HyenaOperator(inside, outside, options, hidden), order)
@@ -171,5 +171,5 @@ class SE3Hyena(ScalarVectorModule):
         grades = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
-        options["norm"] = norm_in_order(options.get("norm"), options.get("filter", "data"), order)
-        super().__init__(GradedModel(HyenaOperator, *grades, HyenaOptions(**options), depth=depth, pool=pool), order)
+        all_options = HyenaOptions(order=order, **options)
+        super().__init__(GradedModel(HyenaOperator, *grades, all_options, depth=depth, pool=pool), order)

@@ -97,9 +97,8 @@ class LagFilter(nn.Module):
     def _at(self, lags: Tensor) -> Tensor:
         distance = lags.abs().to(self.decay.dtype).log1p()
         waves = 2 ** torch.arange(2, _OCTAVES + 2, device=lags.device)
-        angles = (lags[:, None] % waves).to(distance.dtype) * (
-            2 * math.pi / waves.to(distance.dtype)
-        )  # exact at any lag
+        turns = (lags[:, None] % waves).to(distance.dtype) / waves  # exact at any lag
+        angles = 2 * math.pi * turns
         x = torch.cat([torch.stack([distance, lags.sign() * distance], 1) / 4, angles.sin(), angles.cos()], 1)
         x = self.outside(self.between(self.inside(x).sin()).sin())
         return x.T * torch.exp(-nn.functional.softplus(self.decay)[:, None] * distance)
@@ -107,7 +106,6 @@ class LagFilter(nn.Module):
     def forward(self, x: Tensor, sequences: Sequences, channels: Tensor | None = None) -> Tensor:
         """(components, rows, T) to the same; ``channels`` says of each row which filter is its own, where rows are not
         the channels."""
-
         longest = sequences.longest
         h = self.filter(longest)
         h = h if channels is None else h.index_select(0, channels)

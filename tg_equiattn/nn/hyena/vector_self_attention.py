@@ -61,8 +61,7 @@ class VectorSelfAttention(ScalarVectorModule):
         )
         options = OperatorOptions(
             mlp_channels=mlp_channels, num_blocks=num_blocks, short_conv=short_conv, local_context=local_context,
-            edge_channels=edge_channels,
-            backend=backend,
+            edge_channels=edge_channels, backend=backend,
         )  # fmt: skip
         super().__init__(VectorAttentionOperator(inside, outside, options, hidden))
 
