@@ -244,7 +244,7 @@ def test_compiled_for_batches_of_all_sizes(varying):
 def test_exported_for_batches_of_all_sizes(varying, strict):
     module = exported_form(varying.module.eval())
     batches = [varying.vary(step) for step in range(3)]
-    sizes = [dynamic(*pair) for pair in zip(batches[0].values(), batches[1].values(), strict=True)]
+    sizes = [dynamic(*steps) for steps in zip(*(batch.values() for batch in batches), strict=True)]
     program = torch.export.export(
         Positional(module, list(batches[0])), tuple(batches[0].values()), dynamic_shapes=(tuple(sizes),), strict=strict
     ).module()
@@ -252,11 +252,12 @@ def test_exported_for_batches_of_all_sizes(varying, strict):
         same(program(*inputs.values()), module(**inputs))
 
 
-def dynamic(first, other):
-    """Which sizes of two batches' inputs differ, as torch.export wants it."""
+def dynamic(first, *others):
+    """Which sizes of batches' inputs differ, as torch.export wants it."""
     if isinstance(first, torch.Tensor):
-        return {a: torch.export.Dim.AUTO for a in range(first.ndim) if first.shape[a] != other.shape[a]}
-    return None if first == other else torch.export.Dim.AUTO
+        sizes = zip(first.shape, *(other.shape for other in others), strict=True)
+        return {a: torch.export.Dim.AUTO for a, size in enumerate(sizes) if len(set(size)) > 1}
+    return None if all(first == other for other in others) else torch.export.Dim.AUTO
 
 
 def exported_form(module):

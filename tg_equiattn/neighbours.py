@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ from .kept import ordinary_tensors
 from .offsets import GIVEN, whole_offsets
 
 MAX_PAIRS = 1000  # a node, on average: more near pairs than that are not found from positions unasked
+METRICS: dict[str, Callable[[Tensor], Tensor]] = {  # lengths (E,) of offsets (E, dim)
+    "manhattan": lambda x: x.abs().sum(1),
+    "euclidean": lambda x: x.double().square().sum(1).sqrt(),
+}
 _PART = 1 << 20  # pairs that are looked at together
 
 
@@ -89,11 +93,13 @@ class Neighbours:
         offsets: ``(E, dim)``.
         nodes: number of nodes.
         exists: bool ``(E,)``, false for pairs to pass over; shapes then do not depend on values.
+        features: ``(E, F)`` of the pairs, bonds say.
 
     Attributes:
         pattern: the :class:`Pattern` of targets and sources, sorted by target.
         offsets: ``(E, dim)``, in its order.
         exists: bool ``(E,)`` in its order, or ``None`` where all pairs do.
+        features: ``(E, F)`` in its order, or ``None``.
 
     Raises:
         ValueError: for shapes or dtypes that do not fit, and (on the CPU, outside torch.compile) for indices out of
@@ -101,7 +107,13 @@ class Neighbours:
     """
 
     def __init__(
-        self, target: Tensor, source: Tensor, offsets: Tensor, nodes: int, exists: Tensor | None = None
+        self,
+        target: Tensor,
+        source: Tensor,
+        offsets: Tensor,
+        nodes: int,
+        exists: Tensor | None = None,
+        features: Tensor | None = None,
     ) -> None:
         for name, index in (("target", target), ("source", source)):
             if index.dtype != torch.int64 or index.ndim != 1 or index.shape[0] != target.shape[0]:
@@ -119,22 +131,41 @@ class Neighbours:
             high = max(int(target.max()), int(source.max()))
             if low < 0 or high >= nodes:
                 raise ValueError(f"edges must join nodes in [0, {nodes}), got {low} to {high}")
+        if features is not None and (features.ndim != 2 or features.shape[0] != target.shape[0]):
+            raise ValueError(f"features must have shape ({target.shape[0]}, F), got {tuple(features.shape)}")
         distinct = target != source
         exists = distinct if exists is None else exists & distinct
         if free and not bool(exists.all()):
             target, source, offsets = target[exists], source[exists], offsets[exists]
+            features = None if features is None else features[exists]
             exists = torch.ones_like(target, dtype=torch.bool)
         if not free or bool((target.diff() < 0).any()):
             order = torch.argsort(target, stable=True)
             target, source, offsets, exists = target[order], source[order], offsets[order], exists[order]
-        self.nodes, self.offsets = nodes, offsets
+            features = None if features is None else features[order]
+        self.nodes, self.offsets, self.features = nodes, offsets, features
         self.exists = None if free else exists
         self.pattern = Pattern(target, source, nodes, nodes)
         self._bins: dict[int, Pattern] = {}
+        self._incidence: Pattern | None = None
 
     @property
     def dim(self) -> int:
         return self.offsets.shape[1]
+
+    @property
+    def incidence(self) -> Pattern:
+        """Pairs by target: the relation of nodes to the pairs they are the target of."""
+        if torch.compiler.is_compiling():
+            return self._make_incidence()
+        if self._incidence is None:
+            with ordinary_tensors(self.offsets, *self.pattern.tensors):
+                self._incidence = self._make_incidence()
+        return self._incidence
+
+    def _make_incidence(self) -> Pattern:
+        pairs = torch.arange(self.offsets.shape[0], device=self.offsets.device)
+        return Pattern(self.pattern.row, pairs, self.nodes, self.offsets.shape[0], pairs)
 
     def bins(self, max_distance: int) -> Pattern:
         """Sources by (target, Manhattan distance) bin, i * max_distance + d; a last bin takes every other pair."""
@@ -180,11 +211,14 @@ class Neighbours:
 
 
 def near_pairs(
-    pos: Tensor, max_distance: float, *, batch: Tensor | None = None, max_pairs: int = MAX_PAIRS
+    pos: Tensor,
+    max_distance: float,
+    *,
+    batch: Tensor | None = None,
+    max_pairs: int = MAX_PAIRS,
+    metric: str = "manhattan",
 ) -> tuple[Tensor, Tensor]:
     r"""Pairs of nodes of the same graph closer than ``max_distance``, in time linear in nodes at bounded density.
-
-    Distances are Manhattan: sums of the differences along the axes.
 
     Nodes are sorted into cells of side ``max_distance``; only neighbouring cells are compared. Shapes depend on
     values, so this runs outside torch.compile only, and waits for the device on CUDA.
@@ -196,6 +230,7 @@ def near_pairs(
             moving all positions does not change which pairs of a lattice are near.
         batch: int64 ``(N,)`` graph index; ``None`` means one graph.
         max_pairs: the most pairs a node, on average, that are returned. They are counted first, in bounded memory.
+        metric: ``"manhattan"``, sums of the differences along the axes, or ``"euclidean"``.
 
     Returns:
         int64 targets i and sources j, sorted by target; no node with itself.
@@ -214,7 +249,8 @@ def near_pairs(
     if not nodes:
         empty = torch.zeros(0, dtype=torch.int64, device=pos.device)
         return empty, empty
-    candidates = _Candidates(pos.detach(), max_distance, batch)
+    checks.choice("metric", metric, METRICS)
+    candidates = _Candidates(pos.detach(), max_distance, batch, METRICS[metric])
     if candidates.count > max_pairs * nodes:
         found = 0
         for target, _ in candidates.near():
@@ -233,8 +269,11 @@ def near_pairs(
 class _Candidates:
     """Pairs of nodes in neighbouring cells of side ``limit``, of which the near ones are told apart in parts."""
 
-    def __init__(self, pos: Tensor, max_distance: float, batch: Tensor | None) -> None:
+    def __init__(
+        self, pos: Tensor, max_distance: float, batch: Tensor | None, length: Callable[[Tensor], Tensor]
+    ) -> None:
         nodes, dim = pos.shape
+        self.length = length
         self.pos, self.limit = pos, torch.tensor(max_distance, dtype=torch.float64, device=pos.device)
         if pos.is_floating_point():
             exact = 16 * torch.finfo(pos.dtype).eps * pos.abs().nan_to_num(0, 0, 0).max()
@@ -262,7 +301,7 @@ class _Candidates:
                 place = torch.arange(begin, min(begin + _PART, int(ends[-1])), device=device)
                 i = torch.searchsorted(ends, place, right=True)
                 j = self.order[place - (ends - counts)[i] + first[i]]
-                near = ((self.pos[j] - self.pos[i]).abs().sum(1) < self.limit) & (i != j)
+                near = (self.length(self.pos[j] - self.pos[i]) < self.limit) & (i != j)
                 i, j = i[near], j[near]
                 yield i, j
                 if step < len(self.counts) - 1:

@@ -50,10 +50,17 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
         num_features (int, optional): Number of random features; :obj:`None` means
             :math:`\max(16, \lfloor d \ln d \rfloor)` for heads of width :math:`d`. (default: :obj:`None`)
-        max_distance (int, optional): Offsets of near pairs are below it on every axis (:obj:`"window"`); distances are
-            clipped to it (:obj:`"clipped"`). (default: :obj:`6`)
-        offset (str, optional): Bias :math:`b` of :obj:`"window"`: a :obj:`"table"` over integer offsets, or an
-            :obj:`"mlp"` of the offset for points off a grid. (default: :obj:`"table"`)
+        max_distance (float or str, optional): In the unit of :obj:`pos`: offsets of near pairs are below it on every
+            axis (:obj:`"window"`); distances are clipped to it (:obj:`"clipped"`). A whole number where offsets are; a
+            real one with :obj:`offset="mlp"` and :obj:`"distance"`, which divide by it, or there :obj:`"auto"`: twice
+            the mean length of the edges of the first call, kept in checkpoints. (default: :obj:`6`)
+        offset (str, optional): Bias :math:`b` of :obj:`"window"`: a :obj:`"table"` over integer offsets, an
+            :obj:`"mlp"` of the offset for points off a grid, or a function of the :obj:`"distance"`, invariant to
+            rotations and smooth, also where an edge reaches :obj:`max_distance`. (default: :obj:`"table"`)
+        values (str, optional): With :obj:`"offset"`, near pairs add a learned function of their offset (of their
+            distance with :obj:`offset="distance"`) to the value. (default: :obj:`"content"`)
+        edge_dim (int, optional): Edge feature dimensionality: :obj:`edge_attr` then holds features that add a linear
+            map to the scores of edges, and offsets come from :obj:`pos`. (default: :obj:`None`)
         position_heads (int, optional): Heads of :obj:`"clipped"` that see positions; :obj:`None` means half of them,
             at least one. (default: :obj:`None`)
         redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`None`)
@@ -110,8 +117,10 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         position: str | None = "window",
         pos_dim: int = 2,
         num_features: int | None = None,
-        max_distance: int = 6,
+        max_distance: float | str = 6,
         offset: str = "table",
+        values: str = "content",
+        edge_dim: int | None = None,
         position_heads: int | None = None,
         redraw_interval: int | None = None,
         scale: float | None = None,
@@ -131,8 +140,8 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.attention = PerformerAttention(
             in_channels, out_channels, heads, position=position, pos_dim=pos_dim, num_features=num_features,
-            max_distance=max_distance, offset=offset, position_heads=position_heads, redraw_interval=redraw_interval,
-            scale=scale, bias=bias, dropout=dropout,
+            max_distance=max_distance, offset=offset, values=values, edge_dim=edge_dim, position_heads=position_heads,
+            redraw_interval=redraw_interval, scale=scale, bias=bias, dropout=dropout,
         )  # fmt: skip
         self.explain = False  # weights are not one number an edge
         self.check_batch, self._checked = check_batch, False
@@ -168,7 +177,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
                 node on average.
             edge_attr (torch.Tensor, optional): Offsets :math:`\\mathbf{p}_j - \\mathbf{p}_i` of the edges. Without it
                 they come from :obj:`pos`. A table and :obj:`"clipped"` need whole ones, up to rounding, and refuse
-                others.
+                others. With :obj:`edge_dim` it holds that many features of each edge instead.
             pos (torch.Tensor, optional): The positions of nodes.
             batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
             ptr (torch.Tensor, optional): Where graphs begin, in place of :obj:`batch`.
@@ -215,7 +224,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
             return None
         return near_pairs_of(
             edge_index, edge_attr, pos, batch, nodes=num_nodes, pos_dim=self.attention.pos_dim,
-            whole=self.attention.whole_offsets,
+            whole=self.attention.whole_offsets, edge_dim=self.attention.edge_dim,
         )  # fmt: skip
 
     def _aggregate(self, x: Tensor, pattern: Pattern) -> Tensor:

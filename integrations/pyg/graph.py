@@ -14,6 +14,8 @@ from tg_equiattn import checks
 from tg_equiattn.neighbours import Neighbours
 from tg_equiattn.offsets import offsets_between, whole_offsets
 
+_LOOKED_AT = 1000  # edges whose offsets are held against positions
+
 
 def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tensor, Tensor | None]:
     """``edge_index`` (2, E) of sources and targets, and ``edge_attr``, of a Tensor, EdgeIndex or transposed adjacency.
@@ -128,27 +130,57 @@ def near_pairs_of(
     nodes: int,
     pos_dim: int,
     whole: bool,
+    edge_dim: int | None,
 ) -> Neighbours:
-    """The core's near pairs of a graph's edges; their offsets from ``edge_attr``, or from ``pos``."""
+    """The core's near pairs of a graph's edges; offsets from ``edge_attr`` or ``pos``, or features from the one and
+    offsets from the other."""
     source, target = edge_index
     if batch is not None and checks.values_are_free(edge_index) and not torch.equal(batch[source], batch[target]):
         raise ValueError("edge_index must not join nodes of different graphs of batch")
-    if edge_attr is not None:
-        if not isinstance(edge_attr, Tensor):
-            raise ValueError(f"edge_attr must be a tensor, got {type(edge_attr).__name__}")
-        edge_attr = edge_attr[:, None] if edge_attr.ndim == 1 and pos_dim == 1 else edge_attr
-        if tuple(edge_attr.shape) != (source.shape[0], pos_dim):
-            raise ValueError(
-                f"edge_attr must hold the offsets x_j - x_i, ({source.shape[0]}, {pos_dim}), got "
-                f"{tuple(edge_attr.shape)}"
-            )
-        if edge_attr.device != edge_index.device:
-            raise ValueError(f"edge_attr must be on {edge_index.device} as edge_index is, got {edge_attr.device}")
+    edge_attr = _edge_attr(edge_attr, edge_index, pos_dim, edge_dim)
+    if edge_attr is not None and edge_dim is None:
+        _refuse_features(edge_attr, pos, target, source)
         measured = isinstance(pos, Tensor) and pos.is_floating_point() and checks.values_are_free(pos) and pos.numel()
         offsets = whole_offsets(edge_attr, pos if measured else None, "edge_attr must hold") if whole else edge_attr
-    elif pos is not None:
-        pos = checks.positions(pos, (nodes, pos_dim), edge_index, "")
-        offsets = offsets_between(pos, target, source, whole)
-    else:
-        raise ValueError("pos or edge_attr must be given where offsets are needed, got None for both")
-    return Neighbours(target, source, offsets, nodes)
+        return Neighbours(target, source, offsets, nodes)
+    if pos is None:
+        what = "pos or edge_attr" if edge_dim is None else "pos"
+        raise ValueError(f"{what} must be given where offsets are needed, got None")
+    pos = checks.positions(pos, (nodes, pos_dim), edge_index, "")
+    return Neighbours(target, source, offsets_between(pos, target, source, whole), nodes, features=edge_attr)
+
+
+def _edge_attr(edge_attr: object, edge_index: Tensor, pos_dim: int, edge_dim: int | None) -> Tensor | None:
+    """Offsets (E, pos_dim), or features (E, edge_dim), of a checked shape."""
+    if edge_attr is None and edge_dim is None:
+        return None
+    edges, width = edge_index.shape[1], pos_dim if edge_dim is None else edge_dim
+    what = "the offsets x_j - x_i" if edge_dim is None else "features"
+    if not isinstance(edge_attr, Tensor):
+        raise ValueError(f"edge_attr must be a tensor, got {type(edge_attr).__name__}: it must hold {what}")
+    edge_attr = edge_attr[:, None] if edge_attr.ndim == 1 and width == 1 else edge_attr
+    if tuple(edge_attr.shape) != (edges, width):
+        hint = "" if edge_dim is not None else "; for features of edges give edge_dim"
+        raise ValueError(f"edge_attr must hold {what}, ({edges}, {width}), got {tuple(edge_attr.shape)}{hint}")
+    if edge_attr.device != edge_index.device:
+        raise ValueError(f"edge_attr must be on {edge_index.device} as edge_index is, got {edge_attr.device}")
+    return edge_attr
+
+
+def _refuse_features(edge_attr: Tensor, pos: Tensor | None, target: Tensor, source: Tensor) -> None:
+    """Raise ValueError where ``edge_attr`` cannot hold offsets of these positions, not of periodic ones either: along
+    each axis an offset differs from that of the positions by one length, in either direction, or not at all."""
+    if not isinstance(pos, Tensor) or pos.ndim != 2 or pos.shape[1] != edge_attr.shape[1] or edge_attr.is_complex():
+        return
+    if not checks.values_are_free(edge_attr) or not checks.values_are_free(pos) or not edge_attr.numel():
+        return
+    few = slice(None, _LOOKED_AT)
+    offsets = edge_attr[few].double()
+    apart = (pos[source[few]].double() - pos[target[few]].double() - offsets).abs()
+    exact = 1e-4 * (1 + offsets.abs().max() + 1e-3 * pos.abs().max())
+    period = apart.amax(0)
+    if bool(((apart > exact) & ((apart - period).abs() > exact)).any()):
+        raise ValueError(
+            f"edge_attr must hold the offsets x_j - x_i of pos, ({edge_attr.shape[1]} wide), got others; for features "
+            f"of edges give edge_dim={edge_attr.shape[1]}, and for offsets in another unit leave pos out"
+        )

@@ -289,6 +289,7 @@ CORE = {
     "PerformerAttention": performer(),
     "PerformerAttention window": performer("window"),
     "PerformerAttention mlp": performer("window", offset="mlp"),
+    "PerformerAttention distance": performer("window", offset="distance", values="offset"),
     "PerformerAttention clipped": performer("clipped"),
     "PerformerAttention sinusoid": performer("sinusoid"),
     "PerformerAttention absolute": performer("absolute"),
@@ -387,8 +388,8 @@ def on_graphs(kind, **options):
         pairs, batch = near(sizes=ragged(step)), batch_of(ragged(step))
         return {
             "x": d(len(batch), 12), "edge_index": torch.stack([pairs["source"], pairs["target"]]),
-            "edge_attr": pairs["offsets"], "pos": d(len(batch), 2), "batch": batch, "batch_size": len(ragged(step)),
-        }  # fmt: skip
+            "edge_attr": pairs["offsets"], "batch": batch, "batch_size": len(ragged(step)),
+        } | ({"pos": d(len(batch), 2)} if options.get("position") == "sinusoid" else {})  # fmt: skip
 
     return Case.varying(make, inputs, "torch_geometric")
 

@@ -113,11 +113,29 @@ def offset_bias(attention, offset):
     bias, k = attention.positions.offset_bias, attention.max_distance
     if attention.offset == "mlp":
         return bias.last.weight @ F.silu(bias.first.weight @ (offset / k) + bias.first.bias) + bias.last.bias
+    if attention.offset == "distance":
+        u = math.sqrt(float((offset / k).square().sum()))
+        if u >= 1:
+            return torch.full_like(bias.last.weight[:, 0], -math.inf)
+        waves = [math.sin(math.pi * n * u) / (math.pi * n * u) if u else 1.0 for n in range(1, 17)]
+        return bias.last.weight @ torch.tensor(waves, dtype=offset.dtype, device=offset.device) + 1 - 1 / (1 - u * u)
     x, y = (int(o) + k - 1 for o in offset)
     return bias.table.view(-1, 2 * k - 1, 2 * k - 1)[:, x, y]
 
 
-def performer_double_sum(attention, x, edge_index, offsets, batch):
+def offset_value(attention, offset):
+    """g of one offset, (heads, d)."""
+    values, k = attention.positions.offset_values, attention.max_distance
+    if attention.offset == "distance":
+        u = math.sqrt(float((offset / k).square().sum()))
+        features = [math.sin(math.pi * n * u) / (math.pi * n * u) if u else 1.0 for n in range(1, 17)]
+        features = torch.tensor(features, dtype=offset.dtype, device=offset.device)
+    else:
+        features = F.silu(values.first.weight @ (offset / k) + values.first.bias)
+    return torch.einsum("r,hre->he", features, values.map)
+
+
+def performer_double_sum(attention, x, edge_index, offsets, batch, features=None):
     """A PerformerAttention from its parameters: every weight of every pair by the definition, one pair at a time."""
     heads, d, k = attention.heads, attention.head_channels, attention.max_distance
     content = attention.positions.key_heads
@@ -127,7 +145,10 @@ def performer_double_sum(attention, x, edge_index, offsets, batch):
     value = (x @ attention.value.weight.T).view(-1, heads, d)
     phi_query, phi_key = positive_features(query / d**0.25, projection), positive_features(key / d**0.25, projection)
     edges = {(i, j): o for j, i, o in zip(*edge_index.tolist(), offsets, strict=True) if i != j}
-    edges |= {(i, i): torch.zeros(2).to(x) for i in range(len(x))}
+    bonds = {}
+    if features is not None:
+        bonds = {(i, j): f for j, i, f in zip(*edge_index.tolist(), features, strict=True)}
+    edges |= {(i, i): torch.zeros(attention.pos_dim).to(x) for i in range(len(x))}
     if attention.position == "clipped":
         phi_table = positive_features(attention.positions.distance_table / d**0.25, projection)
     out = []
@@ -142,7 +163,13 @@ def performer_double_sum(attention, x, edge_index, offsets, batch):
                 weight = attention.positions.far_bias.exp() * weight
                 if offset is not None:
                     score = (query[i] * key[j]).sum(-1) / math.sqrt(d)
-                    weight = weight + (score + offset_bias(attention, offset)).exp()
+                    bond = bonds.get((i, j))
+                    if bond is not None and i != j:
+                        score = score + attention.positions.edge_bias.weight @ bond
+                    near = (score + offset_bias(attention, offset)).exp()
+                    weight = weight + near
+                    if attention.positions.offset_values is not None:
+                        total = total + near[:, None] * offset_value(attention, offset)
             elif attention.position == "clipped":
                 distance = k if offset is None else min(int(offset.abs().sum()), k)
                 weight = torch.cat([weight, (phi_query[i, content:] * phi_table[:, distance]).sum(-1)])

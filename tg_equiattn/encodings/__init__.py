@@ -13,7 +13,7 @@ from .group import (
 )
 from .harmonics import solid_harmonics, spherical_bessel
 from .locality import CONTENT, Locality, starting_places
-from .positions import AbsoluteEncoding, OffsetMLP, OffsetTable, SinusoidEncoding
+from .positions import AbsoluteEncoding, OffsetDistance, OffsetMLP, OffsetTable, OffsetValues, SinusoidEncoding
 
 __all__ = [
     "CONTENT",
@@ -24,8 +24,10 @@ __all__ = [
     "FullEncoding",
     "JointEncoding",
     "Locality",
+    "OffsetDistance",
     "OffsetMLP",
     "OffsetTable",
+    "OffsetValues",
     "SinusoidEncoding",
     "direction_rule",
     "make_encoding",

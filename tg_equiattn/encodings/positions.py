@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..precision import full_precision
+from .harmonics import spherical_bessel
 
 LONGEST = 1e4  # scale of the sinusoids, in units of positions: Vaswani et al., Attention is all you need (2017), 3.5
 LENGTH_SCALES = 4  # learned frequencies an axis: relative-performer appendix A.2
 STD = 3.0  # of the first biases of offsets: with less, attention starts without directions and learns poorly
 HIDDEN = 32  # width of the MLP of offsets
+RADIAL = 16  # functions of the distance
 
 
 def _geometric(count: int, device: torch.device | None = None) -> Tensor:
@@ -154,6 +156,50 @@ class OffsetTable(nn.Module):
         return f"pos_dim={self.pos_dim}, heads={self.heads}, max_distance={self.max_distance}"
 
 
+def radial_basis(offsets: Tensor, max_distance: float, count: int) -> Tensor:
+    r"""Functions of the distance, (E, count): :math:`\mathrm{sinc}(n |x| / r)`, n from 1 on, smooth everywhere.
+
+    Spherical Bessel functions of degree 0, which vanish at the radius r (``max_distance``), as of DimeNet: analytic in
+    the squared distance, so that derivatives of any order exist where points meet, too.
+    """
+    square = (offsets / max_distance).square().sum(-1)
+    waves = math.pi * torch.arange(1, count + 1, device=offsets.device).to(square.dtype)
+    return spherical_bessel(square[:, None] * waves.square(), 0)[0]
+
+
+class OffsetDistance(nn.Module):
+    r"""A bias for each head as a function of the distance, invariant to rotations and reflections; smooth.
+
+    .. math:: b(x) = \sum_n a_n\, \mathrm{sinc}(n |x| / r) + 1 - \frac{1}{1 - |x|^2 / r^2}
+
+    with r = ``max_distance``: the weight :math:`e^b` of a pair vanishes smoothly where the distance reaches r, with all
+    its derivatives, and beyond r it is zero. Arguments and shapes as :class:`OffsetTable`; no offset is refused.
+
+    Source: Gasteiger et al., DimeNet (2020), for the basis.
+    """
+
+    def __init__(self, pos_dim: int, heads: int, max_distance: float) -> None:
+        super().__init__()
+        self.pos_dim, self.heads, self.max_distance = pos_dim, heads, max_distance
+        self.last = nn.Linear(RADIAL, heads, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.last.weight, std=STD)
+
+    def forward(self, offsets: Tensor) -> Tensor:
+        with full_precision(offsets.device):
+            offsets = offsets.to(self.last.weight.dtype)
+            bias = self.last(radial_basis(offsets, self.max_distance, RADIAL)).T
+            square = (offsets / self.max_distance).square().sum(-1)
+            inside = square < 1
+            gap = torch.where(inside, 1 - square, torch.ones_like(square))
+            return (bias + 1 - 1 / gap).masked_fill(~inside, -math.inf)
+
+    def extra_repr(self) -> str:
+        return f"pos_dim={self.pos_dim}, heads={self.heads}, max_distance={self.max_distance}"
+
+
 class OffsetMLP(nn.Module):
     r"""A bias for each head as an MLP of the offset, for points off a grid.
 
@@ -167,8 +213,7 @@ class OffsetMLP(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.first.weight, std=2.0)
-        nn.init.uniform_(self.first.bias, -2.0, 2.0)
+        _reset_first(self.first)
         nn.init.normal_(self.last.weight, std=STD / math.sqrt(1.5 * self.last.in_features))
         nn.init.zeros_(self.last.bias)
 
@@ -179,3 +224,48 @@ class OffsetMLP(nn.Module):
 
     def extra_repr(self) -> str:
         return f"pos_dim={self.pos_dim}, heads={self.heads}, max_distance={self.max_distance}"
+
+
+class OffsetValues(nn.Module):
+    r"""What near pairs add to values: a map of features of the offset for each head, g(x) = f(x) M.
+
+    Features f are a layer of :class:`OffsetMLP`, or :func:`radial_basis` where ``invariant``.
+
+    Args:
+        pos_dim: dimension of offsets.
+        heads: attention heads.
+        head_channels: of values.
+        max_distance: the length that offsets are divided by.
+        invariant: whether features are of the distance alone.
+
+    Shapes:
+        ``(E, pos_dim)`` -> ``(E, features)``; ``map`` is ``(heads, features, head_channels)``.
+    """
+
+    def __init__(self, pos_dim: int, heads: int, head_channels: int, max_distance: float, invariant: bool) -> None:
+        super().__init__()
+        self.pos_dim, self.max_distance, self.invariant = pos_dim, max_distance, invariant
+        self.first = None if invariant else nn.Linear(pos_dim, HIDDEN)
+        self.map = nn.Parameter(torch.empty(heads, RADIAL if invariant else HIDDEN, head_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.first is not None:
+            _reset_first(self.first)
+        nn.init.normal_(self.map, std=self.map.shape[1] ** -0.5)
+
+    def forward(self, offsets: Tensor) -> Tensor:
+        with full_precision(offsets.device):
+            offsets = offsets.to(self.map.dtype)
+            if self.first is None:
+                return radial_basis(offsets, self.max_distance, self.map.shape[1])
+            return nn.functional.silu(self.first(offsets / self.max_distance))
+
+    def extra_repr(self) -> str:
+        return f"pos_dim={self.pos_dim}, max_distance={self.max_distance}, invariant={self.invariant}"
+
+
+def _reset_first(layer: nn.Linear) -> None:
+    """Of an MLP of offsets, whose waves are shorter than the unit."""
+    nn.init.normal_(layer.weight, std=2.0)
+    nn.init.uniform_(layer.bias, -2.0, 2.0)

@@ -11,6 +11,9 @@ RANDOM_PAIRS = 0.3
 NEAR = {
     "window": {"position": "window"},
     "mlp": {"position": "window", "offset": "mlp"},
+    "distance": {"position": "window", "offset": "distance", "max_distance": 1.6},
+    "values": {"position": "window", "values": "offset"},
+    "distance values": {"position": "window", "offset": "distance", "values": "offset", "max_distance": 1.6},
     "clipped": {"position": "clipped", "position_heads": 3},
 }
 EVERY = {**NEAR, "sinusoid": {"position": "sinusoid"}, "absolute": {"position": "absolute"}, "None": {"position": None}}

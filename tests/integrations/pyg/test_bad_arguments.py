@@ -16,7 +16,8 @@ from tg_equiattn.grids import PixelGrid
 NODES = 7
 EDGES = torch.tensor([[0, 1, 2, 4, 5, 6], [1, 0, 1, 5, 4, 5]])
 BATCH = torch.tensor([0, 0, 0, 0, 1, 1, 1])
-X, POS = torch.ones(NODES, 12), torch.arange(14.0).view(NODES, 2) / 7
+X = torch.ones(NODES, 12)
+POS = torch.tensor([[1.0, 0], [0, 0], [0, 2], [3, 3], [1, 1], [0, 0], [0, 0]]) + 0.25
 ATTR = torch.tensor([[1.0, 0], [-1, 0], [0, 2], [1, 1], [-1, -1], [0, 0]])
 
 
@@ -73,7 +74,8 @@ def sparse(size, layout="coo"):
         ("edge_attr must hold whole numbers", "window", {"edge_attr": ATTR + 0.5}),
         ("edge_attr must hold whole numbers", "clipped", {"edge_attr": ATTR + 0.5}),
         ("edge_attr must hold whole numbers", "window", {"edge_attr": ATTR * torch.nan}),
-        ("edge_attr.* must be below max_distance=3", "window", {"edge_attr": 3 * ATTR}),
+        ("edge_attr.* must be below max_distance=3", "window", {"edge_attr": 3 * ATTR, "pos": None}),
+        ("edge_attr must hold the offsets x_j - x_i of pos", "window", {"edge_attr": ATTR[[1, 2, 3, 0, 4, 5]]}),
         ("edge_attr", "window", {"edge_attr": torch.full((6, 2), torch.inf)}),
         ("edge_attr", "window", {"edge_attr": torch.full((6, 2), -(2**63))}),
         ("edge_attr.* must be real", "window", {"edge_attr": ATTR > 0}),
@@ -117,7 +119,7 @@ def sparse(size, layout="coo"):
         ("batch must be a tensor, got list", None, {"batch": [0] * 7}),
         ("edge_attr must be a tensor, got list", "window", {"edge_attr": ATTR.tolist()}),
         ("batch must be None where grid is given", "window", {"grid": PixelGrid((7, 1), 3)}),
-        ("must not join a pair twice", "clipped", {"edge_index": EDGES[:, [0, 0, 1, 3, 4, 5]]}),
+        ("must not join a pair twice", "clipped", {"edge_index": EDGES[:, [0, 0, 1, 3, 4, 5]], "pos": None}),
         (r"\(N, 12\)", None, {"x": X[:, :11]}),
         ("grid must have", "window", {"grid": PixelGrid((2, 3), 3), "batch": None}),
         ("grid must have", None, {"grid": PixelGrid((7,), 3), "batch": None}),

@@ -67,9 +67,11 @@ def test_node_permutation(on_device, any_conv, point_graphs, arbitrary_graphs, e
     arbitrary = arbitrary_graphs(SIZES)
     order = torch.cat([start + torch.randperm(n) for start, n in zip(data.ptr.tolist(), SIZES, strict=False)])
     place = torch.argsort(order)
-    for edges, attr in ((data.edge_index, data.edge_attr), (arbitrary.edge_index, arbitrary.edge_attr)):
-        expected = conv(data.x, edges, attr, data.pos, data.batch)
-        out = conv(data.x[order], place[edges], attr, data.pos[order], data.batch)
+    needed = conv.attention.positions.needs_positions  # else these offsets are of no positions
+    for graph, pos in ((data, data.pos), (arbitrary, data.pos if needed else None)):
+        expected = conv(data.x, graph.edge_index, graph.edge_attr, pos, data.batch)
+        moved = pos if pos is None else pos[order]
+        out = conv(data.x[order], place[graph.edge_index], graph.edge_attr, moved, data.batch)
         equal(out, expected[order])
         assert error(out, expected) > 1e-3
 

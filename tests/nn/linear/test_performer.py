@@ -17,12 +17,15 @@ CHANNELS, OUT, HEADS, M, REACH = 12, 15, 3, 19, 3
 POSITIONS = {
     "window": {"position": "window"},
     "mlp": {"position": "window", "offset": "mlp"},
+    "distance": {"position": "window", "offset": "distance", "max_distance": 1.6},
+    "values": {"position": "window", "values": "offset"},
+    "distance values": {"position": "window", "offset": "distance", "values": "offset", "max_distance": 1.6},
     "clipped": {"position": "clipped"},
     "sinusoid": {"position": "sinusoid"},
     "absolute": {"position": "absolute"},
     "None": {"position": None},
 }
-EXACT = ("window", "mlp", "clipped")
+EXACT = ("window", "mlp", "distance", "values", "distance values", "clipped")
 GRID = PixelGrid((5, 7), REACH)
 
 
@@ -320,8 +323,8 @@ def test_mean_readout(norm):
 def test_what_positions_need():
     """A layer says whether it looks at near pairs, and whether their offsets have to be whole."""
     needs = {name: PerformerAttention(12, 15, 3, **options) for name, options in POSITIONS.items()}
-    assert [name for name, layer in needs.items() if layer.needs_neighbours] == ["window", "mlp", "clipped"]
-    assert [name for name, layer in needs.items() if layer.whole_offsets] == ["window", "clipped"]
+    assert [name for name, layer in needs.items() if layer.needs_neighbours] == list(EXACT)
+    assert [name for name, layer in needs.items() if layer.whole_offsets] == ["window", "values", "clipped"]
 
 
 def layer(**options):

@@ -3,6 +3,7 @@ r"""Linear attention with exact relative positions: near pairs as in softmax att
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,14 @@ from ...precision import full_precision
 from .attention import check_operands, feature_norm, linear_attention_of_nodes, score_scale
 from .edge_products import edge_dot, edge_sum
 from .rows import Rows, over_nodes, rows_of
+
+
+class PairValues(NamedTuple):
+    """What near pairs add to values: features (E, r), those of a node with itself (r,), and their map (heads, r, e)."""
+
+    pairs: Tensor
+    itself: Tensor
+    map: Tensor
 
 
 def window_attention(
@@ -24,6 +33,9 @@ def window_attention(
     neighbours: Neighbours,
     *,
     far_bias: Tensor | None = None,
+    pair_values: Tensor | None = None,
+    self_values: Tensor | None = None,
+    value_map: Tensor | None = None,
     scale: float | None = None,
     mask: Tensor | None = None,
     batch: Tensor | None = None,
@@ -33,9 +45,11 @@ def window_attention(
 
     .. math:: w_{ij} = e^{f} \langle \phi(q_i), \phi(k_j) \rangle
         + [j \text{ near } i] \exp\big(c \langle q_i, k_j \rangle + b(x_j - x_i)\big), \qquad
-        \mathrm{out}_i = \sum_j w_{ij} v_j \Big/ \sum_j w_{ij}
+        \mathrm{out}_i = \sum_j \big( w_{ij} v_j + [j \text{ near } i]\, w^{near}_{ij}\, g_{ij} \big)
+        \Big/ \sum_j w_{ij}
 
-    A node is always near itself. Weights are positive, and every stabiliser is a query's own.
+    with :math:`w^{near}` the second part of the weights, and g zero unless given. A node is always near itself. Weights
+    are positive, and every stabiliser is a query's own.
 
     Args:
         query, key, value, projection, scale, mask, batch, batch_size: as :func:`linear_attention`.
@@ -44,6 +58,8 @@ def window_attention(
         neighbours: the near pairs of all nodes, counted through the batch; see
             :class:`~tg_equiattn.neighbours.Neighbours`.
         far_bias: ``(heads,)``, f; ``None`` means 0.
+        pair_values, self_values, value_map: ``(E, r)``, ``(r,)`` and ``(heads, r, e)``: g of every pair, and of a node
+            with itself, are their products with the map; all three, or none.
 
     Returns:
         Shaped as ``value``.
@@ -69,10 +85,23 @@ def window_attention(
     for (name, shape), bias in zip(shapes.items(), (pair_bias, self_bias, far_bias), strict=True):
         if tuple(bias.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(bias.shape)}")
+    extra = None
+    if value_map is not None and pair_values is not None and self_values is not None:
+        wanted = {
+            "pair_values": (pair_values, (neighbours.offsets.shape[0], value_map.shape[1])),
+            "self_values": (self_values, (value_map.shape[1],)),
+            "value_map": (value_map, (heads, value_map.shape[1], value.shape[-1])),
+        }
+        for name, (given, shape) in wanted.items():
+            if tuple(given.shape) != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {tuple(given.shape)}")
+        extra = PairValues(pair_values, self_values, value_map)
+    elif value_map is not None or pair_values is not None or self_values is not None:
+        raise ValueError("pair_values, self_values and value_map must be given together, or none of them")
     neighbours = neighbours if mask is None else neighbours.restricted(mask.flatten())
     attend = partial(
         window_attention_of_nodes, projection=projection, pair_bias=pair_bias, self_bias=self_bias, far_bias=far_bias,
-        neighbours=neighbours, scale=scale, rows=rows,
+        neighbours=neighbours, scale=scale, rows=rows, extra=extra,
     )  # fmt: skip
     return over_nodes(attend, query, key, value, mask=mask)
 
@@ -88,6 +117,7 @@ def window_attention_of_nodes(
     neighbours: Neighbours,
     scale: float | None,
     rows: Rows,
+    extra: PairValues | None = None,
 ) -> Tensor:
     """:func:`window_attention` of nodes (N, heads, d) in rows, unchecked."""
     far, far_level = linear_attention_of_nodes(query, key, value, projection, scale, rows)
@@ -109,5 +139,9 @@ def window_attention_of_nodes(
         total = torch.zeros_like(top).scatter_add(1, index, near)
         own, other = (self_score - top[..., None]).exp(), (far_level - top[..., None]).exp()
         out = edge_sum(near, v, pattern) + own * v + other * far
+        if extra is not None:
+            pairs, itself, mapped = (t.to(dtype) for t in extra)
+            summed = edge_sum(near, pairs.expand(len(near), -1, -1), neighbours.incidence)
+            out = out + (summed + own * itself) @ mapped
         out = out / (total[..., None] + own + other)
     return out.transpose(0, 1).to(out_dtype)

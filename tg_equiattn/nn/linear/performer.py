@@ -44,8 +44,16 @@ class PerformerAttention(NotScriptable, nn.Module):
         position: see the table.
         pos_dim: dimension of positions.
         num_features: random features m; ``None`` means :math:`\max(16, \lfloor d \ln d \rfloor)`, d the head width.
-        max_distance: pairs closer than this are near; :class:`~tg_equiattn.grids.PixelGrid` says how near is measured.
-        offset: ``"table"`` over integer offsets, or ``"mlp"``, for points off a grid (``"window"`` only).
+        max_distance: pairs closer than this are near, in the unit of positions: whole where offsets are, real
+            with ``offset="mlp"`` and ``"distance"``, or there ``"auto"``: twice the mean length of the edges of
+            the first call, kept in checkpoints. Distances are Manhattan, and Euclidean with ``"distance"``.
+        offset: what b is (``"window"`` only): a ``"table"`` over integer offsets, an ``"mlp"`` of the offset in units
+            of ``max_distance``, for points off a grid, or of the ``"distance"``, invariant to rotations and smooth,
+            with weights that vanish at ``max_distance`` (:class:`~tg_equiattn.encodings.OffsetDistance`).
+        values: ``"content"``, or ``"offset"``: near pairs add a learned :math:`g(x_j - x_i)` to the value, of the
+            distance with ``offset="distance"``, so that equal features see the shape of a cloud (``"window"`` only).
+        edge_dim: features of the near pairs that add a linear map to their scores, beside offsets from ``pos``
+            (``"window"`` only); ``None`` for none.
         position_heads: heads of ``"clipped"`` that see positions; ``None`` means half of them, at least one.
         redraw_interval: training steps between draws of the random features; ``None`` means none by itself.
         scale: c; ``None`` means :math:`1/\sqrt{d}`, d the width of queries with their position part.
@@ -79,8 +87,10 @@ class PerformerAttention(NotScriptable, nn.Module):
         position: str | None = "window",
         pos_dim: int = 2,
         num_features: int | None = None,
-        max_distance: int = 6,
+        max_distance: float | str = 6,
         offset: str = "table",
+        values: str = "content",
+        edge_dim: int | None = None,
         position_heads: int | None = None,
         redraw_interval: int | None = None,
         scale: float | None = None,
@@ -89,7 +99,6 @@ class PerformerAttention(NotScriptable, nn.Module):
     ) -> None:
         super().__init__()
         checks.positive(in_channels=in_channels, out_channels=out_channels, heads=heads, pos_dim=pos_dim)
-        checks.positive(max_distance=max_distance)
         checks.probability(dropout=dropout)
         checks.scale(scale)
         if out_channels % heads:
@@ -97,10 +106,11 @@ class PerformerAttention(NotScriptable, nn.Module):
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.head_channels = d = out_channels // heads
         self.position, self.pos_dim, self.max_distance, self.offset = position, pos_dim, max_distance, offset
-        self.dropout = dropout
+        self.edge_dim, self.dropout = edge_dim, dropout
         self.positions = make_position(
             position, in_channels=in_channels, heads=heads, head_channels=d, pos_dim=pos_dim,
-            max_distance=max_distance, offset=offset, position_heads=position_heads, scale=scale,
+            max_distance=max_distance, offset=offset, values=values, edge_dim=edge_dim,
+            position_heads=position_heads, scale=scale,
         )  # fmt: skip
         self.query = nn.Linear(in_channels, out_channels, bias=False)
         self.key = (

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...encodings import AbsoluteEncoding, OffsetMLP, OffsetTable, SinusoidEncoding
+from ...encodings import (
+    AbsoluteEncoding,
+    OffsetDistance,
+    OffsetMLP,
+    OffsetTable,
+    OffsetValues,
+    SinusoidEncoding,
+)
 from ...functional.linear.attention import linear_attention_of_nodes
 from ...functional.linear.clipped import clipped_attention_of_nodes
-from ...functional.linear.window import window_attention_of_nodes
+from ...functional.linear.window import PairValues, window_attention_of_nodes
 from ...neighbours import Neighbours, near_pairs
 from ...offsets import offsets_between
 from ..children import reset_children
@@ -20,7 +28,13 @@ if TYPE_CHECKING:
     from .nodes import Nodes
 
 POSITIONS = ("window", "clipped", "sinusoid", "absolute", None)
-OFFSETS = {"table": OffsetTable, "mlp": OffsetMLP}
+OFFSETS: dict[str, Callable[[int, int, Any], nn.Module]] = {
+    "table": OffsetTable,
+    "mlp": OffsetMLP,
+    "distance": OffsetDistance,
+}
+VALUES = ("content", "offset")
+_REACH = 2.0  # mean lengths of edges that "auto" takes for the distance
 
 
 class Position(nn.Module):
@@ -88,18 +102,31 @@ class SinusoidPosition(Position):
         return super().forward(query, key, value, projection, nodes)
 
 
+def _whole(max_distance: float | str) -> int:
+    checks.positive(max_distance=max_distance)  # type: ignore[arg-type]
+    return int(max_distance)
+
+
+def _length(max_distance: float | str) -> float:
+    if isinstance(max_distance, str):
+        raise ValueError(f"max_distance must be a positive number or 'auto', got {max_distance!r}")
+    checks.positive_number(max_distance=max_distance)
+    return max_distance
+
+
 class NearPosition(Position):
     """What the kinds that look at near pairs share: pairs are near whose Manhattan distance is below a limit."""
 
     needs_neighbours = whole_offsets = True
+    metric = "manhattan"
 
-    def __init__(self, heads: int, pos_dim: int, scale: float | None, max_distance: int) -> None:
+    def __init__(self, heads: int, pos_dim: int, scale: float | None, max_distance: float) -> None:
         super().__init__(heads, pos_dim, scale)
         self.max_distance = max_distance
 
     def find_neighbours(self, pos: Tensor, batch: Tensor | None) -> Neighbours:
         reach = self.max_distance + (self.pos_dim / 2 if self.whole_offsets else 0)
-        target, source = near_pairs(pos, reach, batch=batch)
+        target, source = near_pairs(pos, reach, batch=batch, metric=self.metric)
         offsets = offsets_between(pos, target, source, self.whole_offsets)
         if not self.whole_offsets:
             return Neighbours(target, source, offsets, pos.shape[0])
@@ -116,10 +143,11 @@ class ClippedPosition(NearPosition):
         heads: int,
         pos_dim: int,
         scale: float | None,
-        max_distance: int,
+        max_distance: float | str,
         head_channels: int,
         position_heads: int | None,
     ) -> None:
+        max_distance = _whole(max_distance)
         super().__init__(heads, pos_dim, scale, max_distance)
         self.position_heads = max(1, heads // 2) if position_heads is None else position_heads
         checks.positive(position_heads=self.position_heads)
@@ -145,26 +173,91 @@ class ClippedPosition(NearPosition):
 
 
 class WindowPosition(NearPosition):
-    """Near pairs get a true softmax weight with a bias of their offset; everything is reached by features besides."""
+    """Near pairs get a true softmax weight with a bias of their offset; everything is reached by features besides.
+
+    Args:
+        heads, pos_dim, scale: of attention.
+        max_distance: in the unit of positions; ``"auto"`` measures it once, as twice the mean length of the first
+            edges.
+        offset: what the bias is made of.
+        values: whether near pairs add a function of their offset to the value.
+        head_channels: of values.
+        edge_dim: features of an edge, which bias its score too; ``None`` for none.
+    """
 
     why = "position='window' needs offsets, from pos, edges or a grid"
+    length: Tensor
 
-    def __init__(self, heads: int, pos_dim: int, scale: float | None, max_distance: int, offset: str) -> None:
-        super().__init__(heads, pos_dim, scale, max_distance)
+    def __init__(
+        self,
+        heads: int,
+        pos_dim: int,
+        scale: float | None,
+        max_distance: float | str,
+        offset: str,
+        values: str,
+        head_channels: int,
+        edge_dim: int | None,
+    ) -> None:
+        self.measures = max_distance == "auto" and offset != "table"
+        unit = _whole(max_distance) if offset == "table" else 1.0 if self.measures else _length(max_distance)
+        super().__init__(heads, pos_dim, scale, unit)
         self.whole_offsets = offset == "table"
-        self.offset_bias = OFFSETS[offset](pos_dim, heads, max_distance)
+        self.metric = "euclidean" if offset == "distance" else "manhattan"
+        self.offset_bias = OFFSETS[offset](pos_dim, heads, unit)
+        self.offset_values = None
+        if values == "offset":
+            self.offset_values = OffsetValues(pos_dim, heads, head_channels, unit, offset == "distance")
+        self.edge_bias = None if edge_dim is None else nn.Linear(edge_dim, heads, bias=False)
         self.far_bias = nn.Parameter(torch.zeros(heads))
+        if self.measures:
+            self.register_buffer("length", torch.tensor(torch.nan, dtype=torch.float64))
+            self.known = False
 
     def reset_parameters(self) -> None:
         reset_children(self)
         nn.init.zeros_(self.far_bias)
 
+    def find_neighbours(self, pos: Tensor, batch: Tensor | None) -> Neighbours:
+        if self.measures:
+            raise ValueError(
+                "max_distance must be a number where near pairs are found from pos, got 'auto': give edges"
+            )
+        if self.edge_bias is not None:
+            raise ValueError("edge_index and edge_attr must be given with edge_dim, got neither")
+        return super().find_neighbours(pos, batch)
+
+    def _in_units(self, offsets: Tensor) -> Tensor:
+        """Offsets by the length that is measured once, where it is."""
+        if not self.measures:
+            return offsets
+        if not self.known and len(offsets):
+            if torch.compiler.is_compiling():
+                raise ValueError("max_distance='auto' must have seen edges before torch.compile: call the layer once")
+            with torch.no_grad():
+                self.length.copy_(_REACH * torch.linalg.vector_norm(offsets.double(), dim=-1).mean())
+            self.known = True
+        return offsets / self.length.to(offsets.dtype) if self.known else offsets
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if self.measures:
+            self.known = not bool(self.length.isnan())
+
     def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor, nodes: Nodes) -> Tensor:
-        offsets = nodes.neighbours.offsets
-        self_bias = self.offset_bias(offsets.new_zeros(1, self.pos_dim))[:, 0]
+        near = nodes.neighbours
+        offsets = self._in_units(near.offsets if near.offsets.is_floating_point() else near.offsets.to(query.dtype))
+        none = offsets.new_zeros(1, self.pos_dim)
+        bias, extra = self.offset_bias(offsets), None
+        if self.edge_bias is not None:
+            if near.features is None:
+                raise ValueError("edge_attr must be given with edge_dim, got None")
+            bias = bias + self.edge_bias(near.features.to(self.edge_bias.weight.dtype)).T
+        if self.offset_values is not None:
+            extra = PairValues(self.offset_values(offsets), self.offset_values(none)[0], self.offset_values.map)
         return window_attention_of_nodes(
-            query, key, value, projection, self.offset_bias(offsets), self_bias, self.far_bias, nodes.neighbours,
-            self.scale, nodes.rows,
+            query, key, value, projection, bias, self.offset_bias(none)[:, 0], self.far_bias, near, self.scale,
+            nodes.rows, extra,
         )  # fmt: skip
 
 
@@ -175,15 +268,25 @@ def make_position(
     heads: int,
     head_channels: int,
     pos_dim: int,
-    max_distance: int,
+    max_distance: float | str,
     offset: str,
+    values: str,
+    edge_dim: int | None,
     position_heads: int | None,
     scale: float | None,
 ) -> Position:
     """The kind of positions of a name; nowhere else is asked which it is."""
     checks.choice("offset", offset, OFFSETS)
+    checks.choice("values", values, VALUES)
+    if edge_dim is not None:
+        checks.positive(edge_dim=edge_dim)
+    if position != "window" and (values != "content" or edge_dim is not None):
+        raise ValueError(
+            f"values='offset' and edge_dim must be with position='window', got values={values!r}, edge_dim={edge_dim} "
+            f"with {position!r}"
+        )
     if position == "window":
-        return WindowPosition(heads, pos_dim, scale, max_distance, offset)
+        return WindowPosition(heads, pos_dim, scale, max_distance, offset, values, head_channels, edge_dim)
     if position == "clipped":
         return ClippedPosition(heads, pos_dim, scale, max_distance, head_channels, position_heads)
     if position == "sinusoid":

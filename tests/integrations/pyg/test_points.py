@@ -1,0 +1,201 @@
+"""Near pairs off a grid: units, distances, offsets in values, features of edges."""
+
+import math
+
+import pytest
+import torch
+from oracles import performer_double_sum
+from space import motion
+
+REACH = 1.7
+
+
+@pytest.fixture
+def cloud():
+    """Points in space, joined where nearer than the layers' distance and a little beyond."""
+
+    def make(n=13, dim=3, scale=1.0, reach=REACH):
+        pos = torch.randn(n, dim, dtype=torch.float64)
+        near = (torch.cdist(pos, pos) < 1.2 * reach) & ~torch.eye(n, dtype=torch.bool)
+        return {"x": torch.randn(n, 12, dtype=torch.float64), "pos": scale * pos, "edge_index": near.nonzero().T}
+
+    return make
+
+
+OFFSETS = {
+    "mlp": {"offset": "mlp"},
+    "distance": {"offset": "distance"},
+    "mlp values": {"offset": "mlp", "values": "offset"},
+    "distance values": {"offset": "distance", "values": "offset"},
+}
+
+
+@pytest.fixture
+def make(make_conv):
+    return lambda name, **options: make_conv(pos_dim=3, **{"max_distance": REACH, **OFFSETS[name], **options})
+
+
+@pytest.mark.parametrize("name", OFFSETS)
+def test_the_unit_of_positions_is_max_distance(name, make, cloud, equal, error):
+    conv, data = make(name), cloud()
+    wide = make(name, max_distance=28 * REACH)
+    wide.load_state_dict(conv.state_dict())
+    scaled = {**data, "pos": 28 * data["pos"]}
+    expected = conv(**data)
+    equal(wide(**scaled), expected)
+    assert error(conv(**scaled), expected) > 1e-3
+    found, again = (c(d["x"], pos=d["pos"]) for c, d in ((conv, data), (wide, scaled)))  # near pairs from positions
+    equal(again, found)
+
+
+@pytest.mark.parametrize("name", OFFSETS)
+def test_auto_measures_the_first_edges_once(name, make, cloud, equal):
+    data = cloud()
+    source, target = data["edge_index"]
+    mean = (data["pos"][source] - data["pos"][target]).norm(dim=1).mean()
+    conv, known = make(name, max_distance="auto"), make(name, max_distance=2 * float(mean))
+    fixed = {key: value for key, value in conv.state_dict().items() if not key.endswith("length")}
+    known.load_state_dict(fixed)
+    alone = {**data, "edge_index": data["edge_index"][:, :0]}
+    conv(**alone)  # without edges there is nothing to measure
+    equal(conv(**data), known(**data))
+    other = cloud(scale=3.0)
+    equal(conv(**other), known(**other))
+    loaded = make(name, max_distance="auto")
+    loaded.load_state_dict(conv.state_dict())
+    equal(loaded(**other), known(**other))
+    with pytest.raises(ValueError, match="max_distance must be a number where near pairs are found from pos"):
+        conv(data["x"], pos=data["pos"])
+
+
+@pytest.mark.parametrize("reflect", [False, True])
+@pytest.mark.parametrize("name", OFFSETS)
+def test_distances_are_invariant_to_motions(name, reflect, make, cloud, error):
+    conv, data = make(name), cloud()
+    for given in (data, {"x": data["x"], "pos": data["pos"]}):
+        moved = {**given, "pos": given["pos"] @ motion(torch.float64, reflect).T + 3}
+        change = error(conv(**moved), conv(**given))
+        assert change < 1e-12 if "distance" in name else change > 1e-3
+
+
+@pytest.mark.parametrize("name", ["distance", "distance values", "mlp"])
+def test_distances_are_smooth_where_a_pair_comes_near(name, make, error):
+    """Outputs and their derivatives, found pairs and given ones; an MLP of the offset jumps."""
+    conv = make(name)
+    x = torch.randn(3, 12, dtype=torch.float64)
+    places = torch.tensor([[0.0, 0, 0], [0.5, 0, 0], [0, 0, 0]], dtype=torch.float64)
+    along = torch.tensor([0.0, 0, 1], dtype=torch.float64)
+
+    def at(distance):
+        pos = places.clone()
+        pos[2] = distance * along
+        pos.requires_grad_()
+        out = conv(x, pos=pos)
+        return out.detach(), torch.autograd.grad(out.square().sum(), pos)[0]
+
+    outs = [at(REACH + step) for step in (-1e-3, 1e-3)]
+    jump = max(float((a - b).abs().max()) for a, b in zip(*outs, strict=True))
+    assert jump < 1e-9 if "distance" in name else jump > 1e-3
+
+
+@pytest.mark.parametrize("name", OFFSETS)
+def test_equals_the_sum_over_all_pairs(name, make, cloud, equal):
+    conv, data = make(name, edge_dim=4), cloud()
+    features = torch.randn(data["edge_index"].shape[1], 4, dtype=torch.float64)
+    source, target = data["edge_index"]
+    offsets = data["pos"][source] - data["pos"][target]
+    x, pos = data["x"], data["pos"].requires_grad_()
+    out = conv(**data, edge_attr=features)
+    expected = performer_double_sum(
+        conv.attention, x, data["edge_index"], offsets.detach(), torch.zeros(len(x)), features
+    )
+    equal(out, expected)
+    direction, weights = torch.randn_like(out), list(conv.parameters())
+    for a, b in zip(*(torch.autograd.grad((y * direction).sum(), weights) for y in (out, expected)), strict=True):
+        equal(a, b, 1e-10)
+    assert torch.autograd.grad((conv(**data, edge_attr=features) * direction).sum(), pos)[0].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", OFFSETS)
+def test_forces_exist_twice(name, make_conv):
+    """Also where two points meet, and where a pair is at the distance."""
+    conv = make_conv(
+        in_channels=4, out_channels=4, heads=2, num_features=5, pos_dim=2, max_distance=2.0, **OFFSETS[name]
+    )
+    pos = torch.tensor([[0.0, 0], [0, 0], [1, 0.5], [2, 0], [0.3, 1]], dtype=torch.float64, requires_grad=True)
+    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    edges = (~torch.eye(5, dtype=torch.bool)).nonzero().T
+    assert torch.autograd.gradcheck(lambda x, pos: conv(x, edges, pos=pos), (x, pos), fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda x, pos: conv(x, edges, pos=pos), (x, pos), fast_mode=True)
+
+
+def test_a_cloud_of_equal_features_sees_its_shape(make, cloud, error):
+    """By offsets in values; with content alone every mean of equal values is the same."""
+    data, other = cloud(), cloud()
+    for name in OFFSETS:
+        conv = make(name)
+        outs = [conv(torch.ones_like(d["x"]), d["edge_index"], pos=d["pos"]) for d in (data, other)]
+        differs = error(outs[0], outs[1])
+        assert differs > 1e-2 if "values" in name else differs < 1e-12
+
+
+def test_offsets_of_values_on_a_grid(make_conv, point_graphs, equal, error):
+    """Beside a table of biases."""
+    conv, data = make_conv(values="offset"), point_graphs((13, 2, 17))
+    ones = torch.ones_like(data.x)
+    out = conv(ones, data.edge_index, data.edge_attr, data.pos, data.batch)
+    assert error(out, out.mean(0).expand_as(out)) > 1e-2
+    found = conv(ones, pos=data.pos, batch=data.batch)
+    equal(found, out)
+
+
+def test_features_of_edges(make, cloud, equal, error):
+    """One number an edge may come without its axis; whichever order edges come in, features stay with theirs."""
+    conv, data = make("mlp", edge_dim=1), cloud()
+    features = torch.randn(data["edge_index"].shape[1], dtype=torch.float64)
+    out = conv(**data, edge_attr=features)
+    order = torch.randperm(len(features))
+    shuffled = {**data, "edge_index": data["edge_index"][:, order], "edge_attr": features[order, None]}
+    equal(conv(**shuffled), out)
+    assert error(conv(**data, edge_attr=features[order]), out) > 1e-3
+    near = conv.neighbours(data["edge_index"], features, data["pos"], num_nodes=13)
+    equal(conv(data["x"], neighbours=near), out)
+
+
+@pytest.mark.parametrize(
+    ("message", "options", "arguments"),
+    [
+        ("edge_attr must hold the offsets", {}, {"edge_attr": torch.ones(9, 3)}),
+        (r"edge_attr must hold features, \(9, 5\), got \(9, 3\)", {"edge_dim": 5}, {"edge_attr": torch.ones(9, 3)}),
+        ("edge_attr must be a tensor, got NoneType", {"edge_dim": 5}, {}),
+        ("pos must be given", {"edge_dim": 5}, {"edge_attr": torch.ones(9, 5), "pos": None}),
+        ("edge_index and edge_attr must be given with edge_dim", {"edge_dim": 5}, {"edge_index": None}),
+        (r"edge_attr must hold the offsets .* give edge_dim", {}, {"edge_attr": torch.ones(9, 5)}),
+    ],
+)
+def test_bad_calls(message, options, arguments, make_conv):
+    conv = make_conv(pos_dim=3, offset="mlp", **options).float()
+    edges = torch.stack([torch.arange(9), torch.arange(1, 10)])
+    given = {"x": torch.randn(11, 12), "edge_index": edges, "pos": torch.randn(11, 3), "edge_attr": None}
+    with pytest.raises(ValueError, match=message):
+        conv(**{**given, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("offset must be one of", {"offset": "euclidean"}),
+        ("values must be one of", {"values": "both"}),
+        ("edge_dim must be a positive integer", {"edge_dim": 0}),
+        ("values='offset' and edge_dim must be with position='window'", {"position": "clipped", "edge_dim": 3}),
+        ("values='offset' and edge_dim must be with position='window'", {"position": None, "values": "offset"}),
+        ("max_distance must be a positive integer", {"max_distance": 1.5}),
+        ("max_distance must be a positive integer", {"max_distance": "auto"}),
+        ("max_distance must be a positive number or 'auto'", {"offset": "mlp", "max_distance": "mean"}),
+        ("max_distance must be a positive number", {"offset": "distance", "max_distance": -1.0}),
+        ("max_distance must be a positive number", {"offset": "distance", "max_distance": math.nan}),
+    ],
+)
+def test_bad_options(message, options, make_conv):
+    with pytest.raises(ValueError, match=message):
+        make_conv(**options)
