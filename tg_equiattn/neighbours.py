@@ -145,7 +145,7 @@ class Neighbours:
             features = None if features is None else features[order]
         self.nodes, self.offsets, self.features = nodes, offsets, features
         self.exists = None if free else exists
-        self.pattern = Pattern(target, source, nodes, nodes)
+        self.pattern = Pattern(target.contiguous(), source.contiguous(), nodes, nodes)
         self._bins: dict[int, Pattern] = {}
         self._incidence: Pattern | None = None
 

@@ -7,6 +7,7 @@ require("torch_geometric", "pyg")
 from .block import RelativePerformerBlock  # noqa: E402
 from .classifier import PixelGraphClassifier  # noqa: E402
 from .conv import RelativePerformerConv  # noqa: E402
+from .gps import RelativeGPSBlock  # noqa: E402
 from .pixel_graph import PixelGraph  # noqa: E402
 
-__all__ = ["PixelGraph", "PixelGraphClassifier", "RelativePerformerBlock", "RelativePerformerConv"]
+__all__ = ["PixelGraph", "PixelGraphClassifier", "RelativeGPSBlock", "RelativePerformerBlock", "RelativePerformerConv"]

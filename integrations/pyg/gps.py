@@ -1,0 +1,177 @@
+"""General, powerful, scalable layers whose global attention knows relative positions."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
+from torch_geometric.typing import Adj
+
+from tg_equiattn import checks
+from tg_equiattn.neighbours import Neighbours
+from tg_equiattn.nn.children import reset_children
+
+from .conv import RelativePerformerConv
+from .graph import refuse_batch_as_edge_attr
+
+
+class RelativeGPSBlock(torch.nn.Module):
+    r"""The layer of the `"Recipe for a General, Powerful, Scalable Graph Transformer"
+    <https://arxiv.org/abs/2205.12454>`_ paper with :class:`RelativePerformerConv` as its global attention: what
+    :class:`~torch_geometric.nn.conv.GPSConv` computes, whose :obj:`attn_type` takes no module.
+
+    .. math::
+        \mathbf{h} = \mathrm{Norm}_1(\mathbf{x} + \mathrm{Conv}(\mathbf{x})) +
+        \mathrm{Norm}_2(\mathbf{x} + \mathrm{Attention}(\mathbf{x})), \qquad
+        \mathbf{x}^{\prime} = \mathrm{Norm}_3(\mathbf{h} + \mathbf{W}_2\, \mathrm{act}(\mathbf{W}_1 \mathbf{h}))
+
+    Edges carry the messages of :obj:`conv`, and are the near pairs of the attention.
+
+    Args:
+        channels (int): Size of each input and output sample, a multiple of :obj:`heads`.
+        conv (MessagePassing, optional): The local message passing layer, from :obj:`channels` to :obj:`channels`. It
+            gets :obj:`x`, :obj:`edge_index`, and what its :meth:`forward` names of :obj:`edge_attr`, :obj:`pos` and
+            :obj:`batch`. :obj:`None` leaves it out.
+        heads (int, optional): Number of attention heads. (default: :obj:`1`)
+        pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
+        dropout (float, optional): Dropout probability of all parts. (default: :obj:`0.0`)
+        act (str or Callable, optional): The non-linear activation function to use. (default: :obj:`"relu"`)
+        act_kwargs (Dict[str, Any], optional): Arguments passed to the respective activation function defined by
+            :obj:`act`. (default: :obj:`None`)
+        norm (str or Callable, optional): The normalization function to use. (default: :obj:`"batch_norm"`)
+        norm_kwargs (Dict[str, Any], optional): Arguments passed to the respective normalization function defined by
+            :obj:`norm`. (default: :obj:`None`)
+        **attention (optional): Additional arguments of :class:`RelativePerformerConv`.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Shapes:
+        - **input:** node features :math:`(|\mathcal{V}|, C)`, edge indices :math:`(2, |\mathcal{E}|)`, edge features
+          :math:`(|\mathcal{E}|, D)` *(optional)*, positions :math:`(|\mathcal{V}|, \mathrm{pos\_dim})`
+        - **output:** node features :math:`(|\mathcal{V}|, C)`
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.nn import MLP, GINEConv
+        >>> conv = GINEConv(MLP([16, 16, 16]), edge_dim=4)
+        >>> block = RelativeGPSBlock(16, conv, heads=4, pos_dim=3, offset="distance", max_distance=2.0, edge_dim=4)
+        >>> bonds = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+        >>> block(torch.randn(3, 16), bonds, torch.randn(4, 4), torch.rand(3, 3)).shape
+        torch.Size([3, 16])
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        conv: torch.nn.Module | None,
+        heads: int = 1,
+        *,
+        pos_dim: int = 2,
+        dropout: float = 0.0,
+        act: Any = "relu",
+        act_kwargs: dict[str, Any] | None = None,
+        norm: Any = "batch_norm",
+        norm_kwargs: dict[str, Any] | None = None,
+        **attention: Any,
+    ):
+        super().__init__()
+        checks.positive(channels=channels)
+        checks.probability(dropout=dropout)
+        if conv is not None and not isinstance(conv, torch.nn.Module):
+            raise ValueError(f"conv must be a module or None, got {conv!r}")
+        self.channels, self.heads, self.dropout, self.conv = channels, heads, dropout, conv
+        self.attention = RelativePerformerConv(channels, channels, heads, pos_dim=pos_dim, dropout=dropout, **attention)
+        self.mlp = torch.nn.Sequential(
+            torch.nn.Linear(channels, 2 * channels),
+            activation_resolver(act, **(act_kwargs or {})),
+            torch.nn.Dropout(dropout),
+            torch.nn.Linear(2 * channels, channels),
+            torch.nn.Dropout(dropout),
+        )
+        norms = [normalization_resolver(norm, channels, **(norm_kwargs or {})) for _ in range(3)]
+        self.norm1, self.norm2, self.norm3 = norms if conv is not None else (None, *norms[1:])
+        self._conv_takes = _named(conv, ("edge_attr", "pos", "batch"))
+        self._norm_takes = _named(norms[0], ("batch",))
+
+    def reset_parameters(self):
+        """Resets all learnable parameters of the module, and draws the random features again."""
+        reset_children(self)
+
+    def redraw_features(self, generator: torch.Generator | None = None):
+        """Draws new random features of the attention."""
+        self.attention.redraw_features(generator)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Adj,
+        edge_attr: Tensor | None = None,
+        pos: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        batch_size: int | None = None,
+        neighbours: Neighbours | None = None,
+    ) -> Tensor:
+        """Runs the forward pass of the module.
+
+        Args:
+            x (torch.Tensor): The node features.
+            edge_index (torch.Tensor or SparseTensor or EdgeIndex): The edges.
+            edge_attr (torch.Tensor, optional): The edge features. They go to :obj:`conv`, and to the attention with
+                :obj:`edge_dim` only.
+            pos (torch.Tensor, optional): The positions of nodes, of which the attention takes the differences.
+            batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
+            batch_size (int, optional): The number of graphs; see :meth:`RelativePerformerConv.forward`.
+            neighbours (Neighbours, optional): Near pairs of the attention in place of the edges, from
+                :meth:`neighbours`: shared among blocks, or other ones than messages pass along, or with offsets across
+                the border of a periodic cell.
+        """
+        if edge_attr is not None and isinstance(edge_index, Tensor) and not torch.compiler.is_compiling():
+            refuse_batch_as_edge_attr(edge_attr, edge_index.shape[-1], x.shape[0])
+        if neighbours is None and self.attention.attention.needs_neighbours:
+            neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=x.shape[0])
+        out = self.attention(x, pos=pos, batch=batch, batch_size=batch_size, neighbours=neighbours)
+        out = self._normalised(self.norm2, x + out, batch)
+        if self.conv is not None:
+            given = {"edge_attr": edge_attr, "pos": pos, "batch": batch}
+            given = {name: given[name] for name in self._conv_takes if given[name] is not None}
+            if edge_attr is not None and "edge_attr" not in given and self.attention.attention.edge_dim is None:
+                raise ValueError(
+                    f"edge_attr must be None: neither {self.conv} nor, without edge_dim, attention takes it"
+                )
+            local = torch.nn.functional.dropout(
+                self.conv(x=x, edge_index=edge_index, **given), self.dropout, self.training
+            )
+            out = out + self._normalised(self.norm1, x + local, batch)
+        return self._normalised(self.norm3, out + self.mlp(out), batch)
+
+    def neighbours(
+        self,
+        edge_index: Adj,
+        edge_attr: Tensor | None = None,
+        pos: Tensor | None = None,
+        batch: Tensor | None = None,
+        *,
+        num_nodes: int,
+    ) -> Neighbours | None:
+        """The near pairs of these edges, once for all blocks that share them. Arguments as :meth:`forward`."""
+        edge_attr = None if self.attention.attention.edge_dim is None else edge_attr
+        return self.attention.neighbours(edge_index, edge_attr, pos, batch, num_nodes=num_nodes)
+
+    def _normalised(self, norm: torch.nn.Module | None, x: Tensor, batch: Tensor | None) -> Tensor:
+        if norm is None:
+            return x
+        return norm(x, batch=batch) if self._norm_takes else norm(x)
+
+    def __repr__(self) -> str:
+        return f"{self.__class__.__name__}({self.channels}, conv={self.conv}, heads={self.heads})"
+
+
+def _named(module: torch.nn.Module | None, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the names that a module's ``forward`` takes."""
+    if module is None:
+        return ()
+    taken = inspect.signature(module.forward).parameters
+    return tuple(name for name in names if name in taken)

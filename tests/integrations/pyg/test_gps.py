@@ -1,0 +1,157 @@
+"""RelativeGPSBlock: what GPSConv computes, with other attention; any local layer; edges' features where they belong."""
+
+import copy
+import io
+
+import pytest
+import torch
+from tg_equiattn.integrations.pyg import RelativeGPSBlock
+from torch_geometric import nn as pyg
+from torch_geometric.nn import GINEConv, GPSConv
+
+CHANNELS, HEADS, BONDS = 12, 3, 5
+
+
+def perceptron():
+    return torch.nn.Sequential(
+        torch.nn.Linear(CHANNELS, CHANNELS), torch.nn.ReLU(), torch.nn.Linear(CHANNELS, CHANNELS)
+    )
+
+
+LOCAL = {
+    "GINEConv": lambda: GINEConv(perceptron(), edge_dim=BONDS),
+    "GATv2Conv": lambda: pyg.GATv2Conv(CHANNELS, CHANNELS // HEADS, HEADS, edge_dim=BONDS),
+    "TransformerConv": lambda: pyg.TransformerConv(CHANNELS, CHANNELS // HEADS, HEADS, edge_dim=BONDS),
+    "GCNConv": lambda: pyg.GCNConv(CHANNELS, CHANNELS),
+    "SAGEConv": lambda: pyg.SAGEConv(CHANNELS, CHANNELS),
+    "PointTransformerConv": lambda: pyg.PointTransformerConv(CHANNELS, CHANNELS, torch.nn.Linear(2, CHANNELS)),
+    "ResGatedGraphConv": lambda: pyg.ResGatedGraphConv(CHANNELS, CHANNELS, edge_dim=BONDS),
+    "None": lambda: None,
+}
+
+
+@pytest.fixture
+def make(randomise):
+    def make(local="GINEConv", **options):
+        options = {"num_features": 19, "offset": "mlp", "max_distance": 2.5, **options}
+        return randomise(RelativeGPSBlock(CHANNELS, LOCAL[local](), HEADS, **options), 0.4).double().eval()
+
+    return make
+
+
+@pytest.fixture
+def graph(point_graphs):
+    """A batch of graphs with bonds: arguments of a block by name."""
+    data = point_graphs((13, 2, 17))
+    bonds = torch.randn(data.edge_index.shape[1], BONDS, dtype=torch.float64)
+    return {"x": data.x, "edge_index": data.edge_index, "edge_attr": bonds, "pos": data.pos, "batch": data.batch}
+
+
+@pytest.mark.parametrize("norm", ["batch_norm", "layer_norm", "graph_norm", None])
+def test_equals_gps_conv_around_the_same_parts(norm, make, graph, equal):
+    block = make(norm=norm)
+    host = GPSConv(CHANNELS, block.conv, HEADS, norm=norm).double().eval()
+    for name in ("mlp", "norm1", "norm2", "norm3"):
+        setattr(host, name, getattr(block, name))
+    x, batch = graph["x"], graph["batch"]
+    attended = block.attention(x, graph["edge_index"], pos=graph["pos"], batch=batch)
+
+    class Given(torch.nn.MultiheadAttention):
+        def forward(self, query, *rest, **more):
+            return torch.cat([attended.new_zeros(1), attended.flatten()])[places], None
+
+    mask = torch.nn.functional.one_hot(batch, 3).T.bool()
+    longest = int(mask.sum(1).max())
+    places = torch.zeros(3, longest, CHANNELS, dtype=torch.long)
+    for number in range(3):
+        rows = mask[number].nonzero()[:, 0]
+        places[number, : len(rows)] = 1 + rows[:, None] * CHANNELS + torch.arange(CHANNELS)
+    host.attn = Given(CHANNELS, HEADS)
+    equal(block(**graph), host(x, graph["edge_index"], batch, edge_attr=graph["edge_attr"]))
+
+
+@pytest.mark.parametrize("local", LOCAL)
+def test_any_local_layer(local, make, graph, error):
+    """Moving a graph changes nothing; other graphs of the batch neither; edges' features count where they are taken."""
+    block = make(local)
+    takes = "edge_attr" in block._conv_takes
+    given = graph if takes or local == "None" else {**graph, "edge_attr": None}
+    out = block(**given)
+    assert error(block(**{**given, "pos": given["pos"] + 7.25}), out) < 1e-12
+    bent = {**given, "pos": given["pos"] * torch.tensor([1.0, 0.5])}
+    assert error(block(**bent), out) > 1e-3
+    first = graph["batch"] == 0
+    edges = first[graph["edge_index"][0]]
+    alone = {"x": graph["x"][first], "pos": graph["pos"][first], "batch": graph["batch"][first]}
+    alone |= {"edge_index": graph["edge_index"][:, edges]}
+    alone |= {"edge_attr": graph["edge_attr"][edges]} if given["edge_attr"] is not None else {}
+    assert error(block(**alone), out[first]) < 1e-12
+    if takes:
+        changed = {**given, "edge_attr": given["edge_attr"] + torch.randn(BONDS)}
+        assert error(block(**changed), out) > 1e-3
+
+
+def test_bonds_reach_the_attention_with_edge_dim(make, graph, error):
+    with_bonds, without = make("None", edge_dim=BONDS), make("None")
+    other = {**graph, "edge_attr": graph["edge_attr"].flip(0)}
+    assert error(with_bonds(**other), with_bonds(**graph)) > 1e-3
+    assert error(without(**other), without(**graph)) == 0
+
+
+def test_near_pairs_are_shared(make, graph, equal, error):
+    """The same pairs once for all blocks, or others than messages pass along."""
+    block = make()
+    out = block(**graph)
+    near = block.neighbours(*(graph[name] for name in ("edge_index", "edge_attr", "pos", "batch")), num_nodes=32)
+    equal(block(**graph, neighbours=near), out)
+    fewer = block.neighbours(graph["edge_index"][:, ::2], None, graph["pos"], graph["batch"], num_nodes=32)
+    assert error(block(**graph, neighbours=fewer), out) > 1e-3
+
+
+def test_trains_and_comes_back(make, graph, equal):
+    block = make(dropout=0.2).float().train()
+    given = {name: t.float() if t.is_floating_point() else t for name, t in graph.items()}
+    optimizer = torch.optim.Adam(block.parameters(), 0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        block(**given).square().mean().backward()
+        assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in block.parameters())
+        optimizer.step()
+    file = io.BytesIO()
+    torch.save(block.state_dict(), file)
+    file.seek(0)
+    other = make(dropout=0.2).float()
+    other.load_state_dict(torch.load(file, weights_only=True))
+    equal(other(**given), block.eval()(**given), 0)
+    equal(copy.deepcopy(block)(**given), block(**given), 0)
+    before = block(**given)
+    block.reset_parameters()
+    assert float((block(**given) - before).detach().abs().max()) > 1e-3
+
+
+def test_compiles(make, graph, equal):
+    block = make()
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    equal(compiled(**graph, batch_size=3), block(**graph), 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("message", "options", "arguments"),
+    [
+        ("conv must be a module or None", {"conv": "GINEConv"}, {}),
+        ("heads must divide", {"heads": 5}, {}),
+        ("dropout must be", {"dropout": 1.5}, {}),
+        (r"edge_attr must be None: neither GCNConv\(12, 12\)", {"conv": pyg.GCNConv(12, 12)}, {}),
+        ("edge_attr must hold a row for each", {}, {"edge_attr": torch.zeros(32, dtype=torch.long)}),
+        ("pos or edge_attr must be given", {}, {"pos": None}),
+    ],
+)
+def test_bad_arguments(message, options, arguments, graph):
+    options = {"conv": LOCAL["GINEConv"](), "heads": HEADS, "offset": "mlp", **options}
+    with pytest.raises(ValueError, match=message):
+        RelativeGPSBlock(CHANNELS, **options).double()(**{**graph, **arguments})
+
+
+def test_repr():
+    block = RelativeGPSBlock(CHANNELS, LOCAL["GCNConv"](), HEADS)
+    assert repr(block) == "RelativeGPSBlock(12, conv=GCNConv(12, 12), heads=3)"
