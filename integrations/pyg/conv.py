@@ -64,6 +64,9 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         position_heads (int, optional): Heads of :obj:`"clipped"` that see positions; :obj:`None` means half of them,
             at least one. (default: :obj:`None`)
         redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`None`)
+        method (str, optional): :obj:`"features"`, in linear time, or :obj:`"pairs"`: softmax attention over all pairs
+            of a graph, whose weights the features estimate; for graphs of up to about a hundred nodes, such as
+            molecules. Not for :obj:`"clipped"`. (default: :obj:`"features"`)
         scale (float, optional): Factor of scores; :obj:`None` means :math:`1/\sqrt{d}`. (default: :obj:`None`)
         bias (bool, optional): If set to :obj:`False`, the output has no bias. (default: :obj:`True`)
         dropout (float, optional): Dropout probability of the output. (default: :obj:`0.0`)
@@ -123,6 +126,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         edge_dim: int | None = None,
         position_heads: int | None = None,
         redraw_interval: int | None = None,
+        method: str = "features",
         scale: float | None = None,
         bias: bool = True,
         dropout: float = 0.0,
@@ -141,7 +145,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         self.attention = PerformerAttention(
             in_channels, out_channels, heads, position=position, pos_dim=pos_dim, num_features=num_features,
             max_distance=max_distance, offset=offset, values=values, edge_dim=edge_dim, position_heads=position_heads,
-            redraw_interval=redraw_interval, scale=scale, bias=bias, dropout=dropout,
+            redraw_interval=redraw_interval, method=method, scale=scale, bias=bias, dropout=dropout,
         )  # fmt: skip
         self.explain = False  # weights are not one number an edge
         self.check_batch, self._checked = check_batch, False
@@ -165,6 +169,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         *,
         ptr: Tensor | None = None,
         batch_size: int | None = None,
+        max_num_nodes: int | None = None,
         grid: PixelGrid | None = None,
         neighbours: Neighbours | None = None,
     ) -> Tensor:
@@ -183,6 +188,8 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
             ptr (torch.Tensor, optional): Where graphs begin, in place of :obj:`batch`.
             batch_size (int, optional): The number of graphs; spares reading it from :obj:`batch`, and is needed for a
                 full graph in :meth:`torch.compile`.
+            max_num_nodes (int, optional): A bound of the nodes of a graph, which :obj:`method="pairs"` needs in
+                :meth:`torch.compile`.
             grid (PixelGrid, optional): Every graph is all pixels of this grid, with its near pairs; stands for edges
                 and positions.
             neighbours (Neighbours, optional): Near pairs from :meth:`neighbours`, to share among layers.
@@ -198,8 +205,8 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         if neighbours is None and grid is None and edge_index is not None:
             neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=x.shape[0])
         return self.attention(
-            x, batch=batch, batch_size=batch_size, pos=pos, grid=grid, neighbours=neighbours,
-            aggregate=self._aggregate,
+            x, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, pos=pos, grid=grid,
+            neighbours=neighbours, aggregate=self._aggregate,
         )  # fmt: skip
 
     def neighbours(

@@ -112,6 +112,7 @@ class RelativeGPSBlock(torch.nn.Module):
         batch: Tensor | None = None,
         *,
         batch_size: int | None = None,
+        max_num_nodes: int | None = None,
         neighbours: Neighbours | None = None,
     ) -> Tensor:
         """Runs the forward pass of the module.
@@ -123,7 +124,8 @@ class RelativeGPSBlock(torch.nn.Module):
                 :obj:`edge_dim` only.
             pos (torch.Tensor, optional): The positions of nodes, of which the attention takes the differences.
             batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
-            batch_size (int, optional): The number of graphs; see :meth:`RelativePerformerConv.forward`.
+            batch_size, max_num_nodes (int, optional): The number of graphs and a bound of their nodes; see
+                :meth:`RelativePerformerConv.forward`.
             neighbours (Neighbours, optional): Near pairs of the attention in place of the edges, from
                 :meth:`neighbours`: shared among blocks, or other ones than messages pass along, or with offsets across
                 the border of a periodic cell.
@@ -132,7 +134,9 @@ class RelativeGPSBlock(torch.nn.Module):
             refuse_batch_as_edge_attr(edge_attr, edge_index.shape[-1], x.shape[0])
         if neighbours is None and self.attention.attention.needs_neighbours:
             neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=x.shape[0])
-        out = self.attention(x, pos=pos, batch=batch, batch_size=batch_size, neighbours=neighbours)
+        out = self.attention(
+            x, pos=pos, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, neighbours=neighbours
+        )
         out = self._normalised(self.norm2, x + out, batch)
         if self.conv is not None:
             given = {"edge_attr": edge_attr, "pos": pos, "batch": batch}

@@ -294,6 +294,7 @@ CORE = {
     "PerformerAttention sinusoid": performer("sinusoid"),
     "PerformerAttention absolute": performer("absolute"),
     "PerformerAttention masked window": performer("window", "masked"),
+    "PerformerAttention masked pairs": performer("window", "masked", method="pairs"),
     "PerformerAttention masked clipped": performer("clipped", "masked"),
     "PerformerAttention ragged": performer(None, "ragged"),
     "PerformerAttention ragged window": performer("window", "ragged"),
@@ -386,10 +387,12 @@ def on_graphs(kind, **options):
 
     def inputs(step):
         pairs, batch = near(sizes=ragged(step)), batch_of(ragged(step))
-        return {
+        given = {
             "x": d(len(batch), 12), "edge_index": torch.stack([pairs["source"], pairs["target"]]),
             "edge_attr": pairs["offsets"], "batch": batch, "batch_size": len(ragged(step)),
-        } | ({"pos": d(len(batch), 2)} if options.get("position") == "sinusoid" else {})  # fmt: skip
+        }  # fmt: skip
+        more = {"pos": d(len(batch), 2)} if options.get("position") == "sinusoid" else {}
+        return given | more | ({"max_num_nodes": max(ragged(step))} if options.get("method") == "pairs" else {})
 
     return Case.varying(make, inputs, "torch_geometric")
 
@@ -435,6 +438,7 @@ CASES = {
     **{kind: on_fields(kind) for kind in ON_FIELDS},
     "RelativePerformerConv": on_graphs("RelativePerformerConv"),
     "RelativePerformerConv mlp": on_graphs("RelativePerformerConv", offset="mlp"),
+    "RelativePerformerConv pairs": on_graphs("RelativePerformerConv", method="pairs", values="offset"),
     "RelativePerformerConv clipped": on_graphs("RelativePerformerConv", position="clipped"),
     "RelativePerformerConv sinusoid": on_graphs("RelativePerformerConv", position="sinusoid"),
     "RelativePerformerBlock": on_graphs("RelativePerformerBlock"),

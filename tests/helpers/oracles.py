@@ -139,11 +139,12 @@ def performer_double_sum(attention, x, edge_index, offsets, batch, features=None
     """A PerformerAttention from its parameters: every weight of every pair by the definition, one pair at a time."""
     heads, d, k = attention.heads, attention.head_channels, attention.max_distance
     content = attention.positions.key_heads
-    projection, m = attention.features.projection, len(attention.features.projection)
     query = (x @ attention.query.weight.T).view(-1, heads, d)
     key = (x @ attention.key.weight.T).view(-1, content, d)
     value = (x @ attention.value.weight.T).view(-1, heads, d)
-    phi_query, phi_key = positive_features(query / d**0.25, projection), positive_features(key / d**0.25, projection)
+    if attention.features is not None:
+        projection, m = attention.features.projection, len(attention.features.projection)
+        phi_query, phi_key = (positive_features(t / d**0.25, projection) for t in (query, key))
     edges = {(i, j): o for j, i, o in zip(*edge_index.tolist(), offsets, strict=True) if i != j}
     bonds = {}
     if features is not None:
@@ -157,7 +158,10 @@ def performer_double_sum(attention, x, edge_index, offsets, batch, features=None
         for j in range(len(x)):
             if batch[i] != batch[j]:
                 continue
-            weight = (phi_query[i, :content] * phi_key[j]).sum(-1) / m
+            if attention.features is None:
+                weight = ((query[i] * key[j]).sum(-1) / math.sqrt(d)).exp()
+            else:
+                weight = (phi_query[i, :content] * phi_key[j]).sum(-1) / m
             offset = edges.get((i, j))
             if attention.position == "window":
                 weight = attention.positions.far_bias.exp() * weight

@@ -14,9 +14,17 @@ NEAR = {
     "distance": {"position": "window", "offset": "distance", "max_distance": 1.6},
     "values": {"position": "window", "values": "offset"},
     "distance values": {"position": "window", "offset": "distance", "values": "offset", "max_distance": 1.6},
+    "pairs": {"position": "window", "values": "offset", "method": "pairs"},
     "clipped": {"position": "clipped", "position_heads": 3},
 }
-EVERY = {**NEAR, "sinusoid": {"position": "sinusoid"}, "absolute": {"position": "absolute"}, "None": {"position": None}}
+EVERY = {
+    **NEAR,
+    "sinusoid": {"position": "sinusoid"},
+    "absolute": {"position": "absolute"},
+    "None": {"position": None},
+    "None pairs": {"position": None, "method": "pairs"},
+    "sinusoid pairs": {"position": "sinusoid", "method": "pairs"},
+}
 
 
 def _brute_force_edges(pos, reach):

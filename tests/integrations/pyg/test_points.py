@@ -27,6 +27,7 @@ OFFSETS = {
     "distance": {"offset": "distance"},
     "mlp values": {"offset": "mlp", "values": "offset"},
     "distance values": {"offset": "distance", "values": "offset"},
+    "distance pairs": {"offset": "distance", "values": "offset", "method": "pairs"},
 }
 
 
@@ -136,7 +137,7 @@ def test_a_cloud_of_equal_features_sees_its_shape(make, cloud, error):
         conv = make(name)
         outs = [conv(torch.ones_like(d["x"]), d["edge_index"], pos=d["pos"]) for d in (data, other)]
         differs = error(outs[0], outs[1])
-        assert differs > 1e-2 if "values" in name else differs < 1e-12
+        assert differs > 1e-2 if "values" in OFFSETS[name] else differs < 1e-12
 
 
 def test_offsets_of_values_on_a_grid(make_conv, point_graphs, equal, error):
@@ -194,6 +195,8 @@ def test_bad_calls(message, options, arguments, make_conv):
         ("max_distance must be a positive number or 'auto'", {"offset": "mlp", "max_distance": "mean"}),
         ("max_distance must be a positive number", {"offset": "distance", "max_distance": -1.0}),
         ("max_distance must be a positive number", {"offset": "distance", "max_distance": math.nan}),
+        ("method must be one of", {"method": "dense"}),
+        ("method must be 'features' with position='clipped'", {"position": "clipped", "method": "pairs"}),
     ],
 )
 def test_bad_options(message, options, make_conv):

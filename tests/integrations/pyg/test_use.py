@@ -158,7 +158,8 @@ class OnGraph(torch.nn.Module):
 def test_copies(any_conv, make_conv, point_graphs, check_copies):
     data, attention = point_graphs((11, 1, 23)), any_conv.attention
     heads = attention.heads - attention.positions.key_heads or None
-    options = {"offset": attention.offset, "position_heads": heads, "max_distance": attention.max_distance}
+    options = {name: getattr(attention, name) for name in ("offset", "max_distance", "method")}
+    options["position_heads"] = heads
     options["values"] = "offset" if getattr(attention.positions, "offset_values", None) else "content"
     check_copies(lambda: OnGraph(make_conv(attention.position, **options), data), OnGraph(any_conv, data), data.x)
 

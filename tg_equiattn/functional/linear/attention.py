@@ -73,7 +73,7 @@ def linear_attention(
     return zero_where_masked(out, mask)
 
 
-def check_operands(projection: Tensor, scale: float | None, **operands: Tensor) -> None:
+def check_operands(projection: Tensor | None, scale: float | None, **operands: Tensor) -> None:
     """Raise ValueError unless query, value and what is between them are alike but for value's last axis, and the
     directions are as wide as the query."""
     checks.scale(scale)
@@ -85,6 +85,8 @@ def check_operands(projection: Tensor, scale: float | None, **operands: Tensor) 
             f"{', '.join(names)} and {last} must be (B, heads, N, d), or (N, heads, d) with batch, alike but for "
             f"value's last axis, got {', '.join(shapes[:-1])} and {shapes[-1]}"
         )
+    if projection is None:
+        return
     if projection.ndim != 2 or projection.shape[1] != query.shape[-1] or not projection.shape[0]:
         raise ValueError(f"projection must be (m, {query.shape[-1]}), got {tuple(projection.shape)}")
     if projection.requires_grad:

@@ -25,19 +25,30 @@ class Rows:
         graphs: number of graphs.
         batch: sorted graph index of each node; ``None`` where all graphs have the same number of nodes.
         mask: ``(graphs, nodes / graphs)`` where batch is None, true for the nodes that exist.
+        longest: nodes of the largest graph, where every graph shall be one row.
     """
 
-    def __init__(self, nodes: int, graphs: int = 1, batch: Tensor | None = None, mask: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        nodes: int,
+        graphs: int = 1,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        longest: int | None = None,
+    ) -> None:
         self.graphs, self.equal = graphs, batch is None or graphs <= 1
         self.mask = mask  # (rows, length), true where a slot holds a node; None where all do
         self.length = max(1, nodes // max(1, graphs))
+        self.whole = self.equal  # whether every graph is known to be one row
         if batch is not None and not self.equal:
             starts = torch.searchsorted(batch, torch.arange(graphs + 1, device=batch.device))
             sizes = starts.diff()
-            if checks.values_are_free(batch):
+            if longest is not None:
+                self.whole, self.length = True, max(1, longest)
+            elif checks.values_are_free(batch):
                 longest = int(sizes.max())
-                self.equal = nodes == longest * graphs
-                self.length = max(1, longest) if longest <= 2 * self.length else max(16, self.length)
+                self.equal, self.whole = nodes == longest * graphs, longest <= 2 * self.length
+                self.length = max(1, longest) if self.whole else max(16, self.length)
             else:
                 self.length = max(16, -(-self.length // 4))
         self.count = nodes // self.length if self.equal else nodes // self.length + graphs
@@ -45,6 +56,8 @@ class Rows:
             return
         self.batch, self.sizes = batch, sizes
         rows = (sizes + self.length - 1) // self.length
+        if self.whole:
+            rows, self.count = torch.ones_like(rows), graphs
         first = torch.cat([rows.new_zeros(1), rows.cumsum(0)])
         within = torch.arange(nodes, device=batch.device) - starts[batch]
         self.slot = first[batch] * self.length + within  # of a node among all slots
@@ -66,7 +79,7 @@ class Rows:
 
     def merge(self, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
         """Of softmax averages (rows, heads, m, e) and their log-sum-exps (rows, heads, m), those of whole graphs."""
-        if self.equal:
+        if self.whole:
             return content, level
         index = self.graph[:, None, None].expand_as(level)
         top = level.new_full((self.graphs, *level.shape[1:]), torch.finfo(level.dtype).min)
@@ -92,15 +105,39 @@ class Rows:
         return rows.sum(1, keepdim=True).expand_as(rows).flatten(0, 1), sizes.flatten()
 
 
-def rows_of(query: Tensor, mask: Tensor | None, batch: Tensor | None, batch_size: int | None) -> Rows:
-    """The rows of a dense query (B, heads, N, d) with a mask, or of a ragged one (N, heads, d) with a batch index.
+def longest_graph(batch: Tensor | None, graphs: int, max_num_nodes: int | None) -> int | None:
+    """Nodes of the largest graph, read from ``batch`` where a bound is not given.
+
+    Raises ValueError where a bound is too low (on the CPU) or, within torch.compile, missing.
+    """
+    if batch is None or graphs <= 1:
+        return None
+    free = checks.values_are_free(batch)
+    if max_num_nodes is not None and not free:
+        return max_num_nodes
+    if torch.compiler.is_compiling():
+        raise ValueError("max_num_nodes must be given within torch.compile with method='pairs' and batch, got None")
+    longest = int(torch.bincount(batch).max()) if len(batch) else 0
+    if max_num_nodes is not None and max_num_nodes < longest:
+        raise ValueError(
+            f"max_num_nodes must be at least {longest}, the nodes of the largest graph, got {max_num_nodes}"
+        )
+    return longest
+
+
+def rows_of(
+    query: Tensor, mask: Tensor | None, batch: Tensor | None, batch_size: int | None, whole: bool = False
+) -> Rows:
+    """The rows of a dense query (B, heads, N, d) with a mask, or of a ragged one (N, heads, d) with a batch index; rows
+    of ``whole`` graphs, or as is best.
 
     Raises ValueError where these do not fit the query.
     """
     if query.ndim == 3:
         if mask is not None:
             raise ValueError("mask must be None where query is ragged, (N, heads, d): leave the masked nodes out")
-        return Rows(query.shape[0], checks.batch_index(batch, batch_size, query), batch)
+        graphs = checks.batch_index(batch, batch_size, query)
+        return Rows(query.shape[0], graphs, batch, longest=longest_graph(batch, graphs, None) if whole else None)
     if batch is not None:
         raise ValueError("batch must be None where query is dense, (B, heads, N, d): use mask")
     graphs, _, length, _ = query.shape

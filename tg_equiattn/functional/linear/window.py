@@ -12,6 +12,7 @@ from ...neighbours import Neighbours
 from ...precision import full_precision
 from .attention import check_operands, feature_norm, linear_attention_of_nodes, score_scale
 from .edge_products import edge_dot, edge_sum
+from .pairs import pair_attention_of_nodes
 from .rows import Rows, over_nodes, rows_of
 
 
@@ -27,7 +28,7 @@ def window_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    projection: Tensor,
+    projection: Tensor | None,
     pair_bias: Tensor,
     self_bias: Tensor,
     neighbours: Neighbours,
@@ -49,10 +50,12 @@ def window_attention(
         \Big/ \sum_j w_{ij}
 
     with :math:`w^{near}` the second part of the weights, and g zero unless given. A node is always near itself. Weights
-    are positive, and every stabiliser is a query's own.
+    are positive, and every stabiliser is a query's own. Without a projection, :math:`\exp(c \langle q_i, k_j \rangle)`
+    takes the place of the features' product, over all pairs of a graph.
 
     Args:
-        query, key, value, projection, scale, mask, batch, batch_size: as :func:`linear_attention`.
+        query, key, value, scale, mask, batch, batch_size: as :func:`linear_attention`.
+        projection: as there, or ``None``.
         pair_bias: ``(heads, E)``, b of every pair in the order of ``neighbours``.
         self_bias: ``(heads,)``, b of a node with itself.
         neighbours: the near pairs of all nodes, counted through the batch; see
@@ -77,7 +80,7 @@ def window_attention(
         torch.Size([3, 2, 20, 8])
     """
     check_operands(projection, scale, query=query, key=key, value=value)
-    rows = rows_of(query, mask, batch, batch_size)
+    rows = rows_of(query, mask, batch, batch_size, whole=projection is None)
     heads = query.shape[1]
     far_bias = query.new_zeros(heads) if far_bias is None else far_bias
     neighbours.check_nodes(query.shape[0] if query.ndim == 3 else query.shape[0] * query.shape[2])
@@ -110,7 +113,7 @@ def window_attention_of_nodes(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    projection: Tensor,
+    projection: Tensor | None,
     pair_bias: Tensor,
     self_bias: Tensor,
     far_bias: Tensor,
@@ -120,9 +123,13 @@ def window_attention_of_nodes(
     extra: PairValues | None = None,
 ) -> Tensor:
     """:func:`window_attention` of nodes (N, heads, d) in rows, unchecked."""
-    far, far_level = linear_attention_of_nodes(query, key, value, projection, scale, rows)
+    if projection is None:
+        far, far_level = pair_attention_of_nodes(query, key, value, scale, rows)
+    else:
+        far, far_level = linear_attention_of_nodes(query, key, value, projection, scale, rows)
+        far_level = far_level + feature_norm(query.to(far_level.dtype), projection, scale)
     dtype, out_dtype = far_level.dtype, value.dtype
-    far_level = far_level + feature_norm(query.to(dtype), projection, scale) + far_bias[:, None]
+    far_level = far_level + far_bias[:, None]
     with full_precision(query.device):
         query = query.to(dtype) * score_scale(query, scale)
         q, k, v = (t.to(dtype).transpose(0, 1).contiguous() for t in (query, key, value))  # heads first

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import checks
 from ...functional.linear.clipped import Aggregate
-from ...functional.linear.rows import Rows
+from ...functional.linear.rows import Rows, longest_graph
 from ...grids import PixelGrid
 from ...neighbours import Neighbours
 from ...offsets import GIVEN, whole_offsets
@@ -23,7 +23,8 @@ class Nodes:
     Args:
         x: dense ``(B, N, C)``, or ragged ``(N, C)``.
         position: says whether positions or near pairs are needed, and finds pairs where none are given.
-        mask, batch, batch_size, pos, grid, neighbours, aggregate: as the layer's ``forward``.
+        mask, batch, batch_size, pos, grid, neighbours, aggregate, max_num_nodes: as the layer's ``forward``.
+        whole: whether rows are to be whole graphs.
 
     Attributes:
         x: ``(nodes, C)``, zero where masked.
@@ -50,6 +51,8 @@ class Nodes:
         grid: PixelGrid | None,
         neighbours: Neighbours | None,
         aggregate: Aggregate,
+        whole: bool,
+        max_num_nodes: int | None,
     ) -> None:
         self.shape, self.mask, self.aggregate = x.shape[:-1], mask, aggregate
         count = math.prod(self.shape)
@@ -70,7 +73,7 @@ class Nodes:
             pos = checks.positions(pos, (*self.shape, position.pos_dim), x, position.why)
             pos = _zero_where_masked(pos, mask).reshape(-1, position.pos_dim)
         self.x, self.pos = _zero_where_masked(x, mask).reshape(-1, x.shape[-1]), pos
-        self.rows = Rows(count, graphs, batch, mask)
+        self.rows = Rows(count, graphs, batch, mask, longest_graph(batch, graphs, max_num_nodes) if whole else None)
         if not near:
             return
         if neighbours is None and grid is not None:

@@ -17,6 +17,8 @@ from .nodes import Nodes
 from .positions import make_position
 from .random_features import RandomFeatures
 
+METHODS = ("features", "pairs")
+
 
 class PerformerAttention(NotScriptable, nn.Module):
     r"""Global attention in linear time by random features, with translation-equivariant relative positions.
@@ -33,6 +35,10 @@ class PerformerAttention(NotScriptable, nn.Module):
     ``"absolute"``  as ``None``, after adding sinusoids of the position to the input                  no
     ``None``        :math:`\langle \phi(q_i), \phi(k_j) \rangle`                                      no positions
     ==============  ================================================================================  ==============
+
+    With ``method="pairs"`` :math:`\exp(c \langle q_i, k_j \rangle)` itself takes the place of its estimate
+    :math:`\langle \phi(q_i), \phi(k_j) \rangle`: softmax attention over all pairs of a graph, for graphs of up to about
+    a hundred nodes. ``"sinusoid"`` is then exact, too.
 
     Outputs are the weighted means of the values, projected. b is a table over integer offsets (or an MLP of the
     offset), b, f and w are learned for each head.
@@ -56,6 +62,8 @@ class PerformerAttention(NotScriptable, nn.Module):
             (``"window"`` only); ``None`` for none.
         position_heads: heads of ``"clipped"`` that see positions; ``None`` means half of them, at least one.
         redraw_interval: training steps between draws of the random features; ``None`` means none by itself.
+        method: ``"features"``, in linear time, or ``"pairs"``, in time and memory that grow as the square of a graph's
+            nodes; not for ``"clipped"``.
         scale: c; ``None`` means :math:`1/\sqrt{d}`, d the width of queries with their position part.
         bias: bias of the output projection.
         dropout: probability of dropping an output channel in training.
@@ -93,6 +101,7 @@ class PerformerAttention(NotScriptable, nn.Module):
         edge_dim: int | None = None,
         position_heads: int | None = None,
         redraw_interval: int | None = None,
+        method: str = "features",
         scale: float | None = None,
         bias: bool = True,
         dropout: float = 0.0,
@@ -101,12 +110,13 @@ class PerformerAttention(NotScriptable, nn.Module):
         checks.positive(in_channels=in_channels, out_channels=out_channels, heads=heads, pos_dim=pos_dim)
         checks.probability(dropout=dropout)
         checks.scale(scale)
+        checks.choice("method", method, METHODS)
         if out_channels % heads:
             raise ValueError(f"heads must divide out_channels={out_channels}, got {heads}")
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.head_channels = d = out_channels // heads
         self.position, self.pos_dim, self.max_distance, self.offset = position, pos_dim, max_distance, offset
-        self.edge_dim, self.dropout = edge_dim, dropout
+        self.edge_dim, self.method, self.dropout = edge_dim, method, dropout
         self.positions = make_position(
             position, in_channels=in_channels, heads=heads, head_channels=d, pos_dim=pos_dim,
             max_distance=max_distance, offset=offset, values=values, edge_dim=edge_dim,
@@ -118,16 +128,21 @@ class PerformerAttention(NotScriptable, nn.Module):
         )
         self.value = nn.Linear(in_channels, out_channels, bias=False)
         self.out = nn.Linear(out_channels, out_channels, bias=bias)
-        num_features = max(16, int(d * math.log(d))) if num_features is None else num_features
-        self.features = RandomFeatures(num_features, d + self.positions.extra_channels, redraw_interval)
+        self.features = None
+        if method == "features":
+            num_features = max(16, int(d * math.log(d))) if num_features is None else num_features
+            self.features = RandomFeatures(num_features, d + self.positions.extra_channels, redraw_interval)
+        elif self.positions.needs_features:
+            raise ValueError(f"method must be 'features' with position={position!r}, got {method!r}")
 
     def reset_parameters(self) -> None:
         """Give every parameter a new initial value and draw the random features again."""
         reset_children(self)
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features; see :class:`~tg_equiattn.nn.RandomFeatures`."""
-        self.features.redraw_features(generator)
+        """Draw new random features, where there are any; see :class:`~tg_equiattn.nn.RandomFeatures`."""
+        if self.features is not None:
+            self.features.redraw_features(generator)
 
     def forward(
         self,
@@ -136,6 +151,7 @@ class PerformerAttention(NotScriptable, nn.Module):
         mask: Tensor | None = None,
         batch: Tensor | None = None,
         batch_size: int | None = None,
+        max_num_nodes: int | None = None,
         pos: Tensor | None = None,
         grid: PixelGrid | None = None,
         neighbours: Neighbours | None = None,
@@ -148,6 +164,8 @@ class PerformerAttention(NotScriptable, nn.Module):
             mask: bool ``(B, N)``, true for the nodes that exist; the output of the others is zero.
             batch: sorted int64 ``(N,)`` graph index; ``None`` means one graph.
             batch_size: number of graphs; ``None`` reads it from ``batch``.
+            max_num_nodes: bound of a graph's nodes, for ``method="pairs"``; ``None`` reads it from ``batch``, which
+                torch.compile cannot.
             pos: ``(B, N, pos_dim)`` or ``(N, pos_dim)`` positions. Offsets are their differences, in their precision:
                 give those far from the origin, such as map coordinates of 5e6 m, in float64, which x need not be.
             grid: the nodes of every graph are all pixels of this grid, in row order; stands for ``batch``, ``pos``
@@ -166,9 +184,9 @@ class PerformerAttention(NotScriptable, nn.Module):
         checks.same_kind(x, self.query.weight)
         nodes = Nodes(
             x, self.positions, mask=mask, batch=batch, batch_size=batch_size, pos=pos, grid=grid,
-            neighbours=neighbours, aggregate=aggregate,
+            neighbours=neighbours, aggregate=aggregate, whole=self.features is None, max_num_nodes=max_num_nodes,
         )  # fmt: skip
-        projection = self.features()
+        projection = None if self.features is None else self.features()
         if not x.numel():  # this counted a training step, as on ranks that have nodes
             return self.out(self.value(x))
         x = self.positions.encode(nodes.x, nodes.pos)

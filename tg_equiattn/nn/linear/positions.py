@@ -19,6 +19,7 @@ from ...encodings import (
 )
 from ...functional.linear.attention import linear_attention_of_nodes
 from ...functional.linear.clipped import clipped_attention_of_nodes
+from ...functional.linear.pairs import pair_attention_of_nodes
 from ...functional.linear.window import PairValues, window_attention_of_nodes
 from ...neighbours import Neighbours, near_pairs
 from ...offsets import offsets_between
@@ -44,12 +45,13 @@ class Position(nn.Module):
         needs_positions: whether :meth:`encode` or :meth:`forward` read the positions of nodes.
         needs_neighbours: whether :meth:`forward` reads near pairs.
         whole_offsets: whether offsets of near pairs have to be whole numbers, up to rounding.
+        needs_features: whether weights of pairs cannot do without random features.
         key_heads: heads that have keys.
         extra_channels: of queries and keys at the random features, beside those of a head.
         why: what an error says positions are needed for.
     """
 
-    needs_positions = needs_neighbours = whole_offsets = False
+    needs_positions = needs_neighbours = whole_offsets = needs_features = False
     extra_channels = 0
     why = ""
 
@@ -65,9 +67,11 @@ class Position(nn.Module):
         """The near pairs of nodes at these positions (N, pos_dim)."""
         raise NotImplementedError(f"{type(self).__name__} needs no near pairs")
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor, nodes: Nodes) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes) -> Tensor:
         """The weighted means (N, heads, e) of values (N, heads, e), from queries (N, heads, d), keys (N, key_heads, d)
-        and the directions of random features (m, d + extra_channels)."""
+        and the directions of random features (m, d + extra_channels), or, without, over all pairs."""
+        if projection is None:
+            return pair_attention_of_nodes(query, key, value, self.scale, nodes.rows)[0]
         return linear_attention_of_nodes(query, key, value, projection, self.scale, nodes.rows)[0]
 
 
@@ -96,7 +100,7 @@ class SinusoidPosition(Position):
         self.sinusoid = SinusoidEncoding(pos_dim, heads)
         self.extra_channels = self.sinusoid.channels
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor, nodes: Nodes) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes) -> Tensor:
         position_query, position_key = self.sinusoid(nodes.pos)
         query, key = torch.cat([query, position_query], -1), torch.cat([key, position_key], -1)
         return super().forward(query, key, value, projection, nodes)
@@ -136,6 +140,7 @@ class NearPosition(Position):
 class ClippedPosition(NearPosition):
     """Strategy 2: some heads weigh values by the clipped distance alone, the others have no positions."""
 
+    needs_features = True
     why = "position='clipped' needs offsets, from pos, edges or a grid"
 
     def __init__(
@@ -160,7 +165,8 @@ class ClippedPosition(NearPosition):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.distance_table)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor, nodes: Nodes) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes) -> Tensor:
+        assert projection is not None  # features are needed
         sizes = self.key_heads, self.position_heads
         (query, position_query), (value, position_value) = query.split(sizes, 1), value.split(sizes, 1)
         by_distance = clipped_attention_of_nodes(
@@ -244,7 +250,7 @@ class WindowPosition(NearPosition):
         if self.measures:
             self.known = not bool(self.length.isnan())
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor, nodes: Nodes) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes) -> Tensor:
         near = nodes.neighbours
         offsets = self._in_units(near.offsets if near.offsets.is_floating_point() else near.offsets.to(query.dtype))
         none = offsets.new_zeros(1, self.pos_dim)

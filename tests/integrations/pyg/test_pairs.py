@@ -1,0 +1,61 @@
+"""Attention over all pairs of small graphs: what random features estimate."""
+
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("options", [{"position": None}, {"position": "window", "offset": "mlp", "values": "offset"}])
+def test_features_come_to_it(options, make_conv, point_graphs, error):
+    """The error falls as one over the root of their number."""
+    data = point_graphs((13, 2, 17))
+    given = {"x": data.x / 4, "edge_index": data.edge_index, "pos": data.pos, "batch": data.batch}
+    exact = make_conv(method="pairs", **options)
+    expected, apart = exact(**given), {}
+    for features in (16, 4096):
+        conv = make_conv(num_features=features, **options)
+        conv.load_state_dict(exact.state_dict(), strict=False)
+        errors = []
+        for _ in range(4):
+            conv.redraw_features()
+            errors.append(error(conv(**given), expected))
+        apart[features] = sum(errors) / 4
+    assert 1e-3 < apart[4096] < apart[16] / 6
+
+
+def test_sinusoids_are_relative(make_conv, point_graphs, error):
+    """Strategy 1 is then exact; by features it is so in expectation only."""
+    data = point_graphs((13, 2, 17))
+    changes = {}
+    for method in ("pairs", "features"):
+        conv = make_conv("sinusoid", method=method)
+        outs = [conv(data.x, pos=data.pos + shift, batch=data.batch) for shift in (0, 7.25)]
+        changes[method] = error(*outs)
+    assert changes["pairs"] < 1e-12
+    assert changes["features"] > 1e-3
+
+
+def test_rotations_of_distances(make_conv, point_graphs, error):
+    conv, data = make_conv(offset="distance", method="pairs", values="offset"), point_graphs((13, 2, 17))
+    turn = torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
+    outs = [conv(data.x, data.edge_index, pos=pos, batch=data.batch) for pos in (data.pos, data.pos @ turn)]
+    assert error(*outs) < 1e-12
+
+
+def test_bounds_of_nodes(make_conv, point_graphs, equal):
+    """A larger bound changes nothing; torch.compile needs one."""
+    conv, data = make_conv(method="pairs"), point_graphs((13, 2, 17))
+    graph = data.x, data.edge_index, data.edge_attr, data.pos, data.batch
+    expected = conv(*graph)
+    equal(conv(*graph, max_num_nodes=29), expected)
+    with pytest.raises(ValueError, match=r"max_num_nodes must be at least 17, .* got 16"):
+        conv(*graph, max_num_nodes=16)
+    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
+    equal(compiled(*graph, batch_size=3, max_num_nodes=29), expected, 1e-10)
+    with pytest.raises(Exception, match=r"max_num_nodes must be given within torch\.compile"):
+        compiled(*graph, batch_size=3)
+
+
+def test_there_is_nothing_to_draw(make_conv):
+    conv = make_conv(method="pairs")
+    conv.redraw_features()
+    assert not any("features" in name for name in conv.state_dict())
