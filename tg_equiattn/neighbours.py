@@ -94,12 +94,14 @@ class Neighbours:
         nodes: number of nodes.
         exists: bool ``(E,)``, false for pairs to pass over; shapes then do not depend on values.
         features: ``(E, F)`` of the pairs, bonds say.
+        weights: ``(E,)`` of the pairs, not negative, which a window's weights are multiplied by; ``None`` means 1.
 
     Attributes:
         pattern: the :class:`Pattern` of targets and sources, sorted by target.
         offsets: ``(E, dim)``, in its order.
         exists: bool ``(E,)`` in its order, or ``None`` where all pairs do.
         features: ``(E, F)`` in its order, or ``None``.
+        weights: ``(E,)`` in its order, or ``None``.
 
     Raises:
         ValueError: for shapes or dtypes that do not fit, and (on the CPU, outside torch.compile) for indices out of
@@ -114,6 +116,7 @@ class Neighbours:
         nodes: int,
         exists: Tensor | None = None,
         features: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> None:
         for name, index in (("target", target), ("source", source)):
             if index.dtype != torch.int64 or index.ndim != 1 or index.shape[0] != target.shape[0]:
@@ -133,17 +136,19 @@ class Neighbours:
                 raise ValueError(f"edges must join nodes in [0, {nodes}), got {low} to {high}")
         if features is not None and (features.ndim != 2 or features.shape[0] != target.shape[0]):
             raise ValueError(f"features must have shape ({target.shape[0]}, F), got {tuple(features.shape)}")
+        if weights is not None and weights.shape != target.shape:
+            raise ValueError(f"weights must have shape ({target.shape[0]},), got {tuple(weights.shape)}")
         distinct = target != source
         exists = distinct if exists is None else exists & distinct
         if free and not bool(exists.all()):
             target, source, offsets = target[exists], source[exists], offsets[exists]
-            features = None if features is None else features[exists]
+            features, weights = (None if t is None else t[exists] for t in (features, weights))
             exists = torch.ones_like(target, dtype=torch.bool)
         if not free or bool((target.diff() < 0).any()):
             order = torch.argsort(target, stable=True)
             target, source, offsets, exists = target[order], source[order], offsets[order], exists[order]
-            features = None if features is None else features[order]
-        self.nodes, self.offsets, self.features = nodes, offsets, features
+            features, weights = (None if t is None else t[order] for t in (features, weights))
+        self.nodes, self.offsets, self.features, self.weights = nodes, offsets, features, weights
         self.exists = None if free else exists
         self.pattern = Pattern(target.contiguous(), source.contiguous(), nodes, nodes)
         self._bins: dict[int, Pattern] = {}

@@ -1,10 +1,13 @@
 """Performer attention with relative positions as message passing."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import Adj
+from torch_geometric.utils import is_sparse
 
 from tg_equiattn import checks
 from tg_equiattn.functional import sum_aggregation
@@ -22,6 +25,8 @@ from .graph import (
     plain_edges,
     refuse_batch_as_edge_attr,
 )
+
+_ONE_SET = "attention is among the nodes of one set; bipartite graphs have two"
 
 
 class RelativePerformerConv(NotScriptable, MessagePassing):
@@ -42,7 +47,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
     expectation over draws, :obj:`"absolute"` not at all.
 
     Args:
-        in_channels (int): Size of each input sample.
+        in_channels (int): Size of each input sample, or :obj:`-1` to derive the size from the first input.
         out_channels (int): Size of each output sample, a multiple of :obj:`heads`.
         heads (int, optional): Number of attention heads. (default: :obj:`1`)
         position (str, optional): :obj:`"window"`, :obj:`"clipped"`, :obj:`"sinusoid"`, :obj:`"absolute"` or
@@ -136,19 +141,25 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         kwargs.setdefault("aggr", "sum")
         if kwargs["aggr"] not in ("sum", "add"):
             raise ValueError(f"aggr must be 'sum', got {kwargs['aggr']!r}")
-        if kwargs.get("flow", "source_to_target") != "source_to_target":
-            raise ValueError(f"flow must be 'source_to_target', got {kwargs['flow']!r}")
+        if isinstance(in_channels, tuple | list):
+            raise ValueError(f"in_channels must be one number, got {in_channels!r}: {_ONE_SET}")
         if kwargs.setdefault("node_dim", 0) != 0:
             raise ValueError(f"node_dim must be 0, got {kwargs['node_dim']!r}")
         super().__init__(**kwargs)
-        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
+        self.out_channels, self.heads = out_channels, heads
         self.attention = PerformerAttention(
             in_channels, out_channels, heads, position=position, pos_dim=pos_dim, num_features=num_features,
             max_distance=max_distance, offset=offset, values=values, edge_dim=edge_dim, position_heads=position_heads,
             redraw_interval=redraw_interval, method=method, scale=scale, bias=bias, dropout=dropout,
         )  # fmt: skip
-        self.explain = False  # weights are not one number an edge
+        if not self.attention.positions.weighs_pairs:
+            self.explain = False  # weights are not one number an edge
         self.check_batch, self._checked = check_batch, False
+
+    @property
+    def in_channels(self) -> int:
+        """Size of each input sample; -1 where it is not known yet."""
+        return self.attention.in_channels
 
     def reset_parameters(self):
         """Resets all learnable parameters of the module, and draws the random features again."""
@@ -172,7 +183,8 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         max_num_nodes: int | None = None,
         grid: PixelGrid | None = None,
         neighbours: Neighbours | None = None,
-    ) -> Tensor:
+        return_attention_weights: bool | None = None,
+    ) -> Any:
         """Runs the forward pass of the module.
 
         Args:
@@ -193,7 +205,15 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
             grid (PixelGrid, optional): Every graph is all pixels of this grid, with its near pairs; stands for edges
                 and positions.
             neighbours (Neighbours, optional): Near pairs from :meth:`neighbours`, to share among layers.
+            return_attention_weights (bool, optional): If set to :obj:`True`, will additionally return the tuple
+                :obj:`(edge_index, attention_weights)`: near pairs in the order of their targets, then nodes with
+                themselves, and each head's shares of them in what their targets attend to, which add up to one over
+                all nodes of a graph. :obj:`"window"` only. (default: :obj:`None`)
         """
+        if isinstance(x, tuple | list):
+            raise ValueError(
+                f"x must be one tensor of shape (N, {self.in_channels}), got {type(x).__name__}: {_ONE_SET}"
+            )
         if not isinstance(x, Tensor) or x.ndim != 2:
             what = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x must be a tensor of shape (N, {self.in_channels}), got {what}")
@@ -204,10 +224,22 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
             batch_size = checks.batch_index(batch, batch_size, x)
         if neighbours is None and grid is None and edge_index is not None:
             neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=x.shape[0])
-        return self.attention(
+        if return_attention_weights and neighbours is None:
+            raise ValueError("edge_index or neighbours must be given with return_attention_weights, got neither")
+        out = self.attention(
             x, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, pos=pos, grid=grid,
-            neighbours=neighbours, aggregate=self._aggregate,
+            neighbours=neighbours, aggregate=self._aggregate, return_attention_weights=bool(return_attention_weights),
         )  # fmt: skip
+        if neighbours is None or not return_attention_weights:
+            return out
+        return out[0], (self._weighted_pairs(neighbours), out[1])
+
+    def _weighted_pairs(self, neighbours: Neighbours) -> Tensor:
+        """The edges that weights are returned of."""
+        nodes = torch.arange(neighbours.nodes, device=neighbours.pattern.row.device)
+        pairs = torch.stack([neighbours.pattern.col, neighbours.pattern.row])
+        pairs = torch.cat([pairs, nodes.expand(2, -1)], 1)
+        return pairs if self.flow == "source_to_target" else pairs.flip(0)
 
     def neighbours(
         self,
@@ -220,7 +252,10 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
     ) -> Neighbours | None:
         """Checks a graph's edges and sorts them, once for all layers that share it; :obj:`None` where positions need
         none. Arguments as :meth:`forward`."""
+        if self.flow == "target_to_source" and is_sparse(edge_index):
+            raise ValueError("edge_index must not be an adjacency matrix with flow='target_to_source'")
         edge_index, edge_attr = plain_edges(edge_index, edge_attr, num_nodes)
+        edge_index = edge_index if self.flow == "source_to_target" else edge_index.flip(0)
         here = edge_index.device.type == "cpu"
         if batch is None and not torch.compiler.is_compiling():
             refuse_batch_as_edge_attr(edge_attr, edge_index.shape[1], num_nodes)
@@ -231,12 +266,23 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
             return None
         return near_pairs_of(
             edge_index, edge_attr, pos, batch, nodes=num_nodes, pos_dim=self.attention.pos_dim,
-            whole=self.attention.whole_offsets, edge_dim=self.attention.edge_dim,
+            whole=self.attention.whole_offsets, edge_dim=self.attention.edge_dim, weights=self._explained(edge_index),
         )  # fmt: skip
+
+    def _explained(self, edge_index: Tensor) -> Tensor | None:
+        """The mask of edges under explanation, which their near weights are multiplied by."""
+        if not self.explain:
+            return None
+        if self._edge_mask is None:
+            raise ValueError("edge_mask must be given where explain is True, got None")
+        mask = self._edge_mask.sigmoid() if self._apply_sigmoid else self._edge_mask
+        if mask.shape != edge_index.shape[1:]:
+            raise ValueError(f"edge_mask must have shape ({edge_index.shape[1]},), got {tuple(mask.shape)}")
+        return mask
 
     def _aggregate(self, x: Tensor, pattern: Pattern) -> Tensor:
         """Sums of x over the columns of every row of a sparse relation: messages, or one sparse product."""
-        if torch.compiler.is_compiling() or transformed():  # where PyG does not fuse
+        if torch.compiler.is_compiling() or transformed() or self.flow != "source_to_target":  # where PyG does not fuse
             return sum_aggregation(x, pattern)
         size = (x.shape[0], pattern.rows)
         edge_index = EdgeIndex(torch.stack([pattern.col, pattern.row]), sparse_size=size, sort_order="col")

@@ -131,6 +131,7 @@ def near_pairs_of(
     pos_dim: int,
     whole: bool,
     edge_dim: int | None,
+    weights: Tensor | None,
 ) -> Neighbours:
     """The core's near pairs of a graph's edges; offsets from ``edge_attr`` or ``pos``, or features from the one and
     offsets from the other."""
@@ -142,12 +143,14 @@ def near_pairs_of(
         _refuse_features(edge_attr, pos, target, source)
         measured = isinstance(pos, Tensor) and pos.is_floating_point() and checks.values_are_free(pos) and pos.numel()
         offsets = whole_offsets(edge_attr, pos if measured else None, "edge_attr must hold") if whole else edge_attr
-        return Neighbours(target, source, offsets, nodes)
+        return Neighbours(target, source, offsets, nodes, weights=weights)
     if pos is None:
         what = "pos or edge_attr" if edge_dim is None else "pos"
         raise ValueError(f"{what} must be given where offsets are needed, got None")
     pos = checks.positions(pos, (nodes, pos_dim), edge_index, "")
-    return Neighbours(target, source, offsets_between(pos, target, source, whole), nodes, features=edge_attr)
+    return Neighbours(
+        target, source, offsets_between(pos, target, source, whole), nodes, features=edge_attr, weights=weights
+    )
 
 
 def _edge_attr(edge_attr: object, edge_index: Tensor, pos_dim: int, edge_dim: int | None) -> Tensor | None:

@@ -114,6 +114,14 @@ def feature_norm(query: Tensor, projection: Tensor, scale: float | None) -> Tens
     return -query.square().sum(-1, keepdim=True) * (size / 2) - math.log(projection.shape[0])
 
 
+def log_feature_product(query: Tensor, key: Tensor, projection: Tensor, scale: float | None) -> Tensor:
+    """The estimate of ``c <q, k>``, the logarithm of the product of their features, (..., d) and (..., d) -> (...)."""
+    size = score_scale(query, scale)
+    root = math.sqrt(abs(size))
+    logs = ((query * math.copysign(root, size) + key * root) @ projection.to(query.dtype).T).logsumexp(-1)
+    return logs + feature_norm(query, projection, scale)[..., 0] - key.square().sum(-1) * (abs(size) / 2)
+
+
 def _attention_in_rows(
     query: Tensor, key: Tensor, value: Tensor, projection: Tensor, scale: float | None, rows: Rows
 ) -> tuple[Tensor, Tensor]:

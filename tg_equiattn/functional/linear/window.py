@@ -3,14 +3,20 @@ r"""Linear attention with exact relative positions: near pairs as in softmax att
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...neighbours import Neighbours
 from ...precision import full_precision
-from .attention import check_operands, feature_norm, linear_attention_of_nodes, score_scale
+from .attention import (
+    check_operands,
+    feature_norm,
+    linear_attention_of_nodes,
+    log_feature_product,
+    score_scale,
+)
 from .edge_products import edge_dot, edge_sum
 from .pairs import pair_attention_of_nodes
 from .rows import Rows, over_nodes, rows_of
@@ -103,10 +109,14 @@ def window_attention(
         raise ValueError("pair_values, self_values and value_map must be given together, or none of them")
     neighbours = neighbours if mask is None else neighbours.restricted(mask.flatten())
     attend = partial(
-        window_attention_of_nodes, projection=projection, pair_bias=pair_bias, self_bias=self_bias, far_bias=far_bias,
+        _outputs_of_nodes, projection=projection, pair_bias=pair_bias, self_bias=self_bias, far_bias=far_bias,
         neighbours=neighbours, scale=scale, rows=rows, extra=extra,
     )  # fmt: skip
     return over_nodes(attend, query, key, value, mask=mask)
+
+
+def _outputs_of_nodes(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    return window_attention_of_nodes(query, key, value, **options)[0]
 
 
 def window_attention_of_nodes(
@@ -121,8 +131,9 @@ def window_attention_of_nodes(
     scale: float | None,
     rows: Rows,
     extra: PairValues | None = None,
-) -> Tensor:
-    """:func:`window_attention` of nodes (N, heads, d) in rows, unchecked."""
+) -> tuple[Tensor, Tensor]:
+    """:func:`window_attention` of nodes (N, heads, d) in rows, unchecked; also the logarithm of the sum of a node's
+    weights (N, heads)."""
     if projection is None:
         far, far_level = pair_attention_of_nodes(query, key, value, scale, rows)
     else:
@@ -143,6 +154,7 @@ def window_attention_of_nodes(
         top = torch.maximum(self_score.detach(), far_level.detach())
         top = top.squeeze(-1).scatter_reduce(1, index, scores.detach(), "amax")
         near = (scores - top.index_select(1, pattern.row)).exp()
+        near = near if neighbours.weights is None else near * neighbours.weights.to(dtype)
         total = torch.zeros_like(top).scatter_add(1, index, near)
         own, other = (self_score - top[..., None]).exp(), (far_level - top[..., None]).exp()
         out = edge_sum(near, v, pattern) + own * v + other * far
@@ -150,5 +162,39 @@ def window_attention_of_nodes(
             pairs, itself, mapped = (t.to(dtype) for t in extra)
             summed = edge_sum(near, pairs.expand(len(near), -1, -1), neighbours.incidence)
             out = out + (summed + own * itself) @ mapped
-        out = out / (total[..., None] + own + other)
-    return out.transpose(0, 1).to(out_dtype)
+        total = total[..., None] + own + other
+        out, level = out / total, top + total.squeeze(-1).log()
+    return out.transpose(0, 1).to(out_dtype), level.T
+
+
+def window_weights_of_nodes(
+    query: Tensor,
+    key: Tensor,
+    projection: Tensor | None,
+    pair_bias: Tensor,
+    self_bias: Tensor,
+    far_bias: Tensor,
+    neighbours: Neighbours,
+    scale: float | None,
+    level: Tensor,
+    chunk: int = 4096,
+) -> Tensor:
+    """Shares (E + N, heads) of near pairs, and of nodes with themselves, in what a node attends to, near and far parts
+    together, from the logarithm of its weights' sum."""
+    with full_precision(query.device):
+        query, key, size = query.to(level.dtype), key.to(level.dtype), score_scale(query, scale)
+        own = torch.arange(len(query), device=query.device)
+        target, source = (torch.cat([t, own]) for t in (neighbours.pattern.row, neighbours.pattern.col))
+        bias = torch.cat([pair_bias, self_bias[:, None].expand(-1, len(own))], 1).T.to(level.dtype)
+        if neighbours.exists is not None:
+            exists = torch.cat([neighbours.exists, torch.ones_like(own, dtype=torch.bool)])
+            bias = bias.masked_fill(~exists[:, None], -torch.inf)
+        weights = torch.ones_like(bias[:, :1])
+        if neighbours.weights is not None:
+            weights = torch.cat([neighbours.weights.to(level.dtype), torch.ones_like(level[:, 0])])[:, None]
+        shares = []
+        for i, j, b, w in zip(*(t.split(chunk) for t in (target, source, bias, weights)), strict=True):
+            score = (query[i] * key[j]).sum(-1) * size
+            far = score if projection is None else log_feature_product(query[i], key[j], projection, scale)
+            shares.append((score + b - level[i]).exp() * w + (far + far_bias - level[i]).exp())
+        return torch.cat(shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from ...neighbours import Neighbours
 from ..children import reset_children
 from ..not_scriptable import NotScriptable
 from .nodes import Nodes
-from .positions import make_position
+from .position_kinds import make_position
 from .random_features import RandomFeatures
 
 METHODS = ("features", "pairs")
@@ -44,7 +45,7 @@ class PerformerAttention(NotScriptable, nn.Module):
     offset), b, f and w are learned for each head.
 
     Args:
-        in_channels: channels of the input.
+        in_channels: channels of the input; -1 reads them from the first one (not with ``"absolute"``).
         out_channels: channels of the output, a multiple of ``heads``.
         heads: attention heads.
         position: see the table.
@@ -107,7 +108,8 @@ class PerformerAttention(NotScriptable, nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        checks.positive(in_channels=in_channels, out_channels=out_channels, heads=heads, pos_dim=pos_dim)
+        lazy = in_channels == -1 and position != "absolute"
+        checks.positive(in_channels=1 if lazy else in_channels, out_channels=out_channels, heads=heads, pos_dim=pos_dim)
         checks.probability(dropout=dropout)
         checks.scale(scale)
         checks.choice("method", method, METHODS)
@@ -122,11 +124,10 @@ class PerformerAttention(NotScriptable, nn.Module):
             max_distance=max_distance, offset=offset, values=values, edge_dim=edge_dim,
             position_heads=position_heads, scale=scale,
         )  # fmt: skip
-        self.query = nn.Linear(in_channels, out_channels, bias=False)
-        self.key = (
-            nn.Linear(in_channels, self.positions.key_heads * d, bias=False) if self.positions.key_heads else None
-        )
-        self.value = nn.Linear(in_channels, out_channels, bias=False)
+        keys = self.positions.key_heads * d
+        self.query = _linear(in_channels, out_channels)
+        self.key = _linear(in_channels, keys) if keys else None
+        self.value = _linear(in_channels, out_channels)
         self.out = nn.Linear(out_channels, out_channels, bias=bias)
         self.features = None
         if method == "features":
@@ -156,7 +157,8 @@ class PerformerAttention(NotScriptable, nn.Module):
         grid: PixelGrid | None = None,
         neighbours: Neighbours | None = None,
         aggregate: Aggregate = sum_aggregation,
-    ) -> Tensor:
+        return_attention_weights: bool = False,
+    ) -> Any:
         """Attend.
 
         Args:
@@ -176,7 +178,12 @@ class PerformerAttention(NotScriptable, nn.Module):
                 rounding.
             aggregate: how ``"clipped"`` sums values over the pairs of a sparse relation; see
                 :func:`~tg_equiattn.functional.clipped_attention`.
+            return_attention_weights: with ``"window"``, return the output and the shares ``(E + N, heads)`` that near
+                pairs, in the order of ``neighbours``, and nodes themselves have in what a node attends to. Those of all
+                pairs, estimated by features where they are not near, add up to one.
         """
+        if self.in_channels == -1 and x.ndim:
+            self.in_channels = x.shape[-1]
         if x.ndim not in (2, 3) or x.shape[-1] != self.in_channels:
             raise ValueError(
                 f"input must be (B, N, {self.in_channels}), or (N, {self.in_channels}) with batch, got {tuple(x.shape)}"
@@ -188,12 +195,14 @@ class PerformerAttention(NotScriptable, nn.Module):
         )  # fmt: skip
         projection = None if self.features is None else self.features()
         if not x.numel():  # this counted a training step, as on ranks that have nodes
-            return self.out(self.value(x))
+            out = self.out(self.value(x))
+            return (out, out.new_zeros(0, self.heads)) if return_attention_weights else out
         x = self.positions.encode(nodes.x, nodes.pos)
         query, value = (project(x).unflatten(-1, (self.heads, -1)) for project in (self.query, self.value))
         key = query[:, :0] if self.key is None else self.key(x).unflatten(-1, (-1, self.head_channels))
         out = self.out(self.positions(query, key, value, projection, nodes).flatten(1))
-        return nodes.restore(nn.functional.dropout(out, self.dropout, self.training))
+        out = nodes.restore(nn.functional.dropout(out, self.dropout, self.training))
+        return (out, self.positions.weights(query, key, projection, nodes)) if return_attention_weights else out
 
     @property
     def needs_neighbours(self) -> bool:
@@ -207,3 +216,7 @@ class PerformerAttention(NotScriptable, nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, position={self.position!r}"
+
+
+def _linear(in_channels: int, out_channels: int) -> nn.Linear:
+    return nn.LazyLinear(out_channels, False) if in_channels == -1 else nn.Linear(in_channels, out_channels, False)

@@ -1,0 +1,165 @@
+"""What PyG's own layers do, and its tests ask of them: lazy sizes, flow, attention weights, explanations."""
+
+import copy
+import io
+
+import pytest
+import torch
+from tg_equiattn.integrations.pyg import RelativeGPSBlock, RelativePerformerConv
+from torch_geometric.data import HeteroData
+from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.nn import HeteroConv, Linear, global_mean_pool
+from torch_geometric.utils import to_torch_csc_tensor
+
+from tg_equiattn.functional import window_attention
+
+WINDOW = {"offset": "mlp", "max_distance": 2.5}
+
+
+@pytest.fixture
+def graph(point_graphs):
+    data = point_graphs((13, 2, 17))
+    return {"x": data.x, "edge_index": data.edge_index, "pos": data.pos, "batch": data.batch}
+
+
+def test_lazy_in_channels(graph, equal):
+    torch.manual_seed(0)
+    conv = RelativePerformerConv(-1, 15, heads=3, **WINDOW).double()
+    assert repr(conv) == "RelativePerformerConv(-1, 15, heads=3, position='window')"
+    other = copy.deepcopy(conv)
+    out = conv(**graph)
+    assert conv.in_channels == conv.attention.in_channels == graph["x"].shape[1]
+    assert repr(conv) == "RelativePerformerConv(12, 15, heads=3, position='window')"
+    file = io.BytesIO()
+    torch.save(conv.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    equal(other(**graph), out, 0)
+    known = RelativePerformerConv(12, 15, heads=3, **WINDOW).double()
+    known.load_state_dict(conv.state_dict())
+    equal(known(**graph), out, 0)
+    with pytest.raises(ValueError, match=r"x must be a tensor of shape \(N, 12\)|input must be"):
+        conv(**{**graph, "x": graph["x"][:, :5]})
+    conv.reset_parameters()
+    assert float((conv(**graph) - out).detach().abs().max()) > 1e-3
+
+
+def test_bipartite_graphs_are_refused(make_conv, graph):
+    conv = make_conv(**WINDOW)
+    with pytest.raises(ValueError, match=r"x must be one tensor .* bipartite graphs have two"):
+        conv((graph["x"], graph["x"][:5]), graph["edge_index"], pos=graph["pos"])
+
+
+@pytest.mark.parametrize("position", ["window", "clipped"])
+def test_flow(position, make_conv, graph, equal):
+    """Against the flow, edges are read the other way round; offsets stay those of what is attended to."""
+    options = WINDOW if position == "window" else {}
+    conv, back = make_conv(position, **options), make_conv(position, flow="target_to_source", **options)
+    back.load_state_dict(conv.state_dict())
+    one_way = graph["edge_index"][:, ::3]
+    expected = conv(**{**graph, "edge_index": one_way})
+    equal(back(**{**graph, "edge_index": one_way.flip(0)}), expected)
+    assert float((back(**{**graph, "edge_index": one_way}) - expected).detach().abs().max()) > 1e-3
+    adjacency = to_torch_csc_tensor(one_way, size=(32, 32)).t()
+    with pytest.raises(ValueError, match="edge_index must not be an adjacency matrix with flow"):
+        back(**{**graph, "edge_index": adjacency})
+
+
+@pytest.mark.parametrize("method", ["features", "pairs"])
+def test_attention_weights(method, make_conv, graph, equal):
+    """With all pairs near they add up to one, and applied to values they give the output."""
+    conv = make_conv(method=method, **WINDOW)
+    complete = (graph["batch"][:, None] == graph["batch"]).fill_diagonal_(False).nonzero().T
+    given = {**graph, "edge_index": complete[:, torch.randperm(complete.shape[1])]}
+    out, (edges, alpha) = conv(**given, return_attention_weights=True)
+    equal(out, conv(**given))
+    assert edges.shape == (2, complete.shape[1] + 32)
+    assert alpha.shape == (edges.shape[1], 5)
+    source, target = edges
+    equal(torch.zeros(32, 5).double().index_add(0, target, alpha), torch.ones(32, 5).double())
+    value = conv.attention.value(graph["x"]).unflatten(1, (5, -1))
+    attended = torch.zeros_like(value).index_add(0, target, alpha[..., None] * value[source])
+    equal(conv.attention.out(attended.flatten(1)), out)
+
+
+@pytest.mark.parametrize("method", ["features", "pairs"])
+def test_attention_weights_of_some_pairs(method, make_conv, graph, equal):
+    """The shares of near pairs are those that they have among all."""
+    conv = make_conv(method=method, **WINDOW)
+    _, (edges, alpha) = conv(**graph, return_attention_weights=True)
+    values = torch.eye(32, dtype=torch.float64)
+    attention = conv.attention
+    nodes = graph["x"]
+    query, key = (f(nodes).unflatten(1, (5, -1)) for f in (attention.query, attention.key))
+    near = conv.neighbours(graph["edge_index"], None, graph["pos"], graph["batch"], num_nodes=32)
+
+    bias = attention.positions.offset_bias(near.offsets)
+    itself = attention.positions.offset_bias(near.offsets.new_zeros(1, 2))[:, 0]
+    projection = None if attention.features is None else attention.features.projection.double()
+    each = window_attention(
+        query, key, values[:, None].expand(-1, 5, -1), projection, bias, itself, near,
+        far_bias=attention.positions.far_bias, batch=graph["batch"],
+    )  # fmt: skip
+    equal(alpha, each[edges[1], :, edges[0]])
+    with pytest.raises(ValueError, match="edge_index or neighbours must be given with return_attention_weights"):
+        conv(graph["x"], pos=graph["pos"], batch=graph["batch"], return_attention_weights=True)
+    with pytest.raises(ValueError, match="return_attention_weights must be with position='window'"):
+        make_conv("clipped")(**graph, return_attention_weights=True)
+
+
+class Model(torch.nn.Module):
+    """One layer before the mean of every graph."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer, Linear(-1, 1)
+
+    def forward(self, x, edge_index, pos, batch):
+        return self.head(global_mean_pool(self.layer(x, edge_index, pos=pos, batch=batch), batch))
+
+
+@pytest.mark.parametrize("kind", ["conv", "block"])
+def test_explanations(kind, make_conv, graph, randomise):
+    """GNNExplainer's mask of edges reaches near weights; a layer without near weights refuses to be explained so."""
+    layer = make_conv(**WINDOW)
+    if kind == "block":
+        layer = randomise(RelativeGPSBlock(12, None, 3, **WINDOW)).double().eval()
+    model = Model(layer).double().eval()
+    model(**graph)
+    before = layer(**graph)
+    explainer = Explainer(
+        model, GNNExplainer(epochs=3), explanation_type="model", node_mask_type="attributes", edge_mask_type="object",
+        model_config={"mode": "regression", "task_level": "graph", "return_type": "raw"},
+    )  # fmt: skip
+    explanation = explainer(graph["x"], graph["edge_index"], pos=graph["pos"], batch=graph["batch"])
+    assert explanation.edge_mask.shape == (graph["edge_index"].shape[1],)
+    assert len(explanation.edge_mask.unique()) > 2
+    torch.testing.assert_close(layer(**graph), before)  # the mask is gone
+
+
+def test_a_masked_edge_is_no_edge(make_conv, graph, equal, error):
+    """A mask of zero takes an edge's weight from the near part; with all it is the layer of no edges."""
+    conv, count = make_conv(values="offset", **WINDOW), graph["edge_index"].shape[1]
+    keep = torch.rand(count) < 0.5
+    conv.explain, conv._edge_mask, conv._apply_sigmoid = True, keep.double(), False
+    masked = conv(**graph)
+    with pytest.raises(ValueError, match="edge_mask must have shape"):
+        conv(**{**graph, "edge_index": graph["edge_index"][:, :-1]})
+    conv.explain = None
+    equal(masked, conv(**{**graph, "edge_index": graph["edge_index"][:, keep]}))
+    assert error(masked, conv(**graph)) > 1e-3
+
+
+def test_heterogeneous_graphs(make_conv, equal):
+    """Within each type of nodes, through HeteroConv."""
+    data = HeteroData()
+    for name, count in (("atom", 11), ("site", 7)):
+        data[name].x = torch.randn(count, 12, dtype=torch.float64)
+        data[name].pos = torch.rand(count, 2, dtype=torch.float64) * 4
+        edges = (torch.cdist(data[name].pos, data[name].pos) < 2).fill_diagonal_(False).nonzero().T
+        data[name, "near", name].edge_index = edges
+    convs = {name: make_conv(check_batch=False, **WINDOW) for name in ("atom", "site")}
+    layer = HeteroConv({(name, "near", name): conv for name, conv in convs.items()})
+    out = layer(data.x_dict, data.edge_index_dict, pos_dict=data.pos_dict)
+    for name, conv in convs.items():
+        equal(out[name], conv(data[name].x, data[name, "near", name].edge_index, pos=data[name].pos))

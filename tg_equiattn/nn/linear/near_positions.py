@@ -1,0 +1,210 @@
+"""Kinds of positions that look at near pairs: their offsets, distances and features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import checks
+from ...encodings import OffsetDistance, OffsetMLP, OffsetTable, OffsetValues
+from ...functional.linear.clipped import clipped_attention_of_nodes
+from ...functional.linear.window import PairValues, window_attention_of_nodes, window_weights_of_nodes
+from ...neighbours import Neighbours, near_pairs
+from ...offsets import offsets_between
+from ..children import reset_children
+from .positions import Position
+
+if TYPE_CHECKING:
+    from .nodes import Nodes
+
+OFFSETS: dict[str, Callable[[int, int, Any], nn.Module]] = {
+    "table": OffsetTable,
+    "mlp": OffsetMLP,
+    "distance": OffsetDistance,
+}
+_REACH = 2.0  # mean lengths of edges that "auto" takes for the distance
+
+
+def _whole(max_distance: float | str) -> int:
+    checks.positive(max_distance=max_distance)  # type: ignore[arg-type]
+    return int(max_distance)
+
+
+def _length(max_distance: float | str) -> float:
+    if isinstance(max_distance, str):
+        raise ValueError(f"max_distance must be a positive number or 'auto', got {max_distance!r}")
+    checks.positive_number(max_distance=max_distance)
+    return max_distance
+
+
+class NearPosition(Position):
+    """What the kinds that look at near pairs share: pairs are near whose Manhattan distance is below a limit."""
+
+    needs_neighbours = whole_offsets = True
+    metric = "manhattan"
+
+    def __init__(self, heads: int, pos_dim: int, scale: float | None, max_distance: float) -> None:
+        super().__init__(heads, pos_dim, scale)
+        self.max_distance = max_distance
+
+    def find_neighbours(self, pos: Tensor, batch: Tensor | None) -> Neighbours:
+        reach = self.max_distance + (self.pos_dim / 2 if self.whole_offsets else 0)
+        target, source = near_pairs(pos, reach, batch=batch, metric=self.metric)
+        offsets = offsets_between(pos, target, source, self.whole_offsets)
+        if not self.whole_offsets:
+            return Neighbours(target, source, offsets, pos.shape[0])
+        return Neighbours(target, source, offsets, pos.shape[0], offsets.abs().sum(-1) < self.max_distance)
+
+
+class ClippedPosition(NearPosition):
+    """Strategy 2: some heads weigh values by the clipped distance alone, the others have no positions."""
+
+    needs_features = True
+    why = "position='clipped' needs offsets, from pos, edges or a grid"
+
+    def __init__(
+        self,
+        heads: int,
+        pos_dim: int,
+        scale: float | None,
+        max_distance: float | str,
+        head_channels: int,
+        position_heads: int | None,
+    ) -> None:
+        max_distance = _whole(max_distance)
+        super().__init__(heads, pos_dim, scale, max_distance)
+        self.position_heads = max(1, heads // 2) if position_heads is None else position_heads
+        checks.positive(position_heads=self.position_heads)
+        if self.position_heads > heads:
+            raise ValueError(f"position_heads must be at most heads={heads}, got {position_heads}")
+        self.key_heads = heads - self.position_heads
+        self.distance_table = nn.Parameter(torch.empty(self.position_heads, max_distance + 1, head_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.distance_table)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes) -> Tensor:
+        assert projection is not None  # features are needed
+        sizes = self.key_heads, self.position_heads
+        (query, position_query), (value, position_value) = query.split(sizes, 1), value.split(sizes, 1)
+        by_distance = clipped_attention_of_nodes(
+            position_query, position_value, projection, self.distance_table, nodes.neighbours, self.scale, nodes.rows,
+            nodes.aggregate,
+        )  # fmt: skip
+        if not self.key_heads:
+            return by_distance
+        return torch.cat([super().forward(query, key, value, projection, nodes), by_distance], 1)
+
+
+class WindowPosition(NearPosition):
+    """Near pairs get a true softmax weight with a bias of their offset; everything is reached by features besides.
+
+    Args:
+        heads, pos_dim, scale: of attention.
+        max_distance: in the unit of positions; ``"auto"`` measures it once, as twice the mean length of the first
+            edges.
+        offset: what the bias is made of.
+        values: whether near pairs add a function of their offset to the value.
+        head_channels: of values.
+        edge_dim: features of an edge, which bias its score too; ``None`` for none.
+    """
+
+    weighs_pairs = True
+    why = "position='window' needs offsets, from pos, edges or a grid"
+    length: Tensor
+
+    def __init__(
+        self,
+        heads: int,
+        pos_dim: int,
+        scale: float | None,
+        max_distance: float | str,
+        offset: str,
+        values: str,
+        head_channels: int,
+        edge_dim: int | None,
+    ) -> None:
+        self.measures = max_distance == "auto" and offset != "table"
+        unit = _whole(max_distance) if offset == "table" else 1.0 if self.measures else _length(max_distance)
+        super().__init__(heads, pos_dim, scale, unit)
+        self.whole_offsets = offset == "table"
+        self.metric = "euclidean" if offset == "distance" else "manhattan"
+        self.offset_bias = OFFSETS[offset](pos_dim, heads, unit)
+        self.offset_values = None
+        if values == "offset":
+            self.offset_values = OffsetValues(pos_dim, heads, head_channels, unit, offset == "distance")
+        self.edge_bias = None if edge_dim is None else nn.Linear(edge_dim, heads, bias=False)
+        self.far_bias = nn.Parameter(torch.zeros(heads))
+        if self.measures:
+            self.register_buffer("length", torch.tensor(torch.nan, dtype=torch.float64))
+            self.known = False
+
+    def reset_parameters(self) -> None:
+        reset_children(self)
+        nn.init.zeros_(self.far_bias)
+
+    def find_neighbours(self, pos: Tensor, batch: Tensor | None) -> Neighbours:
+        if self.measures:
+            raise ValueError(
+                "max_distance must be a number where near pairs are found from pos, got 'auto': give edges"
+            )
+        if self.edge_bias is not None:
+            raise ValueError("edge_index and edge_attr must be given with edge_dim, got neither")
+        return super().find_neighbours(pos, batch)
+
+    def _in_units(self, offsets: Tensor) -> Tensor:
+        """Offsets by the length that is measured once, where it is."""
+        if not self.measures:
+            return offsets
+        if not self.known and len(offsets):
+            if torch.compiler.is_compiling():
+                raise ValueError("max_distance='auto' must have seen edges before torch.compile: call the layer once")
+            with torch.no_grad():
+                self.length.copy_(_REACH * torch.linalg.vector_norm(offsets.double(), dim=-1).mean())
+            self.known = True
+        return offsets / self.length.to(offsets.dtype) if self.known else offsets
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if self.measures:
+            self.known = not bool(self.length.isnan())
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes) -> Tensor:
+        offsets, extra = self._offsets(query, nodes), None
+        if self.offset_values is not None:
+            none = offsets.new_zeros(1, self.pos_dim)
+            extra = PairValues(self.offset_values(offsets), self.offset_values(none)[0], self.offset_values.map)
+        return window_attention_of_nodes(
+            query,
+            key,
+            value,
+            projection,
+            *self._biases(offsets, nodes),
+            nodes.neighbours,
+            self.scale,
+            nodes.rows,
+            extra,
+        )[0]
+
+    def weights(self, query: Tensor, key: Tensor, projection: Tensor | None, nodes: Nodes) -> Tensor:
+        biases, near = self._biases(self._offsets(query, nodes), nodes), nodes.neighbours
+        _, level = window_attention_of_nodes(query, key, key, projection, *biases, near, self.scale, nodes.rows)
+        return window_weights_of_nodes(query, key, projection, *biases, near, self.scale, level)
+
+    def _offsets(self, query: Tensor, nodes: Nodes) -> Tensor:
+        offsets = nodes.neighbours.offsets
+        return self._in_units(offsets if offsets.is_floating_point() else offsets.to(query.dtype))
+
+    def _biases(self, offsets: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
+        """Of pairs (heads, E), of a node with itself (heads,), and of what features reach (heads,)."""
+        bias, itself = self.offset_bias(offsets), self.offset_bias(offsets.new_zeros(1, self.pos_dim))[:, 0]
+        if self.edge_bias is not None:
+            features = nodes.neighbours.features
+            if features is None:
+                raise ValueError("edge_attr must be given with edge_dim, got None")
+            bias = bias + self.edge_bias(features.to(self.edge_bias.weight.dtype)).T
+        return bias, itself, self.far_bias
