@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -124,6 +125,8 @@ class PixelGrid:
         max_distance: pixels at a smaller Manhattan distance, the sum along the axes, are near.
         periodic: whether the last pixel of an axis is next to the first. Two pixels are then near by their shortest
             offset; of two shortest ones, half a side either way, the positive index step is taken.
+        spacing: between pixels, the unit of positions and of ``max_distance``: one number, or one for each axis of
+            ``shape``. Offsets are whole where it is 1.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -137,6 +140,7 @@ class PixelGrid:
     shape: tuple[int, ...]
     max_distance: float = 6
     periodic: bool = False
+    spacing: float | tuple[float, ...] = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
@@ -145,6 +149,28 @@ class PixelGrid:
         checks.positive_number(max_distance=self.max_distance)
         if not isinstance(self.periodic, bool):
             raise ValueError(f"periodic must be True or False, got {self.periodic!r}")
+        given = self.spacing
+        spacing = tuple(given) if isinstance(given, Sequence) else (given,) * len(self.shape)
+        if len(spacing) != len(self.shape):
+            raise ValueError(f"spacing must be one number or {len(self.shape)}, one for each axis, got {given!r}")
+        for number in spacing:
+            checks.positive_number(spacing=number)
+        object.__setattr__(self, "spacing", spacing)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether offsets are counted in pixels."""
+        return all(number == 1 for number in self._spacings)
+
+    @property
+    def _spacings(self) -> tuple[float, ...]:
+        return cast("tuple[float, ...]", self.spacing)
+
+    def _in_units(self, position: Tensor) -> Tensor:
+        """Whole positions or offsets (..., dim) times the spacing of their axis."""
+        if self.is_whole:
+            return position
+        return position * torch.tensor(self._spacings[::-1], dtype=torch.float64, device=position.device)
 
     def __len__(self) -> int:
         return math.prod(self.shape)
@@ -153,20 +179,25 @@ class PixelGrid:
         """(N, dim) positions of pixels from 0, x right and y up."""
         index = _corner_grid(self.shape, device)
         pos = _axes_to_position(index) if len(self.shape) > 1 else index
-        return (pos - pos.amin(0)).to(dtype or torch.get_default_dtype())
+        return self._in_units(pos - pos.amin(0)).to(dtype or torch.get_default_dtype())
 
     def _steps(self, device: torch.device | str) -> Tensor:
         """Index steps to near pixels (D, dim), without the pixel itself; made on the device, of a size known here."""
-        reach = math.ceil(self.max_distance) - 1
-        axes = []
-        for side in self.shape:
+        axes, spacing = [], self._spacings
+        for side, unit in zip(self.shape, spacing, strict=True):
+            reach = math.ceil(self.max_distance / unit)
             back, ahead = ((side - 1) // 2, side // 2) if self.periodic else (side - 1, side - 1)
             axes.append(range(-min(reach, back), min(reach, ahead) + 1))
-        count = sum(0 < sum(abs(n) for n in step) <= reach for step in itertools.product(*axes))
+        lengths = (
+            sum(abs(n) * unit for n, unit in zip(step, spacing, strict=True)) for step in itertools.product(*axes)
+        )
+        count = sum(0 < length < self.max_distance for length in lengths)
         ranges = [torch.arange(axis.start, axis.stop, device=device) for axis in axes]
         steps = torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1).flatten(0, -2)
-        distance = steps.abs().sum(-1)
-        near = (distance > 0) & (distance <= reach)
+        lengths_there = steps.new_zeros(len(steps), dtype=torch.float64)
+        for along, unit in zip(steps.unbind(-1), spacing, strict=True):  # in turn, as above: rounding is the same
+            lengths_there = lengths_there + along.abs() * unit
+        near = (lengths_there > 0) & (lengths_there < self.max_distance)
         return steps[near.to(torch.int32).argsort(descending=True, stable=True)[:count]]
 
     def pairs(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -181,10 +212,10 @@ class PixelGrid:
             source = source * side + there.clamp(0, side - 1)
         target = torch.arange(len(self), device=device)[:, None].expand_as(source)
         offsets = _axes_to_position(steps) if len(self.shape) > 1 else steps
-        return target.flatten(), source.flatten(), offsets.repeat(len(self), 1), exists.flatten()
+        return target.flatten(), source.flatten(), self._in_units(offsets).repeat(len(self), 1), exists.flatten()
 
     def edges(self) -> tuple[Tensor, Tensor]:
-        """``edge_index`` (2, E) of sources and targets, sorted by target, and integer offsets (E, dim).
+        """``edge_index`` (2, E) of sources and targets, sorted by target, and offsets (E, dim).
 
         Computed once for each grid and shared: do not write into them.
         """

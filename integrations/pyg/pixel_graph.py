@@ -1,4 +1,4 @@
-"""Images as graphs of pixels."""
+"""Images and volumes as graphs of pixels."""
 
 import copy
 import functools
@@ -14,10 +14,11 @@ from tg_equiattn.kept import ordinary_tensors
 
 @functional_transform("pixel_graph")
 class PixelGraph(BaseTransform):
-    r"""Makes a graph of pixels of :obj:`data.image`, of shape :math:`(C, H, W)` (functional name: :obj:`pixel_graph`).
+    r"""Makes a graph of pixels of :obj:`data.image`, of shape :math:`(C, H, W)`, or of voxels, :math:`(C, D, H, W)`
+    (functional name: :obj:`pixel_graph`).
 
     Pixels in row order become nodes with features :obj:`x` of shape :math:`(H W, C)` and positions :obj:`pos`, x right
-    and y up; pixels closer than :obj:`max_distance` are joined both ways, with the offset
+    and y up, of voxels x, y and z; pixels closer than :obj:`max_distance` are joined both ways, with the offset
     :math:`\mathbf{p}_j - \mathbf{p}_i` of source j from target i in :obj:`edge_attr`. The image itself is left out.
     Features are floating point: 8-bit intensities become numbers in :math:`[0, 1]`, other integers stay as large as
     they are. Edges and positions are computed once for each shape, and their memory is shared by all graphs of it until
@@ -27,6 +28,9 @@ class PixelGraph(BaseTransform):
         max_distance (float, optional): Pixels at a smaller Manhattan distance are joined. (default: :obj:`6`)
         periodic (bool, optional): If set to :obj:`True`, opposite borders of the image touch, and offsets are the
             shortest ones. (default: :obj:`False`)
+        spacing (float or tuple, optional): Of pixels, in the unit of :obj:`pos` and :obj:`max_distance`: one number, or
+            one for each axis, in the order of the image's. Layers with tables of offsets need :obj:`1`.
+            (default: :obj:`1`)
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -37,21 +41,20 @@ class PixelGraph(BaseTransform):
         Data(edge_index=[2, 62], edge_attr=[62, 2], x=[20, 3], pos=[20, 2])
     """
 
-    def __init__(self, max_distance: float = 6, periodic: bool = False):
-        PixelGrid((1, 1), max_distance, periodic)  # its checks
-        self.max_distance, self.periodic = max_distance, periodic
+    def __init__(self, max_distance: float = 6, periodic: bool = False, spacing: float | tuple[float, ...] = 1):
+        sides = len(spacing) if isinstance(spacing, tuple | list) else 2
+        PixelGrid((1,) * sides, max_distance, periodic, spacing)  # its checks
+        self.max_distance, self.periodic, self.spacing = max_distance, periodic, spacing
 
-    def grid(self, height: int, width: int) -> PixelGrid:
+    def grid(self, *shape: int) -> PixelGrid:
         """The grid of an image's shape, which layers take in place of edges and positions."""
-        return PixelGrid((height, width), self.max_distance, self.periodic)
+        return PixelGrid(shape, self.max_distance, self.periodic, self.spacing)
 
     def forward(self, data: Data) -> Data:
         image = data.get("image") if hasattr(data, "get") else getattr(data, "image", None)
-        if not isinstance(image, torch.Tensor) or image.ndim != 3 or 0 in image.shape:
+        if not isinstance(image, torch.Tensor) or image.ndim not in (3, 4) or 0 in image.shape:
             what = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__name__
-            batched = isinstance(image, torch.Tensor) and image.ndim == 4
-            remedy = "; for a batch of images make one Data of each, Data(image=image[0])" if batched else ""
-            raise ValueError(f"data.image must be a tensor of shape (C, H, W) with pixels, got {what}{remedy}")
+            raise ValueError(f"data.image must be a tensor (C, H, W) or (C, D, H, W) with pixels, got {what}")
         data = copy.copy(data)
         grid = self.grid(*image.shape[1:])
         edge_index, offsets, pos = _graph(grid, torch.get_default_dtype())
@@ -61,7 +64,8 @@ class PixelGraph(BaseTransform):
         return data
 
     def __repr__(self) -> str:
-        return f"{self.__class__.__name__}(max_distance={self.max_distance}, periodic={self.periodic})"
+        spacing = "" if self.spacing == 1 else f", spacing={self.spacing}"
+        return f"{self.__class__.__name__}(max_distance={self.max_distance}, periodic={self.periodic}{spacing})"
 
 
 def _intensities(image: torch.Tensor) -> torch.Tensor:

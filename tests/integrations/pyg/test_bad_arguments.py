@@ -183,6 +183,11 @@ def test_bad_edge_index_object():
         (lambda: PixelGraphClassifier(1, 10, num_layers=0), "num_layers must be"),
         (lambda: PixelGraph(0), "max_distance must be a positive number, got 0"),
         (lambda: PixelGraph(3, periodic="no"), "periodic must be True or False"),
+        (lambda: PixelGraph(3, spacing=0.0), "spacing must be a positive number"),
+        (
+            lambda: PixelGraph(3, spacing=(1.0, 1.0, 1.0)).grid(5, 7),
+            "spacing must be one number or 2, one for each axis",
+        ),
     ],
 )
 def test_bad_options(make, message):
@@ -197,19 +202,14 @@ def test_bad_options(make, message):
         Data(image=None),
         Data(image=[[1.0]]),
         Data(image=torch.rand(5, 7)),
-        Data(image=torch.rand(2, 3, 5, 7)),
+        Data(image=torch.rand(2, 2, 3, 5, 7)),
         Data(image=torch.rand(3, 0, 7)),
         Data(image=torch.rand(0, 5, 7)),
     ],
 )
 def test_bad_images(data):
-    with pytest.raises(ValueError, match=r"data\.image must be a tensor of shape \(C, H, W\)"):
+    with pytest.raises(ValueError, match=r"data\.image must be a tensor \(C, H, W\) or \(C, D, H, W\)"):
         PixelGraph(3)(data)
-
-
-def test_a_batch_of_images_is_told_what_to_do():
-    with pytest.raises(ValueError, match=r"got \(1, 3, 5, 7\); .* Data\(image=image\[0\]\)"):
-        PixelGraph(3)(Data(image=torch.rand(1, 3, 5, 7)))
 
 
 def test_classifier_names_missing_positions():

@@ -1,5 +1,6 @@
 """PixelGraph, and the block and the classifier that run on its graphs."""
 
+import itertools
 import pickle
 
 import pytest
@@ -51,6 +52,44 @@ def test_even_sides_go_half_way_around_once():
     assert pairs == set(expected)
     for edge, offset in zip(data.edge_index.T.tolist(), data.edge_attr.tolist(), strict=True):
         assert sum(map(abs, offset)) == sum(map(abs, expected[tuple(edge)]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "distance", "spacing"),
+    [((3, 5, 7), 3, 1), ((2, 3, 5), 2.5, 0.5), ((5, 7), 2.0, (0.5, 1.5)), ((3, 5, 2), 3.1, (2.0, 0.75, 1.25))],
+)
+def test_volumes_and_unequal_spacing(shape, distance, spacing, make_conv, equal):
+    """Voxels at (x, y, z), y up; near by distances in the unit of the spacing; edges and grid agree."""
+    transform = PixelGraph(distance, spacing=spacing)
+    data = transform(Data(image=torch.rand(12, *shape, dtype=torch.float64)))
+    units = (spacing,) * len(shape) if isinstance(spacing, (int, float)) else spacing
+    for number, index in enumerate(itertools.product(*map(range, shape))):
+        place = [n * unit for n, unit in zip(index, units, strict=True)][::-1]
+        place[1] = (shape[-2] - 1 - index[-2]) * units[-2]
+        torch.testing.assert_close(data.pos[number], torch.tensor(place, dtype=data.pos.dtype))
+    source, target = data.edge_index
+    apart = torch.cdist(data.pos.double(), data.pos.double(), p=1)
+    assert data.edge_index.shape[1] == int(((apart > 0) & (apart < distance)).sum())
+    torch.testing.assert_close(data.edge_attr, data.pos[source] - data.pos[target])
+    conv = make_conv(offset="mlp", pos_dim=len(shape), max_distance=float(distance))
+    by_edges = conv(data.x, data.edge_index, data.edge_attr.double(), data.pos.double())
+    equal(conv(data.x, grid=transform.grid(*shape)), by_edges, 1e-6 if spacing != 1 else 1e-12)
+    if spacing != 1:
+        table = make_conv(pos_dim=len(shape))
+        with pytest.raises(ValueError, match="grid must have spacing 1 where offsets are counted"):
+            table(data.x, grid=transform.grid(*shape))
+
+
+def test_rolls_of_a_periodic_volume(make_conv, equal, error):
+    """With unequal spacing too; without the border's edges not."""
+    conv = make_conv(offset="mlp", pos_dim=3, max_distance=2.5)
+    image = torch.rand(12, 3, 5, 7, dtype=torch.float64)
+    rolled = image.roll((1, 2, 3), (1, 2, 3))
+    for periodic in (True, False):
+        transform = PixelGraph(2.5, periodic, (1.0, 0.5, 1.5))
+        outs = [conv(d.x, d.edge_index, d.edge_attr) for d in (transform(Data(image=i)) for i in (image, rolled))]
+        expected = outs[0].view(3, 5, 7, -1).roll((1, 2, 3), (0, 1, 2)).flatten(0, 2)
+        assert error(outs[1], expected) < 1e-12 if periodic else error(outs[1], expected) > 1e-3
 
 
 def test_nodes_and_positions():

@@ -77,6 +77,10 @@ class Nodes:
         if not near:
             return
         if neighbours is None and grid is not None:
+            if position.whole_offsets and not grid.is_whole:
+                raise ValueError(
+                    f"grid must have spacing 1 where offsets are counted, as by tables, got {grid}: take offset='mlp'"
+                )
             neighbours = grid.neighbours(graphs, x.device)
         elif neighbours is None:
             neighbours = position.find_neighbours(cast(Tensor, pos), _graph_of_each(x, mask, batch, graphs))
