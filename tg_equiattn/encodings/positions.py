@@ -157,14 +157,19 @@ class OffsetTable(nn.Module):
 
 
 def radial_basis(offsets: Tensor, max_distance: float, count: int) -> Tensor:
-    r"""Functions of the distance, (E, count): :math:`\mathrm{sinc}(n |x| / r)`, n from 1 on, smooth everywhere.
+    r"""Functions of the distance, (E, count): :math:`\mathrm{sinc}(n |x| / r)`, n from 1 on, smooth up to r.
 
     Spherical Bessel functions of degree 0, which vanish at the radius r (``max_distance``), as of DimeNet: analytic in
-    the squared distance, so that derivatives of any order exist where points meet, too.
+    the squared distance, so that derivatives of any order exist where points meet, too. Beyond r they are zero.
     """
-    square = (offsets / max_distance).square().sum(-1)
-    waves = math.pi * torch.arange(1, count + 1, device=offsets.device).to(square.dtype)
-    return spherical_bessel(square[:, None] * waves.square(), 0)[0]
+    phase = math.pi**2 * (offsets / max_distance).square().sum(-1).clamp(max=1)  # squared
+    sinc, half = (spherical_bessel(part, 0)[0] for part in (phase, phase / 4))
+    twice_cosine = 2 - phase * half.square()
+    waves = [torch.zeros_like(sinc), sinc]  # sin(n x) / x, by their recursion: no wave is a function of its own
+    while len(waves) <= count:
+        waves.append(twice_cosine * waves[-1] - waves[-2])
+    numbers = torch.arange(1, count + 1, device=offsets.device).to(sinc.dtype)
+    return torch.stack(waves[1:], -1) / numbers
 
 
 class OffsetDistance(nn.Module):
@@ -173,7 +178,8 @@ class OffsetDistance(nn.Module):
     .. math:: b(x) = \sum_n a_n\, \mathrm{sinc}(n |x| / r) + 1 - \frac{1}{1 - |x|^2 / r^2}
 
     with r = ``max_distance``: the weight :math:`e^b` of a pair vanishes smoothly where the distance reaches r, with all
-    its derivatives, and beyond r it is zero. Arguments and shapes as :class:`OffsetTable`; no offset is refused.
+    its derivatives, and beyond r it is zero. Arguments and shapes as :class:`OffsetTable`; no offset is refused. Where
+    :func:`radial_basis` of the offsets is known it may be given.
 
     Source: Gasteiger et al., DimeNet (2020), for the basis.
     """
@@ -187,10 +193,10 @@ class OffsetDistance(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.last.weight, std=STD)
 
-    def forward(self, offsets: Tensor) -> Tensor:
+    def forward(self, offsets: Tensor, basis: Tensor | None = None) -> Tensor:
         with full_precision(offsets.device):
             offsets = offsets.to(self.last.weight.dtype)
-            bias = self.last(radial_basis(offsets, self.max_distance, RADIAL)).T
+            bias = self.last(radial_basis(offsets, self.max_distance, RADIAL) if basis is None else basis).T
             square = (offsets / self.max_distance).square().sum(-1)
             inside = square < 1
             gap = torch.where(inside, 1 - square, torch.ones_like(square))
@@ -258,7 +264,7 @@ class OffsetValues(nn.Module):
         with full_precision(offsets.device):
             offsets = offsets.to(self.map.dtype)
             if self.first is None:
-                return radial_basis(offsets, self.max_distance, self.map.shape[1])
+                return radial_basis(offsets, self.max_distance, RADIAL)
             return nn.functional.silu(self.first(offsets / self.max_distance))
 
     def extra_repr(self) -> str:

@@ -132,11 +132,12 @@ class WindowPosition(NearPosition):
         unit = _whole(max_distance) if offset == "table" else 1.0 if self.measures else _length(max_distance)
         super().__init__(heads, pos_dim, scale, unit)
         self.whole_offsets = offset == "table"
-        self.metric = "euclidean" if offset == "distance" else "manhattan"
+        self.invariant = offset == "distance"
+        self.metric = "euclidean" if self.invariant else "manhattan"
         self.offset_bias = OFFSETS[offset](pos_dim, heads, unit)
         self.offset_values = None
         if values == "offset":
-            self.offset_values = OffsetValues(pos_dim, heads, head_channels, unit, offset == "distance")
+            self.offset_values = OffsetValues(pos_dim, heads, head_channels, unit, self.invariant)
         self.edge_bias = None if edge_dim is None else nn.Linear(edge_dim, heads, bias=False)
         self.far_bias = nn.Parameter(torch.zeros(heads))
         if self.measures:
@@ -199,9 +200,14 @@ class WindowPosition(NearPosition):
         offsets = nodes.neighbours.offsets
         return self._in_units(offsets if offsets.is_floating_point() else offsets.to(query.dtype))
 
-    def _biases(self, offsets: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
-        """Of pairs (heads, E), of a node with itself (heads,), and of what features reach (heads,)."""
-        bias, itself = self.offset_bias(offsets), self.offset_bias(offsets.new_zeros(1, self.pos_dim))[:, 0]
+    def _biases(self, offsets: Tensor, nodes: Nodes, values: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Of pairs (heads, E), whose values' features may be known, of a node with itself (heads,), and of what random
+        features reach (heads,)."""
+        if values is not None and self.invariant:  # the same radial functions
+            bias = self.offset_bias(offsets, values)
+        else:
+            bias = self.offset_bias(offsets)
+        itself = self.offset_bias(offsets.new_zeros(1, self.pos_dim))[:, 0]
         if self.edge_bias is not None:
             features = nodes.neighbours.features
             if features is None:
