@@ -203,10 +203,8 @@ class WindowPosition(NearPosition):
     def _biases(self, offsets: Tensor, nodes: Nodes, values: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Of pairs (heads, E), whose values' features may be known, of a node with itself (heads,), and of what random
         features reach (heads,)."""
-        if values is not None and self.invariant:  # the same radial functions
-            bias = self.offset_bias(offsets, values)
-        else:
-            bias = self.offset_bias(offsets)
+        known = () if values is None or not self.invariant else (values,)  # the same radial functions
+        bias = self.offset_bias(offsets, *known)
         itself = self.offset_bias(offsets.new_zeros(1, self.pos_dim))[:, 0]
         if self.edge_bias is not None:
             features = nodes.neighbours.features
