@@ -43,6 +43,11 @@ class Superpixels(BaseTransform):
         Achanta et al., `"SLIC Superpixels Compared to State-of-the-art Superpixel Methods"
         <https://doi.org/10.1109/TPAMI.2012.120>`_, as in :class:`torch_geometric.transforms.ToSLIC`, which has y down
         and no edges.
+
+    Example:
+        >>> import torch
+        >>> Superpixels(num_segments=75)(Data(image=torch.zeros(1, 28, 28)))
+        Data(edge_index=[2, 648], x=[81, 1], pos=[81, 2])
     """
 
     def __init__(self, num_segments: int = 75, k: int = 8, compactness: float = 0.1, add_seg: bool = False):
@@ -70,7 +75,7 @@ class Superpixels(BaseTransform):
         height, width = segments.shape
         y, x = torch.meshgrid(torch.arange(height - 1, -1, -1), torch.arange(width), indexing="ij")
         pos = mean(torch.stack([x, y], -1).flatten(0, 1).double())
-        data.edge_index = _nearest(pos.numpy(), self.k).to(image.device)
+        data.edge_index = nearest_edges(pos.numpy(), self.k).to(image.device)
         data.x = mean(pixels.flatten(1).T).to(image)
         data.pos = pos.to(image.device, torch.get_default_dtype())
         if self.add_seg:
@@ -102,7 +107,7 @@ def _require():
         ) from error
 
 
-def _nearest(pos: np.ndarray, k: int) -> torch.Tensor:
+def nearest_edges(pos: np.ndarray, k: int) -> torch.Tensor:
     """Edges (2, N min(k, N - 1)) to every point from those nearest to it, sorted by target."""
     from scipy.spatial import KDTree  # scikit-image needs it too
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -89,7 +90,7 @@ class PixelNetwork(nn.Module):
         super().__init__()
         widths = 1, channels, 2 * channels, 2 * channels
         layers: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in itertools.pairwise(widths):
             layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
         self.convolutions = nn.Sequential(*layers[:-1])
         self.head = nn.Linear(widths[-1], classes)
