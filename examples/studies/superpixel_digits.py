@@ -96,9 +96,9 @@ class SuperpixelDigits(Settings):
     """of attention"""
     turned: bool = False
     """turn training graphs by any angle"""
-    epochs: int = 30
-    batch: int = 32
-    learning_rate: float = 0.005
+    epochs: int = 10
+    batch: int = 16
+    learning_rate: float = 0.01
     warmup: float = 0.2
 
     def check(self) -> None:
