@@ -1,15 +1,15 @@
 """Classify digits as graphs of about 75 superpixels, whose positions are real numbers, and move and turn the graphs.
 
 Real digits (scikit-learn's, enlarged to 20 x 20 pixels in the middle of 28 x 28, or MNIST's with --data) are cut into
-superpixels by SLIC: nodes with a mean intensity and a centroid, joined to their 8 nearest. Where a digit's strokes lie
+superpixels by SLIC: nodes with a mean intensity and a centroid, joined to their 16 nearest. Where a digit's strokes lie
 is in positions alone. Compares, at about equal numbers of parameters,
 
 GATv2, positions        torch_geometric's GATv2Conv, positions among the inputs
 Performer, positions    GPSConv as it comes, attn_type="performer", positions among the inputs, offsets at the edges
 Performer, offsets      the same without positions among the inputs
 PointTransformer        torch_geometric's PointTransformerConv, which sees offsets only
-ours                    RelativeGPSBlock: messages without positions, attention that knows the offsets of the 16
-                        nearest: as a table of rounded ones, an MLP, or distances, in weights and ("+ values") in values
+ours                    RelativeGPSBlock: messages without positions, attention that knows the offsets of edges: as a
+                        table of rounded ones, an MLP, or their lengths, in weights and ("+ values") in values too
 CNN on pixels           of the image itself, which superpixels leave details of out
 
 Tests them on graphs where they were in training; moved by up to 16 pixels, right, left, up or down; and turned by
@@ -48,7 +48,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 CENTRE = (SIDE - 1) / 2
-UNIT = 4.0  # about the mean length of an edge, in pixels
+UNIT = 4.0  # about the length of an edge, in pixels
 TABLE = 12  # offsets of tables are below it, in pixels; longer ones are clipped
 SHIFTS, ANGLES = (2, 4, 8, 16), tuple(range(45, 360, 45))
 Model = Literal[
@@ -84,10 +84,8 @@ class SuperpixelDigits(Settings):
     """use only the first of the test images"""
     segments: int = 75
     """nodes of a graph, about"""
-    k: int = 8
-    """nearest neighbours of a node, along which messages run"""
-    near: int = 16
-    """nearest neighbours whose offsets our attention knows"""
+    k: int = 16
+    """nearest neighbours of a node"""
     channels: int = 32
     """width of models with attention over the whole graph; others get as many parameters by theirs"""
     layers: int = 2
@@ -103,17 +101,15 @@ class SuperpixelDigits(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("train_images", "test_images", "segments", "k", "near", "channels", "layers", "heads"):
+        for name in ("train_images", "test_images", "segments", "k", "channels", "layers", "heads"):
             self.positive(name)
-        if self.near < self.k:
-            raise ValueError(f"{flag('near')} must be at least {flag('k')} {self.k}, got {self.near}")
         if self.channels % self.heads:
             raise ValueError(f"{flag('channels')} must divide among {flag('heads')} {self.heads}, got {self.channels}")
 
 
 PRESETS = {
     "quick": SuperpixelDigits(
-        train_images=32, test_images=24, segments=20, k=3, near=5, channels=8, heads=2, layers=1, epochs=1, batch=8
+        train_images=32, test_images=24, segments=20, k=4, channels=8, heads=2, layers=1, epochs=1, batch=8
     ),
     "study": SuperpixelDigits(seeds=(0, 1, 2), results=study.committed("superpixel_digits")),
 }
@@ -135,11 +131,11 @@ class RelativeGPS(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, data: Batch) -> Tensor:
-        x, (source, target) = self.embed(data.x), data.near_index
+        x, (source, target) = self.embed(data.x), data.edge_index
         offsets = (data.pos[source] - data.pos[target]).round().clamp(1 - TABLE, TABLE - 1) if self.rounded else None
         attention = self.blocks[0].attention
         pos = None if self.rounded else data.pos
-        near = attention.neighbours(data.near_index, offsets, pos, data.batch, num_nodes=len(x))
+        near = attention.neighbours(data.edge_index, offsets, pos, data.batch, num_nodes=len(x))
         for block in self.blocks:
             x = block(x, data.edge_index, None, data.pos, data.batch, batch_size=data.num_graphs, neighbours=near)
         return self.head(global_mean_pool(x, data.batch, data.num_graphs))
@@ -231,9 +227,8 @@ def train(settings: SuperpixelDigits) -> Outcome:
     """One model, trained and tested."""
     with study.refusing():
         training, testing = graphs(
-            settings.data, settings.segments, settings.k, settings.near, settings.train_images, settings.test_images,
-            settings.progress,
-        )  # fmt: skip
+            settings.data, settings.segments, settings.k, settings.train_images, settings.test_images, settings.progress
+        )
     held_out = batches(testing, settings, 200)
     learner = Classifier(build(settings), predict, settings)
     outcome = fit(learner, batches(training, settings, settings.batch, settings.seed), None, held_out)

@@ -12,7 +12,7 @@ from torch_geometric.data import Batch
 def parts():
     from data.superpixel_digits import graphs
 
-    return graphs(None, 75, 8, 11, 9, 6, False)
+    return graphs(None, 75, 8, 9, 6, False)
 
 
 def test_graphs_are_the_digits(parts):
@@ -26,12 +26,6 @@ def test_graphs_are_the_digits(parts):
         for graph, image in zip(part, images[indices], strict=False):
             assert 55 < graph.num_nodes < 95
             assert graph.edge_index.shape == (2, 8 * graph.num_nodes)
-            assert graph.near_index.shape == (2, 11 * graph.num_nodes)
-            lengths = [
-                torch.linalg.vector_norm(graph.pos[edges[0]] - graph.pos[edges[1]], dim=1).view(graph.num_nodes, -1)
-                for edges in (graph.edge_index, graph.near_index)
-            ]
-            torch.testing.assert_close(lengths[0], lengths[1].sort(1).values[:, :8])
             assert torch.equal(graph.pixels, enlarged(image[None])[0])
             assert not graph.pixels[0, :4].any()
             assert graph.pixels[:, 4:24, 4:24].max() > 0.5
@@ -49,7 +43,7 @@ def test_images_of_mnist(tmp_path):
             header = bytes([0, 0, 8, len(axes)]) + sizes
             (tmp_path / f"{part}-{kind}-ubyte").write_bytes(header + data.numpy().tobytes())
     with pytest.warns(UserWarning, match="a subset"):
-        train, test = graphs(tmp_path, 30, 4, 7, None, 2, False)
+        train, test = graphs(tmp_path, 30, 4, None, 2, False)
     assert (len(train), len(test)) == (3, 2)
     assert torch.equal(test[1].pixels, images[1, 1][None].float() / 255)
     assert int(test[1].y) == 1
@@ -107,7 +101,6 @@ def test_bad_settings():
 
     for wrong, message in [
         ({"heads": 5}, "--channels must divide among --heads 5, got 32"),
-        ({"near": 7}, "--near must be at least --k 8, got 7"),
         ({"segments": 0}, "--segments must be positive, got 0"),
     ]:
         with pytest.raises(ValueError, match=message):

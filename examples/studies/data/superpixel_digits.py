@@ -36,21 +36,13 @@ def pictures(folder: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, 
 
 @functools.lru_cache(maxsize=1)
 def graphs(
-    folder: Path | None, segments: int, k: int, near: int, train: int | None, test: int | None, progress: bool = True
+    folder: Path | None, segments: int, k: int, train: int | None, test: int | None, progress: bool = True
 ) -> tuple[list[Data], list[Data]]:
-    """Graphs of the first images to train and to test: edges from the ``k`` nearest, ``near_index`` from the ``near``
-    nearest, and the image itself as ``pixels`` (1, 28, 28)."""
-    transform, parts = Superpixels(segments, near), []
-
-    def graph(image: Tensor, label: Tensor) -> Data:
-        data = transform(Data(image=image, pixels=image, y=label))
-        data.near_index = data.edge_index
-        data.edge_index = data.near_index.view(2, data.num_nodes, -1)[:, :, :k].flatten(1)  # they come nearest first
-        return data
-
+    """Graphs of the first images to train and to test, with the image itself as ``pixels`` (1, 28, 28)."""
+    transform, parts = Superpixels(segments, k), []
     for (images, labels), count in zip(pictures(folder), (train, test), strict=True):
         pairs = list(zip(images[:count], labels[:count], strict=True))
         pairs = tqdm(pairs, desc="superpixels", leave=False, disable=not progress)
-        parts.append([graph(*pair) for pair in pairs])
+        parts.append([transform(Data(image=image, pixels=image, y=label)) for image, label in pairs])
     train_graphs, test_graphs = parts
     return train_graphs, test_graphs
