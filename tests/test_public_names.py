@@ -29,7 +29,8 @@ PLACES = {
     "SE3HyenaOperator SpatialCrop SpatialMaxPool VectorSelfAttention VectorTransformer",
     "tg_equiattn.integrations.escnn": "GEViT R2AttentionBlock R2GroupAttention R2LiftingAttention "
     "R2RegularGlobalNorm R2RegularLayerNorm group_from_gspace",
-    "tg_equiattn.integrations.pyg": "PixelGraph PixelGraphClassifier RelativePerformerBlock RelativePerformerConv",
+    "tg_equiattn.integrations.pyg": "PixelGraph PixelGraphClassifier RelativePerformerBlock RelativePerformerConv "
+    "Superpixels",
     "tg_equiattn.integrations.e3nn": "CliffordMLP EuclideanFastAttention LongTensorProduct SE3Hyena SE3HyenaOperator "
     "TensorProductHyenaOperator VectorSelfAttention",
 }

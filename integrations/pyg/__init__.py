@@ -9,5 +9,13 @@ from .classifier import PixelGraphClassifier  # noqa: E402
 from .conv import RelativePerformerConv  # noqa: E402
 from .gps import RelativeGPSBlock  # noqa: E402
 from .pixel_graph import PixelGraph  # noqa: E402
+from .superpixels import Superpixels  # noqa: E402
 
-__all__ = ["PixelGraph", "PixelGraphClassifier", "RelativeGPSBlock", "RelativePerformerBlock", "RelativePerformerConv"]
+__all__ = [
+    "PixelGraph",
+    "PixelGraphClassifier",
+    "RelativeGPSBlock",
+    "RelativePerformerBlock",
+    "RelativePerformerConv",
+    "Superpixels",
+]

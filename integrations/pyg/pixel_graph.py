@@ -51,15 +51,12 @@ class PixelGraph(BaseTransform):
         return PixelGrid(shape, self.max_distance, self.periodic, self.spacing)
 
     def forward(self, data: Data) -> Data:
-        image = data.get("image") if hasattr(data, "get") else getattr(data, "image", None)
-        if not isinstance(image, torch.Tensor) or image.ndim not in (3, 4) or 0 in image.shape:
-            what = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__name__
-            raise ValueError(f"data.image must be a tensor (C, H, W) or (C, D, H, W) with pixels, got {what}")
+        image = image_of(data, (3, 4), "(C, H, W) or (C, D, H, W)")
         data = copy.copy(data)
         grid = self.grid(*image.shape[1:])
         edge_index, offsets, pos = _graph(grid, torch.get_default_dtype())
         data.edge_index, data.edge_attr = _own(edge_index, image.device), _own(offsets, image.device)
-        data.x, data.pos = _intensities(image).flatten(1).T.contiguous(), _own(pos, image.device)
+        data.x, data.pos = intensities(image).flatten(1).T.contiguous(), _own(pos, image.device)
         del data.image
         return data
 
@@ -68,7 +65,18 @@ class PixelGraph(BaseTransform):
         return f"{self.__class__.__name__}(max_distance={self.max_distance}, periodic={self.periodic}{spacing})"
 
 
-def _intensities(image: torch.Tensor) -> torch.Tensor:
+def image_of(data: Data, axes: tuple[int, ...], shape: str) -> torch.Tensor:
+    """The checked ``data.image``, of so many axes."""
+    image = data.get("image") if hasattr(data, "get") else getattr(data, "image", None)
+    if not isinstance(image, torch.Tensor) or image.ndim not in axes or 0 in image.shape:
+        what = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__name__
+        batched = isinstance(image, torch.Tensor) and image.ndim == max(axes) + 1
+        remedy = "; for a batch of images make one Data of each, Data(image=image[0])" if batched else ""
+        raise ValueError(f"data.image must be a tensor of shape {shape} with pixels, got {what}{remedy}")
+    return image
+
+
+def intensities(image: torch.Tensor) -> torch.Tensor:
     """A floating point image that shares no memory with the given one."""
     if image.is_floating_point() or image.is_complex():
         return image.clone()

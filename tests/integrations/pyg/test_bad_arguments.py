@@ -208,7 +208,7 @@ def test_bad_options(make, message):
     ],
 )
 def test_bad_images(data):
-    with pytest.raises(ValueError, match=r"data\.image must be a tensor \(C, H, W\) or \(C, D, H, W\)"):
+    with pytest.raises(ValueError, match=r"data\.image must be a tensor of shape \(C, H, W\) or \(C, D, H, W\)"):
         PixelGraph(3)(data)
 
 

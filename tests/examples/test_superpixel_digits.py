@@ -1,0 +1,122 @@
+"""Digits as graphs of superpixels, and the study of what moves and turns do to their classifiers."""
+
+import dataclasses
+
+import pytest
+import torch
+from running import rows_of, run_here
+from torch_geometric.data import Batch
+
+
+@pytest.fixture(scope="module")
+def parts():
+    from data.superpixel_digits import graphs
+
+    return graphs(None, 75, 8, 9, 6, False)
+
+
+def test_graphs_are_the_digits(parts):
+    """As MNISTSuperpixels has them: about 75 nodes, in 28 x 28 pixels, bright in the middle where the digit is."""
+    from data.digits import sklearn_digits
+    from data.superpixel_digits import enlarged
+
+    images, labels, train, test = sklearn_digits()
+    for part, indices, count in zip(parts, (train, test), (9, 6), strict=True):
+        assert [int(graph.y) for graph in part] == labels[indices[:count]].tolist()
+        for graph, image in zip(part, images[indices], strict=False):
+            assert 55 < graph.num_nodes < 95
+            assert graph.edge_index.shape == (2, 8 * graph.num_nodes)
+            assert torch.equal(graph.pixels, enlarged(image[None])[0])
+            assert not graph.pixels[0, :4].any()
+            assert graph.pixels[:, 4:24, 4:24].max() > 0.5
+            assert ((graph.pos[graph.x[:, 0] > 0.3] - 13.5).abs() < 10.5).all()
+
+
+def test_images_of_mnist(tmp_path):
+    """Read from its files, 28 x 28 as they are."""
+    from data.superpixel_digits import graphs
+
+    images = (torch.rand(2, 3, 28, 28) * 255).byte()
+    for part, some in zip(("train", "t10k"), images, strict=True):
+        for kind, axes, data in (("images-idx3", (3, 28, 28), some), ("labels-idx1", (3,), torch.arange(3).byte())):
+            sizes = b"".join(n.to_bytes(4, "big") for n in axes)
+            header = bytes([0, 0, 8, len(axes)]) + sizes
+            (tmp_path / f"{part}-{kind}-ubyte").write_bytes(header + data.numpy().tobytes())
+    with pytest.warns(UserWarning, match="a subset"):
+        train, test = graphs(tmp_path, 30, 4, None, 2, False)
+    assert (len(train), len(test)) == (3, 2)
+    assert torch.equal(test[1].pixels, images[1, 1][None].float() / 255)
+    assert int(test[1].y) == 1
+
+
+def test_moves_and_turns(parts):
+    """Graphs stay the same graphs, and images go where their graphs go."""
+    from superpixel_digits import CENTRE, moved, turned
+
+    data = Batch.from_data_list(parts[0])
+    there = moved(data, 3)
+    steps = there.pos - data.pos
+    wanted = torch.tensor([[3.0, 0], [-3.0, 0], [0, 3.0], [0, -3.0]])
+    torch.testing.assert_close(steps, wanted[data.batch % 4])
+    turn = turned(data, torch.full((9,), 90.0))
+    x, y = (data.pos - CENTRE).T
+    torch.testing.assert_close(turn.pos - CENTRE, torch.stack([-y, x], 1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(turn.pixels, torch.rot90(data.pixels, 1, (1, 2)), rtol=0, atol=1e-4)
+    assert there.edge_index is turn.edge_index is data.edge_index
+    for number, (right, up) in enumerate(((3, 0), (-3, 0), (0, 3), (0, -3))):
+        middle = there.pixels[number, 3:-3, 3:-3]  # the border was made wider
+        torch.testing.assert_close(middle, data.pixels[number].roll((-up, right), (0, 1)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["ours, table", "ours, mlp", "ours, mlp + values", "ours, distance + values"])
+def test_what_is_exact(parts, name):
+    """Ours do not see moves, nor, of distances, turns; without positions nothing would change outputs."""
+    from superpixel_digits import PRESETS, build, moved, turned
+
+    torch.manual_seed(0)
+    data = Batch.from_data_list(parts[0])
+    data = data.apply(lambda x: x.double() if x.is_floating_point() else x)
+    model = build(dataclasses.replace(PRESETS["quick"], models=(name,))).double()
+    with torch.no_grad():
+        model(data)  # batch norm
+        out, there = model.eval()(data), model(moved(data, 16))
+        turn = model(turned(data, 180 * torch.rand(9).double()))
+    assert (there - out).abs().max() < 1e-10 * out.abs().max()
+    change = (turn - out).abs().max() / out.abs().max()
+    assert change < 1e-10 if "distance" in name else change > 1e-6
+
+
+@pytest.mark.slow
+def test_models_are_of_one_size():
+    from harness.training import parameters
+    from superpixel_digits import SuperpixelDigits, build
+
+    settings = SuperpixelDigits()
+    sizes = [parameters(build(dataclasses.replace(settings, models=(name,)))) for name in settings.models]
+    assert max(sizes) < 1.25 * min(sizes)
+
+
+def test_bad_settings():
+    from superpixel_digits import SuperpixelDigits
+
+    for wrong, message in [
+        ({"heads": 5}, "--channels must divide among --heads 5, got 32"),
+        ({"segments": 0}, "--segments must be positive, got 0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            SuperpixelDigits(**wrong).check()
+
+
+@pytest.mark.slow
+def test_the_study(tmp_path):
+    result = run_here("studies/superpixel_digits.py", "--quick", "--turned", "--no-progress", "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows, folder = rows_of(tmp_path, "superpixel_digits"), tmp_path / "superpixel_digits"
+    assert len(rows) == 9
+    for row in rows:
+        exact = "angles" if "distance" in row.setting("models") else "shifts"
+        if row.setting("models").startswith("ours"):
+            assert row.more["change"][exact] < 1e-5
+        assert set(row.more["shifts"]) == {"2", "4", "8", "16"}
+    assert (folder / "accuracy.png").is_file()
+    assert "turned in training" in (folder / "accuracy.md").read_text()
