@@ -40,7 +40,7 @@ class PointNet2(nn.Module):
             for first, rest in zip((0, 2 * c), perceptrons, strict=True)
         )
         self.last = MLP([4 * c + 3, 4 * c, 8 * c], plain_last=False)
-        self.head = MLP([8 * c, 4 * c, classes], dropout=[0.5, 0.0])
+        self.head = MLP([8 * c, 4 * c, classes], norm=None)
 
     def forward(self, positions: Tensor, neighbours: list[Tensor]) -> Tensor:
         x, clouds = None, len(positions)
@@ -72,7 +72,7 @@ class DGCNN(nn.Module):
         self.first = EdgeConv(MLP([6, c, c, c], plain_last=False), aggr="max")
         self.second = EdgeConv(MLP([2 * c, 2 * c], plain_last=False), aggr="max")
         self.mix = MLP([3 * c, 8 * c], plain_last=False)
-        self.head = MLP([8 * c, 4 * c, classes], dropout=[0.5, 0.0])
+        self.head = MLP([8 * c, 4 * c, classes], norm=None)
 
     def forward(self, positions: Tensor, neighbours: list[Tensor]) -> Tensor:
         (near,), (clouds, points, _) = neighbours, positions.shape
