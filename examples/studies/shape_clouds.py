@@ -11,7 +11,7 @@ shifted   by their own size along every axis
 thinner   of half as many points
 
     python examples/studies/shape_clouds.py                            # minutes on two cores
-    python examples/studies/shape_clouds.py --models distance mlp --train 200
+    python examples/studies/shape_clouds.py --models distance mlp --learning-rate 0.005
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_bad_settings():
 
     for wrong, message in [
         ({"points": 100}, "--points must be a multiple of 32"),
-        ({"points": 256}, "of 32 --neighbours at least"),
+        ({"points": 224}, "of 32 --neighbours at least"),
         ({"channels": 9}, "--channels must divide among --heads 2"),
         ({"noise": -1.0}, "--noise must be positive"),
     ]:
