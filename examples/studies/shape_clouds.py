@@ -40,6 +40,7 @@ from torch_geometric.nn import MLP
 
 SEED = 45  # of the test clouds, which do not depend on the seed of training
 Model = Literal["distance", "mlp", "PointNet++", "DGCNN"]
+CHANGES = "change", "change in float64"
 TESTS = "upright", "turned", "shifted", "thinner"
 
 
@@ -146,7 +147,7 @@ def nearest(positions: Tensor, centres: int, k: int) -> Tensor:
 
 
 def prepared(positions: Tensor, settings: ShapeClouds) -> list[Tensor]:
-    """Positions in float32, and the neighbours of each layer, found in float64.
+    """Positions and the neighbours of each layer, all in float64.
 
     Of half as many points half as many are neighbours, which keeps their distances; fewer centres are as many.
     """
@@ -163,7 +164,7 @@ def prepared(positions: Tensor, settings: ShapeClouds) -> list[Tensor]:
         near[1:] = [min(2 * near[1], counts[1]), counts[2]]
         near = [nearest(positions[:, :n], n, k) for n, k in zip(counts, near, strict=True)]
         near.append(near[-1])
-    return [positions.float(), *near]
+    return [positions, *near]
 
 
 def turned_upright(batch: list[Tensor], generator: torch.Generator) -> list[Tensor]:
@@ -189,23 +190,29 @@ def tested(settings: ShapeClouds) -> dict[str, list[Tensor]]:
 
 
 def predict(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Logits and labels."""
+    """Logits, in the model's precision, and labels."""
     positions, *neighbours, labels = batch
-    return model(positions, neighbours), labels
+    return model(positions.to(next(model.parameters()).dtype), neighbours), labels
 
 
 @torch.no_grad()
 def measured(model: nn.Module, tests: dict[str, list[Tensor]], settings: ShapeClouds) -> dict[str, dict[str, float]]:
-    """Accuracies in percent, and the largest changes of outputs as shares of the largest output."""
+    """Accuracies in percent, and the largest changes of outputs as shares of the largest output: of all clouds in
+    float32, and of the first 32 in float64."""
     model.to(settings.device).eval()
     logits = {}
     for name, part in tests.items():
         batches = tensor_batches(part, 32, device=settings.device).whole()
         logits[name] = torch.cat([predict(model, batch)[0].cpu() for batch in batches])
     accuracy = {name: 100 * float((out.argmax(1) == tests[name][-1]).double().mean()) for name, out in logits.items()}
-    here = logits["upright"]
-    change = {name: float((logits[name] - here).abs().max() / here.abs().max()) for name in ("turned", "shifted")}
-    return {"accuracy": accuracy, "change": change}
+    model.double()
+    exact = {name: predict(model, [x[:32].to(settings.device) for x in tests[name]])[0] for name in TESTS[:3]}
+    model.float()
+    changes = [
+        {name: float((out[name] - out["upright"]).abs().max() / out["upright"].abs().max()) for name in TESTS[1:3]}
+        for out in (logits, exact)
+    ]
+    return {"accuracy": accuracy, "change": changes[0], "change in float64": changes[1]}
 
 
 def train(settings: ShapeClouds) -> Outcome:
@@ -226,10 +233,13 @@ def table(rows: list[Row]) -> str:
     lines = []
     for (name,), group in grouped(rows, "models").items():
         cells = [mean_and_spread((row.more["accuracy"][test] for row in group), 1) for test in TESTS]
-        changes = [f"{max(row.more['change'][test] for row in group):.0e}" for test in ("turned", "shifted")]
+        changes = [
+            " / ".join(f"{max(row.more[change][test] for row in group):.0e}" for change in CHANGES)
+            for test in TESTS[1:3]
+        ]
         seconds = np.mean([row.seconds for row in group])
         lines.append([label(name), *cells, *changes, f"{group[0].parameters:,}", f"{seconds:.0f}"])
-    changes = ["largest change by turning", "by shifting"]
+    changes = ["largest change by turning, float32 / float64", "by shifting"]
     return markdown(["model", *TESTS, *changes, "parameters", "seconds"], lines)
 
 
