@@ -27,7 +27,7 @@ from harness.tables import check_cells, command_of, grouped, markdown, mean_and_
 ROOT = EXAMPLES.parent
 STUDIES = (
     "rotated_digits", "pixel_graphs", "nbody", "associative_recall", "escnn_mixed_model", "pyg_mixed_model",
-    "e3nn_mixed_model", "long_range", "dynamics",
+    "e3nn_mixed_model", "long_range", "dynamics", "molecules",
 )  # fmt: skip
 
 

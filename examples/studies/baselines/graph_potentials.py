@@ -7,12 +7,13 @@ from typing import Literal
 
 import torch
 from tg_equiattn.integrations.pyg import RelativeGPSBlock
-from tg_equiattn.neighbours import Neighbours
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import GINEConv, GPSConv, global_add_pool
 from torch_geometric.nn.models.schnet import GaussianSmearing, InteractionBlock
 from torch_geometric.utils import scatter
+
+from tg_equiattn.neighbours import Neighbours
 
 Attention = Literal["none", "performer", "multihead", "near bonds", "near pairs", "SchNet"]
 Edges = Literal["bonds", "pairs"]

@@ -2,7 +2,7 @@
 
 A molecule is a tree of bonds, mostly a chain, of 20 to 40 atoms of three species. With r_ij the distance of two atoms,
 
-    energy = sum over bonds k (r_ij - r_0)^2 / 2  +  sum over all other pairs 4 e_ij ((s_ij / r_ij)^12 - (s_ij / r_ij)^6)
+    energy = sum over bonds k (r_ij - r_0)^2 / 2 + sum over all other pairs 4 e_ij ((s_ij / r_ij)^12 - (s_ij / r_ij)^6)
 
 k and r_0 are those of the bond's kind (single, double), s_ij and e_ij mixed from the species' (Lorentz-Berthelot).
 Forces are minus the gradient. Every molecule is grown atom by atom, relaxed, and moved by Langevin dynamics.
