@@ -82,6 +82,7 @@ studies: setup
 	$(RUN) -W ignore examples/studies/long_range.py --study --task forces --train 256 --operators EuclideanFastAttention --max-frequency 31.41592653589793
 	$(RUN) -W ignore examples/studies/dynamics.py --study
 	$(RUN) -W ignore examples/studies/molecules.py --study
+	$(RUN) -W ignore examples/studies/molecules.py --study --learning-rate 0.02 --models "local only" Performer dense "ours, near pairs"
 	$(RUN) -W ignore examples/studies/report.py
 
 report: setup

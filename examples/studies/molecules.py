@@ -14,6 +14,8 @@ ours, near bonds          RelativeGPSBlock, offset="distance": near pairs of the
 ours, near pairs          the same; near pairs are all those nearer than the cutoff
 SchNet                    torch_geometric's InteractionBlock, no attention; along pairs only
 
+Layers are smooth, so that forces are continuous, but for the ReLU features of torch_geometric's Performer.
+
     python examples/studies/molecules.py                                        # minutes on two cores
     python examples/studies/molecules.py --messages pairs --models dense "ours, near pairs"
 """
@@ -68,6 +70,7 @@ class MoleculesStudy(Settings):
 
     STUDY: ClassVar[str] = "molecules"
     SWEEP: ClassVar[tuple[str, ...]] = ("messages", "models", "seeds")
+    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
     messages: tuple[Edges, ...] = ("bonds",)
     """what messages pass along: bonds, or pairs nearer than the cutoff"""
@@ -242,12 +245,12 @@ def train(settings: MoleculesStudy) -> Outcome:
 def table(rows: list[Row]) -> str:
     """Shares of the variance that remain, and what turning does."""
     lines = []
-    for (messages, name), group in grouped(rows, "messages", "models").items():
+    for (messages, name, rate), group in grouped(rows, "messages", "models", "learning_rate").items():
         cells = [mean_and_spread((row.more[part] for row in group), 4) for part in ("energy", "force")]
         turned = max(row.more["turned"] for row in group)
-        seconds = np.mean([row.seconds for row in group])
-        lines.append([messages, name, *cells, f"{turned:.0e}", f"{group[0].parameters:,}", f"{seconds:.0f}"])
-    header = ["messages along", "model", "energy", "force", "change by turning", "parameters", "seconds"]
+        sizes = f"{group[0].parameters:,}", f"{np.mean([row.seconds for row in group]):.0f}"
+        lines.append([messages, name, f"{rate:g}", *cells, f"{turned:.0e}", *sizes])
+    header = ["messages along", "model", "rate", "energy", "force", "change by turning", "parameters", "seconds"]
     return markdown(header, lines)
 
 
@@ -255,7 +258,9 @@ def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The table, and a figure."""
     columns: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        column = columns.setdefault(row.setting("models"), {})
+        rate = row.setting("learning_rate")
+        other = "" if rate == MoleculesStudy.learning_rate else f", rate {rate:g}"
+        column = columns.setdefault(row.setting("models") + other, {})
         column.setdefault(f"messages along {row.setting('messages')}", []).append(row.more["force"])
     points(columns, folder / "errors.png", "force: share of the variance", "", "along", "log")
     return {"errors": table(rows)}
