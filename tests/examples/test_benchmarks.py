@@ -293,6 +293,7 @@ for path in sorted([*pathlib.Path("../studies").glob("*.py"), *pathlib.Path(".")
     scripts = {"associative_recall", "e3nn_mixed_model", "escnn_mixed_model", "nbody", "pixel_graphs",
                "pyg_mixed_model", "rotated_digits", "long_range", "dynamics", "point_clouds", "floor",
                "superpixel_digits",
+               "pyg_mixed_model", "rotated_digits", "long_range", "dynamics", "molecules", "point_clouds", "floor",
                "clifford_product", "group_attention", "linear_attention", "locality", "long_context",
                "second_derivatives"}  # fmt: skip
     assert {name for name, right in said.items() if right == "True"} == scripts

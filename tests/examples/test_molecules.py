@@ -1,0 +1,179 @@
+"""Molecules of Lennard-Jones atoms, and the study of global attentions on them."""
+
+import math
+
+import pytest
+import torch
+from running import rows_of, run_here
+
+
+@pytest.fixture(scope="module")
+def molecules():
+    from data.lennard_jones import lennard_jones
+
+    return lennard_jones(5, 4, 9, seed=1, steps=60)
+
+
+def test_energies_are_the_sum_over_pairs(molecules):
+    """Atom by atom; forces are minus the gradient; turning, shifting and mirroring changes no energy."""
+    from data.lennard_jones import DEPTHS, LENGTHS, SIZES, STIFFNESSES, Potential
+    from scipy.spatial.transform import Rotation
+
+    for species, bonds, pos, energy, forces in zip(*molecules, strict=True):
+        there = int((species >= 0).sum())
+        places = pos[:there].clone().requires_grad_()
+        total = torch.zeros((), dtype=torch.float64)
+        for i in range(there):
+            for j in range(i):
+                r = (places[i] - places[j]).square().sum().sqrt()
+                if bonds[i, j] >= 0:
+                    total = total + STIFFNESSES[bonds[i, j]] * (r - LENGTHS[bonds[i, j]]) ** 2 / 2
+                else:
+                    size = (SIZES[species[i]] + SIZES[species[j]]) / 2
+                    depth = math.sqrt(DEPTHS[species[i]] * DEPTHS[species[j]])
+                    total = total + 4 * depth * ((size / r) ** 12 - (size / r) ** 6)
+        assert float(energy) == pytest.approx(total.item(), rel=1e-10)
+        (slope,) = torch.autograd.grad(total, places)
+        torch.testing.assert_close(forces[:there], -slope, rtol=1e-9, atol=1e-9)
+        assert (forces[there:] == 0).all()
+        assert (pos[there:] == 0).all()
+    turn = torch.tensor(Rotation.random(rng=3).as_matrix())
+    moved = molecules.positions @ turn.T + 7.0
+    potential = Potential(molecules.species, molecules.bonds)
+    for positions in (moved, -moved):
+        torch.testing.assert_close(potential.energies(positions), molecules.energies, rtol=1e-9, atol=1e-9)
+
+
+def test_molecules_are_trees_of_different_sizes(molecules):
+    """Atoms apart, bonds near their length, and the same ones every time."""
+    from data.lennard_jones import LENGTHS, lennard_jones
+
+    sizes = (molecules.species >= 0).sum(1)
+    assert sizes.min() >= 4
+    assert sizes.max() <= 9
+    assert len(sizes.unique()) > 1
+    torch.testing.assert_close((molecules.bonds >= 0).sum((1, 2)), 2 * (sizes - 1))
+    for bonds, pos, size in zip(molecules.bonds, molecules.positions, sizes, strict=True):
+        assert torch.equal(bonds, bonds.T)
+        joined = (bonds >= 0).double() + torch.eye(len(bonds))
+        assert (torch.linalg.matrix_power(joined[:size, :size], 9) > 0).all()  # one piece
+        distance = torch.cdist(pos[:size], pos[:size])
+        assert distance[~torch.eye(size, dtype=torch.bool)].min() > 0.4
+        for kind, length in enumerate(LENGTHS):
+            assert ((distance - length).abs()[bonds[:size, :size] == kind] < 0.5).all()
+    again = lennard_jones(5, 4, 9, seed=1, steps=60)
+    assert all(torch.equal(a, b) for a, b in zip(molecules, again, strict=True))
+    assert not torch.equal(lennard_jones(5, 4, 9, seed=2, steps=0).positions, again.positions)
+
+
+def test_langevin_dynamics_has_its_temperature():
+    """Single bonds alone: stiffness times the variance of their length."""
+    from data.lennard_jones import LENGTHS, STIFFNESSES, Potential, moved
+
+    count = 2000
+    bonds = torch.full((count, 2, 2), -1)
+    bonds[:, 0, 1] = bonds[:, 1, 0] = 0
+    start = torch.zeros(count, 2, 3, dtype=torch.float64)
+    start[:, 1, 0] = LENGTHS[0]
+    potential = Potential(torch.zeros(count, 2, dtype=torch.long), bonds)
+    end = moved(potential, start, 0.5, 300, torch.Generator().manual_seed(0))
+    length = (end[:, 0] - end[:, 1]).norm(dim=1)
+    assert STIFFNESSES[0] * length.var() == pytest.approx(0.5, rel=0.15)
+
+
+def small_potential(messages, name):
+    """A model of the quick preset in float64."""
+    import dataclasses
+
+    from molecules import PRESETS, Potential, build
+
+    torch.manual_seed(0)
+    settings = dataclasses.replace(PRESETS["quick"], messages=(messages,), models=(name,))
+    return Potential(build(settings), 1.5).double().eval()
+
+
+def batch_of(molecules, cutoff=2.0):
+    """A batch in float64."""
+    from molecules import graphs
+    from torch_geometric.data import Batch
+
+    batch = Batch.from_data_list(graphs(molecules, cutoff, torch.zeros(5).double(), (1.0, 1.0)))
+    return batch.apply(lambda x: x.double() if x.is_floating_point() else x)
+
+
+def every_run():
+    from molecules import MoleculesStudy
+
+    return [(run.messages[0], run.models[0]) for run in MoleculesStudy(messages=("bonds", "pairs")).runs()]
+
+
+def test_forces_are_derivatives_and_turn_with_the_molecule(molecules):
+    """Of all models, but for positions among the inputs, whose forces do not turn."""
+    from molecules import MODELS
+    from scipy.spatial.transform import Rotation
+
+    turn = torch.tensor(Rotation.random(rng=3).as_matrix())
+    runs = every_run()
+    assert len(runs) == 12
+    for messages, name in [run for run in runs if run[0] == "bonds" or run[1] in ("dense", "SchNet")]:
+        model, batch = small_potential(messages, name), batch_of(molecules)
+        out = model(batch).detach()
+        way, step = torch.randn(batch.pos.shape, dtype=torch.float64), 1e-5
+        energies = []
+        for side in (1, -1):
+            there = batch.clone()
+            there.pos = batch.pos + side * step * way
+            energies.append(model(there)[batch.ptr[:-1], 0].detach().sum() * model.unit)
+        slope = (energies[0] - energies[1]) / (2 * step)
+        assert float(slope) == pytest.approx(-float((out[:, 1:] * way).sum()), rel=1e-5, abs=1e-7), name
+        turned = batch.clone()
+        turned.pos = batch.pos @ turn.T
+        change = (model(turned).detach()[:, 1:] @ turn - out[:, 1:]).abs().max() / out[:, 1:].abs().max()
+        assert change > 1e-3 if MODELS[name][1] else change < 1e-9, name
+
+
+@pytest.mark.parametrize("name", ["dense", "ours, near bonds", "ours, near pairs"])
+def test_who_knows_of_pairs_without_a_bond(name):
+    """A molecule bent about a bond keeps all lengths of bonds, and its energy changes for near pairs alone."""
+    from data.lennard_jones import lennard_jones
+
+    model, graph = small_potential("bonds", name), batch_of(lennard_jones(1, 6, 6, seed=4, steps=0))
+    bent = graph.clone()
+    ends = torch.bincount(graph.edge_index[0]) == 1
+    end = int(ends.nonzero()[0, 0])
+    (centre,) = graph.edge_index[0, graph.edge_index[1] == end]
+    offset = graph.pos[end] - graph.pos[centre]
+    turn = torch.tensor([[0.6, -0.8, 0], [0.8, 0.6, 0], [0, 0, 1]], dtype=torch.float64)
+    bent.pos[end] = graph.pos[centre] + turn @ offset
+    change = float((model(graph) - model(bent))[0, 0].abs().detach())
+    assert change > 1e-6 if name == "ours, near pairs" else change < 1e-12
+
+
+def test_as_many_parameters_and_bad_settings():
+    from harness.training import parameters
+    from molecules import MODELS, MoleculesStudy, build
+
+    ours = parameters(build(MoleculesStudy(models=("ours, near pairs",))))
+    for name in MODELS:
+        assert parameters(build(MoleculesStudy(models=(name,)))) == pytest.approx(ours, rel=0.1), name
+    for wrong, message in [
+        ({"train": 2}, "--train must be at least 4"),
+        ({"most": 10}, "--most must be at least 2 and --fewest 20, got 10"),
+        ({"channels": 10}, "--channels must divide among --heads 4, got 10"),
+        ({"cutoff": 0.0}, "--cutoff must be positive"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            MoleculesStudy(**wrong).check()
+
+
+@pytest.mark.slow
+def test_the_study(tmp_path):
+    both = "--messages", "bonds", "pairs"
+    result = run_here("studies/molecules.py", "--quick", *both, "--no-progress", "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows, folder = rows_of(tmp_path, "molecules"), tmp_path / "molecules"
+    assert len(rows) == 12
+    for row in rows:
+        assert all(math.isfinite(row.more[name]) and row.more[name] > 0 for name in ("energy", "force", "turned"))
+    assert (folder / "errors.md").read_text().count("| ours, near pairs |") == 2
+    assert (folder / "errors.png").stat().st_size > 5000
