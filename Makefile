@@ -84,8 +84,8 @@ studies: setup
 	$(RUN) -W ignore examples/studies/superpixel_digits.py --study
 	$(RUN) -W ignore examples/studies/shape_clouds.py --study --models distance mlp --learning-rate 0.005
 	$(RUN) -W ignore examples/studies/shape_clouds.py --study --models PointNet++ DGCNN
-	$(RUN) -W ignore examples/studies/molecules.py --study
-	$(RUN) -W ignore examples/studies/molecules.py --study --learning-rate 0.02 --models "local only" Performer dense "ours, near pairs"
+	$(RUN) -W ignore examples/studies/molecules.py --study --models "local only" "ours, near bonds" "ours, near pairs" SchNet
+	$(RUN) -W ignore examples/studies/molecules.py --study --models Performer "Performer + positions" dense --learning-rate 0.02
 	$(RUN) -W ignore examples/studies/report.py
 
 report: setup

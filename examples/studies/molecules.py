@@ -9,7 +9,6 @@ local only                none
 Performer                 GPSConv, attn_type="performer"
 Performer + positions     the same with positions among the inputs, so that turned molecules have other energies
 dense                     GPSConv, attn_type="multihead"
-dense + positions         the same with positions among the inputs
 ours, near bonds          RelativeGPSBlock, offset="distance": near pairs of the attention are the bonds
 ours, near pairs          the same; near pairs are all those nearer than the cutoff
 SchNet                    torch_geometric's InteractionBlock, no attention; along pairs only
@@ -52,15 +51,13 @@ MODELS = {
     "Performer": ("performer", False),
     "Performer + positions": ("performer", True),
     "dense": ("multihead", False),
-    "dense + positions": ("multihead", True),
     "ours, near bonds": ("near bonds", False),
     "ours, near pairs": ("near pairs", False),
     "SchNet": ("SchNet", False),
 }  # attention, and whether positions are inputs
-ALONG_BONDS_ONLY = "Performer + positions", "dense + positions", "ours, near bonds"
+ALONG_BONDS_ONLY = "Performer + positions", "ours, near bonds"
 Model = Literal[
-    "local only", "Performer", "Performer + positions", "dense", "dense + positions", "ours, near bonds",
-    "ours, near pairs", "SchNet",
+    "local only", "Performer", "Performer + positions", "dense", "ours, near bonds", "ours, near pairs", "SchNet",
 ]  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """Shapes told from clouds of points: relative positions, or distances alone, against PointNet++ and DGCNN.
 
 Bodies (ellipsoids, boxes, cylinders, cones) and tubes (rings, coils, trefoils, figure eights) of random proportions,
-1,024 noisy points on the surface of each (data/surfaces.py). Points carry no features but their position: our models
-embed ones, and see the shape through the offsets or the distances of near pairs, which bias weights and are added to
-values. All models train on shapes that stand upright, turned about their axis, and are tested on others
+1,024 noisy points on the surface of each (data/surfaces.py). A point's only feature is its distance from the mean of
+its cloud; our models see positions through the offsets or the distances of near pairs besides, which bias weights and
+are added to values. All models train on shapes that stand upright, turned about their axis, and are tested on others
 
 upright   as in training
 turned    by any rotation
@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from baselines.point_clouds import DGCNN, PointNet2, edges
+from baselines.point_clouds import DGCNN, PointNet2, edges, from_mean
 from data.surfaces import SHAPES, clouds
 from harness import study
 from harness.figures import points as draw_points
@@ -106,7 +106,7 @@ class CloudClassifier(nn.Module):
     def forward(self, positions: Tensor, neighbours: list[Tensor]) -> Tensor:
         """Positions (B, N, 3) and neighbours (B, n, k) of the first n points, for each block -> (B, classes)."""
         count = len(positions)
-        x = self.embed(positions.new_ones(count, positions.shape[1], 1))
+        x = self.embed(from_mean(positions))
         for block, near in zip(self.blocks, neighbours, strict=True):
             nodes = near.shape[1]
             x, pos = (part[:, :nodes].flatten(0, 1) for part in (x, positions))

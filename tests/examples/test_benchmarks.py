@@ -290,12 +290,10 @@ for path in sorted([*pathlib.Path("../studies").glob("*.py"), *pathlib.Path(".")
         print(path.stem, "--device cuda: torch sees no CUDA device" in said.getvalue())
 """
     said = dict(line.split() for line in evaluate(code).splitlines())
-    scripts = {"associative_recall", "e3nn_mixed_model", "escnn_mixed_model", "nbody", "pixel_graphs",
-               "pyg_mixed_model", "rotated_digits", "long_range", "dynamics", "point_clouds", "floor",
-               "superpixel_digits",
-               "pyg_mixed_model", "rotated_digits", "long_range", "dynamics", "molecules", "point_clouds", "floor",
-               "clifford_product", "group_attention", "linear_attention", "locality", "long_context",
-               "second_derivatives"}  # fmt: skip
+    scripts = {"associative_recall", "clifford_product", "dynamics", "e3nn_mixed_model", "escnn_mixed_model",
+               "floor", "group_attention", "linear_attention", "locality", "long_context", "long_range", "molecules",
+               "nbody", "pixel_graphs", "point_clouds", "pyg_mixed_model", "rotated_digits", "second_derivatives",
+               "superpixel_digits"}  # fmt: skip
     assert {name for name, right in said.items() if right == "True"} == scripts
 
 

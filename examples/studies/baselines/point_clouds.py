@@ -15,6 +15,11 @@ def edges(neighbours: Tensor, sources: int) -> Tensor:
     return torch.stack([(neighbours + sources * first).flatten(), target])
 
 
+def from_mean(positions: Tensor) -> Tensor:
+    """The distance of each point (B, N, 3) from the mean of its cloud, (B, N, 1)."""
+    return (positions - positions.mean(1, keepdim=True)).norm(dim=-1, keepdim=True)
+
+
 class PointNet2(nn.Module):
     """PointNet++: two times PointNet around fewer centres, then PointNet of all that are left.
 
@@ -37,13 +42,13 @@ class PointNet2(nn.Module):
         perceptrons = [c, c, 2 * c], [2 * c, 2 * c, 4 * c]
         self.layers = nn.ModuleList(
             PointNetConv(MLP([first + 3, *rest], plain_last=False), add_self_loops=False)
-            for first, rest in zip((0, 2 * c), perceptrons, strict=True)
+            for first, rest in zip((1, 2 * c), perceptrons, strict=True)
         )
         self.last = MLP([4 * c + 3, 4 * c, 8 * c], plain_last=False)
         self.head = MLP([8 * c, 4 * c, classes], norm=None)
 
     def forward(self, positions: Tensor, neighbours: list[Tensor]) -> Tensor:
-        x, clouds = None, len(positions)
+        x, clouds = from_mean(positions).flatten(0, 1), len(positions)
         for layer, near in zip(self.layers, neighbours, strict=True):
             centres = positions[:, : near.shape[1]]
             here, there = (p.flatten(0, 1) for p in (positions, centres))
@@ -69,14 +74,15 @@ class DGCNN(nn.Module):
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
         c = channels
-        self.first = EdgeConv(MLP([6, c, c, c], plain_last=False), aggr="max")
+        self.first = EdgeConv(MLP([8, c, c, c], plain_last=False), aggr="max")
         self.second = EdgeConv(MLP([2 * c, 2 * c], plain_last=False), aggr="max")
         self.mix = MLP([3 * c, 8 * c], plain_last=False)
         self.head = MLP([8 * c, 4 * c, classes], norm=None)
 
     def forward(self, positions: Tensor, neighbours: list[Tensor]) -> Tensor:
         (near,), (clouds, points, _) = neighbours, positions.shape
-        first = self.first(positions.flatten(0, 1), edges(near, points))
+        inputs = torch.cat([positions, from_mean(positions)], -1)
+        first = self.first(inputs.flatten(0, 1), edges(near, points))
         with torch.no_grad():
             features = first.unflatten(0, (clouds, points))
             near = torch.cdist(features, features).topk(near.shape[2], largest=False, sorted=False).indices
