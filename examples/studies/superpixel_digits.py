@@ -10,7 +10,6 @@ Performer, offsets      the same without positions among the inputs
 PointTransformer        torch_geometric's PointTransformerConv, which sees offsets only
 ours                    RelativeGPSBlock: messages without positions, attention that knows the offsets of edges: as a
                         table of rounded ones, an MLP, or their lengths, in weights and ("+ values") in values too
-ours, PointTransformer  the same, with PointTransformerConv's messages
 CNN on pixels           of the image itself, which superpixels leave details of out
 
 Tests them on graphs where they were in training; moved by up to 16 pixels, right, left, up or down; and turned by
@@ -43,7 +42,7 @@ from harness.training import Classifier, Outcome, fit, match_parameters, paramet
 from tg_equiattn.integrations.pyg import RelativeGPSBlock
 from torch import Tensor, nn
 from torch_geometric.data import Batch
-from torch_geometric.nn import MLP, GINConv, PointTransformerConv, global_mean_pool
+from torch_geometric.nn import MLP, GINConv, global_mean_pool
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -54,14 +53,13 @@ TABLE = 12  # offsets of tables are below it, in pixels; longer ones are clipped
 SHIFTS, ANGLES = (2, 4, 8, 16), tuple(range(45, 360, 45))
 Model = Literal[
     "GATv2, positions", "Performer, positions", "Performer, offsets", "PointTransformer", "ours, table", "ours, mlp",
-    "ours, mlp + values", "ours, distance + values", "ours, PointTransformer", "CNN on pixels",
+    "ours, mlp + values", "ours, distance + values", "CNN on pixels",
 ]  # fmt: skip
 OURS = {
     "ours, table": {"offset": "table", "max_distance": TABLE},
     "ours, mlp": {"offset": "mlp", "max_distance": "auto"},
     "ours, mlp + values": {"offset": "mlp", "max_distance": "auto", "values": "offset"},
     "ours, distance + values": {"offset": "distance", "max_distance": "auto", "values": "offset"},
-    "ours, PointTransformer": {"offset": "mlp", "max_distance": "auto", "values": "offset"},
 }
 
 
@@ -75,7 +73,7 @@ class SuperpixelDigits(Settings):
 
     models: tuple[Model, ...] = (
         "GATv2, positions", "Performer, positions", "Performer, offsets", "PointTransformer", "ours, table",
-        "ours, mlp", "ours, mlp + values", "ours, distance + values", "ours, PointTransformer", "CNN on pixels",
+        "ours, mlp", "ours, mlp + values", "ours, distance + values", "CNN on pixels",
     )  # fmt: skip
     """which to train"""
     data: Path | None = None
@@ -120,15 +118,13 @@ PRESETS = {
 class RelativeGPS(nn.Module):
     """``RelativeGPSBlock``s between a linear map of every node's intensity and one of the mean over nodes."""
 
-    def __init__(self, settings: SuperpixelDigits, width: int, **attention) -> None:
+    def __init__(self, settings: SuperpixelDigits, **attention) -> None:
         super().__init__()
+        width = settings.channels
         self.embed, self.head = nn.Linear(1, width), nn.Linear(width, 10)
         self.rounded = attention["offset"] == "table"
 
-        def local() -> nn.Module:
-            if settings.models == ("ours, PointTransformer",):
-                perceptrons = (MLP([inside, width, width], norm=None) for inside in (2, width))
-                return PointTransformerConv(width, width, *perceptrons)
+        def local() -> GINConv:
             return GINConv(MLP([width, width, width], norm=None))
 
         blocks = (RelativeGPSBlock(width, local(), settings.heads, **attention) for _ in range(settings.layers))
@@ -148,11 +144,7 @@ class RelativeGPS(nn.Module):
 def build(settings: SuperpixelDigits) -> nn.Module:
     (name,) = settings.models
     if name in OURS:
-        ours = RelativeGPS(settings, settings.channels, **OURS[name])
-        if name != "ours, PointTransformer":
-            return ours
-        wanted = parameters(build(dataclasses.replace(settings, models=("ours, mlp + values",))))
-        return match_parameters(lambda width: RelativeGPS(settings, width, **OURS[name]), wanted)
+        return RelativeGPS(settings, **OURS[name])
     heads, scale = settings.heads, {"centre": CENTRE, "unit": UNIT}
     if name.startswith("Performer"):
         return GraphClassifier(
