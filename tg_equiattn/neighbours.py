@@ -151,12 +151,23 @@ class Neighbours:
         self.nodes, self.offsets, self.features, self.weights = nodes, offsets, features, weights
         self.exists = None if free else exists
         self.pattern = Pattern(target.contiguous(), source.contiguous(), nodes, nodes)
+        self._repeats: bool | None = None
         self._bins: dict[int, Pattern] = {}
         self._incidence: Pattern | None = None
 
     @property
     def dim(self) -> int:
         return self.offsets.shape[1]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a pair may come more than once."""
+        if torch.compiler.is_compiling() or checks.is_batched(self.pattern.row):
+            return True
+        if self._repeats is None:
+            pairs = (self.pattern.row * self.nodes + self.pattern.col).sort().values
+            self._repeats = bool((pairs.diff() == 0).any())
+        return self._repeats
 
     @property
     def incidence(self) -> Pattern:

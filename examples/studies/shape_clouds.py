@@ -61,13 +61,13 @@ class ShapeClouds(Settings):
     """clouds to train on"""
     test: int = 200
     """clouds of each test"""
-    neighbours: int = 8
+    neighbours: int = 16
     """nearest points that a point sees, with itself; twice as many where points are fewer, and in PointNet++"""
     channels: int = 32
     """width of our models; the others get as many parameters"""
     heads: int = 2
     """of attention"""
-    epochs: int = 5
+    epochs: int = 3
     batch: int = 4
     learning_rate: float = 0.003
 

@@ -3,7 +3,7 @@ r"""Linear attention with exact relative positions: near pairs as in softmax att
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -109,14 +109,10 @@ def window_attention(
         raise ValueError("pair_values, self_values and value_map must be given together, or none of them")
     neighbours = neighbours if mask is None else neighbours.restricted(mask.flatten())
     attend = partial(
-        _outputs_of_nodes, projection=projection, pair_bias=pair_bias, self_bias=self_bias, far_bias=far_bias,
+        window_attention_of_nodes, projection=projection, pair_bias=pair_bias, self_bias=self_bias, far_bias=far_bias,
         neighbours=neighbours, scale=scale, rows=rows, extra=extra,
     )  # fmt: skip
     return over_nodes(attend, query, key, value, mask=mask)
-
-
-def _outputs_of_nodes(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    return window_attention_of_nodes(query, key, value, **options)[0]
 
 
 def window_attention_of_nodes(
@@ -131,14 +127,49 @@ def window_attention_of_nodes(
     scale: float | None,
     rows: Rows,
     extra: PairValues | None = None,
-) -> tuple[Tensor, Tensor]:
-    """:func:`window_attention` of nodes (N, heads, d) in rows, unchecked; also the logarithm of the sum of a node's
-    weights (N, heads)."""
+) -> Tensor:
+    """:func:`window_attention` of nodes (N, heads, d) in rows, unchecked."""
+    biases = pair_bias, self_bias, far_bias
     if projection is None:
-        far, far_level = pair_attention_of_nodes(query, key, value, scale, rows)
-    else:
-        far, far_level = linear_attention_of_nodes(query, key, value, projection, scale, rows)
-        far_level = far_level + feature_norm(query.to(far_level.dtype), projection, scale)
+        return _of_all_pairs(query, key, value, biases, neighbours, scale, rows, extra)
+    return _by_features(query, key, value, projection, biases, neighbours, scale, rows, extra)[0]
+
+
+def _of_all_pairs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    biases: tuple[Tensor, Tensor, Tensor],
+    neighbours: Neighbours,
+    scale: float | None,
+    rows: Rows,
+    extra: PairValues | None,
+) -> Tensor:
+    out, _, near = pair_attention_of_nodes(query, key, value, scale, rows, neighbours, biases)
+    if extra is None:
+        return out
+    with full_precision(query.device):
+        pairs, itself, mapped = (t.to(near.dtype) for t in extra)
+        near, own = near.split([len(neighbours.offsets), neighbours.nodes], 1)
+        summed = edge_sum(near.contiguous(), pairs.expand(len(near), -1, -1), neighbours.incidence)
+        return out + ((summed + own[..., None] * itself) @ mapped).transpose(0, 1).to(out.dtype)
+
+
+def _by_features(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    projection: Tensor,
+    biases: tuple[Tensor, Tensor, Tensor],
+    neighbours: Neighbours,
+    scale: float | None,
+    rows: Rows,
+    extra: PairValues | None,
+) -> tuple[Tensor, Tensor]:
+    """Outputs (N, heads, e), and the logarithm of the sum of a node's weights (N, heads)."""
+    pair_bias, self_bias, far_bias = biases
+    far, far_level = linear_attention_of_nodes(query, key, value, projection, scale, rows)
+    far_level = far_level + feature_norm(query.to(far_level.dtype), projection, scale)
     dtype, out_dtype = far_level.dtype, value.dtype
     far_level = far_level + far_bias[:, None]
     with full_precision(query.device):
@@ -176,11 +207,15 @@ def window_weights_of_nodes(
     far_bias: Tensor,
     neighbours: Neighbours,
     scale: float | None,
-    level: Tensor,
+    rows: Rows,
     chunk: int = 4096,
 ) -> Tensor:
     """Shares (E + N, heads) of near pairs, and of nodes with themselves, in what a node attends to, near and far parts
-    together, from the logarithm of its weights' sum."""
+    together."""
+    biases = pair_bias, self_bias, far_bias
+    if projection is None:
+        return pair_attention_of_nodes(query, key, key, scale, rows, neighbours, biases)[1].T
+    level = _by_features(query, key, key, projection, biases, neighbours, scale, rows, None)[1]
     with full_precision(query.device):
         query, key, size = query.to(level.dtype), key.to(level.dtype), score_scale(query, scale)
         own = torch.arange(len(query), device=query.device)
@@ -195,6 +230,6 @@ def window_weights_of_nodes(
         shares = []
         for i, j, b, w in zip(*(t.split(chunk) for t in (target, source, bias, weights)), strict=True):
             score = (query[i] * key[j]).sum(-1) * size
-            far = score if projection is None else log_feature_product(query[i], key[j], projection, scale)
+            far = log_feature_product(query[i], key[j], projection, scale)
             shares.append((score + b - level[i]).exp() * w + (far + far_bias - level[i]).exp())
         return torch.cat(shares)

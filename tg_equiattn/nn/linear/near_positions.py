@@ -175,40 +175,31 @@ class WindowPosition(NearPosition):
             self.known = not bool(self.length.isnan())
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes) -> Tensor:
-        offsets, extra = self._offsets(query, nodes), None
+        offsets, features, extra = self._offsets(query, nodes), None, None
         if self.offset_values is not None:
-            none = offsets.new_zeros(1, self.pos_dim)
-            extra = PairValues(self.offset_values(offsets), self.offset_values(none)[0], self.offset_values.map)
+            features, itself = (self.offset_values(x) for x in (offsets, offsets.new_zeros(1, self.pos_dim)))
+            extra = PairValues(features, itself[0], self.offset_values.map)
         return window_attention_of_nodes(
-            query,
-            key,
-            value,
-            projection,
-            *self._biases(offsets, nodes),
-            nodes.neighbours,
-            self.scale,
-            nodes.rows,
-            extra,
-        )[0]
+            query, key, value, projection, *self._biases(offsets, nodes, features), nodes.neighbours, self.scale,
+            nodes.rows, extra,
+        )  # fmt: skip
 
     def weights(self, query: Tensor, key: Tensor, projection: Tensor | None, nodes: Nodes) -> Tensor:
-        biases, near = self._biases(self._offsets(query, nodes), nodes), nodes.neighbours
-        _, level = window_attention_of_nodes(query, key, key, projection, *biases, near, self.scale, nodes.rows)
-        return window_weights_of_nodes(query, key, projection, *biases, near, self.scale, level)
+        biases = self._biases(self._offsets(query, nodes), nodes)
+        return window_weights_of_nodes(query, key, projection, *biases, nodes.neighbours, self.scale, nodes.rows)
 
     def _offsets(self, query: Tensor, nodes: Nodes) -> Tensor:
         offsets = nodes.neighbours.offsets
         return self._in_units(offsets if offsets.is_floating_point() else offsets.to(query.dtype))
 
-    def _biases(self, offsets: Tensor, nodes: Nodes, values: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Of pairs (heads, E), whose values' features may be known, of a node with itself (heads,), and of what random
-        features reach (heads,)."""
-        known = () if values is None or not self.invariant else (values,)  # the same radial functions
-        bias = self.offset_bias(offsets, *known)
-        itself = self.offset_bias(offsets.new_zeros(1, self.pos_dim))[:, 0]
+    def _biases(self, offsets: Tensor, nodes: Nodes, features: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Of pairs (heads, E), from the features of their values where these are radial, of a node with itself, and of
+        what random features reach (heads,)."""
+        known = () if features is None or not self.invariant else (features,)
+        bias, itself = self.offset_bias(offsets, *known), self.offset_bias(offsets.new_zeros(1, self.pos_dim))[:, 0]
         if self.edge_bias is not None:
-            features = nodes.neighbours.features
-            if features is None:
+            of_edges = nodes.neighbours.features
+            if of_edges is None:
                 raise ValueError("edge_attr must be given with edge_dim, got None")
-            bias = bias + self.edge_bias(features.to(self.edge_bias.weight.dtype)).T
+            bias = bias + self.edge_bias(of_edges.to(self.edge_bias.weight.dtype)).T
         return bias, itself, self.far_bias

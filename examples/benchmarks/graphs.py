@@ -1,0 +1,172 @@
+"""Time and peak memory of attention over whole graphs, of PyTorch Geometric's layers and of ours, in PyG's own layout.
+
+Three loads: 128 graphs of 20 to 40 nodes (molecules), one graph of 100,000 nodes and one of 1,000,000. Nodes lie evenly
+in space, joined where nearer than a distance that makes about eight neighbours. Layers of 64 channels and 4 heads:
+
+TransformerConv     attention along edges only, no global context
+dense               torch's MultiheadAttention on a padded batch, as GPSConv(attn_type="multihead"); small graphs
+PyG Performer       as in GPSConv(attn_type="performer"), on a padded batch
+None                RelativePerformerConv without positions
+mlp, distance       with relative positions; near pairs shared among layers, as RelativeGPSBlock has them
+mlp, edges          the same from the edges, which are checked and sorted in every call
+mlp + values, distance + values
+pairs ...           the same with method="pairs"; small graphs only
+
+Memory is measured in a process for each layer; times in one for all layers of a load, which take turns after a
+warm-up, medians. In brackets: as a multiple of the quickest of dense attention and PyG's Performer.
+
+    python examples/benchmarks/graphs.py                         # some minutes
+    python examples/benchmarks/graphs.py --loads molecules
+    python examples/benchmarks/graphs.py --device cuda
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+
+import torch
+from measure import (
+    DIRECTIONS,
+    add_arguments,
+    cell,
+    in_own_process,
+    in_turn,
+    machine,
+    measure,
+    report,
+    short,
+    step,
+    table,
+)
+from tg_equiattn.integrations.pyg import RelativePerformerConv
+from torch import Tensor, nn
+from torch_geometric.nn import TransformerConv
+from torch_geometric.nn.attention import PerformerAttention
+from torch_geometric.utils import to_dense_batch
+from tqdm import tqdm
+
+from tg_equiattn.neighbours import near_pairs
+
+CHANNELS, HEADS, NEIGHBOURS = 64, 4, 8
+LOADS = {"molecules": (128, 30), "100,000": (1, 100_000), "1,000,000": (1, 1_000_000)}
+OURS = {
+    "None": {"position": None},
+    "mlp": {"offset": "mlp"},
+    "mlp, edges": {"offset": "mlp"},
+    "distance": {"offset": "distance"},
+    "mlp + values": {"offset": "mlp", "values": "offset"},
+    "distance + values": {"offset": "distance", "values": "offset"},
+}
+PAIRS = {f"pairs, {name}": {**OURS[name], "method": "pairs"} for name in ("None", "mlp", "distance + values")}
+VARIANTS = ("TransformerConv", "dense", "PyG Performer", *OURS, *PAIRS)
+SMALL = ("dense", *PAIRS)
+
+
+class Dense(nn.Module):
+    """A layer of padded batches (B, N, C) with a mask, on nodes."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, batch: Tensor) -> Tensor:
+        x, mask = to_dense_batch(x, batch)
+        if isinstance(self.layer, nn.MultiheadAttention):
+            return self.layer(x, x, x, key_padding_mask=~mask, need_weights=False)[0][mask]
+        return self.layer(x, mask=mask)[mask]
+
+
+def graphs(load: str, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features, positions, sorted graph index and edges."""
+    count, nodes = LOADS[load]
+    sizes = torch.randint(2 * nodes // 3, 4 * nodes // 3 + 1, (count,)) if count > 1 else torch.tensor([nodes])
+    batch = torch.arange(count).repeat_interleave(sizes)
+    side = (sizes.double() ** (1 / 3))[batch, None].float()  # one node in a unit of volume
+    pos = torch.rand(len(batch), 3) * side
+    edges = torch.stack(near_pairs(pos, reach(), batch=batch, metric="euclidean")).flip(0)
+    return torch.randn(len(batch), CHANNELS).to(device), pos.to(device), batch.to(device), edges.to(device)
+
+
+def reach() -> float:
+    """The radius of a ball of so many nodes as are neighbours."""
+    return (3 * NEIGHBOURS / (4 * torch.pi)) ** (1 / 3)
+
+
+def prepare(variant: str, load: str, device: str):
+    """A layer and a call of it."""
+    x, pos, batch, edges = graphs(load, device)
+    count = LOADS[load][0]
+    if variant == "TransformerConv":
+        layer = TransformerConv(CHANNELS, CHANNELS // HEADS, HEADS).to(device)
+        return layer, lambda: layer(x, edges)
+    if variant in ("dense", "PyG Performer"):
+        dense = nn.MultiheadAttention(CHANNELS, HEADS, batch_first=True)
+        peer = PerformerAttention(CHANNELS, HEADS, head_channels=CHANNELS // HEADS)
+        layer = Dense(dense if variant == "dense" else peer).to(device)
+        return layer, lambda: layer(x, batch)
+    options = {"pos_dim": 3, **(OURS | PAIRS)[variant]}
+    options |= {"max_distance": reach()} if "offset" in options else {}
+    layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, check_batch=False, **options).to(device)
+    if variant.endswith("edges"):
+        return layer, lambda: layer(x, edges, pos=pos, batch=batch)
+    near = layer.neighbours(edges, None, pos, batch, num_nodes=len(x))
+    return layer, lambda: layer(x, batch=batch, batch_size=count, neighbours=near)
+
+
+def memory(variant: str, load: str, direction: str, device: str) -> dict:
+    """Of one layer."""
+    torch.manual_seed(0)
+    prepare(variant, "molecules", device)[1]().sum().backward()  # what libraries load at the first call
+    return measure(lambda: prepare(variant, load, device), direction == DIRECTIONS[1], 1, 1, device)
+
+
+def seconds(variants: list[str], load: str, direction: str, repeats: int, device: str) -> list[float]:
+    """Of several layers, in turn."""
+    calls = []
+    for variant in variants:
+        torch.manual_seed(0)
+        calls.append(step(*prepare(variant, load, device), direction == DIRECTIONS[1]))
+    return in_turn(calls, repeats, 1, device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    add_arguments(parser, "out/benchmarks/graphs.md")
+    options = parser.parse_args()
+    if options.measure:
+        what, *arguments = json.loads(options.measure)
+        print(json.dumps({"memory": memory, "seconds": seconds}[what](*arguments)))
+        return
+
+    rows = []
+    for load, direction in tqdm(list(itertools.product(options.loads, DIRECTIONS)), desc="graphs"):
+        variants = [v for v in options.variants if load == "molecules" or v not in SMALL]
+        times = in_own_process(__file__, "seconds", variants, load, direction, options.repeats, options.device)
+        times = dict.fromkeys(variants, times) if isinstance(times, str) else dict(zip(variants, times, strict=True))
+        peers = [times[v] for v in ("dense", "PyG Performer") if isinstance(times.get(v), float)]
+        nodes = "128 graphs of 30 nodes" if load == "molecules" else f"{load} nodes"
+        rows += ["", f"{nodes}, {direction}:", "", *table(["layer", "ms", "GiB"])]
+        for variant in variants:
+            peak = cell(in_own_process(__file__, "memory", variant, load, direction, options.device), "", "bytes")
+            rows.append(f"| {variant} | {milliseconds(times[variant], peers)} | {peak} |")
+    note = (
+        f"{HEADS} heads of {CHANNELS // HEADS}, whole layers with projections, about {NEIGHBOURS} neighbours a node; "
+        f"{machine(options.device)}. In brackets: as a multiple of the quickest of dense attention and PyG's Performer."
+    )
+    report(note, rows, options.output)
+
+
+def milliseconds(value: float | str, peers: list[float]) -> str:
+    """A time, and as a multiple of the quickest peer's."""
+    if isinstance(value, str):
+        return value
+    text = short(1000 * value)
+    return f"{text} ({value / min(peers):.2f})" if peers else text
+
+
+if __name__ == "__main__":
+    main()
