@@ -47,6 +47,7 @@ docs: setup-all
 bench: setup
 	$(RUN) examples/benchmarks/group_attention.py
 	$(RUN) examples/benchmarks/linear_attention.py
+	$(RUN) examples/benchmarks/graph_attention.py
 	$(RUN) examples/benchmarks/long_context.py
 	$(RUN) examples/benchmarks/clifford_product.py
 

@@ -93,7 +93,7 @@ class RelativeGPSBlock(torch.nn.Module):
         norms = [normalization_resolver(norm, channels, **(norm_kwargs or {})) for _ in range(3)]
         self.norm1, self.norm2, self.norm3 = norms if conv is not None else (None, *norms[1:])
         self._conv_takes = _named(conv, ("edge_attr", "pos", "batch"))
-        self._norm_takes = _named(norms[0], ("batch",))
+        self._norm_takes = _named(norms[0], ("batch", "batch_size"))
 
     def reset_parameters(self):
         """Resets all learnable parameters of the module, and draws the random features again."""
@@ -137,7 +137,7 @@ class RelativeGPSBlock(torch.nn.Module):
         out = self.attention(
             x, pos=pos, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, neighbours=neighbours
         )
-        out = self._normalised(self.norm2, x + out, batch)
+        out = self._normalised(self.norm2, x + out, batch, batch_size)
         if self.conv is not None:
             given = {"edge_attr": edge_attr, "pos": pos, "batch": batch}
             given = {name: given[name] for name in self._conv_takes if given[name] is not None}
@@ -148,8 +148,8 @@ class RelativeGPSBlock(torch.nn.Module):
             local = torch.nn.functional.dropout(
                 self.conv(x=x, edge_index=edge_index, **given), self.dropout, self.training
             )
-            out = out + self._normalised(self.norm1, x + local, batch)
-        return self._normalised(self.norm3, out + self.mlp(out), batch)
+            out = out + self._normalised(self.norm1, x + local, batch, batch_size)
+        return self._normalised(self.norm3, out + self.mlp(out), batch, batch_size)
 
     def neighbours(
         self,
@@ -164,10 +164,13 @@ class RelativeGPSBlock(torch.nn.Module):
         edge_attr = None if self.attention.attention.edge_dim is None else edge_attr
         return self.attention.neighbours(edge_index, edge_attr, pos, batch, num_nodes=num_nodes)
 
-    def _normalised(self, norm: torch.nn.Module | None, x: Tensor, batch: Tensor | None) -> Tensor:
+    def _normalised(
+        self, norm: torch.nn.Module | None, x: Tensor, batch: Tensor | None, batch_size: int | None
+    ) -> Tensor:
         if norm is None:
             return x
-        return norm(x, batch=batch) if self._norm_takes else norm(x)
+        given = {"batch": batch, "batch_size": None if batch is None else batch_size}
+        return norm(x, **{name: given[name] for name in self._norm_takes if given[name] is not None})
 
     def __repr__(self) -> str:
         return f"{self.__class__.__name__}({self.channels}, conv={self.conv}, heads={self.heads})"

@@ -291,9 +291,9 @@ for path in sorted([*pathlib.Path("../studies").glob("*.py"), *pathlib.Path(".")
 """
     said = dict(line.split() for line in evaluate(code).splitlines())
     scripts = {"associative_recall", "clifford_product", "dynamics", "e3nn_mixed_model", "escnn_mixed_model",
-               "floor", "group_attention", "linear_attention", "locality", "long_context", "long_range", "molecules",
-               "nbody", "pixel_graphs", "point_clouds", "pyg_mixed_model", "rotated_digits", "second_derivatives",
-               "superpixel_digits"}  # fmt: skip
+               "floor", "graph_attention", "group_attention", "linear_attention", "locality", "long_context",
+               "long_range", "molecules", "nbody", "pixel_graphs", "point_clouds", "pyg_mixed_model",
+               "rotated_digits", "second_derivatives", "shape_clouds", "superpixel_digits"}  # fmt: skip
     assert {name for name, right in said.items() if right == "True"} == scripts
 
 
@@ -317,6 +317,18 @@ def test_clifford_product_benchmark(tmp_path):
     rows = [line.split("|")[2:-1] for line in table.read_text().splitlines() if line.startswith("| 200 ")]
     assert [row[0].strip() for row in rows] == ["forward", "forward+backward"]
     assert all(number(row[-1]) > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_attention_on_graphs(tmp_path):
+    table, variants = tmp_path / "table.md", ["dense", "None", "pairs, mlp"]
+    result = run("benchmarks/graph_attention.py", "--loads", "molecules", "--variants", *variants, "--repeats", 1,
+                 "--output", table)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    rows = [line.split("|")[1:-1] for line in table.read_text().splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if row[0].strip() in variants]
+    assert len(rows) == 2 * len(variants)
+    assert all(float(row[1].split()[0]) > 0 for row in rows)
 
 
 @pytest.mark.slow

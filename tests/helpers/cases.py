@@ -383,6 +383,10 @@ def on_graphs(kind, **options):
             return pyg.RelativePerformerConv(12, 15, **wide)
         if kind == "RelativePerformerBlock":
             return pyg.RelativePerformerBlock(12, **wide)
+        if kind == "RelativeGPSBlock":
+            from torch_geometric.nn import SAGEConv
+
+            return pyg.RelativeGPSBlock(12, SAGEConv(12, 12), **wide)
         return pyg.PixelGraphClassifier(12, 5, channels=12, num_layers=2, dropout=0.0, attention_dropout=0.0, **wide)
 
     def inputs(step):
@@ -391,7 +395,9 @@ def on_graphs(kind, **options):
             "x": d(len(batch), 12), "edge_index": torch.stack([pairs["source"], pairs["target"]]),
             "edge_attr": pairs["offsets"], "batch": batch, "batch_size": len(ragged(step)),
         }  # fmt: skip
-        more = {"pos": d(len(batch), 2)} if options.get("position") == "sinusoid" else {}
+        if kind == "RelativeGPSBlock":  # offsets are those of positions
+            del given["edge_attr"]
+        more = {"pos": d(len(batch), 2)} if options.get("position") == "sinusoid" or len(given) < 5 else {}
         return given | more | ({"max_num_nodes": max(ragged(step))} if options.get("method") == "pairs" else {})
 
     return Case.varying(make, inputs, "torch_geometric")
@@ -442,6 +448,7 @@ CASES = {
     "RelativePerformerConv clipped": on_graphs("RelativePerformerConv", position="clipped"),
     "RelativePerformerConv sinusoid": on_graphs("RelativePerformerConv", position="sinusoid"),
     "RelativePerformerBlock": on_graphs("RelativePerformerBlock"),
+    "RelativeGPSBlock": on_graphs("RelativeGPSBlock", offset="distance", norm="layer_norm"),
     "PixelGraphClassifier": on_graphs("PixelGraphClassifier"),
     "e3nn CliffordMLP": on_irreps("CliffordMLP", "3x0e+2x1o", "2x1e+5x0e", 3),
     "LongTensorProduct": on_irreps("LongTensorProduct", "2x0e+1x1o+1x2e", "1x0e+1x1o", "2x1o+1x2e"),

@@ -15,9 +15,9 @@ pairs ...           the same with method="pairs"; small graphs only
 Memory is measured in a process for each layer; times in one for all layers of a load, which take turns after a
 warm-up, medians. In brackets: as a multiple of the quickest of dense attention and PyG's Performer.
 
-    python examples/benchmarks/graphs.py                         # some minutes
-    python examples/benchmarks/graphs.py --loads molecules
-    python examples/benchmarks/graphs.py --device cuda
+    python examples/benchmarks/graph_attention.py                         # some minutes
+    python examples/benchmarks/graph_attention.py --loads molecules
+    python examples/benchmarks/graph_attention.py --device cuda
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    add_arguments(parser, "out/benchmarks/graphs.md")
+    add_arguments(parser, "out/benchmarks/graph_attention.md")
     options = parser.parse_args()
     if options.measure:
         what, *arguments = json.loads(options.measure)
@@ -143,7 +143,7 @@ def main() -> None:
         return
 
     rows = []
-    for load, direction in tqdm(list(itertools.product(options.loads, DIRECTIONS)), desc="graphs"):
+    for load, direction in tqdm(list(itertools.product(options.loads, DIRECTIONS)), desc="attention on graphs"):
         variants = [v for v in options.variants if load == "molecules" or v not in SMALL]
         times = in_own_process(__file__, "seconds", variants, load, direction, options.repeats, options.device)
         times = dict.fromkeys(variants, times) if isinstance(times, str) else dict(zip(variants, times, strict=True))
