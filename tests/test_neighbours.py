@@ -168,3 +168,17 @@ def test_pairs_of_other_nodes(nodes, dim):
     near.check_nodes(3, 1)
     with pytest.raises(ValueError, match=f"neighbours must be of {nodes} nodes.*, got 3 in 1"):
         near.check_nodes(nodes, dim)
+
+
+def test_many_dimensions():
+    """Cells have three axes at most."""
+    pos = torch.randn(60, 12, dtype=torch.float64)
+    pairs = torch.stack(near_pairs(pos, 4.0, metric="euclidean"))
+    near = torch.cdist(pos, pos) < 4
+    assert pairs.T.tolist() == near.fill_diagonal_(False).nonzero().tolist()
+
+
+def test_weights_that_are_none():
+    for weights in (torch.tensor([-1.0]), torch.tensor([torch.nan])):
+        with pytest.raises(ValueError, match="weights must not be negative"):
+            Neighbours(torch.tensor([0]), torch.tensor([1]), torch.zeros(1, 2), 2, weights=weights)

@@ -188,16 +188,19 @@ class PixelGrid:
             reach = math.ceil(self.max_distance / unit)
             back, ahead = ((side - 1) // 2, side // 2) if self.periodic else (side - 1, side - 1)
             axes.append(range(-min(reach, back), min(reach, ahead) + 1))
-        lengths = (
-            sum(abs(n) * unit for n, unit in zip(step, spacing, strict=True)) for step in itertools.product(*axes)
-        )
-        count = sum(0 < length < self.max_distance for length in lengths)
+        limit = self.max_distance * (1 - 1e-9)  # sums of spacings are rounded
+        count = 0
+        for step in itertools.product(*axes):
+            length = 0.0
+            for n, unit in zip(step, spacing, strict=True):
+                length += abs(n) * unit
+            count += 0 < length < limit
         ranges = [torch.arange(axis.start, axis.stop, device=device) for axis in axes]
         steps = torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1).flatten(0, -2)
-        lengths_there = steps.new_zeros(len(steps), dtype=torch.float64)
-        for along, unit in zip(steps.unbind(-1), spacing, strict=True):  # in turn, as above: rounding is the same
-            lengths_there = lengths_there + along.abs() * unit
-        near = (lengths_there > 0) & (lengths_there < self.max_distance)
+        lengths = steps.new_zeros(len(steps), dtype=torch.float64)
+        for along, unit in zip(steps.unbind(-1), spacing, strict=True):
+            lengths = lengths + along.abs().double() * unit
+        near = (lengths > 0) & (lengths < limit)
         return steps[near.to(torch.int32).argsort(descending=True, stable=True)[:count]]
 
     def pairs(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:

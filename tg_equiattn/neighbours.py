@@ -19,6 +19,7 @@ METRICS: dict[str, Callable[[Tensor], Tensor]] = {  # lengths (E,) of offsets (E
     "euclidean": lambda x: x.double().square().sum(1).sqrt(),
 }
 _PART = 1 << 20  # pairs that are looked at together
+_CELL_AXES = 3  # of cells that pairs are searched in: there are 3 to the power of it around each
 
 
 class Pattern:
@@ -138,6 +139,8 @@ class Neighbours:
             raise ValueError(f"features must have shape ({target.shape[0]}, F), got {tuple(features.shape)}")
         if weights is not None and weights.shape != target.shape:
             raise ValueError(f"weights must have shape ({target.shape[0]},), got {tuple(weights.shape)}")
+        if weights is not None and checks.values_are_free(weights) and not bool((weights >= 0).all()):
+            raise ValueError("weights must not be negative, nor NaN")
         distinct = target != source
         exists = distinct if exists is None else exists & distinct
         if free and not bool(exists.all()):
@@ -288,14 +291,16 @@ class _Candidates:
     def __init__(
         self, pos: Tensor, max_distance: float, batch: Tensor | None, length: Callable[[Tensor], Tensor]
     ) -> None:
-        nodes, dim = pos.shape
+        nodes = len(pos)
         self.length = length
         self.pos, self.limit = pos, torch.tensor(max_distance, dtype=torch.float64, device=pos.device)
         if pos.is_floating_point():
             exact = 16 * torch.finfo(pos.dtype).eps * pos.abs().nan_to_num(0, 0, 0).max()
             self.limit = max_distance - exact.clamp(max=max_distance / 4)
         graph = torch.zeros(nodes, dtype=torch.int64, device=pos.device) if batch is None else batch
-        cell = torch.cat([graph[:, None], (pos.double() / max_distance).floor().long()], 1)
+        places = pos[:, :_CELL_AXES].double() / max_distance
+        dim = places.shape[1]
+        cell = torch.cat([graph[:, None], places.floor().long()], 1)
         cell = cell - cell.amin(0)
         sides = cell.amax(0) + 3  # a margin, so that no neighbouring cell wraps around
         strides = torch.cat([sides.flip(0).cumprod(0).flip(0)[1:], sides.new_ones(1)])

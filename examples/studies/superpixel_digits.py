@@ -272,7 +272,7 @@ def draw(rows: list[Row], path: Path) -> None:
         style = {"linestyle": "-" if name.startswith("ours") else "--", "marker": "o", "markersize": 4}
         for axis, kind in zip(axes, ("shifts", "angles"), strict=True):
             here = np.mean([row.value for row in group])
-            keys = list(group[0].more[kind])
+            keys = sorted(group[0].more[kind], key=int)
             means = [here, *(np.mean([row.more[kind][key] for row in group]) for key in keys)]
             axis.plot([0, *map(int, keys)], means, label=name if kind == "shifts" else None, **style)
     axes[0].set(xlabel="shift in pixels", ylabel="accuracy in percent", ylim=(0, 100), xticks=[0, *SHIFTS])

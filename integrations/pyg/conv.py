@@ -224,7 +224,9 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
             batch_size = checks.batch_index(batch, batch_size, x)
         if neighbours is None and grid is None and edge_index is not None:
             neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=x.shape[0])
-        if return_attention_weights and neighbours is None:
+        if self.explain and neighbours is not None and neighbours.weights is None:
+            raise ValueError("neighbours must come from this layer's neighbours() where it is explained, got others")
+        if return_attention_weights and neighbours is None and self.attention.positions.weighs_pairs:
             raise ValueError("edge_index or neighbours must be given with return_attention_weights, got neither")
         out = self.attention(
             x, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, pos=pos, grid=grid,

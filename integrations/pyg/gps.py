@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
 from torch_geometric.typing import Adj
+from torch_geometric.utils import is_sparse
 
 from tg_equiattn import checks
 from tg_equiattn.neighbours import Neighbours
 from tg_equiattn.nn.children import reset_children
 
 from .conv import RelativePerformerConv
-from .graph import refuse_batch_as_edge_attr
+from .graph import plain_edges, refuse_batch_as_edge_attr
 
 
 class RelativeGPSBlock(torch.nn.Module):
@@ -132,19 +133,17 @@ class RelativeGPSBlock(torch.nn.Module):
         """
         if edge_attr is not None and isinstance(edge_index, Tensor) and not torch.compiler.is_compiling():
             refuse_batch_as_edge_attr(edge_attr, edge_index.shape[-1], x.shape[0])
-        if neighbours is None and self.attention.attention.needs_neighbours:
+        if neighbours is None:
             neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=x.shape[0])
         out = self.attention(
             x, pos=pos, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, neighbours=neighbours
         )
         out = self._normalised(self.norm2, x + out, batch, batch_size)
+        given = {"edge_attr": edge_attr, "pos": pos, "batch": batch}
+        given = {name: given[name] for name in self._conv_takes if given[name] is not None}
+        if edge_attr is not None and "edge_attr" not in given and self.attention.attention.edge_dim is None:
+            raise ValueError(f"edge_attr must be None: neither {self.conv} nor, without edge_dim, attention takes it")
         if self.conv is not None:
-            given = {"edge_attr": edge_attr, "pos": pos, "batch": batch}
-            given = {name: given[name] for name in self._conv_takes if given[name] is not None}
-            if edge_attr is not None and "edge_attr" not in given and self.attention.attention.edge_dim is None:
-                raise ValueError(
-                    f"edge_attr must be None: neither {self.conv} nor, without edge_dim, attention takes it"
-                )
             local = torch.nn.functional.dropout(
                 self.conv(x=x, edge_index=edge_index, **given), self.dropout, self.training
             )
@@ -161,7 +160,10 @@ class RelativeGPSBlock(torch.nn.Module):
         num_nodes: int,
     ) -> Neighbours | None:
         """The near pairs of these edges, once for all blocks that share them. Arguments as :meth:`forward`."""
-        edge_attr = None if self.attention.attention.edge_dim is None else edge_attr
+        if self.attention.attention.edge_dim is None:
+            edge_attr = None
+            if is_sparse(edge_index):  # without the values, which are not for the attention
+                edge_index, _ = plain_edges(edge_index, None, num_nodes)
         return self.attention.neighbours(edge_index, edge_attr, pos, batch, num_nodes=num_nodes)
 
     def _normalised(
@@ -181,4 +183,5 @@ def _named(module: torch.nn.Module | None, names: tuple[str, ...]) -> tuple[str,
     if module is None:
         return ()
     taken = inspect.signature(module.forward).parameters
-    return tuple(name for name in names if name in taken)
+    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    return tuple(name for name in names if name in taken or (any_name and name == "edge_attr"))

@@ -80,6 +80,7 @@ class Superpixels(BaseTransform):
         data.pos = pos.to(image.device, torch.get_default_dtype())
         if self.add_seg:
             data.seg = segments[None].to(image.device)
+        data.edge_attr = None
         del data.image
         return data
 

@@ -38,7 +38,13 @@ def test_lazy_in_channels(graph, equal):
     known = RelativePerformerConv(12, 15, heads=3, **WINDOW).double()
     known.load_state_dict(conv.state_dict())
     equal(known(**graph), out, 0)
-    with pytest.raises(ValueError, match=r"x must be a tensor of shape \(N, 12\)|input must be"):
+    other.double()
+    assert other.in_channels == 12  # from the checkpoint
+    late = RelativePerformerConv(-1, 15, heads=3, **WINDOW)
+    with pytest.raises(ValueError, match="float"):  # a refused input says nothing
+        late(graph["x"], graph["edge_index"], pos=graph["pos"], batch=graph["batch"])
+    assert late.in_channels == -1
+    with pytest.raises(ValueError, match="input must be"):
         conv(**{**graph, "x": graph["x"][:, :5]})
     conv.reset_parameters()
     assert float((conv(**graph) - out).detach().abs().max()) > 1e-3
@@ -141,7 +147,12 @@ def test_a_masked_edge_is_no_edge(make_conv, graph, equal, error):
     """A mask of zero takes an edge's weight from the near part; with all it is the layer of no edges."""
     conv, count = make_conv(values="offset", **WINDOW), graph["edge_index"].shape[1]
     keep = torch.rand(count) < 0.5
+    near = conv.neighbours(graph["edge_index"], None, graph["pos"], graph["batch"], num_nodes=32)
     conv.explain, conv._edge_mask, conv._apply_sigmoid = True, keep.double(), False
+    with pytest.raises(
+        ValueError, match=r"neighbours must come from this layer's neighbours\(\) where it is explained"
+    ):
+        conv(graph["x"], batch=graph["batch"], neighbours=near)
     masked = conv(**graph)
     with pytest.raises(ValueError, match="edge_mask must have shape"):
         conv(**{**graph, "edge_index": graph["edge_index"][:, :-1]})

@@ -65,6 +65,19 @@ def test_auto_measures_the_first_edges_once(name, make, cloud, equal):
     loaded = make(name, max_distance="auto")
     loaded.load_state_dict(conv.state_dict())
     equal(loaded(**other), known(**other))
+    averaged = torch.optim.swa_utils.AveragedModel(make(name, max_distance="auto"))
+    averaged.module(**cloud(scale=5.0))
+    averaged.update_parameters(conv)  # takes buffers over, too
+    equal(averaged.module(**other), known(**other))
+    torch.func.functional_call(conv, {k: v.clone() for k, v in conv.state_dict().items()}, (), other)
+    equal(conv(**other), known(**other))
+    fresh = make(name, max_distance="auto")
+    at_one_place = {**data, "pos": torch.zeros_like(data["pos"])}
+    assert bool(fresh(**at_one_place).isfinite().all())  # and measures nothing
+    fresh.load_state_dict({**fresh.state_dict(), **fixed})
+    equal(fresh(**data), known(**data))
+    fresh.reset_parameters()
+    assert bool(fresh.attention.positions.length.isnan())
     with pytest.raises(ValueError, match="max_distance must be a number where near pairs are found from pos"):
         conv(data["x"], pos=data["pos"])
 
@@ -119,13 +132,14 @@ def test_equals_the_sum_over_all_pairs(name, make, cloud, equal):
 
 @pytest.mark.parametrize("name", OFFSETS)
 def test_forces_exist_twice(name, make_conv):
-    """Also where two points meet, and where a pair is at the distance."""
+    """Also where two points meet, and where a pair is at the distance, or nearly."""
     conv = make_conv(
         in_channels=4, out_channels=4, heads=2, num_features=5, pos_dim=2, max_distance=2.0, **OFFSETS[name]
     )
-    pos = torch.tensor([[0.0, 0], [0, 0], [1, 0.5], [2, 0], [0.3, 1]], dtype=torch.float64, requires_grad=True)
-    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
-    edges = (~torch.eye(5, dtype=torch.bool)).nonzero().T
+    places = [[0.0, 0], [0, 0], [1, 0.5], [2, 0], [0.3, 1], [0, -1.9995]]
+    pos = torch.tensor(places, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    edges = (~torch.eye(6, dtype=torch.bool)).nonzero().T
     assert torch.autograd.gradcheck(lambda x, pos: conv(x, edges, pos=pos), (x, pos), fast_mode=True)
     assert torch.autograd.gradgradcheck(lambda x, pos: conv(x, edges, pos=pos), (x, pos), fast_mode=True)
 

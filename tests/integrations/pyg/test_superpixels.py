@@ -37,7 +37,7 @@ def test_nodes_are_means_over_segments(graph):
         torch.testing.assert_close(data.pos[label], place)
 
 
-def test_edges_are_thenearest_edges(graph):
+def test_edges_are_the_nearest(graph):
     """Against all distances; sorted by target, nearest first, from other nodes."""
     _, data = graph
     source, target = data.edge_index

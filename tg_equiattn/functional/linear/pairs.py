@@ -10,8 +10,7 @@ from ...precision import full_precision
 from .attention import score_scale
 from .rows import Rows
 
-_LARGEST = 80.0  # logarithm of a weight that float32 holds
-_SMALLEST = -1e4  # of one that is zero
+_NONE = -1e4  # logarithm of a weight that is zero
 
 
 def pair_attention_of_nodes(
@@ -42,48 +41,52 @@ def pair_attention_of_nodes(
             absent = absent.expand(graphs, 1, length).masked_fill(~rows.mask[:, None], torch.finfo(dtype).min / 2)
             absent = absent.repeat_interleave(heads, 0)
         scores = torch.baddbmm(absent, q, k.mT, alpha=score_scale(query, scale))
-        place = logs = added = None
+        place = logs = added = exists = None
         if neighbours is not None and biases is not None:
-            place, logs = _places(neighbours, rows, heads), _logs(neighbours, [b.to(dtype) for b in biases])
+            exists, place = _places(neighbours, rows, heads)
+            logs = _logs(neighbours, exists, [b.to(dtype) for b in biases])
             scores, added = _with_near(scores, place, logs, neighbours.repeats)
         shares = scores.softmax(-1)
         out = rows.unpack((shares @ v).unflatten(0, (graphs, heads))).to(value.dtype)
-        if place is None or logs is None or added is None:
+        if place is None or logs is None or added is None or exists is None:
             return out, out.new_zeros(heads, 0), out.new_zeros(heads, 0)
         of_pairs = shares.flatten().index_select(0, place).view_as(logs)
         near = of_pairs * (logs - added).exp()
-        return out, near + of_pairs * (-added).exp(), near
+        return out, (near + of_pairs * (-added).exp()) * exists, near
 
 
-def _places(neighbours: Neighbours, rows: Rows, heads: int) -> Tensor:
-    """Where each head's scores of near pairs, and of nodes with themselves, lie among all, (heads (E + N),)."""
+def _places(neighbours: Neighbours, rows: Rows, heads: int) -> tuple[Tensor, Tensor]:
+    """Which near pairs, and nodes with themselves, there are, (E + N,), and where each head's scores of them lie among
+    all, (heads (E + N),)."""
     target, source, length = neighbours.pattern.row, neighbours.pattern.col, rows.length
     slot = torch.arange(neighbours.nodes, device=target.device) if rows.equal else rows.slot
     row, within = slot // length, slot % length
-    target, source = (torch.cat([t, torch.arange(len(slot), device=t.device)]) for t in (target, source))
+    target, source = (torch.cat([t, torch.arange(slot.shape[0], device=t.device)]) for t in (target, source))
+    exists = row[target] == row[source]
+    if neighbours.exists is not None:
+        exists = exists & torch.cat([neighbours.exists, torch.ones_like(slot, dtype=torch.bool)])
     first = (row[target] * heads * length + within[target]) * length + within[source]
-    return (first + length**2 * torch.arange(heads, device=first.device)[:, None]).flatten()
+    return exists, (first + length**2 * torch.arange(heads, device=first.device)[:, None]).flatten()
 
 
-def _logs(neighbours: Neighbours, biases: list[Tensor]) -> Tensor:
+def _logs(neighbours: Neighbours, exists: Tensor, biases: list[Tensor]) -> Tensor:
     """b - f of near pairs and of nodes with themselves, (heads, E + N)."""
     pairs, itself, far = biases
-    if neighbours.exists is not None:
-        pairs = pairs.masked_fill(~neighbours.exists, -torch.inf)
     if neighbours.weights is not None:
         weights = neighbours.weights.to(pairs.dtype)
         pairs = pairs + torch.where(weights > 0, weights, 1.0).log()
         pairs = pairs.masked_fill(weights <= 0, -torch.inf)
     logs = torch.cat([pairs, itself[:, None].expand(-1, neighbours.nodes)], 1) - far[:, None]
-    return logs.clamp(min=_SMALLEST)  # what it leads to then has derivatives of any order
+    return logs.masked_fill(~exists, _NONE).clamp(min=_NONE)  # finite, as its exponential's derivatives then are
 
 
 def _with_near(scores: Tensor, place: Tensor, logs: Tensor, repeats: bool) -> tuple[Tensor, Tensor]:
     """Scores with log(1 + exp(logs)) added at their places, of sums where a pair comes more than once; and what was
     added to each."""
     if not repeats:
-        added = torch.logaddexp(logs, torch.zeros_like(logs))
+        added = -torch.nn.functional.logsigmoid(-logs)
         return scores.flatten().index_add(0, place, added.flatten()).view_as(scores), added
-    weights = logs.clamp(max=_LARGEST).exp().flatten()
-    everywhere = torch.zeros_like(scores).flatten().index_add(0, place, weights).log1p()
+    top = torch.zeros_like(scores).flatten().scatter_reduce(0, place, logs.detach().flatten(), "amax")
+    weights = (logs.flatten() - top.index_select(0, place)).exp()
+    everywhere = top + (-top).exp().index_add(0, place, weights).log()
     return scores + everywhere.view_as(scores), everywhere.index_select(0, place).view_as(logs)

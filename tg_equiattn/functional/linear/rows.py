@@ -45,6 +45,8 @@ class Rows:
             sizes = starts.diff()
             if longest is not None:
                 self.whole, self.length = True, max(1, longest)
+                if torch.compiler.is_compiling() or not (checks.values_are_free(batch) or checks.is_batched(batch)):
+                    torch._assert_async((sizes <= longest).all(), "max_num_nodes must be at least the largest graph")
             elif checks.values_are_free(batch):
                 longest = int(sizes.max())
                 self.equal, self.whole = nodes == longest * graphs, longest <= 2 * self.length

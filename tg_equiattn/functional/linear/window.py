@@ -150,7 +150,7 @@ def _of_all_pairs(
         return out
     with full_precision(query.device):
         pairs, itself, mapped = (t.to(near.dtype) for t in extra)
-        near, own = near.split([len(neighbours.offsets), neighbours.nodes], 1)
+        near, own = near.split([neighbours.offsets.shape[0], neighbours.nodes], 1)
         summed = edge_sum(near.contiguous(), pairs.expand(len(near), -1, -1), neighbours.incidence)
         return out + ((summed + own[..., None] * itself) @ mapped).transpose(0, 1).to(out.dtype)
 
@@ -181,6 +181,8 @@ def _by_features(
         scores = edge_dot(q, k, pattern) + pair_bias.to(dtype)
         if neighbours.exists is not None:
             scores = scores.masked_fill(~neighbours.exists, -torch.inf)
+        if neighbours.weights is not None:
+            scores = scores.masked_fill(neighbours.weights <= 0, -torch.inf)
         index = pattern.row.expand_as(scores)
         top = torch.maximum(self_score.detach(), far_level.detach())
         top = top.squeeze(-1).scatter_reduce(1, index, scores.detach(), "amax")
@@ -218,12 +220,12 @@ def window_weights_of_nodes(
     level = _by_features(query, key, key, projection, biases, neighbours, scale, rows, None)[1]
     with full_precision(query.device):
         query, key, size = query.to(level.dtype), key.to(level.dtype), score_scale(query, scale)
-        own = torch.arange(len(query), device=query.device)
+        own = torch.arange(query.shape[0], device=query.device)
         target, source = (torch.cat([t, own]) for t in (neighbours.pattern.row, neighbours.pattern.col))
-        bias = torch.cat([pair_bias, self_bias[:, None].expand(-1, len(own))], 1).T.to(level.dtype)
+        bias = torch.cat([pair_bias, self_bias[:, None].expand(-1, own.shape[0])], 1).T.to(level.dtype)
+        exists = torch.ones_like(target, dtype=torch.bool)
         if neighbours.exists is not None:
             exists = torch.cat([neighbours.exists, torch.ones_like(own, dtype=torch.bool)])
-            bias = bias.masked_fill(~exists[:, None], -torch.inf)
         weights = torch.ones_like(bias[:, :1])
         if neighbours.weights is not None:
             weights = torch.cat([neighbours.weights.to(level.dtype), torch.ones_like(level[:, 0])])[:, None]
@@ -232,4 +234,4 @@ def window_weights_of_nodes(
             score = (query[i] * key[j]).sum(-1) * size
             far = log_feature_product(query[i], key[j], projection, scale)
             shares.append((score + b - level[i]).exp() * w + (far + far_bias - level[i]).exp())
-        return torch.cat(shares)
+        return torch.cat(shares) * exists[:, None]

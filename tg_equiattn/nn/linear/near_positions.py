@@ -14,6 +14,7 @@ from ...functional.linear.clipped import clipped_attention_of_nodes
 from ...functional.linear.window import PairValues, window_attention_of_nodes, window_weights_of_nodes
 from ...neighbours import Neighbours, near_pairs
 from ...offsets import offsets_between
+from ...precision import full_precision
 from ..children import reset_children
 from .positions import Position
 
@@ -142,11 +143,13 @@ class WindowPosition(NearPosition):
         self.far_bias = nn.Parameter(torch.zeros(heads))
         if self.measures:
             self.register_buffer("length", torch.tensor(torch.nan, dtype=torch.float64))
-            self.known = False
+            self._known, self._looked_at = False, (0, 0)
 
     def reset_parameters(self) -> None:
         reset_children(self)
         nn.init.zeros_(self.far_bias)
+        if self.measures:
+            self.length.fill_(torch.nan)
 
     def find_neighbours(self, pos: Tensor, batch: Tensor | None) -> Neighbours:
         if self.measures:
@@ -157,22 +160,32 @@ class WindowPosition(NearPosition):
             raise ValueError("edge_index and edge_attr must be given with edge_dim, got neither")
         return super().find_neighbours(pos, batch)
 
-    def _in_units(self, offsets: Tensor) -> Tensor:
+    def _in_units(self, offsets: Tensor, exists: Tensor | None) -> Tensor:
         """Offsets by the length that is measured once, where it is."""
         if not self.measures:
             return offsets
-        if not self.known and len(offsets):
+        if not self._is_known() and len(offsets):
             if torch.compiler.is_compiling():
                 raise ValueError("max_distance='auto' must have seen edges before torch.compile: call the layer once")
             with torch.no_grad():
-                self.length.copy_(_REACH * torch.linalg.vector_norm(offsets.double(), dim=-1).mean())
-            self.known = True
-        return offsets / self.length.to(offsets.dtype) if self.known else offsets
+                lengths = torch.linalg.vector_norm(offsets.double(), dim=-1)
+                mean = _REACH * (lengths if exists is None else lengths[exists]).mean()
+                if 0 < float(mean) < float("inf"):
+                    self.length.copy_(mean)
+        return offsets / self.length.to(offsets.dtype) if self._is_known() else offsets
+
+    def _is_known(self) -> bool:
+        """Whether there is a length; read anew where the buffer is another, or was written to."""
+        if not torch.compiler.is_compiling():
+            now = id(self.length), self.length._version
+            if now != self._looked_at:
+                self._known, self._looked_at = bool(self.length > 0), now
+        return self._known
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
         if self.measures:
-            self.known = not bool(self.length.isnan())
+            self._is_known()
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes) -> Tensor:
         offsets, features, extra = self._offsets(query, nodes), None, None
@@ -190,7 +203,9 @@ class WindowPosition(NearPosition):
 
     def _offsets(self, query: Tensor, nodes: Nodes) -> Tensor:
         offsets = nodes.neighbours.offsets
-        return self._in_units(offsets if offsets.is_floating_point() else offsets.to(query.dtype))
+        if not offsets.is_floating_point():
+            offsets = offsets.to(torch.promote_types(query.dtype, torch.float32))
+        return self._in_units(offsets, nodes.neighbours.exists)
 
     def _biases(self, offsets: Tensor, nodes: Nodes, features: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Of pairs (heads, E), from the features of their values where these are radial, of a node with itself, and of
@@ -201,5 +216,6 @@ class WindowPosition(NearPosition):
             of_edges = nodes.neighbours.features
             if of_edges is None:
                 raise ValueError("edge_attr must be given with edge_dim, got None")
-            bias = bias + self.edge_bias(of_edges.to(self.edge_bias.weight.dtype)).T
+            with full_precision(offsets.device):
+                bias = bias + self.edge_bias(of_edges.to(self.edge_bias.weight.dtype)).T
         return bias, itself, self.far_bias

@@ -87,6 +87,10 @@ class Nodes:
         elif position.whole_offsets:
             whole_offsets(neighbours.offsets, what=GIVEN)
         neighbours.check_nodes(count, position.pos_dim)
+        target, source = neighbours.pattern.row, neighbours.pattern.col
+        free = batch is not None and checks.values_are_free(target) and checks.values_are_free(batch)
+        if batch is not None and free and not torch.equal(batch[target], batch[source]):
+            raise ValueError("neighbours must not join nodes of different graphs of batch")
         self.neighbours = neighbours if mask is None else neighbours.restricted(mask.flatten())
 
     def restore(self, out: Tensor) -> Tensor:

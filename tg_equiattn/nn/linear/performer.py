@@ -115,7 +115,7 @@ class PerformerAttention(NotScriptable, nn.Module):
         checks.choice("method", method, METHODS)
         if out_channels % heads:
             raise ValueError(f"heads must divide out_channels={out_channels}, got {heads}")
-        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
+        self.out_channels, self.heads = out_channels, heads
         self.head_channels = d = out_channels // heads
         self.position, self.pos_dim, self.max_distance, self.offset = position, pos_dim, max_distance, offset
         self.edge_dim, self.method, self.dropout = edge_dim, method, dropout
@@ -135,6 +135,12 @@ class PerformerAttention(NotScriptable, nn.Module):
             self.features = RandomFeatures(num_features, d + self.positions.extra_channels, redraw_interval)
         elif self.positions.needs_features:
             raise ValueError(f"method must be 'features' with position={position!r}, got {method!r}")
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of the input; -1 where they are not known yet."""
+        weight = self.query.weight
+        return -1 if isinstance(weight, nn.UninitializedParameter) else weight.shape[1]
 
     def reset_parameters(self) -> None:
         """Give every parameter a new initial value and draw the random features again."""
@@ -182,9 +188,8 @@ class PerformerAttention(NotScriptable, nn.Module):
                 pairs, in the order of ``neighbours``, and nodes themselves have in what a node attends to. Those of all
                 pairs, estimated by features where they are not near, add up to one.
         """
-        if self.in_channels == -1 and x.ndim:
-            self.in_channels = x.shape[-1]
-        if x.ndim not in (2, 3) or x.shape[-1] != self.in_channels:
+        known = self.in_channels != -1
+        if x.ndim not in (2, 3) or (known and x.shape[-1] != self.in_channels):
             raise ValueError(
                 f"input must be (B, N, {self.in_channels}), or (N, {self.in_channels}) with batch, got {tuple(x.shape)}"
             )
