@@ -12,8 +12,8 @@ mlp, edges          the same from the edges, which are checked and sorted in eve
 mlp + values, distance + values
 pairs ...           the same with method="pairs"; small graphs only
 
-Memory is measured in a process for each layer; times in one for all layers of a load, which take turns after a
-warm-up, medians. In brackets: as a multiple of the quickest of dense attention and PyG's Performer.
+Peak memory, forward and backward, is measured in a process for each layer; times in one for all layers of a load, which
+take turns after a warm-up, medians. In brackets: as a multiple of the quickest of dense attention and PyG's Performer.
 
     python examples/benchmarks/graph_attention.py                         # some minutes
     python examples/benchmarks/graph_attention.py --loads molecules
@@ -115,11 +115,11 @@ def prepare(variant: str, load: str, device: str):
     return layer, lambda: layer(x, batch=batch, batch_size=count, neighbours=near)
 
 
-def memory(variant: str, load: str, direction: str, device: str) -> dict:
-    """Of one layer."""
+def memory(variant: str, load: str, device: str) -> dict:
+    """Of one layer, forward and backward."""
     torch.manual_seed(0)
     prepare(variant, "molecules", device)[1]().sum().backward()  # what libraries load at the first call
-    return measure(lambda: prepare(variant, load, device), direction == DIRECTIONS[1], 1, 1, device)
+    return measure(lambda: prepare(variant, load, device), True, 1, 1, device)
 
 
 def seconds(variants: list[str], load: str, direction: str, repeats: int, device: str) -> list[float]:
@@ -149,10 +149,13 @@ def main() -> None:
         times = dict.fromkeys(variants, times) if isinstance(times, str) else dict(zip(variants, times, strict=True))
         peers = [times[v] for v in ("dense", "PyG Performer") if isinstance(times.get(v), float)]
         nodes = "128 graphs of 30 nodes" if load == "molecules" else f"{load} nodes"
-        rows += ["", f"{nodes}, {direction}:", "", *table(["layer", "ms", "GiB"])]
+        backward = direction == DIRECTIONS[1]
+        rows += ["", f"{nodes}, {direction}:", "", *table(["layer", "ms", *["GiB"] * backward])]
         for variant in variants:
-            peak = cell(in_own_process(__file__, "memory", variant, load, direction, options.device), "", "bytes")
-            rows.append(f"| {variant} | {milliseconds(times[variant], peers)} | {peak} |")
+            cells = [variant, milliseconds(times[variant], peers)]
+            if backward:
+                cells.append(cell(in_own_process(__file__, "memory", variant, load, options.device), "", "bytes"))
+            rows.append(f"| {' | '.join(cells)} |")
     note = (
         f"{HEADS} heads of {CHANNELS // HEADS}, whole layers with projections, about {NEIGHBOURS} neighbours a node; "
         f"{machine(options.device)}. In brackets: as a multiple of the quickest of dense attention and PyG's Performer."
