@@ -238,9 +238,8 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
 
     def _weighted_pairs(self, neighbours: Neighbours) -> Tensor:
         """The edges that weights are returned of."""
-        nodes = torch.arange(neighbours.nodes, device=neighbours.pattern.row.device)
         pairs = torch.stack([neighbours.pattern.col, neighbours.pattern.row])
-        pairs = torch.cat([pairs, nodes.expand(2, -1)], 1)
+        pairs = torch.cat([pairs, torch.arange(neighbours.nodes, device=pairs.device).expand(2, -1)], 1)
         return pairs if self.flow == "source_to_target" else pairs.flip(0)
 
     def neighbours(
