@@ -158,7 +158,7 @@ class Neighbours:
     @property
     def repeats(self) -> bool:
         """Whether a pair may come more than once."""
-        if torch.compiler.is_compiling() or checks.is_batched(self.pattern.row):
+        if not checks.values_are_free(self.pattern.row):
             return True
         if self._repeats is None:
             pairs = (self.pattern.row * self.nodes + self.pattern.col).sort().values

@@ -183,6 +183,8 @@ def _refuse_features(
     few = slice(None, _LOOKED_AT)
     offsets, target, source = edge_attr[few].double(), target[few], source[few]
     apart = (pos[source].double() - pos[target].double() - offsets).abs()
+    if not bool(apart.isfinite().all()):  # refused by name where offsets are used
+        return
     exact = 1e-4 * (1 + offsets.abs().max() + 1e-3 * pos.abs().max())
     graph = torch.zeros_like(target) if batch is None else batch[target]
     largest = apart.new_zeros(int(graph.max()) + 1, apart.shape[1])

@@ -114,7 +114,7 @@ def test_forces_are_derivatives_and_turn_with_the_molecule(molecules):
 
     turn = torch.tensor(Rotation.random(rng=3).as_matrix())
     runs = every_run()
-    assert len(runs) == 12
+    assert len(runs) == 11
     for messages, name in [run for run in runs if run[0] == "bonds" or run[1] in ("dense", "SchNet")]:
         model, batch = small_potential(messages, name), batch_of(molecules)
         out = model(batch).detach()
@@ -172,7 +172,7 @@ def test_the_study(tmp_path):
     result = run_here("studies/molecules.py", "--quick", *both, "--no-progress", "--output", tmp_path)
     assert result.returncode == 0, result.stderr
     rows, folder = rows_of(tmp_path, "molecules"), tmp_path / "molecules"
-    assert len(rows) == 12
+    assert len(rows) == 11
     for row in rows:
         assert all(math.isfinite(row.more[name]) and row.more[name] > 0 for name in ("energy", "force", "turned"))
     assert (folder / "errors.md").read_text().count("| ours, near pairs |") == 2
