@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -13,46 +15,72 @@ from .rows import Rows
 _NONE = -1e4  # logarithm of a weight that is zero
 
 
-def pair_attention_of_nodes(
+def pair_attention_of_nodes(query: Tensor, key: Tensor, value: Tensor, scale: float | None, rows: Rows) -> Tensor:
+    """Softmax attention of nodes (N, heads, d) in rows of whole graphs, unchecked."""
+    with full_precision(query.device):
+        return _attended(_scores(query, key, scale, rows), value, rows)[0]
+
+
+def near_pair_attention_of_nodes(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     scale: float | None,
     rows: Rows,
-    neighbours: Neighbours | None = None,
-    biases: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Softmax attention of nodes (N, heads, d) in rows of whole graphs, unchecked.
+    neighbours: Neighbours,
+    biases: tuple[Tensor, Tensor, Tensor],
+) -> tuple[Tensor, NearShares]:
+    r"""The same with near pairs, of their biases b, those of nodes with themselves, and that of all pairs, f.
 
-    With near pairs and their biases b, those of nodes with themselves, and that of all pairs, f, a weight is
-    :math:`e^f e^{c \langle q_i, k_j \rangle} + e^{c \langle q_i, k_j \rangle + b}`: a softmax in which near pairs have
-    :math:`\log(1 + e^{b - f})` added to their score.
-
-    Returns:
-        The output, and of near pairs, then of nodes with themselves, (heads, E + N): their shares in what a node
-        attends to, and the part of these that b has.
+    A weight is :math:`e^f e^{c \langle q_i, k_j \rangle} + e^{c \langle q_i, k_j \rangle + b}`: a softmax in which near
+    pairs have :math:`\log(1 + e^{b - f})` added to their score. Also what near pairs have of it.
     """
-    graphs, length, heads = rows.count, rows.length, query.shape[1]
     with full_precision(query.device):
-        dtype = torch.promote_types(query.dtype, torch.float32)
-        q, k, v = (rows.pack(t.to(dtype)).flatten(0, 1) for t in (query, key, value))
-        absent = q.new_zeros(1, 1, 1)
-        if rows.mask is not None:
-            absent = absent.expand(graphs, 1, length).masked_fill(~rows.mask[:, None], torch.finfo(dtype).min / 2)
-            absent = absent.repeat_interleave(heads, 0)
-        scores = torch.baddbmm(absent, q, k.mT, alpha=score_scale(query, scale))
-        place = logs = added = exists = None
-        if neighbours is not None and biases is not None:
-            exists, place = _places(neighbours, rows, heads)
-            logs = _logs(neighbours, exists, [b.to(dtype) for b in biases])
-            scores, added = _with_near(scores, place, logs, neighbours.repeats)
-        shares = scores.softmax(-1)
-        out = rows.unpack((shares @ v).unflatten(0, (graphs, heads))).to(value.dtype)
-        if place is None or logs is None or added is None or exists is None:
-            return out, out.new_zeros(heads, 0), out.new_zeros(heads, 0)
-        of_pairs = shares.flatten().index_select(0, place).view_as(logs)
-        near = of_pairs * (logs - added).exp()
-        return out, (near + of_pairs * (-added).exp()) * exists, near
+        scores = _scores(query, key, scale, rows)
+        exists, place = _places(neighbours, rows, query.shape[1])
+        logs = _logs(neighbours, exists, [b.to(scores.dtype) for b in biases])
+        scores, added = _with_near(scores, place, logs, neighbours.repeats)
+        out, shares = _attended(scores, value, rows)
+        return out, NearShares(shares, exists, place, logs, added)
+
+
+class NearShares(NamedTuple):
+    """From which the shares of near pairs, then of nodes with themselves, in what a node attends to are found."""
+
+    shares: Tensor
+    exists: Tensor
+    place: Tensor
+    logs: Tensor
+    added: Tensor
+
+    def of_near(self) -> Tensor:
+        """Those of the near part, (heads, E + N)."""
+        return self._of_pairs() * (self.logs - self.added).exp()
+
+    def of_all(self) -> Tensor:
+        """Those of near and far parts together, (heads, E + N)."""
+        return (self.of_near() + self._of_pairs() * (-self.added).exp()) * self.exists
+
+    def _of_pairs(self) -> Tensor:
+        return self.shares.flatten().index_select(0, self.place).view_as(self.logs)
+
+
+def _scores(query: Tensor, key: Tensor, scale: float | None, rows: Rows) -> Tensor:
+    """Of all pairs of each row, (rows heads, length, length), lowest for keys that are not there."""
+    dtype, heads = torch.promote_types(query.dtype, torch.float32), query.shape[1]
+    q, k = (rows.pack(t.to(dtype)).flatten(0, 1) for t in (query, key))
+    absent = q.new_zeros(1, 1, 1)
+    if rows.mask is not None:
+        absent = absent.expand(rows.count, 1, rows.length).masked_fill(~rows.mask[:, None], torch.finfo(dtype).min / 2)
+        absent = absent.repeat_interleave(heads, 0)
+    return torch.baddbmm(absent, q, k.mT, alpha=score_scale(query, scale))
+
+
+def _attended(scores: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Outputs of nodes (N, heads, e), and the shares of all pairs."""
+    shares = scores.softmax(-1)
+    out = shares @ rows.pack(value.to(scores.dtype)).flatten(0, 1)
+    return rows.unpack(out.unflatten(0, (rows.count, value.shape[1]))).to(value.dtype), shares
 
 
 def _places(neighbours: Neighbours, rows: Rows, heads: int) -> tuple[Tensor, Tensor]:

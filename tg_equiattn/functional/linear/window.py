@@ -18,7 +18,7 @@ from .attention import (
     score_scale,
 )
 from .edge_products import edge_dot, edge_sum
-from .pairs import pair_attention_of_nodes
+from .pairs import near_pair_attention_of_nodes
 from .rows import Rows, over_nodes, rows_of
 
 
@@ -145,10 +145,11 @@ def _of_all_pairs(
     rows: Rows,
     extra: PairValues | None,
 ) -> Tensor:
-    out, _, near = pair_attention_of_nodes(query, key, value, scale, rows, neighbours, biases)
+    out, shares = near_pair_attention_of_nodes(query, key, value, scale, rows, neighbours, biases)
     if extra is None:
         return out
     with full_precision(query.device):
+        near = shares.of_near()
         pairs, itself, mapped = (t.to(near.dtype) for t in extra)
         near, own = near.split([neighbours.offsets.shape[0], neighbours.nodes], 1)
         summed = edge_sum(near.contiguous(), pairs.expand(len(near), -1, -1), neighbours.incidence)
@@ -216,7 +217,7 @@ def window_weights_of_nodes(
     together."""
     biases = pair_bias, self_bias, far_bias
     if projection is None:
-        return pair_attention_of_nodes(query, key, key, scale, rows, neighbours, biases)[1].T
+        return near_pair_attention_of_nodes(query, key, key, scale, rows, neighbours, biases)[1].of_all().T
     level = _by_features(query, key, key, projection, biases, neighbours, scale, rows, None)[1]
     with full_precision(query.device):
         query, key, size = query.to(level.dtype), key.to(level.dtype), score_scale(query, scale)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +89,7 @@ class ClippedPosition(NearPosition):
         nn.init.normal_(self.distance_table)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes) -> Tensor:
-        assert projection is not None  # features are needed
+        projection = cast(Tensor, projection)  # features are needed
         sizes = self.key_heads, self.position_heads
         (query, position_query), (value, position_value) = query.split(sizes, 1), value.split(sizes, 1)
         by_distance = clipped_attention_of_nodes(

@@ -54,7 +54,7 @@ class Position(nn.Module):
         """The weighted means (N, heads, e) of values (N, heads, e), from queries (N, heads, d), keys (N, key_heads, d)
         and the directions of random features (m, d + extra_channels), or, without, over all pairs."""
         if projection is None:
-            return pair_attention_of_nodes(query, key, value, self.scale, nodes.rows)[0]
+            return pair_attention_of_nodes(query, key, value, self.scale, nodes.rows)
         return linear_attention_of_nodes(query, key, value, projection, self.scale, nodes.rows)[0]
 
 
