@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -49,16 +49,16 @@ def choice(name: str, value: object, allowed: Collection[str]) -> None:
         raise ValueError(f"{name} must be one of {tuple(allowed)}, got {value!r}")
 
 
-def features(x: Tensor, channels: int, dim: int, elements: int | None, reference: Tensor) -> None:
+def features(x: Tensor, channels: int, dim: int, elements: int | None, reference: Tensor, name: str = "input") -> None:
     """Raise ValueError unless x is (B, channels, [elements,] *spatial) in ``reference``'s dtype, on its device."""
     axes = (channels,) if elements is None else (channels, elements)
     if not isinstance(x, Tensor):
-        raise ValueError(f"input must be a torch.Tensor of shape {_layout(axes, dim)}, got {type(x).__name__}")
+        raise ValueError(f"{name} must be a torch.Tensor of shape {_layout(axes, dim)}, got {type(x).__name__}")
     if x.ndim != 1 + len(axes) + dim or tuple(x.shape[1 : 1 + len(axes)]) != axes:
-        raise ValueError(f"input must have shape {_layout(axes, dim)}, got {tuple(x.shape)}")
+        raise ValueError(f"{name} must have shape {_layout(axes, dim)}, got {tuple(x.shape)}")
     if min(x.shape[1 + len(axes) :]) < 1:
-        raise ValueError(f"input must have at least one pixel on every spatial axis, got {tuple(x.shape)}")
-    same_kind(x, reference)
+        raise ValueError(f"{name} must have at least one pixel on every spatial axis, got {tuple(x.shape)}")
+    same_kind(x, reference, name)
 
 
 def _layout(axes: tuple[int, ...], dim: int) -> str:
@@ -145,6 +145,23 @@ def mask(value: Tensor | None, shape: tuple[int, ...]) -> None:
     """Raise ValueError unless value is None or a boolean mask of this shape."""
     if value is not None and (value.dtype != torch.bool or tuple(value.shape) != shape):
         raise ValueError(f"mask must be bool of shape {shape}, got {value.dtype} of shape {tuple(value.shape)}")
+
+
+def pixel_mask(value: Tensor | None, batch_size: int, spatial: Sequence[int], device: torch.device) -> None:
+    """Raise ValueError unless value is None or a boolean mask (B or 1, *spatial) of images on this device."""
+    if value is None:
+        return
+    if not isinstance(value, Tensor):
+        raise ValueError(f"mask must be a bool tensor, true where there are pixels, got {type(value).__name__}")
+    fits = value.ndim > 1 and tuple(value.shape[1:]) == tuple(spatial)
+    if value.dtype != torch.bool or not fits or not (value.shape[0] == batch_size or value.shape[0] == 1):
+        sides = ", ".join(str(int(n)) for n in spatial)
+        raise ValueError(
+            f"mask must be bool of shape ({batch_size} or 1, {sides}), true where there are pixels, "
+            f"got {value.dtype} of shape {tuple(value.shape)}"
+        )
+    if value.device != device:
+        raise ValueError(f"mask must be on {device} as the input is, got {value.device}")
 
 
 def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:

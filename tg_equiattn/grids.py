@@ -21,6 +21,7 @@ from .kept import ordinary_tensors
 from .neighbours import Neighbours
 
 NEIGHBOURHOODS = ("square", "disk")
+PADDING_MODES = ("mask", "circular")
 
 
 def _axes_to_position(index: Tensor) -> Tensor:
@@ -47,23 +48,28 @@ def _disk(dim: int, kernel_size: int) -> tuple[int, ...]:
 class Neighbourhood:
     """The keys that a query attends to: an odd window around it, or the whole grid.
 
-    Only pixels of the grid are keys: a window that reaches over a border, or is larger than the grid, ends there.
+    Only pixels of the grid are keys. With ``padding_mode="mask"`` a window that reaches over a border, or is larger
+    than the grid, ends there; with ``"circular"`` it goes on at the other side, as in a circular convolution.
 
     Args:
         dim: 2 for images, 3 for volumes.
         kernel_size: odd side of the window in pixels, or ``None`` for global attention.
         shape: ``"square"``, or ``"disk"`` for the offsets no longer than ``kernel_size / 2``.
+        padding_mode: ``"mask"`` or ``"circular"``. Circular windows may reach as far as the grid has pixels, no
+            further; a pixel that a window meets twice is two keys. Global attention on a torus would need offsets that
+            are periodic, and has no circular mode.
 
     Attributes:
         selection: indices in the square window of the offsets that belong to a disk; empty means all.
 
     Raises:
-        ValueError: for an even or non-positive window, an unknown shape or dimension.
+        ValueError: for an even or non-positive window, an unknown shape, dimension or padding mode.
     """
 
     dim: int
     kernel_size: int | None
     shape: str = "square"
+    padding_mode: str = "mask"
     selection: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +82,12 @@ class Neighbourhood:
             raise ValueError(f"neighbourhood must be one of {NEIGHBOURHOODS}, got {self.shape!r}")
         if size is None and self.shape != "square":
             raise ValueError(f"neighbourhood must be 'square' where kernel_size is None (global), got {self.shape!r}")
+        checks.choice("padding_mode", self.padding_mode, PADDING_MODES)
+        if size is None and self.circular:
+            raise ValueError(
+                "padding_mode must be 'mask' where kernel_size is None (global): half a side away an offset has no "
+                "direction on a torus; GlobalGroupAttention joins a circular window with all pixels. Got 'circular'"
+            )
         chosen = _disk(self.dim, size) if self.shape == "disk" and size is not None else ()
         object.__setattr__(self, "selection", chosen)
 
@@ -83,12 +95,21 @@ class Neighbourhood:
     def is_global(self) -> bool:
         return self.kernel_size is None
 
+    @property
+    def circular(self) -> bool:
+        return self.padding_mode == "circular"
+
     def check(self, spatial: Sequence[int]) -> None:
         """Raise ValueError unless a grid of this size can be attended over."""
         if len(spatial) != self.dim:
             raise ValueError(f"the input must have {self.dim} spatial axes, got {tuple(spatial)}")
         if min(spatial) < 1:
             raise ValueError(f"the input must have at least one pixel on every spatial axis, got {tuple(spatial)}")
+        if self.circular and self.kernel_size is not None and min(spatial) < self.kernel_size // 2:
+            raise ValueError(
+                f"kernel_size must be at most {2 * min(spatial) + 1} with padding_mode='circular' for input sides "
+                f"{tuple(spatial)}, which a window may reach around once, got {self.kernel_size}"
+            )
 
     def count(self, spatial: Sequence[int] | None = None) -> int:
         """The number of offsets."""

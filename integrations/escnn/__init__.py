@@ -9,7 +9,8 @@ from .._host import require
 
 require("escnn", "escnn")
 
-from .attention import R2GroupAttention, R2LiftingAttention  # noqa: E402
+from .attention import R2GlobalAttention, R2GroupAttention, R2LiftingAttention  # noqa: E402
+from .between import between_fields  # noqa: E402
 from .block import R2AttentionBlock, R2RegularGlobalNorm, R2RegularLayerNorm  # noqa: E402
 from .ge_vit import GEViT  # noqa: E402
 from .types import group_from_gspace  # noqa: E402
@@ -17,9 +18,11 @@ from .types import group_from_gspace  # noqa: E402
 __all__ = [
     "GEViT",
     "R2AttentionBlock",
+    "R2GlobalAttention",
     "R2GroupAttention",
     "R2LiftingAttention",
     "R2RegularGlobalNorm",
     "R2RegularLayerNorm",
+    "between_fields",
     "group_from_gspace",
 ]

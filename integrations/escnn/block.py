@@ -8,8 +8,8 @@ from escnn.nn import FieldType
 
 from tg_equiattn.nn import GroupAttentionBlock, RegularGlobalNorm, RegularLayerNorm
 
-from .module import R2Module
-from .types import common_gspace, group_from_gspace, regular_channels
+from .module import R2CrossModule, R2Module
+from .types import common_gspace, context_channels, group_from_gspace, regular_channels
 
 
 class R2RegularLayerNorm(R2Module):
@@ -42,7 +42,7 @@ class R2RegularGlobalNorm(R2Module):
         super().__init__(core, group_from_gspace(in_type.gspace), in_type, in_type, lifts=False)
 
 
-class R2AttentionBlock(R2Module):
+class R2AttentionBlock(R2CrossModule):
     """Norm, swish, group attention, norm, swish, dropout, shortcut, pointwise bottleneck, norm, shortcut.
 
     See :class:`tg_equiattn.nn.GroupAttentionBlock`.
@@ -54,7 +54,13 @@ class R2AttentionBlock(R2Module):
         value_dropout: probability of dropping an output of the attention in training.
         norm: ``"global"``, as published, ``"layer"`` or ``"batch"``.
         crop: pixels to remove at each side before the bottleneck.
-        attention: further arguments of :class:`R2GroupAttention`.
+        reach: ``"window"``, :class:`R2GroupAttention`; or ``"global"``, :class:`R2GlobalAttention`.
+        drop_path: probability of leaving out each of the two branches of an image in training (stochastic depth).
+        layer_scale: what each field of both branches is multiplied with at the start, learned from there
+            (LayerScale); ``None`` means no such factors.
+        context_type (FieldType): regular fields of the ``context`` of cross attention, which then has a norm of its
+            own; ``None`` means ``in_type`` and its norm.
+        attention: further arguments of :class:`R2GroupAttention` or :class:`R2GlobalAttention`.
 
     Shapes:
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H - 2 crop, W - 2 crop)``.
@@ -72,14 +78,20 @@ class R2AttentionBlock(R2Module):
         value_dropout: float = 0.0,
         norm: str = "global",
         crop: int = 0,
+        reach: str = "window",
+        drop_path: float = 0.0,
+        layer_scale: float | None = None,
+        context_type: FieldType | None = None,
         **attention: Any,
     ) -> None:
         group = group_from_gspace(common_gspace(in_type, out_type))
         fields = regular_channels("in_type", in_type), regular_channels("out_type", out_type)
         core = GroupAttentionBlock(
-            group, *fields, heads=heads, value_dropout=value_dropout, norm=norm, crop=crop, **attention
-        )
-        super().__init__(core, group, in_type, out_type, lifts=False)
+            group, *fields, heads=heads, value_dropout=value_dropout, norm=norm, crop=crop, reach=reach,
+            drop_path=drop_path, layer_scale=layer_scale,
+            context_channels=context_channels(in_type, context_type, regular_channels), **attention,
+        )  # fmt: skip
+        super().__init__(core, group, in_type, out_type, lifts=False, context_type=context_type)
         self.crop = crop
         height, width = self.check_size
         self.check_size = (height + 2 * crop, width + 2 * crop)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from escnn.gspaces import GSpace
-from escnn.nn import FieldType
+from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor, nn
 
 from tg_equiattn.nn import GEViT as CoreGEViT
@@ -66,6 +66,10 @@ class GEViT(R2Module):
     def patchcamelyon(cls, gspace: GSpace, **overrides: Any) -> GEViT:
         """:meth:`tg_equiattn.nn.GEViT.patchcamelyon` for a gspace."""
         return cls._preset("patchcamelyon", 96, gspace, overrides)
+
+    def forward(self, input: GeometricTensor, mask: Tensor | None = None) -> GeometricTensor:
+        """Logits; ``mask`` as that of :meth:`R2LiftingAttention.forward`."""
+        return self._wrap(self.core(self._fields(input), mask))
 
     def join(self, x: Tensor) -> Tensor:
         return x[..., None, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 
 from tg_equiattn.functional.group.attention import check_window_backend
 from tg_equiattn.groups import FiniteGroup
-from tg_equiattn.nn import GroupAttention, LiftingAttention
+from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
 from tg_equiattn.testing import act, off_lattice_errors
+
+_ATTENTION = (LiftingAttention, GroupAttention, GlobalGroupAttention)
 
 
 class R2Module(EquivariantModule):
@@ -27,17 +30,23 @@ class R2Module(EquivariantModule):
         super().__init__()
         self.space, self.in_type, self.out_type = in_type.gspace, in_type, out_type
         self.group, self.core, self.lifts = group, core, lifts
-        windows = [
-            m.neighbourhood.kernel_size for m in core.modules() if isinstance(m, (LiftingAttention, GroupAttention))
-        ]
+        windows = [m.neighbourhood.kernel_size for m in core.modules() if isinstance(m, _ATTENTION)]
         side = max([11, *(size or 0 for size in windows)])
         self.check_size = (side, side + 2)
 
     def forward(self, input: GeometricTensor) -> GeometricTensor:
-        if not isinstance(input, GeometricTensor) or input.type != self.in_type:
-            got = input.type if isinstance(input, GeometricTensor) else type(input).__name__
-            raise ValueError(f"input must be a GeometricTensor of type {self.in_type}, got {got}")
-        return GeometricTensor(self.join(self.core(self.split(input.tensor))), self.out_type)
+        return self._wrap(self.core(self._fields(input)))
+
+    def _wrap(self, x: Tensor) -> GeometricTensor:
+        return GeometricTensor(self.join(x), self.out_type)
+
+    def _fields(self, x: GeometricTensor, name: str = "input", field_type: FieldType | None = None) -> Tensor:
+        """Fields of the input's type, or of this one, in the layout of the core."""
+        field_type = self.in_type if field_type is None else field_type
+        if not isinstance(x, GeometricTensor) or x.type != field_type:
+            got = x.type if isinstance(x, GeometricTensor) else type(x).__name__
+            raise ValueError(f"{name} must be a GeometricTensor of type {field_type}, got {got}")
+        return self.split(x.tensor)
 
     def split(self, x: Tensor) -> Tensor:
         """(B, size, H, W) to the layout of the core."""
@@ -133,7 +142,7 @@ class R2Module(EquivariantModule):
         self.eval()
         core = copy.deepcopy(self.core)
         for module in core.modules():
-            if backend is not None and isinstance(module, (LiftingAttention, GroupAttention)):
+            if backend is not None and isinstance(module, _ATTENTION):
                 check_window_backend(backend, module.neighbourhood)
                 module.backend = backend
         return nn.Sequential(*self._around(core)).eval()
@@ -145,3 +154,61 @@ class R2Module(EquivariantModule):
 
     def extra_repr(self) -> str:
         return f"{self.in_type}, {self.out_type}"
+
+
+class R2CrossModule(R2Module):
+    """An :class:`R2Module` that can be told which pixels there are, and whose keys may be those of other fields.
+
+    Args:
+        context_type (FieldType): fields of the context; ``None`` means the input type.
+    """
+
+    def __init__(
+        self,
+        core: nn.Module,
+        group: FiniteGroup,
+        in_type: FieldType,
+        out_type: FieldType,
+        lifts: bool,
+        context_type: FieldType | None,
+    ) -> None:
+        super().__init__(core, group, in_type, out_type, lifts)
+        self.context_type = in_type if context_type is None else context_type
+
+    def forward(
+        self, input: GeometricTensor, mask: Tensor | None = None, *, context: GeometricTensor | None = None
+    ) -> GeometricTensor:
+        """Attend.
+
+        Args:
+            input: fields, which the queries are of.
+            mask: bool ``(B, H, W)`` or ``(1, H, W)``, true where there are pixels; the others are no keys, whatever
+                they hold, and their outputs are zero.
+            context: fields of ``context_type`` on the same grid, which keys and values are of; ``None`` means the
+                input.
+        """
+        return self._wrap(self.core(self._fields(input), mask, context=self._context(context)))
+
+    def _context(self, context: GeometricTensor | None) -> Tensor | None:
+        return None if context is None else self._fields(context, "context", self.context_type)
+
+
+class R2AttentionModule(R2CrossModule):
+    """An :class:`R2CrossModule` of one attention layer."""
+
+    def attention_map(
+        self,
+        input: GeometricTensor,
+        pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor,
+        mask: Tensor | None = None,
+        *,
+        context: GeometricTensor | None = None,
+    ) -> Tensor:
+        """The attention weights of chosen pixels, ``(row, column)`` each, of all heads and elements.
+
+        See :meth:`tg_equiattn.nn.GroupAttention.attention_map`, whose layout this has: ``(B, heads, |H|, T, S, H, W)``,
+        or ``(B, pixels, heads, |H|, T, S, H, W)`` with several pixels; elements are in the order of
+        ``fibergroup.elements``.
+        """
+        core: Any = self.core
+        return core.attention_map(self._fields(input), pixel, mask, context=self._context(context))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType
@@ -39,7 +41,7 @@ def _check_gspace(gspace: GSpace) -> None:
         )
 
 
-def _check_field_type(name: str, field_type: FieldType) -> None:
+def check_field_type(name: str, field_type: FieldType) -> None:
     if not isinstance(field_type, FieldType):
         raise ValueError(f"{name} must be an escnn.nn.FieldType, got {type(field_type).__name__}")
     _check_gspace(field_type.gspace)
@@ -54,7 +56,7 @@ def _conversion(source: str, target: str, kind: str) -> str:
 
 def trivial_channels(name: str, field_type: FieldType) -> int:
     """The number of trivial fields; ValueError, with what to do instead, for other types."""
-    _check_field_type(name, field_type)
+    check_field_type(name, field_type)
     if all(r.is_trivial() for r in field_type.representations):
         return len(field_type)
     group = field_type.gspace.fibergroup
@@ -77,7 +79,7 @@ def _regular(field_type: FieldType) -> bool:
 
 def regular_channels(name: str, field_type: FieldType) -> int:
     """The number of regular fields; ValueError, with what to do instead, for other types."""
-    _check_field_type(name, field_type)
+    check_field_type(name, field_type)
     if _regular(field_type):
         return len(field_type)
     source, target = (name, "fields") if name == "in_type" else ("fields", name)
@@ -89,8 +91,20 @@ def regular_channels(name: str, field_type: FieldType) -> int:
 
 def common_gspace(in_type: FieldType, out_type: FieldType) -> GSpace:
     """The gspace of both types; ValueError if they differ."""
-    _check_field_type("in_type", in_type)
-    _check_field_type("out_type", out_type)
+    check_field_type("in_type", in_type)
+    check_field_type("out_type", out_type)
     if in_type.gspace != out_type.gspace:
         raise ValueError(f"out_type must have the gspace of in_type, {in_type.gspace}, got {out_type.gspace}")
     return in_type.gspace
+
+
+def context_channels(
+    in_type: FieldType, context_type: FieldType | None, channels: Callable[[str, FieldType], int]
+) -> int | None:
+    """The number of fields of a context, counted by ``channels``; None where it is of the input's type."""
+    if context_type is None:
+        return None
+    count = channels("context_type", context_type)
+    if context_type.gspace != in_type.gspace:
+        raise ValueError(f"context_type must have the gspace of in_type, {in_type.gspace}, got {context_type.gspace}")
+    return count

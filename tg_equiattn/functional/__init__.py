@@ -1,6 +1,6 @@
 """Kernels: pure functions of tensors and tables, without parameters. One folder a family, every function here."""
 
-from .group import group_attention, lifting_attention
+from .group import global_group_attention, group_attention, lifting_attention
 from .hyena import (
     bilinear_long_conv,
     geometric_product,
@@ -25,6 +25,7 @@ __all__ = [
     "clipped_attention",
     "euclidean_fast_attention",
     "geometric_product",
+    "global_group_attention",
     "group_attention",
     "lag_long_conv",
     "lifting_attention",

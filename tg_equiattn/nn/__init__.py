@@ -2,6 +2,7 @@
 
 from .group import (
     GEViT,
+    GlobalGroupAttention,
     GlobalPooling,
     GroupAttention,
     GroupAttentionBlock,
@@ -29,6 +30,7 @@ __all__ = [
     "CliffordMLP",
     "EuclideanFastAttention",
     "GEViT",
+    "GlobalGroupAttention",
     "GlobalPooling",
     "GroupAttention",
     "GroupAttentionBlock",

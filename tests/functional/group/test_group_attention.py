@@ -161,7 +161,8 @@ def tile(dtype, size):
 def test_factors_say_when_they_lost_precision(size):
     """At the core: float32 factors of extreme scores are wrong and their normaliser says so, doubles are right."""
     (query, key, value, space, group), index = tile(torch.float64, size)
-    exact = factorised.direct(query, key, value, factorised.full_logits(space, group, index), None, None)
+    score = factorised.direct_scores(query, key, factorised.full_logits(space, group, index), None)
+    exact = factorised.direct(score, value, None)
     for dtype, right in ((torch.float64, True), (torch.float32, size < 2)):
         operands, _ = tile(dtype, size)
         out, smallest = factorised.forward(*operands, index, None, None)
@@ -269,10 +270,10 @@ def test_no_tensor_holds_all_scores(full):
     if full:
         rho_space, rho_group = rho_space[:, :, None] + rho_group, rho_group[:0]
     flat = [x.flatten(0, 1) for x in (query, key, value)]
-    options = (rho_space, rho_group, index, torch.tensor(0), 5, (), 0.0, "eager")
+    options = (rho_space, rho_group, index, None, torch.tensor(0), 5, (), False, 0.0, "eager")
     with Largest() as largest:
-        out = tiled_attention.group_attention_op._init_fn(*flat, *options)
-        tiled_attention.group_attention_backward_op._init_fn(out, *flat, *options)
+        out, _ = tiled_attention.group_attention_op._init_fn(*flat, *options)
+        tiled_attention.group_attention_backward_op._init_fn(out, None, *flat, *options)
     factors, scores = (8**n * 25 * 24 * 24 * len(flat[0]) for n in (2, 3))
     assert largest.count < (scores / 8 if full else factors / 4)
 
@@ -299,9 +300,11 @@ def test_operator_registration():
             rho_space,
             rho_group,
             index,
+            torch.tensor([[[True, False, True, True]] * 3]).expand(2, -1, -1).contiguous(),
             torch.tensor(0),
             3,
             (),
+            False,
             0.0,
             "eager",
         ),

@@ -31,7 +31,7 @@ def formula(query, key, value, position, group, bias, keep):
     score = score if bias is None else score + bias[:, None]
     weight = score.flatten(1, 2).softmax(1).view_as(score)
     weight = weight if keep is None else weight * keep.transpose(0, 1)
-    return torch.einsum("tdsp,dscp->tcp", weight, value)
+    return torch.einsum("tdsp,dscp->tcp", weight, value), score.flatten(1, 2).logsumexp(1)
 
 
 @pytest.mark.parametrize("pixels", [1, 7])
@@ -41,11 +41,12 @@ def test_tile_functions(pixels, full, masked, dropped):
     tensors, bias, keep = tile(pixels, full, masked, dropped)
     given = tensors if not full else [*tensors, None]
     expected = formula(*given, bias, keep)
-    grad = torch.randn_like(expected)
+    grad = [torch.randn_like(x) for x in expected]
     wanted = torch.autograd.grad(expected, tensors, grad)
     with torch.no_grad():
-        torch.testing.assert_close(pointwise.forward(*given, TABLE, bias, keep), expected, rtol=0, atol=1e-13)
-        got = pointwise.backward(*given, TABLE, TABLE.argsort(-1), bias, keep, grad)
+        for a, b in zip(pointwise.forward(*given, TABLE, bias, keep), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+        got = pointwise.backward(*given, TABLE, TABLE.argsort(-1), bias, keep, *grad)
     assert (got[4] is None) == full
     for a, b in zip(got, wanted, strict=False):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
@@ -57,7 +58,7 @@ def test_exponentials(dtype):
     score = torch.linspace(0, -2000, 4 * 5 * 3 * 2, dtype=dtype).view(4, 5, 3, 2)
     score[0, 1] = -torch.inf
     exact = (score.double() - score.double().amax((1, 2), keepdim=True)).exp()
-    got = pointwise.exponentials_(score.clone())
+    got = pointwise.exponentials_(score.clone(), score.amax((1, 2), keepdim=True))
     torch.testing.assert_close(got, exact.to(dtype), rtol=1e-4, atol=1e-20)
     assert got.min() > 1e6 * torch.finfo(dtype).tiny
     torch.testing.assert_close(got.sum((1, 2)), exact.sum((1, 2)).to(dtype), rtol=1e-6, atol=0)
@@ -101,10 +102,21 @@ def test_no_tensor_holds_all_scores():
     tensors, _ = operands(8, (24, 24), 5, batch=2, heads=3, channels=3, value_channels=2, dtype=torch.float32)
     query, key, value, rho_space, rho_group = (x.detach() for x in tensors)
     flat = [x.flatten(0, 1) for x in (query, key, value)]
-    options = (rho_space, rho_group, relation_index(cyclic(8), "relative"), torch.tensor(0), 5, (), 0.0, "eager")
+    options = (
+        rho_space,
+        rho_group,
+        relation_index(cyclic(8), "relative"),
+        None,
+        torch.tensor(0),
+        5,
+        (),
+        False,
+        0.0,
+        "eager",
+    )
     with Largest() as largest:
-        out = tiled_attention.group_attention_op._init_fn(*flat, *options)
-        tiled_attention.group_attention_backward_op._init_fn(out, *flat, *options)
+        out, level = tiled_attention.group_attention_op._init_fn(*flat, *options)
+        tiled_attention.group_attention_backward_op._init_fn(out, level, *flat, *options)
     assert largest.count < 8**2 * 25 * 24 * 24 * len(flat[0]) / 8
 
 
@@ -118,6 +130,6 @@ def test_compiled_equals_eager(kernel_size, full, dropout):
     for path in ("compiled", "eager"):
         *features, rho_space, rho_group = as_full(tensors) if full else tensors
         flat = *(x.flatten(0, 1) for x in features), rho_space, rho_space.new_zeros(0) if full else rho_group
-        out = tiled_attention.group_attention_op(*flat, index, torch.tensor(5), kernel_size or 0, (), dropout, path)
-        outs.append(out)
+        settings = index, None, torch.tensor(5), kernel_size or 0, (), False, dropout, path
+        outs.append(torch.cat([x.flatten() for x in tiled_attention.group_attention_op(*flat, *settings)]))
     assert_same(*outs, tensors, atol=1e-5)

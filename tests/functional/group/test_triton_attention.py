@@ -92,10 +92,10 @@ def test_runs_change_nothing(full, relation, device):
     flat = [x.detach().flatten(0, 1) for x in tensors]
     rho = [rho_space[:, :, None] * rho_group, rho_group[:0]] if full else [rho_space, rho_group]
     options = (*(x.detach() for x in rho), relation_index(cyclic(3), relation).to(device))
-    options += (torch.tensor(0, device=device), 3, (), 0.3)
-    grad = torch.randn_like(flat[2])
-    expected = kernels.backward(grad, *flat, *options)
-    for some, all_at_once in zip(kernels.backward(grad, *flat, *options, scratch=700), expected, strict=True):
+    options += (None, torch.tensor(0, device=device), 3, (), False, 0.3)
+    grads = torch.randn_like(flat[2]), torch.randn_like(flat[2][:, 0]) if relation == "relative" else None
+    expected = kernels.backward(*grads, *flat, *options)
+    for some, all_at_once in zip(kernels.backward(*grads, *flat, *options, scratch=700), expected, strict=True):
         torch.testing.assert_close(some, all_at_once, rtol=0, atol=1e-12)
 
 
@@ -272,7 +272,7 @@ def test_operator_registration():
     operands = [x[0].detach().requires_grad_() for x in (query, key, value)]
     torch.library.opcheck(
         tiled_attention.group_attention_op,
-        (*operands, rho_space, rho_group, index, torch.tensor(0), 3, (), 0.0, "triton"),
+        (*operands, rho_space, rho_group, index, None, torch.tensor(0), 3, (), True, 0.0, "triton"),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 

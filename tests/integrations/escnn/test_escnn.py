@@ -17,6 +17,7 @@ with contextlib.redirect_stdout(io.StringIO()):
 from tg_equiattn.integrations.escnn import (
     GEViT,
     R2AttentionBlock,
+    R2GlobalAttention,
     R2GroupAttention,
     R2LiftingAttention,
     R2RegularGlobalNorm,
@@ -56,6 +57,7 @@ def layers(gspace):
         R2LiftingAttention(image, hidden, heads=2, kernel_size=3),
         R2GroupAttention(hidden, wider, heads=2, kernel_size=3),
         R2GroupAttention(hidden, hidden, heads=2, kernel_size=None, relation="relative", encoding="joint"),
+        R2GlobalAttention(hidden, wider, heads=2, kernel_size=3),
         R2AttentionBlock(hidden, wider, heads=2, kernel_size=3, crop=1),
         R2RegularGlobalNorm(hidden),
         R2RegularLayerNorm(hidden),

@@ -25,6 +25,7 @@ def group_attention(
     group_bias: Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
+    mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     r"""Group self-attention of regular features.
@@ -49,11 +50,13 @@ def group_attention(
         rho_space: encoding of rotated offsets, or the full encoding of offsets and u.
         rho_group: encoding of u; ``None`` if ``rho_space`` has an axis for u.
         index: u of each (h, t, s), a permutation along s; see :func:`tg_equiattn.encodings.relation_index`.
-        neighbourhood: the window, or the whole grid.
+        neighbourhood: the window, or the whole grid; it also says what is outside of the image.
         space_bias: of rotated offsets, for each head; ``None`` means none.
         group_bias: of u, for each head; ``None`` means none.
         scale: c; ``None`` means :math:`1/\sqrt{C}`.
         dropout: probability of dropping a weight after the sum over t.
+        mask: true where there are pixels. The others are no keys, whatever they hold, and their outputs are zero; so a
+            rectangle of pixels gets what it would as an image of its own.
         backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``; or ``"triton"``, a fused
             kernel for windows that keeps every score in registers, which needs a CUDA device or Triton's interpreter.
             Triton's gradients of keys and values are added up atomically: their last bits vary from run to run, and
@@ -65,7 +68,8 @@ def group_attention(
         - rho_space: ``(|H|, D, C)``, or full ``(|H|, D, |H|, C)``; D offsets of the window, or with global attention
           of all pairs, in the order of :meth:`Neighbourhood.offsets`
         - rho_group: ``(|H|, C)``; index: ``(|H|, |H|, |H|)`` or ``(|H|, |H|)``
-        - space_bias: ``(heads, |H|, D)``; group_bias: ``(heads, |H|)``
+        - space_bias: ``(heads, |H|, D)``; group_bias: ``(heads, |H|)``; mask: bool ``(B, *spatial)`` or
+          ``(1, *spatial)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
 
     Raises:
@@ -74,24 +78,22 @@ def group_attention(
     Source: GSA-Nets Eq. 14-16 (arXiv:2010.00977), GE-ViT Eq. 14-17 (arXiv:2306.06722). The published code divides
     scores by the square root of the layer's input width; here by that of the head width.
     """
-    _check_operands(query, key, value)
-    _check_encoding(query, rho_space, rho_group, index)
-    _check_biases(query, rho_space, index, space_bias, group_bias)
-    if not isinstance(neighbourhood, Neighbourhood):
-        raise ValueError(f"neighbourhood must be a tg_equiattn.grids.Neighbourhood, got {type(neighbourhood).__name__}")
-    neighbourhood.check(query.shape[4:])
-    expected = neighbourhood.count(query.shape[4:])
-    if rho_space.shape[1] != expected:
-        raise ValueError(
-            f"rho_space must have {expected} offsets on axis 1 for {neighbourhood}, got {rho_space.shape[1]}"
-        )
-    checks.probability(dropout=dropout)
-    checks.scale(scale)
+    check_group_attention(
+        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, scale, dropout, mask
+    )
+    query, key, value = (zero_where_hidden(x, mask) for x in (query, key, value))
     return checked_group_attention(
         query, key, value, rho_space, rho_group, index,
         neighbourhood=neighbourhood, space_bias=space_bias, group_bias=group_bias, scale=scale, dropout=dropout,
-        backend=backend,
-    )  # fmt: skip
+        mask=mask, backend=backend,
+    )[0]  # fmt: skip
+
+
+def zero_where_hidden(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Features (B, ..., *spatial) with zeros, not whatever was there, where a mask (B or 1, *spatial) has no pixel."""
+    if mask is None:
+        return x
+    return x.masked_fill(~mask.view(mask.shape[0], *[1] * (x.ndim - mask.ndim), *mask.shape[1:]), 0.0)
 
 
 def checked_group_attention(
@@ -107,9 +109,14 @@ def checked_group_attention(
     group_bias: Tensor | None,
     scale: float | None,
     dropout: float,
+    mask: Tensor | None,
     backend: str,
-) -> Tensor:
-    """:func:`group_attention` of operands that are known to fit, as the layers' own are."""
+) -> tuple[Tensor, Tensor]:
+    """:func:`group_attention` of operands that are known to fit and to hold numbers, as the layers' own do.
+
+    Also the logarithm (B, heads, |H|, *spatial) of the sum of exponentials of a query's scores, where an ``index`` of
+    two axes gives every output one query; else an empty tensor.
+    """
     check_window_backend(backend, neighbourhood)
     path = "compiled" if torch.compiler.is_compiling() else "eager"
     if use_plain(backend):
@@ -121,6 +128,9 @@ def checked_group_attention(
     rho_space, rho_group = rho_space.to(dtype), None if rho_group is None else rho_group.to(dtype)
     if space_bias is not None or group_bias is not None:
         rho_space, rho_group = _with_biases(rho_space, rho_group, query.shape[1], space_bias, group_bias)
+    if mask is not None:  # of images and heads
+        batch, heads = query.shape[:2]
+        mask = mask[:, None].expand(batch, heads, *mask.shape[1:]).flatten(0, 1)
     seed = torch.randint(2**31, (), device=query.device) if dropout else index.new_zeros(())
     operands = (
         query.to(dtype).flatten(0, 1) * scale,
@@ -129,13 +139,18 @@ def checked_group_attention(
         rho_space,
         rho_space.new_zeros(0) if rho_group is None else rho_group,
         index,
+        mask,
         seed,
         neighbourhood.kernel_size or 0,
         neighbourhood.selection,
+        neighbourhood.circular,
         dropout,
     )
-    out = plain_group_attention(*operands) if path == "plain" else group_attention_op(*operands, path)
-    return out.unflatten(0, query.shape[:2]).to(value.dtype)
+    out, level = plain_group_attention(*operands) if path == "plain" else group_attention_op(*operands, path)
+    if mask is not None:
+        out = zero_where_hidden(out, mask)
+    level = level.unflatten(0, query.shape[:2]) if index.ndim == 2 else level
+    return out.unflatten(0, query.shape[:2]).to(value.dtype), level
 
 
 def lifting_attention(
@@ -148,6 +163,7 @@ def lifting_attention(
     space_bias: Tensor | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
+    mask: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     r"""Lifting self-attention, from a grid to a grid times a group.
@@ -183,6 +199,7 @@ def lifting_attention(
         space_bias=space_bias,
         scale=scale,
         dropout=dropout,
+        mask=mask,
         backend=backend,
     )
 
@@ -211,6 +228,37 @@ def check_window_backend(backend: str, neighbourhood: Neighbourhood) -> None:
     check_backend(backend)
     if backend == "triton" and neighbourhood.is_global:
         raise ValueError("backend must be 'auto' or 'torch' with global attention, got 'triton'")
+
+
+def check_group_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rho_space: Tensor,
+    rho_group: Tensor | None,
+    index: Tensor,
+    neighbourhood: Neighbourhood,
+    space_bias: Tensor | None,
+    group_bias: Tensor | None,
+    scale: float | None,
+    dropout: float,
+    mask: Tensor | None,
+) -> None:
+    """ValueError for operands of :func:`group_attention` that do not fit."""
+    _check_operands(query, key, value)
+    _check_encoding(query, rho_space, rho_group, index)
+    _check_biases(query, rho_space, index, space_bias, group_bias)
+    if not isinstance(neighbourhood, Neighbourhood):
+        raise ValueError(f"neighbourhood must be a tg_equiattn.grids.Neighbourhood, got {type(neighbourhood).__name__}")
+    neighbourhood.check(query.shape[4:])
+    expected = neighbourhood.count(query.shape[4:])
+    if rho_space.shape[1] != expected:
+        raise ValueError(
+            f"rho_space must have {expected} offsets on axis 1 for {neighbourhood}, got {rho_space.shape[1]}"
+        )
+    checks.probability(dropout=dropout)
+    checks.scale(scale)
+    checks.pixel_mask(mask, query.shape[0], query.shape[4:], query.device)
 
 
 def _check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:

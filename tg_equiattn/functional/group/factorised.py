@@ -168,24 +168,27 @@ def backward(query, key, value, space, group, index, inverse, bias, keep, grad):
     return grad_query, grad_key, grad_value, grad_space, grad_group, torch.stack(smallest).amin()
 
 
-def _direct_softmax(query: Tensor, key: Tensor, position: Tensor, bias: Tensor | None) -> Tensor:
-    """Weights (T, H, D, S, p) from all scores."""
+def direct_scores(query: Tensor, key: Tensor, position: Tensor, bias: Tensor | None) -> Tensor:
+    """All scores (T, H, D, S, p): ``position`` (T, H, D, S, p) holds <q(i,t), rho(h^-1 D, u)>."""
     content = dot(query[:, None, None], key[None])
     if bias is not None:
         content = content + bias[:, None]
-    score = position + content[:, None]
+    return position + content[:, None]
+
+
+def _softmax(score: Tensor) -> Tensor:
     return score.flatten(2, 3).softmax(2).view(score.shape)
 
 
-def direct(query, key, value, position, bias, keep) -> Tensor:
-    """The formula as written, every score formed: ``position`` (T, H, D, S, p) holds <q(i,t), rho(h^-1 D, u)>."""
-    weight = _direct_softmax(query, key, position, bias).sum(0)  # (H, D, S, p)
+def direct(score, value, keep) -> Tensor:
+    """The formula as written, from all scores (T, H, D, S, p)."""
+    weight = _softmax(score).sum(0)  # (H, D, S, p)
     return weighted(dropped(weight, None if keep is None else keep.transpose(0, 1)), value, (1, 2))
 
 
 def direct_backward(query, key, value, position, bias, keep, grad):
     """Gradients of query, key, value and position."""
-    softmax = _direct_softmax(query, key, position, bias)
+    softmax = _softmax(direct_scores(query, key, position, bias))
     keep = None if keep is None else keep.transpose(0, 1)
     grad_weight = dropped(dot(grad[:, None, None], value[None]), keep)  # (H, D, S, p)
     mean = (softmax * grad_weight).sum((2, 3), keepdim=True)

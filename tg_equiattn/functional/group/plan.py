@@ -22,6 +22,11 @@ _TILE_BUDGET = {
 }  # fmt: skip
 
 
+# The score of a key that a mask leaves out. Finite, so that the weights of a query that is left out itself, and whose
+# window may hold no key at all, are numbers too.
+HIDDEN = -1e30
+
+
 class OutputBlock(NamedTuple):
     """The query elements, output elements and (H, T, S) index of one call of the core, with the inverse of the index
     along S; (T, S) where the core is :mod:`.pointwise`."""
@@ -43,11 +48,15 @@ def _output_blocks(index: Tensor, pointwise: bool) -> list[OutputBlock]:
 
 
 class AttentionPlan:
-    """Everything both directions share: operands in lanes, tiles, blocks of output elements and dropout draws."""
+    """Everything both directions share: operands in lanes, tiles, masks, blocks of output elements, dropout draws."""
 
-    def __init__(self, query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, path):
+    def __init__(
+        self, query, key, value, rho_space, rho_group, index, mask, seed, kernel_size, selection, circular, dropout,
+        path,
+    ):  # fmt: skip
         spatial = query.shape[3:]
-        self.pointwise = index.ndim == 2 and path in ("eager", "compiled")
+        self.paired = index.ndim == 2  # the pointwise relation h = t
+        self.pointwise = self.paired and path in ("eager", "compiled")
         self.blocks = _output_blocks(index, self.pointwise)
         self.full = rho_space.ndim == 4
         self.fused, self.dropout = path == "compiled" and (self.pointwise or not self.full), dropout
@@ -58,13 +67,18 @@ class AttentionPlan:
         kind = f"{path} pointwise" if self.pointwise else path if path in _TILE_BUDGET else "eager"
         self.budget = _TILE_BUDGET["other" if query.device.type != "cpu" else kind]
         width = None if path == "whole" else max(16 if direct else 64, self.budget // temporary)
-        self.tiling = tiling(spatial, kernel_size, selection, query.shape[0], width, query)
+        self.tiling = tiling(spatial, kernel_size, selection, circular, query.shape[0], width, query)
         lanes = self.tiling.lanes
         self.query = to_lanes(query, lanes)
         self.channels, heads = query.shape[1], rho_space.shape[-1] - query.shape[1]
         self.one_hot = self._one_hot(query, heads).view(heads, -1, lanes) if heads else None
         self.key = [self.tiling.prepare(x) for x in to_lanes(key, lanes)]
         self.value = [self.tiling.prepare(x) for x in to_lanes(value, lanes)]
+        self.hidden: list[Tensor] | None = None
+        if mask is not None:
+            hidden = query.new_zeros(mask.shape).masked_fill(~mask, HIDDEN)
+            hidden = to_lanes(hidden[:, None, None], lanes)
+            self.hidden = [self.tiling.prepare(x, -math.inf) for x in hidden]
         self.rho_space = rho_space.transpose(0, 1).contiguous()  # (D, H, [U,] C + heads)
         self.rho_group = rho_group
         self.hashes: tuple[Tensor, Tensor] | None = None
@@ -100,7 +114,13 @@ class AttentionPlan:
         for lane in range(len(self.query)):
             for tile in self.tiling:
                 key, value = (self.tiling.gather(self.tiling.slab(x[lane], tile), tile) for x in (self.key, self.value))
-                yield lane, tile, key, value, self.tiling.mask(tile)
+                yield lane, tile, key, value, self.bias(lane, tile)
+
+    def bias(self, lane: int, tile: slice) -> Tensor | None:
+        """(D, p): 0 for keys that are there; None where all are."""
+        if self.hidden is None:
+            return self.tiling.mask(tile)
+        return self.tiling.gather(self.tiling.slab(self.hidden[lane], tile), tile)[:, 0, 0]
 
     def keep(self, lane: int, tile: slice, block: OutputBlock, dtype: torch.dtype) -> Tensor | None:
         """Dropout factors (D, H, S, p)."""

@@ -35,20 +35,22 @@ def _by_element(position: Tensor, group: Tensor | None, table: Tensor) -> tuple[
     return position, group.take_along_dim(table[:, :, None], 1)
 
 
-def exponentials_(score: Tensor) -> Tensor:
-    """exp(score - max) of scores (t, D, S, p), at least 5e-26 (float32) or 8e-206, in place: adding that to a sum of 1
-    and more changes nothing, and numbers below the smallest normal one take a CPU ten times as long."""
-    score -= score.amax((1, 2), keepdim=True)
+def exponentials_(score: Tensor, top: Tensor) -> Tensor:
+    """exp(score - top) of scores (t, D, S, p) and their maxima (t, 1, 1, p), in place, at least 5e-26 (float32) or
+    8e-206: adding that to a sum of 1 and more changes nothing, and numbers below the smallest normal one take a CPU ten
+    times as long."""
+    score -= top
     return score.clamp_(min=2 / 3 * math.log(torch.finfo(score.dtype).tiny)).exp_()
 
 
-def _exponentials(query: Tensor, key: Tensor, logits: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """exp(score - max) (t, D, S, p) of some query elements (t, C, p), and 1 / its sum (t, 1, 1, p)."""
+def _exponentials(query: Tensor, key: Tensor, logits: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(score - max) (t, D, S, p) of some query elements (t, C, p), its sum and the maximum (t, 1, 1, p)."""
     score = dot(query[:, None, None], key[None])
     for part in logits:
         score += part
-    score = exponentials_(score)
-    return score, score.sum((1, 2), keepdim=True).reciprocal_()
+    top = score.amax((1, 2), keepdim=True)
+    score = exponentials_(score, top)
+    return score, score.sum((1, 2), keepdim=True), top
 
 
 def _sums(weight: Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -76,24 +78,26 @@ def _logits(position: Tensor, group: Tensor | None, bias: Tensor | None) -> list
     return [position] if group is None else [position, group[:, None]]
 
 
-def forward(query, key, value, position, group, table, bias, keep) -> Tensor:
-    """The output (T, C, p)."""
-    logits, out = _logits(*_by_element(position, group, table), bias), []
+def forward(query, key, value, position, group, table, bias, keep) -> tuple[Tensor, Tensor]:
+    """The output (T, C, p), and the logarithm (T, p) of the sum of exponentials of a query's scores."""
+    logits, out, levels = _logits(*_by_element(position, group, table), bias), [], []
     for t in _elements(len(query)):
-        weight, factor = _exponentials(query[t], key, [x[t] for x in logits])
+        weight, total, top = _exponentials(query[t], key, [x[t] for x in logits])
         if keep is not None:
             weight *= keep[:, t].transpose(0, 1)
-        out.append(_sums(weight, value, (1, 2)) * factor[:, 0])
-    return torch.cat(out)
+        out.append(_sums(weight, value, (1, 2)) / total[:, 0])
+        levels.append((top + total.log())[:, 0, 0])
+    return torch.cat(out), torch.cat(levels)
 
 
-def backward(query, key, value, position, group, table, inverse, bias, keep, grad):
-    """Gradients of query, key, value, position and group."""
+def backward(query, key, value, position, group, table, inverse, bias, keep, grad, grad_level):
+    """Gradients of query, key, value, position and group; ``grad_level`` (T, p) or None is that of the logarithm."""
     logits = _logits(*_by_element(position, group, table), bias)
     grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
     to_query, to_position, to_group = [], [], []
     for t in _elements(len(query)):
-        weight, factor = _exponentials(query[t], key, [x[t] for x in logits])
+        weight, total, _ = _exponentials(query[t], key, [x[t] for x in logits])
+        factor = total.reciprocal_()
         scaled = grad[t] * factor[:, 0]
         slope = dot(scaled[:, None, None], value[None])
         if keep is None:
@@ -104,6 +108,8 @@ def backward(query, key, value, position, group, table, inverse, bias, keep, gra
             slope *= kept
         slope *= weight
         mean = slope.sum((1, 2), keepdim=True)
+        if grad_level is not None:
+            mean = mean - grad_level[t, None, None]
         slope.addcmul_(weight, mean * factor, value=-1)
         _add_products_(grad_key, slope, query[t])
         to_query.append(_sums(slope, key, (1, 2)))

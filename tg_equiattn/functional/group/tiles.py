@@ -53,14 +53,17 @@ class LocalTiling:
         lanes: int,
         width: int | None,
         reference: Tensor,
+        circular: bool = False,
     ) -> None:
-        self.spatial, self.kernel_size, self.lanes = tuple(spatial), kernel_size, lanes
+        self.spatial, self.kernel_size, self.lanes, self.circular = tuple(spatial), kernel_size, lanes, circular
         self._places = list(selection or range(kernel_size ** len(self.spatial)))
         self._square = len(self._places) == kernel_size ** len(self.spatial)
         self.radius = kernel_size // 2
         self.rows = None if width is None else max(1, width // (lanes * math.prod(self.spatial[1:])))
-        inside = F.pad(reference.new_zeros(self.spatial), self._padding, value=float("-inf"))
-        self.bias = torch.stack(list(self._neighbours(inside[None, None], self.spatial[0])))[:, 0, 0]
+        self.bias: Tensor | None = None
+        if not circular:
+            inside = F.pad(reference.new_zeros(self.spatial), self._padding, value=-math.inf)
+            self.bias = torch.stack(list(self._neighbours(inside[None, None], self.spatial[0])))[:, 0, 0]
 
     @property
     def _padding(self) -> list[int]:
@@ -69,14 +72,25 @@ class LocalTiling:
     def __iter__(self) -> Iterator[slice]:
         yield from _runs(self.spatial[0], self.rows)
 
-    def prepare(self, x: Tensor) -> Tensor:
-        """Keys or values in lanes, (S, C, *spatial, m), padded so that every window lies inside."""
-        return F.pad(x, [0, 0, *self._padding])
+    def prepare(self, x: Tensor, outside: float = 0.0) -> Tensor:
+        """Keys or values in lanes, (S, C, *spatial, m), padded so that every window lies inside: with what is at the
+        other side where windows are circular, else with ``outside``."""
+        if not self.circular:
+            return F.pad(x, [0, 0, *self._padding], value=outside)
+        for axis, n in enumerate(self.spatial, start=2):
+            x = torch.cat([x.narrow(axis, n - self.radius, self.radius), x, x.narrow(axis, 0, self.radius)], axis)
+        return x
 
     def restore(self, padded: Tensor) -> Tensor:
-        """The image inside a padded (..., S, C, *padded, m)."""
+        """The gradient (..., S, C, *spatial, m) of an image from that of :meth:`prepare`'s."""
         for axis, n in enumerate(self.spatial):
-            padded = padded.narrow(axis - len(self.spatial) - 1, self.radius, n)
+            axis -= len(self.spatial) + 1
+            image = padded.narrow(axis, self.radius, n)
+            if self.circular:
+                image = image.clone()
+                image.narrow(axis, n - self.radius, self.radius).add_(padded.narrow(axis, 0, self.radius))
+                image.narrow(axis, 0, self.radius).add_(padded.narrow(axis, self.radius + n, self.radius))
+            padded = image
         return padded
 
     def slab(self, padded: Tensor, tile: slice) -> Tensor:
@@ -143,8 +157,12 @@ class LocalTiling:
             update = total
 
     def mask(self, tile: slice) -> Tensor | None:
-        """(D, p): 0 for neighbours inside the image, -inf outside."""
-        return self.bias[:, tile].flatten(1)[..., None].expand(-1, -1, self.lanes).flatten(1)
+        """(D, p): 0 for neighbours inside the image, -inf outside; None where none is outside."""
+        return (
+            None
+            if self.bias is None
+            else self.bias[:, tile].flatten(1)[..., None].expand(-1, -1, self.lanes).flatten(1)
+        )
 
     def query(self, x: Tensor, tile: slice) -> Tensor:
         """(T, C, *spatial, m) -> (T, C, p)."""
@@ -185,8 +203,8 @@ class GlobalTiling:
     def __iter__(self) -> Iterator[slice]:
         yield from _runs(self.pixels, self.run)
 
-    def prepare(self, x: Tensor) -> Tensor:
-        """(S, C, *spatial, m) -> (N, S, C, m)."""
+    def prepare(self, x: Tensor, outside: float = 0.0) -> Tensor:
+        """(S, C, *spatial, m) -> (N, S, C, m); nothing is outside."""
         return x.flatten(2, -2).movedim(2, 0).contiguous()
 
     def restore(self, x: Tensor) -> Tensor:
@@ -246,6 +264,7 @@ def tiling(
     spatial: Sequence[int],
     kernel_size: int,
     selection: Sequence[int],
+    circular: bool,
     images: int,
     width: int | None,
     reference: Tensor,
@@ -258,4 +277,4 @@ def tiling(
         lanes = largest_divisor(images, width if kernel_size == 0 else width // math.prod(spatial[1:]))
     if kernel_size == 0:
         return GlobalTiling(spatial, lanes, width, reference)
-    return LocalTiling(spatial, kernel_size, selection, lanes, width, reference)
+    return LocalTiling(spatial, kernel_size, selection, lanes, width, reference, circular)

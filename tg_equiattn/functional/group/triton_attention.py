@@ -32,11 +32,13 @@ def _offsets(kernel_size: int, dim: int, selection: Sequence[int], device: torch
 class _Launch:
     """Operands as the kernels want them, and what both directions hand over."""
 
-    def __init__(self, query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout):
+    def __init__(
+        self, query, key, value, rho_space, rho_group, index, mask, seed, kernel_size, selection, circular, dropout
+    ):
         count, self.channels, self.elements, *spatial = query.shape
         self.count, self.spatial, self.pixels = count, spatial, math.prod(spatial)
-        self.sites, self.width = count * self.pixels, value.shape[1]
-        if self.pixels * self.elements >= 2**31:
+        self.sites, self.width, self.keys = count * self.pixels, value.shape[1], key.shape[2]
+        if self.pixels * self.keys >= 2**31:
             raise ValueError(f"query must have fewer than 2^31 pixels times elements, got shape {tuple(query.shape)}")
         self.heads = rho_space.shape[-1] - self.channels
         self.full, self.paired, self.outputs = rho_space.ndim == 4, index.ndim == 2, len(index)
@@ -48,18 +50,18 @@ class _Launch:
         self.neighbours = offsets.shape[1]
         self.index = index
         flat_index = index.to(torch.int32).contiguous()
-        places = self.outputs * self.elements * self.neighbours
+        places = self.outputs * self.keys * self.neighbours
         hashes = hashed_dropout.places(self.sites, places, seed) if dropout else (flat_index, flat_index)  # or anything
         self.operands = (
             self.query, self.key, self.value, rho, rho_group.view(-1, rho_space.shape[-1]).T.contiguous(), flat_index,
-            offsets, *hashes,
+            offsets, flat_index if mask is None else mask.contiguous().view(torch.uint8), *hashes,
         )  # fmt: skip
         self.dropout = dropout
-        self.padded = triton.next_power_of_2(self.neighbours), triton.next_power_of_2(self.elements)
+        self.padded = triton.next_power_of_2(self.neighbours), triton.next_power_of_2(self.keys)
         self.options = {
             "C": self.channels, "CV": self.width, "T": self.elements, "H": self.outputs, "D": self.neighbours,
-            "S": self.elements, "HEADS": self.heads, "DP": self.padded[0], "SP": self.padded[1], "FULL": self.full,
-            "PAIRED": self.paired, "DROPOUT": dropout > 0,
+            "S": self.keys, "HEADS": self.heads, "DP": self.padded[0], "SP": self.padded[1], "FULL": self.full,
+            "PAIRED": self.paired, "CIRCULAR": circular, "MASKED": mask is not None, "DROPOUT": dropout > 0,
         }  # fmt: skip
 
     @property
@@ -77,8 +79,8 @@ class _Launch:
     def runs(self, scratch: int) -> Iterator[slice]:
         """Runs of sites whose gradients of positions, about ``scratch`` numbers, are kept at a time."""
         outputs = 1 if self.paired else self.outputs
-        space = self.neighbours * (self.elements if self.full else 1)
-        step = max(1, scratch // (self.elements * outputs * (space + self.elements)))
+        space = self.neighbours * (self.keys if self.full else 1)
+        step = max(1, scratch // (self.elements * outputs * (space + self.keys)))
         for start in range(0, self.sites, step):
             yield slice(start, min(start + step, self.sites))
 
@@ -91,22 +93,26 @@ class _Launch:
         one_hot = (head[:, None] == torch.arange(self.heads, device=query.device)).to(query.dtype)
         return torch.cat([query, one_hot[:, None].expand(-1, self.elements, -1)], -1)
 
-    def weigh(self, out: Tensor, grad: Tensor, grad_value: Tensor, backward: bool) -> None:
+    def weigh(self, out: Tensor, level: Tensor, grad: Tensor, grad_value: Tensor, backward: bool) -> None:
         grid, block = self.blocks(self.sites, self.outputs, 1024)
         with torch.cuda.device_of(out):
-            weigh[grid](*self.operands, out, grad, grad_value, *self.sizes, **self.options, **block, BACKWARD=backward)
+            weigh[grid](
+                *self.operands, out, level, grad, grad_value, *self.sizes, **self.options, **block, BACKWARD=backward
+            )
 
-    def differentiate(self, run: slice, grad: Tensor, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor, Tensor]:
+    def differentiate(
+        self, run: slice, grad: Tensor, grad_level: Tensor | None, grad_query: Tensor, grad_key: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Of a run of sites: adds to both gradients, and returns those of positions."""
         size, outputs = run.stop - run.start, 1 if self.paired else self.outputs
-        last = (self.neighbours, self.elements) if self.full else (self.neighbours,)
+        last = (self.neighbours, self.keys) if self.full else (self.neighbours,)
         to_space = grad.new_empty(size, self.elements, outputs, *last)
-        to_group = grad.new_empty(0 if self.full else size, self.elements, outputs, self.elements)
+        to_group = grad.new_empty(0 if self.full else size, self.elements, outputs, self.keys)
         grid, block = self.blocks(size, self.elements, 512)
         with torch.cuda.device_of(grad):
             differentiate[grid](
-                *self.operands, grad, grad_query, grad_key, to_space, to_group, run.start, *self.sizes,
-                **self.options, **block,
+                *self.operands, grad, grad if grad_level is None else grad_level, grad_query, grad_key, to_space,
+                to_group, run.start, *self.sizes, **self.options, **block, LEVEL=grad_level is not None,
             )  # fmt: skip
         return to_space, to_group
 
@@ -115,26 +121,29 @@ class _Launch:
         return x.permute(0, 3, 2, 1).unflatten(3, self.spatial).contiguous()
 
 
-def forward(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout) -> Tensor:
+def forward(*operands_and_settings) -> tuple[Tensor, Tensor]:
     """As :func:`tg_equiattn.functional.group.tiled_attention.group_attention_op`."""
-    a = _Launch(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout)
-    out = query.new_empty(a.count, a.pixels, a.outputs, a.width)
-    a.weigh(out, out, out, backward=False)
-    return a.image(out if not dropout else out.div_(1 - dropout))
+    a = _Launch(*operands_and_settings)
+    out = a.query.new_empty(a.count, a.pixels, a.outputs, a.width)
+    level = a.query.new_empty(a.count, a.pixels, a.outputs, 1) if a.paired else a.query.new_empty(0)
+    a.weigh(out, level, out, out, backward=False)
+    return a.image(out if not a.dropout else out.div_(1 - a.dropout)), a.image(level)[:, 0] if a.paired else level
 
 
 def backward(
-    grad, query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout, scratch=1 << 25
+    grad, grad_level, query, key, value, rho_space, rho_group, *settings, scratch=1 << 25
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value, rho_space and rho_group, with about ``scratch`` numbers besides at a time."""
     _alert_not_deterministic()
-    a = _Launch(query, key, value, rho_space, rho_group, index, seed, kernel_size, selection, dropout)
-    grad = (grad / (1 - dropout)).flatten(3).permute(0, 3, 2, 1).contiguous()
+    a = _Launch(query, key, value, rho_space, rho_group, *settings)
+    grad = (grad / (1 - a.dropout)).flatten(3).permute(0, 3, 2, 1).contiguous()
+    if grad_level is not None:
+        grad_level = grad_level.flatten(2).transpose(1, 2).contiguous()  # (M, pixels, H)
     grad_query, grad_key, grad_value = torch.zeros_like(a.query), torch.zeros_like(a.key), torch.zeros_like(a.value)
     grad_space, grad_group = rho_space.new_zeros(rho_space.shape), rho_group.new_zeros(rho_group.shape)
-    a.weigh(grad, grad, grad_value, backward=True)
+    a.weigh(grad, grad, grad, grad_value, backward=True)
     for run in a.runs(scratch):
-        to_space, to_group = a.differentiate(run, grad, grad_query, grad_key)
+        to_space, to_group = a.differentiate(run, grad, grad_level, grad_query, grad_key)
         _encodings(a, run, to_space, to_group, grad_query, grad_space, grad_group)
     restored = [x.transpose(2, 3).unflatten(3, a.spatial).contiguous() for x in (grad_key, grad_value)]
     return a.image(grad_query), restored[0], restored[1], grad_space, grad_group
@@ -146,7 +155,7 @@ def _encodings(a: _Launch, run: slice, to_space: Tensor, to_group: Tensor, grad_
     query = a.with_head(run)
     target = grad_query.flatten(0, 1)[run]
     inverse = (a.index if a.paired else a.index.transpose(0, 1)).argsort(-1)  # from s to u, (T, [H,] U)
-    inverse = inverse.view(a.elements, -1, a.elements)
+    inverse = inverse.view(a.elements, -1, a.keys)
     if a.full:
         to_space = to_space.gather(-1, inverse[None, :, :, None].expand_as(to_space))
     else:

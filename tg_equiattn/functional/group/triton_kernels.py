@@ -25,22 +25,32 @@ import triton
 import triton.language as tl
 
 from . import hashed_dropout
+from .plan import HIDDEN
 
 _FIRST = tl.constexpr(hashed_dropout.MULTIPLIERS[0])
 _SECOND = tl.constexpr(hashed_dropout.MULTIPLIERS[1])
+_LOWEST = tl.constexpr(HIDDEN)
 
 
 @triton.jit
-def _neighbours(offsets, pixel, depth, height, width, D: tl.constexpr, DP: tl.constexpr):
-    """Flat pixels of the neighbours, and which of them are inside the image."""
+def _neighbours(offsets, mask, pixel, depth, height, width, D: tl.constexpr, DP: tl.constexpr, CIRCULAR: tl.constexpr,
+                MASKED: tl.constexpr):  # fmt: skip
+    """Flat pixels of the neighbours, and which of them are there: inside the image (or around it), and in the mask."""
     d = tl.arange(0, DP)
     there = d < D
     dz = tl.load(offsets + d, mask=there, other=0)
     dy = tl.load(offsets + D + d, mask=there, other=0)
     dx = tl.load(offsets + 2 * D + d, mask=there, other=0)
     z, y, x = pixel // (height * width) + dz, pixel // width % height + dy, pixel % width + dx
-    inside = there & (z >= 0) & (z < depth) & (y >= 0) & (y < height) & (x >= 0) & (x < width)
-    return (z * height + y) * width + x, inside
+    if CIRCULAR:
+        z, y, x = (z + depth) % depth, (y + height) % height, (x + width) % width
+        inside = there
+    else:
+        inside = there & (z >= 0) & (z < depth) & (y >= 0) & (y < height) & (x >= 0) & (x < width)
+    flat = (z * height + y) * width + x
+    if MASKED:
+        inside = inside & (tl.load(mask + flat, mask=inside, other=0) != 0)
+    return flat, inside
 
 
 @triton.jit
@@ -86,11 +96,14 @@ def _position(q, rho, rho_group, index, head, element, output, rows, C: tl.const
 
 @triton.jit
 def _softmax(score, mask):
-    """Over neighbours and key elements, the last two axes."""
+    """Over neighbours and key elements, the last two axes, and the logarithm of the sum of exponentials. A row without
+    keys has weights of zero and the lowest logarithm."""
     score = tl.where(mask[None], score, float("-inf"))
-    top = tl.max(tl.max(score, 2), 1)
+    top = tl.maximum(tl.max(tl.max(score, 2), 1), _LOWEST)
     p = tl.exp(score - top[:, None, None])
-    return p / tl.sum(tl.sum(p, 2), 1)[:, None, None]
+    total = tl.sum(tl.sum(p, 2), 1)
+    total = tl.where(total > 0, total, 1.0)
+    return p / total[:, None, None], top + tl.log(total)
 
 
 @triton.jit
@@ -106,20 +119,22 @@ def _keep(row_hash, column_hash, output, rows, mask, cut, D: tl.constexpr, S: tl
 
 
 @triton.jit
-def weigh(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash, out, grad, grad_v, pixels, depth, height,
-          width, cut, C: tl.constexpr, CV: tl.constexpr, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
-          S: tl.constexpr, R: tl.constexpr, DP: tl.constexpr, SP: tl.constexpr, HEADS: tl.constexpr,
-          FULL: tl.constexpr, PAIRED: tl.constexpr, DROPOUT: tl.constexpr, BACKWARD: tl.constexpr):  # fmt: skip
+def weigh(q, k, v, rho, rho_group, index, offsets, pixel_mask, row_hash, column_hash, out, level, grad, grad_v, pixels,
+          depth, height, width, cut, C: tl.constexpr, CV: tl.constexpr, T: tl.constexpr, H: tl.constexpr,
+          D: tl.constexpr, S: tl.constexpr, R: tl.constexpr, DP: tl.constexpr, SP: tl.constexpr, HEADS: tl.constexpr,
+          FULL: tl.constexpr, PAIRED: tl.constexpr, CIRCULAR: tl.constexpr, MASKED: tl.constexpr,
+          DROPOUT: tl.constexpr, BACKWARD: tl.constexpr):  # fmt: skip
     """The summed weights W of a site and a block of outputs; then out = W v, or in backward dv += W dout.
 
     q (sites, T, C); k, v (M, channels, pixels, S); rho (C + HEADS, H, D[, U]); rho_group (C + HEADS, U);
-    index (H, T, S) or (T, S); out, grad (sites, H, CV).
+    index (H, T, S) or (T, S); pixel_mask (M, pixels); out, grad (sites, H, CV); level (sites, H) where PAIRED.
     """
     site = tl.program_id(0).to(tl.int64)
     image, pixel = site // pixels, (site % pixels).to(tl.int32)
     head = (image % HEADS).to(tl.int32) if HEADS > 0 else 0
     stride = tl.cast(pixels, tl.int64) * S
-    neighbour, inside = _neighbours(offsets, pixel, depth, height, width, D, DP)
+    neighbour, inside = _neighbours(offsets, pixel_mask + image * pixels, pixel, depth, height, width, D, DP, CIRCULAR,
+                                    MASKED)  # fmt: skip
     s = tl.arange(0, SP)
     place = neighbour[:, None] * S + s[None]
     mask = inside[:, None] & (s < S)[None]
@@ -137,7 +152,10 @@ def weigh(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash, out, g
             score = _content(q, k, one, one < T, place, mask, stride, C, 1, DP, SP)
         score += _position(q, rho, rho_group, index, head, element, output, rows, C, T, H, D, S, R, DP, SP, HEADS, FULL,
                            PAIRED)  # fmt: skip
-        weight += _softmax(score, mask)
+        p, logarithm = _softmax(score, mask)
+        weight += p
+        if PAIRED and not BACKWARD:
+            tl.store(level + site * H + output, logarithm, mask=rows)
     if DROPOUT:
         there = _keep(row_hash + site, column_hash, output, rows, mask, cut, D, S, DP, SP)
         weight = tl.where(there, weight, 0.0)
@@ -154,11 +172,12 @@ def weigh(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash, out, g
 
 
 @triton.jit
-def differentiate(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash, grad, grad_q, grad_k, to_space,
-                  to_group, start, pixels, depth, height, width, cut, C: tl.constexpr, CV: tl.constexpr,
-                  T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, S: tl.constexpr, R: tl.constexpr, DP: tl.constexpr,
-                  SP: tl.constexpr, HEADS: tl.constexpr, FULL: tl.constexpr, PAIRED: tl.constexpr,
-                  DROPOUT: tl.constexpr):  # fmt: skip
+def differentiate(q, k, v, rho, rho_group, index, offsets, pixel_mask, row_hash, column_hash, grad, grad_level, grad_q,
+                  grad_k, to_space, to_group, start, pixels, depth, height, width, cut, C: tl.constexpr,
+                  CV: tl.constexpr, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, S: tl.constexpr, R: tl.constexpr,
+                  DP: tl.constexpr, SP: tl.constexpr, HEADS: tl.constexpr, FULL: tl.constexpr, PAIRED: tl.constexpr,
+                  CIRCULAR: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
+                  LEVEL: tl.constexpr):  # fmt: skip
     """Gradients of the scores of a site and a block of query elements, from site ``start`` on.
 
     Writes grad_q (sites, T, C) without the positions' part, adds to grad_k (M, C, pixels, S), and leaves the sums over
@@ -170,7 +189,8 @@ def differentiate(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash
     image, pixel = site // pixels, (site % pixels).to(tl.int32)
     head = (image % HEADS).to(tl.int32) if HEADS > 0 else 0
     stride = tl.cast(pixels, tl.int64) * S
-    neighbour, inside = _neighbours(offsets, pixel, depth, height, width, D, DP)
+    neighbour, inside = _neighbours(offsets, pixel_mask + image * pixels, pixel, depth, height, width, D, DP, CIRCULAR,
+                                    MASKED)  # fmt: skip
     d, s = tl.arange(0, DP), tl.arange(0, SP)
     place = neighbour[:, None] * S + s[None]
     mask = inside[:, None] & (s < S)[None]
@@ -185,7 +205,7 @@ def differentiate(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash
         one = tl.full([1], h, tl.int32)
         position = _position(q, rho, rho_group, index, head, element, output, rows, C, T, H, D, S, R, DP, SP, HEADS,
                              FULL, PAIRED)  # fmt: skip
-        p = _softmax(content + position, mask)
+        p, _ = _softmax(content + position, mask)
         if PAIRED:
             slope = _content(grad + site * H * CV, v, element, rows, place, mask, stride, CV, R, DP, SP)
             if DROPOUT:
@@ -197,7 +217,10 @@ def differentiate(q, k, v, rho, rho_group, index, offsets, row_hash, column_hash
                 there = _keep(row_hash + site, column_hash, one, one < H, mask, cut, D, S, DP, SP)
                 slope = tl.where(there, slope, 0.0)
         slope = p * slope
-        logit = slope - p * tl.sum(tl.sum(slope, 2), 1)[:, None, None]
+        mean = tl.sum(tl.sum(slope, 2), 1)
+        if LEVEL:
+            mean -= tl.load(grad_level + site * H + output, mask=rows, other=0.0)
+        logit = slope - p * mean[:, None, None]
         logit = tl.where(rows[:, None, None], logit, 0.0)
         total += logit
         line = run * T + element if PAIRED else (run * T + element) * H + h

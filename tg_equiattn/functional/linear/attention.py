@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ def linear_attention(
     if query.ndim == 3:
         return linear_attention_of_nodes(query, key, value, projection, scale, rows)[0]
     query, key, value = (zero_where_masked(t, mask) for t in (query, key, value))
-    out, _ = _attention_in_rows(query, key, value, projection, scale, rows)
+    out, _ = attention_in_rows(query, key, value, projection, scale, rows)
     return zero_where_masked(out, mask)
 
 
@@ -104,7 +105,7 @@ def linear_attention_of_nodes(
     """:func:`linear_attention` of nodes (N, heads, d) in rows, unchecked; also the log-sum-exp of the estimated scores
     (N, heads, 1), but for :func:`feature_norm`, which is the same for all features of a query."""
     query, key, value = (rows.pack(t) for t in (query, key, value))
-    out, lse = _attention_in_rows(query, key, value, projection, scale, rows)
+    out, lse = attention_in_rows(query, key, value, projection, scale, rows)
     return rows.unpack(out), rows.unpack(lse)
 
 
@@ -122,10 +123,26 @@ def log_feature_product(query: Tensor, key: Tensor, projection: Tensor, scale: f
     return logs + feature_norm(query, projection, scale)[..., 0] - key.square().sum(-1) * (abs(size) / 2)
 
 
-def _attention_in_rows(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, scale: float | None, rows: Rows
+class KeyRows(Protocol):
+    """What rows of keys say: which exist (rows, N), and how sums over rows are those that queries see."""
+
+    @property
+    def mask(self) -> Tensor | None: ...
+
+    def merge(self, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+def attention_in_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    projection: Tensor,
+    scale: float | None,
+    rows: KeyRows,
+    plain: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs (rows, heads, N, e) and log-sum-exps (rows, heads, N, 1); the rows of one graph share their keys."""
+    """Outputs (rows, heads, N, e) and log-sum-exps (rows, heads, N, 1); the rows of one graph share their keys. As a
+    ``plain`` composition of torch's operations, with all scores in memory, if asked."""
     heads = query.shape[1]
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
@@ -133,8 +150,8 @@ def _attention_in_rows(
         mask = None if rows.mask is None else rows.mask.repeat_interleave(heads, 0)
         key_rows, value_rows, query_rows = (t.to(dtype).flatten(0, 1) for t in (key, value, query))
         root = math.sqrt(abs(size))  # of the scale, put on the directions in place of queries and keys
-        content, level = feature_summary(key_rows, value_rows, w * root, mask, abs(size) / 2)
+        content, level = feature_summary(key_rows, value_rows, w * root, mask, abs(size) / 2, plain)
         content, level = rows.merge(content.unflatten(0, (-1, heads)), level.unflatten(0, (-1, heads)))
         content, level = content.flatten(0, 1), level.flatten(0, 1)
-        out, lse = feature_readout(query_rows, w * math.copysign(root, size), content, level)
+        out, lse = feature_readout(query_rows, w * math.copysign(root, size), content, level, plain)
     return out.view(value.shape).to(value.dtype), lse.view(*query.shape[:-1], 1)

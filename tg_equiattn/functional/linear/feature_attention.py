@@ -36,19 +36,21 @@ from .feature_formulas import (
 
 
 def feature_summary(
-    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float
+    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float, plain: bool = False
 ) -> tuple[Tensor, Tensor]:
     """content (G, m, e) and level (G, m) of keys (G, L, d), values (G, L, e), a mask (G, L).
 
     Log features are W k - norm |k|^2. A group without keys has content 0 and the lowest level there is.
     """
-    summary = plain_summary if transformed() else chunked_summary
+    summary = plain_summary if plain or transformed() else chunked_summary
     return summary(key, value, projection, mask, norm)
 
 
-def feature_readout(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+def feature_readout(
+    query: Tensor, projection: Tensor, content: Tensor, level: Tensor, plain: bool = False
+) -> tuple[Tensor, Tensor]:
     """out (G, L, e) and lse (G, L) of queries (G, L, d), content (G, m, e), level (G, m)."""
-    readout = plain_readout if transformed() else chunked_readout
+    readout = plain_readout if plain or transformed() else chunked_readout
     return readout(query, projection, content, level)
 
 

@@ -3,12 +3,14 @@
 from .attention import GroupAttention, LiftingAttention
 from .block import GroupAttentionBlock
 from .ge_vit import GEViT
+from .global_attention import GlobalGroupAttention
 from .norm import RegularBatchNorm, RegularGlobalNorm, RegularLayerNorm
 from .pointwise import Pointwise
 from .pooling import GlobalPooling, GroupPooling, SpatialCrop, SpatialMaxPool
 
 __all__ = [
     "GEViT",
+    "GlobalGroupAttention",
     "GlobalPooling",
     "GroupAttention",
     "GroupAttentionBlock",

@@ -4,25 +4,66 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ... import checks
+from ...functional.group.attention import zero_where_hidden
 from ...groups import FiniteGroup
 from .attention import GroupAttention
+from .global_attention import GlobalGroupAttention
+from .masked import Masked, MaskedSequential
 from .norm import make_norm
 from .pointwise import Pointwise
 from .pooling import SpatialCrop
 
+REACHES = ("window", "global")
 
-class GroupAttentionBlock(nn.Module):
+
+class Residual(nn.Module):
+    r"""A branch added to its shortcut: :math:`x + \mathrm{drop}(\gamma_c\, y_c)`.
+
+    Args:
+        channels: of both.
+        layer_scale: every :math:`\gamma_c` at the start, learned from there; ``None`` means 1, not learned.
+        drop_path: probability of leaving out the branch of an image in training; what is kept is divided by one minus
+            it.
+
+    Source: Touvron et al. (2021), Eq. 4 (LayerScale); Huang et al. (2016), stochastic depth.
+    """
+
+    def __init__(self, channels: int, layer_scale: float | None = None, drop_path: float = 0.0) -> None:
+        super().__init__()
+        checks.probability(drop_path=drop_path)
+        if layer_scale is not None:
+            checks.positive_number(layer_scale=layer_scale)
+        self.drop_path = drop_path
+        self.layer_scale = None if layer_scale is None else nn.Parameter(torch.full((channels,), float(layer_scale)))
+
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        axes = [1] * (x.ndim - 2)
+        if self.layer_scale is not None:
+            branch = branch * self.layer_scale.view(-1, *axes)
+        if self.training and self.drop_path:
+            draw = torch.rand(x.shape[0], 1, *axes, device=x.device)
+            branch = branch * (draw >= self.drop_path).to(branch.dtype) / (1 - self.drop_path)
+        return x + branch
+
+    def extra_repr(self) -> str:
+        return f"layer_scale={self.layer_scale is not None}, drop_path={self.drop_path}"
+
+
+class GroupAttentionBlock(Masked, nn.Module):
     r"""Norm, swish, group attention, norm, swish, dropout, shortcut; then a pointwise bottleneck, norm, shortcut.
 
     .. math::
         y &= \mathrm{crop}\big(\mathrm{shortcut}(x)
-            + \mathrm{drop}(\sigma(\mathrm{norm}(\mathrm{attn}(\sigma(\mathrm{norm}(x))))))\big) \\
-        z &= y + \mathrm{norm}(W_2\, \sigma(\mathrm{norm}(W_1\, y)))
+            + \gamma\, \mathrm{drop}(\sigma(\mathrm{norm}(\mathrm{attn}(\sigma(\mathrm{norm}(x))))))\big) \\
+        z &= y + \gamma'\, \mathrm{norm}(W_2\, \sigma(\mathrm{norm}(W_1\, y)))
 
-    The shortcut is the identity, or a pointwise map where the width changes; the bottleneck has half the width.
+    The shortcut is the identity, or a pointwise map where the width changes; the bottleneck has half the width; the
+    scales :math:`\gamma` are 1 but with ``layer_scale``. A context goes through a norm and swish as x does: of its own
+    where ``context_channels`` is given, else the same.
 
     Args:
         group, in_channels, out_channels, heads: as :class:`GroupAttention`.
@@ -30,12 +71,19 @@ class GroupAttentionBlock(nn.Module):
         norm: ``"global"`` (:class:`RegularGlobalNorm`, as published), ``"layer"`` (:class:`RegularLayerNorm`) or
             ``"batch"`` (:class:`RegularBatchNorm`).
         crop: pixels to remove at each side before the bottleneck.
-        attention: further arguments of :class:`GroupAttention` (``kernel_size``, ``relation``, ``dropout``, ...).
+        reach: ``"window"``, :class:`GroupAttention`; or ``"global"``, :class:`GlobalGroupAttention`, whose relation is
+            ``"relative"``.
+        drop_path: probability of leaving out each of the two branches of an image in training (stochastic depth).
+        layer_scale: what each channel of both branches is multiplied with at the start, learned from there
+            (LayerScale); ``None`` means no such factors.
+        attention: further arguments of :class:`GroupAttention` (``kernel_size``, ``relation``, ``dropout``, ...) or
+            :class:`GlobalGroupAttention` (``num_features``, ...).
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial - 2 crop)``.
 
-    Source: GSA-Nets Fig. F.1, with the order of the published code.
+    Source: GSA-Nets Fig. F.1, with the order of the published code; ``drop_path`` and ``layer_scale`` are those of
+    Huang et al. (2016) and Touvron et al. (2021).
     """
 
     def __init__(
@@ -48,14 +96,23 @@ class GroupAttentionBlock(nn.Module):
         value_dropout: float = 0.0,
         norm: str = "global",
         crop: int = 0,
+        reach: str = "window",
+        drop_path: float = 0.0,
+        layer_scale: float | None = None,
         **attention: Any,
     ) -> None:
         super().__init__()
         checks.probability(value_dropout=value_dropout)
+        checks.choice("reach", reach, REACHES)
+        kind: Any = GroupAttention
+        if reach == "global":
+            kind, relation = GlobalGroupAttention, attention.pop("relation", "relative")
+            if relation != "relative":
+                raise ValueError(f"relation must be 'relative' with reach='global', got {relation!r}")
         self.attention = nn.Sequential(
             make_norm(norm, in_channels),
             nn.SiLU(),
-            GroupAttention(group, in_channels, out_channels, heads=heads, **attention),
+            kind(group, in_channels, out_channels, heads=heads, **attention),
             make_norm(norm, out_channels),
             nn.SiLU(),
             nn.Dropout(value_dropout),
@@ -64,14 +121,31 @@ class GroupAttentionBlock(nn.Module):
         self.shortcut = nn.Identity() if same else Pointwise(in_channels, out_channels)
         self.crop = SpatialCrop(crop)
         hidden = max(out_channels // 2, 1)
-        self.mlp = nn.Sequential(
+        self.mlp = MaskedSequential(
             Pointwise(out_channels, hidden),
             make_norm(norm, hidden),
             nn.SiLU(),
             Pointwise(hidden, out_channels),
             make_norm(norm, out_channels),
         )
+        self.residuals = nn.ModuleList(Residual(out_channels, layer_scale, drop_path) for _ in range(2))
+        width = attention.get("context_channels")
+        self.context_norm = None if width is None else make_norm(norm, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.crop(self.shortcut(x) + self.attention(x))
-        return x + self.mlp(x)
+    def mask_after(self, mask: Tensor) -> Tensor:
+        return self.crop.mask_after(mask)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
+        """``mask`` and ``context`` as those of :meth:`GroupAttention.forward`."""
+        attended, bottlenecked = self.residuals
+        before, swish, attention, after, *last = self.attention
+        checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
+        x = zero_where_hidden(x, mask)
+        if context is not None:
+            context = swish((self.context_norm or before)(zero_where_hidden(context, mask), mask))
+        branch = after(attention(swish(before(x, mask)), mask, context=context), mask)
+        for module in last:
+            branch = module(branch)
+        x = self.crop(attended(self.shortcut(x), branch), mask)
+        mask = None if mask is None else self.crop.mask_after(mask)
+        return zero_where_hidden(bottlenecked(x, self.mlp(x, mask)), mask)

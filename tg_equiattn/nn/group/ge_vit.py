@@ -8,9 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from ... import checks
+from ...functional.group.attention import zero_where_hidden
 from ...groups import FiniteGroup
 from .attention import LiftingAttention
 from .block import GroupAttentionBlock
+from .masked import MaskedSequential
 from .norm import make_norm
 from .pointwise import Pointwise
 from .pooling import GlobalPooling, SpatialMaxPool
@@ -73,8 +75,10 @@ class GEViT(nn.Module):
         channels: output width of each block.
         heads: heads of every attention layer.
         kernel_size: odd window, or ``None`` for global attention.
-        relation, encoding, encoding_eps, neighbourhood, locality, head_channels, scale, backend: as
+        relation, encoding, encoding_eps, neighbourhood, padding_mode, locality, head_channels, scale, backend: as
             :class:`GroupAttention`.
+        reach: ``"window"``, or ``"global"`` for blocks of :class:`GlobalGroupAttention` (with ``relation="relative"``).
+        num_features, redraw_interval: of the random features with ``reach="global"``.
         lifting_channels: width after lifting; ``None`` means that of the first block.
         pools: blocks after which space is pooled 2 x 2, counted from 1; 0 means after lifting.
         crops: pixels to remove at each side within each block, before its bottleneck; one number for all, or one a
@@ -86,6 +90,8 @@ class GEViT(nn.Module):
         norm: ``"global"``, one mean and variance an image, as published (:class:`RegularGlobalNorm`); ``"layer"``, at
             every pixel (:class:`RegularLayerNorm`); or ``"batch"`` (:class:`RegularBatchNorm`).
         norm_between: norm and swish after every block, as the published CIFAR-10 and PatchCamelyon models.
+        drop_path: that of the last block; blocks before it leave out their branches less often, the first never.
+        layer_scale: as :class:`GroupAttentionBlock`.
 
     Shapes:
         ``(B, in_channels, *spatial)`` -> ``(B, num_classes)``. Any size that crops and pools allow; a pool of an odd
@@ -114,6 +120,10 @@ class GEViT(nn.Module):
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
+        padding_mode: str = "mask",
+        reach: str = "window",
+        num_features: int | None = None,
+        redraw_interval: int | None = None,
         locality: float | str | None = "auto",
         head_channels: int | None = None,
         scale: float | None = None,
@@ -127,10 +137,12 @@ class GEViT(nn.Module):
         pool_dropout: float = 0.0,
         norm: str = "global",
         norm_between: bool = False,
+        drop_path: float = 0.0,
+        layer_scale: float | None = None,
     ) -> None:
         super().__init__()
         checks.positive(num_classes=num_classes)
-        checks.probability(input_dropout=input_dropout, pool_dropout=pool_dropout)
+        checks.probability(input_dropout=input_dropout, pool_dropout=pool_dropout, drop_path=drop_path)
         if isinstance(channels, int) or not channels:
             raise ValueError(f"channels must hold the width of at least one block, got {channels!r}")
         for number, out in enumerate(channels):
@@ -144,12 +156,18 @@ class GEViT(nn.Module):
             raise ValueError(f"pools must be block numbers from 0 to {len(channels)}, got {pools!r}")
         shared: dict[str, Any] = {
             "heads": heads, "kernel_size": kernel_size, "encoding": encoding, "encoding_eps": encoding_eps,
-            "neighbourhood": neighbourhood, "locality": locality, "head_channels": head_channels, "scale": scale,
-            "dropout": attention_dropout, "backend": backend,
+            "neighbourhood": neighbourhood, "padding_mode": padding_mode, "locality": locality,
+            "head_channels": head_channels, "scale": scale, "dropout": attention_dropout, "backend": backend,
         }  # fmt: skip
+        inner: dict[str, Any] = {"relation": relation, "reach": reach, "layer_scale": layer_scale, **shared}
+        features = {"num_features": num_features, "redraw_interval": redraw_interval}
+        if reach == "global":
+            inner |= features
+        elif any(number is not None for number in features.values()):
+            raise ValueError(f"num_features and redraw_interval must be None with reach={reach!r}, got {features}")
         self.group, self.in_channels, self.num_classes = group, in_channels, num_classes
         width = channels[0] if lifting_channels is None else lifting_channels
-        self.lifting = nn.Sequential(
+        self.lifting = MaskedSequential(
             nn.Dropout(input_dropout),
             LiftingAttention(group, in_channels, width, **shared),
             make_norm(norm, width),
@@ -163,7 +181,14 @@ class GEViT(nn.Module):
         for number, (out, crop) in enumerate(zip(channels, margins, strict=True), start=1):
             stages.append(
                 GroupAttentionBlock(
-                    group, width, out, value_dropout=value_dropout, norm=norm, crop=crop, relation=relation, **shared
+                    group,
+                    width,
+                    out,
+                    value_dropout=value_dropout,
+                    norm=norm,
+                    crop=crop,
+                    drop_path=drop_path * (number - 1) / max(len(channels) - 1, 1),
+                    **inner,
                 )
             )
             width = out
@@ -171,16 +196,21 @@ class GEViT(nn.Module):
                 stages += [make_norm(norm, width), nn.SiLU()]
             if number in pools:
                 stages += pool()
-        self.blocks = nn.Sequential(*stages)
+        self.blocks = MaskedSequential(*stages)
         self.classifier = Pointwise(width, num_classes)
         self.pooling = GlobalPooling(space="mean", group="max")
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The regular feature map before the classifier, ``(B, channels[-1], |H|, *spatial)``."""
-        return self.blocks(self.lifting(x))
+        if mask is not None:  # before the dropout of what is not there
+            checks.pixel_mask(mask, x.shape[0], x.shape[2:], x.device)
+            x = zero_where_hidden(x, mask)
+        return self.blocks(self.lifting(x, mask), mask)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.pooling(self.classifier(self.features(x)))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits; ``mask`` as that of :meth:`LiftingAttention.forward`, some pixel of which every image must keep."""
+        scores = self.classifier(self.features(x, mask))
+        return self.pooling(scores, None if mask is None else self.blocks.mask_after(mask))
 
     @classmethod
     def rotmnist(cls, group: FiniteGroup, **overrides: Any) -> GEViT:

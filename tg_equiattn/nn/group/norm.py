@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import checks
+from ...functional.group.attention import zero_where_hidden
+from .masked import Masked
 from .pointwise import columns
 
 
-class RegularGlobalNorm(nn.GroupNorm):
+def _moments(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of features (B, C, ..., *spatial) over these axes, of the pixels there are, and how many."""
+    count = zero_where_hidden(torch.ones_like(x), mask).sum(axes, keepdim=True).clamp(min=1)
+    mean = zero_where_hidden(x, mask).sum(axes, keepdim=True) / count
+    return mean, zero_where_hidden(x - mean, mask).square().sum(axes, keepdim=True) / count, count
+
+
+class RegularGlobalNorm(Masked, nn.GroupNorm):
     r"""One mean and variance an image, over channels, group elements and pixels.
 
     .. math:: y = \gamma_c\,(x - \mathrm{mean}\,x) / \sqrt{\mathrm{var}\,x + \epsilon} + \beta_c
 
-    Equivariant to every permutation of pixels and group elements; images do not see each other. What the published
+    Equivariant to every permutation of pixels and group elements; images do not see each other. With a ``mask``
+    statistics are those of the pixels there are. What the published
     GSA-Nets and GE-ViT models call layer normalisation.
 
     Args:
@@ -32,17 +44,22 @@ class RegularGlobalNorm(nn.GroupNorm):
         checks.positive(channels=channels)
         super().__init__(1, channels, eps)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.num_channels:
             raise ValueError(f"input must have shape (B, {self.num_channels}, ...), got {tuple(x.shape)}")
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        return F.group_norm(wide, 1, self.weight, self.bias, self.eps).to(x.dtype)
+        if mask is None:
+            return F.group_norm(wide, 1, self.weight, self.bias, self.eps).to(x.dtype)
+        mean, variance, _ = _moments(wide, mask, tuple(range(1, x.ndim)))
+        shape = (-1, *[1] * (x.ndim - 2))
+        out = (wide - mean) * (variance + self.eps).rsqrt() * self.weight.view(shape) + self.bias.view(shape)
+        return zero_where_hidden(out.to(x.dtype), mask)
 
     def extra_repr(self) -> str:
         return f"{self.num_channels}, eps={self.eps}"
 
 
-class RegularLayerNorm(nn.Module):
+class RegularLayerNorm(Masked, nn.Module):
     r"""Layer normalisation over channels, separately at every group element and pixel.
 
     .. math:: y_c = \gamma_c\,(x_c - \mathrm{mean}_c\,x) / \sqrt{\mathrm{var}_c\,x + \epsilon} + \beta_c
@@ -67,7 +84,7 @@ class RegularLayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.channels:
             raise ValueError(f"input must have shape (B, {self.channels}, ...), got {tuple(x.shape)}")
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
@@ -75,28 +92,46 @@ class RegularLayerNorm(nn.Module):
         variance = centred.square().mean(1, keepdim=True)
         shape = (-1, *[1] * (x.ndim - 2))
         out = centred * (variance + self.eps).rsqrt() * self.weight.view(shape) + self.bias.view(shape)
-        return out.to(x.dtype)
+        return zero_where_hidden(out.to(x.dtype), mask)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, eps={self.eps}"
 
 
-class RegularBatchNorm(nn.BatchNorm1d):
+class RegularBatchNorm(Masked, nn.BatchNorm1d):
     """Batch normalisation of regular features: one mean and variance a channel, over images, group elements and pixels.
 
     Equivariant like :class:`RegularGlobalNorm`. In small networks it is much easier to train than
     :class:`RegularLayerNorm`, which normalises every pixel by itself and so forgets how strongly its features respond.
     In training, images of a batch see each other's statistics; in eval mode they do not. The same as
-    ``escnn.nn.InnerBatchNorm``.
+    ``escnn.nn.InnerBatchNorm``. With a ``mask`` statistics are those of the pixels there are.
 
     Shapes:
         ``(B, channels, *any)`` -> the same.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.num_features:
             raise ValueError(f"input must have shape (B, {self.num_features}, ...), got {tuple(x.shape)}")
-        return super().forward(columns(x)).view_as(x)
+        if mask is None or not (self.training or self.running_mean is None):
+            return zero_where_hidden(super().forward(columns(x)).view_as(x), mask)
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        mean, variance, count = _moments(wide, mask, (0, *range(2, x.ndim)))
+        if self.training and self.running_mean is not None:
+            self._update(mean.flatten(), variance.flatten(), count.flatten())
+        out = (wide - mean) * (variance + self.eps).rsqrt()
+        if self.affine:
+            out = out * self.weight.view_as(mean) + self.bias.view_as(mean)
+        return zero_where_hidden(out.to(x.dtype), mask)
+
+    @torch.no_grad()
+    def _update(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        """Running statistics, as torch's."""
+        batches = cast(Tensor, self.num_batches_tracked).add_(1)
+        weight = 1.0 / batches if self.momentum is None else self.momentum
+        unbiased = variance * count / (count - 1).clamp(min=1)
+        for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+            cast(Tensor, running).lerp_(new.to(cast(Tensor, running)), weight)
 
 
 NORMS: dict[str, type[nn.Module]] = {

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import checks
+from ...functional.group.attention import zero_where_hidden
+from .masked import Masked
 
 _REDUCTIONS = ("max", "mean", "sum")
+
+
+def _lowest_where_hidden(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Minus infinity where there is no pixel, for a maximum."""
+    if mask is None:
+        return x
+    return x.masked_fill(~mask.view(mask.shape[0], *[1] * (x.ndim - mask.ndim), *mask.shape[1:]), -math.inf)
 
 
 def _reduce(x: Tensor, how: str, axes: tuple[int, ...]) -> Tensor:
@@ -37,8 +48,9 @@ class GroupPooling(nn.Module):
         return f"reduction={self.reduction!r}"
 
 
-class GlobalPooling(nn.Module):
-    """Pool over space and then over the group: an invariant vector, from images of any size.
+class GlobalPooling(Masked, nn.Module):
+    """Pool over space and then over the group: an invariant vector, from images of any size; with a ``mask`` over the
+    pixels there are, of which every image needs one.
 
     Shapes:
         ``(B, C, |H|, *spatial)`` -> ``(B, C)``.
@@ -52,17 +64,25 @@ class GlobalPooling(nn.Module):
         checks.choice("space", space, _REDUCTIONS)
         self.space, self.group = space, GroupPooling(group)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if x.ndim < 4:
             raise ValueError(f"input must have shape (B, C, |H|, *spatial), got {tuple(x.shape)}")
-        return self.group(_reduce(x, self.space, tuple(range(3, x.ndim))))
+        axes = tuple(range(3, x.ndim))
+        if mask is None:
+            return self.group(_reduce(x, self.space, axes))
+        if self.space == "max":
+            return self.group(_lowest_where_hidden(x, mask).amax(axes))
+        pooled = zero_where_hidden(x, mask).sum(axes)
+        if self.space == "mean":
+            pooled = pooled / mask.flatten(1).sum(1)[:, None, None]
+        return self.group(pooled)
 
     def extra_repr(self) -> str:
         return f"space={self.space!r}"
 
 
-class SpatialMaxPool(nn.Module):
-    """Maximum over blocks of ``kernel_size`` pixels a side, without overlap.
+class SpatialMaxPool(Masked, nn.Module):
+    """Maximum over blocks of ``kernel_size`` pixels a side, without overlap; with a ``mask`` over the pixels there are.
 
     Shapes:
         ``(B, C, |H|, *spatial)`` -> ``(B, C, |H|, *spatial / kernel_size)``.
@@ -76,7 +96,11 @@ class SpatialMaxPool(nn.Module):
         checks.positive(kernel_size=kernel_size)
         self.kernel_size = kernel_size
 
-    def forward(self, x: Tensor) -> Tensor:
+    def mask_after(self, mask: Tensor) -> Tensor:
+        """Which blocks have a pixel."""
+        return self._pool(mask.float()[:, None])[:, 0] > 0
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         spatial = x.shape[3:]
         if len(spatial) not in (2, 3):
             raise ValueError(f"input must have shape (B, C, |H|, *spatial), got {tuple(x.shape)}")
@@ -85,15 +109,17 @@ class SpatialMaxPool(nn.Module):
                 f"input sides must be multiples of the pool's kernel_size={self.kernel_size} (a row left out at one "
                 f"side would break the symmetry), got {tuple(spatial)}"
             )
-        pool = F.max_pool2d if len(spatial) == 2 else F.max_pool3d
-        pooled = pool(x.flatten(1, 2), self.kernel_size)
-        return pooled.unflatten(1, x.shape[1:3])
+        pooled = self._pool(_lowest_where_hidden(x, mask).flatten(1, 2)).unflatten(1, x.shape[1:3])
+        return pooled if mask is None else zero_where_hidden(pooled, self.mask_after(mask))
+
+    def _pool(self, x: Tensor) -> Tensor:
+        return (F.max_pool2d if x.ndim == 4 else F.max_pool3d)(x, self.kernel_size)
 
     def extra_repr(self) -> str:
         return f"kernel_size={self.kernel_size}"
 
 
-class SpatialCrop(nn.Module):
+class SpatialCrop(Masked, nn.Module):
     """Remove ``margin`` pixels at every side.
 
     Shapes:
@@ -109,12 +135,19 @@ class SpatialCrop(nn.Module):
             raise ValueError(f"margin must be a non-negative integer, got {margin!r}")
         self.margin = margin
 
-    def forward(self, x: Tensor) -> Tensor:
+    def mask_after(self, mask: Tensor) -> Tensor:
+        return self._crop(mask, 1)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if x.ndim < 4:
             raise ValueError(f"input must have shape (B, C, |H|, *spatial), got {tuple(x.shape)}")
         if min(x.shape[3:]) <= 2 * self.margin:
             raise ValueError(f"input sides must exceed twice the crop margin={self.margin}, got {tuple(x.shape[3:])}")
-        for axis in range(3, x.ndim):
+        x = self._crop(x, 3)
+        return x if mask is None else zero_where_hidden(x, self.mask_after(mask))
+
+    def _crop(self, x: Tensor, first: int) -> Tensor:
+        for axis in range(first, x.ndim):
             x = x.narrow(axis, self.margin, x.shape[axis] - 2 * self.margin)
         return x
 

@@ -1,0 +1,150 @@
+"""Group self-attention over all pixels in linear time: exact weights in a window, random features beyond."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...grids import Neighbourhood
+from ...precision import full_precision
+from ..backend import use_plain
+from ..linear.attention import attention_in_rows, feature_norm
+from .attention import check_group_attention, checked_group_attention, zero_where_hidden
+
+
+def global_group_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    projection: Tensor,
+    rho_space: Tensor,
+    rho_group: Tensor | None,
+    index: Tensor,
+    far_bias: Tensor,
+    *,
+    neighbourhood: Neighbourhood,
+    space_bias: Tensor | None = None,
+    group_bias: Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    r"""Every pixel and group element attends to all others: a softmax's exact weights in a window, features beyond.
+
+    With the pointwise relation, u = ``index[h, s]``, the weight of the key (j, s) for the output (i, h) is
+
+    .. math::
+        w = \frac{e^{f(u)}}{n} \langle \phi(q(i,h)), \phi(k(j,s)) \rangle
+        + [j \text{ near } i]\, \exp\big(c\, \langle q(i,h),\; k(j,s) + \rho_{space}(h^{-1}(x_j - x_i))
+        + \rho_{group}(u) \rangle + b_{space}(h^{-1}(x_j - x_i)) + b_{group}(u)\big),
+
+    and outputs are averages of the values by these weights; :math:`\langle \phi(q), \phi(k) \rangle` estimates
+    :math:`\exp(c \langle q, k \rangle)`, and n is the number of keys, so that the shares of near and far do not hang on
+    the size of the image. Features act on channels, which the group leaves alone: the symmetry is exact for every draw.
+    Time and memory are linear in pixels: the far part needs, for every s, the sum of :math:`\phi(k(j,s))\,(v(j,s), 1)`
+    over all pixels j, and for every h the sum of those over s by :math:`e^{f(u)}`. Both parts are normalised by
+    themselves and join by the logarithms of their normalisers.
+
+    Args:
+        query, key, value, rho_space, rho_group, space_bias, group_bias, scale: as :func:`group_attention`.
+        index: u of each (h, s), of relation ``"relative"``; see :func:`tg_equiattn.encodings.relation_index`.
+        projection: directions of the features; see :func:`orthogonal_projection`.
+        far_bias: f of u, for each head.
+        neighbourhood: a window.
+        dropout: probability of dropping a weight of the window, and an output of the far part.
+        mask: as :func:`group_attention`.
+        backend: as :func:`group_attention`, of the window; the far part runs in torch.
+
+    Shapes:
+        - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``
+        - projection: ``(m, C)``; index: ``(|H|, |H|)``; far_bias: ``(heads, |H|)``
+        - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
+
+    Raises:
+        ValueError: for shapes, dtypes, devices or options that do not fit.
+
+    Source: GE-ViT Eq. 16 for the window; Choromanski et al. (2021) for the features; the sum of both is ours.
+    """
+    check_group_attention(
+        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, scale, dropout, mask
+    )
+    if index.ndim != 2:
+        raise ValueError(f"index must have shape (|H|, |H|), of relation 'relative', got {tuple(index.shape)}")
+    if neighbourhood.is_global:
+        raise ValueError("neighbourhood must be a window, beyond which features reach, got a global one")
+    if projection.ndim != 2 or projection.shape[1] != query.shape[2] or not projection.shape[0]:
+        raise ValueError(f"projection must be (m, {query.shape[2]}), got {tuple(projection.shape)}")
+    if tuple(far_bias.shape) != (query.shape[1], query.shape[3]):
+        raise ValueError(f"far_bias must have shape {(query.shape[1], query.shape[3])}, got {tuple(far_bias.shape)}")
+    query, key, value = (zero_where_hidden(x, mask) for x in (query, key, value))
+    return checked_global_group_attention(
+        query, key, value, projection, rho_space, rho_group, index, far_bias, neighbourhood=neighbourhood,
+        space_bias=space_bias, group_bias=group_bias, scale=scale, dropout=dropout, mask=mask, backend=backend,
+    )  # fmt: skip
+
+
+def checked_global_group_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    projection: Tensor,
+    rho_space: Tensor,
+    rho_group: Tensor | None,
+    index: Tensor,
+    far_bias: Tensor,
+    *,
+    neighbourhood: Neighbourhood,
+    space_bias: Tensor | None,
+    group_bias: Tensor | None,
+    scale: float | None,
+    dropout: float,
+    mask: Tensor | None,
+    backend: str,
+) -> Tensor:
+    """:func:`global_group_attention` of operands that are known to fit and to hold numbers, as the layers' own do."""
+    near, near_level = checked_group_attention(
+        query, key, value, rho_space, rho_group, index, neighbourhood=neighbourhood, space_bias=space_bias,
+        group_bias=group_bias, scale=scale, dropout=dropout, mask=mask, backend=backend,
+    )  # fmt: skip
+    far, far_level = _far(query, key, value, projection, far_bias[:, index], scale, mask, use_plain(backend))
+    with full_precision(query.device):
+        share = torch.sigmoid(near_level - far_level.to(near_level.dtype))[:, :, None].to(near.dtype)
+        out = torch.lerp(torch.nn.functional.dropout(far, dropout), near, share)
+    return zero_where_hidden(out, mask)
+
+
+class _Elements(NamedTuple):
+    """Rows of pixels, of heads and key elements in turn, whose sums by features become those of output elements."""
+
+    mask: Tensor | None  # (B, pixels)
+    far_bias: Tensor  # (heads, H, S)
+
+    def merge(self, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+        """Of softmax averages (B, heads S, m, e) and their log-sum-exps (B, heads S, m), those over all s."""
+        level = level.unflatten(1, (len(self.far_bias), 1, -1)) + self.far_bias[..., None].to(level.dtype)
+        content = content.unflatten(1, (len(self.far_bias), -1))
+        content = torch.einsum("bnhsm,bnsme->bnhme", level.softmax(3), content)
+        return content.flatten(1, 2), level.logsumexp(3).flatten(1, 2)
+
+
+def _far(
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, far_bias: Tensor, scale: float | None,
+    mask: Tensor | None, plain: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attention by features alone (B, heads, Cv, |H|, *spatial), and its level (B, heads, |H|, *spatial)."""
+    spatial = query.shape[4:]
+    # (B, heads |H|, pixels, C)
+    q, k, v = (x.flatten(4).permute(0, 1, 3, 4, 2).flatten(1, 2) for x in (query, key, value))
+    keys: Tensor | int = math.prod(spatial) * key.shape[3]
+    if mask is not None:
+        mask = mask.flatten(1).expand(query.shape[0], -1)
+        keys = mask.sum(1).clamp(min=1)[:, None, None, None] * key.shape[3]
+    out, level = attention_in_rows(q, k, v, projection, scale, _Elements(mask, far_bias), plain)
+    level = level + feature_norm(q.to(level.dtype), projection, scale)
+    level = level - (math.log(keys) if isinstance(keys, int) else torch.as_tensor(keys).to(level.dtype).log())
+    out = out.unflatten(1, query.shape[1:4:2]).permute(0, 1, 4, 2, 3).unflatten(4, spatial)
+    return out, level.unflatten(1, query.shape[1:4:2]).squeeze(-1).unflatten(3, spatial)

@@ -1,0 +1,238 @@
+"""What lifting, group and global group attention layers share: projections, encoding, tables, masks, maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from ... import checks
+from ...encodings import CONTENT, Locality, make_encoding, rotated_offsets
+from ...functional.group.attention import check_window_backend, checked_group_attention, zero_where_hidden
+from ...functional.group.maps import attention_weights
+from ...grids import Neighbourhood
+from ...groups import FiniteGroup, check_group
+from ..not_scriptable import NotScriptable
+from .masked import Masked
+from .pointwise import Pointwise
+
+
+def _fitting_shape(group: FiniteGroup, kernel_size: int | None) -> str:
+    """A disk where the group has elements that do not map a square window to itself."""
+    return "square" if kernel_size is None or bool(group.lattice.all()) else "disk"
+
+
+def _fitting_sharpness(group: FiniteGroup, locality: float | str | None) -> float | None:
+    """Where elements do not map pixels to pixels, broad places, which lie between pixels as well as on them."""
+    if locality == "auto":
+        return 4.0 if bool(group.lattice.all()) else 1.0
+    if isinstance(locality, str):
+        raise ValueError(f"locality must be 'auto', None or a finite number of at least 0, got {locality!r}")
+    return locality
+
+
+class AttentionLayer(NotScriptable, Masked, nn.Module):
+    """A layer of self-attention or cross attention; subclasses say how values are weighed where there is more to it."""
+
+    geometry: Tensor
+    index: Tensor
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        *,
+        heads: int,
+        head_channels: int | None,
+        kernel_size: int | None,
+        encoding: str,
+        encoding_eps: float,
+        neighbourhood: str | None,
+        padding_mode: str,
+        context_channels: int | None,
+        locality: float | str | None,
+        preferring: bool,
+        dropout: float,
+        scale: float | None,
+        backend: str,
+        elements: int | None,
+    ) -> None:
+        super().__init__()
+        check_group(group)
+        checks.positive(in_channels=in_channels, out_channels=out_channels, heads=heads)
+        head_channels = max(out_channels // 2, group.dim + 1) if head_channels is None else head_channels
+        checks.positive(head_channels=head_channels)
+        context_channels = in_channels if context_channels is None else context_channels
+        checks.positive(context_channels=context_channels)
+        checks.probability(dropout=dropout)
+        checks.scale(scale)
+        checks.positive_number(encoding_eps=encoding_eps)
+        self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
+        self.heads, self.head_channels, self.context_channels = heads, head_channels, context_channels
+        self._elements = elements  # on the group axis of the input; None where there is none
+        locality = _fitting_sharpness(group, locality)
+        shape = _fitting_shape(group, kernel_size) if neighbourhood is None else neighbourhood
+        self.neighbourhood = Neighbourhood(group.dim, kernel_size, shape, padding_mode)
+        check_window_backend(backend, self.neighbourhood)
+        self.dropout, self.scale, self.encoding_name, self.backend = dropout, scale, encoding, backend
+        self.query = Pointwise(in_channels, heads * head_channels)
+        self.key = Pointwise(context_channels, heads * head_channels)
+        self.value = Pointwise(context_channels, heads * head_channels)
+        self.out = Pointwise(heads * head_channels, out_channels)
+        # a pixel where x = 0, too, looks at some places more than at others
+        nn.init.normal_(cast(Tensor, self.query.bias))
+        if locality is not None:
+            with torch.no_grad():
+                for parameter in self.query.parameters():
+                    parameter.mul_(CONTENT)
+        self.encoding = make_encoding(encoding, group.dim, head_channels, elements, encoding_eps)
+        self.locality = (
+            None
+            if locality is None
+            else Locality(heads, self.neighbourhood, locality, elements=elements, preferring=preferring)
+        )
+        exact = group.matrices if kernel_size is None else rotated_offsets(group.matrices, self.neighbourhood)
+        self.register_buffer("geometry", exact.to(self.out.weight.device), persistent=False)
+
+    def _apply(self, fn, recurse=True):
+        """Geometry goes where parameters go and stays float64: rounded offsets of two elements no longer agree."""
+        exact = self.geometry
+        super()._apply(fn, recurse)
+        self.geometry = exact.to(self.geometry.device)
+        return self
+
+    def offsets(self, spatial: tuple[int, ...]) -> Tensor:
+        """Offsets seen from every element, ``(|H|, D, d)`` float64, for a grid of this size."""
+        if self.neighbourhood.is_global:
+            return rotated_offsets(self.geometry, self.neighbourhood, spatial)
+        return self.geometry
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
+        """Attend.
+
+        Args:
+            x: features, which the queries are of.
+            mask: bool ``(B, *spatial)`` or ``(1, *spatial)``, true where there are pixels; the others are no keys,
+                whatever they hold, and their outputs are zero.
+            context: features of the same grid, with ``context_channels``, which keys and values are of; ``None`` means
+                those of x.
+        """
+        query, key, value = self._operands(x, mask, context)
+        out = self._weigh(query, key, value, self.index, mask, self.dropout if self.training else 0.0)
+        return zero_where_hidden(self.out(out.flatten(1, 2)), mask)
+
+    def attention_map(
+        self,
+        x: Tensor,
+        pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor,
+        mask: Tensor | None = None,
+        *,
+        context: Tensor | None = None,
+    ) -> Tensor:
+        r"""The attention weights of chosen pixels, without dropout.
+
+        They are those of :meth:`forward`, whose heads are linear in the values: the derivatives of outputs by values.
+        With output elements h, query elements t and key elements s they sum to one over (s, pixels), and
+
+        .. math:: \mathrm{head}(i, h) = \sum_t \sum_{(j,s)} \mathrm{map}_i[h, t, s, j]\; v(j, s) .
+
+        Args:
+            x, mask, context: as :meth:`forward`'s.
+            pixel: indices along the spatial axes, ``(row, column)`` or ``(depth, row, column)``; or several of them.
+
+        Returns:
+            ``(B, heads, |H|, T, S, *spatial)``, or with several pixels ``(B, pixels, heads, |H|, T, S, *spatial)``. T
+            is ``|H|``, and 1 with one query for each output (relation ``"relative"``, lifting, global group attention);
+            S is ``|H|``, and 1 for lifting. Zeros for a pixel that the mask leaves out.
+
+        Raises:
+            ValueError: for a pixel that is not in the image, and as :meth:`forward`.
+        """
+        query, key, value = self._operands(x, mask, context)
+        pixels = torch.as_tensor(pixel)
+        sides = tuple(query.shape[4:])
+        if pixels.is_floating_point() or pixels.ndim not in (1, 2) or pixels.shape[-1] != len(sides):
+            raise ValueError(f"pixel must be {len(sides)} whole numbers, or several times so many, got {pixel!r}")
+        several = pixels.view(-1, len(sides)).tolist()
+        if any(not 0 <= n < side for place in several for n, side in zip(place, sides, strict=True)):
+            raise ValueError(f"pixel must be in an image of {sides} pixels, got {pixel!r}")
+
+        def of_query_elements(t: slice) -> Tensor:
+            index = self.index if self.index.ndim == 2 else self.index[:, t]
+            part = query if self.index.ndim == 2 else query[:, :, :, t]
+            return attention_weights(
+                lambda v: self._weigh(part, key, v, index, mask, 0.0), value, len(self.group), several
+            )
+
+        count = 1 if self.index.ndim == 2 else query.shape[3]
+        maps = torch.stack([of_query_elements(slice(t, t + 1)) for t in range(count)], 4)
+        return maps if pixels.ndim == 2 else maps[:, 0]
+
+    def _operands(self, x: Tensor, mask: Tensor | None, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each ``(B, heads, head_channels, |H| or 1, *spatial)``, of checked input."""
+        checks.features(x, self.in_channels, self.group.dim, self._elements, self.out.weight)
+        spatial = x.shape[-self.group.dim :]
+        self.neighbourhood.check(spatial)
+        checks.pixel_mask(mask, x.shape[0], spatial, x.device)
+        x = zero_where_hidden(x, mask)
+        if context is not None:
+            channels = self.context_channels
+            checks.features(context, channels, self.group.dim, self._elements, self.out.weight, "context")
+            if context.shape[0] != x.shape[0] or context.shape[2:] != x.shape[2:]:
+                raise ValueError(
+                    f"context must have the batch and the pixels of the input, {tuple(x.shape)}, "
+                    f"got {tuple(context.shape)}"
+                )
+            context = zero_where_hidden(context, mask)
+        elif self.context_channels != self.in_channels:
+            raise ValueError(
+                f"context must be given, with {self.context_channels} channels where the input has {self.in_channels}, "
+                "got None"
+            )
+        query, key, value = self.project(x, context)
+        if self._elements is None:
+            query, key, value = (t.unsqueeze(3) for t in (query, key, value))
+        return query, key, value
+
+    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each ``(B, heads, head_channels, [|H|,] *spatial)``."""
+        context = x if context is None else context
+        pairs = (self.query, x), (self.key, context), (self.value, context)
+        query, key, value = (project(source).unflatten(1, (self.heads, -1)) for project, source in pairs)
+        return query, key, value
+
+    def _scores(self, spatial: tuple[int, ...]) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """rho_space and rho_group, and biases of offsets and of the group, for a grid of this size."""
+        offsets = self.offsets(spatial)
+        rho_space, rho_group = self.encoding(offsets)
+        if rho_group is None and rho_space.ndim == 3:  # lifting: one element
+            rho_group = rho_space.new_zeros(1, self.head_channels)
+        if self.locality is None:
+            return rho_space, rho_group, None, None
+        return rho_space, rho_group, *self.locality(offsets * self.neighbourhood.scale(spatial))
+
+    def _weigh(
+        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor, mask: Tensor | None, dropout: float
+    ) -> Tensor:
+        """What heads put out, ``(B, heads, channels, |H|, *spatial)``: linear in the value, which may have any number
+        of channels."""
+        rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]))
+        return checked_group_attention(
+            query, key, value, rho_space, rho_group, index, neighbourhood=self.neighbourhood, space_bias=space_bias,
+            group_bias=group_bias, scale=self.scale, dropout=dropout, mask=mask, backend=self.backend,
+        )[0]  # fmt: skip
+
+    def extra_repr(self) -> str:
+        window = "" if self.neighbourhood.is_global else f", neighbourhood={self.neighbourhood.shape!r}"
+        circular = ", padding_mode='circular'" if self.neighbourhood.circular else ""
+        context = "" if self.context_channels == self.in_channels else f", context_channels={self.context_channels}"
+        locality = "" if self.locality is None else f", locality={self.locality.start}"
+        backend = "" if self.backend == "auto" else f", backend={self.backend!r}"
+        return (
+            f"{self.group!r}, {self.in_channels}, {self.out_channels}, heads={self.heads}, "
+            f"head_channels={self.head_channels}, kernel_size={self.neighbourhood.kernel_size}{window}"
+            f"{circular}, encoding={self.encoding_name!r}{locality}{context}{backend}"
+        )

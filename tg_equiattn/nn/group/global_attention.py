@@ -1,0 +1,116 @@
+"""Group self-attention that reaches all pixels in linear time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ...encodings import relation_index
+from ...functional.group.global_attention import checked_global_group_attention
+from ...groups import FiniteGroup, check_group
+from ..linear.random_features import RandomFeatures
+from .attention_layer import AttentionLayer
+
+
+class GlobalGroupAttention(AttentionLayer):
+    r"""Global group self-attention of regular features: exact within a window, by random features beyond.
+
+    .. math::
+        \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_{(j,s)} w\, v(j,s) \Big/ \sum_{(j,s)} w, \qquad
+        w = \frac{e^{f(h^{-1}s)}}{n} \langle \phi(q(i,h)), \phi(k(j,s)) \rangle
+        + [j \text{ near } i]\, \exp\big(\mathrm{score}(i, h, j, s)\big)
+
+    with the score of :class:`GroupAttention` for relation ``"relative"`` (encodings and locality), n the number of keys
+    and f learned for each head, zero at the start. Time and memory are linear in pixels; the layer takes images of any
+    size. It is exactly equivariant, as the window alone is, for every draw of the random features.
+
+    Args:
+        group, in_channels, out_channels, heads, head_channels: as :class:`LiftingAttention`.
+        kernel_size: odd side of the window in pixels.
+        num_features: random features m; ``None`` means :math:`d \log d`, d the width of a head, at least 16.
+        redraw_interval: training steps between draws of the random features; ``None`` means none by itself. See
+            :class:`RandomFeatures`, which keeps the directions, their seed and the count of steps in the checkpoint.
+        encoding, encoding_eps, neighbourhood, padding_mode, context_channels, scale, backend: as
+            :class:`LiftingAttention`.
+        locality: as :class:`GroupAttention`, of the window.
+        dropout: probability, in training, of dropping a weight of the window, and an output of the far part.
+
+    Shapes:
+        ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Source: GE-ViT Eq. 16 with h = t for the window; Choromanski et al. (2021) for the features; see
+    :func:`~tg_equiattn.functional.global_group_attention`.
+
+    Example:
+        >>> import torch
+        >>> from tg_equiattn.groups import cyclic
+        >>> layer = GlobalGroupAttention(cyclic(4), 20, 20, heads=2, kernel_size=5)
+        >>> layer(torch.randn(2, 20, 4, 9, 7)).shape
+        torch.Size([2, 20, 4, 9, 7])
+    """
+
+    def __init__(
+        self,
+        group: FiniteGroup,
+        in_channels: int,
+        out_channels: int,
+        *,
+        heads: int = 8,
+        head_channels: int | None = None,
+        kernel_size: int = 5,
+        num_features: int | None = None,
+        redraw_interval: int | None = None,
+        encoding: str = "axial",
+        encoding_eps: float = 1e-5,
+        neighbourhood: str | None = None,
+        padding_mode: str = "mask",
+        context_channels: int | None = None,
+        locality: float | str | None = "auto",
+        dropout: float = 0.0,
+        scale: float | None = None,
+        backend: str = "auto",
+    ) -> None:
+        check_group(group)
+        if kernel_size is None:
+            raise ValueError(
+                "kernel_size must be a positive odd integer: the window within which weights are exact, got None "
+                "(GroupAttention attends to all pixels exactly)"
+            )
+        super().__init__(
+            group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
+            encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood, padding_mode=padding_mode,
+            context_channels=context_channels, locality=locality, preferring=True, dropout=dropout, scale=scale,
+            backend=backend, elements=len(group),
+        )  # fmt: skip
+        width = self.head_channels
+        num_features = max(16, int(width * math.log(width))) if num_features is None else num_features
+        self.features = RandomFeatures(num_features, width, redraw_interval)
+        self.far_bias = nn.Parameter(torch.zeros(heads, len(group)))
+        index = relation_index(group, "relative").to(self.out.weight.device)
+        self.register_buffer("index", index, persistent=False)
+
+    def redraw_features(self, generator: torch.Generator | None = None) -> None:
+        """Draw new random features; see :class:`RandomFeatures`."""
+        self.features.redraw_features(generator)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
+        self.features()  # counts a training step
+        return super().forward(x, mask, context=context)
+
+    def _weigh(
+        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor, mask: Tensor | None, dropout: float
+    ) -> Tensor:
+        rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]))
+        return checked_global_group_attention(
+            query, key, value, self.features.projection, rho_space, rho_group, index, self.far_bias,
+            neighbourhood=self.neighbourhood, space_bias=space_bias, group_bias=group_bias, scale=self.scale,
+            dropout=dropout, mask=mask, backend=self.backend,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, num_features={self.features.projection.shape[0]}"
