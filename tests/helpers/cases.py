@@ -92,6 +92,19 @@ def attention(kind, *shape, group=C4, **options):
     return layer(lambda: kind(group, 3, 7, **options), 2, 3, *shape)
 
 
+def masked(make, *shape, context=None):
+    """A layer of features with masks of images, and of a context of so many channels."""
+
+    def vary(step):
+        images, channels, *rest = shape
+        sizes = (*rest[:-2], *(n + 2 * step for n in rest[-2:]))
+        mask = torch.rand(images + step, *sizes[-2:]) < 0.7
+        more = {} if context is None else {"context": d(images + step, context, *sizes)}
+        return {"x": d(images + step, channels, *sizes), "mask": mask, **more}
+
+    return Case.varying(make, vary)
+
+
 def group_attention(relation, kernel_size, full=False):
     spatial, window = (4, 5), Neighbourhood(2, kernel_size)
     count = window.count(spatial)
@@ -219,6 +232,14 @@ CORE = {
     "group_attention global": group_attention("lifted", None),
     "group_attention relative": group_attention("relative", 3),
     "group_attention full": group_attention("ge_vit", 3, full=True),
+    "global_group_attention": function(
+        lambda projection, **t: F.global_group_attention(
+            **t, projection=projection.detach(), neighbourhood=Neighbourhood(2, 3, padding_mode="circular")
+        ),
+        query=(2, 2, 5, 3, 4, 5), key=(2, 2, 5, 3, 4, 5), value=(2, 2, 7, 3, 4, 5), rho_space=(3, 9, 5),
+        rho_group=(3, 5), far_bias=(2, 3), projection=(11, 5), index=lambda: relation_index(cyclic(3), "relative"),
+        mask=lambda: torch.rand(1, 4, 5) < 0.7,
+    ),
     "lifting_attention": function(
         lambda **t: F.lifting_attention(**t, neighbourhood=Neighbourhood(2, 3)),
         query=(2, 2, 5, 4, 6), key=(2, 2, 5, 4, 6), value=(2, 2, 7, 4, 6), rho_space=(3, 9, 5), space_bias=(2, 3, 9),
@@ -269,10 +290,25 @@ CORE = {
     "GroupAttention full": attention(layers.GroupAttention, 4, 4, 3, encoding="full", locality=4.0),
     "GroupAttention local": attention(layers.GroupAttention, 4, 4, 6, locality=4.0),
     "GroupAttention relative": attention(layers.GroupAttention, 4, 4, 6, relation="relative", locality=1.0),
+    "GroupAttention masked": masked(
+        lambda: layers.GroupAttention(C4, 3, 7, heads=2, kernel_size=3, context_channels=4), 2, 3, 4, 4, 6, context=4
+    ),
+    "GlobalGroupAttention": attention(layers.GlobalGroupAttention, 4, 4, 6, padding_mode="circular"),
+    "GlobalGroupAttention masked": masked(
+        lambda: layers.GlobalGroupAttention(C4, 3, 7, heads=2, kernel_size=3, redraw_interval=100), 2, 3, 4, 4, 6
+    ),
+    "GroupAttentionBlock masked": masked(
+        lambda: layers.GroupAttentionBlock(C4, 6, 8, heads=2, kernel_size=3, reach="global", layer_scale=0.1, crop=1),
+        2, 6, 4, 5, 6, context=6,
+    ),
     "GroupAttentionBlock": layer(lambda: layers.GroupAttentionBlock(C4, 6, 8, heads=2, kernel_size=3), 2, 6, 4, 5, 4),
     "GEViT": layer(
         lambda: layers.GEViT(dihedral(2), 2, 5, channels=(6, 8), heads=2, kernel_size=3, pools=(1,), crops=1),
         2, 2, 12, 10,
+    ),
+    "GEViT masked": masked(
+        lambda: layers.GEViT(C4, 1, 3, channels=(6,), heads=2, kernel_size=3, norm="batch", padding_mode="circular"),
+        2, 1, 5, 6,
     ),
     "GEViT batch": layer(
         lambda: layers.GEViT(C4, 1, 3, channels=(6,), heads=2, kernel_size=3, norm="batch"), 2, 1, 5, 6
@@ -356,6 +392,7 @@ def on_fields(kind):
         module = {
             "R2LiftingAttention": lambda: escnn.R2LiftingAttention(image, hidden, locality=4.0, **options),
             "R2GroupAttention": lambda: escnn.R2GroupAttention(hidden, hidden, **options),
+            "R2GlobalAttention": lambda: escnn.R2GlobalAttention(hidden, hidden, **options),
             "R2AttentionBlock": lambda: escnn.R2AttentionBlock(hidden, hidden, **options),
             "R2RegularGlobalNorm": lambda: escnn.R2RegularGlobalNorm(hidden),
             "R2RegularLayerNorm": lambda: escnn.R2RegularLayerNorm(hidden),
@@ -436,7 +473,8 @@ def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, permuted=False,
 
 OUT = "2x1o+3x0e+1x1e+1x0o"
 ON_FIELDS = (
-    "R2LiftingAttention", "R2GroupAttention", "R2AttentionBlock", "R2RegularGlobalNorm", "R2RegularLayerNorm",
+    "R2LiftingAttention", "R2GroupAttention", "R2GlobalAttention", "R2AttentionBlock", "R2RegularGlobalNorm",
+    "R2RegularLayerNorm",
     "escnn GEViT",
 )  # fmt: skip
 CASES = {

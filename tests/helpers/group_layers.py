@@ -1,9 +1,12 @@
 """Small lifting and group attention layers, inputs for them, and what they compute by definition."""
 
+import functools
+
 import torch
 from oracles import attention_by_definition
 
-from tg_equiattn.nn import GroupAttention, LiftingAttention
+from tg_equiattn.functional import softmax_features
+from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
 
 
 def lifting(group, **options):
@@ -20,10 +23,23 @@ def image(group, spatial, regular, dtype=torch.float64, batch=2):
     return torch.randn(batch, 3, *([len(group)] if regular else []), *spatial, dtype=dtype)
 
 
-def oracle(layer, x, relation):
-    """The layer by its definition, one (pixel, h, t) at a time, with the encoding evaluated offset by offset."""
+def everywhere(group, **options):
+    settings = {"heads": 2, "head_channels": 5, "kernel_size": 3} | options
+    return GlobalGroupAttention(group, 3, 7, **settings)
+
+
+LAYERS = {
+    "lifting": lifting,
+    **{r: functools.partial(attention, relation=r) for r in ("ge_vit", "lifted", "relative")},
+    "global": everywhere,
+}
+
+
+def oracle(layer, x, relation, context=None, there=None):
+    """The layer by its definition, one (pixel, h, t) at a time, with the encoding evaluated offset by offset; ``there``
+    (pixels,) is the mask of all images."""
     lifts = isinstance(layer, LiftingAttention)
-    q, k, v = (p.unsqueeze(3) if lifts else p for p in layer.project(x))
+    q, k, v = (p.unsqueeze(3) if lifts else p for p in layer.project(x, context))
     size = layer.neighbourhood.kernel_size
     spatial = tuple(x.shape[-layer.group.dim :])
     scale = layer.neighbourhood.scale(spatial)
@@ -44,8 +60,19 @@ def oracle(layer, x, relation):
         preference = 0 if lifts else layer.locality.preference[:, u]
         return preference - layer.locality.sharpness.abs() * distance
 
+    number = k[0, 0, 0].numel() if there is None else int(there.sum()) * k.shape[3]
+
+    def far(query, key, arguments):
+        root = layer.head_channels**-0.25
+        phi_q = softmax_features(query * root, layer.features.projection)  # (B, heads, m)
+        phi_k = softmax_features(key.movedim(2, -1) * root, layer.features.projection)  # (B, heads, S, keys, m)
+        weight = torch.einsum("bnm,bnskm->bnks", phi_q, phi_k)
+        return weight * layer.far_bias[:, arguments].exp()[:, None] / number
+
     out = attention_by_definition(
         q, k, v, rho, layer.group.matrices, relation=relation, inside=inside, scale=layer.head_channels**-0.5,
-        bias=bias if layer.locality is not None else None,
+        bias=bias if layer.locality is not None else None, there=there, circular=layer.neighbourhood.circular,
+        far=far if isinstance(layer, GlobalGroupAttention) else None,
     )  # fmt: skip
-    return layer.out(out.flatten(1, 2))
+    out = layer.out(out.flatten(1, 2))
+    return out if there is None else out * there.view(out.shape[3:])

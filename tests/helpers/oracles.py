@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -37,39 +38,70 @@ def positions(spatial):
     return torch.stack([column, -row, z], -1).flatten(0, 2)
 
 
-def attention_by_definition(query, key, value, rho, matrices, *, relation, inside, scale, bias=None):
+def attention_by_definition(
+    query, key, value, rho, matrices, *, relation, inside, scale, bias=None, there=None, circular=False, far=None
+):
     """Group self-attention, one (image, head, pixel, h, t) at a time.
 
     query, key, value: (B, heads, C, T, *spatial); ``rho(offset, u)`` the encoding of an already rotated offset;
     ``relation`` None for lifting; ``inside(offset)`` whether an offset belongs to the neighbourhood;
-    ``bias(offset, u)``, of a rotated offset too, (heads,) to add to the score.
+    ``bias(offset, u)``, of a rotated offset too, (heads,) to add to the score; ``there``, true for the pixels that are
+    keys, flattened; with ``circular`` the image goes on at the other side; ``far(query, key, u)``, (B, heads, keys, S)
+    from (B, heads, C), (B, heads, C, S, keys) and a list of u, weighs all keys, to which windows add exp(score).
     """
     batch, heads, _, elements, *spatial = query.shape
+    rho, bias = _remembered(rho), None if bias is None else _remembered(bias)
     place = positions(spatial)
     q, k, v = (x.flatten(4) for x in (query, key, value))
     out = torch.zeros(batch, heads, value.shape[2], len(matrices), len(place), dtype=value.dtype)
     rows = []
+    there = torch.ones(len(place), dtype=torch.bool) if there is None else there
+    sides = [spatial[1], spatial[0]] if len(spatial) == 2 else [spatial[2], spatial[1], spatial[0]]
+    turns = itertools.product((-1, 0, 1), repeat=len(spatial)) if circular else [(0,) * len(spatial)]
+    around = [torch.tensor([n * side for n, side in zip(turn, sides, strict=True)]).double() for turn in turns]
     for i, x_i in enumerate(place):
-        keys = [j for j, x_j in enumerate(place) if inside(x_j - x_i)]
+        pairs = [
+            (j, x_j + a - x_i) for j, x_j in enumerate(place) for a in around if there[j] and inside(x_j + a - x_i)
+        ]
+        keys = [j for j, _ in pairs]
+        if not there[i]:  # what it attends to means nothing
+            continue
         for h in range(len(matrices)):
             total = 0
             for t in [h] if relation == "relative" else range(elements):
                 arguments = [
                     0 if relation is None else relation_argument(matrices, relation, h, t, s) for s in range(elements)
                 ]
-                offsets = [matrices[h].T @ (place[j] - x_i) for j in keys]
+                offsets = [matrices[h].T @ offset for _, offset in pairs]
                 encoding = torch.stack([torch.stack([rho(x, u) for u in arguments]) for x in offsets])  # (keys, S, C)
                 with_position = k[..., keys].permute(0, 1, 4, 3, 2) + encoding  # (B, heads, keys, S, C)
                 score = scale * torch.einsum("bnc,bnksc->bnks", q[:, :, :, t, i], with_position)
                 if bias is not None:
                     added = torch.stack([torch.stack([bias(x, u) for u in arguments]) for x in offsets])
                     score = score + added.movedim(-1, 0)
-                weight = score.flatten(2).softmax(-1).view(score.shape)
-                total = total + torch.einsum("bnks,bncsk->bnc", weight, v[..., keys])
+                everywhere = score.new_zeros(batch, heads, len(place), elements)
+                if far is not None:
+                    everywhere = far(q[:, :, :, t, i], k, arguments) * there[:, None]
+                weight = everywhere.index_add(2, torch.tensor(keys), score.exp())
+                weight = weight / weight.sum((2, 3), keepdim=True)
+                total = total + torch.einsum("bnks,bncsk->bnc", weight, v)
             rows.append((h, i, total))
     for h, i, total in rows:
         out[:, :, :, h, i] = total
     return out.unflatten(-1, spatial)
+
+
+def _remembered(function):
+    """A function of an offset and u, called once for each."""
+    known = {}
+
+    def call(offset, u):
+        key = (*(1e6 * offset).round().tolist(), u)
+        if key not in known:
+            known[key] = function(offset, u)
+        return known[key]
+
+    return call
 
 
 def attention_materialised(

@@ -6,7 +6,7 @@ import torch
 from tg_equiattn.functional import geometric_product, vector_attention
 from tg_equiattn.functional.hyena.clifford import channelwise_product
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import GroupAttention, LiftingAttention
+from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
 
 interpreter = pytest.importorskip("triton.runtime.interpreter", reason="Triton is not installed")
 kernels = pytest.importorskip("tg_equiattn.functional.group.triton_attention")
@@ -60,13 +60,13 @@ def outside(monkeypatch):
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
 @pytest.mark.parametrize(("kind", "options"), [
     (GroupAttention, {}), (GroupAttention, {"relation": "relative"}), (GroupAttention, {"encoding": "full"}),
-    (LiftingAttention, {}),
+    (LiftingAttention, {}), (GlobalGroupAttention, {"padding_mode": "circular"}),
 ])  # fmt: skip
 def test_group_attention(kind, options, dropout, outside):
     """Three elements, which fill no block."""
     layer = kind(cyclic(3), 2, 2, heads=1, head_channels=3, kernel_size=3, dropout=dropout, backend="triton", **options)
-    x = torch.randn(1, 2, 3, 3, 4) if kind is GroupAttention else torch.randn(1, 2, 3, 4)
-    layer(x).sum().backward()
+    x = torch.randn(1, 2, 3, 4) if kind is LiftingAttention else torch.randn(1, 2, 3, 3, 4)
+    layer(x, torch.rand(1, 3, 4) < 0.7 if dropout else None).sum().backward()
     assert not outside
 
 

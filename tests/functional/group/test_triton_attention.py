@@ -13,6 +13,7 @@ from small_groups import GROUPS
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.functional import group_attention, lifting_attention
 from tg_equiattn.functional.group import tiled_attention
+from tg_equiattn.functional.group.attention import checked_group_attention
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic, from_generators
 from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention
@@ -97,6 +98,25 @@ def test_runs_change_nothing(full, relation, device):
     expected = kernels.backward(*grads, *flat, *options)
     for some, all_at_once in zip(kernels.backward(*grads, *flat, *options, scratch=700), expected, strict=True):
         torch.testing.assert_close(some, all_at_once, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("relation", [pytest.param("lifted", marks=pytest.mark.slow), "relative"])
+@pytest.mark.parametrize("padding_mode", ["mask", "circular"])
+def test_masks_and_circular_windows(padding_mode, relation, device):
+    """Where no key is in the window of a query that is left out itself, too; outputs and levels."""
+    tensors, _ = small(3, (4, 3), channels=2, device=device)
+    neighbourhood = Neighbourhood(2, 3, padding_mode=padding_mode)
+    index = relation_index(cyclic(3), relation).to(device)
+    mask = torch.ones(2, 4, 3, dtype=torch.bool, device=device)
+    mask[0, 1:], mask[1, 2, 1] = False, False
+    options = {"space_bias": None, "group_bias": None, "scale": None, "dropout": 0.0}
+    results = [
+        checked_group_attention(*tensors, index, neighbourhood=neighbourhood, mask=mask,
+                                backend=backend, **options)
+        for backend in ("triton", "torch")
+    ]  # fmt: skip
+    results = [(out, level.masked_fill(level < -1e20, 0.0)) for out, level in results]
+    assert_same(*(torch.cat([out.flatten(), level.flatten()]) for out, level in results), tensors)
 
 
 @pytest.mark.slow

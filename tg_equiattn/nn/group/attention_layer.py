@@ -169,6 +169,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
 
         count = 1 if self.index.ndim == 2 else query.shape[3]
         maps = torch.stack([of_query_elements(slice(t, t + 1)) for t in range(count)], 4)
+        maps = zero_where_hidden(maps, mask)
         return maps if pixels.ndim == 2 else maps[:, 0]
 
     def _operands(self, x: Tensor, mask: Tensor | None, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,144 @@
+"""Cross attention: queries of one feature map, keys and values of another on the same grid; and residual branches."""
+
+import pytest
+import torch
+from group_layers import LAYERS, image, oracle
+from small_groups import GROUPS
+
+from tg_equiattn.groups import dihedral
+from tg_equiattn.nn import GEViT, GroupAttentionBlock
+from tg_equiattn.nn.group.block import Residual
+from tg_equiattn.testing import act, equivariance_error
+
+D4 = GROUPS["D4"]
+
+
+def pair(name, group, spatial=(3, 4), channels=5):
+    x = image(group, spatial, name != "lifting")
+    return x, torch.randn(2, channels, *x.shape[2:], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_definition(name, randomise):
+    group = dihedral(2)
+    layer = randomise(LAYERS[name](group, context_channels=5), 0.5).double()
+    x, context = pair(name, group)
+    relation = {"lifting": None, "global": "relative"}.get(name, name)
+    torch.testing.assert_close(
+        layer(x, context=context), oracle(layer, x, relation, context=context), rtol=0, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("group", ["C4", "D4", "C8"])
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_equivariance(name, group, randomise):
+    """Both maps are moved; where one is not, the check fails."""
+    group = GROUPS[group]
+    layer = randomise(LAYERS[name](group, context_channels=5)).double()
+    x, context = pair(name, group, (5, 5))
+    mask = torch.rand(2, 5, 5) < 0.7
+    expected = layer(x, mask, context=context)
+    for element in group.lattice.nonzero().flatten().tolist():
+        target = act(expected, group, element)
+        turned = act(mask[:, None].double(), group, element)[:, 0] > 0.5
+        moved, beside = act(x, group, element), act(context, group, element)
+        torch.testing.assert_close(layer(moved, turned, context=beside), target, rtol=0, atol=1e-10)
+        if element != group.identity:
+            assert (layer(moved, turned, context=context) - target).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_self_attention_is_the_same_with_itself_as_context(name, randomise):
+    layer = randomise(LAYERS[name](D4)).double()
+    x = image(D4, (4, 5), name != "lifting")
+    torch.testing.assert_close(layer(x, context=x), layer(x), rtol=0, atol=1e-12)
+    weights = layer.attention_map(x, (1, 2), context=x.roll(1, -1))
+    assert (weights - layer.attention_map(x, (1, 2))).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("reach", ["window", "global"])
+@pytest.mark.parametrize("channels", [None, 5])
+def test_blocks(channels, reach, randomise):
+    """The context goes through a norm: of its own if it has channels of its own."""
+    block = randomise(GroupAttentionBlock(D4, 3, 4, heads=2, kernel_size=3, context_channels=channels, reach=reach))
+    block.double()
+    assert (block.context_norm is None) == (channels is None)
+    x, context = pair("ge_vit", D4, (5, 6), channels or 3)
+    _, swish, attention, *_ = block.attention
+    out = block(x, context=context)
+    seen = swish((block.context_norm or block.attention[0])(context))
+    attended = attention(swish(block.attention[0](x)), context=seen)
+    for module in block.attention[3:]:
+        attended = module(attended)
+    y = block.shortcut(x) + attended
+    torch.testing.assert_close(out, y + block.mlp(y), rtol=0, atol=1e-12)
+
+    def both(stacked):
+        return block(stacked[:, :3], context=stacked[:, 3:])
+
+    assert equivariance_error(both, D4, torch.cat([x, context], 1)) <= 1e-10
+    square = torch.randn(2, context.shape[1], 8, 5, 5, dtype=torch.float64)
+    assert equivariance_error(lambda x: block(x, context=square), D4, image(D4, (5, 5), True)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [
+        (torch.randn(2, 3, 8, 4, 5), r"context must have shape \(B, 5, 8, H, W\), got \(2, 3, 8, 4, 5\)"),
+        (torch.randn(2, 5, 8, 5, 4), r"context must have the batch and the pixels of the input, \(2, 3, 8, 4, 5\)"),
+        (torch.randn(1, 5, 8, 4, 5), "context must have the batch and the pixels of the input"),
+        (torch.randn(2, 5, 8, 4, 5).double(), "context must be torch.float32 as the parameters are"),
+        (None, "context must be given, with 5 channels where the input has 3, got None"),
+        ("x", r"context must be a torch.Tensor of shape .* got str"),
+    ],
+)
+def test_bad_contexts(context, message):
+    with pytest.raises(ValueError, match=message):
+        LAYERS["ge_vit"](D4, context_channels=5)(torch.randn(2, 3, 8, 4, 5), context=context)
+
+
+def test_layer_scale_and_drop_path():
+    """Branches are scaled by channel, and left out image by image, in training alone; their mean is kept."""
+    branch, x = torch.randn(1, 3, 4, 2, 2), torch.zeros(3000, 3, 4, 2, 2)
+    residual = Residual(3, layer_scale=0.1, drop_path=0.25)
+    torch.testing.assert_close(residual.eval()(x[:1], branch), 0.1 * branch)
+    out = residual.train()(x, branch.expand_as(x)).detach()
+    kept = (out.flatten(1) != 0).all(1)
+    assert torch.equal(kept, (out.flatten(1) != 0).any(1))
+    torch.testing.assert_close(out[kept], (0.1 / 0.75 * branch).expand_as(out[kept]))
+    assert abs(float(kept.float().mean()) - 0.75) < 0.03
+    assert [n for n, _ in Residual(3).named_parameters()] == []
+
+
+def test_blocks_with_scales_and_dropped_paths(randomise, check_copies):
+    options = {"heads": 2, "kernel_size": 3, "layer_scale": 1e-3, "drop_path": 0.5}
+    block = GroupAttentionBlock(D4, 3, 3, **options)
+    x = image(D4, (4, 5), True, torch.float32)
+    change = (block.eval()(x) - x).abs().max()
+    assert 0 < change < 0.02  # close to the identity at the start
+    randomise(block)
+    assert equivariance_error(block, D4, x) < 1e-5
+    check_copies(lambda: GroupAttentionBlock(D4, 3, 3, **options).eval(), block, x)
+    assert not torch.equal(block.train()(x), block(x))
+
+
+def test_models_drop_more_paths_later():
+    model = GEViT(D4, 1, 2, channels=(4, 4, 4), heads=1, kernel_size=3, drop_path=0.2, layer_scale=0.1)
+    assert [block.residuals[0].drop_path for block in model.blocks] == [0.0, 0.1, 0.2]
+    assert sum("layer_scale" in name for name in model.state_dict()) == 6
+    assert GEViT(D4, 1, 2, channels=(4,), heads=1, kernel_size=3, drop_path=0.2).blocks[0].residuals[1].drop_path == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"drop_path": 1.0}, r"drop_path must be in \[0, 1\), got 1.0"),
+        ({"layer_scale": 0.0}, "layer_scale must be a positive number, got 0.0"),
+        ({"num_features": 3}, "num_features and redraw_interval must be None with reach='window'"),
+        ({"reach": "global"}, "relation must be 'relative' with reach='global', got 'ge_vit'"),
+        ({"padding_mode": "reflect"}, "padding_mode must be one of"),
+    ],
+)
+def test_bad_arguments_of_models(change, message):
+    with pytest.raises(ValueError, match=message):
+        GEViT(D4, 1, 2, channels=(4,), heads=1, kernel_size=3, **change)

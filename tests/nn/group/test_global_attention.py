@@ -1,0 +1,299 @@
+"""Group attention over all pixels: exact within a window, random features beyond."""
+
+import pytest
+import torch
+from group_layers import everywhere, image, oracle
+from small_groups import GROUPS, PLANAR
+
+from tg_equiattn.functional import global_group_attention, orthogonal_projection
+from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.groups import cyclic, dihedral, from_generators
+from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, GroupAttentionBlock
+from tg_equiattn.testing import TOLERANCE, equivariance_error, off_lattice_errors
+
+
+def same(actual, expected, inputs, atol=1e-10):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+    probe = torch.cos(torch.arange(expected.numel(), dtype=expected.dtype)).view_as(expected)
+    grads = [torch.autograd.grad((out * probe).sum(), inputs) for out in (actual, expected)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=10 * atol * max(1.0, float(b.abs().max())))
+
+
+@pytest.mark.parametrize("padding_mode", ["mask", "circular"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_definition(padding_mode, masked, randomise):
+    """D3 has no element that is its own conjugate but the identity, so that a product the wrong way round shows."""
+    group, spatial = dihedral(3), (3, 5)
+    layer = randomise(everywhere(group, padding_mode=padding_mode, neighbourhood="square"), 0.5).double()
+    x = image(group, spatial, True, batch=1).requires_grad_()
+    mask = torch.rand(1, *spatial) < 0.6 if masked else None
+    expected = oracle(layer, x, "relative", there=mask.flatten() if masked else None)
+    same(layer(x, mask), expected, [x, *layer.parameters()])
+
+
+def test_definition_in_three_dimensions(randomise):
+    group = from_generators([[[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]])
+    layer = randomise(everywhere(group, heads=1, encoding="full")).double()
+    x = image(group, (2, 3, 3), True, batch=1)
+    torch.testing.assert_close(layer(x), oracle(layer, x, "relative"), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", list(PLANAR))
+@pytest.mark.parametrize("spatial", [(6, 6), (4, 7)])
+def test_equivariance(name, spatial, randomise, device):
+    """For every element and every draw."""
+    group = GROUPS[name]
+    layer = randomise(everywhere(group)).to(device)
+    for dtype in (torch.float64, torch.float32):
+        x = image(group, spatial, True, dtype).to(device)
+        layer.to(dtype).redraw_features()
+        assert equivariance_error(layer, group, x) <= TOLERANCE[dtype]
+
+
+def test_equivariance_on_volumes(randomise):
+    group = GROUPS["octahedral"]
+    layer = randomise(everywhere(group, heads=1)).double()
+    assert equivariance_error(layer, group, image(group, (3, 4, 5), True, batch=1)) <= 1e-10
+
+
+def test_wrong_index_is_not_equivariant(randomise):
+    """Negative control: with h s in place of h^-1 s, of the far part alone, the same check fails."""
+    group = GROUPS["D4"]
+    layer = randomise(everywhere(group)).double()
+    with torch.no_grad():
+        layer.locality.preference.zero_()
+        layer.encoding.table.zero_()
+    x = image(group, (5, 5), True)
+    assert equivariance_error(layer, group, x) <= 1e-10
+    layer.index = group.cayley.clone()
+    assert equivariance_error(layer, group, x) > 1e-3
+    torch.nn.init.zeros_(layer.far_bias)
+    assert equivariance_error(layer, group, x) <= 1e-10
+
+
+def test_eighth_turns(randomise):
+    """On smooth images, with the disks that such groups have by themselves."""
+    group = GROUPS["C8"]
+    layer = GlobalGroupAttention(group, 3, 6, heads=3, kernel_size=5).double()
+    assert max(off_lattice_errors(layer, group, (8, 3, 8, 11, 11), elements=[1]).values()) < 0.03
+
+
+@pytest.mark.parametrize("far_bias", [-80.0, 80.0])
+def test_limits_are_the_window_and_the_features(far_bias, randomise):
+    """With little far weight the layer is GroupAttention of relation "relative"; with much of it no window is left."""
+    group = GROUPS["D2"]
+    layer = randomise(everywhere(group)).double()
+    window = GroupAttention(group, 3, 7, heads=2, head_channels=5, kernel_size=3, relation="relative").double()
+    window.load_state_dict(layer.state_dict(), strict=False)
+    x = image(group, (5, 6), True)
+    with torch.no_grad():
+        layer.far_bias.fill_(far_bias)
+        out = layer(x)
+        if far_bias < 0:
+            torch.testing.assert_close(out, window(x), rtol=0, atol=1e-12)
+        else:  # no place is known: pixels that are exchanged take their outputs along
+            order = torch.randperm(30)
+            moved = layer(x.flatten(3)[..., order].view_as(x))
+            torch.testing.assert_close(moved, out.flatten(3)[..., order].view_as(out), rtol=0, atol=1e-12)
+
+
+def test_many_features_are_the_softmax_over_all_pixels():
+    """The estimate converges to weights of exp(c <q, k>), everywhere, and the window's scores on top."""
+    group, spatial = cyclic(2), (4, 5)
+    query, key = 0.5 * torch.randn(2, 1, 2, 3, 2, *spatial, dtype=torch.float64)
+    value = torch.randn(1, 2, 4, 2, *spatial, dtype=torch.float64)
+    index = GlobalGroupAttention(group, 3, 3, heads=1).index
+    nothing = torch.zeros(2, 9, 3, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64)
+    far_bias = torch.zeros(2, 2, dtype=torch.float64)
+    estimate = global_group_attention(
+        query, key, value, orthogonal_projection(60_000, 3), *nothing, index, far_bias,
+        neighbourhood=Neighbourhood(2, 3), space_bias=torch.full((2, 2, 9), -90.0).double(),
+    )  # fmt: skip
+    q, k, v = (x.flatten(3).mT for x in (query, key, value))
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v).mT.view_as(estimate)
+    torch.testing.assert_close(estimate, exact, rtol=0, atol=0.02)
+    far = (exact - v.mean(2)[..., None, None, None].view(1, 2, 4, 1, 1, 1)).abs().max()
+    assert far > 0.2  # and no plain mean
+
+
+def test_far_content_reaches_all_pixels(randomise):
+    layer = randomise(everywhere(GROUPS["C4"])).double()
+    x = image(GROUPS["C4"], (3, 12), True)
+    other = x.clone()
+    other[..., -1] += 1
+    assert (layer(other) - layer(x))[..., 0].abs().min() > 0
+    window = GroupAttention(GROUPS["C4"], 3, 7, heads=2, kernel_size=3, relation="relative").double()
+    assert torch.equal(window(other)[..., 0], window(x)[..., 0])
+
+
+def test_balance_of_near_and_far_does_not_hang_on_the_image(randomise):
+    """An image of equal pixels: however many there are, each attends as before."""
+    layer = randomise(everywhere(GROUPS["C4"], padding_mode="circular")).double()
+    pixel = torch.randn(1, 3, 4, 1, 1, dtype=torch.float64)
+    small, large = (layer(pixel.expand(-1, -1, -1, n, n))[..., 0, 0] for n in (4, 32))
+    torch.testing.assert_close(small, large, rtol=0, atol=1e-12)
+
+
+def test_gradcheck(randomise):
+    layer = randomise(everywhere(cyclic(2), heads=1, head_channels=3), 0.4).double()
+    x, mask = torch.randn(1, 3, 2, 2, 3, dtype=torch.float64, requires_grad=True), torch.rand(1, 2, 3) < 0.7
+    assert torch.autograd.gradcheck(lambda x: layer(x, mask), x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda x: layer(x, mask), x, fast_mode=True)
+
+
+def test_copies_and_sizes(check_copies, randomise):
+    """Features are in the checkpoint, tables and the size of the image are not."""
+    layer = randomise(everywhere(dihedral(4)))
+    check_copies(lambda: everywhere(dihedral(4)), layer, torch.randn(2, 3, 8, 4, 5))
+    assert layer(torch.randn(1, 3, 8, 7, 3)).shape == (1, 7, 8, 7, 3)
+    keys = layer.state_dict().keys()
+    assert {"features.projection", "features.seed", "far_bias"} <= keys
+    assert not {"index", "geometry"} & keys
+
+
+def test_draws(randomise):
+    """Redrawn by hand and by the step, in training only, and the same after loading."""
+    layer = randomise(everywhere(GROUPS["C4"], redraw_interval=2))
+    x = torch.randn(1, 3, 4, 5, 5)
+    out = [layer(x) for _ in range(3)]
+    assert torch.equal(out[0], out[1])
+    assert not torch.equal(out[1], out[2])
+    other = everywhere(GROUPS["C4"], redraw_interval=2)
+    other.load_state_dict(layer.state_dict())
+    for _ in range(3):
+        assert torch.equal(layer(x), other(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+    assert torch.equal(layer(x), layer(x))
+    before = layer(x)
+    layer.redraw_features()
+    assert not torch.equal(layer(x), before)
+
+
+def test_dropout(randomise):
+    """Of both parts, in training only; its mean is the layer without it."""
+    for far_bias in (-50.0, 50.0):
+        layer = randomise(everywhere(GROUPS["C4"], dropout=0.3, padding_mode="circular"), 0.3)
+        torch.nn.init.constant_(layer.far_bias, far_bias)
+        x = torch.randn(1, 3, 4, 5, 5)
+        mean = torch.stack([layer(x) for _ in range(100)]).mean(0)
+        assert not torch.equal(layer(x), layer(x))
+        layer.eval()
+        assert torch.equal(layer(x), layer(x))
+        out = layer(x).detach()
+        torch.testing.assert_close(mean.detach(), out, rtol=0, atol=0.5 * float(out.std()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype, randomise, device):
+    layer = randomise(everywhere(dihedral(4)), std=0.3).to(device)
+    x = torch.randn(2, 3, 8, 5, 6, device=device)
+    expected = layer(x).detach()
+    with torch.autocast(device, dtype):
+        out = layer(x)
+        out.float().square().mean().backward()
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), expected, rtol=0, atol=0.05 * float(expected.abs().max()))
+    assert all(bool(p.grad.isfinite().all()) for p in layer.parameters())
+
+
+def test_large_scores_stay_finite(randomise):
+    """Vectors of norm 100 and places of any weight: both normalisers are logarithms."""
+    layer = randomise(everywhere(GROUPS["C4"]), std=5.0)
+    x = (10 * torch.randn(1, 3, 4, 5, 6)).requires_grad_()
+    out = layer(x)
+    out.square().mean().backward()
+    assert bool(out.isfinite().all())
+    assert all(bool(t.grad.isfinite().all()) for t in (x, *layer.parameters()))
+
+
+@pytest.mark.slow
+def test_compile(randomise, device):
+    layer = randomise(everywhere(cyclic(4))).to(device)
+    x = torch.randn(2, 3, 4, 5, 6, device=device, requires_grad=True)
+    mask = torch.rand(2, 5, 6, device=device) < 0.7
+    inputs = [x, *layer.parameters()]
+    actual, expected = torch.compile(layer, fullgraph=True)(x, mask), layer(x, mask)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+    grads = [torch.autograd.grad(out.square().sum(), inputs) for out in (actual, expected)]
+    largest = max(float(g.abs().max()) for g in grads[1])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * largest)
+
+
+def test_memory_is_linear():
+    """No tensor has a number for each two pixels, nor one for each pixel, element and neighbour."""
+    from attention_operands import Largest
+
+    layer = everywhere(cyclic(4), kernel_size=5)
+    x = torch.randn(1, 3, 4, 48, 48, requires_grad=True)
+    with Largest() as largest:
+        layer(x).sum().backward()
+    assert largest.count < 48**2 * 4 * 2 * 25 / 2
+
+
+def test_images_do_not_see_each_other(randomise):
+    layer = randomise(everywhere(GROUPS["C4"])).double()
+    x = image(GROUPS["C4"], (5, 6), True, batch=3)
+    alone = torch.cat([layer(x[n : n + 1]) for n in range(3)])
+    torch.testing.assert_close(layer(x), alone, rtol=0, atol=1e-12)
+    x[1] = torch.nan
+    torch.testing.assert_close(layer(x)[[0, 2]], alone[[0, 2]], rtol=0, atol=1e-12)
+
+
+def test_empty_batch():
+    layer = everywhere(cyclic(4))
+    out = layer(torch.randn(0, 3, 4, 5, 5))
+    assert out.shape == (0, 7, 4, 5, 5)
+    out.sum().backward()
+    assert all(bool((p.grad == 0).all()) for p in layer.parameters())
+
+
+def test_one_pixel(randomise):
+    layer = randomise(everywhere(GROUPS["C4"])).double()
+    assert equivariance_error(layer, GROUPS["C4"], image(GROUPS["C4"], (1, 1), True)) <= 1e-10
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kernel_size": None}, "kernel_size must be a positive odd integer: the window .* got None"),
+        ({"kernel_size": 4}, "kernel_size must be .* got 4"),
+        ({"num_features": 0}, "num_features must be a positive integer, got 0"),
+        ({"redraw_interval": -1}, "redraw_interval must be a positive integer, got -1"),
+        ({"padding_mode": "zeros"}, "padding_mode must be one of .* got 'zeros'"),
+        ({"context_channels": 0}, "context_channels must be a positive integer, got 0"),
+    ],
+)
+def test_bad_arguments(change, message):
+    with pytest.raises(ValueError, match=message):
+        everywhere(cyclic(4), **change)
+
+
+def test_bad_block_arguments():
+    with pytest.raises(ValueError, match=r"relation must be 'relative' with reach='global', got 'ge_vit'"):
+        GroupAttentionBlock(cyclic(4), 3, 3, heads=1, reach="global", relation="ge_vit")
+    with pytest.raises(ValueError, match=r"reach must be one of .* got 'far'"):
+        GroupAttentionBlock(cyclic(4), 3, 3, heads=1, reach="far")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"index": torch.zeros(2, 2, 2, dtype=torch.int64) + torch.arange(2)}, r"index must have shape .*'relative'"),
+        ({"projection": torch.randn(7, 4)}, r"projection must be \(m, 3\), got \(7, 4\)"),
+        ({"far_bias": torch.randn(2, 3)}, r"far_bias must have shape \(2, 2\), got \(2, 3\)"),
+        ({"neighbourhood": Neighbourhood(2, None), "rho_space": torch.zeros(2, 63, 3)}, r"must be a window"),
+        ({"mask": torch.ones(2, 4, 5)}, r"mask must be bool of shape \(1 or 1, 4, 5\)"),
+    ],
+)
+def test_bad_operands(change, message):
+    pixel = (1, 2, 3, 2, 4, 5)
+    operands = {n: torch.randn(pixel) for n in ("query", "key", "value")}
+    operands |= {"projection": torch.randn(7, 3), "rho_space": torch.zeros(2, 9, 3), "rho_group": torch.zeros(2, 3)}
+    operands |= {"index": torch.tensor([[0, 1], [1, 0]]), "far_bias": torch.zeros(2, 2)}
+    operands |= {"neighbourhood": Neighbourhood(2, 3)}
+    global_group_attention(**operands)
+    with pytest.raises(ValueError, match=message):
+        global_group_attention(**operands | change)

@@ -1,0 +1,111 @@
+"""Attention maps: the weights of chosen pixels."""
+
+import pytest
+import torch
+from group_layers import LAYERS, image
+from small_groups import GROUPS
+
+from tg_equiattn.groups import cyclic
+from tg_equiattn.nn import GroupAttention
+from tg_equiattn.testing import act
+
+NAMES = {"t": ["ge_vit", "lifted"], "one": ["lifting", "relative", "global"]}
+OPTIONS = [{}, {"kernel_size": 5, "neighbourhood": "disk"}, {"padding_mode": "circular"}, {"encoding": "full"}]
+
+
+def heads_of(layer, x, mask=None, context=None):
+    """What heads put out, and the values they weigh."""
+    query, key, value = layer._operands(x, mask, context)
+    return layer._weigh(query, key, value, layer.index, mask, 0.0), value
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("options", [*OPTIONS, {"kernel_size": None}])
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_weights_sum_to_one_and_give_the_output(name, options, masked, randomise):
+    if name == "global" and options.get("kernel_size", 3) is None:
+        options = {"num_features": 5}
+    group = GROUPS["D2"]
+    layer, x = randomise(LAYERS[name](group, **options)).double(), image(group, (5, 6), name != "lifting")
+    mask = torch.rand(2, 5, 6) < 0.7 if masked else None
+    if masked:
+        mask[:, 1, 4] = mask[:, 0, 0] = True
+    weights, (out, value) = layer.attention_map(x, [(1, 4), (0, 0)], mask), heads_of(layer, x, mask)
+    assert weights.shape == (2, 2, 2, 4, 4 if name in NAMES["t"] else 1, 1 if name == "lifting" else 4, 5, 6)
+    torch.testing.assert_close(weights.sum((-3, -2, -1)), torch.ones(weights.shape[:5]).double(), rtol=0, atol=1e-12)
+    assert weights.min() >= 0
+    applied = torch.einsum("bpnhtsyx,bncsyx->bpnch", weights, value)
+    expected = torch.stack([out[..., 1, 4], out[..., 0, 0]], 1)
+    torch.testing.assert_close(applied, expected, rtol=0, atol=1e-12)
+    if masked:
+        assert not weights.sum((2, 3, 4, 5)).masked_fill(mask[:, None], 0).any()
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_maps_turn_with_the_image(name, randomise):
+    """map(L_g x, g i)[h, t, s, g j] = map(x, i)[g^-1 h, g^-1 t, g^-1 s, j], for every g; of another pixel not."""
+    group = GROUPS["D4"]
+    layer, x = randomise(LAYERS[name](group)).double(), image(group, (5, 5), name != "lifting", batch=1)
+    row, column = 1, 3
+    weights = layer.attention_map(x, (row, column))[0]  # (heads, h, t, s, y, x)
+    for element in range(len(group)):
+        at = torch.zeros(1, 1, 5, 5).double()
+        at[..., row, column] = 1
+        pixel = act(at, group, element)[0, 0].nonzero()[0]
+        turned = layer.attention_map(act(x, group, element), pixel)[0]
+        back = group.cayley[group.inverse[element]]
+        expected = weights
+        for axis in (1, 2, 3):
+            if weights.shape[axis] > 1:
+                expected = expected.index_select(axis, back)
+        expected = act(expected.flatten(0, 3)[None], group, element)[0].view_as(expected)
+        torch.testing.assert_close(turned, expected, rtol=0, atol=1e-12)
+        if element != group.identity:
+            assert (turned - weights).abs().max() > 1e-3
+
+
+def test_maps_of_a_window_end_with_it(randomise):
+    layer = randomise(GroupAttention(cyclic(4), 3, 4, heads=2, kernel_size=3)).double()
+    weights = layer.attention_map(image(cyclic(4), (6, 7), True), (2, 3))
+    inside = weights[..., 1:4, 2:5]
+    assert inside.gt(0).all()
+    torch.testing.assert_close(inside.sum((-3, -2, -1)), torch.ones_like(inside[..., 0, 0, 0]), rtol=0, atol=1e-12)
+
+
+def test_dropout_is_left_out_and_gradients_are_there(randomise):
+    layer = randomise(LAYERS["relative"](GROUPS["C4"], dropout=0.5)).double()
+    x = image(GROUPS["C4"], (4, 5), True).requires_grad_()
+    weights = layer.attention_map(x, (1, 1))
+    assert torch.equal(weights, layer.attention_map(x, (1, 1)))
+    gradients = torch.autograd.grad(weights.square().sum(), [x, layer.key.weight])
+    assert all(g.any() for g in gradients)
+    with torch.no_grad():
+        still = layer.attention_map(x, (1, 1))
+        assert not still.requires_grad
+        step = 1e-6 * torch.randn_like(x)
+        change = (layer.attention_map(x + step, (1, 1)).square() - weights.square()).sum()
+    torch.testing.assert_close(change, (gradients[0] * step).sum(), rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", [pytest.param("lifted", marks=pytest.mark.slow), "global"])
+def test_maps_of_the_kernel(name, randomise, kernels_run):
+    layer = randomise(LAYERS[name](cyclic(3), heads=1, backend="triton"))
+    x = image(cyclic(3), (3, 3), True, torch.float32, batch=1)
+    weights = layer.attention_map(x, (1, 2))
+    layer.backend = "torch"
+    torch.testing.assert_close(weights, layer.attention_map(x, (1, 2)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pixel", "message"),
+    [
+        ((1, 2, 3), "pixel must be 2 whole numbers, or several times so many"),
+        ((0.5, 1.0), "pixel must be 2 whole numbers"),
+        ((4, 0), r"pixel must be in an image of \(4, 5\) pixels, got \(4, 0\)"),
+        ([(0, 0), (-1, 2)], r"pixel must be in an image of \(4, 5\) pixels"),
+    ],
+)
+def test_bad_pixels(pixel, message):
+    layer = LAYERS["ge_vit"](GROUPS["C4"])
+    with pytest.raises(ValueError, match=message):
+        layer.attention_map(image(GROUPS["C4"], (4, 5), True, torch.float32), pixel)

@@ -1,0 +1,290 @@
+"""Images of which only some pixels are there: keys, statistics and pools leave the others out."""
+
+import pytest
+import torch
+from group_layers import LAYERS, image, oracle
+from small_groups import GROUPS
+
+from tg_equiattn.groups import dihedral
+from tg_equiattn.nn import (
+    GEViT,
+    GlobalPooling,
+    GroupAttentionBlock,
+    LiftingAttention,
+    RegularBatchNorm,
+    RegularGlobalNorm,
+    RegularLayerNorm,
+    SpatialCrop,
+    SpatialMaxPool,
+)
+from tg_equiattn.testing import TOLERANCE, act, off_lattice_errors
+
+D4 = GROUPS["D4"]
+INSIDE = (..., slice(1, 5), slice(2, 5))  # 4 x 3 pixels of 6 x 7
+CASES = [*((name, {}) for name in LAYERS), ("ge_vit", {"encoding": "full"}), ("relative", {"encoding": "full"}),
+         ("global", {"neighbourhood": "disk", "kernel_size": 5}), ("lifted", {"kernel_size": 9})]  # fmt: skip
+
+
+def rectangle(images=1):
+    mask = torch.zeros(images, 6, 7, dtype=torch.bool)
+    mask[INSIDE] = True
+    return mask
+
+
+def made(name, group=D4, **options):
+    return LAYERS[name](group, **options).double()
+
+
+def poisoned(x, mask):
+    """Not numbers where there are no pixels."""
+    return x.masked_fill(~mask.view(len(mask), *[1] * (x.ndim - mask.ndim), *mask.shape[1:]), torch.nan)
+
+
+def outside(x):
+    """What is there where the rectangle is not."""
+    x = x.detach().clone()
+    x[INSIDE] = 0
+    return x
+
+
+def moved(x, mask, group, element):
+    return act(x, group, element), act(mask[:, None].double(), group, element)[:, 0] > 0.5
+
+
+def mask_error(module, x, mask, group, turn_mask=True):
+    """The worst equivariance error where the mask is moved with the image."""
+    expected, worst = module(x, mask), 0.0
+    for element in group.lattice.nonzero().flatten().tolist():
+        other, turned = moved(x, mask, group, element)
+        out = module(other, turned if turn_mask else mask)
+        worst = max(worst, float((out - act(expected, group, element)).detach().abs().max()))
+    return worst / float(expected.detach().abs().max())
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_definition(name, randomise):
+    """Any mask, one of an image's own, with outputs and gradients."""
+    group = dihedral(2)
+    layer = randomise(made(name, group), 0.5)
+    x, mask = image(group, (3, 4), name != "lifting").requires_grad_(), torch.rand(2, 3, 4) < 0.6
+    relation = {"lifting": None, "global": "relative"}.get(name, name)
+    expected = torch.cat([oracle(layer, x[n : n + 1], relation, there=mask[n].flatten()) for n in range(2)])
+    actual, inputs = layer(x, mask), [x, *layer.parameters()]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+    probe = torch.randn_like(expected)
+    grads = [torch.autograd.grad((out * probe).sum(), inputs) for out in (actual, expected)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize("backend", ["torch", "plain"])
+def test_a_rectangle_is_an_image_of_its_own(name, options, backend, randomise):
+    """Whatever is around it: numbers or not, outputs and gradients are those of the image cut out."""
+    layer = randomise(made(name, **options, backend=backend))
+    x, mask = image(D4, (6, 7), name != "lifting"), rectangle()
+    around, alone = poisoned(x, mask).requires_grad_(), x[INSIDE].clone().requires_grad_()
+    out, expected = layer(around, mask), layer(alone)
+    torch.testing.assert_close(out[INSIDE], expected, rtol=0, atol=1e-12)
+    assert not outside(out).any()
+    grads = torch.autograd.grad(out.square().sum(), [around, *layer.parameters()])
+    wanted = torch.autograd.grad(expected.square().sum(), [alone, *layer.parameters()])
+    assert not outside(grads[0]).any()
+    for a, b in zip([grads[0][INSIDE], *grads[1:]], wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * max(1.0, float(b.abs().max())))
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_second_derivatives_of_a_rectangle(name, randomise):
+    layer, results = randomise(made(name, dihedral(2)), 0.5), []
+    x, mask = image(dihedral(2), (6, 7), name != "lifting", batch=1), rectangle()
+    for inputs, options in ((poisoned(x, mask), {"mask": mask}), (x[INSIDE].clone(), {})):
+        out = layer(inputs.requires_grad_(), **options)
+        variables = [inputs, *layer.parameters()]
+        first = torch.autograd.grad(out.square().sum(), variables, create_graph=True)
+        results.append(torch.autograd.grad(sum(g.square().sum() for g in first), variables))
+    largest = max(float(g.abs().max()) for g in results[1])
+    for a, b in zip([results[0][0][INSIDE], *results[0][1:]], results[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * largest)
+
+
+def test_global_windows_measure_offsets_in_images(randomise):
+    """With all pixels in the window, a pixel's offset is seen in sides of the image, which a mask does not change."""
+    layer = randomise(made("relative", kernel_size=None))
+    x, mask = image(D4, (6, 7), True), rectangle()
+    assert (layer(x, mask)[INSIDE] - layer(x[INSIDE])).abs().max() > 1e-3
+    assert mask_error(layer, x, mask, D4) <= 1e-10
+    assert torch.equal(layer(x, mask), layer(poisoned(x, mask), mask))
+
+
+@pytest.mark.parametrize("group", ["C4", "D4", "C8", "mirror"])
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_equivariance(name, group, randomise, device):
+    """The mask is turned with the image: exact for every element; left as it is, it is not."""
+    group = GROUPS[group]
+    layer = randomise(LAYERS[name](group)).to(device)
+    mask = (torch.rand(2, 5, 7) < 0.6).to(device)
+    for dtype in (torch.float64, torch.float32):
+        x = image(group, (5, 7), name != "lifting", dtype).to(device)
+        assert mask_error(layer.to(dtype), x, mask, group) <= TOLERANCE[dtype]
+    x, mask = image(group, (6, 6), name != "lifting", dtype).to(device), (torch.rand(2, 6, 6) < 0.6).to(device)
+    assert mask_error(layer, x, mask, group, turn_mask=False) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["lifting", "global"])
+def test_equivariance_on_volumes(name, randomise):
+    group = GROUPS["octahedral"]
+    layer = randomise(made(name, group, heads=1))
+    x, mask = image(group, (3, 4, 3), name != "lifting", batch=1), torch.rand(1, 3, 4, 3) < 0.6
+    assert mask_error(layer, x, mask, group) <= 1e-10
+
+
+def disk(side):
+    place = torch.arange(side) - side // 2
+    return (place[:, None] ** 2 + place**2 <= side**2 / 4)[None]
+
+
+@pytest.mark.parametrize("name", ["lifting", "relative", "global"])
+def test_a_disk_turned_by_an_eighth(name):
+    """Disk-shaped images and windows: what a rotation of pixels costs is percent, as without a mask. A mask of one half
+    of the image, which turning would move, is seen."""
+    group = GROUPS["C8"]
+    layer = LAYERS[name](group, kernel_size=5, heads=3).double()
+    shape, mask = (8, 3, *([] if name == "lifting" else [8]), 11, 11), disk(11)
+    (error,) = off_lattice_errors(lambda x: layer(x, mask), group, shape, elements=[1]).values()
+    assert error < 0.03
+    half = mask & (torch.arange(11) >= 5)
+    (error,) = off_lattice_errors(lambda x: layer(x, half), group, shape, elements=[1]).values()
+    assert error > 0.05
+
+
+def test_masks_of_batches(randomise):
+    """One for all images, or one each; other images and their masks change nothing."""
+    for name in LAYERS:
+        layer = randomise(made(name, GROUPS["C4"]))
+        x, mask = image(GROUPS["C4"], (5, 6), name != "lifting", batch=3), torch.rand(3, 5, 6) < 0.6
+        together = layer(x, mask)
+        alone = torch.cat([layer(x[n : n + 1], mask[n : n + 1]) for n in range(3)])
+        torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
+        assert torch.equal(layer(x, mask[:1]), layer(x, mask[:1].expand(3, -1, -1)))
+        torch.testing.assert_close(layer(x, torch.ones_like(mask)), layer(x), rtol=0, atol=1e-12)
+        assert not layer(x, torch.zeros_like(mask)).any()
+        assert layer(x[:0], mask[:0]).shape[0] == 0
+
+
+NORMS = [RegularGlobalNorm, RegularLayerNorm, RegularBatchNorm]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms(norm, training, randomise):
+    """Statistics of a rectangle are those of the image cut out, the running ones too."""
+    given, alone = (norm(3).double().train(training) for _ in range(2))
+    alone.load_state_dict(randomise(given).state_dict())
+    for _ in range(2):
+        x, mask = image(D4, (6, 7), True), rectangle()
+        out = given(poisoned(x, mask), mask)
+        torch.testing.assert_close(out[INSIDE], alone(x[INSIDE]), rtol=0, atol=1e-12)
+        assert not outside(out).any()
+    for a, b in zip(given.state_dict().values(), alone.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("momentum", "track"), [(None, True), (0.1, False)])
+def test_other_batch_norms(momentum, track):
+    given, alone = (RegularBatchNorm(3, momentum=momentum, affine=False, track_running_stats=track) for _ in range(2))
+    for _ in range(3):
+        x = image(D4, (6, 7), True, torch.float32)
+        torch.testing.assert_close(given(poisoned(x, rectangle()), rectangle())[INSIDE], alone(x[INSIDE]))
+    torch.testing.assert_close(given.state_dict(), alone.state_dict())
+    given.eval(), alone.eval()
+    torch.testing.assert_close(given(x, rectangle())[INSIDE], alone(x[INSIDE]))
+
+
+@pytest.mark.parametrize("space", ["mean", "max", "sum"])
+def test_global_pooling(space):
+    x, mask = image(D4, (6, 7), True), rectangle()
+    pool = GlobalPooling(space, "mean")
+    torch.testing.assert_close(pool(poisoned(x, mask), mask), pool(x[INSIDE]), rtol=0, atol=1e-12)
+
+
+def test_max_pooling_and_crops():
+    x, mask = image(D4, (6, 8), True) - 5, torch.zeros(1, 6, 8, dtype=torch.bool)
+    mask[..., 2:5, 1:5] = True  # no whole number of blocks: what is there of a block counts
+    pool = SpatialMaxPool(2)
+    out, blocks = pool(poisoned(x, mask), mask), pool.mask_after(mask)
+    assert blocks[0].tolist() == [[False] * 4, [True, True, True, False], [True, True, True, False]]
+    assert not out.masked_fill(blocks, 0).any()
+    torch.testing.assert_close(out[..., 1, 0], x[..., 2:4, 1].amax(-1), rtol=0, atol=0)
+    torch.testing.assert_close(out[..., 2, 1], x[..., 4, 2:4].amax(-1), rtol=0, atol=0)
+    crop = SpatialCrop(1)
+    assert torch.equal(crop.mask_after(mask), mask[..., 1:-1, 1:-1])
+    assert torch.equal(crop(x, mask)[..., 1:4, :4], x[..., 2:5, 1:5])
+
+
+BLOCKS = [{}, {"norm": "layer"}, {"norm": "batch"}, {"reach": "global", "norm": "batch"}, {"layer_scale": 0.1}]
+
+
+@pytest.mark.parametrize("options", BLOCKS)
+def test_blocks(options, randomise):
+    """In training: a rectangle in a block is an image of its own, and masks are turned with images."""
+    block = randomise(GroupAttentionBlock(D4, 3, 5, heads=2, kernel_size=3, **options)).double()
+    x, mask = image(D4, (6, 7), True), rectangle()
+    out = block(poisoned(x, mask), mask)
+    torch.testing.assert_close(out[INSIDE], block(x[INSIDE]), rtol=0, atol=1e-10)
+    assert not outside(out).any()
+    assert mask_error(block.eval(), image(D4, (5, 6), True), torch.rand(2, 5, 6) < 0.6, D4) <= 1e-10
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": "batch", "reach": "global", "relation": "relative"}])
+def test_models(options, randomise):
+    """Images of several sizes in one batch, padded: logits are those of each image alone."""
+    options = {"channels": (4, 5), "heads": 2, "kernel_size": 3, "pools": (1,), "crops": (1, 0)} | options
+    model = randomise(GEViT(D4, 2, 3, **options), 0.4).double().eval()
+    x, mask = image(D4, (12, 10), False)[:, :2], torch.zeros(2, 12, 10, dtype=torch.bool)
+    mask[0, :8, :6], mask[1, 2:, :10] = True, True
+    # crops take rows from every side: of the images, not of the batch, hence the margin of one pixel
+    padded = torch.nn.functional.pad(poisoned(x, mask), [2] * 4)
+    outer = torch.nn.functional.pad(mask, [2] * 4)
+    whole = GEViT(D4, 2, 3, **options | {"crops": 0}).double().eval()
+    whole.load_state_dict(model.state_dict())
+    logits = whole(padded, outer)
+    for n, piece in enumerate((x[:1, :, :8, :6], x[1:, :, 2:, :10])):
+        torch.testing.assert_close(logits[n : n + 1], whole(piece), rtol=0, atol=1e-10)
+    cropped = model(poisoned(x, mask), mask)
+    assert bool(cropped.isfinite().all())
+    for element in range(8):
+        torch.testing.assert_close(model(*moved(x, mask, D4, element)), cropped, rtol=0, atol=1e-10)
+    assert (model(act(x, D4, 1), moved(x, mask, D4, 3)[1]) - cropped).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (
+            torch.ones(2, 5, 6),
+            r"mask must be bool of shape \(2 or 1, 5, 6\), .* got torch.float32 of shape \(2, 5, 6\)",
+        ),
+        (torch.ones(2, 6, 5, dtype=torch.bool), r"mask must be bool of shape .* got torch.bool of shape \(2, 6, 5\)"),
+        (torch.ones(3, 5, 6, dtype=torch.bool), r"mask must be bool of shape .* got torch.bool of shape \(3, 5, 6\)"),
+        (torch.ones(5, 6, dtype=torch.bool), r"mask must be bool of shape .* got torch.bool of shape \(5, 6\)"),
+        (torch.ones((), dtype=torch.bool), r"mask must be bool of shape .* got torch.bool of shape \(\)"),
+        (torch.ones(2, 5, 6, dtype=torch.bool, device="meta"), "mask must be on cpu as the input is, got meta"),
+        ([[True]], "mask must be a bool tensor, true where there are pixels, got list"),
+    ],
+)
+def test_bad_masks(mask, message):
+    block = GroupAttentionBlock(GROUPS["C4"], 3, 3, heads=1, kernel_size=3)
+    model = GEViT(GROUPS["C4"], 3, 2, channels=(4,), heads=1, kernel_size=3)
+    for module, regular in ((LAYERS["ge_vit"](GROUPS["C4"]), True), (block, True), (model, False)):
+        with pytest.raises(ValueError, match=message):
+            module(image(GROUPS["C4"], (5, 6), regular, torch.float32), mask)
+
+
+def test_autocast(randomise, device):
+    layer = randomise(LiftingAttention(D4, 3, 5, heads=2, kernel_size=3), 0.3).to(device)
+    x, mask = torch.randn(2, 3, 5, 6, device=device), torch.rand(2, 5, 6, device=device) < 0.6
+    expected = layer(x, mask).detach()
+    with torch.autocast(device, torch.bfloat16):
+        out = layer(x, mask)
+    torch.testing.assert_close(out.float(), expected, rtol=0, atol=0.05 * float(expected.abs().max()))
