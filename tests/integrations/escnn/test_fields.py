@@ -1,0 +1,241 @@
+"""What escnn's users mix: fields of any type, masks, contexts, maps, circular images, all pixels in linear time."""
+
+import contextlib
+import io
+
+import pytest
+import torch
+
+with contextlib.redirect_stdout(io.StringIO()):
+    from escnn import gspaces, nn
+
+from tg_equiattn.integrations.escnn import (
+    GEViT,
+    R2AttentionBlock,
+    R2GlobalAttention,
+    R2GroupAttention,
+    R2LiftingAttention,
+    between_fields,
+    group_from_gspace,
+)
+
+from tg_equiattn.testing import act
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*pre-computed.*:UserWarning"),
+]
+GSPACES = {"rot4": gspaces.rot2dOnR2(4), "flipRot4": gspaces.flipRot2dOnR2(4), "flip": gspaces.flip2dOnR2()}
+
+
+def fields(gspace, n=3, kind="regular"):
+    return nn.FieldType(gspace, n * [getattr(gspace, f"{kind}_repr")])
+
+
+def tensor(field_type, *shape):
+    return nn.GeometricTensor(torch.randn(*shape[:1], field_type.size, *shape[1:], dtype=torch.float64), field_type)
+
+
+def turned(mask, gspace, element):
+    """The mask by the exact action on pixels."""
+    group = group_from_gspace(gspace)
+    index = list(gspace.fibergroup.elements).index(element)
+    return act(mask[:, None].double(), group, index)[:, 0] > 0.5
+
+
+def layers(gspace, context=None, **options):
+    hidden, wider, image = fields(gspace), fields(gspace, 4), fields(gspace, 2, "trivial")
+    options = {"heads": 2, "kernel_size": 3, **options}
+    made = [
+        R2LiftingAttention(image, hidden, context_type=fields(gspace, 5, "trivial") if context else None, **options),
+        R2GroupAttention(hidden, wider, context_type=fields(gspace, 5) if context else None, **options),
+        R2GlobalAttention(hidden, wider, context_type=fields(gspace, 5) if context else None, **options),
+        R2AttentionBlock(hidden, wider, context_type=fields(gspace, 5) if context else None, reach="global", **options),
+    ]
+    return [layer.double() for layer in made]
+
+
+@pytest.mark.parametrize("name", list(GSPACES))
+@pytest.mark.parametrize("padding_mode", ["mask", "circular"])
+def test_masks_and_contexts_under_escnns_transform(name, padding_mode, randomise):
+    """For every element; where the mask or the context stays as it is, the check fails."""
+    gspace = GSPACES[name]
+    mask = torch.rand(2, 7, 7) < 0.6
+    for layer in layers(gspace, context=True, padding_mode=padding_mode):
+        randomise(layer)
+        x, context = tensor(layer.in_type, 2, 7, 7), tensor(layer.context_type, 2, 7, 7)
+        out = layer(x, mask, context=context)
+        assert out.type == layer.out_type
+        for element in gspace.fibergroup.elements:
+            moved, target = turned(mask, gspace, element), out.transform(element).tensor
+            got = layer(x.transform(element), moved, context=context.transform(element)).tensor
+            torch.testing.assert_close(got, target, rtol=0, atol=1e-10 * float(target.detach().abs().max()))
+            if element != gspace.fibergroup.identity:
+                wrong = layer(x.transform(element), mask, context=context.transform(element)).tensor
+                assert (wrong - target).abs().max() > 1e-2
+                wrong = layer(x.transform(element), moved, context=context).tensor
+                assert (wrong - target).abs().max() > 1e-2
+
+
+def test_rolls(randomise):
+    for layer in layers(GSPACES["rot4"], padding_mode="circular"):
+        randomise(layer)
+        x = tensor(layer.in_type, 1, 5, 6)
+        rolled = nn.GeometricTensor(x.tensor.roll((2, -1), (-2, -1)), x.type)
+        expected = layer(x).tensor.roll((2, -1), (-2, -1))
+        torch.testing.assert_close(
+            layer(rolled).tensor, expected, rtol=0, atol=1e-12 * float(expected.detach().abs().max())
+        )
+
+
+def test_rectangles_are_images_of_their_own(randomise):
+    mask = torch.zeros(1, 7, 8, dtype=torch.bool)
+    mask[:, 1:5, 2:7] = True
+    model = randomise(GEViT(fields(GSPACES["rot4"], 2, "trivial"), 3, channels=(4,), heads=2, kernel_size=3), 0.4)
+    for layer in [*layers(GSPACES["rot4"]), model.double().eval()]:
+        x = tensor(layer.in_type, 2, 7, 8)
+        poisoned = nn.GeometricTensor(x.tensor.masked_fill(~mask[:, None], torch.nan), x.type)
+        out, cut = layer(poisoned, mask).tensor, nn.GeometricTensor(x.tensor[..., 1:5, 2:7], x.type)
+        out = out if layer is model else out[..., 1:5, 2:7]
+        torch.testing.assert_close(out, layer(cut).tensor, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_maps_are_those_of_the_core(kind, randomise):
+    layer = randomise(layers(GSPACES["flipRot4"])[kind])
+    x = tensor(layer.in_type, 2, 5, 5)
+    weights = layer.attention_map(x, [(1, 2), (0, 4)], torch.ones(1, 5, 5, dtype=torch.bool))
+    assert weights.shape == (2, 2, 2, 8, 8 if kind == 1 else 1, 8 if kind else 1, 5, 5)
+    torch.testing.assert_close(weights.sum((-3, -2, -1)), torch.ones(weights.shape[:5]).double(), rtol=0, atol=1e-12)
+    assert torch.equal(weights, layer.core.attention_map(layer.split(x.tensor), [(1, 2), (0, 4)]))
+
+
+def types(gspace):
+    """Trivial, irreducible, regular, quotient and mixed fields."""
+    irreps = [r for r in gspace.fibergroup.irreps() if not r.is_trivial()]
+    group = gspace.fibergroup
+    quotient = [gspace.quotient_repr(2)] if group.name == "C4" else []
+    everything = [gspace.trivial_repr, *irreps, gspace.regular_repr, *quotient]
+    return [nn.FieldType(gspace, r) for r in ([gspace.trivial_repr], 2 * irreps, quotient or [irreps[0]], everything)]
+
+
+@pytest.mark.parametrize("name", list(GSPACES))
+def test_layers_between_fields_of_any_type(name, randomise):
+    gspace = GSPACES[name]
+    hidden = fields(gspace)
+    for in_type in types(gspace):
+        for out_type in types(gspace):
+            layer = R2GroupAttention(hidden, hidden, heads=2, kernel_size=3)
+            model = between_fields(in_type, layer, out_type)
+            assert isinstance(model, nn.SequentialModule)
+            assert (model.in_type, model.out_type) == (in_type, out_type)
+    randomise(model).double().eval()
+    x = tensor(in_type, 2, 7, 7)
+    out = model(x)
+    for element in gspace.fibergroup.elements:
+        expected = out.transform(element).tensor
+        torch.testing.assert_close(model(x.transform(element)).tensor, expected, rtol=0, atol=1e-9)
+    wrong = nn.GeometricTensor(x.tensor.flip(1), in_type)  # components in another order are other fields
+    element = gspace.fibergroup.elements[1]
+    mixed = nn.GeometricTensor(x.transform(element).tensor.flip(1), in_type)
+    assert (model(mixed).tensor - model(wrong).transform(element).tensor).abs().max() > 1e-3
+
+
+def test_no_map_where_the_type_is_the_layers_own():
+    hidden, image = fields(GSPACES["rot4"]), fields(GSPACES["rot4"], 2, "trivial")
+    layer = R2GroupAttention(hidden, hidden, heads=2, kernel_size=3)
+    assert [type(m) for m in between_fields(hidden, layer, hidden)] == [R2GroupAttention]
+    assert [type(m) for m in between_fields(image, layer, hidden)] == [nn.R2Conv, R2GroupAttention]
+    assert between_fields(hidden, layer, image)[1].kernel_size == 1
+
+
+def test_between_fields_exports_and_loads(randomise):
+    """Pickled, loaded, and the same output."""
+    gspace = GSPACES["rot4"]
+    mixed, hidden = types(gspace)[-1], fields(gspace)
+    make = lambda: between_fields(mixed, R2GlobalAttention(hidden, hidden, heads=2, kernel_size=3), mixed)  # noqa: E731
+    model, other = randomise(make()).double().eval(), make().double().eval()  # escnn's filters of a type are shared
+    x = torch.randn(2, mixed.size, 6, 6, dtype=torch.float64)
+    expected = model(nn.GeometricTensor(x, mixed)).tensor
+    torch.testing.assert_close(model.export()(x), expected, rtol=0, atol=1e-5)
+    saved = io.BytesIO()
+    torch.save(model.state_dict(), saved)
+    saved.seek(0)
+    other.load_state_dict(torch.load(saved, weights_only=True))
+    torch.testing.assert_close(other(nn.GeometricTensor(x, mixed)).tensor, expected, rtol=0, atol=1e-6)
+
+
+def test_rotations_restricted_to_a_finite_group(randomise):
+    """C_8 from SO(2): escnn restricts the fields, and what follows has quarter turns exactly."""
+    gspace = gspaces.rot2dOnR2(-1, maximum_frequency=2)
+    image = nn.FieldType(gspace, 2 * [gspace.trivial_repr])
+    vectors = nn.FieldType(gspace, [gspace.irrep(0), gspace.irrep(1), gspace.irrep(2)])
+    first = nn.R2Conv(image, vectors, kernel_size=5, padding=2)
+    restrict = nn.RestrictionModule(vectors, 8)
+    hidden = fields(restrict.out_type.gspace)
+    attention = between_fields(
+        restrict.out_type, R2GroupAttention(hidden, hidden, heads=2, kernel_size=3), restrict.out_type
+    )
+    model = nn.SequentialModule(first, restrict, attention)
+    randomise(model).double().eval()
+    x = tensor(image, 1, 9, 9)
+    out = model(x)
+    quarter = restrict.out_type.gspace.fibergroup.elements[2]
+    moved = model(nn.GeometricTensor(x.tensor.rot90(1, (-2, -1)), image)).tensor
+    expected = out.transform(quarter).tensor
+    # a 5 x 5 filter of SO(2) is sampled at the pixels, which quarter turns map to themselves
+    torch.testing.assert_close(moved, expected, rtol=0, atol=1e-6 * float(expected.detach().abs().max()))
+
+
+def test_features_are_redrawn_and_kept(randomise):
+    hidden = fields(GSPACES["rot4"])
+    layer, other = (R2GlobalAttention(hidden, hidden, heads=2, kernel_size=3, num_features=7) for _ in range(2))
+    x = tensor(hidden, 1, 5, 5)
+    before = randomise(layer).double()(x).tensor
+    layer.redraw_features()
+    after = layer(x).tensor
+    assert not torch.equal(before, after)
+    other.double().load_state_dict(layer.state_dict())
+    torch.testing.assert_close(other(x).tensor, after, rtol=0, atol=1e-12)
+    assert "num_features=7" in repr(layer)
+
+
+def test_plain_exports_have_standard_operators_alone(randomise):
+    layer = randomise(layers(GSPACES["rot4"])[2])
+    x = tensor(layer.in_type, 1, 5, 6)
+    plain = layer.export("plain")
+    torch.testing.assert_close(plain(x.tensor), layer(x).tensor, rtol=0, atol=1e-10)
+    graph = torch.export.export(plain, (x.tensor,)).graph
+    assert not [n for n in graph.nodes if "tg_equiattn" in str(n.target)]
+
+
+def test_bad_arguments():
+    rot, flip = GSPACES["rot4"], GSPACES["flip"]
+    hidden, image, other = fields(rot), fields(rot, 2, "trivial"), fields(flip)
+    layer = R2GroupAttention(hidden, hidden, heads=2, kernel_size=3, context_type=fields(rot, 2))
+    x = tensor(hidden, 1, 5, 5)
+    layer.double()
+    with pytest.raises(ValueError, match=r"context must be a GeometricTensor of type .* got"):
+        layer(x, context=x)
+    with pytest.raises(ValueError, match=r"context must be a GeometricTensor of type .* got Tensor"):
+        layer(x, context=x.tensor)
+    with pytest.raises(ValueError, match="context must be given, with 2 channels where the input has 3"):
+        layer(x)
+    with pytest.raises(ValueError, match="context_type must have the gspace of in_type"):
+        R2GroupAttention(hidden, hidden, heads=2, context_type=other)
+    with pytest.raises(ValueError, match="context_type must consist of regular fields"):
+        R2GlobalAttention(hidden, hidden, heads=2, context_type=image)
+    with pytest.raises(ValueError, match="in_type must consist of regular fields"):
+        R2GlobalAttention(image, hidden, heads=2)
+    with pytest.raises(ValueError, match=r"layer must be an escnn.nn.EquivariantModule, got Identity"):
+        between_fields(hidden, torch.nn.Identity(), hidden)
+    with pytest.raises(ValueError, match="out_type must have the gspace of the layer"):
+        between_fields(hidden, layer, other)
+    with pytest.raises(ValueError, match=r"in_type must be an escnn.nn.FieldType, got int"):
+        between_fields(3, layer, hidden)
+    lifting = R2LiftingAttention(image, hidden, heads=2)
+    vectors = nn.FieldType(rot, [rot.irrep(1)])
+    with pytest.raises(ValueError, match="in_type must share an irreducible representation with the layer's"):
+        between_fields(vectors, lifting, hidden)
