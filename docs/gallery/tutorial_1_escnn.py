@@ -2,8 +2,8 @@ r"""
 Group attention in an escnn model
 =================================
 
-Attention layers between escnn's own: shapes, a mixed model, a short training, the symmetry checked and looked at, and
-how to save. Everything runs on two CPU cores in well under a minute.
+Attention layers between escnn's own: shapes, a mixed model, a short training, the symmetry checked and looked at, in
+feature maps and in attention maps, and how to save. Everything runs on two CPU cores in well under a minute.
 """
 
 # %%
@@ -21,7 +21,13 @@ import matplotlib.pyplot as plt
 import torch
 from escnn import gspaces, nn
 from sklearn.datasets import load_digits
-from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GroupAttention, R2LiftingAttention, group_from_gspace
+from tg_equiattn.integrations.escnn import (
+    R2AttentionBlock,
+    R2GlobalAttention,
+    R2GroupAttention,
+    R2LiftingAttention,
+    group_from_gspace,
+)
 
 from tg_equiattn.testing import act, equivariance_error
 
@@ -153,6 +159,65 @@ for axis in axes.flat:
     axis.set_xticks([])
     axis.set_yticks([])
 figure.suptitle(f"largest difference between the second and the third row: {(there - expected).abs().max():.0e}")
+plt.show()
+
+# %%
+# Attention maps of an image and of the image turned
+# --------------------------------------------------
+#
+# ``attention_map`` returns the weights by which the output of a pixel averages the values, from the code that computes
+# the output: for every head, element of the output and element of the key. Here they are those of a new
+# ``R2GlobalAttention`` behind the convolutions that were trained. Its output sees all pixels, those of its window by
+# exact weights and all others by random features.
+
+attention = R2GlobalAttention(hidden, hidden, kernel_size=3).eval()
+convolutions = features[:3]  # up to the pool: 56 x 56 pixels become 28 x 28
+side, (row, column) = 28, (8, 12)
+turned_pixel = (side - 1 - column, row)
+
+with torch.no_grad():
+    weights = attention.attention_map(convolutions(image(digit)), (row, column))
+    turned_weights = attention.attention_map(convolutions(image(turned)), turned_pixel)
+print("(B, heads, |H| of the output, 1, |H| of the key, H, W):", tuple(weights.shape))
+print(f"sum over keys: {weights.sum((4, 5, 6)).min():.6f} to {weights.sum((4, 5, 6)).max():.6f}")
+
+# %%
+# The pixel's map turns with the image, and both of its group axes are moved on by one. ``act`` turns the pixels and
+# moves the axis of the keys; that of the outputs is moved beside it. This holds for every head by itself, and for the
+# weights of random features as well.
+
+moved = group.cayley[group.inverse[1]]  # which element comes to each place
+expected = act(weights[0, :, :, 0], group, 1)[:, moved]
+difference = (turned_weights[0, :, :, 0] - expected).abs().max()
+print(f"largest difference of two weights: {difference:.0e}")
+assert difference < 1e-5
+
+# %%
+# One head's maps of the pixel under the cross, summed over the elements of the keys. The head starts by looking one
+# pixel aside, to the side that h says. Most of the weight is there; the colour scale ends below the weights of the
+# window, so that those of all other pixels are seen, which follow the content.
+
+head = 1
+rows = [
+    ("x", digit, (row, column), weights[0, :, :, 0]),
+    ("turned x", turned, turned_pixel, turned_weights[0, :, :, 0]),
+    ("expected", turned, turned_pixel, expected),
+]
+figure, axes = plt.subplots(3, 5, figsize=(8, 5), layout="constrained")
+for line, (name, picture, (down, right), maps) in zip(axes, rows, strict=True):
+    maps = maps[head].sum(1)
+    top = float(maps.flatten(1).sort().values[:, -10].max())  # after the 9 pixels of the window
+    line[0].imshow(picture[0, 0], cmap="gray", extent=(0, side, side, 0))
+    line[0].plot(right + 0.5, down + 0.5, "+", color="tab:red", markersize=10)
+    line[0].set_ylabel(name)
+    for h in range(4):
+        line[1 + h].imshow(maps[h], vmin=float(maps.min()), vmax=top)
+for h in range(4):
+    axes[0, 1 + h].set_title(f"attention map, h = {h}", fontsize=9)
+for axis in axes.flat:
+    axis.set_xticks([])
+    axis.set_yticks([])
+figure.suptitle(f"largest difference between the second and the third row: {difference:.0e}")
 plt.show()
 
 # %%
