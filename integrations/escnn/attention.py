@@ -9,7 +9,7 @@ from escnn.nn import FieldType
 
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
 
-from .module import R2AttentionModule
+from .attention_module import R2AttentionModule
 from .types import common_gspace, context_channels, group_from_gspace, regular_channels, trivial_channels
 
 

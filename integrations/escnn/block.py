@@ -8,7 +8,8 @@ from escnn.nn import FieldType
 
 from tg_equiattn.nn import GroupAttentionBlock, RegularGlobalNorm, RegularLayerNorm
 
-from .module import R2CrossModule, R2Module
+from .attention_module import R2AttentionModule
+from .module import R2Module
 from .types import common_gspace, context_channels, group_from_gspace, regular_channels
 
 
@@ -42,7 +43,7 @@ class R2RegularGlobalNorm(R2Module):
         super().__init__(core, group_from_gspace(in_type.gspace), in_type, in_type, lifts=False)
 
 
-class R2AttentionBlock(R2CrossModule):
+class R2AttentionBlock(R2AttentionModule):
     """Norm, swish, group attention, norm, swish, dropout, shortcut, pointwise bottleneck, norm, shortcut.
 
     See :class:`tg_equiattn.nn.GroupAttentionBlock`.

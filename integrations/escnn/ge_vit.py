@@ -77,5 +77,5 @@ class GEViT(R2Module):
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*super().evaluate_output_shape(input_shape)[:2], 1, 1)
 
-    def _around(self, core: nn.Module) -> list[nn.Module]:
-        return [core, nn.Unflatten(1, (-1, 1, 1))]
+    def _after(self) -> nn.Module:
+        return nn.Unflatten(1, (-1, 1, 1))

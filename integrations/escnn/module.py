@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,20 @@ from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttentio
 from tg_equiattn.testing import act, off_lattice_errors
 
 _ATTENTION = (LiftingAttention, GroupAttention, GlobalGroupAttention)
+
+
+class Exported(nn.Module):
+    """A core between modules that give tensors its layout and take it back."""
+
+    def __init__(self, before: nn.Module, core: nn.Module, after: nn.Module) -> None:
+        super().__init__()
+        self.before, self.core, self.after = before, core, after
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
+        options = {} if mask is None else {"mask": mask}
+        if context is not None:
+            options["context"] = self.before(context)
+        return self.after(self.core(self.before(x), **options))
 
 
 class R2Module(EquivariantModule):
@@ -47,6 +60,11 @@ class R2Module(EquivariantModule):
             got = x.type if isinstance(x, GeometricTensor) else type(x).__name__
             raise ValueError(f"{name} must be a GeometricTensor of type {field_type}, got {got}")
         return self.split(x.tensor)
+
+    @property
+    def _inputs(self) -> dict[str, FieldType]:
+        """The fields that a call needs, by the argument's name."""
+        return {"input": self.in_type}
 
     def split(self, x: Tensor) -> Tensor:
         """(B, size, H, W) to the layout of the core."""
@@ -104,25 +122,32 @@ class R2Module(EquivariantModule):
         if self.evaluate_output_shape((1, self.in_type.size, side, side))[-1] % 2 == 0:
             side += 1  # so that one pixel is in the middle
         like, elements = next(self.parameters()), self.space.fibergroup.elements
-        shape = (8, len(self.in_type), *([] if self.lifts else [len(self.group)]), side, side)
-        errors = off_lattice_errors(self.core, self.group, shape, dtype=like.dtype, device=like.device)
+        counts = {name: len(field_type) for name, field_type in self._inputs.items()}
+        shape = (8, sum(counts.values()), *([] if self.lifts else [len(self.group)]), side, side)
+
+        def run(x: Tensor) -> Tensor:
+            first, *others = x.split(list(counts.values()), 1)
+            return self.core(first, **dict(zip(list(counts)[1:], others, strict=True)))
+
+        errors = off_lattice_errors(run, self.group, shape, dtype=like.dtype, device=like.device)
         return [(elements[index], error) for index, error in errors.items()]
 
     def _check_lattice(self, atol: float, rtol: float, size: tuple[int, int]) -> list[tuple[Any, float]]:
         like = next(self.parameters())
-        x = torch.randn(3, self.in_type.size, *size, device=like.device, dtype=like.dtype)
+        kind = {"device": like.device, "dtype": like.dtype}
+        given = {n: (torch.randn(3, t.size, *size, **kind), t) for n, t in self._inputs.items()}
 
         def move(x: Tensor, field_type: FieldType, index: int) -> Tensor:
             fields = x.unflatten(1, (len(field_type), -1))  # sizes are equal: 1, or |H| for regular fields
             regular = fields.shape[2] > 1
             return act(fields, self.group, index).flatten(1, 2) if regular else act(x, self.group, index)
 
-        expected = self(GeometricTensor(x, self.in_type)).tensor
+        expected = self(**{n: GeometricTensor(x, t) for n, (x, t) in given.items()}).tensor
         errors = []
         for index, element in enumerate(self.space.fibergroup.elements):
             if not self.group.lattice[index]:
                 continue
-            moved = self(GeometricTensor(move(x, self.in_type, index), self.in_type)).tensor
+            moved = self(**{n: GeometricTensor(move(x, t, index), t) for n, (x, t) in given.items()}).tensor
             error = (moved - move(expected, self.out_type, index)).abs()
             if not bool((error <= atol + rtol * expected.abs().max()).all()):
                 raise AssertionError(
@@ -135,6 +160,8 @@ class R2Module(EquivariantModule):
     def export(self, backend: str | None = None) -> nn.Module:
         """Set eval mode and return a plain torch module of equal outputs, which pickles, deep-copies and compiles.
 
+        It takes tensors in place of fields; further arguments (``mask``, ``context``) as ``forward``.
+
         Args:
             backend: that of the attention layers in what is returned; ``None`` leaves theirs. ``"plain"`` leaves only
                 standard operators of torch, for ``torch.jit.trace`` and ONNX.
@@ -145,70 +172,12 @@ class R2Module(EquivariantModule):
             if backend is not None and isinstance(module, _ATTENTION):
                 check_window_backend(backend, module.neighbourhood)
                 module.backend = backend
-        return nn.Sequential(*self._around(core)).eval()
+        before = nn.Identity() if self.lifts else nn.Unflatten(1, (-1, len(self.group)))
+        return Exported(before, core, self._after()).eval()
 
-    def _around(self, core: nn.Module) -> list[nn.Module]:
-        """The core between modules that give it its layout and take it back."""
-        split = [] if self.lifts else [nn.Unflatten(1, (-1, len(self.group)))]
-        return [*split, core, nn.Flatten(1, 2)]
+    def _after(self) -> nn.Module:
+        """As a module what :meth:`join` is."""
+        return nn.Flatten(1, 2)
 
     def extra_repr(self) -> str:
         return f"{self.in_type}, {self.out_type}"
-
-
-class R2CrossModule(R2Module):
-    """An :class:`R2Module` that can be told which pixels there are, and whose keys may be those of other fields.
-
-    Args:
-        context_type (FieldType): fields of the context; ``None`` means the input type.
-    """
-
-    def __init__(
-        self,
-        core: nn.Module,
-        group: FiniteGroup,
-        in_type: FieldType,
-        out_type: FieldType,
-        lifts: bool,
-        context_type: FieldType | None,
-    ) -> None:
-        super().__init__(core, group, in_type, out_type, lifts)
-        self.context_type = in_type if context_type is None else context_type
-
-    def forward(
-        self, input: GeometricTensor, mask: Tensor | None = None, *, context: GeometricTensor | None = None
-    ) -> GeometricTensor:
-        """Attend.
-
-        Args:
-            input: fields, which the queries are of.
-            mask: bool ``(B, H, W)`` or ``(1, H, W)``, true where there are pixels; the others are no keys, whatever
-                they hold, and their outputs are zero.
-            context: fields of ``context_type`` on the same grid, which keys and values are of; ``None`` means the
-                input.
-        """
-        return self._wrap(self.core(self._fields(input), mask, context=self._context(context)))
-
-    def _context(self, context: GeometricTensor | None) -> Tensor | None:
-        return None if context is None else self._fields(context, "context", self.context_type)
-
-
-class R2AttentionModule(R2CrossModule):
-    """An :class:`R2CrossModule` of one attention layer."""
-
-    def attention_map(
-        self,
-        input: GeometricTensor,
-        pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor,
-        mask: Tensor | None = None,
-        *,
-        context: GeometricTensor | None = None,
-    ) -> Tensor:
-        """The attention weights of chosen pixels, ``(row, column)`` each, of all heads and elements.
-
-        See :meth:`tg_equiattn.nn.GroupAttention.attention_map`, whose layout this has: ``(B, heads, |H|, T, S, H, W)``,
-        or ``(B, pixels, heads, |H|, T, S, H, W)`` with several pixels; elements are in the order of
-        ``fibergroup.elements``.
-        """
-        core: Any = self.core
-        return core.attention_map(self._fields(input), pixel, mask, context=self._context(context))

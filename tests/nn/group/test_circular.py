@@ -78,7 +78,7 @@ def test_rolled_the_wrong_way_is_seen(randomise):
     assert (layer(x.roll(1, -1)) - layer(x).roll(-1, -1)).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("options", [{}, {"norm": "batch", "reach": "global", "relation": "relative"}])
+@pytest.mark.parametrize("options", [{}, {"norm": "batch", "reach": "global"}])
 def test_models(options, randomise):
     """Logits do not change where the image is rolled by as much as is pooled."""
     options = {"channels": (4, 5), "heads": 2, "kernel_size": 3, "pools": (1,), "padding_mode": "circular"} | options

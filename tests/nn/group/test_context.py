@@ -121,6 +121,12 @@ def test_blocks_with_scales_and_dropped_paths(randomise, check_copies):
     check_copies(lambda: GroupAttentionBlock(D4, 3, 3, **options).eval(), block, x)
     assert not torch.equal(block.train()(x), block(x))
 
+    def with_one_draw(x):
+        torch.manual_seed(1)
+        return block(x)
+
+    assert equivariance_error(with_one_draw, D4, x) < 1e-5
+
 
 def test_models_drop_more_paths_later():
     model = GEViT(D4, 1, 2, channels=(4, 4, 4), heads=1, kernel_size=3, drop_path=0.2, layer_scale=0.1)
@@ -135,7 +141,7 @@ def test_models_drop_more_paths_later():
         ({"drop_path": 1.0}, r"drop_path must be in \[0, 1\), got 1.0"),
         ({"layer_scale": 0.0}, "layer_scale must be a positive number, got 0.0"),
         ({"num_features": 3}, "num_features and redraw_interval must be None with reach='window'"),
-        ({"reach": "global"}, "relation must be 'relative' with reach='global', got 'ge_vit'"),
+        ({"reach": "global", "relation": "ge_vit"}, "relation must be 'relative' with reach='global', got 'ge_vit'"),
         ({"padding_mode": "reflect"}, "padding_mode must be one of"),
     ],
 )

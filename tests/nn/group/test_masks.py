@@ -236,7 +236,7 @@ def test_blocks(options, randomise):
     assert mask_error(block.eval(), image(D4, (5, 6), True), torch.rand(2, 5, 6) < 0.6, D4) <= 1e-10
 
 
-@pytest.mark.parametrize("options", [{}, {"norm": "batch", "reach": "global", "relation": "relative"}])
+@pytest.mark.parametrize("options", [{}, {"norm": "batch", "reach": "global"}])
 def test_models(options, randomise):
     """Images of several sizes in one batch, padded: logits are those of each image alone."""
     options = {"channels": (4, 5), "heads": 2, "kernel_size": 3, "pools": (1,), "crops": (1, 0)} | options

@@ -132,7 +132,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         *,
         context: Tensor | None = None,
     ) -> Tensor:
-        r"""The attention weights of chosen pixels, without dropout.
+        r"""The attention weights of chosen pixels, without dropout; not within torch.compile.
 
         They are those of :meth:`forward`, whose heads are linear in the values: the derivatives of outputs by values.
         With output elements h, query elements t and key elements s they sum to one over (s, pixels), and
@@ -151,6 +151,10 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         Raises:
             ValueError: for a pixel that is not in the image, and as :meth:`forward`.
         """
+        if torch.is_inference_mode_enabled():  # which has no derivatives
+            with torch.inference_mode(False), torch.no_grad():
+                mask, context = (None if t is None else t.clone() for t in (mask, context))
+                return self.attention_map(x.clone(), pixel, mask, context=context)
         query, key, value = self._operands(x, mask, context)
         pixels = torch.as_tensor(pixel)
         sides = tuple(query.shape[4:])

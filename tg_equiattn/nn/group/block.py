@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -138,14 +139,33 @@ class GroupAttentionBlock(Masked, nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
         """``mask`` and ``context`` as those of :meth:`GroupAttention.forward`."""
         attended, bottlenecked = self.residuals
-        before, swish, attention, after, *last = self.attention
+        _, _, attention, norm, *last = self.attention
         checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
         x = zero_where_hidden(x, mask)
-        if context is not None:
-            context = swish((self.context_norm or before)(zero_where_hidden(context, mask), mask))
-        branch = after(attention(swish(before(x, mask)), mask, context=context), mask)
+        seen, context = self._normalised(x, mask, context)
+        branch = norm(attention(seen, mask, context=context), mask)
         for module in last:
             branch = module(branch)
         x = self.crop(attended(self.shortcut(x), branch), mask)
         mask = None if mask is None else self.crop.mask_after(mask)
         return zero_where_hidden(bottlenecked(x, self.mlp(x, mask)), mask)
+
+    def attention_map(
+        self,
+        x: Tensor,
+        pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor,
+        mask: Tensor | None = None,
+        *,
+        context: Tensor | None = None,
+    ) -> Tensor:
+        """The weights of the block's attention; see :meth:`GroupAttention.attention_map`."""
+        x, context = self._normalised(zero_where_hidden(x, mask), mask, context)
+        attention: Any = self.attention[2]
+        return attention.attention_map(x, pixel, mask, context=context)
+
+    def _normalised(self, x: Tensor, mask: Tensor | None, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What attention sees of the input and of a context."""
+        norm, swish, *_ = self.attention
+        if context is not None:
+            context = swish((self.context_norm or norm)(zero_where_hidden(context, mask), mask))
+        return swish(norm(x, mask)), context

@@ -75,9 +75,10 @@ class GEViT(nn.Module):
         channels: output width of each block.
         heads: heads of every attention layer.
         kernel_size: odd window, or ``None`` for global attention.
-        relation, encoding, encoding_eps, neighbourhood, padding_mode, locality, head_channels, scale, backend: as
+        relation: as :class:`GroupAttention`; ``None`` means ``"ge_vit"``, and ``"relative"`` with ``reach="global"``.
+        encoding, encoding_eps, neighbourhood, padding_mode, locality, head_channels, scale, backend: as
             :class:`GroupAttention`.
-        reach: ``"window"``, or ``"global"`` for blocks of :class:`GlobalGroupAttention` (with ``relation="relative"``).
+        reach: ``"window"``, or ``"global"`` for blocks of :class:`GlobalGroupAttention`.
         num_features, redraw_interval: of the random features with ``reach="global"``.
         lifting_channels: width after lifting; ``None`` means that of the first block.
         pools: blocks after which space is pooled 2 x 2, counted from 1; 0 means after lifting.
@@ -116,7 +117,7 @@ class GEViT(nn.Module):
         channels: Sequence[int] = (20,) * 5,
         heads: int = 8,
         kernel_size: int | None = 5,
-        relation: str = "ge_vit",
+        relation: str | None = None,
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
@@ -159,6 +160,8 @@ class GEViT(nn.Module):
             "neighbourhood": neighbourhood, "padding_mode": padding_mode, "locality": locality,
             "head_channels": head_channels, "scale": scale, "dropout": attention_dropout, "backend": backend,
         }  # fmt: skip
+        if relation is None:
+            relation = "relative" if reach == "global" else "ge_vit"
         inner: dict[str, Any] = {"relation": relation, "reach": reach, "layer_scale": layer_scale, **shared}
         features = {"num_features": num_features, "redraw_interval": redraw_interval}
         if reach == "global":
