@@ -48,6 +48,7 @@ bench: setup
 	$(RUN) examples/benchmarks/group_attention.py
 	$(RUN) examples/benchmarks/linear_attention.py
 	$(RUN) examples/benchmarks/graph_attention.py
+	$(RUN) examples/benchmarks/global_attention.py
 	$(RUN) examples/benchmarks/long_context.py
 	$(RUN) examples/benchmarks/clifford_product.py
 

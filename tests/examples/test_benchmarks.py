@@ -291,7 +291,7 @@ for path in sorted([*pathlib.Path("../studies").glob("*.py"), *pathlib.Path(".")
 """
     said = dict(line.split() for line in evaluate(code).splitlines())
     scripts = {"associative_recall", "clifford_product", "dynamics", "e3nn_mixed_model", "escnn_mixed_model",
-               "floor", "graph_attention", "group_attention", "linear_attention", "locality", "long_context",
+               "floor", "global_attention", "graph_attention", "group_attention", "linear_attention", "locality", "long_context",
                "long_range", "molecules", "nbody", "pixel_graphs", "point_clouds", "pyg_mixed_model",
                "rotated_digits", "second_derivatives", "shape_clouds", "superpixel_digits"}  # fmt: skip
     assert {name for name, right in said.items() if right == "True"} == scripts
@@ -329,6 +329,17 @@ def test_attention_on_graphs(tmp_path):
     rows = [row for row in rows if row[0].strip() in variants]
     assert len(rows) == 2 * len(variants)
     assert all(float(row[1].split()[0]) > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_attention_over_all_pixels(tmp_path):
+    table = tmp_path / "table.md"
+    result = run("benchmarks/global_attention.py", "--sizes", 12, "--repeats", 1, "--output", table)
+    assert result.returncode == 0, result.stderr
+    rows = [line.split("|")[3:-1] for line in table.read_text().splitlines() if line.startswith("| 12 x 12 ")]
+    assert [row[0].strip() for row in rows] == 2 * ["window", "global", "all pairs"]
+    assert all(float(row[1].split()[0]) > 0 for row in rows)
+    assert all(float(row[2]) > 0 for row in rows[3:])
 
 
 @pytest.mark.slow

@@ -206,6 +206,7 @@ def test_global_pooling(space):
     x, mask = image(D4, (6, 7), True), rectangle()
     pool = GlobalPooling(space, "mean")
     torch.testing.assert_close(pool(poisoned(x, mask), mask), pool(x[INSIDE]), rtol=0, atol=1e-12)
+    assert not pool(poisoned(x, mask & False), mask & False).any()
 
 
 def test_max_pooling_and_crops():

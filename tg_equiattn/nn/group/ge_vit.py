@@ -211,7 +211,7 @@ class GEViT(nn.Module):
         return self.blocks(self.lifting(x, mask), mask)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits; ``mask`` as that of :meth:`LiftingAttention.forward`, some pixel of which every image must keep."""
+        """Logits; ``mask`` as that of :meth:`LiftingAttention.forward`."""
         scores = self.classifier(self.features(x, mask))
         return self.pooling(scores, None if mask is None else self.blocks.mask_after(mask))
 

@@ -50,7 +50,7 @@ class GroupPooling(nn.Module):
 
 class GlobalPooling(Masked, nn.Module):
     """Pool over space and then over the group: an invariant vector, from images of any size; with a ``mask`` over the
-    pixels there are, of which every image needs one.
+    pixels there are, zero where there is none.
 
     Shapes:
         ``(B, C, |H|, *spatial)`` -> ``(B, C)``.
@@ -71,10 +71,11 @@ class GlobalPooling(Masked, nn.Module):
         if mask is None:
             return self.group(_reduce(x, self.space, axes))
         if self.space == "max":
-            return self.group(_lowest_where_hidden(x, mask).amax(axes))
+            pooled = _lowest_where_hidden(x, mask).amax(axes)
+            return self.group(pooled.masked_fill(~mask.flatten(1).any(1)[:, None, None], 0.0))
         pooled = zero_where_hidden(x, mask).sum(axes)
         if self.space == "mean":
-            pooled = pooled / mask.flatten(1).sum(1)[:, None, None]
+            pooled = pooled / mask.flatten(1).sum(1).clamp(min=1)[:, None, None]
         return self.group(pooled)
 
     def extra_repr(self) -> str:
