@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -139,12 +138,13 @@ def _far(
     spatial = query.shape[4:]
     # (B, heads |H|, pixels, C)
     q, k, v = (x.flatten(4).permute(0, 1, 3, 4, 2).flatten(1, 2) for x in (query, key, value))
-    keys: Tensor | int = math.prod(spatial) * key.shape[3]
-    if mask is not None:
-        mask = mask.flatten(1).expand(query.shape[0], -1)
-        keys = mask.sum(1).clamp(min=1)[:, None, None, None] * key.shape[3]
+    mask = None if mask is None else mask.flatten(1).expand(query.shape[0], -1)
     out, level = attention_in_rows(q, k, v, projection, scale, _Elements(mask, far_bias), plain)
     level = level + feature_norm(q.to(level.dtype), projection, scale)
-    level = level - (math.log(keys) if isinstance(keys, int) else torch.as_tensor(keys).to(level.dtype).log())
+    if mask is None:
+        keys = level.new_full((), k.shape[2] * key.shape[3])
+    else:
+        keys = (mask.sum(1).clamp(min=1)[:, None, None, None] * key.shape[3]).to(level.dtype)
+    level = level - keys.log()
     out = out.unflatten(1, query.shape[1:4:2]).permute(0, 1, 4, 2, 3).unflatten(4, spatial)
     return out, level.unflatten(1, query.shape[1:4:2]).squeeze(-1).unflatten(3, spatial)
