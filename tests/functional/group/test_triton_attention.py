@@ -1,6 +1,7 @@
 """The fused kernel of local group attention against the torch path and the materialised formula."""
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -61,10 +62,14 @@ def test_wrong_table_fails(device):
     assert (out - attention_materialised(*tensors, good, 3, 3**-0.5)).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("relation", ["lifted", "relative"])
-@pytest.mark.parametrize("name", ["C4", "D2"])
+IN_THE_GATE = [("C4", "lifted", False, 0.4), ("D2", "lifted", True, 0.0), ("D2", "relative", False, 0.4)]
+KINDS = itertools.product(["C4", "D2"], ["lifted", "relative"], [False, True], [0.0, 0.4])
+
+
+@pytest.mark.parametrize(
+    ("name", "relation", "full", "dropout"),
+    [pytest.param(*kind, marks=() if kind in IN_THE_GATE else pytest.mark.slow) for kind in KINDS],
+)
 def test_equals_the_torch_path(name, relation, full, dropout, device):
     """All kinds of encodings and relations, with the same weights dropped."""
     group = GROUPS[name]

@@ -58,8 +58,9 @@ def layers(gspace, context=None, **options):
     return [layer.double() for layer in made]
 
 
-@pytest.mark.parametrize("name", list(GSPACES))
-@pytest.mark.parametrize("padding_mode", ["mask", "circular"])
+@pytest.mark.parametrize(
+    ("name", "padding_mode"), [("rot4", "mask"), ("flip", "mask"), ("flipRot4", "circular"), ("flip", "circular")]
+)
 def test_masks_and_contexts_under_escnns_transform(name, padding_mode, randomise):
     """For every element; where the mask or the context stays as it is, the check fails."""
     gspace = GSPACES[name]

@@ -148,6 +148,7 @@ def test_hidden_channels_default_to_the_larger():
     assert CliffordMLP(5, 2).mlp.blocks[0].channels == 5
 
 
+@pytest.mark.slow
 def test_compiles_whole(on_device, make):
     mlp, x = make("two blocks", torch.float32), torch.randn(11, IN, 8, requires_grad=True)
     torch.compiler.reset()
