@@ -1,16 +1,18 @@
 """Tell the greater of two digits that lie far apart on a canvas, and turn the canvas.
 
 Two of scikit-learn's digits, of different classes, lie on a canvas of 32 x 32 pixels with at least 14 empty rows or
-columns between them. Networks label every pixel; a digit's score is the mean over its pixels. From one digit alone the
-answer can only be guessed. Compares, at about equal numbers of parameters and equal depth, all but one of 4 rotations,
+columns between them. Networks score every cell of 4 x 4 pixels; a digit's score is the mean over its cells. No cell of
+a digit sees the other through convolutions and windows of these networks, so that with those the answer can only be
+guessed from the digit itself. After escnn's 3 x 3 convolutions (and pools of 2 x 2) comes, at about equal numbers of
+parameters,
 
-window attention          R2LiftingAttention and R2AttentionBlocks; attention ends where their windows do
-global attention          the same with reach="global" in every block
-global, no rotations      the same of the trivial group
-G-CNN                     escnn's convolutions
-G-CNN + mean              the same; each layer adds a linear map of the mean of its input over all pixels
-G-CNN + window attention  the same as G-CNN, with a residual R2GroupAttention as the last layer
-G-CNN + global attention  the same with R2GlobalAttention
+window attention         R2AttentionBlock, which ends where its window does
+global attention         the same with reach="global", linear in the number of pixels
+global, starting near    the same, with all heads near at the start; else every second one starts far
+global, no rotations     global attention, and convolutions, of the trivial group; all others have 4 rotations
+exact attention          the block with an infinite window, and no heads with places of their own
+G-CNN                    one more convolution
+G-CNN + mean             the same, and a linear map of the mean of its input over all pixels
 
 Canvases are upright in training, and turned by multiples of 90 degrees in the test.
 
@@ -20,6 +22,7 @@ Canvases are upright in training, and turned by multiples of 90 degrees in the t
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import matplotlib
@@ -37,13 +40,16 @@ from harness.training import Classifier, Outcome, fit, parameters
 from tg_equiattn.integrations.escnn import R2AttentionBlock
 from torch import Tensor
 
+from tg_equiattn.nn import GlobalGroupAttention
+
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 ANGLES = (0, 90, 180, 270)
 Model = Literal[
-    "window attention", "global attention", "global, no rotations", "exact attention", "G-CNN", "G-CNN + mean"
-]
+    "window attention", "global attention", "global, starting near", "global, no rotations", "exact attention", "G-CNN",
+    "G-CNN + mean",
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +62,7 @@ class FarDigits(Settings):
 
     models: tuple[Model, ...] = Model.__args__
     """which to train"""
-    train_images: int = 3000
+    train_images: int = 2000
     """canvases to train on"""
     test_images: int = 1000
     """canvases to test on"""
@@ -65,9 +71,9 @@ class FarDigits(Settings):
     gap: int = 14
     """empty rows or columns between digits, at least"""
     channels: int = 16
-    """regular fields of attention networks; others get as many parameters by theirs"""
+    """regular fields of the networks with global attention; others get as many parameters by theirs"""
     blocks: int = 1
-    """layers after the first, and after a pool of 2 x 2"""
+    """layers after the convolutions that all networks have"""
     heads: int = 4
     """of attention"""
     head_channels: int = 4
@@ -77,18 +83,18 @@ class FarDigits(Settings):
     kernel_size: int = 3
     """odd windows"""
     norm: Literal["batch", "layer"] = "batch"
-    """of attention networks; global, over the image, would tell every pixel something of all others"""
-    epochs: int = 10
+    """of attention blocks; global, over the image, would tell every pixel something of all others"""
+    epochs: int = 6
     batch: int = 16
-    learning_rate: float = 0.01
+    learning_rate: float = 0.02
     warmup: float = 0.2
 
     def check(self) -> None:
         super().check()
         for name in ("train_images", "test_images", "channels", "blocks", "heads", "head_channels", "num_features"):
             self.positive(name)
-        if self.size % 2 or self.size < 16 + self.gap:
-            raise ValueError(f"{flag('size')} must be even and at least {16 + self.gap}, got {self.size}")
+        if self.size % 4 or self.size < 16 + self.gap:
+            raise ValueError(f"{flag('size')} must be a multiple of 4 and at least {16 + self.gap}, got {self.size}")
         if self.kernel_size < 1 or self.kernel_size % 2 == 0:
             raise ValueError(f"{flag('kernel_size')} must be odd, got {self.kernel_size}")
 
@@ -133,16 +139,27 @@ def build(settings: FarDigits, width: int | None = None) -> torch.nn.Module:
         like = build(dataclasses.replace(settings, models=("global attention",)), settings.channels)
         return matched(lambda width: build(settings, width), parameters(like), settings.channels // 2)
     gspace = gspaces.trivialOnR2() if name == "global, no rotations" else gspaces.rot2dOnR2(4)
-    options = {"heads": settings.heads, "head_channels": settings.head_channels, "encoding": "joint"}
-    options |= {"kernel_size": settings.kernel_size, "norm": settings.norm}
+    layer = {"G-CNN": convolution, "G-CNN + mean": WithMean}.get(name, lambda fields: attention(fields, settings))
+    model = DenseGCNN(gspace, width, [convolution, convolution, *settings.blocks * [layer]], classes=2, pools=(0, 1))
+    if name == "global, starting near":
+        for module in model.modules():
+            if isinstance(module, GlobalGroupAttention):
+                torch.nn.init.zeros_(module.far_bias)
+    return model
+
+
+def attention(fields: nn.FieldType, settings: FarDigits) -> R2AttentionBlock:
+    """The block of a network with attention."""
+    (name,) = settings.models
+    reach = {"relation": "relative", "kernel_size": settings.kernel_size}
+    if name == "exact attention":
+        reach |= {"kernel_size": None, "locality": None}  # places of their own would keep heads near
     if name.startswith("global"):
-        options |= {"reach": "global", "num_features": settings.num_features}
-    else:
-        options |= {"relation": "relative"} | ({"kernel_size": None} if name == "exact attention" else {})
-    layer = {"G-CNN": convolution, "G-CNN + mean": WithMean}.get(
-        name, lambda fields: R2AttentionBlock(fields, fields, **options)
-    )
-    return DenseGCNN(gspace, width, [convolution, convolution, *settings.blocks * [layer]], classes=2, pools=(0, 1))
+        reach |= {"reach": "global", "num_features": settings.num_features}
+    return R2AttentionBlock(
+        fields, fields, heads=settings.heads, head_channels=settings.head_channels, encoding="joint",
+        norm=settings.norm, **reach,
+    )  # fmt: skip
 
 
 def batches(canvases: Canvases, settings: FarDigits, size: int, seed: int | None = None) -> Batches:
@@ -215,12 +232,34 @@ def table(rows: list[Row]) -> str:
     return markdown(header, lines)
 
 
-def draw(rows: list[Row], path) -> None:
-    raise NotImplementedError
+def draw(rows: list[Row], path: Path) -> None:
+    """Canvases of the test, and every run's accuracy on upright and turned ones."""
+    figure, axes = plt.subplot_mosaic("abx;cdx", figsize=(11, 4), layout="constrained", width_ratios=(1, 1, 4))
+    testing = far_digits(4, 4, rows[0].setting("size"), rows[0].setting("gap"))[1]
+    for number, (place, angle) in enumerate(zip("abcd", ANGLES, strict=True)):
+        canvases = turned(testing, number)
+        axes[place].imshow(canvases.images[number, 0], cmap="gray_r")
+        greater = canvases.masks[number, canvases.labels[number].argmax()]
+        axes[place].contour(greater, levels=[0.5], colors="C1")
+        axes[place].set(xticks=[], yticks=[], title=f"{angle} degrees")
+    groups, axis = by_model(rows), axes["x"]
+    for column, (label, value) in enumerate((("upright", lambda row: row.value), ("turned", on_turned))):
+        for place, group in enumerate(groups.values()):
+            values, here = [value(row) for row in group], place + 0.3 * column - 0.15
+            axis.plot([here] * len(values), values, ".", color=f"C{2 * column}", alpha=0.5)
+            first = label if place == 0 else None
+            axis.plot(here, np.mean(values), "_", color=f"C{2 * column}", ms=14, mew=2, label=first)
+    axis.axhline(rows[0].more["from one digit"], color="gray", linestyle="--", label="best guess from one digit")
+    axis.set_xticks(range(len(groups)), [name.replace(", ", ",\n").replace(" a", "\na") for name in groups], fontsize=8)
+    axis.set(ylabel="test accuracy in percent")
+    axis.legend(fontsize="small")
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
 
 
-def report(rows: list[Row], folder) -> dict[str, str]:
+def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The table of accuracies, and its figure."""
+    draw(rows, folder / "accuracy.png")
     return {"accuracy": table(rows)}
 
 
