@@ -202,8 +202,9 @@ def train(settings: FarDigits) -> Outcome:
 
 
 def by_model(rows: list[Row]) -> dict[str, list[Row]]:
-    """Rows by model; where learning rates differ besides, by those."""
+    """Rows by model, in the order of the settings; where learning rates differ besides, by those."""
     groups: dict[str, list[Row]] = {}
+    rows = sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
     for (name, rate), group in grouped(rows, "models", "learning_rate").items():
         groups[f"{name}, learning rate {rate}" if name in groups else name] = group
     return groups
