@@ -100,6 +100,8 @@ def test_models_are_of_one_size(study):
         ({"size": 34}, "--size must be a multiple of 4 and at least 30, got 34"),
         ({"size": 28}, "--size must be a multiple of 4 and at least 30, got 28"),
         ({"kernel_size": 4}, "--kernel-size must be odd, got 4"),
+        ({"gap": 13}, "--gap must be at least 14, which windows do not bridge, got 13"),
+        ({"gap": 20, "blocks": 2, "kernel_size": 5, "size": 64}, "--gap must be at least 26"),
         ({"num_features": 0}, "--num-features must be positive, got 0"),
     ],
 )
