@@ -258,7 +258,7 @@ def draw(rows: list[Row], path: Path) -> None:
     axis.axhline(rows[0].more["from one digit"], color="gray", linestyle="--", label="best guess from one digit")
     axis.set_xticks(range(len(groups)), [name.replace(", ", ",\n").replace(" a", "\na") for name in groups], fontsize=8)
     axis.set(ylabel="test accuracy in percent")
-    axis.legend(fontsize="small")
+    axis.legend(fontsize="small", loc="lower right")
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
