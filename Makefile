@@ -89,6 +89,8 @@ studies: setup
 	$(RUN) -W ignore examples/studies/molecules.py --study --models "local only" "ours, near bonds" "ours, near pairs" SchNet
 	$(RUN) -W ignore examples/studies/molecules.py --study --models Performer "Performer + positions" dense --learning-rate 0.02
 	$(RUN) -W ignore examples/studies/molecules.py --study --models "ours, near pairs" --messages bonds --learning-rate 0.02
+	$(RUN) -W ignore examples/studies/far_digits.py --study
+	$(RUN) -W ignore examples/studies/far_digits.py --study --models "global, no rotations" --learning-rate 0.01
 	$(RUN) -W ignore examples/studies/report.py
 
 report: setup

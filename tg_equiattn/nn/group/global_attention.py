@@ -13,6 +13,8 @@ from ...groups import FiniteGroup, check_group
 from ..linear.random_features import RandomFeatures
 from .attention_layer import AttentionLayer
 
+FAR = 4.0  # f of every second head at the start; weights of a window with sharp places sum to about e^2 or e^3
+
 
 class GlobalGroupAttention(AttentionLayer):
     r"""Global group self-attention of regular features: exact within a window, by random features beyond.
@@ -23,8 +25,10 @@ class GlobalGroupAttention(AttentionLayer):
         + [j \text{ near } i]\, \exp\big(\mathrm{score}(i, h, j, s)\big)
 
     with the score of :class:`GroupAttention` for relation ``"relative"`` (encodings and locality), n the number of keys
-    and f learned for each head, zero at the start. Time and memory are linear in pixels; the layer takes images of any
-    size. It is exactly equivariant, as the window alone is, for every draw of the random features.
+    and f learned for each head: 0 at the start, but 4 in every second head. Those start with most of their weight far
+    away; where all heads start near, what is far has so small a share that training often never finds it. Time and
+    memory are linear in pixels; the layer takes images of any size. It is exactly equivariant, as the window alone is,
+    for every draw of the random features.
 
     Args:
         group, in_channels, out_channels, heads, head_channels: as :class:`LiftingAttention`.
@@ -91,6 +95,8 @@ class GlobalGroupAttention(AttentionLayer):
         num_features = max(16, int(width * math.log(width))) if num_features is None else num_features
         self.features = RandomFeatures(num_features, width, redraw_interval)
         self.far_bias = nn.Parameter(torch.zeros(heads, len(group)))
+        with torch.no_grad():
+            self.far_bias[1::2] = FAR
         index = relation_index(group, "relative").to(self.out.weight.device)
         self.register_buffer("index", index, persistent=False)
 

@@ -1,0 +1,123 @@
+"""Pairs of digits far apart, and the study of which networks compare them."""
+
+import dataclasses
+
+import pytest
+import torch
+from running import rows_of, run_here
+
+
+@pytest.fixture(scope="module")
+def study():
+    import far_digits
+
+    return far_digits
+
+
+@pytest.fixture(scope="module")
+def canvases():
+    from data.far_digits import far_digits
+
+    return far_digits(40, 30, 32, 14)
+
+
+def test_digits_lie_far_apart(canvases):
+    """Two of different classes, whole and nothing else, with the gap between them; none is in both parts."""
+    from data.digits import sklearn_digits
+
+    images, classes, *parts = sklearn_digits()
+    for part, (pictures, masks, labels) in zip(parts, canvases, strict=True):
+        mine = {
+            image.numpy().tobytes(): int(label) for image, label in zip(images[part, 0], classes[part], strict=True)
+        }
+        assert (labels[:, 0] != labels[:, 1]).all()
+        assert torch.equal(pictures, pictures * masks.sum(1, keepdim=True))
+        for picture, boxes, pair in zip(pictures[:, 0], masks, labels, strict=True):
+            edges = []
+            for box, label in zip(boxes.bool(), pair, strict=True):
+                assert mine[picture[box].numpy().tobytes()] == label
+                where = box.nonzero()
+                edges.append((where.amin(0), where.amax(0)))
+            (low, high), (low_other, high_other) = edges
+            gaps = torch.maximum(low_other - high, low - high_other) - 1
+            assert gaps.max() >= 14
+
+
+def test_labels_and_turns(canvases):
+    from data.far_digits import from_one_digit, turned
+
+    training, testing = canvases
+    assert torch.equal(testing.labels.sum(1), torch.ones(30, dtype=torch.int64))
+    assert (testing.classes.gather(1, testing.labels.argmax(1, keepdim=True))[:, 0] == testing.classes.amax(1)).all()
+    there = turned(testing, 1)
+    assert torch.equal(there.images[0, 0], testing.images[0, 0].rot90())
+    assert torch.equal(there.masks[3, 1], testing.masks[3, 1].rot90())
+    assert torch.equal(turned(there, 3).images, testing.images)
+    # a nine is the greater and a zero the other, always; what the class decides can be known, and no more
+    extremes = training._replace(classes=torch.tensor([[9, 0], [0, 9]]))
+    assert from_one_digit(extremes, extremes) == 100
+    torn = training._replace(classes=torch.tensor([[5, 0], [5, 0], [5, 9]]))
+    assert from_one_digit(torn, torn) == pytest.approx(100 * 5 / 6)
+
+
+def test_the_gap_must_fit():
+    from data.far_digits import far_digits
+
+    with pytest.raises(ValueError, match="size must be at least 30 for two digits with a gap of 14, got 28"):
+        far_digits(2, 2, 28, 14)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["window attention", "global attention", "global, starting near", "exact attention", "G-CNN", "G-CNN + mean"],
+)
+def test_who_sees_the_other_digit(study, canvases, name):
+    """With windows and convolutions alone a digit's score does not depend on the other one; turns change no score."""
+    torch.manual_seed(0)
+    model = study.build(dataclasses.replace(study.PRESETS["quick"], models=(name,))).eval()
+    batch = study.Canvases(*(x[:6] for x in canvases[1]))
+    batch = batch._replace(images=batch.images.clone().requires_grad_())
+    logits, _ = study.predict(model, batch)
+    (gradient,) = torch.autograd.grad(logits.unflatten(0, (-1, 2))[:, 0].sum(), batch.images)
+    own, other = (gradient[:, 0] * batch.masks[:, digit] for digit in (0, 1))
+    assert own.abs().max() > 1e-6
+    assert bool(other.any()) == (name not in ("window attention", "G-CNN"))
+    with torch.no_grad():
+        there, _ = study.predict(model, study.turned(batch, 1))
+    assert (there - logits).abs().max() < 1e-5 * logits.abs().max()
+
+
+@pytest.mark.slow
+def test_models_are_of_one_size(study):
+    settings = study.FarDigits()
+    sizes = [study.parameters(study.build(dataclasses.replace(settings, models=(name,)))) for name in settings.models]
+    assert max(sizes) < 1.1 * min(sizes)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"size": 34}, "--size must be a multiple of 4 and at least 30, got 34"),
+        ({"size": 28}, "--size must be a multiple of 4 and at least 30, got 28"),
+        ({"kernel_size": 4}, "--kernel-size must be odd, got 4"),
+        ({"gap": 13}, "--gap must be at least 14, which windows do not bridge, got 13"),
+        ({"gap": 20, "blocks": 2, "kernel_size": 5, "size": 64}, "--gap must be at least 26"),
+        ({"num_features": 0}, "--num-features must be positive, got 0"),
+    ],
+)
+def test_bad_settings(study, wrong, said):
+    with pytest.raises(ValueError, match=said):
+        study.FarDigits(**wrong).check()
+
+
+@pytest.mark.slow
+def test_the_study(study, tmp_path):
+    result = run_here("studies/far_digits.py", "--quick", "--no-progress", "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows, folder = rows_of(tmp_path, "far_digits"), tmp_path / "far_digits"
+    assert [row.setting("models") for row in rows] == list(study.Model.__args__)
+    for row in rows:
+        assert row.more["angles"]["0"] == pytest.approx(row.value)
+        assert (row.more["change"] > 1e-3) == (row.setting("models") == "global, no rotations")
+    assert (folder / "accuracy.png").stat().st_size > 5000
+    assert "best guess from one digit" in (folder / "accuracy.md").read_text()
