@@ -117,6 +117,14 @@ def test_many_features_are_the_softmax_over_all_pixels():
     assert far > 0.2  # and no plain mean
 
 
+def test_every_second_head_starts_far():
+    """Most of its weight is outside of the window, of the others within."""
+    layer, x = GlobalGroupAttention(GROUPS["C4"], 8, 8, heads=4, kernel_size=3), torch.randn(2, 8, 4, 16, 16)
+    near = layer.attention_map(x, (8, 8))[..., 7:10, 7:10].sum((0, 2, 3, 4, 5, 6)) / 8  # of 2 images and 4 elements
+    assert near[::2].min() > 0.7
+    assert near[1::2].max() < 0.4
+
+
 def test_far_content_reaches_all_pixels(randomise):
     layer = randomise(everywhere(GROUPS["C4"])).double()
     x = image(GROUPS["C4"], (3, 12), True)
