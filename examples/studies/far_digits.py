@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from statistics import fmean
+from statistics import mean
 from typing import ClassVar, Literal
 
 import matplotlib
@@ -223,7 +223,7 @@ def on_upright(row: Row) -> float:
 
 def on_turned(row: Row) -> float:
     """Accuracy, the mean over canvases turned by 90, 180 and 270 degrees."""
-    return fmean(row.more["angles"][str(angle)] for angle in ANGLES[1:])
+    return mean(row.more["angles"][str(angle)] for angle in ANGLES[1:])
 
 
 def table(rows: list[Row]) -> str:
