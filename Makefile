@@ -91,6 +91,7 @@ studies: setup
 	$(RUN) -W ignore examples/studies/molecules.py --study --models "ours, near pairs" --messages bonds --learning-rate 0.02
 	$(RUN) -W ignore examples/studies/far_digits.py --study
 	$(RUN) -W ignore examples/studies/far_digits.py --study --models "global, no rotations" --learning-rate 0.01
+	$(RUN) -W ignore examples/studies/far_digits.py --study --models "exact attention" --seeds 0
 	$(RUN) -W ignore examples/studies/report.py
 
 report: setup
