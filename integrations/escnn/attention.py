@@ -31,7 +31,8 @@ class R2LiftingAttention(R2AttentionModule):
         padding_mode: ``"mask"``, where windows end at the border; or ``"circular"``, where they go on at the other side
             and the layer is equivariant to rolls of the image. Not for global attention.
         context_type (FieldType): fields of the ``context`` of cross attention, of the same kind and gspace as
-            ``in_type``, which ``None`` means.
+            ``in_type``; every call then needs one. ``None`` for self-attention, which still takes a context of
+            ``in_type``.
         locality: sharpness in 1 / pixel^2 by which every head looks at a place of its own at the start, as a tap of a
             convolution; ``"auto"`` means 4, and 1 for gspaces with elements that do not map the pixel grid to itself;
             ``None`` leaves attention to content and encoding alone, as the papers.

@@ -13,7 +13,8 @@ def between_fields(in_type: FieldType, layer: EquivariantModule, out_type: Field
     .. math:: \mathrm{R2Conv}_{1\times 1} \to \mathrm{layer} \to \mathrm{R2Conv}_{1\times 1}
 
     A linear map of single pixels that commutes with the group takes ``in_type`` to the layer's own type, and another
-    one takes what comes out to ``out_type``. Where a type is the layer's own, there is no map.
+    one takes what comes out to ``out_type``. Where a type is the layer's own, there is no map. What comes is escnn's
+    ``SequentialModule``, which hands on neither masks nor contexts.
 
     Args:
         in_type (FieldType): any fields of the layer's gspace.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from escnn.nn import FieldType
 
 from tg_equiattn.nn import GroupAttentionBlock, RegularGlobalNorm, RegularLayerNorm
 
 from .attention_module import R2AttentionModule
-from .module import R2Module
+from .module import MaskedModule
 from .types import common_gspace, context_channels, group_from_gspace, regular_channels
 
 
-class R2RegularLayerNorm(R2Module):
+class R2RegularLayerNorm(MaskedModule):
     """Layer normalisation over the fields of a regular type, at every pixel and group element.
 
     See :class:`tg_equiattn.nn.RegularLayerNorm`.
@@ -28,7 +29,7 @@ class R2RegularLayerNorm(R2Module):
         super().__init__(core, group_from_gspace(in_type.gspace), in_type, in_type, lifts=False)
 
 
-class R2RegularGlobalNorm(R2Module):
+class R2RegularGlobalNorm(MaskedModule):
     """One mean and variance an image, over the fields of a regular type, group elements and pixels, as published.
 
     See :class:`tg_equiattn.nn.RegularGlobalNorm`.
@@ -60,7 +61,7 @@ class R2AttentionBlock(R2AttentionModule):
         layer_scale: what each field of both branches is multiplied with at the start, learned from there
             (LayerScale); ``None`` means no such factors.
         context_type (FieldType): regular fields of the ``context`` of cross attention, which then has a norm of its
-            own; ``None`` means ``in_type`` and its norm.
+            own and which every call then needs; ``None`` for self-attention.
         attention: further arguments of :class:`R2GroupAttention` or :class:`R2GlobalAttention`.
 
     Shapes:
@@ -96,6 +97,11 @@ class R2AttentionBlock(R2AttentionModule):
         self.crop = crop
         height, width = self.check_size
         self.check_size = (height + 2 * crop, width + 2 * crop)
+
+    def redraw_features(self, generator: torch.Generator | None = None) -> None:
+        """Draw new random features, where there are any; see :class:`tg_equiattn.nn.RandomFeatures`."""
+        core: Any = self.core
+        core.redraw_features(generator)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         *kept, height, width = super().evaluate_output_shape(input_shape)

@@ -181,3 +181,12 @@ class R2Module(EquivariantModule):
 
     def extra_repr(self) -> str:
         return f"{self.in_type}, {self.out_type}"
+
+
+class MaskedModule(R2Module):
+    """An :class:`R2Module` that can be told which pixels there are."""
+
+    def forward(self, input: GeometricTensor, mask: Tensor | None = None) -> GeometricTensor:
+        """``mask`` is bool, ``(B, H, W)`` or ``(1, H, W)``, true where there are pixels; the others count in nothing,
+        whatever they hold, and outputs with pixels are zero there."""
+        return self._wrap(self.core(self._fields(input), mask))

@@ -16,6 +16,8 @@ from tg_equiattn.integrations.escnn import (
     R2GlobalAttention,
     R2GroupAttention,
     R2LiftingAttention,
+    R2RegularGlobalNorm,
+    R2RegularLayerNorm,
     between_fields,
     group_from_gspace,
 )
@@ -128,6 +130,16 @@ def test_rectangles_are_images_of_their_own(randomise):
 
 
 @pytest.mark.parametrize("kind", range(4))
+def test_norms_of_rectangles(randomise):
+    hidden, mask = fields(GSPACES["rot4"]), torch.zeros(1, 7, 8, dtype=torch.bool)
+    mask[:, 1:5, 2:7] = True
+    for norm in (R2RegularGlobalNorm(hidden), R2RegularLayerNorm(hidden)):
+        x = tensor(hidden, 2, 7, 8)
+        out = randomise(norm).double()(x, mask).tensor[..., 1:5, 2:7]
+        cut = nn.GeometricTensor(x.tensor[..., 1:5, 2:7], hidden)
+        torch.testing.assert_close(out, norm(cut).tensor, rtol=0, atol=1e-12)
+
+
 def test_maps_are_those_of_the_core(kind, randomise):
     layer = randomise(layers(GSPACES["flipRot4"])[kind])
     x = tensor(layer.in_type, 2, 5, 5)
@@ -248,8 +260,12 @@ def test_bad_arguments():
         layer(x, context=x)
     with pytest.raises(ValueError, match=r"context must be a GeometricTensor of type .* got Tensor"):
         layer(x, context=x.tensor)
-    with pytest.raises(ValueError, match="context must be given, with 2 channels where the input has 3"):
+    with pytest.raises(ValueError, match="context must be given, with context_channels=2"):
         layer(x)
+    block = R2AttentionBlock(hidden, hidden, heads=2, kernel_size=3, reach="global", num_features=5)
+    before = block.core.attention[2].features.projection
+    block.redraw_features()
+    assert not torch.equal(block.core.attention[2].features.projection, before)
     with pytest.raises(ValueError, match="context_type must have the gspace of in_type"):
         R2GroupAttention(hidden, hidden, heads=2, context_type=other)
     with pytest.raises(ValueError, match="context_type must consist of regular fields"):
@@ -266,3 +282,16 @@ def test_bad_arguments():
     vectors = nn.FieldType(rot, [rot.irrep(1)])
     with pytest.raises(ValueError, match="in_type must share an irreducible representation with the layer's"):
         between_fields(vectors, lifting, hidden)
+
+
+def test_eight_rotations_between_fields(randomise):
+    """Quarter turns, to the rounding of escnn's matrices for angles of 45 degrees."""
+    gspace = gspaces.rot2dOnR2(8)
+    vectors, hidden = nn.FieldType(gspace, [gspace.irrep(1), gspace.irrep(2)]), fields(gspace)
+    layer = R2GlobalAttention(hidden, hidden, heads=2, kernel_size=3)
+    model = randomise(between_fields(vectors, layer, vectors)).double().eval()
+    x = tensor(vectors, 1, 7, 7)
+    out = model(x)
+    for element in gspace.fibergroup.elements[::2]:
+        error = model(x.transform(element)).tensor - out.transform(element).tensor
+        assert error.abs().max() <= 1e-7 * out.tensor.abs().max()

@@ -81,6 +81,7 @@ def test_blocks(channels, reach, randomise):
     assert equivariance_error(lambda x: block(x, context=square), D4, image(D4, (5, 5), True)) > 1e-3
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
     ("context", "message"),
     [
@@ -88,19 +89,33 @@ def test_blocks(channels, reach, randomise):
         (torch.randn(2, 5, 8, 5, 4), r"context must have the batch and the pixels of the input, \(2, 3, 8, 4, 5\)"),
         (torch.randn(1, 5, 8, 4, 5), "context must have the batch and the pixels of the input"),
         (torch.randn(2, 5, 8, 4, 5).double(), "context must be torch.float32 as the parameters are"),
-        (None, "context must be given, with 5 channels where the input has 3, got None"),
+        (None, "context must be given, with context_channels=5, got None"),
         ("x", r"context must be a torch.Tensor of shape .* got str"),
     ],
 )
-def test_bad_contexts(context, message):
-    with pytest.raises(ValueError, match=message):
-        LAYERS["ge_vit"](D4, context_channels=5)(torch.randn(2, 3, 8, 4, 5), context=context)
+def test_bad_contexts(context, message, masked):
+    mask = torch.ones(2, 4, 5, dtype=torch.bool) if masked else None
+    block = GroupAttentionBlock(D4, 3, 3, heads=1, kernel_size=3, context_channels=5)
+    for module in (LAYERS["ge_vit"](D4, context_channels=5), block):
+        with pytest.raises(ValueError, match=message):
+            module(torch.randn(2, 3, 8, 4, 5), mask, context=context)
+
+
+def test_a_context_that_was_asked_for_is_needed():
+    """Where widths are equal, too."""
+    x = torch.randn(1, 3, 8, 4, 5)
+    with pytest.raises(ValueError, match="context must be given, with context_channels=3, got None"):
+        LAYERS["ge_vit"](D4, context_channels=3)(x)
+    block = GroupAttentionBlock(D4, 3, 3, heads=1, kernel_size=3, norm="batch")
+    with pytest.raises(ValueError, match="context_channels must be given with norm='batch'"):
+        block(x, context=x)
 
 
 def test_layer_scale_and_drop_path():
     """Branches are scaled by channel, and left out image by image, in training alone; their mean is kept."""
     branch, x = torch.randn(1, 3, 4, 2, 2), torch.zeros(3000, 3, 4, 2, 2)
     residual = Residual(3, layer_scale=0.1, drop_path=0.25)
+    assert "layer_scale=0.1, drop_path=0.25" in repr(residual)
     torch.testing.assert_close(residual.eval()(x[:1], branch), 0.1 * branch)
     out = residual.train()(x, branch.expand_as(x)).detach()
     kept = (out.flatten(1) != 0).all(1)
@@ -140,7 +155,7 @@ def test_models_drop_more_paths_later():
     [
         ({"drop_path": 1.0}, r"drop_path must be in \[0, 1\), got 1.0"),
         ({"layer_scale": 0.0}, "layer_scale must be a positive number, got 0.0"),
-        ({"num_features": 3}, "num_features and redraw_interval must be None with reach='window'"),
+        ({"num_features": 3}, "reach must be 'global' where num_features is given, got 'window'"),
         ({"reach": "global", "relation": "ge_vit"}, "relation must be 'relative' with reach='global', got 'ge_vit'"),
         ({"padding_mode": "reflect"}, "padding_mode must be one of"),
     ],

@@ -8,7 +8,7 @@ from small_groups import GROUPS, PLANAR
 from tg_equiattn.functional import global_group_attention, orthogonal_projection
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic, dihedral, from_generators
-from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, GroupAttentionBlock
+from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention, GroupAttentionBlock, RandomFeatures
 from tg_equiattn.testing import TOLERANCE, equivariance_error, off_lattice_errors
 
 
@@ -136,11 +136,10 @@ def test_far_content_reaches_all_pixels(randomise):
 
 
 def test_balance_of_near_and_far_does_not_hang_on_the_image(randomise):
-    """An image of equal pixels: however many there are, each attends as before."""
+    """An image on a torus, and the same repeated: each copy gets what the image gets."""
     layer = randomise(everywhere(GROUPS["C4"], padding_mode="circular")).double()
-    pixel = torch.randn(1, 3, 4, 1, 1, dtype=torch.float64)
-    small, large = (layer(pixel.expand(-1, -1, -1, n, n))[..., 0, 0] for n in (4, 32))
-    torch.testing.assert_close(small, large, rtol=0, atol=1e-12)
+    x = image(GROUPS["C4"], (4, 5), True)
+    torch.testing.assert_close(layer(x.repeat(1, 1, 1, 3, 2)), layer(x).repeat(1, 1, 1, 3, 2), rtol=0, atol=1e-12)
 
 
 def test_gradcheck(randomise):
@@ -179,18 +178,30 @@ def test_draws(randomise):
     assert not torch.equal(layer(x), before)
 
 
-def test_dropout(randomise):
-    """Of both parts, in training only; its mean is the layer without it."""
-    for far_bias in (-50.0, 50.0):
-        layer = randomise(everywhere(GROUPS["C4"], dropout=0.3, padding_mode="circular"), 0.3)
-        torch.nn.init.constant_(layer.far_bias, far_bias)
-        x = torch.randn(1, 3, 4, 5, 5)
-        mean = torch.stack([layer(x) for _ in range(100)]).mean(0)
-        assert not torch.equal(layer(x), layer(x))
-        layer.eval()
-        assert torch.equal(layer(x), layer(x))
-        out = layer(x).detach()
-        torch.testing.assert_close(mean.detach(), out, rtol=0, atol=0.5 * float(out.std()))
+def test_draws_of_models():
+    model = GEViT(GROUPS["C4"], 3, 2, channels=(4, 4), heads=1, kernel_size=3, reach="global", num_features=7)
+    before = [m.projection.clone() for m in model.modules() if isinstance(m, RandomFeatures)]
+    model.redraw_features()
+    after = [m.projection for m in model.modules() if isinstance(m, RandomFeatures)]
+    assert [p.shape for p in after] == [(7, 3)] * 2
+    assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    GEViT(GROUPS["C4"], 3, 2, channels=(4,), heads=1, kernel_size=3).redraw_features()  # there are none
+    preset = GEViT.rotmnist(GROUPS["C4"], reach="global", channels=(4,) * 5, heads=1)
+    assert sum(isinstance(m, GlobalGroupAttention) for m in preset.modules()) == 5
+
+
+@pytest.mark.parametrize("far_bias", [-50.0, 0.0, 50.0])
+def test_dropout(far_bias, randomise):
+    """Of both parts, in training only; its mean over draws is the layer without it."""
+    layer = randomise(everywhere(GROUPS["C4"], dropout=0.3, padding_mode="circular"), 0.3)
+    torch.nn.init.constant_(layer.far_bias, far_bias)
+    x = torch.randn(1, 3, 4, 3, 3)
+    draws = layer(x.expand(1000, -1, -1, -1, -1)).detach()
+    expected = layer.eval()(x).detach()
+    assert torch.equal(layer(x), expected)
+    spread = draws.std(0).max()
+    assert spread > 0.02 * expected.std()
+    torch.testing.assert_close(draws.mean(0), expected[0], rtol=0, atol=float(spread) / 6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -6,7 +6,7 @@ from group_layers import LAYERS, image
 from small_groups import GROUPS
 
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import GroupAttention
+from tg_equiattn.nn import GroupAttention, GroupAttentionBlock
 from tg_equiattn.testing import act
 
 NAMES = {"t": ["ge_vit", "lifted"], "one": ["lifting", "relative", "global"]}
@@ -64,6 +64,18 @@ def test_maps_turn_with_the_image(name, randomise):
             assert (turned - weights).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("options", [{}, {"reach": "global", "context_channels": 5}])
+def test_maps_of_blocks(options, randomise):
+    block = randomise(GroupAttentionBlock(GROUPS["C4"], 3, 4, heads=2, kernel_size=3, **options)).double()
+    x, context = image(GROUPS["C4"], (4, 5), True), None
+    if options:
+        context = torch.randn(2, 5, 4, 4, 5, dtype=torch.float64)
+    before, swish, attention, *_ = block.attention
+    seen = None if context is None else swish(block.context_norm(context))
+    expected = attention.attention_map(swish(before(x)), (1, 2), context=seen)
+    assert torch.equal(block.attention_map(x, (1, 2), context=context), expected)
+
+
 def test_maps_of_a_window_end_with_it(randomise):
     layer = randomise(GroupAttention(cyclic(4), 3, 4, heads=2, kernel_size=3)).double()
     weights = layer.attention_map(image(cyclic(4), (6, 7), True), (2, 3))
@@ -101,6 +113,11 @@ def test_maps_of_the_kernel(name, randomise, kernels_run):
     [
         ((1, 2, 3), "pixel must be 2 whole numbers, or several times so many"),
         ((0.5, 1.0), "pixel must be 2 whole numbers"),
+        ((True, False), "pixel must be 2 whole numbers"),
+        ([(1, 2), (3,)], "pixel must be 2 whole numbers"),
+        ("ab", "pixel must be 2 whole numbers, or several times so many, got 'ab'"),
+        (None, "pixel must be 2 whole numbers"),
+        (torch.empty(0, 2, dtype=torch.int64), "pixel must be 2 whole numbers"),
         ((4, 0), r"pixel must be in an image of \(4, 5\) pixels, got \(4, 0\)"),
         ([(0, 0), (-1, 2)], r"pixel must be in an image of \(4, 5\) pixels"),
     ],

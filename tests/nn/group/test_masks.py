@@ -183,9 +183,20 @@ def test_norms(norm, training, randomise):
     alone.load_state_dict(randomise(given).state_dict())
     for _ in range(2):
         x, mask = image(D4, (6, 7), True), rectangle()
-        out = given(poisoned(x, mask), mask)
-        torch.testing.assert_close(out[INSIDE], alone(x[INSIDE]), rtol=0, atol=1e-12)
+        around, inside = poisoned(x, mask).requires_grad_(), x[INSIDE].clone().requires_grad_()
+        out, expected = given(around, mask), alone(inside)
+        torch.testing.assert_close(out[INSIDE], expected, rtol=0, atol=1e-12)
         assert not outside(out).any()
+        grads = torch.autograd.grad(out.square().sum(), [around, *given.parameters()])
+        wanted = torch.autograd.grad(expected.square().sum(), [inside, *alone.parameters()])
+        assert not outside(grads[0]).any()
+        for a, b in zip([grads[0][INSIDE], *grads[1:]], wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    before = {name: x.clone() for name, x in given.named_buffers() if "running" in name}
+    given(x, mask & False)  # says nothing of features
+    for name, x in before.items():
+        assert torch.equal(given.get_buffer(name), x)
+    given.load_state_dict(alone.state_dict() if isinstance(given, RegularBatchNorm) else given.state_dict())
     for a, b in zip(given.state_dict().values(), alone.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
@@ -252,6 +263,8 @@ def test_models(options, randomise):
     logits = whole(padded, outer)
     for n, piece in enumerate((x[:1, :, :8, :6], x[1:, :, 2:, :10])):
         torch.testing.assert_close(logits[n : n + 1], whole(piece), rtol=0, atol=1e-10)
+    shifted = whole(padded.roll(1, -1), outer.roll(1, -1))  # blocks of the pool are others then
+    assert (shifted - logits).abs().max() > 1e-3
     cropped = model(poisoned(x, mask), mask)
     assert bool(cropped.isfinite().all())
     for element in range(8):
@@ -277,9 +290,12 @@ def test_models(options, randomise):
 def test_bad_masks(mask, message):
     block = GroupAttentionBlock(GROUPS["C4"], 3, 3, heads=1, kernel_size=3)
     model = GEViT(GROUPS["C4"], 3, 2, channels=(4,), heads=1, kernel_size=3)
-    for module, regular in ((LAYERS["ge_vit"](GROUPS["C4"]), True), (block, True), (model, False)):
+    others = [norm(3) for norm in NORMS] + [GlobalPooling(), SpatialMaxPool(1), SpatialCrop(1)]
+    for module in (LAYERS["ge_vit"](GROUPS["C4"]), block, model, *others):
         with pytest.raises(ValueError, match=message):
-            module(image(GROUPS["C4"], (5, 6), regular, torch.float32), mask)
+            module(image(GROUPS["C4"], (5, 6), module is not model, torch.float32), mask)
+    with pytest.raises(ValueError, match=message):
+        block.attention_map(image(GROUPS["C4"], (5, 6), True, torch.float32), (1, 1), mask)
 
 
 def test_autocast(randomise, device):

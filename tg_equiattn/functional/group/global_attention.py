@@ -11,7 +11,9 @@ from ...grids import Neighbourhood
 from ...precision import full_precision
 from ..backend import use_plain
 from ..linear.attention import attention_in_rows, feature_norm
-from .attention import check_group_attention, checked_group_attention, zero_where_hidden
+from .attention import checked_group_attention
+from .masks import zero_where_hidden
+from .operands import check_group_attention
 
 
 def global_group_attention(

@@ -35,7 +35,8 @@ class LiftingAttention(AttentionLayer):
             elsewhere. Global attention has none.
         padding_mode: ``"mask"``, where windows end at the border; or ``"circular"``, where they go on at the other side
             and the layer is equivariant to rolls of the image. Not for global attention.
-        context_channels: channels of the ``context`` of cross attention; ``None`` means ``in_channels``.
+        context_channels: channels of the ``context`` of cross attention, which every call then needs; ``None`` for
+            self-attention, which still takes a context with ``in_channels``.
         locality: sharpness in 1 / pixel^2 by which every head looks at a place of its own at the start, not negative;
             ``"auto"`` means 4, and 1 for groups with elements that do not map the pixel grid to itself, which turn
             broad places better; ``None`` leaves attention to content and encoding alone, as the papers. See

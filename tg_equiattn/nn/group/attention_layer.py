@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...encodings import CONTENT, Locality, make_encoding, rotated_offsets
-from ...functional.group.attention import check_window_backend, checked_group_attention, zero_where_hidden
+from ...functional.group.attention import check_window_backend, checked_group_attention
 from ...functional.group.maps import attention_weights
+from ...functional.group.masks import zero_where_hidden
 from ...grids import Neighbourhood
 from ...groups import FiniteGroup, check_group
 from ..not_scriptable import NotScriptable
@@ -31,6 +32,21 @@ def _fitting_sharpness(group: FiniteGroup, locality: float | str | None) -> floa
     if isinstance(locality, str):
         raise ValueError(f"locality must be 'auto', None or a finite number of at least 0, got {locality!r}")
     return locality
+
+
+def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], bool]:
+    """Indices of pixels of an image, and whether one alone was given; ValueError for what are none."""
+    try:
+        pixels = torch.as_tensor(pixel, device="cpu")  # type: ignore[call-overload]
+    except (TypeError, ValueError, RuntimeError):
+        pixels = torch.zeros(0)
+    whole = not pixels.is_floating_point() and pixels.dtype != torch.bool
+    if not whole or pixels.ndim not in (1, 2) or pixels.shape[-1] != len(sides) or not len(pixels):
+        raise ValueError(f"pixel must be {len(sides)} whole numbers, or several times so many, got {pixel!r}")
+    several = pixels.view(-1, len(sides)).tolist()
+    if any(not 0 <= n < side for place in several for n, side in zip(place, sides, strict=True)):
+        raise ValueError(f"pixel must be in an image of {sides} pixels, got {pixel!r}")
+    return several, pixels.ndim == 1
 
 
 class AttentionLayer(NotScriptable, Masked, nn.Module):
@@ -65,6 +81,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         checks.positive(in_channels=in_channels, out_channels=out_channels, heads=heads)
         head_channels = max(out_channels // 2, group.dim + 1) if head_channels is None else head_channels
         checks.positive(head_channels=head_channels)
+        self.crosses = context_channels is not None  # keys are of a context, always
         context_channels = in_channels if context_channels is None else context_channels
         checks.positive(context_channels=context_channels)
         checks.probability(dropout=dropout)
@@ -118,7 +135,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
             mask: bool ``(B, *spatial)`` or ``(1, *spatial)``, true where there are pixels; the others are no keys,
                 whatever they hold, and their outputs are zero.
             context: features of the same grid, with ``context_channels``, which keys and values are of; ``None`` means
-                those of x.
+                those of x, where ``context_channels`` were not given.
         """
         query, key, value = self._operands(x, mask, context)
         out = self._weigh(query, key, value, self.index, mask, self.dropout if self.training else 0.0)
@@ -132,7 +149,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         *,
         context: Tensor | None = None,
     ) -> Tensor:
-        r"""The attention weights of chosen pixels, without dropout; not within torch.compile.
+        r"""The attention weights of chosen pixels, without dropout; not within torch.compile
+        or torch.vmap.
 
         They are those of :meth:`forward`, whose heads are linear in the values: the derivatives of outputs by values.
         With output elements h, query elements t and key elements s they sum to one over (s, pixels), and
@@ -156,13 +174,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
                 mask, context = (None if t is None else t.clone() for t in (mask, context))
                 return self.attention_map(x.clone(), pixel, mask, context=context)
         query, key, value = self._operands(x, mask, context)
-        pixels = torch.as_tensor(pixel)
-        sides = tuple(query.shape[4:])
-        if pixels.is_floating_point() or pixels.ndim not in (1, 2) or pixels.shape[-1] != len(sides):
-            raise ValueError(f"pixel must be {len(sides)} whole numbers, or several times so many, got {pixel!r}")
-        several = pixels.view(-1, len(sides)).tolist()
-        if any(not 0 <= n < side for place in several for n, side in zip(place, sides, strict=True)):
-            raise ValueError(f"pixel must be in an image of {sides} pixels, got {pixel!r}")
+        several, one = _pixels(pixel, tuple(query.shape[4:]))
 
         def of_query_elements(t: slice) -> Tensor:
             index = self.index if self.index.ndim == 2 else self.index[:, t]
@@ -174,7 +186,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         count = 1 if self.index.ndim == 2 else query.shape[3]
         maps = torch.stack([of_query_elements(slice(t, t + 1)) for t in range(count)], 4)
         maps = zero_where_hidden(maps, mask)
-        return maps if pixels.ndim == 2 else maps[:, 0]
+        return maps[:, 0] if one else maps
 
     def _operands(self, x: Tensor, mask: Tensor | None, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each ``(B, heads, head_channels, |H| or 1, *spatial)``, of checked input."""
@@ -183,24 +195,24 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         self.neighbourhood.check(spatial)
         checks.pixel_mask(mask, x.shape[0], spatial, x.device)
         x = zero_where_hidden(x, mask)
-        if context is not None:
-            channels = self.context_channels
-            checks.features(context, channels, self.group.dim, self._elements, self.out.weight, "context")
-            if context.shape[0] != x.shape[0] or context.shape[2:] != x.shape[2:]:
-                raise ValueError(
-                    f"context must have the batch and the pixels of the input, {tuple(x.shape)}, "
-                    f"got {tuple(context.shape)}"
-                )
-            context = zero_where_hidden(context, mask)
-        elif self.context_channels != self.in_channels:
-            raise ValueError(
-                f"context must be given, with {self.context_channels} channels where the input has {self.in_channels}, "
-                "got None"
-            )
+        self.check_context(x, context)
+        context = None if context is None else zero_where_hidden(context, mask)
         query, key, value = self.project(x, context)
         if self._elements is None:
             query, key, value = (t.unsqueeze(3) for t in (query, key, value))
         return query, key, value
+
+    def check_context(self, x: Tensor, context: Tensor | None) -> None:
+        """ValueError unless a context is there where there has to be one, and fits the input."""
+        if context is None and self.crosses:
+            raise ValueError(f"context must be given, with context_channels={self.context_channels}, got None")
+        if context is None:
+            return
+        checks.features(context, self.context_channels, self.group.dim, self._elements, self.out.weight, "context")
+        if context.shape[0] != x.shape[0] or context.shape[2:] != x.shape[2:]:
+            raise ValueError(
+                f"context must have the batch and the pixels of the input, {tuple(x.shape)}, got {tuple(context.shape)}"
+            )
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each ``(B, heads, head_channels, [|H|,] *spatial)``."""
@@ -233,7 +245,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
     def extra_repr(self) -> str:
         window = "" if self.neighbourhood.is_global else f", neighbourhood={self.neighbourhood.shape!r}"
         circular = ", padding_mode='circular'" if self.neighbourhood.circular else ""
-        context = "" if self.context_channels == self.in_channels else f", context_channels={self.context_channels}"
+        context = "" if not self.crosses else f", context_channels={self.context_channels}"
         locality = "" if self.locality is None else f", locality={self.locality.start}"
         backend = "" if self.backend == "auto" else f", backend={self.backend!r}"
         return (

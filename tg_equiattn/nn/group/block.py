@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.group.attention import zero_where_hidden
+from ...functional.group.masks import zero_where_hidden
 from ...groups import FiniteGroup
 from .attention import GroupAttention
+from .attention_layer import AttentionLayer
 from .global_attention import GlobalGroupAttention
 from .masked import Masked, MaskedSequential
-from .norm import make_norm
+from .norm import RegularBatchNorm, make_norm
 from .pointwise import Pointwise
 from .pooling import SpatialCrop
 
@@ -38,7 +39,7 @@ class Residual(nn.Module):
         checks.probability(drop_path=drop_path)
         if layer_scale is not None:
             checks.positive_number(layer_scale=layer_scale)
-        self.drop_path = drop_path
+        self.drop_path, self.start = drop_path, layer_scale
         self.layer_scale = None if layer_scale is None else nn.Parameter(torch.full((channels,), float(layer_scale)))
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ class Residual(nn.Module):
         return x + branch
 
     def extra_repr(self) -> str:
-        return f"layer_scale={self.layer_scale is not None}, drop_path={self.drop_path}"
+        return f"layer_scale={self.start}, drop_path={self.drop_path}"
 
 
 class GroupAttentionBlock(Masked, nn.Module):
@@ -64,7 +65,7 @@ class GroupAttentionBlock(Masked, nn.Module):
 
     The shortcut is the identity, or a pointwise map where the width changes; the bottleneck has half the width; the
     scales :math:`\gamma` are 1 but with ``layer_scale``. A context goes through a norm and swish as x does: of its own
-    where ``context_channels`` is given, else the same.
+    where ``context_channels`` is given, else the same, which a batch norm cannot be.
 
     Args:
         group, in_channels, out_channels, heads: as :class:`GroupAttention`.
@@ -106,6 +107,8 @@ class GroupAttentionBlock(Masked, nn.Module):
         checks.probability(value_dropout=value_dropout)
         checks.choice("reach", reach, REACHES)
         kind: Any = GroupAttention
+        if reach == "window" and (given := {"num_features", "redraw_interval"} & attention.keys()):
+            raise ValueError(f"reach must be 'global' where {' and '.join(sorted(given))} is given, got 'window'")
         if reach == "global":
             kind, relation = GlobalGroupAttention, attention.pop("relation", "relative")
             if relation != "relative":
@@ -150,6 +153,12 @@ class GroupAttentionBlock(Masked, nn.Module):
         mask = None if mask is None else self.crop.mask_after(mask)
         return zero_where_hidden(bottlenecked(x, self.mlp(x, mask)), mask)
 
+    def redraw_features(self, generator: torch.Generator | None = None) -> None:
+        """Draw new random features, where there are any; see :class:`RandomFeatures`."""
+        attention = self.attention[2]
+        if isinstance(attention, GlobalGroupAttention):
+            attention.redraw_features(generator)
+
     def attention_map(
         self,
         x: Tensor,
@@ -158,14 +167,23 @@ class GroupAttentionBlock(Masked, nn.Module):
         *,
         context: Tensor | None = None,
     ) -> Tensor:
-        """The weights of the block's attention; see :meth:`GroupAttention.attention_map`."""
-        x, context = self._normalised(zero_where_hidden(x, mask), mask, context)
+        """The weights of the block's attention; see :meth:`GroupAttention.attention_map`.
+
+        In training, batch norms count the call as any other.
+        """
+        x, context = self._normalised(x, mask, context)
         attention: Any = self.attention[2]
         return attention.attention_map(x, pixel, mask, context=context)
 
     def _normalised(self, x: Tensor, mask: Tensor | None, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What attention sees of the input and of a context."""
-        norm, swish, *_ = self.attention
+        norm, swish, attention, *_ = self.attention
+        cast(AttentionLayer, attention).check_context(x, context)
         if context is not None:
-            context = swish((self.context_norm or norm)(zero_where_hidden(context, mask), mask))
+            if self.context_norm is None and isinstance(norm, RegularBatchNorm):
+                raise ValueError(
+                    "context_channels must be given with norm='batch', so that the context's statistics are its own, "
+                    "got None and a context"
+                )
+            context = swish((self.context_norm or norm)(context, mask))
         return swish(norm(x, mask)), context

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.group.attention import zero_where_hidden
+from ...functional.group.masks import zero_where_hidden
 from ...groups import FiniteGroup
 from .attention import LiftingAttention
 from .block import GroupAttentionBlock
@@ -20,7 +21,7 @@ from .pooling import GlobalPooling, SpatialMaxPool
 _PUBLISHED: dict[str, Any] = {
     "heads": 9,
     "kernel_size": 5,
-    "relation": "ge_vit",
+    "relation": None,
     "encoding": "axial",
     "encoding_eps": 1e-12,
     "neighbourhood": "square",
@@ -164,10 +165,7 @@ class GEViT(nn.Module):
             relation = "relative" if reach == "global" else "ge_vit"
         inner: dict[str, Any] = {"relation": relation, "reach": reach, "layer_scale": layer_scale, **shared}
         features = {"num_features": num_features, "redraw_interval": redraw_interval}
-        if reach == "global":
-            inner |= features
-        elif any(number is not None for number in features.values()):
-            raise ValueError(f"num_features and redraw_interval must be None with reach={reach!r}, got {features}")
+        inner |= {name: number for name, number in features.items() if number is not None}
         self.group, self.in_channels, self.num_classes = group, in_channels, num_classes
         width = channels[0] if lifting_channels is None else lifting_channels
         self.lifting = MaskedSequential(
@@ -202,6 +200,12 @@ class GEViT(nn.Module):
         self.blocks = MaskedSequential(*stages)
         self.classifier = Pointwise(width, num_classes)
         self.pooling = GlobalPooling(space="mean", group="max")
+
+    def redraw_features(self, generator: torch.Generator | None = None) -> None:
+        """Draw new random features in every block that has some; see :class:`RandomFeatures`."""
+        for block in self.blocks:
+            if isinstance(block, GroupAttentionBlock):
+                block.redraw_features(generator)
 
     def features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The regular feature map before the classifier, ``(B, channels[-1], |H|, *spatial)``."""

@@ -9,16 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.group.attention import zero_where_hidden
+from ...functional.group.masks import zero_where_hidden
 from .masked import Masked
 from .pointwise import columns
 
 
 def _moments(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of features (B, C, ..., *spatial) over these axes, of the pixels there are, and how many."""
-    count = zero_where_hidden(torch.ones_like(x), mask).sum(axes, keepdim=True).clamp(min=1)
-    mean = zero_where_hidden(x, mask).sum(axes, keepdim=True) / count
-    return mean, zero_where_hidden(x - mean, mask).square().sum(axes, keepdim=True) / count, count
+    """Mean and variance of features (B, C, ..., *spatial) over these axes, of the pixels there are, and how many;
+    features are zero where there are none."""
+    count = zero_where_hidden(torch.ones_like(x), mask).sum(axes, keepdim=True)
+    mean = x.sum(axes, keepdim=True) / count.clamp(min=1)
+    squares = zero_where_hidden(x - mean, mask).square().sum(axes, keepdim=True)
+    return mean, squares / count.clamp(min=1), count
 
 
 class RegularGlobalNorm(Masked, nn.GroupNorm):
@@ -35,7 +37,7 @@ class RegularGlobalNorm(Masked, nn.GroupNorm):
         eps: added to the variance.
 
     Shapes:
-        ``(B, channels, *any)`` -> the same.
+        ``(B, channels, *any)`` -> the same; with a mask, ``(B, channels, |H|, *spatial)``.
 
     Source: the published models of GSA-Nets and GE-ViT (a group norm with a single group, eps 1e-12).
     """
@@ -47,6 +49,8 @@ class RegularGlobalNorm(Masked, nn.GroupNorm):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.num_channels:
             raise ValueError(f"input must have shape (B, {self.num_channels}, ...), got {tuple(x.shape)}")
+        checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
+        x = zero_where_hidden(x, mask)
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         if mask is None:
             return F.group_norm(wide, 1, self.weight, self.bias, self.eps).to(x.dtype)
@@ -71,7 +75,7 @@ class RegularLayerNorm(Masked, nn.Module):
         eps: added to the variance.
 
     Shapes:
-        ``(B, channels, *any)`` -> the same.
+        ``(B, channels, *any)`` -> the same; with a mask, ``(B, channels, |H|, *spatial)``.
 
     Source: Ba et al. 2016, as transformers have it. The published GSA-Nets and GE-ViT models, whose papers say layer
     normalisation, have :class:`RegularGlobalNorm`.
@@ -87,6 +91,8 @@ class RegularLayerNorm(Masked, nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.channels:
             raise ValueError(f"input must have shape (B, {self.channels}, ...), got {tuple(x.shape)}")
+        checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
+        x = zero_where_hidden(x, mask)
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         centred = wide - wide.mean(1, keepdim=True)
         variance = centred.square().mean(1, keepdim=True)
@@ -107,12 +113,14 @@ class RegularBatchNorm(Masked, nn.BatchNorm1d):
     ``escnn.nn.InnerBatchNorm``. With a ``mask`` statistics are those of the pixels there are.
 
     Shapes:
-        ``(B, channels, *any)`` -> the same.
+        ``(B, channels, *any)`` -> the same; with a mask, ``(B, channels, |H|, *spatial)``.
     """
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.num_features:
             raise ValueError(f"input must have shape (B, {self.num_features}, ...), got {tuple(x.shape)}")
+        checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
+        x = zero_where_hidden(x, mask)
         if mask is None or not (self.training or self.running_mean is None):
             return zero_where_hidden(super().forward(columns(x)).view_as(x), mask)
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
@@ -128,10 +136,10 @@ class RegularBatchNorm(Masked, nn.BatchNorm1d):
     def _update(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         """Running statistics, as torch's."""
         batches = cast(Tensor, self.num_batches_tracked).add_(1)
-        weight = 1.0 / batches if self.momentum is None else self.momentum
+        weight = (1.0 / batches if self.momentum is None else self.momentum) * (count > 0)
         unbiased = variance * count / (count - 1).clamp(min=1)
         for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
-            cast(Tensor, running).lerp_(new.to(cast(Tensor, running)), weight)
+            cast(Tensor, running).lerp_(new.to(cast(Tensor, running)), weight.to(cast(Tensor, running)))
 
 
 NORMS: dict[str, type[nn.Module]] = {

@@ -8,17 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.group.attention import zero_where_hidden
+from ...functional.group.masks import fill_where_hidden, zero_where_hidden
 from .masked import Masked
 
 _REDUCTIONS = ("max", "mean", "sum")
-
-
-def _lowest_where_hidden(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Minus infinity where there is no pixel, for a maximum."""
-    if mask is None:
-        return x
-    return x.masked_fill(~mask.view(mask.shape[0], *[1] * (x.ndim - mask.ndim), *mask.shape[1:]), -math.inf)
 
 
 def _reduce(x: Tensor, how: str, axes: tuple[int, ...]) -> Tensor:
@@ -67,11 +60,12 @@ class GlobalPooling(Masked, nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if x.ndim < 4:
             raise ValueError(f"input must have shape (B, C, |H|, *spatial), got {tuple(x.shape)}")
+        checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
         axes = tuple(range(3, x.ndim))
         if mask is None:
             return self.group(_reduce(x, self.space, axes))
         if self.space == "max":
-            pooled = _lowest_where_hidden(x, mask).amax(axes)
+            pooled = fill_where_hidden(x, mask, -math.inf).amax(axes)
             return self.group(pooled.masked_fill(~mask.flatten(1).any(1)[:, None, None], 0.0))
         pooled = zero_where_hidden(x, mask).sum(axes)
         if self.space == "mean":
@@ -110,7 +104,8 @@ class SpatialMaxPool(Masked, nn.Module):
                 f"input sides must be multiples of the pool's kernel_size={self.kernel_size} (a row left out at one "
                 f"side would break the symmetry), got {tuple(spatial)}"
             )
-        pooled = self._pool(_lowest_where_hidden(x, mask).flatten(1, 2)).unflatten(1, x.shape[1:3])
+        checks.pixel_mask(mask, x.shape[0], spatial, x.device)
+        pooled = self._pool(fill_where_hidden(x, mask, -math.inf).flatten(1, 2)).unflatten(1, x.shape[1:3])
         return pooled if mask is None else zero_where_hidden(pooled, self.mask_after(mask))
 
     def _pool(self, x: Tensor) -> Tensor:
@@ -144,6 +139,7 @@ class SpatialCrop(Masked, nn.Module):
             raise ValueError(f"input must have shape (B, C, |H|, *spatial), got {tuple(x.shape)}")
         if min(x.shape[3:]) <= 2 * self.margin:
             raise ValueError(f"input sides must exceed twice the crop margin={self.margin}, got {tuple(x.shape[3:])}")
+        checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
         x = self._crop(x, 3)
         return x if mask is None else zero_where_hidden(x, self.mask_after(mask))
 
