@@ -149,8 +149,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         *,
         context: Tensor | None = None,
     ) -> Tensor:
-        r"""The attention weights of chosen pixels, without dropout; not within torch.compile
-        or torch.vmap.
+        r"""The attention weights of chosen pixels, without dropout; not within torch.compile or torch.vmap.
 
         They are those of :meth:`forward`, whose heads are linear in the values: the derivatives of outputs by values.
         With output elements h, query elements t and key elements s they sum to one over (s, pixels), and
