@@ -369,7 +369,8 @@ def test_what_a_run_leaves(toy, uninterrupted):
     assert (uninterrupted / "toy_study" / "errors.md").read_text().startswith("| widths | 0 |")
 
 
-@pytest.mark.parametrize("epoch", [pytest.param(0, marks=SLOW), 2, pytest.param(3, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("epoch", [0, 2, 3])
 def test_a_killed_run_resumes_to_the_same_result(toy, tmp_path, uninterrupted, epoch):
     killed = start("--output", tmp_path, KILL_IN_EPOCH=epoch)
     assert killed.returncode == -9

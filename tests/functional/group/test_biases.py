@@ -65,9 +65,12 @@ def test_heads_keep_their_biases_where_a_tile_has_some_of_them(relation):
         torch.testing.assert_close(attend(one, index, neighbourhood)[:, 0], out[:, head], rtol=0, atol=1e-12)
 
 
+TRITON_TOO = [("lifted", False), ("relative", True), ("lifted", True)]
+
+
 @pytest.mark.parametrize(
     ("relation", "full"),
-    [("lifted", False), ("relative", False), ("relative", True), pytest.param("lifted", True, marks=pytest.mark.slow)],
+    [("relative", False), *(pytest.param(*kind, marks=pytest.mark.slow) for kind in TRITON_TOO)],
 )
 @pytest.mark.usefixtures("kernels_run")
 def test_triton(relation, full, device):

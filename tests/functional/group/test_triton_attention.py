@@ -39,7 +39,8 @@ def both(tensors, index, neighbourhood, **options):
     return out
 
 
-@pytest.mark.parametrize("relation", ["ge_vit", *(pytest.param(r, marks=pytest.mark.slow) for r in ("lifted", "gsa"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("relation", ["ge_vit", "lifted", "gsa"])
 def test_matches_materialised_formula(relation, device):
     tensors, neighbourhood = small(3, device=device)
     index = relation_index(cyclic(3), relation).to(device)
@@ -181,6 +182,7 @@ def test_gradcheck(device):
     assert torch.autograd.gradcheck(attend, tensors, fast_mode=True, nondet_tol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter, where NaN are compared and subtracted
 def test_batch_mates_do_not_matter(device):
     tensors, neighbourhood = small(2, batch=3, device=device)
