@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from escnn.nn import FieldType
 
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
 
 from .attention_module import R2AttentionModule
+from .module import Redrawn
 from .types import common_gspace, context_channels, group_from_gspace, regular_channels, trivial_channels
 
 
@@ -144,7 +142,7 @@ class R2GroupAttention(R2AttentionModule):
         super().__init__(core, group, in_type, out_type, lifts=False, context_type=context_type)
 
 
-class R2GlobalAttention(R2AttentionModule):
+class R2GlobalAttention(Redrawn, R2AttentionModule):
     r"""Global group self-attention between regular fields, in time linear in pixels: exact within a window, by random
     features beyond.
 
@@ -205,8 +203,3 @@ class R2GlobalAttention(R2AttentionModule):
             locality=locality, dropout=dropout, scale=scale, backend=backend,
         )  # fmt: skip
         super().__init__(core, group, in_type, out_type, lifts=False, context_type=context_type)
-
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features; see :class:`tg_equiattn.nn.RandomFeatures`."""
-        core: Any = self.core
-        core.redraw_features(generator)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from escnn.nn import FieldType
 
 from tg_equiattn.nn import GroupAttentionBlock, RegularGlobalNorm, RegularLayerNorm
 
 from .attention_module import R2AttentionModule
-from .module import MaskedModule
+from .module import R2Module, Redrawn
 from .types import common_gspace, context_channels, group_from_gspace, regular_channels
 
 
-class R2RegularLayerNorm(MaskedModule):
+class R2RegularLayerNorm(R2Module):
     """Layer normalisation over the fields of a regular type, at every pixel and group element.
 
     See :class:`tg_equiattn.nn.RegularLayerNorm`.
@@ -29,7 +28,7 @@ class R2RegularLayerNorm(MaskedModule):
         super().__init__(core, group_from_gspace(in_type.gspace), in_type, in_type, lifts=False)
 
 
-class R2RegularGlobalNorm(MaskedModule):
+class R2RegularGlobalNorm(R2Module):
     """One mean and variance an image, over the fields of a regular type, group elements and pixels, as published.
 
     See :class:`tg_equiattn.nn.RegularGlobalNorm`.
@@ -44,7 +43,7 @@ class R2RegularGlobalNorm(MaskedModule):
         super().__init__(core, group_from_gspace(in_type.gspace), in_type, in_type, lifts=False)
 
 
-class R2AttentionBlock(R2AttentionModule):
+class R2AttentionBlock(Redrawn, R2AttentionModule):
     """Norm, swish, group attention, norm, swish, dropout, shortcut, pointwise bottleneck, norm, shortcut.
 
     See :class:`tg_equiattn.nn.GroupAttentionBlock`.
@@ -97,11 +96,6 @@ class R2AttentionBlock(R2AttentionModule):
         self.crop = crop
         height, width = self.check_size
         self.check_size = (height + 2 * crop, width + 2 * crop)
-
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features, where there are any; see :class:`tg_equiattn.nn.RandomFeatures`."""
-        core: Any = self.core
-        core.redraw_features(generator)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         *kept, height, width = super().evaluate_output_shape(input_shape)

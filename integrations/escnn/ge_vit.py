@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType
 from torch import Tensor, nn
@@ -12,11 +11,11 @@ from torch import Tensor, nn
 from tg_equiattn.nn import GEViT as CoreGEViT
 from tg_equiattn.nn.group.ge_vit import PRESETS
 
-from .module import MaskedModule
+from .module import R2Module, Redrawn
 from .types import group_from_gspace, trivial_channels
 
 
-class GEViT(MaskedModule):
+class GEViT(Redrawn, R2Module):
     """A GE-ViT from trivial fields (an image) to ``num_classes`` trivial fields on a single pixel.
 
     See :class:`tg_equiattn.nn.GEViT` for the architecture and all keyword arguments. ``rotmnist``, ``cifar10`` and
@@ -67,11 +66,6 @@ class GEViT(MaskedModule):
     def patchcamelyon(cls, gspace: GSpace, **overrides: Any) -> GEViT:
         """:meth:`tg_equiattn.nn.GEViT.patchcamelyon` for a gspace."""
         return cls._preset("patchcamelyon", 96, gspace, overrides)
-
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features, where there are any; see :class:`tg_equiattn.nn.RandomFeatures`."""
-        core: Any = self.core
-        core.redraw_features(generator)
 
     def join(self, x: Tensor) -> Tensor:
         return x[..., None, None]

@@ -47,8 +47,10 @@ class R2Module(EquivariantModule):
         side = max([11, *(size or 0 for size in windows)])
         self.check_size = (side, side + 2)
 
-    def forward(self, input: GeometricTensor) -> GeometricTensor:
-        return self._wrap(self.core(self._fields(input)))
+    def forward(self, input: GeometricTensor, mask: Tensor | None = None) -> GeometricTensor:
+        """``mask`` is bool, ``(B, H, W)`` or ``(1, H, W)``, true where there are pixels; the others count in nothing,
+        whatever they hold, and outputs with pixels are zero there."""
+        return self._wrap(self.core(self._fields(input), mask))
 
     def _wrap(self, x: Tensor) -> GeometricTensor:
         return GeometricTensor(self.join(x), self.out_type)
@@ -183,10 +185,11 @@ class R2Module(EquivariantModule):
         return f"{self.in_type}, {self.out_type}"
 
 
-class MaskedModule(R2Module):
-    """An :class:`R2Module` that can be told which pixels there are."""
+class Redrawn:
+    """A mixin for modules whose core may have random features."""
 
-    def forward(self, input: GeometricTensor, mask: Tensor | None = None) -> GeometricTensor:
-        """``mask`` is bool, ``(B, H, W)`` or ``(1, H, W)``, true where there are pixels; the others count in nothing,
-        whatever they hold, and outputs with pixels are zero there."""
-        return self._wrap(self.core(self._fields(input), mask))
+    core: Any
+
+    def redraw_features(self, generator: torch.Generator | None = None) -> None:
+        """Draw new random features, where there are any; see :class:`tg_equiattn.nn.RandomFeatures`."""
+        self.core.redraw_features(generator)

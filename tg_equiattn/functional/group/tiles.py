@@ -158,11 +158,9 @@ class LocalTiling:
 
     def mask(self, tile: slice) -> Tensor | None:
         """(D, p): 0 for neighbours inside the image, -inf outside; None where none is outside."""
-        return (
-            None
-            if self.bias is None
-            else self.bias[:, tile].flatten(1)[..., None].expand(-1, -1, self.lanes).flatten(1)
-        )
+        if self.bias is None:
+            return None
+        return self.bias[:, tile].flatten(1)[..., None].expand(-1, -1, self.lanes).flatten(1)
 
     def query(self, x: Tensor, tile: slice) -> Tensor:
         """(T, C, *spatial, m) -> (T, C, p)."""

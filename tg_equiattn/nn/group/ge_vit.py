@@ -161,11 +161,9 @@ class GEViT(nn.Module):
             "neighbourhood": neighbourhood, "padding_mode": padding_mode, "locality": locality,
             "head_channels": head_channels, "scale": scale, "dropout": attention_dropout, "backend": backend,
         }  # fmt: skip
-        if relation is None:
-            relation = "relative" if reach == "global" else "ge_vit"
-        inner: dict[str, Any] = {"relation": relation, "reach": reach, "layer_scale": layer_scale, **shared}
-        features = {"num_features": num_features, "redraw_interval": redraw_interval}
-        inner |= {name: number for name, number in features.items() if number is not None}
+        inner: dict[str, Any] = {"reach": reach, "layer_scale": layer_scale, **shared}
+        given = {"relation": relation, "num_features": num_features, "redraw_interval": redraw_interval}
+        inner |= {name: value for name, value in given.items() if value is not None}
         self.group, self.in_channels, self.num_classes = group, in_channels, num_classes
         width = channels[0] if lifting_channels is None else lifting_channels
         self.lifting = MaskedSequential(
