@@ -1,4 +1,4 @@
-"""Finite subgroups of O(2) and O(3) as matrices and a Cayley table."""
+"""Finite subgroups of O(2) and O(3) as matrices and a Cayley table, and their products with scales."""
 
 from __future__ import annotations
 
@@ -68,6 +68,15 @@ class FiniteGroup:
         """The number of elements."""
         return len(self.matrices)
 
+    @property
+    def isometries(self) -> FiniteGroup:
+        """The elements that keep lengths: all of them."""
+        return self
+
+    def moved(self, element: int) -> Tensor:
+        """``(|H|,)`` indices of :math:`g^{-1} k`: regular features f moved by g are f(g^-1 k) at k."""
+        return self.cayley[self.inverse[element]]
+
     def __len__(self) -> int:
         return self.order
 
@@ -102,9 +111,81 @@ class FiniteGroup:
             raise ValueError("matrices must multiply associatively, got a Cayley table that does not")
 
 
-def check_group(group: FiniteGroup) -> None:
-    """Raise ValueError unless ``group`` is a FiniteGroup."""
-    if not isinstance(group, FiniteGroup):
+class DilationGroup:
+    r"""Dilations by 1, 2, 4, ... :math:`2^{J-1}`, each with all elements of a finite group.
+
+    .. math:: H = \{2^j m : 0 \le j < J,\; m \in M\}, \qquad M \subset O(d) \text{ finite}
+
+    J scales of the group of all dilations, which is not compact: the first and the last one see fewer scales than the
+    others, as pixels at a border see fewer pixels. Elements are indices :math:`j |M| + m`. Made by :func:`dyadic`.
+
+    Args:
+        scales: J, their number.
+        isometries: M.
+
+    Attributes:
+        matrices, lattice, identity: as :class:`FiniteGroup`'s; no dilation but 1 maps the grid onto itself.
+
+    Raises:
+        ValueError: if ``scales`` is not a positive integer or ``isometries`` no FiniteGroup.
+
+    Source: GSA-Nets App. E; Worrall & Welling (2019) for scales that are powers of two.
+    """
+
+    def __init__(self, scales: int, isometries: FiniteGroup) -> None:
+        checks.positive(scales=scales)
+        check_group(isometries)
+        self.scales, self.isometries = scales, isometries
+        self.matrices = torch.cat([2.0**j * isometries.matrices for j in range(scales)])
+        first = torch.arange(self.order, device="cpu") < isometries.order
+        self.lattice = first & isometries.lattice.repeat(scales)
+        self.identity = isometries.identity
+
+    @property
+    def dim(self) -> int:
+        """The dimension ``d`` of the space acted on."""
+        return self.isometries.dim
+
+    @property
+    def order(self) -> int:
+        """The number of elements."""
+        return self.scales * self.isometries.order
+
+    def moved(self, element: int) -> Tensor:
+        """As :meth:`FiniteGroup.moved`, for an isometry, which leaves scales as they are."""
+        if not 0 <= element < self.isometries.order:
+            raise ValueError(f"element must be an isometry, one of the first {self.isometries.order}, got {element}")
+        scales = self.isometries.order * torch.arange(self.scales, device="cpu")
+        return (scales[:, None] + self.isometries.moved(element)).flatten()
+
+    def __len__(self) -> int:
+        return self.order
+
+    def __repr__(self) -> str:
+        return f"dyadic({self.scales}, {self.isometries!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DilationGroup) and (self.scales, self.isometries) == (other.scales, other.isometries)
+
+    def __hash__(self) -> int:
+        return hash((self.scales, self.isometries))
+
+
+def dyadic(scales: int, isometries: FiniteGroup | None = None) -> DilationGroup:
+    """The dilations by 1, 2, 4, ... of ``scales`` scales, times a finite group (``None``: the plane's trivial one).
+
+    Example:
+        >>> dyadic(3, cyclic(4))
+        dyadic(3, C4(order=4, dim=2))
+    """
+    return DilationGroup(scales, trivial() if isometries is None else isometries)
+
+
+def check_group(group: FiniteGroup | DilationGroup, scales: bool = False) -> None:
+    """Raise ValueError unless ``group`` is a FiniteGroup or, where ``scales`` may be, a DilationGroup."""
+    if isinstance(group, DilationGroup) and not scales:
+        raise ValueError(f"group must be finite, without scales, got {group!r}")
+    if not isinstance(group, (FiniteGroup, DilationGroup)):
         raise ValueError(f"group must be a tg_equiattn.groups.FiniteGroup, got {type(group).__name__}")
 
 

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from .grids import PixelGrid, transform_grid
-from .groups import FiniteGroup
+from .groups import DilationGroup, FiniteGroup
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
-Action = Callable[[Tensor, FiniteGroup, int], Tensor]
+Group = FiniteGroup | DilationGroup
+Action = Callable[[Tensor, Group, int], Tensor]
 
 
-def act(x: Tensor, group: FiniteGroup, element: int) -> Tensor:
+def act(x: Tensor, group: Group, element: int) -> Tensor:
     r"""Act with a lattice element: :math:`(L_g f)(x, k) = f(g^{-1} x, g^{-1} k)`.
 
     Args:
@@ -53,14 +54,14 @@ def act(x: Tensor, group: FiniteGroup, element: int) -> Tensor:
     if x.ndim == 3 + group.dim:
         if x.shape[2] != len(group):
             raise ValueError(f"x must have |H|={len(group)} on axis 2, got {x.shape[2]}")
-        x = x[:, :, group.cayley[group.inverse[element]].to(x.device)]
+        x = x[:, :, group.moved(element).to(x.device)]
     return transform_grid(x, group.matrices[element])
 
 
 @torch.no_grad()
 def equivariance_error(
     module: nn.Module | Callable[[Tensor], Tensor],
-    group: FiniteGroup,
+    group: Group,
     x: Tensor,
     *,
     elements: Iterable[int] | None = None,
@@ -125,7 +126,7 @@ _WAVES = 6  # plane waves a channel
 class _SmoothImages:
     """Random smooth functions on a grid of this shape, zero near its rim, so that turning them loses nothing."""
 
-    def __init__(self, group: FiniteGroup, shape: Sequence[int], wavelength: float, like: Tensor) -> None:
+    def __init__(self, group: Group, shape: Sequence[int], wavelength: float, like: Tensor) -> None:
         self.group, self.shape, self.like = group, tuple(shape), like
         self.spatial = self.shape[-group.dim :]
         functions = (*self.shape[: -group.dim], _WAVES)
@@ -143,14 +144,14 @@ class _SmoothImages:
         rim = (math.pi / 2 * within.clamp(0, 1)).sin().square()
         x = (math.sqrt(2 / _WAVES) * angle.cos().sum(-2) * rim).unflatten(-1, self.spatial).to(self.like)
         if x.ndim == 3 + self.group.dim:
-            x = x[:, :, self.group.cayley[self.group.inverse[element]].to(x.device)]
+            x = x[:, :, self.group.moved(element).to(x.device)]
         return x
 
 
 @torch.no_grad()
 def off_lattice_errors(
     module: nn.Module | Callable[[Tensor], Tensor],
-    group: FiniteGroup,
+    group: Group,
     shape: Sequence[int],
     *,
     elements: Iterable[int] | None = None,
@@ -198,16 +199,71 @@ def off_lattice_errors(
     images = _SmoothImages(group, shape, wavelength, torch.empty(0, dtype=dtype, device=device))
     expected = _middle(module(images.moved(group.identity)), group)
     size, errors = expected.square().mean().sqrt(), {}
-    for element in (~group.lattice).nonzero().flatten().tolist() if elements is None else elements:
+    for element in (~group.isometries.lattice).nonzero().flatten().tolist() if elements is None else elements:
         target = expected
         if target.ndim == 3:
-            target = target[:, :, group.cayley[group.inverse[element]].to(target.device)]
+            target = target[:, :, group.moved(element).to(target.device)]
         error = _middle(module(images.moved(element)), group) - target
         errors[element] = float(error.square().mean().sqrt() / size)
     return errors
 
 
-def _middle(out: Tensor, group: FiniteGroup) -> Tensor:
+@torch.no_grad()
+def dilation_errors(module: nn.Module | Callable[[Tensor], Tensor], group: DilationGroup, x: Tensor) -> list[float]:
+    r"""Relative errors of a module where every pixel is repeated: its features should move up one scale.
+
+    .. math:: \max \big|f(L x)(p, j + 1) - f(x)(\lfloor p / 2 \rfloor, j)\big| \,/\, \max |f(x)|
+
+    L repeats every pixel :math:`2^d`-fold and moves regular features up one scale. What is new on the first scale then,
+    of which repetition says nothing, is drawn at random.
+
+    Args:
+        module: a map of tensors to regular features. Put dropout in eval mode first.
+        group: scales, times a finite group.
+        x: an image or volume ``(B, C, *spatial)``, or regular features ``(B, C, |H|, *spatial)``.
+
+    Returns:
+        The errors of scales j = 0 ... J - 2. Lifting has none; group attention and what is made of it have some where
+        the window of scales of j or of j + 1 ends at, or reaches, the first scale, or ends at the last one.
+
+    Raises:
+        ValueError: for another group, or an output that is not regular, not finite or zero everywhere.
+
+    Example:
+        >>> import torch
+        >>> from tg_equiattn.groups import dyadic
+        >>> from tg_equiattn.nn import LiftingAttention
+        >>> layer = LiftingAttention(dyadic(3), 1, 6, heads=2, kernel_size=3).double()
+        >>> [error < 1e-10 for error in dilation_errors(layer, dyadic(3), torch.randn(2, 1, 5, 6).double())]
+        [True, True]
+    """
+    if not isinstance(group, DilationGroup):
+        raise ValueError(f"group must be made by tg_equiattn.groups.dyadic, got {group!r}")
+    expected, moved = (_finite(module(y)) for y in (x, _repeated(x, group)))
+    for out in (expected, moved):
+        if out.ndim != 3 + group.dim or out.shape[2] != len(group):
+            raise ValueError(f"module must give (B, C, {len(group)}, *spatial), got shape {tuple(out.shape)}")
+    size = expected.abs().max()
+    if size == 0:
+        raise ValueError("module must not give zeros alone, which any symmetry maps to themselves")
+    target = _repeated(expected, group)
+    if target.shape != moved.shape:
+        raise ValueError(f"module must keep shapes: {tuple(moved.shape)} for L x, {tuple(target.shape)} for L f(x)")
+    error = (moved - target).unflatten(2, (group.scales, -1)).abs() / size
+    return [float(error[:, :, j + 1].max()) for j in range(group.scales - 1)]
+
+
+def _repeated(x: Tensor, group: DilationGroup) -> Tensor:
+    """Every pixel repeated along all axes; regular features one scale up, the first at random."""
+    for axis in range(x.ndim - group.dim, x.ndim):
+        x = x.repeat_interleave(2, axis)
+    if x.ndim == 3 + group.dim:
+        new = torch.randn_like(x[:, :, : group.isometries.order])
+        x = torch.cat([new, x[:, :, : -group.isometries.order]], 2)
+    return x
+
+
+def _middle(out: Tensor, group: Group) -> Tensor:
     """(B, C) or (B, C, |H|) of an output: an invariant itself, of others the middle pixel."""
     spatial = out.shape[-group.dim :]
     if out.ndim == 2:

@@ -16,7 +16,7 @@ from tg_equiattn import functional as F
 from tg_equiattn import nn as layers
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.grids import Neighbourhood, PixelGrid
-from tg_equiattn.groups import cyclic, dihedral, octahedral
+from tg_equiattn.groups import cyclic, dihedral, dyadic, octahedral
 from tg_equiattn.neighbours import Neighbours
 
 C4, GRID, SIZES, RAGGED = cyclic(4), PixelGrid((5, 7), 3), [5, 11, 3], [2, 17, 1, 5]
@@ -290,6 +290,8 @@ CORE = {
     "GroupAttention full": attention(layers.GroupAttention, 4, 4, 3, encoding="full", locality=4.0),
     "GroupAttention local": attention(layers.GroupAttention, 4, 4, 6, locality=4.0),
     "GroupAttention relative": attention(layers.GroupAttention, 4, 4, 6, relation="relative", locality=1.0),
+    "LiftingAttention scales": attention(layers.LiftingAttention, 5, 6, group=dyadic(3)),
+    "GroupAttention scales": attention(layers.GroupAttention, 4, 5, 6, group=dyadic(2, cyclic(2))),
     "GroupAttention masked": masked(
         lambda: layers.GroupAttention(C4, 3, 7, heads=2, kernel_size=3, context_channels=4), 2, 3, 4, 4, 6, context=4
     ),

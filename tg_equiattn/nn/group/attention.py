@@ -7,8 +7,9 @@ import warnings
 import torch
 
 from ...encodings import relation_index
-from ...groups import FiniteGroup, check_group
+from ...groups import DilationGroup, FiniteGroup, check_group
 from .attention_layer import AttentionLayer
+from .fitting import fitting_relation
 
 
 class LiftingAttention(AttentionLayer):
@@ -21,7 +22,8 @@ class LiftingAttention(AttentionLayer):
     with the locality l of the head.
 
     Args:
-        group: the finite group H; its dimension (2 or 3) is that of the input.
+        group: the finite group H; its dimension (2 or 3) is that of the input. Or scales times one
+            (:func:`tg_equiattn.groups.dyadic`): offsets then are those of the window times h, with as many pixels.
         in_channels: channels of the input.
         out_channels: channels of the output.
         heads: attention heads. With locality each starts at a place of its own: nine fill a 3 x 3 window.
@@ -52,7 +54,8 @@ class LiftingAttention(AttentionLayer):
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
-    Source: GSA-Nets Eq. 14; GE-ViT Eq. 14.
+    Source: GSA-Nets Eq. 14; GE-ViT Eq. 14; GSA-Nets App. E, Eq. 20, for scales, but for its factor :math:`1/h^d`: the
+    softmax has already divided by the size of the window, and with the factor the layer is not equivariant.
 
     Example:
         >>> import torch
@@ -64,7 +67,7 @@ class LiftingAttention(AttentionLayer):
 
     def __init__(
         self,
-        group: FiniteGroup,
+        group: FiniteGroup | DilationGroup,
         in_channels: int,
         out_channels: int,
         *,
@@ -87,7 +90,7 @@ class LiftingAttention(AttentionLayer):
             context_channels=context_channels, locality=locality, preferring=False, dropout=dropout, scale=scale,
             backend=backend, elements=None,
         )  # fmt: skip
-        nothing = torch.zeros(len(group), 1, 1, dtype=torch.int64, device=self.out.weight.device)
+        nothing = torch.zeros(len(group.isometries), 1, 1, dtype=torch.int64, device=self.out.weight.device)
         self.register_buffer("index", nothing, persistent=False)
 
 
@@ -104,6 +107,10 @@ class GroupAttention(AttentionLayer):
         relation: which group element u the encoding sees: ``"ge_vit"`` (:math:`h^{-1}ts^{-1}t`), ``"lifted"``
             (:math:`t^{-1}s`), ``"relative"`` (:math:`t^{-1}s` with h = t only, :math:`|H|` times cheaper), or ``"gsa"``
             (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, is kept to reproduce the comparison, and warns.
+            ``None`` means ``"ge_vit"``, and ``"relative"`` with scales, which allow no other: the pixels of the window
+            hang on the scale of h, so that a query (i, t) cannot be compared with the keys of another scale's window.
+        scale_window: with scales, how many of them a scale attends to: an odd number, its own in the middle, the others
+            where there are any; ``None`` means 3. Without scales ``None``.
         group, in_channels, out_channels, heads, head_channels, kernel_size: as :class:`LiftingAttention`.
         encoding, encoding_eps, neighbourhood, padding_mode, context_channels, dropout, scale, backend: as
             :class:`LiftingAttention`.
@@ -116,7 +123,8 @@ class GroupAttention(AttentionLayer):
         ValueError: naming the argument, what came and what is allowed.
 
     Source: GSA-Nets Eq. 16; GE-ViT Eq. 16-17. u comes from the Cayley table, so the layer is equivariant for dihedral
-    groups as well, where the published code of both papers is not.
+    groups as well, where the published code of both papers is not. Scales: GSA-Nets App. E, Eq. 21, but for its factor
+    :math:`1/h^{d+1}`; as for lifting.
 
     Example:
         >>> import torch
@@ -128,14 +136,15 @@ class GroupAttention(AttentionLayer):
 
     def __init__(
         self,
-        group: FiniteGroup,
+        group: FiniteGroup | DilationGroup,
         in_channels: int,
         out_channels: int,
         *,
         heads: int = 8,
         head_channels: int | None = None,
         kernel_size: int | None = 5,
-        relation: str = "ge_vit",
+        relation: str | None = None,
+        scale_window: int | None = None,
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
@@ -146,15 +155,17 @@ class GroupAttention(AttentionLayer):
         scale: float | None = None,
         backend: str = "auto",
     ) -> None:
-        check_group(group)
+        check_group(group, scales=True)
+        relation = fitting_relation(group, relation)
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
             encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood, padding_mode=padding_mode,
             context_channels=context_channels, locality=locality, preferring=relation == "relative", dropout=dropout,
             scale=scale, backend=backend, elements=len(group),
+            scale_window=scale_window,
         )  # fmt: skip
         self.relation = relation
-        index = relation_index(group, relation).to(self.out.weight.device)
+        index = relation_index(group.isometries, relation).to(self.out.weight.device)
         self.register_buffer("index", index, persistent=False)
         if relation == "gsa":
             warnings.warn(

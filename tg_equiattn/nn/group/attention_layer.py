@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,27 +11,15 @@ from torch import Tensor, nn
 from ... import checks
 from ...encodings import CONTENT, Locality, make_encoding, rotated_offsets
 from ...functional.group.attention import check_window_backend, checked_group_attention
+from ...functional.group.dilation import checked_dilation_attention
 from ...functional.group.maps import attention_weights
 from ...functional.group.masks import zero_where_hidden
 from ...grids import Neighbourhood
-from ...groups import FiniteGroup, check_group
+from ...groups import DilationGroup, FiniteGroup, check_group
 from ..not_scriptable import NotScriptable
+from .fitting import fitting_shape, fitting_sharpness, window_of_scales
 from .masked import Masked
 from .pointwise import Pointwise
-
-
-def _fitting_shape(group: FiniteGroup, kernel_size: int | None) -> str:
-    """A disk where the group has elements that do not map a square window to itself."""
-    return "square" if kernel_size is None or bool(group.lattice.all()) else "disk"
-
-
-def _fitting_sharpness(group: FiniteGroup, locality: float | str | None) -> float | None:
-    """Where elements do not map pixels to pixels, broad places, which lie between pixels as well as on them."""
-    if locality == "auto":
-        return 4.0 if bool(group.lattice.all()) else 1.0
-    if isinstance(locality, str):
-        raise ValueError(f"locality must be 'auto', None or a finite number of at least 0, got {locality!r}")
-    return locality
 
 
 def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], bool]:
@@ -57,7 +45,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
 
     def __init__(
         self,
-        group: FiniteGroup,
+        group: FiniteGroup | DilationGroup,
         in_channels: int,
         out_channels: int,
         *,
@@ -75,9 +63,11 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         scale: float | None,
         backend: str,
         elements: int | None,
+        scale_window: int | None = None,
     ) -> None:
         super().__init__()
-        check_group(group)
+        check_group(group, scales=True)
+        self.scale_window = window_of_scales(group, kernel_size, scale_window)
         checks.positive(in_channels=in_channels, out_channels=out_channels, heads=heads)
         head_channels = max(out_channels // 2, group.dim + 1) if head_channels is None else head_channels
         checks.positive(head_channels=head_channels)
@@ -90,8 +80,10 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
         self.heads, self.head_channels, self.context_channels = heads, head_channels, context_channels
         self._elements = elements  # on the group axis of the input; None where there is none
-        locality = _fitting_sharpness(group, locality)
-        shape = _fitting_shape(group, kernel_size) if neighbourhood is None else neighbourhood
+        if elements is not None and self.scale_window is not None:
+            elements = len(group.isometries) * self.scale_window  # seen from one of them, whose scale is zero
+        locality = fitting_sharpness(group.isometries, locality)
+        shape = fitting_shape(group.isometries, kernel_size) if neighbourhood is None else neighbourhood
         self.neighbourhood = Neighbourhood(group.dim, kernel_size, shape, padding_mode)
         check_window_backend(backend, self.neighbourhood)
         self.dropout, self.scale, self.encoding_name, self.backend = dropout, scale, encoding, backend
@@ -111,7 +103,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
             if locality is None
             else Locality(heads, self.neighbourhood, locality, elements=elements, preferring=preferring)
         )
-        exact = group.matrices if kernel_size is None else rotated_offsets(group.matrices, self.neighbourhood)
+        exact = group.isometries.matrices
+        exact = exact if kernel_size is None else rotated_offsets(exact, self.neighbourhood)
         self.register_buffer("geometry", exact.to(self.out.weight.device), persistent=False)
 
     def _apply(self, fn, recurse=True):
@@ -122,7 +115,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         return self
 
     def offsets(self, spatial: tuple[int, ...]) -> Tensor:
-        """Offsets seen from every element, ``(|H|, D, d)`` float64, for a grid of this size."""
+        """Offsets seen from every element, ``(|H|, D, d)`` float64, for a grid of this size; with scales those of the
+        isometries, which all scales share."""
         if self.neighbourhood.is_global:
             return rotated_offsets(self.geometry, self.neighbourhood, spatial)
         return self.geometry
@@ -192,6 +186,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         checks.features(x, self.in_channels, self.group.dim, self._elements, self.out.weight)
         spatial = x.shape[-self.group.dim :]
         self.neighbourhood.check(spatial)
+        if isinstance(self.group, DilationGroup) and self.neighbourhood.circular:
+            self._check_circular(spatial, 2 ** (self.group.scales - 1))
         checks.pixel_mask(mask, x.shape[0], spatial, x.device)
         x = zero_where_hidden(x, mask)
         self.check_context(x, context)
@@ -200,6 +196,15 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         if self._elements is None:
             query, key, value = (t.unsqueeze(3) for t in (query, key, value))
         return query, key, value
+
+    def _check_circular(self, spatial: Sequence[int], largest: int) -> None:
+        """ValueError unless windows go around an image at its largest scale, too."""
+        if any(side % largest for side in spatial):
+            raise ValueError(
+                f"input sides must be multiples of the largest scale, {largest}, with padding_mode='circular', got "
+                f"{tuple(spatial)}"
+            )
+        self.neighbourhood.check([side // largest for side in spatial])
 
     def check_context(self, x: Tensor, context: Tensor | None) -> None:
         """ValueError unless a context is there where there has to be one, and fits the input."""
@@ -236,19 +241,24 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         """What heads put out, ``(B, heads, channels, |H|, *spatial)``: linear in the value, which may have any number
         of channels."""
         rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]))
-        return checked_group_attention(
-            query, key, value, rho_space, rho_group, index, neighbourhood=self.neighbourhood, space_bias=space_bias,
-            group_bias=group_bias, scale=self.scale, dropout=dropout, mask=mask, backend=self.backend,
-        )[0]  # fmt: skip
+        options: dict[str, Any] = {
+            "neighbourhood": self.neighbourhood, "space_bias": space_bias, "group_bias": group_bias,
+            "scale": self.scale, "dropout": dropout, "mask": mask, "backend": self.backend,
+        }  # fmt: skip
+        if isinstance(self.group, DilationGroup):
+            options |= {"scales": self.group.scales, "scale_window": self.scale_window}
+            return checked_dilation_attention(query, key, value, rho_space, rho_group, index, **options)
+        return checked_group_attention(query, key, value, rho_space, rho_group, index, **options)[0]
 
     def extra_repr(self) -> str:
         window = "" if self.neighbourhood.is_global else f", neighbourhood={self.neighbourhood.shape!r}"
         circular = ", padding_mode='circular'" if self.neighbourhood.circular else ""
         context = "" if not self.crosses else f", context_channels={self.context_channels}"
         locality = "" if self.locality is None else f", locality={self.locality.start}"
+        scales = "" if self.scale_window is None or self._elements is None else f", scale_window={self.scale_window}"
         backend = "" if self.backend == "auto" else f", backend={self.backend!r}"
         return (
             f"{self.group!r}, {self.in_channels}, {self.out_channels}, heads={self.heads}, "
             f"head_channels={self.head_channels}, kernel_size={self.neighbourhood.kernel_size}{window}"
-            f"{circular}, encoding={self.encoding_name!r}{locality}{context}{backend}"
+            f"{circular}, encoding={self.encoding_name!r}{scales}{locality}{context}{backend}"
         )

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.group.masks import zero_where_hidden
-from ...groups import FiniteGroup
+from ...groups import DilationGroup, FiniteGroup
 from .attention import GroupAttention
 from .attention_layer import AttentionLayer
+from .fitting import check_whole, fitting_norm
 from .global_attention import GlobalGroupAttention
 from .masked import Masked, MaskedSequential
 from .norm import RegularBatchNorm, make_norm
@@ -71,8 +72,9 @@ class GroupAttentionBlock(Masked, nn.Module):
         group, in_channels, out_channels, heads: as :class:`GroupAttention`.
         value_dropout: probability of dropping an output of the attention in training.
         norm: ``"global"`` (:class:`RegularGlobalNorm`, as published), ``"layer"`` (:class:`RegularLayerNorm`) or
-            ``"batch"`` (:class:`RegularBatchNorm`).
-        crop: pixels to remove at each side before the bottleneck.
+            ``"batch"`` (:class:`RegularBatchNorm`); ``None`` means ``"global"``, and ``"batch"`` with scales, which
+            ``"global"`` would mix.
+        crop: pixels to remove at each side before the bottleneck; none with scales.
         reach: ``"window"``, :class:`GroupAttention`; or ``"global"``, :class:`GlobalGroupAttention`, whose relation is
             ``"relative"``.
         drop_path: probability of leaving out each of the two branches of an image in training (stochastic depth).
@@ -90,13 +92,13 @@ class GroupAttentionBlock(Masked, nn.Module):
 
     def __init__(
         self,
-        group: FiniteGroup,
+        group: FiniteGroup | DilationGroup,
         in_channels: int,
         out_channels: int,
         *,
         heads: int = 8,
         value_dropout: float = 0.0,
-        norm: str = "global",
+        norm: str | None = None,
         crop: int = 0,
         reach: str = "window",
         drop_path: float = 0.0,
@@ -106,6 +108,8 @@ class GroupAttentionBlock(Masked, nn.Module):
         super().__init__()
         checks.probability(value_dropout=value_dropout)
         checks.choice("reach", reach, REACHES)
+        norm = fitting_norm(group, norm)
+        check_whole(group, crop=crop)
         kind: Any = GroupAttention
         if reach == "window" and (given := {"num_features", "redraw_interval"} & attention.keys()):
             raise ValueError(f"reach must be 'global' where {' and '.join(sorted(given))} is given, got 'window'")

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.group.masks import zero_where_hidden
-from ...groups import FiniteGroup
+from ...groups import DilationGroup, FiniteGroup
 from .attention import LiftingAttention
 from .block import GroupAttentionBlock
+from .fitting import check_whole, fitting_norm
 from .masked import MaskedSequential
 from .norm import make_norm
 from .pointwise import Pointwise
@@ -70,13 +71,15 @@ class GEViT(nn.Module):
     RnM_SA. The number of parameters depends on the group only through the tables of the group encoding.
 
     Args:
-        group: the finite group.
+        group: the finite group, or scales times one (:func:`tg_equiattn.groups.dyadic`), without pools and crops then.
         in_channels: channels of the images or volumes.
         num_classes: number of logits.
         channels: output width of each block.
         heads: heads of every attention layer.
         kernel_size: odd window, or ``None`` for global attention.
-        relation: as :class:`GroupAttention`; ``None`` means ``"ge_vit"``, and ``"relative"`` with ``reach="global"``.
+        relation: as :class:`GroupAttention`; ``None`` means ``"ge_vit"``, and ``"relative"`` with ``reach="global"`` or
+            scales.
+        scale_window: as :class:`GroupAttention`.
         encoding, encoding_eps, neighbourhood, padding_mode, locality, head_channels, scale, backend: as
             :class:`GroupAttention`.
         reach: ``"window"``, or ``"global"`` for blocks of :class:`GlobalGroupAttention`.
@@ -90,7 +93,8 @@ class GEViT(nn.Module):
         input_dropout: on the images.
         pool_dropout: before pooling.
         norm: ``"global"``, one mean and variance an image, as published (:class:`RegularGlobalNorm`); ``"layer"``, at
-            every pixel (:class:`RegularLayerNorm`); or ``"batch"`` (:class:`RegularBatchNorm`).
+            every pixel (:class:`RegularLayerNorm`); or ``"batch"`` (:class:`RegularBatchNorm`). ``None`` means
+            ``"global"``, and ``"batch"`` with scales.
         norm_between: norm and swish after every block, as the published CIFAR-10 and PatchCamelyon models.
         drop_path: that of the last block; blocks before it leave out their branches less often, the first never.
         layer_scale: as :class:`GroupAttentionBlock`.
@@ -111,7 +115,7 @@ class GEViT(nn.Module):
 
     def __init__(
         self,
-        group: FiniteGroup,
+        group: FiniteGroup | DilationGroup,
         in_channels: int,
         num_classes: int,
         *,
@@ -119,6 +123,7 @@ class GEViT(nn.Module):
         heads: int = 8,
         kernel_size: int | None = 5,
         relation: str | None = None,
+        scale_window: int | None = None,
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
@@ -137,7 +142,7 @@ class GEViT(nn.Module):
         value_dropout: float = 0.0,
         input_dropout: float = 0.0,
         pool_dropout: float = 0.0,
-        norm: str = "global",
+        norm: str | None = None,
         norm_between: bool = False,
         drop_path: float = 0.0,
         layer_scale: float | None = None,
@@ -151,18 +156,25 @@ class GEViT(nn.Module):
             checks.positive(**{f"channels[{number}]": out})
         if lifting_channels is not None:
             checks.positive(lifting_channels=lifting_channels)
+        norm = fitting_norm(group, norm)
         margins = [crops] * len(channels) if isinstance(crops, int) else list(crops)
         if len(margins) != len(channels):
             raise ValueError(f"crops must be one number or {len(channels)} (one a block), got {crops!r}")
         if isinstance(pools, int) or not set(pools) <= set(range(len(channels) + 1)):
             raise ValueError(f"pools must be block numbers from 0 to {len(channels)}, got {pools!r}")
+        check_whole(group, crops=tuple(filter(None, margins)), pools=tuple(pools))
         shared: dict[str, Any] = {
             "heads": heads, "kernel_size": kernel_size, "encoding": encoding, "encoding_eps": encoding_eps,
             "neighbourhood": neighbourhood, "padding_mode": padding_mode, "locality": locality,
             "head_channels": head_channels, "scale": scale, "dropout": attention_dropout, "backend": backend,
         }  # fmt: skip
         inner: dict[str, Any] = {"reach": reach, "layer_scale": layer_scale, **shared}
-        given = {"relation": relation, "num_features": num_features, "redraw_interval": redraw_interval}
+        given = {
+            "relation": relation,
+            "scale_window": scale_window,
+            "num_features": num_features,
+            "redraw_interval": redraw_interval,
+        }
         inner |= {name: value for name, value in given.items() if value is not None}
         self.group, self.in_channels, self.num_classes = group, in_channels, num_classes
         width = channels[0] if lifting_channels is None else lifting_channels

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...encodings import relation_index
 from ...functional.group.global_attention import checked_global_group_attention
-from ...groups import FiniteGroup, check_group
+from ...groups import DilationGroup, FiniteGroup, check_group
 from ..linear.random_features import RandomFeatures
 from .attention_layer import AttentionLayer
 
@@ -79,6 +79,11 @@ class GlobalGroupAttention(AttentionLayer):
         scale: float | None = None,
         backend: str = "auto",
     ) -> None:
+        if isinstance(group, DilationGroup):
+            raise ValueError(
+                f"group must be finite, without scales, got {group!r}: features sum over all scales, and that sum "
+                "changes where features move up one; take GroupAttention (reach='window')"
+            )
         check_group(group)
         if kernel_size is None:
             raise ValueError(

@@ -1,0 +1,320 @@
+"""Scales: lifting and group attention on the dilation group, times a finite group."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tg_equiattn.functional.group.dilation import from_phases, phases
+from tg_equiattn.groups import cyclic, dihedral, dyadic, trivial
+from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention, GroupAttentionBlock, LiftingAttention
+from tg_equiattn.testing import TOLERANCE, dilation_errors, equivariance_error, off_lattice_errors
+
+ISOMETRIES = {"none": trivial(2), "C4": cyclic(4), "D4": dihedral(4), "volume": trivial(3)}
+SIZES = {2: (5, 6), 3: (3, 4, 2)}
+
+
+def lifting(group, **options):
+    return LiftingAttention(group, 2, 6, **({"heads": 2, "head_channels": 5, "kernel_size": 3} | options)).double()
+
+
+def attention(group, **options):
+    return GroupAttention(group, 3, 6, **({"heads": 2, "head_channels": 5, "kernel_size": 3} | options)).double()
+
+
+def image(group, spatial=None, batch=2):
+    return torch.randn(batch, 2, *(spatial or SIZES[group.dim]), dtype=torch.float64)
+
+
+def regular(group, spatial=None, batch=2):
+    return torch.randn(batch, 3, len(group), *(spatial or SIZES[group.dim]), dtype=torch.float64)
+
+
+def given(layer, **options):
+    return (image if isinstance(layer, LiftingAttention) else regular)(layer.group, **options)
+
+
+@pytest.fixture(params=list(ISOMETRIES))
+def isometries(request):
+    return ISOMETRIES[request.param]
+
+
+@pytest.fixture(params=["lifting", "group"])
+def layer(request, randomise):
+    """On three scales and quarter turns."""
+    return randomise((lifting if request.param == "lifting" else attention)(dyadic(3, cyclic(4))), 0.5)
+
+
+def exact_scales(scales, window, depth=1):
+    """From which scale features go up one exactly: no end cuts a window of scales, there or above."""
+    reach = depth * (window // 2)
+    return [reach <= j < scales - 1 - reach for j in range(scales - 1)]
+
+
+def by_definition(layer, x, there=None):
+    """Every output by its keys, one at a time: pixels at the window's offsets times the scale, of the scales near."""
+    q, k, v = (p if isinstance(layer, GroupAttention) else p.unsqueeze(3) for p in layer.project(x))
+    group, size, sides = layer.group, layer.neighbourhood.kernel_size // 2, x.shape[-2:]
+    elements = q.shape[3] // group.scales if isinstance(layer, GroupAttention) else 1
+    out = torch.zeros(*v.shape[:3], len(group), *sides, dtype=x.dtype)
+    for j, m, row, column in itertools.product(range(group.scales), range(len(group.isometries)), *map(range, sides)):
+        if there is not None and not there[row, column]:
+            continue
+        scores, values = [], []
+        turned = group.isometries.matrices[m]
+        query = q[:, :, :, j * elements + m if elements > 1 or (layer.scale_window and k.shape[3] > 1) else 0]
+        scales = range(group.scales) if k.shape[3] > 1 else [j]
+        for down, right, other in itertools.product(range(-size, size + 1), range(-size, size + 1), scales):
+            r, c, apart = row + 2**j * down, column + 2**j * right, other - j
+            inside = 0 <= r < sides[0] and 0 <= c < sides[1] and (there is None or there[r, c])
+            if not inside or abs(apart) > layer.scale_window // 2:
+                continue
+            offset = turned.T @ torch.tensor([right, -down], dtype=torch.float64)
+            space, table = layer.encoding((offset / max(size, 1)).view(1, 1, -1))
+            for n in range(elements):
+                u = 0
+                if k.shape[3] > 1:
+                    between = int(group.isometries.cayley[group.isometries.inverse[m], n])
+                    u = (apart + layer.scale_window // 2) * elements + between
+                rho = space[0, 0, u] if space.ndim == 4 else space[0, 0] if table is None else space[0, 0] + table[u]
+                place = other * elements + n if k.shape[3] > 1 else 0
+                score = ((k[:, :, :, place, r, c] + rho) * query[..., row, column]).sum(2) * layer.head_channels**-0.5
+                if layer.locality is not None:
+                    score = score - layer.locality.sharpness.abs() * (offset - layer.locality.centre).square().sum(-1)
+                    if layer.locality.preference is not None:
+                        score = score + layer.locality.preference[:, u]
+                scores.append(score)
+                values.append(v[:, :, :, place, r, c])
+        weights = torch.stack(scores).softmax(0)[:, :, :, None]
+        out[:, :, :, j * len(group.isometries) + m, row, column] = (weights * torch.stack(values)).sum(0)
+    out = layer.out(out.flatten(1, 2))
+    return out if there is None else out * there
+
+
+@pytest.mark.parametrize("encoding", ["axial", "full"])
+@pytest.mark.parametrize("make", [lifting, attention])
+def test_definition(make, encoding, randomise):
+    """Outputs and gradients, with a mask and without."""
+    group = dyadic(3, cyclic(2))
+    layer = randomise(make(group, encoding=encoding), 0.5)
+    x = given(layer, spatial=(3, 4), batch=1).requires_grad_()
+    there = torch.rand(3, 4) < 0.7
+    for mask in (None, there[None]):
+        out, expected = layer(x, mask), by_definition(layer, x, None if mask is None else there)
+        torch.testing.assert_close(out, expected, rtol=0, atol=1e-10)
+        inputs, probe = [x, *layer.parameters()], torch.randn_like(expected)
+        grads = [torch.autograd.grad((y * probe).sum(), inputs) for y in (out, expected)]
+        for a, b in zip(*grads, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("encoding", ["axial", "joint", "full"])
+def test_lifting_of_repeated_pixels(isometries, encoding, randomise):
+    """Features go up one scale, borders included."""
+    group = dyadic(3, isometries)
+    layer = randomise(lifting(group, encoding=encoding), 0.5)
+    for spatial in (SIZES[group.dim], (1, 3, 2)[: group.dim]):
+        assert max(dilation_errors(layer, group, image(group, spatial))) <= TOLERANCE[torch.float64]
+
+
+@pytest.mark.parametrize("window", [1, 3, 5])
+def test_attention_to_repeated_pixels(isometries, window, randomise):
+    """Exact for the scales whose window no end cuts, before and after; and for no other."""
+    group = dyadic(5 if isometries is not ISOMETRIES["volume"] else 3, isometries)
+    layer = randomise(attention(group, scale_window=window), 0.5)
+    errors = dilation_errors(layer, group, regular(group, (2, 3, 2)[: group.dim], batch=1))
+    for error, exact in zip(errors, exact_scales(group.scales, window), strict=True):
+        assert error <= TOLERANCE[torch.float64] if exact else error > 1e-3
+
+
+@pytest.mark.parametrize("name", ["disk", "circular", "no locality", "masked"])
+def test_kinds_of_windows(name, randomise):
+    group = dyadic(3, cyclic(4))
+    options = {
+        "disk": {"kernel_size": 5, "neighbourhood": "disk"},
+        "circular": {"padding_mode": "circular"},
+        "no locality": {"locality": None, "kernel_size": 5},
+        "masked": {},
+    }[name]
+    for layer in (lifting(group, **options), attention(group, scale_window=1, **options)):
+        x, module = given(randomise(layer, 0.5), spatial=(4, 8)), layer
+        if name == "masked":
+            mask = torch.rand(2, 4, 8) < 0.7
+
+            def module(x, layer=layer, mask=mask):
+                times = x.shape[-1] // 8
+                return layer(x, mask.repeat_interleave(times, 1).repeat_interleave(times, 2))
+
+        assert max(dilation_errors(module, group, x)) <= TOLERANCE[torch.float64]
+        if name == "circular":
+            rolled = layer(x.roll((1, -3), (-2, -1)))
+            torch.testing.assert_close(rolled, layer(x).roll((1, -3), (-2, -1)), rtol=0, atol=1e-12)
+
+
+class AsPrinted(nn.Module):
+    """A layer with the factors of Eq. 20 (power d) or 21 (d + 1): sums over windows times 1 / h^power."""
+
+    def __init__(self, layer, power, inside):
+        super().__init__()
+        self.layer, self.power, self.inside = layer, power, inside
+
+    def forward(self, x):
+        layer, group = self.layer, self.layer.group
+        query, key, value = layer._operands(x, None, None)
+        scales = torch.arange(group.scales, dtype=x.dtype).repeat_interleave(len(group.isometries))
+        if self.inside:  # every weight times the factor before the softmax: on a key that is 1 everywhere
+            query = torch.cat([query, query.new_ones(query[:, :, :1].shape)], 2)
+            factor = -self.power * math.log(2) * scales / layer.head_channels**-0.5
+            factor = factor[:, None, None].expand(*key[:, :, :1].shape[:3], -1, *key.shape[4:])
+            key = torch.cat([key, factor], 2)
+            layer.scale = layer.head_channels**-0.5
+            encode = layer.encoding.forward
+            layer.encoding.forward = lambda offsets: tuple(
+                nn.functional.pad(part, (0, 1)) if part is not None else None for part in encode(offsets)
+            )
+        out = layer._weigh(query, key, value, layer.index, None, 0.0)
+        if not self.inside:
+            out = out / 2 ** (self.power * scales[:, None, None])
+        return layer.out(out.flatten(1, 2))
+
+
+def test_factors_as_printed(randomise):
+    """Negative control: outside of the softmax the factors of the paper break what they are meant to keep."""
+    group = dyadic(3, cyclic(4))
+    for layer, power in ((lifting(group), 2), (attention(group, scale_window=1), 3)):
+        x = given(randomise(layer, 0.5))
+        assert max(dilation_errors(layer, group, x)) <= TOLERANCE[torch.float64]
+        assert min(dilation_errors(AsPrinted(layer, power, inside=False), group, x)) > 1e-2
+
+
+def test_isometries(isometries, randomise, device):
+    group = dyadic(2, isometries)
+    sizes = {2: ((4, 4), (5, 6)), 3: ((3, 4, 2),)}[group.dim]
+    for make, spatial in itertools.product((lifting, attention), sizes):
+        layer = randomise(make(group), 0.5).to(device)
+        elements = range(len(isometries))
+        assert equivariance_error(layer, group, given(layer, spatial=spatial).to(device), elements=elements) <= 1e-10
+        x = given(layer, spatial=spatial).float().to(device)
+        assert equivariance_error(layer.float(), group, x, elements=elements) <= 1e-5
+
+
+def test_eighth_turns_of_smooth_images():
+    """Of the first scale's size: percents, with disks by themselves."""
+    group = dyadic(2, cyclic(8))
+    layer = lifting(group, kernel_size=5)
+    assert layer.neighbourhood.shape == "disk"
+    errors = off_lattice_errors(layer, group, (4, 2, 23, 23))
+    assert list(errors) == [1, 3, 5, 7]
+    assert max(errors.values()) < 0.03
+
+
+def test_phases_are_put_together_again():
+    for spatial, step in itertools.product([(5, 7), (4, 8), (3, 5, 2)], [1, 2, 4]):
+        x = torch.randn(2, 3, *spatial)
+        there = phases(torch.ones_like(x), step, len(spatial))
+        assert there.shape[0] == 2 * step ** len(spatial)
+        assert there.sum() == x.numel()
+        assert torch.equal(from_phases(phases(x, step, len(spatial)), step, 2, spatial), x)
+
+
+def test_alone_as_in_a_batch_of_any_neighbour(layer):
+    x = given(layer, batch=3)
+    expected = layer(x[:1])
+    x[1:] = math.nan
+    torch.testing.assert_close(layer(x)[:1], expected, rtol=0, atol=1e-12)
+
+
+def test_gradcheck(layer):
+    x = given(layer, spatial=(2, 3), batch=1).requires_grad_()
+    weight = layer.value.weight
+    run = lambda x, weight: torch.func.functional_call(layer, {"value.weight": weight}, x)  # noqa: E731
+    assert torch.autograd.gradcheck(run, (x, weight.detach().clone().requires_grad_()), fast_mode=True)
+
+
+def test_copies_for_images_of_any_size(layer, check_copies):
+    make = lifting if isinstance(layer, LiftingAttention) else attention
+    for spatial in ((5, 6), (9, 3)):
+        check_copies(lambda: make(dyadic(3, cyclic(4))), layer, given(layer, spatial=spatial))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(layer, dtype, device):
+    layer, x = layer.float().to(device), given(layer).float().to(device)
+    with torch.autocast(device_type=torch.device(device).type, dtype=dtype):
+        out = layer(x).detach()
+    expected = layer(x).detach()
+    assert bool(out.isfinite().all())
+    assert float((out - expected).abs().max() / expected.abs().max()) < 0.1
+
+
+def test_attention_map(layer):
+    """Weights that sum to one, of pixels a scale apart; none on scales beyond the window."""
+    x = given(layer, spatial=(9, 9), batch=1)
+    maps = layer.attention_map(x, (4, 4))  # (1, heads, H, 1, S, 9, 9)
+    torch.testing.assert_close(maps.sum((-3, -2, -1)), torch.ones_like(maps[..., 0, 0, 0]), rtol=0, atol=1e-10)
+    seen = maps[0, :, :, 0].amax((0, 2)) > 0
+    for element, places in enumerate(seen):
+        step = 2 ** (element // 4)
+        rows, columns = places.nonzero().T - 4
+        assert set(rows.tolist()) == set(columns.tolist()) == {-step, 0, step}
+
+
+def test_dropout_draws_weights(layer):
+    layer.dropout = 0.5
+    x = given(layer)
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+    layer.train()
+    with torch.no_grad():
+        mean = torch.stack([layer(x) for _ in range(100)]).mean(0)
+        expected = layer.eval()(x)
+    assert float((mean - expected).abs().mean() / expected.std()) < 0.1
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_model(norm, randomise):
+    """Features of a whole model go up one scale; with windows of three scales those no end has reached."""
+    for window, isometries in itertools.product((1, 3), (trivial(2), cyclic(4))):
+        group, options = dyadic(6, isometries), {"channels": (4, 4), "heads": 2, "kernel_size": 3, "norm": norm}
+        model = randomise(GEViT(group, 2, 5, scale_window=window, **options).double(), 0.5).eval()
+        errors = dilation_errors(model.features, group, image(group, (2, 40), batch=1))  # wide for the largest scale
+        assert model(image(group)).shape == (2, 5)
+        for error, exact in zip(errors, exact_scales(6, window, depth=2), strict=True):
+            assert error <= TOLERANCE[torch.float64] if exact else error > 1e-7
+        quarter = range(len(isometries))
+        assert equivariance_error(model, group, image(group, (4, 4)), elements=quarter) <= TOLERANCE[torch.float64]
+
+
+def test_what_scales_do_not_allow():
+    group = dyadic(3, cyclic(4))
+    for relation in ("ge_vit", "lifted", "gsa"):
+        with pytest.raises(ValueError, match=rf"relation must be 'relative'.*got '{relation}'.*different pixels"):
+            GroupAttention(group, 3, 6, relation=relation)
+    assert attention(group).relation == "relative"
+    assert attention(group).scale_window == 3
+    for make in (lifting, attention):
+        with pytest.raises(ValueError, match="kernel_size must be a positive odd integer for groups of scales"):
+            make(group, kernel_size=None)
+    for window in (0, 2, 7, -1, 1.0, True):
+        with pytest.raises(ValueError, match=rf"scale_window must be an odd integer from 1 to 5.*got {window}"):
+            attention(group, scale_window=window)
+    with pytest.raises(ValueError, match=r"scale_window must be None but for groups of scales .* got 3"):
+        GroupAttention(cyclic(4), 3, 6, scale_window=3)
+    with pytest.raises(ValueError, match="group must be finite, without scales"):
+        GlobalGroupAttention(group, 3, 6)
+    with pytest.raises(ValueError, match="group must be finite, without scales"):
+        GEViT(group, 1, 2, reach="global")
+    with pytest.raises(ValueError, match="norm must be 'batch' or 'layer' for groups of scales"):
+        GroupAttentionBlock(group, 3, 6, norm="global")
+    for name, size in (("crop", 1), ("crops", (1, 0)), ("pools", (1,))):
+        make = GroupAttentionBlock if name == "crop" else GEViT
+        with pytest.raises(ValueError, match=f"{name} must be .* for groups of scales.*twice as large"):
+            make(group, 1, 2, **{name: size}, **({} if name == "crop" else {"channels": (4, 4)}))
+    with pytest.raises(ValueError, match=r"input sides must be multiples of the largest scale, 4.*\(4, 6\)"):
+        lifting(group, padding_mode="circular")(image(group, (4, 6)))
+    with pytest.raises(ValueError, match="kernel_size must be at most"):
+        lifting(group, padding_mode="circular", kernel_size=5)(image(group, (4, 4)))
+    with pytest.raises(ValueError, match=r"input must have shape \(B, 3, 12, H, W\)"):
+        attention(group)(regular(dyadic(2, cyclic(4))))

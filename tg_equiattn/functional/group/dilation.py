@@ -1,0 +1,141 @@
+"""Group self-attention over scales: windows dilated by powers of two, each of a window of scales.
+
+A dilated window of an image is an ordinary window of its phases: pixels ``step`` apart are an image of their own. The
+scales of a window are attended to one at a time, and join by the logarithms of their normalisers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...grids import Neighbourhood
+from ...precision import full_precision
+from .attention import checked_group_attention
+from .masks import zero_where_hidden
+
+
+def phases(x: Tensor, step: int, dim: int) -> Tensor:
+    """(B, ..., *spatial) as (B step^dim, ..., *ceil(spatial / step)): pixels ``step`` apart along every axis, with
+    zeros where there are none."""
+    first, sides = x.ndim - dim, x.shape[x.ndim - dim :]
+    counts = [(side + step - 1) // step for side in sides]
+    missing = [(0, count * step - side) for side, count in zip(sides, counts, strict=True)]
+    x = F.pad(x, [n for both in reversed(missing) for n in both])
+    for number, count in enumerate(counts):
+        axis = first + 2 * number  # every axis split has left one more before those that follow
+        x = x.unflatten(axis, (count, step)).movedim(axis + 1, number + 1)
+    return x.flatten(0, dim)
+
+
+def from_phases(x: Tensor, step: int, batch: int, spatial: tuple[int, ...]) -> Tensor:
+    """What :func:`phases` makes of an image of these sides, put together again."""
+    dim = len(spatial)
+    x = x.unflatten(0, (batch, *[step] * dim))
+    for number in reversed(range(dim)):
+        axis = x.ndim - dim + number  # of the pixels of this phase; those before are as yet split
+        x = x.movedim(number + 1, axis).flatten(axis - 1, axis)
+    for axis, side in enumerate(spatial, start=x.ndim - dim):
+        # what is left of a view would ask in programs for all sizes whether it is contiguous
+        x = x.index_select(axis, torch.arange(side, device=x.device)) if _for_all_sizes() else x.narrow(axis, 0, side)
+    return x
+
+
+def _for_all_sizes() -> bool:
+    """Whether one program is made for images of all sizes."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def scale_pairs(scales: int, window: int) -> Iterator[tuple[int, int, int]]:
+    """Scales j of queries, scales of keys near them, and the place u of the key's scale in the window."""
+    for query in range(scales):
+        for place in range(window):
+            key = query + place - window // 2
+            if 0 <= key < scales:
+                yield query, key, place
+
+
+def checked_dilation_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rho_space: Tensor,
+    rho_group: Tensor | None,
+    index: Tensor,
+    *,
+    scales: int,
+    scale_window: int,
+    neighbourhood: Neighbourhood,
+    space_bias: Tensor | None,
+    group_bias: Tensor | None,
+    scale: float | None,
+    dropout: float,
+    mask: Tensor | None,
+    backend: str,
+) -> Tensor:
+    r"""Lifting and group attention on a dilation group, of operands that are known to fit and to hold numbers.
+
+    With H the product of scales :math:`2^j` and a finite group M of which m and n are elements,
+
+    .. math::
+        \mathrm{out}(i, j, m) = \sum_{D, l, n} \mathrm{softmax}_{D, l, n}\big(c\, \langle q(i, j, m),\;
+        k(i + 2^j D, l, n) + \rho(m^{-1} D, (l - j, m^{-1} n)) \rangle + b\big)\; v(i + 2^j D, l, n)
+
+    over offsets D of the window and scales l in ``scale_window`` around j.
+
+    Args:
+        query, key, value: ``(B, heads, C, |H|, *spatial)``, or with one element in place of ``|H|`` (lifting).
+        rho_space: ``(|M|, D, C)``, or full ``(|M|, D, U, C)``; the same at all scales.
+        rho_group: ``(U, C)``, U = ``scale_window`` |M|, scales first; with lifting U = 1.
+        index: ``(|M|, |M|)`` of relation "relative", or ``(|M|, 1, 1)`` (lifting).
+        space_bias, group_bias: ``(heads, |M|, D)`` and ``(heads, U)``.
+
+    The others are as :func:`group_attention`'s. Output ``(B, heads, Cv, |H|, *spatial)``.
+    """
+    lifts = index.ndim == 3
+    batch, spatial, elements = query.shape[0], tuple(query.shape[4:]), index.shape[-1]
+
+    def one(x: Tensor, number: int, step: int) -> Tensor:
+        """The phases of one scale."""
+        return phases(x if lifts else x[:, :, :, number * elements : (number + 1) * elements], step, len(spatial))
+
+    def arguments(x: Tensor | None, axis: int) -> Tensor | None:
+        """What of an encoding or bias is of the key's scale."""
+        return x if x is None or lifts else x.narrow(axis, place * elements, elements)
+
+    parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(scales)]
+    for number, other, place in scale_pairs(scales, 1 if lifts else scale_window):
+        step = 2**number
+        out, level = checked_group_attention(
+            one(query, number, step), one(key, other, step), one(value, other, step),
+            rho_space.narrow(2, place * elements, elements) if rho_space.ndim == 4 else rho_space,
+            arguments(rho_group, 0), index, neighbourhood=neighbourhood, space_bias=space_bias,
+            group_bias=arguments(group_bias, 1), scale=scale, dropout=dropout,
+            mask=_phases_there(mask, step, batch, spatial, query.device), backend=backend,
+        )  # fmt: skip
+        level = level if lifts else from_phases(level, step, batch, spatial)
+        parts[number].append((from_phases(out, step, batch, spatial), level))
+    return zero_where_hidden(torch.cat([_joined(of_one_scale) for of_one_scale in parts], 3), mask)
+
+
+def _phases_there(
+    mask: Tensor | None, step: int, batch: int, spatial: tuple[int, ...], device: torch.device
+) -> Tensor | None:
+    """Which pixels of phases there are; None where all are."""
+    if mask is None:
+        if step == 1 or (not _for_all_sizes() and all(side % step == 0 for side in spatial)):
+            return None
+        mask = torch.ones((1, *spatial), dtype=torch.bool, device=device)
+    return phases(mask.expand(batch, *spatial).to(torch.uint8), step, len(spatial)).bool()
+
+
+def _joined(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Softmax averages (B, heads, C, |M|, *spatial) of several sets of keys as one over all, by their log-sum-exps."""
+    if len(parts) == 1:
+        return parts[0][0]
+    out, level = (torch.stack(x) for x in zip(*parts, strict=True))
+    with full_precision(out.device):
+        return (level.softmax(0)[:, :, :, None].to(out.dtype) * out).sum(0)
