@@ -105,7 +105,10 @@ def blocks(page):
     ]
 
 
-@pytest.mark.parametrize("code", blocks(ROOT / "README.md") + blocks(DOCS / "recipes.md") + blocks(DOCS / "chains.md"))
+@pytest.mark.parametrize(
+    "code",
+    blocks(ROOT / "README.md") + blocks(DOCS / "recipes.md") + blocks(DOCS / "chains.md") + blocks(DOCS / "scales.md"),
+)
 def test_blocks_of_code_run(code):
     for package in HOSTS.values():
         if re.search(rf"^(from|import) {package}\b", code, re.MULTILINE):

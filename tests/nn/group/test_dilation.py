@@ -53,8 +53,11 @@ def exact_scales(scales, window, depth=1):
     return [reach <= j < scales - 1 - reach for j in range(scales - 1)]
 
 
-def by_definition(layer, x, there=None):
-    """Every output by its keys, one at a time: pixels at the window's offsets times the scale, of the scales near."""
+def by_definition(layer, x, there=None, output_power=0, key_power=0):
+    """Every output by its keys, one at a time: pixels at the window's offsets times the scale, of the scales near.
+
+    With powers the exponentials are divided by those powers of the output's and the key's scale.
+    """
     q, k, v = (p if isinstance(layer, GroupAttention) else p.unsqueeze(3) for p in layer.project(x))
     group, size, sides = layer.group, layer.neighbourhood.kernel_size // 2, x.shape[-2:]
     elements = q.shape[3] // group.scales if isinstance(layer, GroupAttention) else 1
@@ -85,7 +88,7 @@ def by_definition(layer, x, there=None):
                     score = score - layer.locality.sharpness.abs() * (offset - layer.locality.centre).square().sum(-1)
                     if layer.locality.preference is not None:
                         score = score + layer.locality.preference[:, u]
-                scores.append(score)
+                scores.append(score - math.log(2) * (output_power * j + key_power * other))
                 values.append(v[:, :, :, place, r, c])
         weights = torch.stack(scores).softmax(0)[:, :, :, None]
         out[:, :, :, j * len(group.isometries) + m, row, column] = (weights * torch.stack(values)).sum(0)
@@ -154,30 +157,17 @@ def test_kinds_of_windows(name, randomise):
 
 
 class AsPrinted(nn.Module):
-    """A layer with the factors of Eq. 20 (power d) or 21 (d + 1): sums over windows times 1 / h^power."""
+    """A layer with the factors of Eq. 20 (power d) or 21 (d + 1): what heads put out at scale h, times 1 / h^power."""
 
-    def __init__(self, layer, power, inside):
+    def __init__(self, layer, power):
         super().__init__()
-        self.layer, self.power, self.inside = layer, power, inside
+        self.layer, self.power = layer, power
 
     def forward(self, x):
         layer, group = self.layer, self.layer.group
-        query, key, value = layer._operands(x, None, None)
-        scales = torch.arange(group.scales, dtype=x.dtype).repeat_interleave(len(group.isometries))
-        if self.inside:  # every weight times the factor before the softmax: on a key that is 1 everywhere
-            query = torch.cat([query, query.new_ones(query[:, :, :1].shape)], 2)
-            factor = -self.power * math.log(2) * scales / layer.head_channels**-0.5
-            factor = factor[:, None, None].expand(*key[:, :, :1].shape[:3], -1, *key.shape[4:])
-            key = torch.cat([key, factor], 2)
-            layer.scale = layer.head_channels**-0.5
-            encode = layer.encoding.forward
-            layer.encoding.forward = lambda offsets: tuple(
-                nn.functional.pad(part, (0, 1)) if part is not None else None for part in encode(offsets)
-            )
-        out = layer._weigh(query, key, value, layer.index, None, 0.0)
-        if not self.inside:
-            out = out / 2 ** (self.power * scales[:, None, None])
-        return layer.out(out.flatten(1, 2))
+        out = layer._weigh(*layer._operands(x, None, None), layer.index, None, 0.0)
+        scales = 2.0 ** torch.arange(group.scales).repeat_interleave(len(group.isometries))
+        return layer.out((out / scales[:, None, None] ** self.power).flatten(1, 2))
 
 
 def test_factors_as_printed(randomise):
@@ -186,7 +176,20 @@ def test_factors_as_printed(randomise):
     for layer, power in ((lifting(group), 2), (attention(group, scale_window=1), 3)):
         x = given(randomise(layer, 0.5))
         assert max(dilation_errors(layer, group, x)) <= TOLERANCE[torch.float64]
-        assert min(dilation_errors(AsPrinted(layer, power, inside=False), group, x)) > 1e-2
+        assert min(dilation_errors(AsPrinted(layer, power), group, x)) > 1e-2
+
+
+def test_factors_inside_the_softmax(randomise):
+    """Of the output's scale they cancel; of the key's own scale they are a preference of scales, which is learned."""
+    for make, power in ((lifting, 2), (attention, 3)):
+        layer = randomise(make(dyadic(2)), 0.5)
+        x = given(layer, spatial=(3, 4), batch=1)
+        torch.testing.assert_close(by_definition(layer, x, output_power=power), layer(x), rtol=0, atol=1e-10)
+    expected = by_definition(layer, x, key_power=3)
+    assert float((expected - layer(x)).detach().abs().max()) > 1e-2
+    with torch.no_grad():
+        layer.locality.preference -= 3 * math.log(2) * torch.tensor([-1.0, 0, 1], dtype=torch.float64)
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-10)
 
 
 def test_isometries(isometries, randomise, device):
