@@ -229,6 +229,45 @@ def test_alone_as_in_a_batch_of_any_neighbour(layer):
     torch.testing.assert_close(layer(x)[:1], expected, rtol=0, atol=1e-12)
 
 
+def test_a_rectangle_is_an_image_of_its_own(layer):
+    """NaNs around it change neither outputs nor gradients, though phases have pixels that are none."""
+    inside = (slice(None), ..., slice(1, 4), slice(2, 7))
+    x = given(layer, spatial=(5, 8))
+    mask = torch.zeros(1, 5, 8, dtype=torch.bool)
+    mask[inside] = True
+    alone = x[inside].clone().requires_grad_()
+    around = x.masked_fill(~mask, math.nan).requires_grad_()
+    out, expected = layer(around, mask), layer(alone)
+    torch.testing.assert_close(out[inside], expected, rtol=0, atol=1e-12)
+    assert not out.detach()[~mask.expand_as(out)].any()
+    grads = torch.autograd.grad(out.square().sum(), [around, *layer.parameters()])
+    wanted = torch.autograd.grad(expected.square().sum(), [alone, *layer.parameters()])
+    for a, b in zip([grads[0][inside], *grads[1:]], wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * max(1.0, float(b.abs().max())))
+
+
+def test_context_of_other_features(layer):
+    """Its scales move up as those of the input, whose window of scales is one wide here."""
+    group, channels = layer.group, layer.in_channels
+    make = type(layer)
+    options = {} if make is LiftingAttention else {"scale_window": 1}
+    cross = make(group, channels, 6, heads=2, head_channels=5, kernel_size=3, context_channels=channels, **options)
+    x, context = given(layer), given(layer)
+    both = lambda x: cross.double()(x[:, :channels], context=x[:, channels:])  # noqa: E731
+    assert max(dilation_errors(both, group, torch.cat([x, context], 1))) <= TOLERANCE[torch.float64]
+    assert float((cross(x, context=context) - cross(x, context=x)).detach().abs().max()) > 1e-2
+
+
+@pytest.mark.usefixtures("kernels_run")
+def test_backends_agree(randomise, device):
+    layer = randomise(attention(dyadic(2, cyclic(2))), 0.5).to(device)
+    x = given(layer, spatial=(2, 3), batch=1).to(device)
+    expected = layer(x)
+    for backend in ("triton", "plain"):
+        layer.backend = backend
+        torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-10)
+
+
 def test_gradcheck(layer):
     x = given(layer, spatial=(2, 3), batch=1).requires_grad_()
     weight = layer.value.weight
