@@ -28,7 +28,8 @@ PLACES = {
     "RandomFeatures RegularBatchNorm RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena "
     "SE3HyenaOperator SpatialCrop SpatialMaxPool VectorSelfAttention VectorTransformer",
     "tg_equiattn.integrations.escnn": "GEViT R2AttentionBlock R2GroupAttention R2LiftingAttention "
-    "R2RegularGlobalNorm R2RegularLayerNorm group_from_gspace",
+    "R2RegularGlobalNorm R2RegularLayerNorm R3AttentionBlock R3GlobalAttention R3GroupAttention R3LiftingAttention "
+    "R3RegularGlobalNorm R3RegularLayerNorm group_from_gspace",
     "tg_equiattn.integrations.pyg": "PixelGraph PixelGraphClassifier RelativePerformerBlock RelativePerformerConv "
     "Superpixels",
     "tg_equiattn.integrations.e3nn": "CliffordMLP EuclideanFastAttention LongTensorProduct SE3Hyena SE3HyenaOperator "

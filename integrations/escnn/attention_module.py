@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from tg_equiattn.groups import FiniteGroup
 
-from .module import R2Module
+from .module import RdModule
 
 
-class R2AttentionModule(R2Module):
-    """An :class:`R2Module` of attention, which can be told what pixels there are, and whose keys may be other fields'.
+class RdAttentionModule(RdModule):
+    """An :class:`RdModule` of attention, which can be told what pixels there are, and whose keys may be other fields'.
 
     Args:
         context_type (FieldType): fields of the context; ``None`` means the input type.
@@ -44,8 +44,8 @@ class R2AttentionModule(R2Module):
 
         Args:
             input: fields, which the queries are of.
-            mask: bool ``(B, H, W)`` or ``(1, H, W)``, true where there are pixels; the others are no keys, whatever
-                they hold, and their outputs are zero.
+            mask: bool ``(B, *spatial)`` or ``(1, *spatial)``, true where there are pixels; the others are no keys,
+                whatever they hold, and their outputs are zero.
             context: fields of ``context_type`` on the same grid, which keys and values are of; ``None`` means the
                 input.
         """
@@ -62,11 +62,12 @@ class R2AttentionModule(R2Module):
         *,
         context: GeometricTensor | None = None,
     ) -> Tensor:
-        """The attention weights of chosen pixels, ``(row, column)`` each, of all heads and elements.
+        """The attention weights of chosen pixels, ``(row, column)`` or ``(depth, row, column)`` each, of all heads and
+        elements.
 
-        See :meth:`tg_equiattn.nn.GroupAttention.attention_map`, whose layout this has: ``(B, heads, |H|, T, S, H, W)``,
-        or ``(B, pixels, heads, |H|, T, S, H, W)`` with several pixels; elements are in the order of
-        ``fibergroup.elements``.
+        See :meth:`tg_equiattn.nn.GroupAttention.attention_map`, whose layout this has:
+        ``(B, heads, |H|, T, S, *spatial)``, or ``(B, pixels, heads, |H|, T, S, *spatial)`` with several pixels;
+        elements are in the order of ``fibergroup.elements``.
         """
         core: Any = self.core
         return core.attention_map(self._fields(input), pixel, mask, context=self._context(context))

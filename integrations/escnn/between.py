@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escnn.nn import EquivariantModule, FieldType, R2Conv, SequentialModule
+from escnn.nn import EquivariantModule, FieldType, R2Conv, R3Conv, SequentialModule
 
 from .types import check_field_type
 
@@ -10,11 +10,11 @@ from .types import check_field_type
 def between_fields(in_type: FieldType, layer: EquivariantModule, out_type: FieldType) -> SequentialModule:
     r"""A layer of regular (or trivial) fields between fields of any type: irreps, quotients, vectors, mixed ones.
 
-    .. math:: \mathrm{R2Conv}_{1\times 1} \to \mathrm{layer} \to \mathrm{R2Conv}_{1\times 1}
+    .. math:: \mathrm{Conv}_{1\times 1} \to \mathrm{layer} \to \mathrm{Conv}_{1\times 1}
 
-    A linear map of single pixels that commutes with the group takes ``in_type`` to the layer's own type, and another
-    one takes what comes out to ``out_type``. Where a type is the layer's own, there is no map. What comes is escnn's
-    ``SequentialModule``, which hands on neither masks nor contexts.
+    A linear map of single pixels that commutes with the group, an ``R2Conv`` or ``R3Conv``, takes ``in_type`` to the
+    layer's own type, and another one takes what comes out to ``out_type``. Where a type is the layer's own, there is no
+    map. What comes is escnn's ``SequentialModule``, which hands on neither masks nor contexts.
 
     Args:
         in_type (FieldType): any fields of the layer's gspace.
@@ -58,4 +58,5 @@ def _pointwise(name: str, given: FieldType, source: FieldType, target: FieldType
             f"{name} must share an irreducible representation with the layer's {own}, or every linear map is zero, "
             f"got {given}"
         )
-    return [R2Conv(source, target, kernel_size=1)]
+    convolution = R2Conv if source.gspace.dimensionality == 2 else R3Conv
+    return [convolution(source, target, kernel_size=1)]

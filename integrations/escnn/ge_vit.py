@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from tg_equiattn.nn import GEViT as CoreGEViT
 from tg_equiattn.nn.group.ge_vit import PRESETS
 
-from .module import R2Module, Redrawn
-from .types import group_from_gspace, trivial_channels
+from .module import RdModule, Redrawn
+from .types import trivial_channels
 
 
-class GEViT(Redrawn, R2Module):
-    """A GE-ViT from trivial fields (an image) to ``num_classes`` trivial fields on a single pixel.
+class GEViT(Redrawn, RdModule):
+    """A GE-ViT from trivial fields (an image or a volume) to ``num_classes`` trivial fields on a single pixel.
 
     See :class:`tg_equiattn.nn.GEViT` for the architecture and all keyword arguments. ``rotmnist``, ``cifar10`` and
     ``patchcamelyon`` build the published architectures for a gspace.
@@ -27,7 +27,8 @@ class GEViT(Redrawn, R2Module):
         model: keyword arguments of :class:`tg_equiattn.nn.GEViT`.
 
     Shapes:
-        ``(B, in_type.size, H, W)`` -> ``(B, num_classes, 1, 1)``; ``.tensor.flatten(1)`` are the logits.
+        ``(B, in_type.size, H, W)`` -> ``(B, num_classes, 1, 1)``, and ``(B, in_type.size, D, H, W)`` ->
+        ``(B, num_classes, 1, 1, 1)``; ``.tensor.flatten(1)`` are the logits.
 
     Example:
         >>> from escnn import gspaces
@@ -37,19 +38,19 @@ class GEViT(Redrawn, R2Module):
     """
 
     def __init__(self, in_type: FieldType, num_classes: int, **model: Any) -> None:
+        group = self.group_of(in_type, in_type)
         channels = trivial_channels("in_type", in_type)
-        group = group_from_gspace(in_type.gspace)
         core = CoreGEViT(group, channels, num_classes, **model)
         out_type = FieldType(in_type.gspace, num_classes * [in_type.gspace.trivial_repr])
         super().__init__(core, group, in_type, out_type, lifts=True)
-        self.check_size = (28, 28)
+        self.check_size = (28, 28) if group.dim == 2 else (4, 4, 4)
 
     @classmethod
     def _preset(cls, name: str, size: int, gspace: GSpace, overrides: dict[str, Any]) -> GEViT:
         settings = PRESETS[name] | overrides
         in_type = FieldType(gspace, settings.pop("in_channels") * [gspace.trivial_repr])
         model = cls(in_type, settings.pop("num_classes"), **settings)
-        model.check_size = (size, size)
+        model.check_size = (size,) * gspace.dimensionality
         return model
 
     @classmethod
@@ -68,10 +69,10 @@ class GEViT(Redrawn, R2Module):
         return cls._preset("patchcamelyon", 96, gspace, overrides)
 
     def join(self, x: Tensor) -> Tensor:
-        return x[..., None, None]
+        return x.unflatten(1, (-1, *[1] * self.group.dim))
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (*super().evaluate_output_shape(input_shape)[:2], 1, 1)
+        return (*super().evaluate_output_shape(input_shape)[:2], *[1] * self.group.dim)
 
     def _after(self) -> nn.Module:
-        return nn.Unflatten(1, (-1, 1, 1))
+        return nn.Unflatten(1, (-1, *[1] * self.group.dim))

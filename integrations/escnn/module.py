@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
@@ -13,6 +13,8 @@ from tg_equiattn.functional.group.attention import check_window_backend
 from tg_equiattn.groups import FiniteGroup
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
 from tg_equiattn.testing import act, off_lattice_errors
+
+from .types import common_gspace, group_from_gspace, prefix
 
 _ATTENTION = (LiftingAttention, GroupAttention, GlobalGroupAttention)
 
@@ -31,11 +33,13 @@ class Exported(nn.Module):
         return self.after(self.core(self.before(x), **options))
 
 
-class R2Module(EquivariantModule):
+class RdModule(EquivariantModule):
     """A core module on regular (or, with ``lifts``, trivial) fields between two field types.
 
-    Fields are viewed as ``(B, fields, |H|, H, W)``, escnn's own order of a regular type.
+    Fields are viewed as ``(B, fields, |H|, *spatial)``, escnn's own order of a regular type.
     """
+
+    dim: ClassVar[int | None] = None  # of the gspaces that a class is for; None for images and volumes
 
     def __init__(
         self, core: nn.Module, group: FiniteGroup, in_type: FieldType, out_type: FieldType, lifts: bool
@@ -44,12 +48,24 @@ class R2Module(EquivariantModule):
         self.space, self.in_type, self.out_type = in_type.gspace, in_type, out_type
         self.group, self.core, self.lifts = group, core, lifts
         windows = [m.neighbourhood.kernel_size for m in core.modules() if isinstance(m, _ATTENTION)]
-        side = max([11, *(size or 0 for size in windows)])
-        self.check_size = (side, side + 2)
+        side = max([11 if group.dim == 2 else 5, *(size or 0 for size in windows)])
+        self.check_size: tuple[int, ...] = (side, side + 2) if group.dim == 2 else (side, side + 1, side)
+
+    @classmethod
+    def group_of(cls, in_type: FieldType, out_type: FieldType) -> FiniteGroup:
+        """The group of both types; ValueError for gspaces of another dimension than the module's."""
+        gspace = common_gspace(in_type, out_type)
+        if cls.dim not in (None, gspace.dimensionality):
+            name = next(c.__name__ for c in cls.__mro__ if "dim" in vars(c))
+            raise ValueError(
+                f"in_type must have a gspace of dimensionality {cls.dim}, got {gspace}; "
+                f"use {prefix(gspace)}{name.removeprefix(f'R{cls.dim}')}"
+            )
+        return group_from_gspace(gspace)
 
     def forward(self, input: GeometricTensor, mask: Tensor | None = None) -> GeometricTensor:
-        """``mask`` is bool, ``(B, H, W)`` or ``(1, H, W)``, true where there are pixels; the others count in nothing,
-        whatever they hold, and outputs with pixels are zero there."""
+        """``mask`` is bool, ``(B, *spatial)`` or ``(1, *spatial)``, true where there are pixels; the others count in
+        nothing, whatever they hold, and outputs with pixels are zero there."""
         return self._wrap(self.core(self._fields(input), mask))
 
     def _wrap(self, x: Tensor) -> GeometricTensor:
@@ -69,16 +85,17 @@ class R2Module(EquivariantModule):
         return {"input": self.in_type}
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, size, H, W) to the layout of the core."""
+        """(B, size, *spatial) to the layout of the core."""
         return x if self.lifts else x.unflatten(1, (-1, len(self.group)))
 
     def join(self, x: Tensor) -> Tensor:
-        """The core's output to (B, size, H, W)."""
+        """The core's output to (B, size, *spatial)."""
         return x.flatten(1, 2)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        if len(input_shape) != 4 or input_shape[1] != self.in_type.size:
-            raise ValueError(f"input_shape must be (B, {self.in_type.size}, H, W), got {tuple(input_shape)}")
+        if len(input_shape) != 2 + self.group.dim or input_shape[1] != self.in_type.size:
+            sides = "H, W" if self.group.dim == 2 else "D, H, W"
+            raise ValueError(f"input_shape must be (B, {self.in_type.size}, {sides}), got {tuple(input_shape)}")
         return (input_shape[0], self.out_type.size, *input_shape[2:])
 
     @torch.no_grad()
@@ -87,14 +104,14 @@ class R2Module(EquivariantModule):
         atol: float = 1e-5,
         rtol: float = 1e-5,
         *,
-        size: tuple[int, int] | None = None,
+        size: tuple[int, ...] | None = None,
         off_lattice: bool = False,
     ) -> list[tuple[Any, float]]:
         """Check all elements that map the pixel grid to itself, without interpolation; measure the others if asked.
 
         Args:
             atol, rtol: the largest error allowed is ``atol + rtol * max |output|``.
-            size: height and width of the test image.
+            size: height and width of the test image, or depth, height and width of the volume.
             off_lattice: also measure the elements that do not map the pixel grid to itself (rotations by 45 degrees),
                 on smooth images (:func:`tg_equiattn.testing.off_lattice_errors`). Their errors are percents that come
                 from the pixels, so they are returned and not compared with ``atol`` and ``rtol``.
@@ -121,11 +138,13 @@ class R2Module(EquivariantModule):
             self.train(training)
 
     def _off_lattice_errors(self, side: int) -> list[tuple[Any, float]]:
-        if self.evaluate_output_shape((1, self.in_type.size, side, side))[-1] % 2 == 0:
+        dim = self.group.dim
+        if self.evaluate_output_shape((1, self.in_type.size, *[side] * dim))[-1] % 2 == 0:
             side += 1  # so that one pixel is in the middle
         like, elements = next(self.parameters()), self.space.fibergroup.elements
         counts = {name: len(field_type) for name, field_type in self._inputs.items()}
-        shape = (8, sum(counts.values()), *([] if self.lifts else [len(self.group)]), side, side)
+        batch = 8 if dim == 2 else 2  # volumes are dear
+        shape = (batch, sum(counts.values()), *([] if self.lifts else [len(self.group)]), *[side] * dim)
 
         def run(x: Tensor) -> Tensor:
             first, *others = x.split(list(counts.values()), 1)
@@ -134,10 +153,11 @@ class R2Module(EquivariantModule):
         errors = off_lattice_errors(run, self.group, shape, dtype=like.dtype, device=like.device)
         return [(elements[index], error) for index, error in errors.items()]
 
-    def _check_lattice(self, atol: float, rtol: float, size: tuple[int, int]) -> list[tuple[Any, float]]:
+    def _check_lattice(self, atol: float, rtol: float, size: tuple[int, ...]) -> list[tuple[Any, float]]:
         like = next(self.parameters())
         kind = {"device": like.device, "dtype": like.dtype}
-        given = {n: (torch.randn(3, t.size, *size, **kind), t) for n, t in self._inputs.items()}
+        batch = 3 if self.group.dim == 2 else 1
+        given = {n: (torch.randn(batch, t.size, *size, **kind), t) for n, t in self._inputs.items()}
 
         def move(x: Tensor, field_type: FieldType, index: int) -> Tensor:
             fields = x.unflatten(1, (len(field_type), -1))  # sizes are equal: 1, or |H| for regular fields

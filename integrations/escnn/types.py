@@ -12,33 +12,66 @@ from tg_equiattn.groups import FiniteGroup
 
 
 def group_from_gspace(gspace: GSpace) -> FiniteGroup:
-    """The finite group of a discrete planar gspace, its elements in the order of ``gspace.fibergroup.elements``.
+    """The finite group of a discrete gspace of images or volumes, its elements in the order of
+    ``gspace.fibergroup.elements``.
+
+    Matrices of images are those of ``gspace.basespace_action``. Both libraries have an image's rows run along -y. Of a
+    volume ``(B, C, D, H, W)`` escnn has the axes (-z, -y, x) (``GSpace3D``; ``linear_transform_array_nd`` reverses the
+    order of coordinates and changes the signs of all but x), we have (z, -y, x). So a voxel that is at p for escnn is
+    at S p here, S = diag(1, 1, -1), and an element with matrix M there moves it to S M p = (S M S) S p.
 
     Raises:
-        ValueError: for a continuous gspace (``N=-1``) or one that is not planar.
+        ValueError: for a continuous gspace (``N=-1``) or one of neither images nor volumes.
 
     Example:
         >>> from escnn import gspaces
         >>> group_from_gspace(gspaces.flipRot2dOnR2(4))
         D4_on_R2(order=8, dim=2)
+        >>> group_from_gspace(gspaces.mirOnR3())
+        C2_on_R3(order=2, dim=3)
     """
     _check_gspace(gspace)
     matrices = np.stack([gspace.basespace_action(element) for element in gspace.fibergroup.elements])
+    if gspace.dimensionality == 3:
+        down = np.diag([1.0, 1.0, -1.0])
+        matrices = down @ matrices @ down
     return FiniteGroup(matrices, name=str(gspace.name).split("[")[0])
+
+
+def prefix(gspace: GSpace) -> str:
+    """How the names of modules for a gspace begin, here and in escnn: ``"R2"`` or ``"R3"``."""
+    return f"R{gspace.dimensionality}"
 
 
 def _check_gspace(gspace: GSpace) -> None:
     if not isinstance(gspace, GSpace):
         raise ValueError(f"gspace must be an escnn.gspaces.GSpace, got {type(gspace).__name__}")
-    if gspace.dimensionality != 2:
-        raise ValueError(f"gspace must be planar, got {gspace} of dimensionality {gspace.dimensionality}")
-    if gspace.fibergroup.order() < 1:
-        subgroup, order = ("(axis, N)", "D_N") if gspace.fibergroup.name == "O(2)" else ("N", "C_N")
+    if gspace.dimensionality not in (2, 3):
         raise ValueError(
-            f"gspace must be discrete, got {gspace}, which is continuous; restrict the fields to a subgroup with "
-            f"escnn.nn.RestrictionModule(fields, {subgroup}), N > 0, and go on with its out_type: the model is then "
-            f"equivariant to {order}"
+            f"gspace must be one of images or volumes, got {gspace} of dimensionality {gspace.dimensionality}"
         )
+    if gspace.fibergroup.order() < 1:
+        raise ValueError(f"gspace must be discrete, got {gspace}, which is continuous; {_discrete(gspace)}")
+
+
+_SUBGROUPS = {
+    (2, "SO(2)"): ("N), N > 0", "C_N"),
+    (2, "O(2)"): ("(axis, N)), N > 0", "D_N"),
+    (3, "SO(3)"): ("'octa')", "the rotations of the cube"),
+    (3, "O(3)"): ("(True, 'octa'))", "the rotations and reflections of the cube"),
+}
+
+
+def _discrete(gspace: GSpace) -> str:
+    """How to come to a discrete gspace."""
+    known = _SUBGROUPS.get((gspace.dimensionality, gspace.fibergroup.name))
+    if known is None:  # escnn does not restrict the others
+        return "take a discrete one, n > 0"
+    subgroup, group = known
+    return (
+        f"restrict the fields to a subgroup with escnn.nn.RestrictionModule(fields, {subgroup}, and go on with its "
+        f"out_type: the model is then equivariant to {group}"
+    )
 
 
 def check_field_type(name: str, field_type: FieldType) -> None:
@@ -47,9 +80,9 @@ def check_field_type(name: str, field_type: FieldType) -> None:
     _check_gspace(field_type.gspace)
 
 
-def _conversion(source: str, target: str, kind: str) -> str:
+def _conversion(gspace: GSpace, source: str, target: str, kind: str) -> str:
     return (
-        f"escnn.nn.R2Conv({source}, {target}, kernel_size=1), "
+        f"escnn.nn.{prefix(gspace)}Conv({source}, {target}, kernel_size=1), "
         f"fields = escnn.nn.FieldType(gspace, n * [gspace.{kind}_repr])"
     )
 
@@ -62,12 +95,14 @@ def trivial_channels(name: str, field_type: FieldType) -> int:
     group = field_type.gspace.fibergroup
     # what is not trivial in any of its parts, no linear map of single pixels leads to trivial fields
     invariant = any(group.irrep(*i).is_trivial() for r in field_type.representations for i in r.irreps)
+    gspace = field_type.gspace
+    advice = f"use {prefix(gspace)}GroupAttention"
     if _regular(field_type):
-        advice = "use R2GroupAttention, which takes regular fields"
+        advice += ", which takes regular fields"
     else:
-        advice = f"use R2GroupAttention after {_conversion(name, 'fields', 'regular')}"
+        advice += f" after {_conversion(gspace, name, 'fields', 'regular')}"
     if invariant:
-        advice += f"; or keep only what is invariant, with {_conversion(name, 'fields', 'trivial')}"
+        advice += f"; or keep only what is invariant, with {_conversion(gspace, name, 'fields', 'trivial')}"
     raise ValueError(f"{name} must consist of trivial fields, got {field_type}; {advice}")
 
 
@@ -83,9 +118,9 @@ def regular_channels(name: str, field_type: FieldType) -> int:
     if _regular(field_type):
         return len(field_type)
     source, target = (name, "fields") if name == "in_type" else ("fields", name)
-    advice = f"convert with {_conversion(source, target, 'regular')}"
+    advice = f"convert with {_conversion(field_type.gspace, source, target, 'regular')}"
     if name == "in_type" and all(r.is_trivial() for r in field_type.representations):
-        advice = f"lift trivial fields with R2LiftingAttention, or {advice}"
+        advice = f"lift trivial fields with {prefix(field_type.gspace)}LiftingAttention, or {advice}"
     raise ValueError(f"{name} must consist of regular fields, got {field_type}; {advice}")
 
 

@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from fields import of, regular, sides, trivial
 
 from tg_equiattn.testing import equivariance_error, off_lattice_errors
 
@@ -17,10 +18,8 @@ with contextlib.redirect_stdout(io.StringIO()):
 from tg_equiattn.integrations.escnn import (
     GEViT,
     R2AttentionBlock,
-    R2GlobalAttention,
     R2GroupAttention,
     R2LiftingAttention,
-    R2RegularGlobalNorm,
     R2RegularLayerNorm,
     group_from_gspace,
 )
@@ -40,27 +39,21 @@ GSPACES = {
     "flip": gspaces.flip2dOnR2(),
     "flip_other_axis": gspaces.flip2dOnR2(axis=0.0),
     "trivial": gspaces.trivialOnR2(),
+    "volumes: half turns": gspaces.dihedralOnR3(2),
+    "volumes: mirror": gspaces.mirOnR3(),
 }
-
-
-def trivial(gspace, n=3):
-    return nn.FieldType(gspace, n * [gspace.trivial_repr])
-
-
-def regular(gspace, n=6):
-    return nn.FieldType(gspace, n * [gspace.regular_repr])
 
 
 def layers(gspace):
     image, hidden, wider = trivial(gspace), regular(gspace), regular(gspace, 8)
     return [
-        R2LiftingAttention(image, hidden, heads=2, kernel_size=3),
-        R2GroupAttention(hidden, wider, heads=2, kernel_size=3),
-        R2GroupAttention(hidden, hidden, heads=2, kernel_size=None, relation="relative", encoding="joint"),
-        R2GlobalAttention(hidden, wider, heads=2, kernel_size=3),
-        R2AttentionBlock(hidden, wider, heads=2, kernel_size=3, crop=1),
-        R2RegularGlobalNorm(hidden),
-        R2RegularLayerNorm(hidden),
+        of(gspace, "LiftingAttention")(image, hidden, heads=2, kernel_size=3),
+        of(gspace, "GroupAttention")(hidden, wider, heads=2, kernel_size=3),
+        of(gspace, "GroupAttention")(hidden, hidden, heads=2, kernel_size=None, relation="relative", encoding="joint"),
+        of(gspace, "GlobalAttention")(hidden, wider, heads=2, kernel_size=3),
+        of(gspace, "AttentionBlock")(hidden, wider, heads=2, kernel_size=3, crop=1),
+        of(gspace, "RegularGlobalNorm")(hidden),
+        of(gspace, "RegularLayerNorm")(hidden),
         GEViT(image, 4, channels=(6, 8), heads=2, kernel_size=3),
     ]
 
@@ -73,8 +66,9 @@ def gspace(request):
 def test_group_has_escnn_products_and_action(gspace):
     """Same order of elements, same products, and the regular action is a permutation by the Cayley table."""
     group, elements = group_from_gspace(gspace), gspace.fibergroup.elements
+    flip = np.diag([1, 1, -1][: group.dim])  # the first axis of a volume is -z to escnn
     for a, first in enumerate(elements):
-        np.testing.assert_allclose(group.matrices[a], gspace.basespace_action(first), atol=1e-12)
+        np.testing.assert_allclose(flip @ group.matrices[a].numpy() @ flip, gspace.basespace_action(first), atol=1e-12)
         for b, second in enumerate(elements):
             assert elements[int(group.cayley[a, b])] == first @ second
         permutation = torch.eye(len(group))[group.cayley[group.inverse[a]]]
@@ -177,18 +171,21 @@ def test_check_of_large_windows(randomise):
 
 
 def test_output_shapes(gspace):
+    spatial = sides(gspace, 7, 5)
     for layer in layers(gspace):
-        x = layer.in_type(torch.randn(2, layer.in_type.size, 7, 5))
+        x = layer.in_type(torch.randn(2, layer.in_type.size, *spatial))
         out = layer(x)
         assert out.type == layer.out_type
         assert tuple(out.shape) == tuple(layer.evaluate_output_shape(tuple(x.shape)))
         with pytest.raises(ValueError, match="input_shape must be"):
-            layer.evaluate_output_shape((2, layer.in_type.size + 1, 7, 5))
+            layer.evaluate_output_shape((2, layer.in_type.size + 1, *spatial))
+        with pytest.raises(ValueError, match="input_shape must be"):
+            layer.evaluate_output_shape((2, layer.in_type.size, *spatial, 3))
 
 
 def test_export(gspace, randomise):
     for layer in layers(gspace):
-        x = torch.randn(2, layer.in_type.size, 7, 5)
+        x = torch.randn(2, layer.in_type.size, *sides(gspace, 7, 5))
         exported = randomise(layer).export()
         assert not layer.training
         assert not isinstance(exported, nn.EquivariantModule)
@@ -331,7 +328,7 @@ def mixed_fields(gspace):
         (lambda: GEViT(trivial(CONTINUOUS), 3), SO2_ADVICE),
         (lambda: group_from_gspace(CONTINUOUS), SO2_ADVICE),
         (lambda: group_from_gspace(gspaces.flipRot2dOnR2()), r"RestrictionModule\(fields, \(axis, N\)\).* to D_N"),
-        (lambda: group_from_gspace(gspaces.octaOnR3()), "gspace must be planar"),
+        (lambda: group_from_gspace(gspaces.no_base_space(ROT4.fibergroup)), "gspace must be one of images or volumes"),
         (lambda: group_from_gspace("rot"), "gspace must be an escnn.gspaces.GSpace, got str"),
         (lambda: R2GroupAttention(12, regular(ROT4), heads=1), "in_type must be an escnn.nn.FieldType, got int"),
         (lambda: R2GroupAttention(regular(ROT4), regular(ROT4), heads=1, kernel_size=4), "kernel_size must be"),

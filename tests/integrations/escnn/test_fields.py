@@ -1,6 +1,7 @@
 """What escnn's users mix: fields of any type, masks, contexts, maps, circular images, all pixels in linear time."""
 
 import contextlib
+import functools
 import io
 import pickle
 
@@ -10,14 +11,13 @@ import torch
 with contextlib.redirect_stdout(io.StringIO()):
     from escnn import gspaces, nn
 
+from fields import of, sides
 from tg_equiattn.integrations.escnn import (
     GEViT,
     R2AttentionBlock,
     R2GlobalAttention,
     R2GroupAttention,
     R2LiftingAttention,
-    R2RegularGlobalNorm,
-    R2RegularLayerNorm,
     between_fields,
     group_from_gspace,
 )
@@ -30,7 +30,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*pre-computed.*:UserWarning"),
 ]
-GSPACES = {"rot4": gspaces.rot2dOnR2(4), "flipRot4": gspaces.flipRot2dOnR2(4), "flip": gspaces.flip2dOnR2()}
+GSPACES = {
+    "rot4": gspaces.rot2dOnR2(4),
+    "flipRot4": gspaces.flipRot2dOnR2(4),
+    "flip": gspaces.flip2dOnR2(),
+    "volumes": gspaces.dihedralOnR3(2),
+}
 
 
 def fields(gspace, n=3, kind="regular"):
@@ -51,25 +56,33 @@ def turned(mask, gspace, element):
 def layers(gspace, context=None, **options):
     hidden, wider, image = fields(gspace), fields(gspace, 4), fields(gspace, 2, "trivial")
     options = {"heads": 2, "kernel_size": 3, **options}
-    made = [
-        R2LiftingAttention(image, hidden, context_type=fields(gspace, 5, "trivial") if context else None, **options),
-        R2GroupAttention(hidden, wider, context_type=fields(gspace, 5) if context else None, **options),
-        R2GlobalAttention(hidden, wider, context_type=fields(gspace, 5) if context else None, **options),
-        R2AttentionBlock(hidden, wider, context_type=fields(gspace, 5) if context else None, reach="global", **options),
-    ]
+    lifting, *others = (of(gspace, kind) for kind in ("LiftingAttention", "GroupAttention", "GlobalAttention"))
+    block = functools.partial(of(gspace, "AttentionBlock"), reach="global")
+    made = [lifting(image, hidden, context_type=fields(gspace, 5, "trivial") if context else None, **options)]
+    for layer in (*others, block):
+        made.append(layer(hidden, wider, context_type=fields(gspace, 5) if context else None, **options))
     return [layer.double() for layer in made]
 
 
 @pytest.mark.parametrize(
-    ("name", "padding_mode"), [("rot4", "mask"), ("flip", "mask"), ("flipRot4", "circular"), ("flip", "circular")]
+    ("name", "padding_mode"),
+    [
+        ("rot4", "mask"),
+        ("flip", "mask"),
+        ("flipRot4", "circular"),
+        ("flip", "circular"),
+        ("volumes", "mask"),
+        ("volumes", "circular"),
+    ],
 )
 def test_masks_and_contexts_under_escnns_transform(name, padding_mode, randomise):
     """For every element; where the mask or the context stays as it is, the check fails."""
     gspace = GSPACES[name]
-    mask = torch.rand(2, 7, 7) < 0.6
+    shape = (2, *sides(gspace, 7, 7))
+    mask = torch.rand(shape) < 0.6
     for layer in layers(gspace, context=True, padding_mode=padding_mode):
         randomise(layer)
-        x, context = tensor(layer.in_type, 2, 7, 7), tensor(layer.context_type, 2, 7, 7)
+        x, context = tensor(layer.in_type, *shape), tensor(layer.context_type, *shape)
         out = layer(x, mask, context=context)
         assert out.type == layer.out_type
         for element in gspace.fibergroup.elements:
@@ -83,33 +96,35 @@ def test_masks_and_contexts_under_escnns_transform(name, padding_mode, randomise
                 assert (wrong - target).abs().max() > 1e-2
 
 
-def test_checks_and_exports_know_masks_and_contexts(randomise):
+@pytest.mark.parametrize("name", ["flipRot4", "volumes"])
+def test_checks_and_exports_know_masks_and_contexts(name, randomise):
     """Where keys are of other fields, escnn's check has some; what is exported takes tensors."""
-    for layer in layers(GSPACES["flipRot4"], context=True):
+    gspace = GSPACES[name]
+    shape = (2, *sides(gspace, 5, 6))
+    for layer in layers(gspace, context=True):
         randomise(layer)
-        assert len(layer.check_equivariance(atol=1e-10, rtol=1e-10)) == 8
-        x, context, mask = (
-            tensor(layer.in_type, 2, 5, 6),
-            tensor(layer.context_type, 2, 5, 6),
-            torch.rand(2, 5, 6) < 0.6,
-        )
+        assert len(layer.check_equivariance(atol=1e-10, rtol=1e-10)) == gspace.fibergroup.order()
+        x, context, mask = tensor(layer.in_type, *shape), tensor(layer.context_type, *shape), torch.rand(shape) < 0.6
         expected = layer(x, mask, context=context).tensor
         program = pickle.loads(pickle.dumps(layer.export()))
         torch.testing.assert_close(program(x.tensor, mask, context=context.tensor), expected, rtol=0, atol=1e-12)
-    eighths = gspaces.rot2dOnR2(8)
-    (_, cross, *_) = layers(eighths, context=True, kernel_size=5, heads=3)
-    errors = cross.check_equivariance(off_lattice=True)
-    assert len(errors) == 8
-    assert 0 < max(error for _, error in errors[4:]) < 0.05
-    model = randomise(GEViT(fields(GSPACES["rot4"], 2, "trivial"), 3, channels=(4,), heads=2, kernel_size=3)).double()
-    x = tensor(model.in_type, 2, 5, 6)
+    model = randomise(GEViT(fields(gspace, 2, "trivial"), 3, channels=(4,), heads=2, kernel_size=3)).double()
+    x = tensor(model.in_type, *shape)
     torch.testing.assert_close(model.export()(x.tensor, mask), model(x, mask).tensor, rtol=0, atol=1e-12)
 
 
-def test_rolls(randomise):
-    for layer in layers(GSPACES["rot4"], padding_mode="circular"):
+def test_cross_attention_off_the_lattice():
+    (_, cross, *_) = layers(gspaces.rot2dOnR2(8), context=True, kernel_size=5, heads=3)
+    errors = cross.check_equivariance(off_lattice=True)
+    assert len(errors) == 8
+    assert 0 < max(error for _, error in errors[4:]) < 0.05
+
+
+@pytest.mark.parametrize("name", ["rot4", "volumes"])
+def test_rolls(name, randomise):
+    for layer in layers(GSPACES[name], padding_mode="circular"):
         randomise(layer)
-        x = tensor(layer.in_type, 1, 5, 6)
+        x = tensor(layer.in_type, 1, *sides(GSPACES[name], 5, 6))
         rolled = nn.GeometricTensor(x.tensor.roll((2, -1), (-2, -1)), x.type)
         expected = layer(x).tensor.roll((2, -1), (-2, -1))
         torch.testing.assert_close(
@@ -117,37 +132,50 @@ def test_rolls(randomise):
         )
 
 
-def test_rectangles_are_images_of_their_own(randomise):
-    mask = torch.zeros(1, 7, 8, dtype=torch.bool)
-    mask[:, 1:5, 2:7] = True
-    model = randomise(GEViT(fields(GSPACES["rot4"], 2, "trivial"), 3, channels=(4,), heads=2, kernel_size=3), 0.4)
-    for layer in [*layers(GSPACES["rot4"]), model.double().eval()]:
-        x = tensor(layer.in_type, 2, 7, 8)
+def rectangle(gspace):
+    """The mask of a part of images, or of volumes, and where it is."""
+    part = (..., slice(1, 5), slice(2, 7)) if gspace.dimensionality == 2 else (..., slice(2), slice(1, 5), slice(2, 4))
+    mask = torch.zeros(1, *sides(gspace, 7, 8), dtype=torch.bool)
+    mask[part] = True
+    return mask, part
+
+
+@pytest.mark.parametrize("name", ["rot4", "volumes"])
+def test_rectangles_are_images_of_their_own(name, randomise):
+    gspace = GSPACES[name]
+    mask, part = rectangle(gspace)
+    model = randomise(GEViT(fields(gspace, 2, "trivial"), 3, channels=(4,), heads=2, kernel_size=3), 0.4)
+    for layer in [*layers(gspace), model.double().eval()]:
+        x = tensor(layer.in_type, 2, *mask.shape[1:])
         poisoned = nn.GeometricTensor(x.tensor.masked_fill(~mask[:, None], torch.nan), x.type)
-        out, cut = layer(poisoned, mask).tensor, nn.GeometricTensor(x.tensor[..., 1:5, 2:7], x.type)
-        out = out if layer is model else out[..., 1:5, 2:7]
+        out, cut = layer(poisoned, mask).tensor, nn.GeometricTensor(x.tensor[part], x.type)
+        out = out if layer is model else out[part]
         torch.testing.assert_close(out, layer(cut).tensor, rtol=0, atol=1e-10)
 
 
-def test_norms_of_rectangles(randomise):
-    hidden, mask = fields(GSPACES["rot4"]), torch.zeros(1, 7, 8, dtype=torch.bool)
-    mask[:, 1:5, 2:7] = True
-    for norm in (R2RegularGlobalNorm(hidden), R2RegularLayerNorm(hidden)):
-        x = tensor(hidden, 2, 7, 8)
-        out = randomise(norm).double()(x, mask).tensor[..., 1:5, 2:7]
-        cut = nn.GeometricTensor(x.tensor[..., 1:5, 2:7], hidden)
+@pytest.mark.parametrize("name", ["rot4", "volumes"])
+def test_norms_of_rectangles(name, randomise):
+    gspace = GSPACES[name]
+    hidden, (mask, part) = fields(gspace), rectangle(gspace)
+    for norm in (of(gspace, "RegularGlobalNorm")(hidden), of(gspace, "RegularLayerNorm")(hidden)):
+        x = tensor(hidden, 2, *mask.shape[1:])
+        out = randomise(norm).double()(x, mask).tensor[part]
+        cut = nn.GeometricTensor(x.tensor[part], hidden)
         torch.testing.assert_close(out, norm(cut).tensor, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["flipRot4", "volumes"])
 @pytest.mark.parametrize("kind", range(4))
-def test_maps_are_those_of_the_core(kind, randomise):
-    layer = randomise(layers(GSPACES["flipRot4"])[kind])
-    x = tensor(layer.in_type, 2, 5, 5)
-    weights = layer.attention_map(x, [(1, 2), (0, 4)], torch.ones(1, 5, 5, dtype=torch.bool))
-    assert weights.shape == (2, 2, 2, 8, 8 if kind == 1 else 1, 8 if kind else 1, 5, 5)
-    torch.testing.assert_close(weights.sum((-3, -2, -1)), torch.ones(weights.shape[:5]).double(), rtol=0, atol=1e-12)
+def test_maps_are_those_of_the_core(kind, name, randomise):
+    gspace = GSPACES[name]
+    layer, shape, order = randomise(layers(gspace)[kind]), sides(gspace, 5, 5), gspace.fibergroup.order()
+    pixels = [(1, 2), (0, 4)] if gspace.dimensionality == 2 else [(1, 2, 0), (0, 4, 3)]
+    x = tensor(layer.in_type, 2, *shape)
+    weights = layer.attention_map(x, pixels, torch.ones(1, *shape, dtype=torch.bool))
+    assert weights.shape == (2, 2, 2, order, order if kind == 1 else 1, order if kind else 1, *shape)
+    torch.testing.assert_close(weights.flatten(5).sum(-1), torch.ones(weights.shape[:5]).double(), rtol=0, atol=1e-12)
     with torch.inference_mode():
-        again = layer.core.attention_map(layer.split(x.tensor), [(1, 2), (0, 4)])
+        again = layer.core.attention_map(layer.split(x.tensor), pixels)
     torch.testing.assert_close(again, weights.detach(), rtol=0, atol=1e-12)
 
 
@@ -166,12 +194,12 @@ def test_layers_between_fields_of_any_type(name, randomise):
     hidden = fields(gspace)
     for in_type in types(gspace):
         for out_type in types(gspace):
-            layer = R2GroupAttention(hidden, hidden, heads=2, kernel_size=3)
+            layer = of(gspace, "GroupAttention")(hidden, hidden, heads=2, kernel_size=3)
             model = between_fields(in_type, layer, out_type)
             assert isinstance(model, nn.SequentialModule)
             assert (model.in_type, model.out_type) == (in_type, out_type)
     randomise(model).double().eval()
-    x = tensor(in_type, 2, 7, 7)
+    x = tensor(in_type, 2, *sides(gspace, 7, 7))
     out = model(x)
     for element in gspace.fibergroup.elements:
         expected = out.transform(element).tensor
@@ -188,6 +216,10 @@ def test_no_map_where_the_type_is_the_layers_own():
     assert [type(m) for m in between_fields(hidden, layer, hidden)] == [R2GroupAttention]
     assert [type(m) for m in between_fields(image, layer, hidden)] == [nn.R2Conv, R2GroupAttention]
     assert between_fields(hidden, layer, image)[1].kernel_size == 1
+    volumes = GSPACES["volumes"]
+    hidden, volume = fields(volumes), fields(volumes, 2, "trivial")
+    layer = of(volumes, "GroupAttention")(hidden, hidden, heads=2, kernel_size=3)
+    assert [type(m) for m in between_fields(volume, layer, hidden)] == [nn.R3Conv, of(volumes, "GroupAttention")]
 
 
 def test_between_fields_exports_and_loads(randomise):
