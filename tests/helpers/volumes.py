@@ -1,0 +1,69 @@
+"""Every discrete gspace of volumes that escnn makes or restricts to."""
+
+import contextlib
+import functools
+import io
+
+import numpy as np
+import torch
+from fields import trivial
+
+with contextlib.redirect_stdout(io.StringIO()):
+    from escnn import gspaces, nn
+
+from tg_equiattn.integrations.escnn import group_from_gspace
+
+
+def restricted(make, subgroup):
+    """The gspace of fields that escnn restricts to a subgroup."""
+    return nn.RestrictionModule(trivial(make()), subgroup).out_type.gspace
+
+
+def turned(angle_axis):
+    """Four turns about another axis than z: an element of O(3) that escnn conjugates by."""
+    from escnn.group import o3_group
+
+    return gspaces.rot2dOnR3(4, adjoint=o3_group().element((0, np.array(angle_axis)), "Q"))
+
+
+HALF = np.sqrt(0.5)
+GSPACES = {  # with the number of elements, and how many of them map voxels to voxels
+    "octa": (gspaces.octaOnR3, 24, 24),
+    "fullOcta": (gspaces.fullOctaOnR3, 48, 48),
+    "ico": (gspaces.icoOnR3, 60, 12),
+    "fullIco": (gspaces.fullIcoOnR3, 120, 24),
+    "trivial": (gspaces.trivialOnR3, 1, 1),
+    "inversion": (gspaces.invOnR3, 2, 2),
+    "mirror": (gspaces.mirOnR3, 2, 2),
+    "mirror, other axis": (lambda: gspaces.mirOnR3(axis=0.0), 2, 2),
+    "rot2d": (lambda: gspaces.rot2dOnR3(4), 4, 4),
+    "rot2d, eight": (lambda: gspaces.rot2dOnR3(8), 8, 4),
+    "rot2d about x": (lambda: turned([HALF, 0, 0, HALF]), 4, 4),
+    "rot2d about y": (lambda: turned([0, HALF, 0, HALF]), 4, 4),
+    "dihedral": (lambda: gspaces.dihedralOnR3(4), 8, 8),
+    "conical": (lambda: gspaces.conicalOnR3(4), 8, 8),
+    "cylindrical": (lambda: gspaces.cylindricalOnR3(4), 8, 8),
+    "fullCylindrical": (lambda: gspaces.fullCylindricalOnR3(4), 16, 16),
+    "SO(3) to octa": (lambda: restricted(gspaces.rot3dOnR3, "octa"), 24, 24),
+    "O(3) to fullOcta": (lambda: restricted(gspaces.flipRot3dOnR3, (True, "octa")), 48, 48),
+    "SO(3) to D4": (lambda: restricted(gspaces.rot3dOnR3, (True, 4)), 8, 8),
+    "cone to D4": (lambda: restricted(lambda: gspaces.conicalOnR3(-1), (0.0, 4)), 8, 8),
+}
+
+
+@functools.cache
+def gspace_of(name):
+    """Made once: escnn reads irreps from a file for seconds."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return GSPACES[name][0]()
+
+
+@functools.cache
+def lattice(gspace):
+    """The elements that map voxels to voxels, with their indices."""
+    group = group_from_gspace(gspace)
+    return [(index, element) for index, element in enumerate(gspace.fibergroup.elements) if group.lattice[index]]
+
+
+def field(field_type, *shape):
+    return nn.GeometricTensor(torch.randn(*shape[:1], field_type.size, *shape[1:], dtype=torch.float64), field_type)

@@ -1,0 +1,202 @@
+"""Volumes: every discrete gspace of three dimensions, with escnn's own transform as the judge."""
+
+import contextlib
+import functools
+import io
+
+import numpy as np
+import pytest
+import torch
+from fields import regular, trivial
+from volumes import GSPACES, field, gspace_of, lattice
+
+from tg_equiattn.groups import FiniteGroup
+from tg_equiattn.testing import act
+
+with contextlib.redirect_stdout(io.StringIO()):
+    from escnn import gspaces, nn
+
+from tg_equiattn.integrations.escnn import (
+    GEViT,
+    R2GroupAttention,
+    R2RegularLayerNorm,
+    R3AttentionBlock,
+    R3GlobalAttention,
+    R3GroupAttention,
+    R3LiftingAttention,
+    R3RegularGlobalNorm,
+    R3RegularLayerNorm,
+    group_from_gspace,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*pre-computed.*:UserWarning"),
+]
+
+
+LARGE = {"fullIco", "O(3) to fullOcta"}
+EVERY = [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in GSPACES]
+
+
+def moved(group, x, index):
+    """The exact action of the core on escnn's layout."""
+    fields = x.tensor.unflatten(1, (len(x.type), -1))
+    return act(fields, group, index).flatten(1, 2) if fields.shape[2] > 1 else act(x.tensor, group, index)
+
+
+def worst(group, gspace, *shape):
+    """The largest difference between the core's action and escnn's, over trivial and regular fields."""
+    errors = []
+    for field_type in (trivial(gspace, 2), regular(gspace, 2)):
+        x = field(field_type, 1, *shape)
+        for index, element in lattice(gspace):
+            got, wanted = moved(group, x, index), x.transform(element).tensor
+            assert got.shape == wanted.shape  # quarter turns exchange sides
+            errors.append(float((got - wanted).abs().max()))
+    return max(errors)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_action_is_that_of_escnns_transform(name):
+    """For every lattice element of every gspace; products and the regular representation, too."""
+    gspace, (_, order, exact) = gspace_of(name), GSPACES[name]
+    group, elements = group_from_gspace(gspace), gspace.fibergroup.elements
+    assert (len(group), group.dim, len(lattice(gspace))) == (order, 3, exact)
+    for shape in ((5, 5, 5), (4, 4, 4), (3, 4, 5)):
+        assert worst(group, gspace, *shape) < 1e-12
+    for a in torch.randint(order, (min(order, 30),)).tolist():
+        permutation = torch.eye(order)[group.cayley[group.inverse[a]]]
+        np.testing.assert_allclose(gspace.regular_repr(elements[a]), permutation, atol=1e-12)
+        for b in torch.randint(order, (min(order, 10),)).tolist():
+            assert elements[int(group.cayley[a, b])] == elements[a] @ elements[b]
+
+
+@pytest.mark.parametrize("name", ["octa", "rot2d about x", "rot2d", "dihedral"])
+def test_without_the_change_of_axes_it_is_not(name):
+    """Negative control: escnn's matrices as they are. They are ours where no element mixes z with other axes."""
+    gspace = gspace_of(name)
+    as_they_are = FiniteGroup(np.stack([gspace.basespace_action(e) for e in gspace.fibergroup.elements]))
+    error = worst(as_they_are, gspace, 4, 4, 4)
+    assert error < 1e-12 if name in ("rot2d", "dihedral") else error > 0.1
+
+
+def layers(gspace, few=False):
+    """Every module; the costly relations where the group is small."""
+    volume, hidden, wider = trivial(gspace, 2), regular(gspace, 2), regular(gspace, 3)
+    options = {"heads": 1, "head_channels": 4, "kernel_size": 3}
+    made = [
+        R3LiftingAttention(volume, hidden, **options),
+        R3GroupAttention(hidden, wider, relation="relative", **options),
+        R3RegularGlobalNorm(hidden),
+        R3RegularLayerNorm(hidden),
+    ]
+    if not few:
+        made += [
+            R3GlobalAttention(hidden, wider, num_features=5, **options),
+            R3AttentionBlock(hidden, wider, relation="lifted", crop=1, **options),
+            R3GroupAttention(hidden, wider, **options),
+            GEViT(volume, 3, channels=(4,), pools=(0,), relation="relative", **options),
+        ]
+    return [layer.double() for layer in made]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_layers_under_escnns_transform(name, randomise):
+    """Every lattice element, sides that are equal and that are not."""
+    gspace = gspace_of(name)
+    few = gspace.fibergroup.order() > 8
+    for layer in layers(gspace, few):
+        randomise(layer).eval()
+        for shape in [(1, 2, 3, 2)] if few else [(1, 4, 4, 4), (2, 4, 6, 4)]:
+            x = field(layer.in_type, *shape)
+            out = layer(x)
+            assert tuple(out.shape) == layer.evaluate_output_shape(tuple(x.shape))
+            for _, element in lattice(gspace):
+                got, wanted = layer(x.transform(element)).tensor, out.transform(element).tensor
+                torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("relation", ["ge_vit", "lifted", "gsa"])
+def test_all_relations_on_the_octahedral_group(relation, randomise):
+    """Twenty-four elements at their worst; GSA-Nets' relation, the negative control, fails the check of the others."""
+    hidden = regular(gspace_of("octa"), 1)
+    with pytest.warns(UserWarning, match="not equivariant") if relation == "gsa" else contextlib.nullcontext():
+        layer = R3GroupAttention(
+            hidden, hidden, heads=1, head_channels=3, kernel_size=3, relation=relation, encoding="joint"
+        )
+    randomise(layer).double()
+    if relation != "gsa":
+        assert len(layer.check_equivariance(atol=1e-10, rtol=1e-10, size=(2, 3, 2))) == 24
+        return
+    with pytest.raises(AssertionError, match="error found during equivariance check with element"):
+        layer.check_equivariance(atol=1e-3, rtol=1e-3, size=(2, 3, 2))
+
+
+def test_single_precision(randomise):
+    for layer in layers(gspace_of("dihedral")):
+        assert len(randomise(layer.float()).check_equivariance(atol=1e-5, rtol=1e-5, size=(4, 4, 6))) == 8
+
+
+def test_icosahedral_windows_are_balls():
+    """Elements off the lattice cost what voxels cost, percents and less."""
+    gspace = gspace_of("ico")
+    volume, hidden = trivial(gspace, 2), regular(gspace, 2)
+    assert R3LiftingAttention(volume, hidden, heads=1).core.neighbourhood.shape == "disk"
+    layer = R3LiftingAttention(volume, hidden, heads=2, head_channels=4, kernel_size=3)
+    errors = layer.check_equivariance(off_lattice=True)
+    assert len(errors) == 60
+    assert {element for element, _ in errors} == set(gspace.fibergroup.elements)
+    assert all(1e-5 < error < 0.03 for _, error in errors[12:])
+
+
+PLANAR, CUBE = gspaces.rot2dOnR2(4), functools.partial(gspace_of, "octa")
+
+
+def vectors(gspace):
+    return nn.FieldType(gspace, [gspace.trivial_repr, gspace.irrep(1)])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: R2GroupAttention(regular(CUBE()), regular(CUBE()), heads=1),
+         r"in_type must have a gspace of dimensionality 2, got .*; use R3GroupAttention"),
+        (lambda: R2RegularLayerNorm(regular(CUBE())), "of dimensionality 2, got .*; use R3RegularLayerNorm"),
+        (lambda: R3GroupAttention(regular(PLANAR), regular(PLANAR), heads=1),
+         r"in_type must have a gspace of dimensionality 3, got C4_on_R2.*; use R2GroupAttention"),
+        (lambda: R3LiftingAttention(trivial(PLANAR), regular(PLANAR)), "; use R2LiftingAttention"),
+        (lambda: R3GlobalAttention(regular(PLANAR), regular(PLANAR)), "; use R2GlobalAttention"),
+        (lambda: R3AttentionBlock(regular(PLANAR), regular(PLANAR)), "; use R2AttentionBlock"),
+        (lambda: R3RegularGlobalNorm(regular(PLANAR)), "; use R2RegularGlobalNorm"),
+        (lambda: R3LiftingAttention(vectors(CUBE()), regular(CUBE())),
+         r"use R3GroupAttention after escnn.nn.R3Conv\(in_type, fields, kernel_size=1\)"),
+        (lambda: R3GroupAttention(trivial(CUBE()), regular(CUBE())),
+         r"lift trivial fields with R3LiftingAttention, or convert with escnn.nn.R3Conv\(in_type, fields"),
+        (lambda: group_from_gspace(gspaces.rot3dOnR3()), r"RestrictionModule\(fields, 'octa'\).*rotations of the cube"),
+        (lambda: GEViT(trivial(gspaces.flipRot3dOnR3()), 3), r"RestrictionModule\(fields, \(True, 'octa'\)\)"),
+        (lambda: R3LiftingAttention(trivial(gspaces.rot2dOnR3()), trivial(gspaces.rot2dOnR3())),
+         "gspace must be discrete, got .*; take a discrete one, n > 0"),
+        (lambda: R3GroupAttention(regular(CUBE()), regular(gspace_of("dihedral"))),
+         "out_type must have the gspace of in_type"),
+    ],
+)  # fmt: skip
+def test_bad_arguments(make, message):
+    with contextlib.redirect_stdout(io.StringIO()), pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_bad_input():
+    hidden = regular(gspace_of("mirror"), 2)
+    layer = R3GroupAttention(hidden, hidden, heads=1, kernel_size=3)
+    with pytest.raises(ValueError, match=r"input_shape must be \(B, 4, D, H, W\), got \(1, 4, 3, 3\)"):
+        layer.evaluate_output_shape((1, 4, 3, 3))
+    with pytest.raises(ValueError, match="input must be a GeometricTensor of type"):
+        layer(torch.randn(1, 4, 3, 3, 3))
+    x = hidden(torch.randn(1, 4, 3, 3, 3))
+    with pytest.raises(ValueError, match="pixel must be 3 whole numbers"):
+        layer.attention_map(x, (1, 1))
+    with pytest.raises(ValueError, match="mask"):
+        layer(x, torch.ones(1, 3, 3, dtype=torch.bool))
