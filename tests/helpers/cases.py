@@ -381,6 +381,7 @@ CORE = {
 
 def on_fields(kind):
     """A layer of the escnn integration as a module of tensors."""
+    volumes = kind.startswith("R3") or kind.endswith("volume")
 
     def make():
         with contextlib.redirect_stdout(io.StringIO()):
@@ -388,18 +389,17 @@ def on_fields(kind):
             from escnn import nn as enn
         from tg_equiattn.integrations import escnn
 
-        space = gspaces.flipRot2dOnR2(2)
+        space = gspaces.invOnR3() if volumes else gspaces.flipRot2dOnR2(2)
         image, hidden = (enn.FieldType(space, 3 * [r]) for r in (space.trivial_repr, space.regular_repr))
         options = {"heads": 2, "kernel_size": 3}
-        module = {
-            "R2LiftingAttention": lambda: escnn.R2LiftingAttention(image, hidden, locality=4.0, **options),
-            "R2GroupAttention": lambda: escnn.R2GroupAttention(hidden, hidden, **options),
-            "R2GlobalAttention": lambda: escnn.R2GlobalAttention(hidden, hidden, **options),
-            "R2AttentionBlock": lambda: escnn.R2AttentionBlock(hidden, hidden, **options),
-            "R2RegularGlobalNorm": lambda: escnn.R2RegularGlobalNorm(hidden),
-            "R2RegularLayerNorm": lambda: escnn.R2RegularLayerNorm(hidden),
-            "escnn GEViT": lambda: escnn.GEViT(image, 4, channels=(6, 8), **options),
-        }[kind]()
+        if "GEViT" in kind:
+            module = escnn.GEViT(image, 4, channels=(6, 8), **options)
+        elif "Norm" in kind:
+            module = getattr(escnn, kind)(hidden)
+        elif "Lifting" in kind:
+            module = getattr(escnn, kind)(image, hidden, locality=4.0, **options)
+        else:
+            module = getattr(escnn, kind)(hidden, hidden, **options)
 
         def run(module, x):
             out = module(enn.GeometricTensor(x, module.in_type))
@@ -407,8 +407,9 @@ def on_fields(kind):
 
         return Call(run, module)
 
-    channels = 3 if kind in ("R2LiftingAttention", "escnn GEViT") else 12
-    return Case.varying(make, lambda step: {"x": d(2 + step, channels, 5 + step, 6 + step)}, "escnn")
+    channels = 3 if "Lifting" in kind or "GEViT" in kind else 3 * (2 if volumes else 4)
+    sides = (2, 3, 4) if volumes else (5, 6)
+    return Case.varying(make, lambda step: {"x": d(2 + step, channels, *(n + step for n in sides))}, "escnn")
 
 
 def on_graphs(kind, **options):
@@ -476,8 +477,9 @@ def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, permuted=False,
 OUT = "2x1o+3x0e+1x1e+1x0o"
 ON_FIELDS = (
     "R2LiftingAttention", "R2GroupAttention", "R2GlobalAttention", "R2AttentionBlock", "R2RegularGlobalNorm",
-    "R2RegularLayerNorm",
-    "escnn GEViT",
+    "R2RegularLayerNorm", "R3LiftingAttention", "R3GroupAttention", "R3GlobalAttention", "R3AttentionBlock",
+    "R3RegularGlobalNorm", "R3RegularLayerNorm",
+    "escnn GEViT", "escnn GEViT volume",
 )  # fmt: skip
 CASES = {
     **CORE,
