@@ -49,6 +49,7 @@ bench: setup
 	$(RUN) examples/benchmarks/linear_attention.py
 	$(RUN) examples/benchmarks/graph_attention.py
 	$(RUN) examples/benchmarks/global_attention.py
+	$(RUN) -W ignore examples/benchmarks/volumes.py
 	$(RUN) examples/benchmarks/long_context.py
 	$(RUN) examples/benchmarks/clifford_product.py
 

@@ -294,7 +294,7 @@ for path in sorted([*pathlib.Path("../studies").glob("*.py"), *pathlib.Path(".")
                "far_digits", "floor", "global_attention", "graph_attention", "group_attention", "linear_attention",
                "locality", "long_context", "long_range", "molecules", "nbody", "pixel_graphs", "point_clouds",
                "pyg_mixed_model", "rotated_digits", "second_derivatives", "shape_clouds",
-               "superpixel_digits"}  # fmt: skip
+               "superpixel_digits", "volumes"}  # fmt: skip
     assert {name for name, right in said.items() if right == "True"} == scripts
 
 
@@ -341,6 +341,21 @@ def test_attention_over_all_pixels(tmp_path):
     assert [row[0].strip() for row in rows] == 2 * ["window", "global", "all pairs"]
     assert all(float(row[1].split()[0]) > 0 for row in rows)
     assert all(float(row[2]) > 0 for row in rows[3:])
+
+
+@pytest.mark.slow
+def test_attention_on_volumes(tmp_path):
+    pytest.importorskip("escnn")
+    table, layers = tmp_path / "table.md", ["R3Conv", "relative", "ge_vit"]
+    result = run("benchmarks/volumes.py", "--sizes", 4, "--layers", *layers, "--repeats", 1, "--output", table)
+    assert result.returncode == 0, result.stderr
+    rows = [line.split("|")[2:-1] for line in table.read_text().splitlines() if line.startswith("| 4 ")]
+    assert [row[0].strip() for row in rows] == 3 * ["forward"] + 3 * ["forward+backward"]
+    assert [row[1].strip() for row in rows] == 2 * layers
+    for base, *others in (rows[:3], rows[3:]):
+        for row in others:
+            value, ratio = row[2].split()
+            assert number(ratio.strip("()")) == pytest.approx(number(value) / number(base[2]), rel=0.02)
 
 
 @pytest.mark.slow
