@@ -66,6 +66,11 @@ class Problem:
         c = c.detach().requires_grad_()
         return torch.stack([torch.autograd.grad(y, c, retain_graph=True)[0] for y in self.curve(c)])
 
+    def gradient(self, c):
+        """Of the sum of the curve's three numbers."""
+        c = c.detach().requires_grad_()
+        return torch.autograd.grad(self.curve(c).sum(), c)[0]
+
 
 @functools.lru_cache(maxsize=1)  # tests of one case follow each other
 def problem(name):
@@ -108,12 +113,9 @@ def test_second_derivatives(case):
     if not first.requires_grad:
         pytest.skip("linear in all that moves")
     got = torch.stack([torch.autograd.grad(g, c, retain_graph=True)[0] for g in first])
-    step = 1e-5
-    moved = [
-        (case.jacobian(START + e).sum(0) - case.jacobian(START - e).sum(0)) / (2 * step)
-        for e in step * torch.eye(3, dtype=torch.float64)
-    ]
-    close(got, torch.stack(moved), 1e-5)
+    step = 1e-5 * torch.randn(3, dtype=torch.float64)
+    ahead, behind = (case.gradient(START + e) for e in (step, -step))
+    close(got @ step / 1e-5, (ahead - behind) / 2e-5, 1e-5)
     close(torch.func.hessian(lambda c: case.curve(c).sum())(START), got)
 
 
@@ -167,9 +169,9 @@ def test_vmap_over_graphs_needs_their_number():
 MIXED = ["GroupAttention", "PerformerAttention ragged window"]
 
 
-@pytest.mark.parametrize("name", [*MIXED, "SE3HyenaOperator flat", "vector_attention"])
+@pytest.mark.parametrize("name", ["GroupAttention full", MIXED[1], "SE3HyenaOperator flat", "vector_attention"])
 def test_programs_refuse_forward_mode_instead_of_zero_tangents(name):
-    """Exported ones, which run our operators; after that all is as before."""
+    """Exported ones, which run our operators, here those that compile nothing; after that all is as before."""
     case = Problem(name)
     inputs = {**case.rest, **case.inputs}
     values = tuple(inputs.values())

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from running import evaluate, number, run
+from running import evaluate_here, number, run
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ row, col = near.pattern.row, near.pattern.col
 torch.testing.assert_close(bias[:, row, col], window.positions.offset_bias(near.offsets))
 print("equal")
 """
-    assert evaluate(code) == "equal"
+    assert evaluate_here(code) == "equal"
 
 
 @pytest.mark.slow

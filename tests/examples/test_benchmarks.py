@@ -12,7 +12,7 @@ from floor import Rates, floor_cells, floor_seconds
 from harness.devices import add_device, checked_device, index_of
 from longest import fast_lengths, search
 from measure import in_turn, measure, timings, warm_up
-from running import evaluate, number, run
+from running import evaluate, evaluate_here, number, run
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -304,7 +304,7 @@ from group_attention import verdict
 base, ours = {"seconds": 1.0, "bytes": 3000}, {"seconds": 0.05, "bytes": 200}
 print(*verdict("C8", 64, 28, "forward", {"baseline": base, "eager": "-", "compiled": ours, "triton": "no Triton"}))
 """
-    said = evaluate(code)
+    said = evaluate_here(code)
     assert "batch 64, forward, compiled against materialised: 20.0 times faster (wanted 10: reached)" in said
     assert "15.0 times leaner (wanted 20: not reached)" in said
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from running import evaluate, rows_of, run, run_here
+from running import evaluate_here, rows_of, run, run_here
 
 
 @pytest.fixture(scope="module")
@@ -289,4 +289,4 @@ def largest(layer):
 every_pair = 2 * VECTORS * 13 * 13 * 3
 print(largest(streamed) < every_pair <= largest(pairs))
 """
-    assert evaluate(code) == "True"
+    assert evaluate_here(code) == "True"

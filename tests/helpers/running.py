@@ -49,3 +49,12 @@ def evaluate(code):
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=EXAMPLES / "benchmarks")
     return done.stdout.strip() or done.stderr
+
+
+def evaluate_here(code):
+    """The same in this process."""
+    out = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(out):
+        warnings.simplefilter("ignore")
+        exec(compile(code, "code", "exec"), {"__name__": "code"})
+    return out.getvalue().strip()

@@ -63,7 +63,7 @@ def test_equals_the_definition(channels, tokens, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("channels", "tokens"), [(1, 13), (3, 601), (2, 1024), (5, 1)])
+@pytest.mark.parametrize(("channels", "tokens"), [(1, 13), (2, 601), (1, 1024), (5, 1)])
 def test_equals_torch(channels, tokens, dtype, device):
     """In one block of tokens, and in several, the last full or not: of 512 tokens, 256 of float64."""
     *inputs, direction = factors(channels, tokens, dtype, device)
@@ -158,7 +158,7 @@ def test_second_derivatives_equal_torch(weighted, device):
     close(second("triton"), second("torch"))
 
 
-@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("weighted", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_ops_are_registered_right(weighted):
     """Schema, fake tensors, autograd and dynamic shapes, by torch's own check."""
     x, y, weight, grad = (z.requires_grad_() for z in factors(2, 3))
@@ -267,18 +267,18 @@ BUILDS = """
 import torch
 from tg_equiattn.functional.hyena import triton_clifford as kernels
 for dtype in (torch.float32, torch.float64):
-    for tokens in (4096, 101):
-        x, y, grad = torch.randn(3, 8, 3, tokens, dtype=dtype)
-        weight = torch.randn(20, 3, dtype=dtype)
-        kernels.product(x, y, weight)
-        kernels.gradients(grad, x, y, weight)
-    x, y, grad = torch.randn(3, 101, 8, dtype=dtype).transpose(1, 2)[:, :, None]
+    x, y, grad = torch.randn(3, 8, 3, {tokens}, dtype=dtype)
+    weight = torch.randn(20, 3, dtype=dtype)
+    kernels.product(x, y, weight)
+    kernels.gradients(grad, x, y, weight)
+    x, y, grad = torch.randn(3, {tokens}, 8, dtype=dtype).transpose(1, 2)[:, :, None]
     kernels.product(x, y, None)
     kernels.gradients(grad, x, y, None)
 """
 
 
-def test_builds_for_a_gpu_without_spilling():
-    built = resources(BUILDS)
-    assert [kernel["name"] for kernel in built] == ["_product", "_gradients"] * 6
+@pytest.mark.parametrize("tokens", [101, pytest.param(4096, marks=pytest.mark.slow)])
+def test_builds_for_a_gpu_without_spilling(tokens):
+    built = resources(BUILDS.format(tokens=tokens))
+    assert [kernel["name"] for kernel in built] == ["_product", "_gradients"] * 4
     assert all(kernel["spilled"] == 0 and kernel["shared"] <= 1024 for kernel in built)

@@ -58,11 +58,15 @@ def layers(gspace):
     ]
 
 
-@pytest.fixture(params=list(GSPACES))
+IN_THE_GATE = ("rot8", "flipRot2", "flip_other_axis", "trivial")  # one of each kind
+
+
+@pytest.fixture(params=[pytest.param(n, marks=() if n in IN_THE_GATE else pytest.mark.slow) for n in GSPACES])
 def gspace(request):
     return GSPACES[request.param]
 
 
+@pytest.mark.parametrize("gspace", GSPACES, indirect=True)
 def test_group_has_escnn_products_and_action(gspace):
     """Same order of elements, same products, and the regular action is a permutation by the Cayley table."""
     group, elements = group_from_gspace(gspace), gspace.fibergroup.elements
@@ -218,7 +222,9 @@ def mixed(gspace):
     )
 
 
-@pytest.mark.parametrize("name", ["rot4", "flipRot4", "flip", "trivial"])
+@pytest.mark.parametrize(
+    "name", ["rot4", *(pytest.param(n, marks=pytest.mark.slow) for n in ("flipRot4", "trivial")), "flip"]
+)
 def test_mixed_model_passes_escnn_check(on_device, name):
     model = mixed(GSPACES[name])
     model(model.in_type(torch.randn(4, 3, 9, 9)))  # batch norm statistics
@@ -228,7 +234,7 @@ def test_mixed_model_passes_escnn_check(on_device, name):
     assert len(errors) == 20
 
 
-@pytest.mark.parametrize("name", ["rot4", "flipRot4"])
+@pytest.mark.parametrize("name", [pytest.param("rot4", marks=pytest.mark.slow), "flipRot4"])
 def test_mixed_model_trains_exports_and_loads(name):
     gspace = GSPACES[name]
     model = mixed(gspace)

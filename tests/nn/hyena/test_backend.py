@@ -45,8 +45,16 @@ def make(randomise):
     return make
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", OPTIONS)
+IN_THE_GATE = [("hyena", False), ("hyena", True), ("local", False), ("attention", False), ("transformer", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "padded"),
+    [
+        pytest.param(name, padded, marks=() if (name, padded) in IN_THE_GATE else pytest.mark.slow)
+        for name in OPTIONS for padded in (False, True)
+    ],
+)  # fmt: skip
 def test_equals_torch(name, padded, make, device, launches):
     plain = make(name, "torch")
     fused = make(name, "triton", of=plain)
@@ -117,7 +125,7 @@ def test_compiles_whole(randomise, device):
     close(*results, 1e-4)
 
 
-@pytest.mark.parametrize("name", ["hyena", "attention"])
+@pytest.mark.parametrize("name", ["hyena", pytest.param("attention", marks=pytest.mark.slow)])
 def test_autocast(name, make, device):
     plain = make(name, "torch", torch.float32).to(device)
     fused = make(name, "triton", torch.float32, of=plain).to(device)
