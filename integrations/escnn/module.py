@@ -85,11 +85,11 @@ class RdModule(EquivariantModule):
         return {"input": self.in_type}
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, size, *spatial) to the layout of the core."""
+        """``(B, size, *spatial)`` to the layout of the core."""
         return x if self.lifts else x.unflatten(1, (-1, len(self.group)))
 
     def join(self, x: Tensor) -> Tensor:
-        """The core's output to (B, size, *spatial)."""
+        """The core's output to ``(B, size, *spatial)``."""
         return x.flatten(1, 2)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
