@@ -122,14 +122,17 @@ class RdModule(EquivariantModule):
 
         Raises:
             AssertionError: if an error of an element that is checked is too high.
-            ValueError: if there is only the identity to check (``rot2dOnR2(3)``) and ``off_lattice`` is false.
+            ValueError: if there is only the identity to check (``rot2dOnR2(3)``) and ``off_lattice`` is false, or for
+                another number of sides.
         """
         if len(self.group) > 1 and int(self.group.lattice.sum()) == 1 and not off_lattice:
             raise ValueError(
                 f"gspace must have elements that map the pixel grid to itself, got {self.space}; "
                 "check_equivariance(off_lattice=True) measures the others on smooth images"
             )
-        size, training = size or self.check_size, self.training
+        size, training = self.check_size if size is None else size, self.training
+        if not isinstance(size, (tuple, list)) or len(size) != self.group.dim:
+            raise ValueError(f"size must be {self.group.dim} sides of the test image or volume, got {size!r}")
         self.eval()
         try:
             errors = self._check_lattice(atol, rtol, size)

@@ -193,6 +193,9 @@ def test_bad_input():
     layer = R3GroupAttention(hidden, hidden, heads=1, kernel_size=3)
     with pytest.raises(ValueError, match=r"input_shape must be \(B, 4, D, H, W\), got \(1, 4, 3, 3\)"):
         layer.evaluate_output_shape((1, 4, 3, 3))
+    for size in ((3, 4), (3, 3, 3, 3), (), 4):
+        with pytest.raises(ValueError, match="size must be 3 sides of the test image or volume, got"):
+            layer.check_equivariance(size=size)
     with pytest.raises(ValueError, match="input must be a GeometricTensor of type"):
         layer(torch.randn(1, 4, 3, 3, 3))
     x = hidden(torch.randn(1, 4, 3, 3, 3))
