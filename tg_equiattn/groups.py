@@ -134,7 +134,8 @@ class DilationGroup:
 
     def __init__(self, scales: int, isometries: FiniteGroup) -> None:
         checks.positive(scales=scales)
-        check_group(isometries)
+        if not isinstance(isometries, FiniteGroup):
+            raise ValueError(f"isometries must be a tg_equiattn.groups.FiniteGroup, got {isometries!r}")
         self.scales, self.isometries = scales, isometries
         self.matrices = torch.cat([2.0**j * isometries.matrices for j in range(scales)])
         first = torch.arange(self.order, device="cpu") < isometries.order

@@ -224,7 +224,7 @@ def dilation_errors(module: nn.Module | Callable[[Tensor], Tensor], group: Dilat
 
     Returns:
         The errors of scales j = 0 ... J - 2. Lifting has none; group attention and what is made of it have some where
-        the window of scales of j or of j + 1 ends at, or reaches, the first scale, or ends at the last one.
+        the first scale cuts the window of scales of j, or the last one that of j + 1.
 
     Raises:
         ValueError: for another group, or an output that is not regular, not finite or zero everywhere.

@@ -336,6 +336,9 @@ def test_what_scales_do_not_allow():
             GroupAttention(group, 3, 6, relation=relation)
     assert attention(group).relation == "relative"
     assert attention(group).scale_window == 3
+    more, wider = attention(dyadic(5, cyclic(4))), attention(group, scale_window=5)
+    count = lambda layer: sum(p.numel() for p in layer.parameters())  # noqa: E731
+    assert count(attention(group)) == count(more) < count(wider)
     for make in (lifting, attention):
         with pytest.raises(ValueError, match="kernel_size must be a positive odd integer for groups of scales"):
             make(group, kernel_size=None)
@@ -348,6 +351,12 @@ def test_what_scales_do_not_allow():
         GlobalGroupAttention(group, 3, 6)
     with pytest.raises(ValueError, match="group must be finite, without scales"):
         GEViT(group, 1, 2, reach="global")
+    for make in (GroupAttentionBlock, GEViT):
+        with pytest.raises(ValueError, match="scale_window must be None with reach='global', got 3"):
+            make(cyclic(4), 1, 2, reach="global", scale_window=3)
+    for other in ("C4", group):
+        with pytest.raises(ValueError, match=f"isometries must be a .*FiniteGroup, got .*{other!r:.6}"):
+            dyadic(2, other)
     with pytest.raises(ValueError, match="norm must be 'batch' or 'layer' for groups of scales"):
         GroupAttentionBlock(group, 3, 6, norm="global")
     for name, size in (("crop", 1), ("crops", (1, 0)), ("pools", (1,))):

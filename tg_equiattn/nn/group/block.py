@@ -114,6 +114,8 @@ class GroupAttentionBlock(Masked, nn.Module):
         if reach == "window" and (given := {"num_features", "redraw_interval"} & attention.keys()):
             raise ValueError(f"reach must be 'global' where {' and '.join(sorted(given))} is given, got 'window'")
         if reach == "global":
+            if (scales := attention.pop("scale_window", None)) is not None:
+                raise ValueError(f"scale_window must be None with reach='global', got {scales!r}")
             kind, relation = GlobalGroupAttention, attention.pop("relation", "relative")
             if relation != "relative":
                 raise ValueError(f"relation must be 'relative' with reach='global', got {relation!r}")
