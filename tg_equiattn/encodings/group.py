@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..grids import Neighbourhood
-from ..groups import FiniteGroup
+from ..groups import FiniteGroup, check_group
 from ..layer_norm import LayerNorm
 from ..precision import full_precision
 
@@ -35,8 +35,9 @@ def relation_index(group: FiniteGroup, relation: str = "ge_vit") -> Tensor:
         is a permutation of the group.
 
     Raises:
-        ValueError: for an unknown relation.
+        ValueError: for an unknown relation, or a group that is not finite.
     """
+    check_group(group)
     checks.choice("relation", relation, RELATIONS)
     every, inverse, product = torch.arange(len(group), device="cpu"), group.inverse, group.cayley
     relative = product[inverse[:, None], every]  # t^-1 s

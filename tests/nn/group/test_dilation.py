@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tg_equiattn.encodings import relation_index
 from tg_equiattn.functional.group.dilation import from_phases, phases
 from tg_equiattn.groups import cyclic, dihedral, dyadic, trivial
 from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention, GroupAttentionBlock, LiftingAttention
@@ -357,6 +358,8 @@ def test_what_scales_do_not_allow():
     for other in ("C4", group):
         with pytest.raises(ValueError, match=f"isometries must be a .*FiniteGroup, got .*{other!r:.6}"):
             dyadic(2, other)
+    with pytest.raises(ValueError, match="group must be finite, without scales"):
+        relation_index(group)
     with pytest.raises(ValueError, match="norm must be 'batch' or 'layer' for groups of scales"):
         GroupAttentionBlock(group, 3, 6, norm="global")
     for name, size in (("crop", 1), ("crops", (1, 0)), ("pools", (1,))):
