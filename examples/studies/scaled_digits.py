@@ -10,7 +10,6 @@ scales, mixed            the same with windows of three scales
 no scales                the same on the trivial group
 convolution              3 x 3 convolutions, norm and SiLU, a mean over space
 convolution, scales      the same filters at dilations 1, 2 and 4, the greatest logit of the three
-convolution, all zooms   the plain convolution, which is trained on all smooth zooms of the test
 
 Networks with scales are also tested with two scales more than they were trained with.
 
@@ -46,9 +45,7 @@ import matplotlib.pyplot as plt
 
 REPEATED, ZOOMS = (1, 2, 4), (0.7, 1, 1.5, 2, 3, 4)
 MORE = 2  # scales beyond those of training, with which pixels repeated 4 times leave none of theirs out
-Model = Literal[
-    "scales", "scales, mixed", "no scales", "convolution", "convolution, scales", "convolution, all zooms",
-]  # fmt: skip
+Model = Literal["scales", "scales, mixed", "no scales", "convolution", "convolution, scales"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,12 +121,6 @@ def predict(model: torch.nn.Module, batch: Part) -> tuple[Tensor, Tensor]:
     return model(batch[0]), batch[1]
 
 
-def all_zooms(batch: list[Tensor], generator: torch.Generator) -> list[Tensor]:
-    """A batch at one of the test's smooth zooms, drawn."""
-    choice = int(torch.randint(len(ZOOMS), (), generator=generator))
-    return [zoomed(batch[0], ZOOMS[choice]), *batch[1:]]
-
-
 @torch.no_grad()
 def by_scale(model: torch.nn.Module, images: Tensor, size: int = 50) -> Tensor:
     """Logits of every scale (N, classes, scales), of which the model takes the greatest."""
@@ -177,10 +168,9 @@ def train(settings: ScaledDigits) -> Outcome:
     """One model, trained and tested."""
     (name,) = settings.models
     training, validation, testing = scaled_digits(settings.train_images, settings.test_images, settings.margin)
-    augment = all_zooms if name == "convolution, all zooms" else None
     here = settings.data_device
     learner = Classifier(build(settings), predict, settings)
-    batches = tensor_batches(training, settings.batch, settings.seed, augment, here)
+    batches = tensor_batches(training, settings.batch, settings.seed, device=here)
     outcome = fit(learner, batches, None, tensor_batches(testing, 50, device=here))
     validation, testing = ([x.to(settings.device) for x in part] for part in (validation, testing))
     model = learner.model.to(settings.device).eval()
