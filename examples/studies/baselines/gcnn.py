@@ -18,9 +18,11 @@ from tg_equiattn.integrations.escnn import group_from_gspace
 Layer = Callable[[nn.FieldType], nn.EquivariantModule]
 
 
-def convolution(fields: nn.FieldType) -> nn.EquivariantModule:
-    """A 3 x 3 convolution between regular fields that keeps the size of images."""
-    return nn.R2Conv(fields, fields, kernel_size=3, padding=1)
+def convolution(fields: nn.FieldType, incoming: nn.FieldType | None = None) -> nn.EquivariantModule:
+    """A convolution with windows of 3 pixels a side that keeps the size of images or volumes, between equal fields or
+    from the incoming ones."""
+    kind = nn.R3Conv if fields.gspace.dimensionality == 3 else nn.R2Conv
+    return kind(incoming or fields, fields, kernel_size=3, padding=1)
 
 
 class GCNN(torch.nn.Module):
@@ -34,10 +36,10 @@ class GCNN(torch.nn.Module):
         layers: builds the layer after the first convolution, and the next, and so on.
         classes: number of logits.
         pools: layers after which space is pooled 2 x 2, counted from 1; 0 means after the first convolution.
-        crops: pixels to remove at each side after each of ``layers``; none means nothing.
+        crops: pixels to remove at each side after each of ``layers``, of images; none means nothing.
 
     Shapes:
-        ``(B, 1, H, W)`` -> ``(B, classes)``.
+        ``(B, 1, *spatial)`` -> ``(B, classes)``, spatial having as many axes as the gspace.
     """
 
     def __init__(
@@ -50,16 +52,17 @@ class GCNN(torch.nn.Module):
         crops: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        self.group = group_from_gspace(gspace)
+        self.group = group_from_gspace(gspace) if gspace.dimensionality == 2 else None
         self.in_type = nn.FieldType(gspace, [gspace.trivial_repr])
         self.fields = nn.FieldType(gspace, channels * [gspace.regular_repr])
         self.pools, self.crops = frozenset(pools), (0, *crops, *[0] * (len(layers) - len(crops)))
-        first = nn.R2Conv(self.in_type, self.fields, kernel_size=3, padding=1)
+        first = convolution(self.fields, self.in_type)
         self.stages = torch.nn.ModuleList(
             nn.SequentialModule(layer, nn.InnerBatchNorm(self.fields), nn.ReLU(self.fields))
             for layer in (first, *(build(self.fields) for build in layers))
         )
-        self.pool = nn.PointwiseMaxPool(self.fields, kernel_size=2)
+        pool = nn.PointwiseMaxPool3D if gspace.dimensionality == 3 else nn.PointwiseMaxPool
+        self.pool = pool(self.fields, kernel_size=2)
         self.invariant = nn.GroupPooling(self.fields)
         self.classifier = torch.nn.Linear(channels, classes)
         # escnn's convolutions keep expanded filters in eval mode, which no checkpoint needs and another mode refuses
@@ -67,7 +70,7 @@ class GCNN(torch.nn.Module):
         self.register_load_state_dict_pre_hook(_drop_filters)
 
     def features(self, x: Tensor) -> Tensor:
-        """The last regular feature map, ``(B, channels, |H|, H, W)``."""
+        """The last regular feature map, ``(B, channels, |H|, *spatial)``."""
         y = nn.GeometricTensor(x, self.in_type)
         for number, (stage, crop) in enumerate(zip(self.stages, self.crops, strict=True)):
             y = stage(y)
@@ -75,11 +78,11 @@ class GCNN(torch.nn.Module):
                 y = nn.GeometricTensor(y.tensor[..., crop:-crop, crop:-crop], y.type)
             if number in self.pools:
                 y = self.pool(y)
-        return y.tensor.unflatten(1, (-1, len(self.group)))
+        return y.tensor.unflatten(1, (-1, self.fields.gspace.fibergroup.order()))
 
     def forward(self, x: Tensor) -> Tensor:
         y = nn.GeometricTensor(self.features(x).flatten(1, 2), self.fields)
-        return self.classifier(self.invariant(y).tensor.mean((-2, -1)))
+        return self.classifier(self.invariant(y).tensor.flatten(2).mean(2))
 
 
 def _without_filters(module: torch.nn.Module, state: dict[str, Tensor], prefix: str, _: object) -> None:
@@ -89,7 +92,7 @@ def _without_filters(module: torch.nn.Module, state: dict[str, Tensor], prefix: 
 
 def _drop_filters(module: torch.nn.Module, *_: object) -> None:
     for layer in module.modules():
-        if isinstance(layer, nn.R2Conv):
+        if isinstance(layer, (nn.R2Conv, nn.R3Conv)):
             layer.train()
 
 
