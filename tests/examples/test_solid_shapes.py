@@ -91,7 +91,7 @@ def test_classes_are_balanced_and_drawn_from_a_seed():
 def test_what_models_are_invariant_under(study, name):
     """Rotations, but not reflections; without rotations neither."""
     torch.manual_seed(0)
-    model = study.build(dataclasses.replace(study.PRESETS["quick"], models=(name,)))
+    model = study.build(dataclasses.replace(study.PRESETS["quick"], models=(name,)), width=4)
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             torch.nn.init.uniform_(module.weight, 0.5, 1.5)
