@@ -216,8 +216,8 @@ def table(rows: list[Row]) -> str:
 
 def draw(rows: list[Row], path: Path) -> None:
     """One shape of each kind in slices, upright and turned, and every run's accuracies."""
-    figure = plt.figure(figsize=(12, 5.6), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=(1, 1.1))
+    figure = plt.figure(figsize=(12, 4.8), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=(0.55, 1.1))
     solids, labels = shapes(2 * len(KINDS), SEED)
     chosen = [solids[int((labels == kind).nonzero()[0])] for kind in range(len(KINDS))]
     anyhow = turns(len(KINDS))["turned"]
