@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -112,6 +113,7 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
         method: str = "auto",
         error: float = 1e-6,
         backend: str = "auto",
+        max_wavenumber: float | None = None,
     ) -> None:
         super().__init__()
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
@@ -121,7 +123,7 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
         options = EuclideanOptions(
             max_radius=max_radius, max_frequency=max_frequency, heads=heads, qk_channels=qk_channels, qk_lmax=qk_lmax,
             lmax=lmax, learn_frequencies=learn_frequencies, reduce=reduce, num_nodes=num_nodes,
-            method=method, error=error, backend=backend,
+            method=method, error=error, backend=backend, max_wavenumber=max_wavenumber,
         )  # fmt: skip
         (inside, rows), (outside, columns) = _by_irrep(self.irreps_in), _by_irrep(self.irreps_out)
         self.attention = EuclideanNetwork(inside, outside, _coupling, options, lambda irrep: "irreps_out")
@@ -136,6 +138,8 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
         pos: Tensor,
         batch: Tensor | None = None,
         *,
+        cell: Tensor | None = None,
+        wave_numbers: Tensor | None = None,
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
     ) -> Tensor:
@@ -153,6 +157,14 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
         batch : `torch.Tensor`, optional
             sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
 
+        cell : `torch.Tensor`, optional
+            lattice vectors as rows, of shape ``(3, 3)`` or ``(graphs, 3, 3)``, zeros for graphs that do not repeat;
+            needs ``max_wavenumber``
+
+        wave_numbers : `torch.Tensor`, optional
+            what :func:`tg_equiattn.functional.wave_numbers` finds for ``cell``; given, no values are read, which
+            torch.compile needs
+
         batch_size, max_num_nodes : int, optional
             number of graphs, and a bound of their sizes; read from ``batch`` where not given, which torch.compile
             cannot, and which waits for the device on CUDA
@@ -166,7 +178,9 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
         check_features("x", x, self._features, reference)
         sequences = Sequences.from_batch(x, batch, batch_size, max_num_nodes)
         rows = x.T.index_select(0, self.rows_in)
-        out = self.shell.run(self.attention, rows, pos, sequences, reference=reference)
+        crystals = self.attention.crystals(cell, wave_numbers, sequences, x)
+        network = functools.partial(self.attention, crystals=crystals)
+        out = self.shell.run(network, rows, pos, sequences, reference=reference)
         return out.index_select(0, self.columns_out).T
 
     def reset_parameters(self) -> None:

@@ -17,6 +17,7 @@ from .linear import (
     orthogonal_projection,
     softmax_features,
     sum_aggregation,
+    wave_numbers,
     window_attention,
 )
 
@@ -37,5 +38,6 @@ __all__ = [
     "sum_aggregation",
     "vector_attention",
     "vector_long_conv",
+    "wave_numbers",
     "window_attention",
 ]

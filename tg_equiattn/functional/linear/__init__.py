@@ -2,6 +2,7 @@
 
 from .attention import linear_attention
 from .clipped import clipped_attention, sum_aggregation
+from .crystals import wave_numbers
 from .euclidean_attention import euclidean_fast_attention
 from .random_features import orthogonal_projection, softmax_features
 from .window import window_attention
@@ -13,5 +14,6 @@ __all__ = [
     "orthogonal_projection",
     "softmax_features",
     "sum_aggregation",
+    "wave_numbers",
     "window_attention",
 ]

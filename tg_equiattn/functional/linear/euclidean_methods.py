@@ -55,20 +55,48 @@ class EuclideanMethod:
     def _directions(
         self, rule: tuple[Tensor, Tensor], pos: Tensor, query: Tensor, key: Tensor, value: Tensor, frequencies: Tensor
     ) -> Tensor:
-        """Through one table a sequence and head."""
-        heads, channels, count = value.shape[0], query.shape[3], pos.shape[1]
+        """Through waves of all frequencies in all directions."""
         directions, weights = rule
         waves = frequencies[:, None, :, None] * directions[:, None]
-        waves = waves.expand(count, heads, *waves.shape[1:]).flatten(0, 1)
+        waves = waves.expand(pos.shape[1], value.shape[0], *waves.shape[1:])
+        harmonics = (solid_harmonics(directions, self.lmax) * weights[:, None])[None]
+        return self._through_table(pos, query, key, value, waves, harmonics, None)
+
+    def attend_crystals(
+        self, pos: Tensor, query: Tensor, key: Tensor, value: Tensor, waves: Tensor, weights: Tensor, ways: Tensor
+    ) -> Tensor:
+        """Sums over each crystal and its images (H, E, B, N), through the waves that repeat with it.
+
+        Args:
+            pos, query, key, value: as :meth:`attend`'s.
+            waves: (B, D, 3), phases of a unit of the positions.
+            weights: (B, H, D, F), of the waves.
+            ways: (B, D, 3), unit vectors along them.
+        """
+        query = query / (query.shape[1] * 2 * query.shape[3]) ** 0.5
+        channels = query.shape[3]
+        query, key = (x.transpose(1, 2).flatten(2, 3)[:, None] for x in (query, key))  # pairs of one frequency
+        waves = waves[:, None, :, None].expand(-1, value.shape[0], -1, -1, -1)
+        weights = weights.repeat_interleave(channels, 3).movedim(1, 3)[:, :, None, None, None, :, :, None]
+        return self._through_table(pos, query, key, value, waves, solid_harmonics(ways, self.lmax), weights)
+
+    def _through_table(
+        self, pos: Tensor, query: Tensor, key: Tensor, value: Tensor, waves: Tensor, harmonics: Tensor,
+        weights: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Through one table a sequence and head, of waves (B, H, D, F, 3) with harmonics (B or 1, D, L) of their
+        directions, and weights that broadcast to (B, D, F, cosine or sine, 2, K, H, V)."""
+        heads, channels, count = value.shape[0], query.shape[3], pos.shape[1]
+        waves = waves.flatten(0, 1)
         places = pos.permute(1, 0, 2)[:, None].expand(-1, heads, -1, -1).flatten(0, 1).mT
         query, key = (x.flatten(2, 3).permute(3, 0, 1, 2, 4).flatten(0, 1).permute(0, 3, 1, 2) for x in (query, key))
         value = value.permute(2, 0, 1, 3).flatten(0, 1).mT
         table = plane_wave_table(places, key, value, waves, self.backend)
         table = table.unflatten(0, (count, heads)).unflatten(5, (2, channels))  # B, H, D, F, cosine or sine, 2, K, V
         table = table.movedim(1, -2)
+        table = table if weights is None else table * weights
         turned = _quarter_turn(table) if self.lmax else table
-        harmonics = solid_harmonics(directions, self.lmax) * weights[:, None]
-        harmonics = harmonics[:, None, None, None, None, None]
+        harmonics = harmonics[:, :, None, None, None, None, None]
         parts = [
             self.product(turned if degree % 2 else table, harmonics[..., degree**2 : (degree + 1) ** 2], degree)
             for degree in range(self.lmax + 1)

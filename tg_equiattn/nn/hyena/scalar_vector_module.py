@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from ... import checks
 from ...sequences import Sequences
 from ..not_scriptable import NotScriptable
 from .graded_network import GradedNetwork
+from .shell import Network
 
 
 class ScalarVectorModule(NotScriptable, torch.nn.Module):
@@ -54,6 +57,18 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
             batch_size, max_num_nodes: number of flat sequences and a bound of their lengths, read from ``batch``
                 where not given, which torch.compile cannot.
         """
+        return self._run(
+            lambda sequences, like: self.module, scalars, vectors, lengths, batch, pos, order, edge_index, edge_attr,
+            batch_size, max_num_nodes,
+        )  # fmt: skip
+
+    def _run(
+        self, network: Callable[[Sequences, Tensor], Network], scalars: Tensor | None, vectors: Tensor | None,
+        lengths: Tensor | None = None, batch: Tensor | None = None, pos: Tensor | None = None,
+        order: Tensor | None = None, edge_index: Tensor | None = None, edge_attr: Tensor | None = None,
+        batch_size: int | None = None, max_num_nodes: int | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """:meth:`forward` through a network that may hang on the sequences, and on what the input is like."""
         grades = self.module.in_grades
         first = scalars if scalars is not None else vectors
         if first is None:
@@ -90,8 +105,8 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
                 raise ValueError(f"order must have shape {shape}, got {tuple(order.shape)}")
             order = (order + shape[1] * torch.arange(shape[0], device=order.device)[:, None]).flatten()
         out = self.shell.run(
-            self.module, torch.cat(rows), pos, sequences, reference=self.module.reference_parameter, order=order,
-            edge_index=edge_index, edge_attr=edge_attr,
+            network(sequences, first), torch.cat(rows), pos, sequences, reference=self.module.reference_parameter,
+            order=order, edge_index=edge_index, edge_attr=edge_attr,
         )  # fmt: skip
         shape = (sequences.count,) if self.module.pool else shape
         grades = self.module.out_grades

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 from torch import Tensor
 
+from ...functional.linear.crystals import Crystals
 from ...sequences import Sequences
 from ..hyena.graded_network import GradedNetwork
 from ..hyena.grades import Grades, grades_of_channels
 from ..hyena.local_context import Edges
 from ..hyena.scalar_vector_module import ScalarVectorModule
-from ..hyena.shell import TokenShell
+from ..hyena.shell import Network, TokenShell
 from .euclidean_network import EuclideanNetwork, EuclideanOptions
 from .spherical_features import Irrep, gaunt_coupling
 
@@ -31,8 +34,10 @@ class _EuclideanOperator(GradedNetwork):
     def shell(self, order: str, out_name: str) -> TokenShell:
         return TokenShell(order, invariants=(), needs_positions=True)
 
-    def forward(self, x: Tensor, pos: Tensor, sequences: Sequences, edges: Edges | None = None) -> Tensor:
-        return self.attention(x, pos, sequences)
+    def forward(
+        self, x: Tensor, pos: Tensor, sequences: Sequences, edges: Edges | None = None, crystals: Crystals | None = None
+    ) -> Tensor:
+        return self.attention(x, pos, sequences, crystals=crystals)
 
 
 def _name(irrep: Irrep) -> str:
@@ -115,6 +120,7 @@ class EuclideanFastAttention(ScalarVectorModule):
         method: str = "auto",
         error: float = 1e-6,
         backend: str = "auto",
+        max_wavenumber: float | None = None,
     ) -> None:
         inside, outside, _ = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (None, None)
@@ -122,7 +128,7 @@ class EuclideanFastAttention(ScalarVectorModule):
         options = EuclideanOptions(
             max_radius=max_radius, max_frequency=max_frequency, heads=heads, qk_channels=qk_channels, qk_lmax=qk_lmax,
             lmax=lmax, learn_frequencies=learn_frequencies, reduce=reduce, num_nodes=num_nodes,
-            method=method, error=error, backend=backend,
+            method=method, error=error, backend=backend, max_wavenumber=max_wavenumber,
         )  # fmt: skip
         super().__init__(_EuclideanOperator(inside, outside, options))
 
@@ -133,6 +139,8 @@ class EuclideanFastAttention(ScalarVectorModule):
         lengths: Tensor | None = None,
         *,
         pos: Tensor,
+        cell: Tensor | None = None,
+        wave_numbers: Tensor | None = None,
         batch: Tensor | None = None,
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
@@ -145,10 +153,21 @@ class EuclideanFastAttention(ScalarVectorModule):
             lengths: int64 ``(B,)``, the own length of each cloud; what lies beyond is never read, and zero.
             pos: ``(B, N, 3)`` or ``(T, 3)``, relative to the mean of their cloud. Give large coordinates in float64,
                 whatever the features are.
+            cell: lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``, zeros for clouds that do not repeat; needs
+                ``max_wavenumber``.
+            wave_numbers: what :func:`tg_equiattn.functional.wave_numbers` finds for ``cell``; given, no values are
+                read, which torch.compile needs.
             batch: sorted int64 ``(T,)``, the cloud of each flat point; ``None`` means one.
             batch_size, max_num_nodes: number of flat clouds and a bound of their sizes, read from ``batch`` where not
                 given, which torch.compile cannot.
         """
-        return super().forward(
-            scalars, vectors, lengths, batch=batch, pos=pos, batch_size=batch_size, max_num_nodes=max_num_nodes
+        operator: Any = self.module
+
+        def network(sequences: Sequences, like: Tensor) -> Network:
+            return functools.partial(
+                operator, crystals=operator.attention.crystals(cell, wave_numbers, sequences, like)
+            )
+
+        return self._run(
+            network, scalars, vectors, lengths, batch=batch, pos=pos, batch_size=batch_size, max_num_nodes=max_num_nodes
         )

@@ -6,12 +6,15 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
 from ...encodings.directions import check_degree, direction_rule
+from ...encodings.positions import RADIAL, radial_basis
+from ...functional.linear.crystals import Crystals, attention_in_crystals, crystals_of
 from ...functional.linear.euclidean_attention import attention_in_sequences, check_options
 from ...functional.linear.euclidean_methods import PAIRS_BELOW, EuclideanMethod
 from ...sequences import Sequences
@@ -37,6 +40,7 @@ class EuclideanOptions:
         method: ``"auto"``, ``"directions"`` or ``"pairs"``.
         error: promised for the kernels by directions.
         backend: ``"auto"``, ``"torch"`` or ``"plain"``.
+        max_wavenumber: of the waves of crystals, which end there smoothly; ``None`` for open clouds alone.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -54,8 +58,11 @@ class EuclideanOptions:
     method: str = "auto"
     error: float = 1e-6
     backend: str = "auto"
+    max_wavenumber: float | None = None
 
     def __post_init__(self) -> None:
+        if self.max_wavenumber is not None:
+            checks.positive_number(max_wavenumber=self.max_wavenumber)
         checks.positive_number(max_radius=self.max_radius, max_frequency=self.max_frequency, error=self.error)
         checks.positive(heads=self.heads, qk_channels=self.qk_channels)
         if self.qk_channels % 2:
@@ -128,10 +135,16 @@ class EuclideanNetwork(ExactTables):
             self._reset_frequencies()
         else:
             self.add_table("frequencies", options.frequencies())
+        self.wave_weights: nn.Parameter | None = None
+        if options.max_wavenumber is not None:
+            self.wave_weights = nn.Parameter(torch.empty(heads, options.qk_channels // 2, RADIAL))
+            nn.init.normal_(self.wave_weights)
         self._warned = False
 
     def reset_parameters(self) -> None:
         reset_children(self)
+        if self.wave_weights is not None:
+            nn.init.normal_(self.wave_weights)
         if self.options.learn_frequencies:
             self._reset_frequencies()
 
@@ -144,10 +157,11 @@ class EuclideanNetwork(ExactTables):
         """A parameter, whose dtype and device the input must have."""
         return next(self.query_key.parameters())
 
-    def forward(self, x: Tensor, pos: Tensor, sequences: Sequences, edges: object = None) -> Tensor:
+    def forward(
+        self, x: Tensor, pos: Tensor, sequences: Sequences, edges: object = None, crystals: Crystals | None = None
+    ) -> Tensor:
         """Rows (rows, T) and positions (3, T) relative to the mean of their cloud, to rows (rows, T)."""
         options, heads = self.options, self.options.heads
-        self._warn_of_wide_clouds(pos, sequences)
         frequencies = self._bounded_frequencies() if options.learn_frequencies else self.frequencies[None]
         parts = [part for irrep, part in zip(self.inside, split_rows(x, self.inside), strict=True) if irrep.channels]
         scores = [part.unflatten(1, (2, heads, -1, 2)).movedim(0, 4) for part in self.query_key(parts)]
@@ -158,13 +172,53 @@ class EuclideanNetwork(ExactTables):
             value = value / options.num_nodes
         rule = None if options.method == "pairs" else (self.directions, self.weights)
         method = EuclideanMethod(self.product, options.lmax, rule, options.method, options.backend)
-        out = attention_in_sequences(method, pos, query, key, value, frequencies, sequences, options.reduce)
+        out = self._attend(method, pos, query, key, value, frequencies, sequences, crystals)
         if self.out is None:
             return out.flatten(0, 1)
         own = [irrep.rows for irrep in self.product.outside]
         found = zip(out.split(own, 1), self.product.outside, strict=True)
         merged = self.out([x.unflatten(1, (irrep.size, -1)).transpose(0, 1).flatten(1, 2) for x, irrep in found])
         return torch.cat([part.flatten(0, 1) for part in merged])
+
+    def crystals(
+        self, cell: Tensor | None, wave_numbers: Tensor | None, sequences: Sequences, like: Tensor
+    ) -> Crystals | None:
+        """Of cells as users give them; ValueError where they do not fit."""
+        if cell is None and wave_numbers is not None:
+            raise ValueError("wave_numbers must be None without cell, got a tensor")
+        if cell is None:
+            return None
+        if self.options.max_wavenumber is None:
+            raise ValueError("max_wavenumber must be given to the module for graphs with a cell, got None")
+        return crystals_of(cell, self.options.max_wavenumber, sequences.count, like, wave_numbers)
+
+    def _attend(
+        self, method: EuclideanMethod, pos: Tensor, query: Tensor, key: Tensor, value: Tensor, frequencies: Tensor,
+        sequences: Sequences, crystals: Crystals | None,
+    ) -> Tensor:  # fmt: skip
+        """Of clouds, or of crystals, or of each kind among graphs of both."""
+        reduce, closed = self.options.reduce, None
+        if crystals is not None:
+            weights = self._weights_of_waves(crystals, value.dtype)
+            inside = attention_in_crystals(method, pos, query, key, value, weights, sequences, crystals, reduce)
+            if checks.values_are_free(crystals.closed) and bool(crystals.closed.all()):
+                return inside
+            closed = crystals.closed[sequences.batch]
+            pos = torch.where(closed, 0.0, pos)
+        self._warn_of_wide_clouds(pos, sequences)
+        out = attention_in_sequences(method, pos, query, key, value, frequencies, sequences, reduce)
+        return out if closed is None else torch.where(closed, inside, out)
+
+    def _weights_of_waves(self, crystals: Crystals, dtype: torch.dtype) -> Tensor:
+        """(B, H, D, F): functions of the wavenumber, which end at the largest with all their derivatives, divided by
+        the number of waves in a unit of volume."""
+        highest, wavevectors = cast(float, self.options.max_wavenumber), crystals.wavevectors()
+        basis = radial_basis(wavevectors, highest, RADIAL)
+        square = (wavevectors / highest).square().sum(2)
+        inside = square < 1
+        envelope = torch.where(inside, (1 - 1 / (1 - torch.where(inside, square, 0.0))).exp(), 0.0)
+        basis = (basis * envelope[..., None] * (6 * math.pi**2 / highest**3)).to(dtype)
+        return torch.einsum("bdn,hfn->bhdf", basis, cast(Tensor, self.wave_weights).to(dtype))
 
     def _bounded_frequencies(self) -> Tensor:
         """What was learned, reflected at 0 and at the highest that the promise holds for: no gradient ends there."""
