@@ -82,6 +82,20 @@ class EuclideanFastAttention(ScalarVectorModule):
             padding where there is any).
         error: what is promised of the kernels by directions, relative to the largest value of each.
         backend: ``"plain"`` for sums with all features in memory; ``"auto"`` and ``"torch"`` for streamed operators.
+        max_wavenumber: of the waves that stand in for directions in clouds with a ``cell``, in radians per unit of
+            length; ``None`` for clouds without one. See below.
+
+    A cloud with a cell A, lattice vectors in rows, is attended to with all its images, through the waves that repeat
+    with it, :math:`k = 2\pi A^{-1} n`, n integers:
+
+    .. math:: \mathrm{out}_i = \frac{1}{\sqrt d} \frac{6 \pi^2}{k_{max}^3 V} \sum_{0 < |k| < k_{max}} \sum_c f_c(|k|)\;
+        W \Big[ \sum_j a^c_{ij}(k \cdot r)\; v_j \otimes Y(k / |k|) \Big]
+
+    with V the volume, :math:`a(\theta)` the product of query and key, of which one is turned by that angle, and f
+    learned functions that reach zero at ``max_wavenumber`` with all their derivatives. Equivariant to motions of
+    positions and cell together, exactly; invariant under wrapping, under the choice of a cell, under repetition of it;
+    smooth in positions and cell, so that stress is the derivative by strain. With ``"mean"`` the number of points takes
+    the place of V. Time and memory of a table grow with V, as the number of waves does.
 
     Shapes:
         ``(B, N, S)``, ``(B, N, V, 3)`` and positions ``(B, N, 3)``, or flat ``(T, S)``, ``(T, V, 3)`` and ``(T, 3)``
@@ -90,7 +104,8 @@ class EuclideanFastAttention(ScalarVectorModule):
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
-    Source: Frank, Chmiela, Müller and Unke, Euclidean Fast Attention (arXiv 2412.08541).
+    Source: Frank, Chmiela, Müller and Unke, Euclidean Fast Attention (arXiv 2412.08541); waves of crystals as in
+    Ewald-based message passing (Kosmala et al., arXiv 2303.04791).
 
     Example:
         >>> import torch
