@@ -105,9 +105,12 @@ def blocks(page):
     ]
 
 
+WITH_CODE = [ROOT / "README.md", *(DOCS / f"{page}.md" for page in ("recipes", "chains", "scales", "crystals"))]
+
+
 @pytest.mark.parametrize(
     "code",
-    blocks(ROOT / "README.md") + blocks(DOCS / "recipes.md") + blocks(DOCS / "chains.md") + blocks(DOCS / "scales.md"),
+    [block for page in WITH_CODE for block in blocks(page)],
 )
 def test_blocks_of_code_run(code):
     for package in HOSTS.values():

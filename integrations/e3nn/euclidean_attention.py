@@ -85,9 +85,9 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
         'plain' for sums with all features in memory; the others for streamed operators
 
     max_wavenumber : float, optional
-        of graphs with a ``cell``, in radians per unit of length: they are attended to with all their images, through the
-        waves that repeat with the cell, weighed by learned functions of the wavenumber that end there smoothly; see
-        :class:`tg_equiattn.nn.EuclideanFastAttention`
+        of graphs with a ``cell``, in radians per unit of length: they are attended to with all their images, through
+        the waves that repeat with the cell, weighed by learned functions of the wavenumber that end there smoothly;
+        see :class:`tg_equiattn.nn.EuclideanFastAttention`
 
     Examples
     --------
