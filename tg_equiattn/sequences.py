@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from . import checks
+from .ranks import Ranks
 from .transforms import transformed
 
 
@@ -23,7 +24,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, kept: Tensor | None) -> Tensor:
         ctx.save_for_backward(to, filled, back, kept)
-        out = x[..., to]
+        out = x[..., to] if x.shape[-1] else x.new_zeros(*x.shape[:-1], to.shape[0])
         return out if filled is None else out.masked_fill_(~filled, 0)
 
     @staticmethod
@@ -53,12 +54,14 @@ class Sequences:
         tokens: T, of all sequences, with any padding that came with them.
         count: B, the number of sequences.
         batch: int64 ``(T,)``, the sequence of each token.
-        sizes: int64 ``(B,)``, tokens of each sequence.
+        sizes: int64 ``(B,)``, tokens of each sequence, on all ranks.
+        ranks: among which the tokens of every sequence are shared; ``None`` where all are here.
         mask: bool ``(T,)``, false for padding; ``None`` where there is none.
     """
 
     def __init__(self, tokens: int, count: int, batch: Tensor, sizes: Tensor, mask: Tensor | None) -> None:
         self.tokens, self.count, self.batch, self.sizes, self.mask = tokens, count, batch, sizes, mask
+        self.ranks: Ranks | None = None
         self._groups: list[tuple[int, int, Tensor | None]] = []  # sequences, padded length, own lengths
         # the token of each slot, whether there is one, and the slot of each token; None where slots are the tokens
         self._slots: tuple[Tensor, Tensor | None, Tensor] | None = None
@@ -133,12 +136,34 @@ class Sequences:
 
     @classmethod
     def from_batch(
-        cls, x: Tensor, batch: Tensor | None, batch_size: int | None, max_num_nodes: int | None
+        cls,
+        x: Tensor,
+        batch: Tensor | None,
+        batch_size: int | None,
+        max_num_nodes: int | None,
+        ranks: Ranks | None = None,
     ) -> Sequences:
-        """:meth:`flat` for the tokens x (tokens, ...), with ``batch`` and ``batch_size`` as users give them."""
+        """:meth:`flat` for the tokens x (tokens, ...), with ``batch`` and ``batch_size`` as users give them; or for the
+        tokens that this rank has of sequences that ranks share, in one group, as on all of them."""
+        if ranks is not None:
+            return cls._shared(x, *ranks.graphs(x, batch, batch_size), ranks)
         if batch is not None or batch_size is not None:
             batch_size = checks.batch_index(batch, batch_size, x)
         return cls.flat(x.shape[0], batch, x.device, batch_size, max_num_nodes)
+
+    @classmethod
+    def _shared(cls, x: Tensor, batch: Tensor, sizes: Tensor, ranks: Ranks) -> Sequences:
+        count, tokens = sizes.shape[0], x.shape[0]
+        out = cls(tokens, count, batch, ranks.sum(sizes.double()).long(), None)
+        out.ranks, out._groups = ranks, [(count, tokens, None)]
+        if count == 1 and tokens:
+            return out
+        longest = max(1, int(sizes.max()) if count else 0)
+        starts = sizes.cumsum(0) - sizes
+        within = torch.arange(tokens, device=x.device) - starts[batch]
+        out._groups = [(count, longest, sizes)]
+        out._slots = *_padded_slots(starts, sizes, longest, tokens), batch * longest + within
+        return out
 
     @property
     def longest(self) -> int:
@@ -150,7 +175,7 @@ class Sequences:
     def ordered(self, order: Tensor) -> Sequences:
         """The same sequences with their tokens in another order: at place p comes token ``order[p]``, int64 (T,)."""
         out = Sequences(self.tokens, self.count, self.batch, self.sizes, self.mask)
-        out._groups = self._groups
+        out._groups, out.ranks = self._groups, self.ranks
         back = _inverse(order)
         if self._slots is None:
             out._slots = order, None, back
@@ -182,6 +207,8 @@ class Sequences:
 
     def sum(self, x: Tensor) -> Tensor:
         """Sums over each sequence: (rows, T) to (rows, B)."""
+        if self.ranks is not None:
+            return self.ranks.sum(x.new_zeros(self.count, len(x)).index_add(0, self.batch, x.T)).T
         if self.mask is None and len(self._groups) == 1 and self._groups[0][::2] == (self.count, None):
             return x.unflatten(-1, self._groups[0][:2]).sum(-1)
         if self.mask is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 from e3nn import o3
@@ -13,13 +14,14 @@ from torch import Tensor
 from tg_equiattn.nn.hyena import TokenShell
 from tg_equiattn.nn.linear import EuclideanNetwork, EuclideanOptions, Irrep
 from tg_equiattn.nn.not_scriptable import NotScriptable
+from tg_equiattn.ranks import Shared
 from tg_equiattn.sequences import Sequences
 
 from .layout import Features, check_features, describe
 
 
 @compile_mode("unsupported")
-class EuclideanFastAttention(NotScriptable, torch.nn.Module):
+class EuclideanFastAttention(Shared, NotScriptable, torch.nn.Module):
     r"""Equivariant attention of point clouds without an order, in time linear in the number of points.
 
     Query and key are linear maps of the input, in pairs of channels of one frequency; values have irreps of the input.
@@ -89,6 +91,9 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
         the waves that repeat with the cell, weighed by learned functions of the wavenumber that end there smoothly;
         see :class:`tg_equiattn.nn.EuclideanFastAttention`
 
+    process_group : torch.distributed.ProcessGroup, optional
+        whose processes share the nodes of every graph, see :doc:`/shared_graphs`; ``max_num_nodes`` is not used then
+
     Examples
     --------
     >>> import torch
@@ -119,6 +124,7 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
         error: float = 1e-6,
         backend: str = "auto",
         max_wavenumber: float | None = None,
+        process_group: Any = None,
     ) -> None:
         super().__init__()
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
@@ -132,10 +138,14 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
         )  # fmt: skip
         (inside, rows), (outside, columns) = _by_irrep(self.irreps_in), _by_irrep(self.irreps_out)
         self.attention = EuclideanNetwork(inside, outside, _coupling, options, lambda irrep: "irreps_out")
+        self.process_group = process_group
         self.shell = TokenShell("input", invariants=(), needs_positions=True)
         self._features = Features.of(self.irreps_in)
         self.register_buffer("rows_in", rows, persistent=False)
         self.register_buffer("columns_out", columns.argsort(), persistent=False)
+
+    def why_not_shared(self) -> str | None:
+        return self.attention.options.why_not_shared()
 
     def forward(
         self,
@@ -181,7 +191,7 @@ class EuclideanFastAttention(NotScriptable, torch.nn.Module):
         """
         reference = self.attention.reference_parameter
         check_features("x", x, self._features, reference)
-        sequences = Sequences.from_batch(x, batch, batch_size, max_num_nodes)
+        sequences = Sequences.from_batch(x, batch, batch_size, max_num_nodes, self.ranks)
         rows = x.T.index_select(0, self.rows_in)
         crystals = self.attention.crystals(cell, wave_numbers, sequences, x)
         network = functools.partial(self.attention, crystals=crystals)

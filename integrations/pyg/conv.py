@@ -77,6 +77,8 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         dropout (float, optional): Dropout probability of the output. (default: :obj:`0.0`)
         check_batch (bool, optional): If set to :obj:`False`, calls without :obj:`batch` and :obj:`ptr` are taken for
             one graph, whatever the edges look like; see the note below. (default: :obj:`True`)
+        process_group (torch.distributed.ProcessGroup, optional): Whose processes share the nodes of every graph, see
+            :doc:`/shared_graphs`. Not for :obj:`"window"` and :obj:`"clipped"`. (default: :obj:`None`)
         **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.
 
     Shapes:
@@ -136,6 +138,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         bias: bool = True,
         dropout: float = 0.0,
         check_batch: bool = True,
+        process_group: Any = None,
         **kwargs,
     ):
         kwargs.setdefault("aggr", "sum")
@@ -151,6 +154,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
             in_channels, out_channels, heads, position=position, pos_dim=pos_dim, num_features=num_features,
             max_distance=max_distance, offset=offset, values=values, edge_dim=edge_dim, position_heads=position_heads,
             redraw_interval=redraw_interval, method=method, scale=scale, bias=bias, dropout=dropout,
+            process_group=process_group,
         )  # fmt: skip
         if not self.attention.positions.weighs_pairs:
             self.explain = False  # weights are not one number an edge
@@ -220,7 +224,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         check_sources(edge_index, edge_attr, grid)
         batch, graphs = batch_of(batch, ptr, x.shape[0])
         batch_size = graphs if batch_size is None else batch_size
-        if grid is None:
+        if grid is None and self.attention.ranks is None:  # which do not know each other's batch
             batch_size = checks.batch_index(batch, batch_size, x)
         if neighbours is None and grid is None and edge_index is not None:
             neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=x.shape[0])

@@ -11,7 +11,7 @@ from space import error, motion, move
 from tg_equiattn.encodings import solid_harmonics
 from tg_equiattn.functional import wave_numbers
 from tg_equiattn.functional.linear.crystals import attention_in_crystals, crystals_of
-from tg_equiattn.functional.linear.euclidean_attention import _every_product
+from tg_equiattn.functional.linear.euclidean_attention import every_product
 from tg_equiattn.functional.linear.euclidean_methods import EuclideanMethod
 from tg_equiattn.nn import EuclideanFastAttention
 from tg_equiattn.sequences import Sequences
@@ -63,7 +63,7 @@ def repeated(x, cell, times):
 def test_definition(cell):
     """A sum over all waves and all pairs, one at a time, with gradients."""
     lmax, heads, frequencies, count = 3, 1, 2, 4
-    method = EuclideanMethod(lambda x, y, degree: _every_product(lmax, x, y, degree), lmax, None, "auto", "auto")
+    method = EuclideanMethod(lambda x, y, degree: every_product(lmax, x, y, degree), lmax, None, "auto", "auto")
     pos = torch.randn(3, count, dtype=torch.float64, requires_grad=True)
     query, key = torch.randn(2, heads, frequencies, 2, 1, count, dtype=torch.float64).requires_grad_().unbind(0)
     value = torch.randn(heads, 2, count, dtype=torch.float64, requires_grad=True)

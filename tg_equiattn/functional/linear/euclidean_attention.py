@@ -133,7 +133,7 @@ def euclidean_fast_attention(
         places = sequences.centred(places.to(torch.promote_types(places.dtype, dtype))).to(dtype)
         frequencies = frequencies.to(dtype).view(-1, count)
         rule = None if rule is None else (rule[0].to(dtype), rule[1].to(dtype))
-        chosen = EuclideanMethod(product or functools.partial(_every_product, lmax), lmax, rule, method, backend)
+        chosen = EuclideanMethod(product or functools.partial(every_product, lmax), lmax, rule, method, backend)
         out = attention_in_sequences(chosen, places, query, key, value, frequencies, sequences, reduce)
     return out.movedim(-1, 0).unflatten(0, points)
 
@@ -150,7 +150,7 @@ def attention_in_sequences(
 ) -> Tensor:
     """:func:`euclidean_fast_attention`, unchecked: positions (3, T) near the origin, queries and keys (H, F, 2, K, T),
     values (H, V, T), all of one dtype, frequencies (H or 1, F), to (H, E, T)."""
-    if isinstance(sequences.tokens, int) and not sequences.tokens:
+    if isinstance(sequences.tokens, int) and not sequences.tokens and sequences.ranks is None:
         some = value.movedim(-1, 0)
         return method.product(some, some.new_zeros(0, 1, 1), 0).movedim(0, -1)
     pos = sequences.zero_padding(pos)
@@ -194,6 +194,6 @@ def _check_rule(rule: tuple[Tensor, Tensor] | None, query: Tensor) -> None:
         raise ValueError(f"rule must be on {query.device} as query is, got {directions.device}")
 
 
-def _every_product(lmax: int, features: Tensor, harmonics: Tensor, degree: int) -> Tensor:
+def every_product(lmax: int, features: Tensor, harmonics: Tensor, degree: int) -> Tensor:
     products = features[..., None] * harmonics[..., None, :]
     return torch.nn.functional.pad(products, (degree**2, (lmax + 1) ** 2 - (degree + 1) ** 2)).flatten(-2)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...encodings.harmonics import solid_harmonics, spherical_bessel
+from ...ranks import Ranks
 from ...sequences import token_blocks
 from .plane_waves import plane_wave_reading, plane_wave_table
 
@@ -34,6 +35,7 @@ class EuclideanMethod:
         rule: directions (D, 3), one of each pair, and their weights (D,); None for pairs.
         method: one of METHODS.
         backend: of the operators.
+        ranks: among which the nodes of every sequence are shared; not by pairs.
     """
 
     product: Product
@@ -41,11 +43,13 @@ class EuclideanMethod:
     rule: tuple[Tensor, Tensor] | None
     method: str
     backend: str
+    ranks: Ranks | None = None
 
     def attend(self, pos: Tensor, query: Tensor, key: Tensor, value: Tensor, frequencies: Tensor) -> Tensor:
         """Sums over each sequence (H, E, B, N)."""
         query = query / (query.shape[1] * 2 * query.shape[3]) ** 0.5
-        if self.rule is None or self.method == "pairs" or (self.method == "auto" and pos.shape[-1] < PAIRS_BELOW):
+        few = self.method == "auto" and self.ranks is None and pos.shape[-1] < PAIRS_BELOW
+        if self.rule is None or self.method == "pairs" or few:
             step = max(1, _BLOCK_PAIRS.get(pos.device.type, _BLOCK_PAIRS["other"]) // max(1, key[:, :, 0, 0].numel()))
             return token_blocks(
                 lambda pos_i, query_i: self._pairs(pos_i, query_i, pos, key, value, frequencies), step, (pos, query)
@@ -92,6 +96,7 @@ class EuclideanMethod:
         query, key = (x.flatten(2, 3).permute(3, 0, 1, 2, 4).flatten(0, 1).permute(0, 3, 1, 2) for x in (query, key))
         value = value.permute(2, 0, 1, 3).flatten(0, 1).mT
         table = plane_wave_table(places, key, value, waves, self.backend)
+        table = table if self.ranks is None else self.ranks.sum(table)
         table = table.unflatten(0, (count, heads)).unflatten(5, (2, channels))  # B, H, D, F, cosine or sine, 2, K, V
         table = table.movedim(1, -2)
         table = table if weights is None else table * weights

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
+from ...ranks import Ranks
 
 
 class Rows:
@@ -26,6 +27,7 @@ class Rows:
         batch: sorted graph index of each node; ``None`` where all graphs have the same number of nodes.
         mask: ``(graphs, nodes / graphs)`` where batch is None, true for the nodes that exist.
         longest: nodes of the largest graph, where every graph shall be one row.
+        ranks: among which the nodes of every graph are shared; those of this rank are one row a graph.
     """
 
     def __init__(
@@ -35,8 +37,9 @@ class Rows:
         batch: Tensor | None = None,
         mask: Tensor | None = None,
         longest: int | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.graphs, self.equal = graphs, batch is None or graphs <= 1
+        self.graphs, self.equal, self.ranks = graphs, batch is None or (graphs <= 1 and longest is None), ranks
         self.mask = mask  # (rows, length), true where a slot holds a node; None where all do
         self.length = max(1, nodes // max(1, graphs))
         self.whole = self.equal  # whether every graph is known to be one row
@@ -81,6 +84,8 @@ class Rows:
 
     def merge(self, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
         """Of softmax averages (rows, heads, m, e) and their log-sum-exps (rows, heads, m), those of whole graphs."""
+        if self.ranks is not None:
+            return self.ranks.merge(content, level)
         if self.whole:
             return content, level
         index = self.graph[:, None, None].expand_as(level)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
+from ...ranks import Ranks
 from ...sequences import Sequences
 from ..not_scriptable import NotScriptable
 from .graded_network import GradedNetwork
@@ -66,7 +67,7 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
         self, network: Callable[[Sequences, Tensor], Network], scalars: Tensor | None, vectors: Tensor | None,
         lengths: Tensor | None = None, batch: Tensor | None = None, pos: Tensor | None = None,
         order: Tensor | None = None, edge_index: Tensor | None = None, edge_attr: Tensor | None = None,
-        batch_size: int | None = None, max_num_nodes: int | None = None,
+        batch_size: int | None = None, max_num_nodes: int | None = None, ranks: Ranks | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """:meth:`forward` through a network that may hang on the sequences, and on what the input is like."""
         grades = self.module.in_grades
@@ -90,8 +91,12 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
         if flat:
             if lengths is not None:
                 raise ValueError("lengths must be None where the input is flat: use batch")
-            sequences = Sequences.from_batch(first, batch, batch_size, max_num_nodes)
+            sequences = Sequences.from_batch(first, batch, batch_size, max_num_nodes, ranks)
         else:
+            if ranks is not None:
+                raise ValueError(
+                    "process_group must be None where the input is (B, N, ...): nodes are shared flat, with batch"
+                )
             if batch is not None:
                 raise ValueError("batch must be None where the input is (B, N, ...): use lengths")
             checks.lengths(lengths, shape[0], shape[1], first.device)

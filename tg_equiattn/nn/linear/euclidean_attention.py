@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from ...functional.linear.crystals import Crystals
+from ...ranks import Shared
 from ...sequences import Sequences
 from ..hyena.graded_network import GradedNetwork
 from ..hyena.grades import Grades, grades_of_channels
@@ -44,7 +45,7 @@ def _name(irrep: Irrep) -> str:
     return ("out_scalars", "out_vectors")[irrep.degree]
 
 
-class EuclideanFastAttention(ScalarVectorModule):
+class EuclideanFastAttention(Shared, ScalarVectorModule):
     r"""Equivariant attention of point clouds without an order, in time linear in the number of points.
 
     Query and key are linear maps of the scalars, in pairs of channels of one frequency; values of scalars and vectors.
@@ -84,6 +85,8 @@ class EuclideanFastAttention(ScalarVectorModule):
         backend: ``"plain"`` for sums with all features in memory; ``"auto"`` and ``"torch"`` for streamed operators.
         max_wavenumber: of the waves that stand in for directions in clouds with a ``cell``, in radians per unit of
             length; ``None`` for clouds without one. See below.
+        process_group: of :mod:`torch.distributed`, among whose processes the points of every cloud are shared (see
+            :doc:`/shared_graphs`), flat; ``None`` where all are here.
 
     A cloud with a cell A, lattice vectors in rows, is attended to with all its images, through the waves that repeat
     with it, :math:`k = 2\pi A^{-1} n`, n integers:
@@ -136,6 +139,7 @@ class EuclideanFastAttention(ScalarVectorModule):
         error: float = 1e-6,
         backend: str = "auto",
         max_wavenumber: float | None = None,
+        process_group: Any = None,
     ) -> None:
         inside, outside, _ = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (None, None)
@@ -146,6 +150,10 @@ class EuclideanFastAttention(ScalarVectorModule):
             method=method, error=error, backend=backend, max_wavenumber=max_wavenumber,
         )  # fmt: skip
         super().__init__(_EuclideanOperator(inside, outside, options))
+        self.process_group = process_group
+
+    def why_not_shared(self) -> str | None:
+        return cast(_EuclideanOperator, self.module).attention.options.why_not_shared()
 
     def forward(  # type: ignore[override]
         self,
@@ -184,5 +192,6 @@ class EuclideanFastAttention(ScalarVectorModule):
             )
 
         return self._run(
-            network, scalars, vectors, lengths, batch=batch, pos=pos, batch_size=batch_size, max_num_nodes=max_num_nodes
-        )
+            network, scalars, vectors, lengths, batch=batch, pos=pos, batch_size=batch_size,
+            max_num_nodes=max_num_nodes, ranks=self.ranks,
+        )  # fmt: skip

@@ -74,6 +74,10 @@ class EuclideanOptions:
             if self.reduce != "sum":
                 raise ValueError(f"num_nodes must be None with reduce={self.reduce!r}, got {self.num_nodes}")
 
+    def why_not_shared(self) -> str | None:
+        """What does not allow the nodes of a graph to be shared among processes, if anything."""
+        return "method='pairs', whose pairs may be of two processes" if self.method == "pairs" else None
+
     def frequencies(self) -> Tensor:
         """Those of a head at the start (F,), in float64."""
         count = self.qk_channels // 2
@@ -171,7 +175,7 @@ class EuclideanNetwork(ExactTables):
         if options.num_nodes is not None:
             value = value / options.num_nodes
         rule = None if options.method == "pairs" else (self.directions, self.weights)
-        method = EuclideanMethod(self.product, options.lmax, rule, options.method, options.backend)
+        method = EuclideanMethod(self.product, options.lmax, rule, options.method, options.backend, sequences.ranks)
         out = self._attend(method, pos, query, key, value, frequencies, sequences, crystals)
         if self.out is None:
             return out.flatten(0, 1)
@@ -231,7 +235,8 @@ class EuclideanNetwork(ExactTables):
         options = self.options
         if self._warned or options.method == "pairs" or not checks.values_are_free(pos):
             return
-        if pos.shape[1] < (PAIRS_BELOW if options.method == "auto" else 1):
+        ranks = sequences.ranks
+        if ranks is None and pos.shape[1] < (PAIRS_BELOW if options.method == "auto" else 1):
             return
         ways = pos.detach().new_tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1], [1, 1, -1], [1, -1, 1], [-1, 1, 1]])
         along = (ways / ways.norm(dim=1, keepdim=True)) @ pos.detach()
@@ -239,6 +244,7 @@ class EuclideanNetwork(ExactTables):
         index = sequences.batch.expand_as(along)
         for end, values in zip(ends, (along, -along), strict=True):
             end.scatter_reduce_(1, index, values, "amax")
+        ends = ends if ranks is None else ranks.largest(ends)
         width = float(ends.sum(0).max())
         if width > options.max_radius * (1 + 1e-6):
             self._warned = True

@@ -14,6 +14,7 @@ from ...functional.linear.rows import Rows, longest_graph
 from ...grids import PixelGrid
 from ...neighbours import Neighbours
 from ...offsets import GIVEN, whole_offsets
+from ...ranks import Ranks
 from .positions import Position
 
 
@@ -25,6 +26,7 @@ class Nodes:
         position: says whether positions or near pairs are needed, and finds pairs where none are given.
         mask, batch, batch_size, pos, grid, neighbours, aggregate, max_num_nodes: as the layer's ``forward``.
         whole: whether rows are to be whole graphs.
+        ranks: among which the nodes of every graph are shared.
 
     Attributes:
         x: ``(nodes, C)``, zero where masked.
@@ -53,10 +55,12 @@ class Nodes:
         aggregate: Aggregate,
         whole: bool,
         max_num_nodes: int | None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.shape, self.mask, self.aggregate = x.shape[:-1], mask, aggregate
         count = math.prod(self.shape)
-        graphs = _number_of_graphs(x, mask, batch, batch_size, grid)
+        shared = None if ranks is None else _shared_graphs(x, mask, batch, batch_size, grid, ranks)
+        graphs = _number_of_graphs(x, mask, batch, batch_size, grid) if shared is None else len(shared[1])
         if grid is not None:
             if len(grid) * graphs != count or len(grid.shape) != position.pos_dim:
                 raise ValueError(
@@ -73,7 +77,13 @@ class Nodes:
             pos = checks.positions(pos, (*self.shape, position.pos_dim), x, position.why)
             pos = _zero_where_masked(pos, mask).reshape(-1, position.pos_dim)
         self.x, self.pos = _zero_where_masked(x, mask).reshape(-1, x.shape[-1]), pos
-        self.rows = Rows(count, graphs, batch, mask, longest_graph(batch, graphs, max_num_nodes) if whole else None)
+        if shared is not None:
+            batch, sizes = shared
+            longest = max(1, int(sizes.max()) if graphs else 0)
+            self.rows = Rows(count, graphs, None if graphs == 1 and count else batch, None, longest, ranks)
+        else:
+            bound = longest_graph(batch, graphs, max_num_nodes) if whole else None
+            self.rows = Rows(count, graphs, batch, mask, bound)
         if not near:
             return
         if neighbours is None and grid is not None:
@@ -95,7 +105,7 @@ class Nodes:
 
     def restore(self, out: Tensor) -> Tensor:
         """Outputs (nodes, C) in the form of the input, zero where masked."""
-        return _zero_where_masked(out.view(*self.shape, -1), self.mask)
+        return _zero_where_masked(out.view(*self.shape, out.shape[-1]), self.mask)
 
 
 def _number_of_graphs(
@@ -115,6 +125,18 @@ def _number_of_graphs(
     if batch is not None:
         raise ValueError("batch must be None where grid is given, which says how large every graph is")
     return x.shape[0] // len(grid)
+
+
+def _shared_graphs(
+    x: Tensor, mask: Tensor | None, batch: Tensor | None, batch_size: int | None, grid: PixelGrid | None, ranks: Ranks
+) -> tuple[Tensor, Tensor]:
+    """The graph of each node of this rank, and how many there are of each graph."""
+    if x.ndim == 3 or mask is not None or grid is not None:
+        raise ValueError(
+            "process_group must be None where the input is (B, N, channels) or on a grid: nodes are shared as "
+            "(N, channels), with batch"
+        )
+    return ranks.graphs(x, batch, batch_size)
 
 
 def _graph_of_each(x: Tensor, mask: Tensor | None, batch: Tensor | None, graphs: int) -> Tensor | None:

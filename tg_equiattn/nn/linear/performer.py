@@ -12,6 +12,7 @@ from ... import checks
 from ...functional.linear.clipped import Aggregate, sum_aggregation
 from ...grids import PixelGrid
 from ...neighbours import Neighbours
+from ...ranks import Shared
 from ..children import reset_children
 from ..not_scriptable import NotScriptable
 from .nodes import Nodes
@@ -21,7 +22,7 @@ from .random_features import RandomFeatures
 METHODS = ("features", "pairs")
 
 
-class PerformerAttention(NotScriptable, nn.Module):
+class PerformerAttention(Shared, NotScriptable, nn.Module):
     r"""Global attention in linear time by random features, with translation-equivariant relative positions.
 
     ==============  ================================================================================  ==============
@@ -68,6 +69,8 @@ class PerformerAttention(NotScriptable, nn.Module):
         scale: c; ``None`` means :math:`1/\sqrt{d}`, d the width of queries with their position part.
         bias: bias of the output projection.
         dropout: probability of dropping an output channel in training.
+        process_group: of :mod:`torch.distributed`, among whose processes the nodes of every graph are shared (see
+            :doc:`/shared_graphs`), or ``None``. Not for positions with near pairs.
 
     Shapes:
         dense ``(B, N, in_channels)`` -> ``(B, N, out_channels)``; ragged ``(N, in_channels)`` -> ``(N, out_channels)``.
@@ -106,6 +109,7 @@ class PerformerAttention(NotScriptable, nn.Module):
         scale: float | None = None,
         bias: bool = True,
         dropout: float = 0.0,
+        process_group: Any = None,
     ) -> None:
         super().__init__()
         lazy = in_channels == -1 and position != "absolute"
@@ -135,6 +139,12 @@ class PerformerAttention(NotScriptable, nn.Module):
             self.features = RandomFeatures(num_features, d + self.positions.extra_channels, redraw_interval)
         elif self.positions.needs_features:
             raise ValueError(f"method must be 'features' with position={position!r}, got {method!r}")
+        self.process_group = process_group
+
+    def why_not_shared(self) -> str | None:
+        if self.needs_neighbours:
+            return f"position={self.position!r}, whose near pairs may be of two processes"
+        return "method='pairs', whose pairs may be of two processes" if self.features is None else None
 
     @property
     def in_channels(self) -> int:
@@ -197,9 +207,10 @@ class PerformerAttention(NotScriptable, nn.Module):
         nodes = Nodes(
             x, self.positions, mask=mask, batch=batch, batch_size=batch_size, pos=pos, grid=grid,
             neighbours=neighbours, aggregate=aggregate, whole=self.features is None, max_num_nodes=max_num_nodes,
+            ranks=self.ranks,
         )  # fmt: skip
         projection = None if self.features is None else self.features()
-        if not x.numel():  # this counted a training step, as on ranks that have nodes
+        if not x.numel() and self.ranks is None:  # this counted a training step, as on ranks that have nodes
             out = self.out(self.value(x))
             return (out, out.new_zeros(0, self.heads)) if return_attention_weights else out
         x = self.positions.encode(nodes.x, nodes.pos)

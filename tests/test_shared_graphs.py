@@ -1,0 +1,270 @@
+"""Graphs whose nodes are shared among processes: what one process computes, and errors where a process is missing."""
+
+import copy
+import datetime
+import functools
+import pickle
+import time
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+
+from tg_equiattn.nn import EuclideanFastAttention, PerformerAttention
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
+GRAPHS, NODES = 4, 23
+
+
+@functools.cache
+def data():
+    """Four graphs, one of them empty, two crystals."""
+    generator = torch.Generator().manual_seed(1)
+    draw = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
+    batch = torch.tensor([0] * 9 + [2] * 11 + [3] * 3)
+    cell = torch.zeros(GRAPHS, 3, 3, dtype=torch.float64)
+    cell[2:] = 2.3 * torch.eye(3) + 0.2 * draw(2, 3, 3)
+    return {"x": draw(NODES, 15), "pos": torch.rand(NODES, 3, generator=generator).double(), "batch": batch,
+            "cell": cell}  # fmt: skip
+
+
+def shares(world):
+    """The rank of every node. Of four, one has none at all, and one but nodes of a single graph."""
+    batch, node = data()["batch"], torch.arange(NODES)
+    if world == 2:
+        return torch.where(node % 3 == 0, 1, 0)
+    return torch.where(batch == 3, 3, torch.where(node % 4 == 0, 2, 0))
+
+
+def euclidean(**options):
+    layer = EuclideanFastAttention(6, 3, max_radius=3.0, out_vectors=4, heads=2, **options)
+
+    def call(x, pos, batch, cell, **more):
+        scalars, vectors = layer(x[:, :6], x[:, 6:].unflatten(1, (3, 3)), pos=pos, batch=batch, cell=cell, **more)
+        return torch.cat([scalars, vectors.flatten(1)], 1)
+
+    return layer, call
+
+
+def of_irreps(**options):
+    from tg_equiattn.integrations.e3nn import EuclideanFastAttention
+
+    layer = EuclideanFastAttention("6x0e + 3x1o", "5x0e + 2x2e", max_radius=3.0, **options)
+    return layer, lambda x, pos, batch, cell, **more: layer(x, pos, batch, cell=cell, **more)
+
+
+def performer(position, **options):
+    layer = PerformerAttention(15, 12, 3, position=position, pos_dim=3, redraw_interval=1, **options)
+    return layer, lambda x, pos, batch, cell, **more: layer(x, pos=pos, batch=batch, **more)
+
+
+def message_passing(**options):
+    from tg_equiattn.integrations.pyg import RelativePerformerConv
+
+    layer = RelativePerformerConv(15, 12, 3, position="sinusoid", pos_dim=3, **options)
+    return layer, lambda x, pos, batch, cell, **more: layer(x, pos=pos, batch=batch, **more)
+
+
+CASES = {
+    "clouds and crystals": lambda **k: euclidean(max_wavenumber=4.0, learn_frequencies=True, **k),
+    "clouds": lambda **k: euclidean(method="directions", reduce="mean", **k),
+    "irreps": lambda **k: of_irreps(method="directions", lmax=2, max_wavenumber=4.0, **k),
+    "performer": lambda **k: performer(None, **k),
+    "performer with sinusoids": lambda **k: performer("sinusoid", **k),
+    "message passing": message_passing,
+}
+HOSTS = {"irreps": "e3nn", "message passing": "torch_geometric"}
+
+
+def made(name, group=None):
+    """A layer in training mode, of random parameters, and a call of it."""
+    torch.manual_seed(0)
+    layer, call = CASES[name](process_group=group)
+    layer.double()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=0.3)
+    return layer, call
+
+
+def inputs(name, mine, one):
+    """Of the nodes of a mask; of one graph, the third, or of all."""
+    given = data()
+    mine = mine & (given["batch"] == 2) if one else mine
+    cell = None if name == "clouds" else given["cell"][2:3] if one else given["cell"]
+    x, pos = (given[key][mine].requires_grad_() for key in ("x", "pos"))
+    return {"x": x, "pos": pos, "batch": None if one else given["batch"][mine], "cell": cell}
+
+
+def results(name, layer, call, given, one):
+    """Outputs of two steps, between which features are drawn; gradients of an energy of both by features and positions,
+    and those by parameters of it and its forces."""
+    more = {} if one else {"batch_size": GRAPHS}
+    outs = [call(**given, **more) for _ in range(2)]
+    energy = sum(out.square().sum() for out in outs)
+    by = [given["x"]] + ([given["pos"]] if name != "performer" else [])
+    first = torch.autograd.grad(energy, by, create_graph=True)
+    loss = energy + sum(grad.square().sum() for grad in first)
+    parameters = [p for p in layer.parameters() if p.requires_grad]
+    second = torch.autograd.grad(loss, parameters, materialize_grads=True)  # frequencies are not those of crystals
+    return [*outs, *first], list(second)
+
+
+def on_ranks(number, device, folder):
+    pair = dist.new_group([0, 1])
+    for world, group in ((2, pair), (4, dist.group.WORLD)):
+        if number >= world:
+            continue
+        mine = shares(world) == number
+        for name in CASES:
+            for one in (False, True):
+                layer, call = made(name, group)
+                given = {k: v if v is None else v.to(device) for k, v in inputs(name, mine, one).items()}
+                by_node, by_parameter = results(name, layer.to(device), call, given, one)
+                for grad in by_parameter:
+                    dist.all_reduce(grad, group=group)
+                torch.save(
+                    ([x.detach().cpu() for x in by_node], [x.cpu() for x in by_parameter]),
+                    f"{folder}/{name} {world} {one} {number}.pt",
+                )
+    if number < 2:
+        torch.save(refused(number, device, pair), f"{folder}/refused {number}.pt")
+    torch.save(in_a_mesh(number, device), f"{folder}/mesh {number}.pt")
+
+
+def refused(number, device, group):
+    """What is said where ranks disagree, and where they did not say."""
+    layer, _ = made("performer", group)
+    layer.to(device)
+    x, batch = data()["x"].to(device), data()["batch"].to(device)
+    said = []
+    for arguments in (
+        {"batch": batch, "batch_size": GRAPHS + number}, {"batch": batch},
+        {"x": x[None]}, {"x": x[None], "mask": torch.ones(1, NODES, dtype=torch.bool, device=device)},
+    ):  # fmt: skip
+        try:
+            layer(**{"x": x} | arguments)
+        except ValueError as error:
+            said.append(str(error))
+    layer, _ = made("clouds", group)
+    try:
+        layer.to(device)(x[None, :, :6], x[None, :, 6:].unflatten(2, (3, 3)), pos=x[None, :, :3])
+    except ValueError as error:
+        said.append(str(error))
+    try:
+        pickle.dumps(layer)
+    except TypeError as error:
+        said.append(str(error))
+    assert copy.deepcopy(layer).process_group is group
+    return said
+
+
+def in_a_mesh(number, device):
+    """Gradients where two pairs of processes have a graph each, beside each other."""
+    mesh = dist.device_mesh.init_device_mesh(device.type, (2, 2), mesh_dim_names=("data", "nodes"))
+    torch.manual_seed(number)  # ranks start unlike; DistributedDataParallel makes them alike
+    group = mesh["nodes"].get_group()
+    model = PerformerAttention(15, 12, 3, position=None, process_group=group).double().to(device)
+    net = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+    graph = data()["batch"] == 2 * mesh.get_local_rank("data")
+    mine = graph & (torch.arange(NODES) % 2 == mesh.get_local_rank("nodes"))
+    loss = net(data()["x"][mine].to(device)).square().sum() * dist.get_world_size(group)
+    loss.backward()
+    return [p.grad.cpu() for p in model.parameters()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    for host in HOSTS.values():
+        pytest.importorskip(host)
+    folder = tmp_path_factory.mktemp("ranks")
+    ranks.run(on_ranks, folder, 4)
+    return folder
+
+
+@pytest.mark.parametrize("one", [False, True], ids=["batch", "one graph"])
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_processes_give_what_one_does(name, world, one, folder):
+    """Outputs, gradients by features and positions, and by parameters through forces, too."""
+    layer, call = made(name)
+    given = inputs(name, torch.ones(NODES, dtype=torch.bool), one)
+    by_node, by_parameter = results(name, layer, call, given, one)
+    there = shares(world)[data()["batch"] == 2] if one else shares(world)
+    for number in range(world):
+        got, summed = torch.load(f"{folder}/{name} {world} {one} {number}.pt", weights_only=True)
+        for a, b in zip([*got, *summed], [*(x[there == number] for x in by_node), *by_parameter], strict=True):
+            torch.testing.assert_close(
+                a, b, rtol=0, atol=1e-10 * max(1.0, float(b.detach().abs().max()) if b.numel() else 0.0)
+            )
+    alone = call(**inputs(name, shares(world) == 0, one), **({} if one else {"batch_size": GRAPHS}))
+    assert (alone - by_node[1][there == 0]).abs().max() > 1e-3  # the other ranks' nodes count
+
+
+def test_beside_data_parallel_training(folder):
+    """Each rank differentiates its nodes' part times the ranks of a graph: the mean over graphs is what one has."""
+    torch.manual_seed(0)
+    model = PerformerAttention(15, 12, 3, position=None).double()
+    batch, x = data()["batch"], data()["x"]
+    (sum(model(x[batch == graph]).square().sum() for graph in (0, 2)) / 2).backward()
+    for number in range(4):
+        grads = torch.load(f"{folder}/mesh {number}.pt", weights_only=True)
+        for got, wanted in zip(grads, (p.grad for p in model.parameters()), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_what_ranks_are_told(folder):
+    for number in range(2):
+        said = torch.load(f"{folder}/refused {number}.pt", weights_only=True)
+        assert (
+            said[0] == f"batch_size must be the same on all ranks of process_group, got {4 + number} here, and 4 to 5"
+        )
+        assert said[1].startswith("batch_size must be given with batch and process_group")
+        assert all("process_group must be None where the input is (B, N, " in text for text in said[2:5])
+        assert "set its process_group to None first" in said[5]
+        assert len(said) == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PerformerAttention(4, 4, position=None, process_group=2),
+         "process_group must be a torch.distributed.ProcessGroup that this process is in, got int"),
+        (lambda: PerformerAttention(4, 4, process_group=2), "process_group must be None with position='window'"),
+        (lambda: PerformerAttention(4, 4, position="clipped", process_group=2), "position='clipped', whose near pairs"),
+        (lambda: PerformerAttention(4, 4, position=None, method="pairs", process_group=2), "method='pairs'"),
+        (lambda: EuclideanFastAttention(4, 0, max_radius=1.0, method="pairs", process_group=2), "method='pairs'"),
+    ],
+)  # fmt: skip
+def test_bad_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def leave(number, device, folder):
+    """The second of two processes comes too late, then is gone."""
+    hurried = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    layer, call = made("clouds", hurried)
+    given = inputs("clouds", shares(2) == number, True)
+    if number:
+        time.sleep(5)
+        return "alone"
+    said = []
+    for group in (hurried, dist.group.WORLD):
+        layer.process_group = group
+        start = time.monotonic()
+        with pytest.raises(RuntimeError) as error:
+            call(**given)
+        said.append((str(error.value), time.monotonic() - start))
+    torch.save(said, f"{folder}/said.pt")
+    return "alone"
+
+
+def test_a_missing_process_is_an_error(tmp_path):
+    """Of the other ones, after the group's timeout, not a hang."""
+    ranks.run(leave, tmp_path, seconds=20)
+    said = torch.load(tmp_path / "said.pt", weights_only=True)
+    assert len(said) == 2
+    assert all(seconds < 20 for _, seconds in said)

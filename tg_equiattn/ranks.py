@@ -1,0 +1,105 @@
+"""Graphs whose nodes are shared among the processes of a group: sums over all of them, with gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import checks
+
+
+class Ranks:
+    """The processes that share every graph of a batch.
+
+    Sums go through the group's all-reduce, in backward too, which every rank then has to call: gradients are those of
+    the sum of what all ranks differentiate.
+
+    Args:
+        process_group: of :mod:`torch.distributed`. Its timeout is how long a rank waits for the others.
+
+    Raises:
+        ValueError: if it is no process group that this process is in.
+    """
+
+    def __init__(self, process_group: Any) -> None:
+        import torch.distributed as dist
+
+        if not dist.is_available() or not isinstance(process_group, dist.ProcessGroup):
+            raise ValueError(
+                "process_group must be a torch.distributed.ProcessGroup that this process is in, got "
+                f"{type(process_group).__name__}"
+            )
+        self.process_group = process_group
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Of x, of one shape on all ranks."""
+        import torch.distributed.nn.functional as collectives
+
+        return collectives.all_reduce(x.contiguous(), group=self.process_group)
+
+    @torch.no_grad()
+    def largest(self, x: Tensor) -> Tensor:
+        """The largest x of all ranks, without gradients."""
+        import torch.distributed as dist
+
+        x = x.detach().clone()
+        dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.process_group)
+        return x
+
+    def merge(self, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+        """Of softmax averages (..., m, e) over each rank's keys and their log-sum-exps (..., m), those over all."""
+        top = self.largest(level)
+        weight = (level - top).exp()
+        sums = self.sum(torch.cat([weight[..., None] * content, weight[..., None]], -1))
+        total = sums[..., -1]
+        return sums[..., :-1] / total[..., None], total.log() + top
+
+    def graphs(self, x: Tensor, batch: Tensor | None, batch_size: int | None) -> tuple[Tensor, Tensor]:
+        """The graph of every node of this rank, and how many nodes it has of each.
+
+        Raises:
+            ValueError: where these do not fit x, or ranks have other numbers of graphs.
+        """
+        if batch is None:
+            count = 1 if batch_size is None else checks.batch_index(None, batch_size, x)
+            batch = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
+        elif batch_size is None:
+            raise ValueError("batch_size must be given with batch and process_group, the same on all ranks, got None")
+        else:
+            count = checks.batch_index(batch, batch_size, x)
+        most, fewest = self.largest(torch.tensor([count, -count], device=x.device)).tolist()
+        if most != -fewest:
+            raise ValueError(
+                f"batch_size must be the same on all ranks of process_group, got {count} here, and {-fewest} to {most}"
+            )
+        return batch, torch.searchsorted(batch, torch.arange(count + 1, device=x.device)).diff()
+
+    def __deepcopy__(self, memo: dict) -> Ranks:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a module with a process_group cannot be pickled: set its process_group to None first")
+
+
+class Shared:
+    """A module that may have the nodes of every graph shared among processes."""
+
+    ranks: Ranks | None = None
+
+    def why_not_shared(self) -> str | None:
+        """What about the module does not allow that, if anything."""
+        return None
+
+    @property
+    def process_group(self) -> Any:
+        """Of :mod:`torch.distributed`, whose processes share the nodes of every graph; ``None`` where all are here."""
+        return None if self.ranks is None else self.ranks.process_group
+
+    @process_group.setter
+    def process_group(self, process_group: Any) -> None:
+        reason = None if process_group is None else self.why_not_shared()
+        if reason is not None:
+            raise ValueError(f"process_group must be None with {reason}, got {type(process_group).__name__}")
+        self.ranks = None if process_group is None else Ranks(process_group)
