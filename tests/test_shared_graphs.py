@@ -4,7 +4,11 @@ import copy
 import datetime
 import functools
 import pickle
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import ranks
@@ -268,3 +272,13 @@ def test_a_missing_process_is_an_error(tmp_path):
     said = torch.load(tmp_path / "said.pt", weights_only=True)
     assert len(said) == 2
     assert all(seconds < 20 for _, seconds in said)
+
+
+@pytest.mark.slow
+def test_the_page_runs_under_torchrun(tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "shared_graphs.md").read_text()
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

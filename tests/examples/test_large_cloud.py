@@ -1,0 +1,44 @@
+"""One cloud over several processes: what each has of it, and what they measure."""
+
+import pytest
+import torch
+from running import number, run
+
+
+@pytest.fixture(scope="module")
+def large_cloud():
+    import large_cloud
+
+    return large_cloud
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_shares_are_the_points(large_cloud, world):
+    """All of them, whatever the number of processes; the last may have none."""
+    parts = [torch.cat(large_cloud.share(40_000, rank, world), 1) for rank in range(world)]
+    whole = torch.cat(large_cloud.share(40_000, 0, 1), 1)
+    assert sum(map(len, parts)) == len(whole) == 40_000
+    assert torch.equal(torch.cat(parts).unique(dim=0), whole.unique(dim=0))
+    assert bool(((whole[:, :3] >= 0) & (whole[:, :3] < 1)).all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", ["EuclideanFastAttention", "PerformerAttention"])
+def test_large_cloud(layer, tmp_path):
+    """The same outputs and gradients over one process and over two."""
+    options = ["--points", 20_000, "--processes", 1, 2, "--repeats", 1, "--layer", layer, "--output", tmp_path]
+    result = run("studies/large_cloud.py", *options)
+    assert result.returncode == 0, result.stderr
+    rows = [line.split("|")[1:-1] for line in (tmp_path / "large_cloud.md").read_text().splitlines()[4:]]
+    assert [int(row[0]) for row in rows] == [1, 2]
+    for column in (4, 5):
+        assert float(rows[1][column]) == pytest.approx(float(rows[0][column]), rel=1e-4)
+    assert all(number(row[2].split()[0]) > 0 and number(row[3].split()[0]) > 0 for row in rows)
+    assert (tmp_path / "large_cloud.png").is_file()
+
+
+@pytest.mark.slow
+def test_bad_arguments():
+    result = run("studies/large_cloud.py", "--points", 0)
+    assert result.returncode == 2
+    assert "--points must be positive, got 0" in result.stderr
