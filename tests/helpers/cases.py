@@ -141,6 +141,19 @@ def tokens(make, *, flat=False, edges=False):
     return Case.varying(make, inputs)
 
 
+def crystals(make):
+    """Crystals and a cloud, flat, with the waves of their cells given."""
+    flat = tokens(make, flat=True).vary
+
+    def inputs(step):
+        x = flat(step)
+        cell = torch.eye(3, dtype=torch.float64).repeat(x["batch_size"], 1, 1) + 0.1 * d(x["batch_size"], 3, 3)
+        cell[1] = 0.0
+        return {**x, "cell": cell, "wave_numbers": F.wave_numbers(cell, 8.0 + step)}
+
+    return Case.varying(make, inputs)
+
+
 def ragged(step):
     """Sizes of graphs."""
     return [RAGGED[0] + step, RAGGED[1] - 2 * step, *RAGGED[2:], *[3] * step]
@@ -373,6 +386,9 @@ CORE = {
             S, V, max_radius=10.0, method="directions", heads=2, qk_channels=4, learn_frequencies=True, error=1e-3
         ),
         flat=True,
+    ),
+    "EuclideanFastAttention crystals": crystals(
+        lambda: layers.EuclideanFastAttention(S, V, max_radius=10.0, qk_channels=4, lmax=0, max_wavenumber=8.0)
     ),
     "VectorTransformer": tokens(lambda: layers.VectorTransformer(S, V, 0, 1, depth=1, pool="mean", **SMALL)),
     "VectorTransformer flat": tokens(lambda: layers.VectorTransformer(S, V, depth=1, **SMALL), flat=True),

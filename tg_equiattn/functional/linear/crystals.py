@@ -69,7 +69,8 @@ def crystals_of(cell: Tensor, max_wavenumber: float, count: int, like: Tensor, n
     Raises:
         ValueError: for other shapes, flat or partly zero cells, and cells with no wave.
     """
-    if not isinstance(cell, Tensor) or tuple(cell.shape) not in ((3, 3), (count, 3, 3)):
+    fits = isinstance(cell, Tensor) and cell.ndim in (2, 3) and tuple(cell.shape[-2:]) == (3, 3)
+    if not fits or (cell.ndim == 3 and cell.shape[0] != count):
         came = tuple(cell.shape) if isinstance(cell, Tensor) else type(cell).__name__
         raise ValueError(f"cell must be (3, 3) or one a graph, ({count}, 3, 3), got {came}")
     if cell.device != like.device or not cell.is_floating_point():
@@ -80,7 +81,7 @@ def crystals_of(cell: Tensor, max_wavenumber: float, count: int, like: Tensor, n
     closed = (cells != 0).flatten(1).any(1)
     if numbers is None:
         numbers = wave_numbers(cells, max_wavenumber)
-    if tuple(numbers.shape[::2]) != (count, 3) or numbers.dtype != torch.int64:
+    if numbers.ndim != 3 or numbers.shape[0] != count or numbers.shape[2] != 3 or numbers.dtype != torch.int64:
         raise ValueError(
             f"wave_numbers must be int64 ({count}, D, 3), got {numbers.dtype} of shape {tuple(numbers.shape)}"
         )
