@@ -82,9 +82,11 @@ class ChannelwiseMessagePassing(nn.Module):
         self.weights = FullyConnectedNet([bumps, 32, self.product.weight_numel], torch.nn.functional.silu)
         self.after = o3.Linear(found, self.gate.irreps_in)
 
-    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor) -> Tensor:
+    def forward(self, x: Tensor, pos: Tensor, edge_index: Tensor, shift: Tensor | None = None) -> Tensor:
+        """Features of the points, along edges (2, E) from sources that are ``shift`` (E, 3) away from their places, as
+        the images of a crystal's atoms are."""
         source, target = edge_index
-        edge = pos[source] - pos[target]
+        edge = pos[source] - pos[target] if shift is None else pos[source] + shift - pos[target]
         length = (edge.square().sum(1) + SOFT**2).sqrt()
         radial = soft_one_hot_linspace(length, 0.0, self.radius, self.bumps, "gaussian", cutoff=False)
         harmonics = o3.spherical_harmonics(

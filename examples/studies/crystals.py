@@ -1,0 +1,288 @@
+"""Energies and forces of crystals of soft charges: messages with a cutoff, and Euclidean fast attention with ``cell=``.
+
+Neutral charges at random places in skewed cells of 32 that repeat in all directions; energies and forces are those of
+Ewald's sum (data/periodic_charges.py). The models are those of long_range.py, here with the images of atoms as
+neighbours: two layers of messages between charges nearer than a cutoff, and between them
+
+none     nothing
+open     Euclidean fast attention of the atoms of the cell as an open cloud: it knows no images
+cell     Euclidean fast attention with ``cell=``, of all atoms and all their images
+
+They learn the energy and, as its derivatives, the forces. Each is tested on other cells; on the same with every atom
+moved by lattice vectors, and described by another cell of the same lattice; and on their supercells, 2 x 1 x 1 and
+2 x 2 x 2, in which an atom has the energy that it had; and on larger cells that repeat nothing.
+
+    python examples/studies/crystals.py                    # minutes on two cores
+    python examples/studies/crystals.py --operators cell --max-wavenumber 4
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from baselines.message_passing import HIDDEN, ChannelwiseMessagePassing
+from data.periodic_charges import Crystals, in_another_cell, moved, periodic_charges, repeated, widths
+from e3nn import o3
+from harness import study
+from harness.figures import points
+from harness.loading import tensor_batches
+from harness.results import Row
+from harness.settings import Settings
+from harness.tables import grouped, markdown, mean_and_spread
+from harness.training import Outcome, Regressor, fit
+from tg_equiattn.integrations.e3nn import EuclideanFastAttention
+from torch import Tensor, nn
+
+SEED = 47  # of the data, which do not depend on the seed of training
+Operator = Literal["none", "open", "cell"]
+LABELS = {
+    "none": "none",
+    "open": "EuclideanFastAttention, the cell ignored",
+    "cell": "EuclideanFastAttention, cell=",
+}
+FEW = 16  # cells that changes are measured on, in float64, too
+SUPERCELLS = {"2 x 1 x 1": (2, 1, 1), "2 x 2 x 2": (2, 2, 2)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CrystalsStudy(Settings):
+    """Settings of this example."""
+
+    STUDY: ClassVar[str] = "crystals"
+    SWEEP: ClassVar[tuple[str, ...]] = ("operators", "seeds")
+    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate",)
+
+    operators: tuple[Operator, ...] = Operator.__args__
+    """what stands between the two layers of messages"""
+    charges: int = 32
+    """in every cell, an even number"""
+    side: float = 7.0
+    """of the cube that has the volume of a cell"""
+    softness: float = 0.5
+    """standard deviation of a charge"""
+    cutoff: float = 2.0
+    """up to which distance messages pass"""
+    max_wavenumber: float = 3.5
+    """of attention's waves, in radians per unit of length, with a cell and without"""
+    train: int = 512
+    """cells to train on; a quarter as many each to choose the epoch and to test"""
+    epochs: int = 16
+    batch: int = 8
+    learning_rate: float = 0.05
+    clip: float = 1.0
+
+    def check(self) -> None:
+        super().check()
+        for name in ("charges", "side", "softness", "cutoff", "max_wavenumber", "train"):
+            self.positive(name)
+        if self.charges % 2:
+            raise ValueError(f"--charges must be even (crystals are neutral), got {self.charges}")
+        if self.train < 4:
+            raise ValueError(f"--train must be at least 4, got {self.train}")
+
+
+PRESETS = {
+    "quick": CrystalsStudy(train=8, charges=4, side=3.5, epochs=1, batch=4),
+    "study": CrystalsStudy(seeds=(0, 1, 2), results=study.committed("crystals")),
+}
+
+
+class Model(nn.Module):
+    """Linear, message passing, attention with a residual, message passing, Linear: a potential at every charge.
+
+    Args:
+        settings: of the example.
+    """
+
+    def __init__(self, settings: CrystalsStudy) -> None:
+        super().__init__()
+        (self.kind,), self.cutoff = settings.operators, settings.cutoff
+        near = max(1.0, settings.charges / settings.side**3 * 4 / 3 * math.pi * settings.cutoff**3)
+        radius = 2 * settings.side
+        self.embed = o3.Linear("0e", HIDDEN)
+        self.first = ChannelwiseMessagePassing(HIDDEN, settings.cutoff, near)
+        self.attention = None
+        if self.kind != "none":
+            self.attention = EuclideanFastAttention(
+                HIDDEN, HIDDEN, max_radius=radius, max_frequency=settings.max_wavenumber * radius, method="pairs",
+                num_nodes=settings.charges, max_wavenumber=settings.max_wavenumber if self.kind == "cell" else None,
+            )  # fmt: skip
+        self.second = ChannelwiseMessagePassing(HIDDEN, settings.cutoff, near)
+        self.out = o3.Linear(HIDDEN, "0e")
+
+    def forward(self, charges: Tensor, positions: Tensor, cells: Tensor) -> Tensor:
+        """Charges (B, N) at positions (B, N, 3) in cells (B, 3, 3), to the energy of each cell (B,)."""
+        count, size = charges.shape
+        near, shift = edges(positions, cells, self.cutoff)
+        pos = positions.flatten(0, 1)
+        x = self.first(self.embed(charges.flatten()[:, None]), pos, near, shift)
+        if self.attention is not None:
+            batch = torch.arange(count, device=charges.device).repeat_interleave(size)
+            x = x + self.attention(x, pos, batch, cell=cells if self.kind == "cell" else None)
+        return (charges * self.out(self.second(x, pos, near, shift)).view(count, size)).sum(1)
+
+
+def edges(positions: Tensor, cells: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """Charges and images of charges nearer than the radius, of each crystal: indices of source and target, (2, E), and
+    what brings the source to its image, (E, 3)."""
+    size, (positions, cells) = positions.shape[1], (positions.detach(), cells.detach())
+    fractions = positions @ torch.linalg.inv(cells)
+    nearest = fractions[:, None] - fractions[:, :, None]  # from the target, the first index, to the source
+    wrap = -nearest.round()
+    reach = int((radius / widths(cells).min() + 0.5).floor())  # images n cells on are |n| - 1/2 widths away or more
+    numbers = torch.cartesian_prod(*[torch.arange(-reach, reach + 1.0, device=cells.device)] * 3).to(cells).view(-1, 3)
+    apart = (nearest + wrap)[:, :, :, None] + numbers
+    near = torch.einsum("bijnx,bxd->bijnd", apart, cells).square().sum(-1) < radius**2
+    itself = torch.eye(size, dtype=torch.bool, device=cells.device)[:, :, None] & (numbers == 0).all(1)
+    box, target, source, image = (near & ~itself).nonzero().T
+    shift = torch.einsum("ex,exd->ed", wrap[box, target, source] + numbers[image], cells[box])
+    return torch.stack([source, target]) + size * box, shift
+
+
+def predict(model: Model, data: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Predicted and true targets of every charge, (B, N, 4): the energy of its cell over the root of their number, and
+    its force, in one unit."""
+    charges, positions, cells, target = data
+    with torch.inference_mode(False), torch.enable_grad():
+        charges, cells, positions = charges.clone(), cells.clone(), positions.clone().requires_grad_()
+        energy = model(charges, positions, cells)
+        (slope,) = torch.autograd.grad(energy.sum(), positions, create_graph=model.training)
+    per_root = (energy / math.sqrt(charges.shape[1]))[:, None, None].expand(*charges.shape, 1)
+    return torch.cat([per_root, -slope], 2), target
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """In which energies and forces are learned.
+
+    Args:
+        origin: energy of an atom from which energies count.
+        scale: of both.
+    """
+
+    origin: float
+    scale: float
+
+    @classmethod
+    def of(cls, part: Crystals) -> Units:
+        """Such that energies vary about zero, and the mean square of forces is 1."""
+        size = part.charges.shape[1]
+        return cls(float(part.energies.mean()) / size, float(part.forces.square().mean().sqrt()))
+
+    def tensors(self, part: Crystals, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        """Charges, positions, cells and targets as :func:`predict` has them."""
+        size = part.charges.shape[1]
+        energies = (part.energies / size - self.origin) * math.sqrt(size)
+        target = torch.cat([energies[:, None, None].expand(-1, size, 1), part.forces], 2) / self.scale
+        return [x.to(dtype) for x in (part.charges, part.positions, part.cells, target)]
+
+    def energies(self, out: Tensor) -> Tensor:
+        """Of an atom, (B,)."""
+        return out[:, 0, 0] * self.scale / math.sqrt(out.shape[1]) + self.origin
+
+
+def predictions(model: Model, data: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """:func:`predict`, in batches of about a thousand charges."""
+    step = max(1, 1024 // data[0].shape[1])
+    pairs = [predict(model, [x[n : n + step] for x in data]) for n in range(0, len(data[0]), step)]
+    out, target = (torch.cat([pair[n].detach() for pair in pairs]) for n in (0, 1))
+    return out, target
+
+
+def crystals(settings: CrystalsStudy) -> list[Crystals]:
+    """Those to train on, to choose the epoch, to test on; and larger cells."""
+    counts = settings.train, settings.train // 4, settings.train // 4
+    every = periodic_charges(sum(counts), settings.charges, settings.side, settings.softness, SEED)
+    side = 2 ** (1 / 3) * settings.side
+    larger = periodic_charges(counts[2], 2 * settings.charges, side, settings.softness, SEED + 1)
+    return [*(Crystals(*part) for part in zip(*(x.split(counts) for x in every), strict=True)), larger]
+
+
+def same(part: Crystals) -> dict[str, Crystals]:
+    """These crystals, described otherwise."""
+    others = {"atoms moved": moved(part, SEED), "another cell": in_another_cell(part)}
+    return others | {name: repeated(part, times) for name, times in SUPERCELLS.items()}
+
+
+def errors(model: Model, part: Crystals, units: Units) -> tuple[float, float]:
+    """Mean absolute errors of an atom's energy and of a component of its force."""
+    out, target = predictions(model, units.tensors(part))
+    energy = (units.energies(out) - units.energies(target)).abs().mean()
+    return float(energy), float((out - target)[..., 1:].abs().mean()) * units.scale
+
+
+def change(model: Model, part: Crystals, other: Crystals, units: Units) -> float:
+    """The largest change of an atom's energy or of its force, each as a share of the largest that is predicted."""
+    dtype, found = next(model.parameters()).dtype, []
+    for crystals in (part, other):
+        out, _ = predictions(model, units.tensors(crystals, dtype))
+        found.append((out[:, 0, 0] / math.sqrt(out.shape[1]), out[..., 1:]))
+    (energies, forces), (other_energies, other_forces) = found
+    forces = forces.repeat(1, other_forces.shape[1] // forces.shape[1], 1)
+    pairs = (energies, other_energies), (forces, other_forces)
+    return max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
+
+
+def train(settings: CrystalsStudy) -> Outcome:
+    """One model, trained, and tested on what it should and should not tell apart."""
+    *parts, larger = crystals(settings)
+    units, testing = Units.of(parts[0]), parts[2]
+    data = [units.tensors(part) for part in parts]
+    training = tensor_batches(data[0], settings.batch, settings.seed, device=settings.data_device)
+    held_out = [tensor_batches(part, 32, device=settings.data_device) for part in data[1:]]
+    learner = Regressor(Model(settings), predict, settings)
+    outcome = fit(learner, training, *held_out)
+    model = learner.model.cpu()
+    tests = {"cells": testing, **same(testing), "larger cells": larger}
+    found = {name: errors(model, part, units) for name, part in tests.items()}
+    few = Crystals(*(x[:FEW] for x in testing))
+    changes = {
+        name: [change(model.to(dtype), few, other, units) for dtype in (torch.float32, torch.float64)]
+        for name, other in same(few).items()
+    }
+    mean = float((testing.energies / settings.charges - units.origin).abs().mean()), float(testing.forces.abs().mean())
+    outcome.metric, outcome.value = "energy error", found["cells"][0]
+    outcome.more |= {"errors": found, "changes": changes, "mean": mean}
+    return outcome
+
+
+def table(rows: list[Row]) -> str:
+    """Mean absolute errors by test, and what changes where nothing should."""
+    lines = [["cells", "the mean energy, no forces", *(f"{x:.4f}" for x in rows[0].more["mean"]), "-", "-"]]
+    groups = grouped(rows, "operators", "learning_rate")
+    for test in rows[0].more["errors"]:
+        for (name, _), group in groups.items():
+            means = [mean_and_spread((row.more["errors"][test][part] for row in group), 4) for part in (0, 1)]
+            changes = [row.more["changes"].get(test) for row in group]
+            largest = ["-", "-"] if None in changes else [f"{max(pair):.0e}" for pair in zip(*changes, strict=True)]
+            lines.append([test, LABELS[name], *means, *largest])
+    header = ["tested on", "global context", "energy of an atom", "force"]
+    return markdown([*header, "largest change, float32", "float64"], lines)
+
+
+def costs(rows: list[Row]) -> str:
+    """What each model takes."""
+    lines = []
+    for (name, rate), group in grouped(rows, "operators", "learning_rate").items():
+        seconds = f"{np.mean([row.seconds for row in group]):.0f}"
+        lines.append([LABELS[name], f"{rate:g}", f"{group[0].parameters:,}", seconds])
+    return markdown(["global context", "learning rate", "parameters", "seconds"], lines)
+
+
+def report(rows: list[Row], folder: Path) -> dict[str, str]:
+    """The tables, and a figure."""
+    columns: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        for test, (energy, _) in row.more["errors"].items():
+            columns.setdefault(test, {}).setdefault(LABELS[row.setting("operators")], []).append(energy)
+    points(columns, folder / "errors.png", "energy of an atom: mean absolute error", "", "global context", "log")
+    return {"errors": table(rows), "costs": costs(rows)}
+
+
+if __name__ == "__main__":
+    study.main(CrystalsStudy(), PRESETS, __doc__, train, report)
