@@ -47,6 +47,7 @@ LABELS = {
 }
 FEW = 16  # cells that changes are measured on, in float64, too
 SUPERCELLS = {"2 x 1 x 1": (2, 1, 1), "2 x 2 x 2": (2, 2, 2)}
+TESTS = "cells", "atoms moved", "another cell", *SUPERCELLS, "larger cells"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -255,7 +256,7 @@ def table(rows: list[Row]) -> str:
     """Mean absolute errors by test, and what changes where nothing should."""
     lines = [["cells", "the mean energy, no forces", *(f"{x:.4f}" for x in rows[0].more["mean"]), "-", "-"]]
     groups = grouped(rows, "operators", "learning_rate")
-    for test in rows[0].more["errors"]:
+    for test in TESTS:
         for (name, _), group in groups.items():
             means = [mean_and_spread((row.more["errors"][test][part] for row in group), 4) for part in (0, 1)]
             changes = [row.more["changes"].get(test) for row in group]
@@ -276,10 +277,10 @@ def costs(rows: list[Row]) -> str:
 
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The tables, and a figure."""
-    columns: dict[str, dict[str, list[float]]] = {}
+    columns: dict[str, dict[str, list[float]]] = {test: {} for test in TESTS}
     for row in rows:
-        for test, (energy, _) in row.more["errors"].items():
-            columns.setdefault(test, {}).setdefault(LABELS[row.setting("operators")], []).append(energy)
+        for test, series in columns.items():
+            series.setdefault(LABELS[row.setting("operators")], []).append(row.more["errors"][test][0])
     points(columns, folder / "errors.png", "energy of an atom: mean absolute error", "", "global context", "log")
     return {"errors": table(rows), "costs": costs(rows)}
 

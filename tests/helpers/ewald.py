@@ -47,10 +47,16 @@ def over_images(charges, positions, cell, softness, reach):
     return total
 
 
-def rock_salt(side=2.0):
-    """Charges, positions and the cubic cell of sodium chloride: nearest charges are half of ``side`` apart."""
+def rock_salt():
+    """Charges, positions, the cubic cell and the nearest distance in sodium chloride."""
     places = torch.tensor(list(itertools.product(range(2), repeat=3)), dtype=torch.float64)
-    return 1 - 2 * (places.sum(1) % 2), places * side / 2, side * torch.eye(3, dtype=torch.float64)
+    return 1 - 2 * (places.sum(1) % 2), places, 2 * torch.eye(3, dtype=torch.float64), 1.0
 
 
-MADELUNG = 1.7475645946331822  # of sodium chloride; 1.76267477307099 of caesium chloride
+def caesium_chloride():
+    """Charges, positions, the cubic cell and the nearest distance in caesium chloride."""
+    places = torch.tensor([[0.0, 0, 0], [0.5, 0.5, 0.5]], dtype=torch.float64)
+    return torch.tensor([1.0, -1.0]).double(), places, torch.eye(3, dtype=torch.float64), math.sqrt(3) / 2
+
+
+ROCK_SALT, CAESIUM_CHLORIDE = 1.7475645946331822, 1.76267477307099  # Madelung's constants, for the nearest distance

@@ -1,0 +1,209 @@
+"""Ewald's sum, crystals of soft charges, and the study of what attention with a cell adds to messages with a cutoff."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+from ewald import CAESIUM_CHLORIDE, ROCK_SALT, caesium_chloride, lattice, over_images, rock_salt, two_sums
+from running import rows_of, run_here
+
+KINDS = "none", "open", "cell"
+
+
+@pytest.fixture(scope="module")
+def few():
+    from data.periodic_charges import periodic_charges
+
+    return periodic_charges(3, 4, 3.0, 0.4, seed=1)
+
+
+@pytest.fixture
+def make(randomise):
+    def make(kind, **changes):
+        from crystals import PRESETS, Model
+
+        torch.manual_seed(0)
+        model = Model(dataclasses.replace(PRESETS["quick"], operators=(kind,), **changes))
+        return randomise(model).double().eval()
+
+    return make
+
+
+def test_energies_of_salts():
+    """Madelung's constants, by the helper's point charges however the sum is split, and by narrow soft charges."""
+    from data.periodic_charges import ewald
+
+    for (charges, positions, cell, nearest), known in (
+        (rock_salt(), ROCK_SALT),
+        (caesium_chloride(), CAESIUM_CHLORIDE),
+    ):
+        pairs = len(charges) / 2
+        for splitting in (1.2, 2.0):
+            points = two_sums(charges, positions, cell, 0, splitting)
+            assert float(points) * nearest / pairs == pytest.approx(-known, rel=1e-12)
+        soft, forces = ewald(charges, positions, cell, 0.08)
+        assert float(soft) * nearest / pairs == pytest.approx(-known, rel=1e-12)
+        assert forces.abs().max() < 1e-10
+
+
+def test_ewald(few):
+    """Against the helper's two sums, split in two ways, and their derivatives."""
+    for charges, positions, cell, energy, forces in zip(*few, strict=True):
+        for splitting in (0.6, 0.9):
+            places = positions.clone().requires_grad_()
+            wanted = two_sums(charges, places, cell, 0.4, splitting)
+            (slope,) = torch.autograd.grad(wanted, places)
+            assert float(energy) == pytest.approx(wanted.item(), rel=1e-11)
+            torch.testing.assert_close(forces, -slope, rtol=0, atol=1e-11)
+        assert abs(float(two_sums(charges, positions, cell, 0.45, 0.6)) - float(energy)) > 1e-3  # of softer charges
+
+
+def test_ewald_is_the_sum_over_images(few):
+    """Of a cell with a centre, and so without a dipole."""
+    from data.periodic_charges import ewald
+
+    half, cell = torch.tensor([[0.3, 0.2, 0.5], [1.1, 0.9, 0.4]]).double(), few.cells[0]
+    crystal = torch.tensor([1.0, -1, 1, -1]).double(), torch.cat([half, -half]), cell
+    energy = float(ewald(*crystal, 0.4)[0])
+    errors = [abs(float(over_images(*crystal, 0.4, reach)) - energy) for reach in (4.0, 24.0)]
+    assert errors[1] < 2e-5 * abs(energy)
+    assert errors[0] > 10 * errors[1]
+
+
+def test_crystals_are_neutral_and_described_in_many_ways(few):
+    from data.periodic_charges import crystals_at, in_another_cell, moved, periodic_charges, repeated, widths
+
+    assert (few.charges.sum(1) == 0).all()
+    volumes = torch.linalg.det(few.cells)
+    torch.testing.assert_close(volumes.abs(), torch.full_like(volumes, 27))
+    assert widths(few.cells).min() > 2
+    inside = few.positions @ torch.linalg.inv(few.cells)
+    assert 0 <= inside.min() < 0.2 < 0.8 < inside.max() <= 1
+    again = periodic_charges(3, 4, 3.0, 0.4, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(few, again, strict=True))
+    others = moved(few, 2), in_another_cell(few), repeated(few, (2, 1, 1)), repeated(few, (1, 2, 2))
+    for other in others:
+        assert other.positions.shape != few.positions.shape or (other.positions != few.positions).any()
+        computed = crystals_at(other.charges, other.positions, other.cells, 0.4)
+        times = other.charges.shape[1] // 4
+        torch.testing.assert_close(other.energies, times * few.energies, rtol=1e-12, atol=0)
+        for found, wanted in ((other.energies, computed.energies), (other.forces, computed.forces)):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11)
+    assert (torch.linalg.det(in_another_cell(few).cells) * volumes < 0).all()
+    back = others[1].positions @ torch.linalg.inv(others[1].cells)
+    assert back.min() >= 0
+    assert back.max() < 1
+    halfway = few.positions.clone()
+    halfway[:, 0] += few.cells[:, 0] / 2  # not by a lattice vector
+    other = crystals_at(few.charges, halfway, few.cells, 0.4)
+    assert (other.energies - few.energies).abs().min() > 1e-3
+
+
+@pytest.mark.parametrize("radius", [1.2, 4.2])
+def test_edges(few, radius):
+    """All images within the radius, one by one, an atom's own images and atoms outside the cell among them."""
+    from crystals import edges
+    from data.periodic_charges import moved
+
+    part = moved(few, 3)
+    (source, target), shift = edges(part.positions, part.cells, radius)
+    flat = part.positions.flatten(0, 1)
+    found = sorted(zip(target.tolist(), source.tolist(), *(flat[source] + shift).T.tolist(), strict=True))
+    wanted = []
+    for box, i, j in itertools.product(range(3), range(4), range(4)):
+        images = part.positions[box, j] + lattice(part.cells[box], radius + 12)
+        apart = (images - part.positions[box, i]).norm(dim=1)
+        wanted += [(4 * box + i, 4 * box + j, *image) for image in images[(apart > 1e-9) & (apart < radius)].tolist()]
+    assert len(found) == len(wanted) > 5
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(sorted(wanted)), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_each_model_tells_apart(few, make, kind):
+    """Crystals described otherwise: the open cloud is another one, for the others nothing has changed."""
+    from crystals import Units, change, same
+
+    model, units = make(kind), Units.of(few)
+    for other in same(few).values():
+        found = change(model, few, other, units)
+        assert found > 1e-2 if kind == "open" else found < 1e-10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forces_are_derivatives_and_turn_along(few, make, kind):
+    from crystals import Units, predict
+    from e3nn import o3
+
+    model, (charges, positions, cells, target) = make(kind), Units.of(few).tensors(few, torch.float64)
+
+    def run(positions, cells=cells):
+        return predict(model, [charges, positions, cells, target])[0].detach()
+
+    out, step = run(positions), 1e-5 * torch.randn_like(positions)
+    ahead, behind = run(positions + step), run(positions - step)
+    rise = (ahead - behind)[:, 0, 0] * 2  # energies come over the root of 4
+    work = -2 * (out[..., 1:] * step).sum((1, 2))
+    torch.testing.assert_close(rise, work, rtol=1e-5, atol=1e-8 * float(out.abs().max()))
+    turn = o3.rand_matrix(dtype=torch.float64)
+    turned = run(positions @ turn.T, cells @ turn.T)
+    assert (turned[..., 0] - out[..., 0]).abs().max() < 1e-6 * out.abs().max()  # constants are float32
+    assert (turned[..., 1:] - out[..., 1:] @ turn.T).abs().max() < 1e-6 * out.abs().max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_reaches_far(make, kind):
+    """Charges farther apart than messages go: without attention the force on one hangs on nothing of the other."""
+    from crystals import predict
+
+    model = make(kind, side=9.0)
+    charges, cells = torch.tensor([[1.0, -1.0, 1.0, -1.0]]).double(), 9 * torch.eye(3)[None].double()
+    positions = torch.tensor([[[0.5, 0, 0], [8.9, 0.5, 0], [4.5, 4.0, 4.0], [4.0, 4.5, 4.0]]]).double()
+    data = [charges, positions, cells, torch.zeros(1, 4, 4).double()]
+    out, _ = predict(model, data)
+    changed, _ = predict(model, [charges[:, [0, 1, 3, 2]], *data[1:]])
+    apart = (changed - out)[:, :2, 1:].abs().max()
+    assert apart == 0 if kind == "none" else apart > 1e-4
+    assert out[:, :2, 1:].abs().max() > 1e-3  # they see each other through a face of the cell
+
+
+def test_units_and_bad_settings(few):
+    from crystals import CrystalsStudy, Units
+
+    units = Units.of(few)
+    _, _, _, target = units.tensors(few, torch.float64)
+    torch.testing.assert_close(units.energies(target), few.energies / 4, rtol=1e-12, atol=0)
+    torch.testing.assert_close(target[..., 1:] * units.scale, few.forces, rtol=1e-12, atol=0)
+    assert float(target[..., 1:].square().mean()) == pytest.approx(1)
+    assert float(target[:, 0, 0].mean()) == pytest.approx(0, abs=1e-12)
+    for wrong, message in [
+        ({"charges": 7}, "--charges must be even"),
+        ({"train": 2}, "--train must be at least 4"),
+        ({"max_wavenumber": 0.0}, "--max-wavenumber must be positive"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            CrystalsStudy(**wrong).check()
+
+
+def test_the_study(tmp_path):
+    from crystals import TESTS
+
+    result = run_here("studies/crystals.py", "--quick", "--no-progress", "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows, folder = rows_of(tmp_path, "crystals"), tmp_path / "crystals"
+    assert [row.setting("operators") for row in rows] == list(KINDS)
+    for row in rows:
+        found = row.more["errors"]
+        assert set(found) == set(TESTS)
+        assert all(math.isfinite(x) and x > 0 for pair in found.values() for x in pair)
+        assert row.value == pytest.approx(found["cells"][0], rel=1e-6)
+        exact = row.setting("operators") != "open"
+        for name, (single, double) in row.more["changes"].items():
+            assert (single < 1e-4) == (double < 1e-10) == exact, name
+            assert (found[name] == pytest.approx(found["cells"], rel=1e-4)) == exact
+    text = (folder / "errors.md").read_text()
+    assert text.count("EuclideanFastAttention, cell=") == 6
+    assert "the mean energy, no forces" in text
+    assert (folder / "costs.md").read_text().count("| 0.05 |") == 3
+    assert (folder / "errors.png").stat().st_size > 5000
