@@ -55,20 +55,20 @@ class CrystalsStudy(Settings):
     """Settings of this example."""
 
     STUDY: ClassVar[str] = "crystals"
-    SWEEP: ClassVar[tuple[str, ...]] = ("operators", "seeds")
+    SWEEP: ClassVar[tuple[str, ...]] = ("operators", "cutoff", "seeds")
     SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
     operators: tuple[Operator, ...] = Operator.__args__
     """what stands between the two layers of messages"""
+    cutoff: tuple[float, ...] = (2.0,)
+    """up to which distance messages pass"""
     charges: int = 32
     """in every cell, an even number"""
     side: float = 7.0
     """of the cube that has the volume of a cell"""
     softness: float = 0.5
     """standard deviation of a charge"""
-    cutoff: float = 2.0
-    """up to which distance messages pass"""
-    max_wavenumber: float = 3.5
+    max_wavenumber: float = 3.0
     """of attention's waves, in radians per unit of length, with a cell and without"""
     train: int = 512
     """cells to train on; a quarter as many each to choose the epoch and to test"""
@@ -79,10 +79,12 @@ class CrystalsStudy(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("charges", "side", "softness", "cutoff", "max_wavenumber", "train"):
+        for name in ("charges", "side", "softness", "max_wavenumber", "train"):
             self.positive(name)
         if self.charges % 2:
             raise ValueError(f"--charges must be even (crystals are neutral), got {self.charges}")
+        if min(self.cutoff) <= 0:
+            raise ValueError(f"--cutoff must be positive, got {list(self.cutoff)}")
         if self.train < 4:
             raise ValueError(f"--train must be at least 4, got {self.train}")
 
@@ -102,18 +104,18 @@ class Model(nn.Module):
 
     def __init__(self, settings: CrystalsStudy) -> None:
         super().__init__()
-        (self.kind,), self.cutoff = settings.operators, settings.cutoff
-        near = max(1.0, settings.charges / settings.side**3 * 4 / 3 * math.pi * settings.cutoff**3)
+        (self.kind,), (self.cutoff,) = settings.operators, settings.cutoff
+        near = max(1.0, settings.charges / settings.side**3 * 4 / 3 * math.pi * self.cutoff**3)
         radius = 2 * settings.side
         self.embed = o3.Linear("0e", HIDDEN)
-        self.first = ChannelwiseMessagePassing(HIDDEN, settings.cutoff, near)
+        self.first = ChannelwiseMessagePassing(HIDDEN, self.cutoff, near)
         self.attention = None
         if self.kind != "none":
             self.attention = EuclideanFastAttention(
                 HIDDEN, HIDDEN, max_radius=radius, max_frequency=settings.max_wavenumber * radius, method="pairs",
                 num_nodes=settings.charges, max_wavenumber=settings.max_wavenumber if self.kind == "cell" else None,
             )  # fmt: skip
-        self.second = ChannelwiseMessagePassing(HIDDEN, settings.cutoff, near)
+        self.second = ChannelwiseMessagePassing(HIDDEN, self.cutoff, near)
         self.out = o3.Linear(HIDDEN, "0e")
 
     def forward(self, charges: Tensor, positions: Tensor, cells: Tensor) -> Tensor:
@@ -252,16 +254,22 @@ def train(settings: CrystalsStudy) -> Outcome:
     return outcome
 
 
+def label(name: str, cutoff: float) -> str:
+    """With the cutoff of messages where it is not the usual one."""
+    other = "" if (cutoff,) == CrystalsStudy.cutoff else f", messages up to {cutoff:g}"
+    return LABELS[name] + other
+
+
 def table(rows: list[Row]) -> str:
     """Mean absolute errors by test, and what changes where nothing should."""
     lines = [["cells", "the mean energy, no forces", *(f"{x:.4f}" for x in rows[0].more["mean"]), "-", "-"]]
-    groups = grouped(rows, "operators", "learning_rate")
+    groups = grouped(rows, "operators", "cutoff")
     for test in TESTS:
-        for (name, _), group in groups.items():
+        for key, group in groups.items():
             means = [mean_and_spread((row.more["errors"][test][part] for row in group), 4) for part in (0, 1)]
             changes = [row.more["changes"].get(test) for row in group]
             largest = ["-", "-"] if None in changes else [f"{max(pair):.0e}" for pair in zip(*changes, strict=True)]
-            lines.append([test, LABELS[name], *means, *largest])
+            lines.append([test, label(*key), *means, *largest])
     header = ["tested on", "global context", "energy of an atom", "force"]
     return markdown([*header, "largest change, float32", "float64"], lines)
 
@@ -269,9 +277,9 @@ def table(rows: list[Row]) -> str:
 def costs(rows: list[Row]) -> str:
     """What each model takes."""
     lines = []
-    for (name, rate), group in grouped(rows, "operators", "learning_rate").items():
+    for (*key, rate), group in grouped(rows, "operators", "cutoff", "learning_rate").items():
         seconds = f"{np.mean([row.seconds for row in group]):.0f}"
-        lines.append([LABELS[name], f"{rate:g}", f"{group[0].parameters:,}", seconds])
+        lines.append([label(*key), f"{rate:g}", f"{group[0].parameters:,}", seconds])
     return markdown(["global context", "learning rate", "parameters", "seconds"], lines)
 
 
@@ -280,7 +288,8 @@ def report(rows: list[Row], folder: Path) -> dict[str, str]:
     columns: dict[str, dict[str, list[float]]] = {test: {} for test in TESTS}
     for row in rows:
         for test, series in columns.items():
-            series.setdefault(LABELS[row.setting("operators")], []).append(row.more["errors"][test][0])
+            name = label(row.setting("operators"), row.setting("cutoff"))
+            series.setdefault(name, []).append(row.more["errors"][test][0])
     points(columns, folder / "errors.png", "energy of an atom: mean absolute error", "", "global context", "log")
     return {"errors": table(rows), "costs": costs(rows)}
 

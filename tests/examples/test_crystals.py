@@ -180,6 +180,7 @@ def test_units_and_bad_settings(few):
     for wrong, message in [
         ({"charges": 7}, "--charges must be even"),
         ({"train": 2}, "--train must be at least 4"),
+        ({"cutoff": (2.0, -1.0)}, "--cutoff must be positive"),
         ({"max_wavenumber": 0.0}, "--max-wavenumber must be positive"),
     ]:
         with pytest.raises(ValueError, match=message):
