@@ -72,7 +72,7 @@ class CrystalsStudy(Settings):
     """of attention's waves, in radians per unit of length, with a cell and without"""
     train: int = 512
     """cells to train on; a quarter as many each to choose the epoch and to test"""
-    epochs: int = 16
+    epochs: int = 10
     batch: int = 8
     learning_rate: float = 0.05
     clip: float = 1.0

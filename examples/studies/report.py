@@ -27,7 +27,7 @@ from harness.tables import check_cells, command_of, grouped, markdown, mean_and_
 ROOT = EXAMPLES.parent
 STUDIES = (
     "rotated_digits", "pixel_graphs", "nbody", "associative_recall", "escnn_mixed_model", "pyg_mixed_model",
-    "e3nn_mixed_model", "long_range", "dynamics", "superpixel_digits", "shape_clouds", "molecules",
+    "e3nn_mixed_model", "long_range", "crystals", "dynamics", "superpixel_digits", "shape_clouds", "molecules",
     "far_digits", "solid_shapes", "scaled_digits",
 )  # fmt: skip
 

@@ -290,12 +290,12 @@ for path in sorted([*pathlib.Path("../studies").glob("*.py"), *pathlib.Path(".")
         print(path.stem, "--device cuda: torch sees no CUDA device" in said.getvalue())
 """
     said = dict(line.split() for line in evaluate(code).splitlines())
-    scripts = {"associative_recall", "clifford_product", "dynamics", "e3nn_mixed_model", "escnn_mixed_model",
-    scripts = {"associative_recall", "clifford_product", "dynamics", "e3nn_mixed_model", "escnn_mixed_model",
-               "far_digits", "floor", "global_attention", "graph_attention", "group_attention", "large_cloud",
-               "linear_attention", "locality", "long_context", "long_range", "molecules", "nbody",
-               "pixel_graphs", "point_clouds", "pyg_mixed_model", "rotated_digits", "scaled_digits",
-               "second_derivatives", "shape_clouds", "solid_shapes", "superpixel_digits", "volumes"}  # fmt: skip
+    scripts = {"associative_recall", "clifford_product", "crystals", "dynamics", "e3nn_mixed_model",
+               "escnn_mixed_model", "far_digits", "floor", "global_attention", "graph_attention",
+               "group_attention", "large_cloud", "linear_attention", "locality", "long_context", "long_range",
+               "molecules", "nbody", "pixel_graphs", "point_clouds", "pyg_mixed_model", "rotated_digits",
+               "scaled_digits", "second_derivatives", "shape_clouds", "solid_shapes", "superpixel_digits",
+               "volumes"}  # fmt: skip
     assert {name for name, right in said.items() if right == "True"} == scripts
 
 
