@@ -9,7 +9,7 @@ open     Euclidean fast attention of the atoms of the cell as an open cloud: it 
 cell     Euclidean fast attention with ``cell=``, of all atoms and all their images
 
 They learn the energy and, as its derivatives, the forces. Each is tested on other cells; on the same with every atom
-moved by lattice vectors, and described by another cell of the same lattice; and on their supercells, 2 x 1 x 1 and
+moved by lattice vectors, and described by another cell of the same lattice; on their supercells, 2 x 1 x 1 and
 2 x 2 x 2, in which an atom has the energy that it had; and on larger cells that repeat nothing.
 
     python examples/studies/crystals.py                    # minutes on two cores
@@ -260,27 +260,25 @@ def label(name: str, cutoff: float) -> str:
     return LABELS[name] + other
 
 
-def table(rows: list[Row]) -> str:
-    """Mean absolute errors by test, and what changes where nothing should."""
-    lines = [["cells", "the mean energy, no forces", *(f"{x:.4f}" for x in rows[0].more["mean"]), "-", "-"]]
-    groups = grouped(rows, "operators", "cutoff")
-    for test in TESTS:
-        for key, group in groups.items():
-            means = [mean_and_spread((row.more["errors"][test][part] for row in group), 4) for part in (0, 1)]
-            changes = [row.more["changes"].get(test) for row in group]
-            largest = ["-", "-"] if None in changes else [f"{max(pair):.0e}" for pair in zip(*changes, strict=True)]
-            lines.append([test, label(*key), *means, *largest])
-    header = ["tested on", "global context", "energy of an atom", "force"]
-    return markdown([*header, "largest change, float32", "float64"], lines)
+def table(rows: list[Row], part: int) -> str:
+    """Mean absolute errors of an atom's energy, or of a component of its force, by model and test."""
+    without = f"{rows[0].more['mean'][part]:.4f}"
+    lines = [[("the mean energy", "no forces")[part], without, *["-"] * (len(TESTS) - 1)]]
+    for key, group in grouped(rows, "operators", "cutoff").items():
+        found = ([row.more["errors"][test][part] for row in group] for test in TESTS)
+        lines.append([label(*key), *(mean_and_spread(values, 4) for values in found)])
+    return markdown(["global context", *TESTS], lines)
 
 
-def costs(rows: list[Row]) -> str:
-    """What each model takes."""
-    lines = []
+def changes(rows: list[Row]) -> str:
+    """The largest, by model and description, in float32 and float64; and what each model takes."""
+    lines, same = [], TESTS[1:-1]
     for (*key, rate), group in grouped(rows, "operators", "cutoff", "learning_rate").items():
+        pairs = (zip(*(row.more["changes"][test] for row in group), strict=True) for test in same)
+        cells = [" / ".join(f"{max(values):.0e}" for values in pair) for pair in pairs]
         seconds = f"{np.mean([row.seconds for row in group]):.0f}"
-        lines.append([label(*key), f"{rate:g}", f"{group[0].parameters:,}", seconds])
-    return markdown(["global context", "learning rate", "parameters", "seconds"], lines)
+        lines.append([label(*key), *cells, f"{rate:g}", f"{group[0].parameters:,}", seconds])
+    return markdown(["global context", *same, "learning rate", "parameters", "seconds"], lines)
 
 
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
@@ -291,7 +289,7 @@ def report(rows: list[Row], folder: Path) -> dict[str, str]:
             name = label(row.setting("operators"), row.setting("cutoff"))
             series.setdefault(name, []).append(row.more["errors"][test][0])
     points(columns, folder / "errors.png", "energy of an atom: mean absolute error", "", "global context", "log")
-    return {"errors": table(rows), "costs": costs(rows)}
+    return {"energies": table(rows, 0), "forces": table(rows, 1), "changes": changes(rows)}
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ def test_units_and_bad_settings(few):
 
 
 def test_the_study(tmp_path):
-    from crystals import TESTS
+    from crystals import LABELS, TESTS
 
     result = run_here("studies/crystals.py", "--quick", "--no-progress", "--output", tmp_path)
     assert result.returncode == 0, result.stderr
@@ -203,8 +203,9 @@ def test_the_study(tmp_path):
         for name, (single, double) in row.more["changes"].items():
             assert (single < 1e-4) == (double < 1e-10) == exact, name
             assert (found[name] == pytest.approx(found["cells"], rel=1e-4)) == exact
-    text = (folder / "errors.md").read_text()
-    assert text.count("EuclideanFastAttention, cell=") == 6
-    assert "the mean energy, no forces" in text
-    assert (folder / "costs.md").read_text().count("| 0.05 |") == 3
+    for name, first in (("energies", "the mean energy"), ("forces", "no forces")):
+        lines = (folder / f"{name}.md").read_text().splitlines()
+        assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == [first, *LABELS.values()]
+        assert all(line.count(" | ") == len(TESTS) for line in lines)
+    assert (folder / "changes.md").read_text().count(" | 0.05 | ") == 3
     assert (folder / "errors.png").stat().st_size > 5000
