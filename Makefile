@@ -84,7 +84,7 @@ studies: setup
 	$(RUN) -W ignore examples/studies/long_range.py --study --task forces --train 256
 	$(RUN) -W ignore examples/studies/long_range.py --study --task forces --train 256 --operators EuclideanFastAttention --max-frequency 31.41592653589793
 	$(RUN) -W ignore examples/studies/crystals.py --study
-	$(RUN) -W ignore examples/studies/crystals.py --study --operators none --cutoff 4
+	$(RUN) -W ignore examples/studies/crystals.py --study --operators none cell --cutoff 4
 	$(RUN) -W ignore examples/studies/dynamics.py --study
 	$(RUN) -W ignore examples/studies/superpixel_digits.py --study
 	$(RUN) -W ignore examples/studies/shape_clouds.py --study --models distance mlp --learning-rate 0.005

@@ -262,11 +262,12 @@ def label(name: str, cutoff: float) -> str:
 
 def table(rows: list[Row], part: int) -> str:
     """Mean absolute errors of an atom's energy, or of a component of its force, by model and test."""
-    without = f"{rows[0].more['mean'][part]:.4f}"
+    digits = (5, 4)[part]
+    without = f"{rows[0].more['mean'][part]:.{digits}f}"
     lines = [[("the mean energy", "no forces")[part], without, *["-"] * (len(TESTS) - 1)]]
     for key, group in grouped(rows, "operators", "cutoff").items():
         found = ([row.more["errors"][test][part] for row in group] for test in TESTS)
-        lines.append([label(*key), *(mean_and_spread(values, 4) for values in found)])
+        lines.append([label(*key), *(mean_and_spread(values, digits) for values in found)])
     return markdown(["global context", *TESTS], lines)
 
 
@@ -283,12 +284,12 @@ def changes(rows: list[Row]) -> str:
 
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The tables, and a figure."""
-    columns: dict[str, dict[str, list[float]]] = {test: {} for test in TESTS}
-    for row in rows:
-        for test, series in columns.items():
-            name = label(row.setting("operators"), row.setting("cutoff"))
-            series.setdefault(name, []).append(row.more["errors"][test][0])
-    points(columns, folder / "errors.png", "energy of an atom: mean absolute error", "", "global context", "log")
+    columns: dict[str, dict[str, list[float]]] = {}
+    for test in TESTS:
+        column = columns.setdefault(test.replace(" x ", "x"), {})
+        for key, group in grouped(rows, "operators", "cutoff").items():
+            column[label(*key)] = [row.more["errors"][test][0] for row in group]
+    points(columns, folder / "errors.png", "energy: mean absolute error", "", "global context", "log")
     return {"energies": table(rows, 0), "forces": table(rows, 1), "changes": changes(rows)}
 
 
