@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,7 @@ def made(name, group=None):
     """A layer in training mode, of random parameters, and a call of it."""
     torch.manual_seed(0)
     layer, call = CASES[name](process_group=group)
+    assert layer.process_group is group
     layer.double()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -135,6 +137,7 @@ def on_ranks(number, device, folder):
                 )
     if number < 2:
         torch.save(refused(number, device, pair), f"{folder}/refused {number}.pt")
+        torch.save(warned_before(number, device, pair), f"{folder}/warned {number}.pt")
     torch.save(in_a_mesh(number, device), f"{folder}/mesh {number}.pt")
 
 
@@ -163,6 +166,18 @@ def refused(number, device, group):
         said.append(str(error))
     assert copy.deepcopy(layer).process_group is group
     return said
+
+
+def warned_before(number, device, group):
+    """A call where one rank has met a wide cloud before, by itself: it has to talk to the others as before."""
+    layer = EuclideanFastAttention(15, 0, max_radius=0.1, method="directions").double().to(device)
+    x, pos = (data()[key].to(device) for key in ("x", "pos"))
+    calls = ([None] if number == 0 else []) + [group, group]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for layer.process_group in calls:
+            layer(x, None, pos=pos)
+    return len([w for w in caught if "a cloud is" in str(w.message)])
 
 
 def in_a_mesh(number, device):
@@ -229,6 +244,8 @@ def test_what_ranks_are_told(folder):
         assert all("process_group must be None where the input is (B, N, " in text for text in said[2:5])
         assert "set its process_group to None first" in said[5]
         assert len(said) == 6
+        warned = torch.load(f"{folder}/warned {number}.pt", weights_only=True)
+        assert warned == (ranks.backend(4)[1] == "cpu")  # once; widths on a GPU are not read
 
 
 @pytest.mark.parametrize(
@@ -245,6 +262,12 @@ def test_what_ranks_are_told(folder):
 def test_bad_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_convolution_takes_another_group():
+    conv = pytest.importorskip("tg_equiattn.integrations.pyg").RelativePerformerConv(4, 4, position=None)
+    with pytest.raises(ValueError, match=r"process_group must be a torch\.distributed\.ProcessGroup.*got int"):
+        conv.process_group = 2
 
 
 def leave(number, device, folder):

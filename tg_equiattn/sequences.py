@@ -166,6 +166,11 @@ class Sequences:
         return out
 
     @property
+    def are_empty(self) -> bool:
+        """Whether there are no tokens, on any rank: a number that is not known while compiling is of some."""
+        return isinstance(self.tokens, int) and not self.tokens and self.ranks is None
+
+    @property
     def longest(self) -> int:
         """The length that the longest sequences are padded to; 0 where there are none."""
         if len(self._groups) == 1:  # as while compiling, where it may stand for any number

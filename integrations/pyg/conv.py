@@ -165,6 +165,15 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         """Size of each input sample; -1 where it is not known yet."""
         return self.attention.in_channels
 
+    @property
+    def process_group(self) -> Any:
+        """Whose processes share the nodes of every graph; :obj:`None` where all are here."""
+        return self.attention.process_group
+
+    @process_group.setter
+    def process_group(self, process_group: Any) -> None:
+        self.attention.process_group = process_group
+
     def reset_parameters(self):
         """Resets all learnable parameters of the module, and draws the random features again."""
         super().reset_parameters()

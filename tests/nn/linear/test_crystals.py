@@ -206,6 +206,22 @@ def test_gradcheck_twice(make):
     assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
 
 
+def test_batches_without_crystals(make):
+    """Zeros for all cells are open clouds, and batches of no nodes have no outputs, dense or flat."""
+    layer, cell = make(), cell_of("skewed")
+    x = nodes(cell)
+    assert error(layer(**x, cell=cell * 0), layer(**x)) <= 1e-12
+    batch = torch.arange(2).repeat_interleave(3)
+    assert error(layer(**x, batch=batch, cell=cell.expand(2, 3, 3) * 0), layer(**x, batch=batch)) <= 1e-12
+    none = nodes(cell, 0)
+    flat = [{}, {"batch": batch[:0], "batch_size": 2}, {"batch": batch[:0], "batch_size": 2, "max_num_nodes": 3}]
+    for more in flat:
+        assert [part.shape for part in layer(**none, **more, cell=cell)] == [(0, S), (0, V, 3)]
+    for shape in ((2, 0), (0, 5)):
+        dense = {key: part.new_zeros(*shape, *part.shape[1:]) for key, part in none.items()}
+        assert [part.shape for part in layer(**dense, cell=cell)] == [(*shape, S), (*shape, V, 3)]
+
+
 class InACrystal(torch.nn.Module):
     def __init__(self, layer):
         super().__init__()
@@ -225,6 +241,8 @@ def test_backends_compiled_and_copies(make, check_copies):
     plain.load_state_dict(layer.state_dict())
     assert error(plain(**x, cell=cell), expected) <= 1e-12
     numbers = wave_numbers(cell[None], CUT)
+    mapped = torch.vmap(lambda cell: layer(**x, cell=cell, wave_numbers=numbers))(cell[None])
+    assert error([part[0] for part in mapped], expected) <= 1e-12
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert error(compiled(**x, cell=cell, wave_numbers=numbers), expected) <= 1e-12
     with pytest.raises(Exception, match=r"wave_numbers must be given with cell under torch\.compile"):
@@ -239,6 +257,9 @@ def test_autocast(dtype, make, device):
     with torch.autocast(device_type=torch.device(device).type, dtype=dtype):
         out = layer(**x, cell=cell)
     assert error(out, layer(**x, cell=cell)) <= 1e-5
+    with torch.autocast(device_type=torch.device(device).type, dtype=dtype):
+        half = layer(x["scalars"].to(dtype), x["vectors"].to(dtype), pos=x["pos"], cell=cell.to(dtype))
+    assert error(half, out) <= 0.1
 
 
 def test_waves():
@@ -278,7 +299,15 @@ def test_bad_arguments(make):
     for number in (0, -1.0, math.inf, "4"):
         with pytest.raises(ValueError, match="max_wavenumber must be"):
             make(max_wavenumber=number)
-    with pytest.raises(ValueError, match=r"wave_numbers must be int64 \(1, D, 3\), got .* \(2, 4, 3\)"):
+    with pytest.raises(ValueError, match=r"wave_numbers must be int64 \(1, D, 3\), got shape \(2, 4, 3\)"):
         layer(**x, cell=cell, wave_numbers=torch.zeros(2, 4, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="wave_numbers must be int64 on cpu as x is, got list"):
+        layer(**x, cell=cell, wave_numbers=[[0, 0, 1]])
+    with pytest.raises(ValueError, match="wave_numbers must be those of cell, got none for crystals"):
+        layer(**x, cell=cell, wave_numbers=wave_numbers(cell[None] * 0, CUT))
+    with pytest.raises(ValueError, match=r"wave_numbers must be given with cell under .* torch\.vmap"):
+        torch.vmap(lambda cell: layer(**x, cell=cell)[0])(cell[None])
+    with pytest.raises(ValueError, match=r"cell must be \(B, 3, 3\), got list"):
+        wave_numbers(cell.tolist(), CUT)
     with pytest.raises(ValueError, match="wave_numbers must be None without cell"):
         layer(**x, wave_numbers=torch.zeros(1, 4, 3, dtype=torch.int64))

@@ -75,16 +75,20 @@ def crystals_of(cell: Tensor, max_wavenumber: float, count: int, like: Tensor, n
         raise ValueError(f"cell must be (3, 3) or one a graph, ({count}, 3, 3), got {came}")
     if cell.device != like.device or not cell.is_floating_point():
         raise ValueError(f"cell must be floating point on {like.device} as x is, got {cell.dtype} on {cell.device}")
-    if torch.compiler.is_compiling() and numbers is None:
-        raise ValueError("wave_numbers must be given with cell under torch.compile, got None")
-    cells = cell.expand(count, 3, 3).to(torch.promote_types(cell.dtype, like.dtype))
+    if numbers is None and (torch.compiler.is_compiling() or checks.is_batched(cell)):
+        raise ValueError("wave_numbers must be given with cell under torch.compile and torch.vmap, got None")
+    dtype = torch.promote_types(torch.promote_types(cell.dtype, like.dtype), torch.float32)
+    cells = cell.expand(count, 3, 3).to(dtype)
     closed = (cells != 0).flatten(1).any(1)
     if numbers is None:
         numbers = wave_numbers(cells, max_wavenumber)
-    if numbers.ndim != 3 or numbers.shape[0] != count or numbers.shape[2] != 3 or numbers.dtype != torch.int64:
-        raise ValueError(
-            f"wave_numbers must be int64 ({count}, D, 3), got {numbers.dtype} of shape {tuple(numbers.shape)}"
-        )
+    elif not isinstance(numbers, Tensor) or numbers.dtype != torch.int64 or numbers.device != like.device:
+        got = f"{numbers.dtype} on {numbers.device}" if isinstance(numbers, Tensor) else type(numbers).__name__
+        raise ValueError(f"wave_numbers must be int64 on {like.device} as x is, got {got}")
+    elif numbers.ndim != 3 or numbers.shape[0] != count or numbers.shape[2] != 3:
+        raise ValueError(f"wave_numbers must be int64 ({count}, D, 3), got shape {tuple(numbers.shape)}")
+    elif not numbers.shape[1] and checks.values_are_free(closed) and bool(closed.any()):
+        raise ValueError("wave_numbers must be those of cell, got none for crystals")
     eye = torch.eye(3, dtype=cells.dtype, device=cells.device)
     return Crystals(torch.where(closed[:, None, None], cells, eye), closed, numbers)
 
@@ -105,8 +109,9 @@ def wave_numbers(cell: Tensor, max_wavenumber: float) -> Tensor:
         ValueError: for cells that are flat, partly zero or not finite, and for those with no wave.
     """
     checks.positive_number(max_wavenumber=max_wavenumber)
-    if cell.ndim != 3 or tuple(cell.shape[1:]) != (3, 3):
-        raise ValueError(f"cell must be (B, 3, 3), got {tuple(cell.shape)}")
+    if not isinstance(cell, Tensor) or cell.ndim != 3 or tuple(cell.shape[1:]) != (3, 3):
+        came = tuple(cell.shape) if isinstance(cell, Tensor) else type(cell).__name__
+        raise ValueError(f"cell must be (B, 3, 3), got {came}")
     rows = cell.detach().to("cpu", torch.float64).flatten(1).tolist()
     found = [_numbers_of(tuple(row), float(max_wavenumber)) for row in rows]
     longest = max((len(numbers) for numbers in found), default=0)
@@ -174,6 +179,8 @@ def attention_in_crystals(
         weights: f, ``(B, H, D, F)``, alike for opposite waves.
         reduce: ``"sum"``, or ``"mean"``: divided by the number of nodes in place of the volume.
     """
+    if sequences.are_empty:
+        return method.of_nothing(value)
     wavevectors, exist = crystals.wavevectors(), crystals.exist
     square = torch.where(exist, wavevectors.square().sum(2), 1.0)
     ways = (wavevectors / square.sqrt()[..., None]).to(value.dtype)

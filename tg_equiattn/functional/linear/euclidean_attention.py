@@ -150,9 +150,8 @@ def attention_in_sequences(
 ) -> Tensor:
     """:func:`euclidean_fast_attention`, unchecked: positions (3, T) near the origin, queries and keys (H, F, 2, K, T),
     values (H, V, T), all of one dtype, frequencies (H or 1, F), to (H, E, T)."""
-    if isinstance(sequences.tokens, int) and not sequences.tokens and sequences.ranks is None:
-        some = value.movedim(-1, 0)
-        return method.product(some, some.new_zeros(0, 1, 1), 0).movedim(0, -1)
+    if sequences.are_empty:
+        return method.of_nothing(value)
     pos = sequences.zero_padding(pos)
 
     def kernel(pos: Tensor, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None) -> Tensor:

@@ -45,6 +45,11 @@ class EuclideanMethod:
     backend: str
     ranks: Ranks | None = None
 
+    def of_nothing(self, value: Tensor) -> Tensor:
+        """Sums (H, E, 0) for values (H, V, 0), where there are no nodes at all."""
+        some = value.movedim(-1, 0)
+        return self.product(some, some.new_zeros(0, 1, 1), 0).movedim(0, -1)
+
     def attend(self, pos: Tensor, query: Tensor, key: Tensor, value: Tensor, frequencies: Tensor) -> Tensor:
         """Sums over each sequence (H, E, B, N)."""
         query = query / (query.shape[1] * 2 * query.shape[3]) ** 0.5

@@ -202,7 +202,7 @@ class EuclideanNetwork(ExactTables):
     ) -> Tensor:  # fmt: skip
         """Of clouds, or of crystals, or of each kind among graphs of both."""
         reduce, closed = self.options.reduce, None
-        if crystals is not None:
+        if crystals is not None and crystals.numbers.shape[1]:  # none where all clouds are open
             weights = self._weights_of_waves(crystals, value.dtype)
             inside = attention_in_crystals(method, pos, query, key, value, weights, sequences, crystals, reduce)
             if checks.values_are_free(crystals.closed) and bool(crystals.closed.all()):
@@ -233,9 +233,9 @@ class EuclideanNetwork(ExactTables):
     def _warn_of_wide_clouds(self, pos: Tensor, sequences: Sequences) -> None:
         """Warn once of clouds wider than the promise holds for; their width is found up to a tenth."""
         options = self.options
-        if self._warned or options.method == "pairs" or not checks.values_are_free(pos):
+        ranks = sequences.ranks  # which may have been warned before, some of them, and have to find the width together
+        if (self._warned and ranks is None) or options.method == "pairs" or not checks.values_are_free(pos):
             return
-        ranks = sequences.ranks
         if ranks is None and pos.shape[1] < (PAIRS_BELOW if options.method == "auto" else 1):
             return
         ways = pos.detach().new_tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1], [1, 1, -1], [1, -1, 1], [-1, 1, 1]])
@@ -246,7 +246,7 @@ class EuclideanNetwork(ExactTables):
             end.scatter_reduce_(1, index, values, "amax")
         ends = ends if ranks is None else ranks.largest(ends)
         width = float(ends.sum(0).max())
-        if width > options.max_radius * (1 + 1e-6):
+        if width > options.max_radius * (1 + 1e-6) and not self._warned:
             self._warned = True
             warnings.warn(
                 f"a cloud is {width:.3g} wide, more than max_radius={options.max_radius:g}: for pairs farther apart "
