@@ -263,7 +263,7 @@ def test_autocast(dtype, make, device):
 
 
 def test_waves():
-    """All whose length is below the largest, one of each pair, in the order of the cells; equal cells share theirs."""
+    """All whose length is below the largest, one of each pair, in the order of the cells."""
     cells = torch.stack([cell_of(name) for name in CELLS] + [torch.zeros(3, 3, dtype=torch.float64)])
     numbers = wave_numbers(cells, CUT)
     for cell, found in zip(cells, numbers.tolist(), strict=True):
