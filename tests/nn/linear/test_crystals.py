@@ -262,6 +262,16 @@ def test_autocast(dtype, make, device):
     assert error(half, out) <= 0.1
 
 
+def test_atoms_that_have_wandered_in_single_precision(make):
+    """Some cells away they are as good as at home; after a hundred some digits are lost, and most are not."""
+    cell = cell_of("cubic", torch.float32)
+    layer, x = make(torch.float32), nodes(cell)
+    home = layer(**x, cell=cell)
+    for cells, allowed in ((3, 1e-5), (100, 1e-3)):
+        moved = x["pos"] + cells * torch.randint(-1, 2, (6, 3)).float() @ cell
+        assert error(layer(**x | {"pos": moved}, cell=cell), home) <= allowed
+
+
 def test_waves():
     """All whose length is below the largest, one of each pair, in the order of the cells."""
     cells = torch.stack([cell_of(name) for name in CELLS] + [torch.zeros(3, 3, dtype=torch.float64)])
@@ -290,6 +300,7 @@ def test_bad_arguments(make):
         "cell must have a volume, got lattice vectors in one plane": torch.ones(3, 3).double() + torch.eye(3) * 1e-8,
         "cell must have three lattice vectors, or zeros alone.*slabs and wires": cell * torch.tensor([[1], [1], [0]]),
         "max_wavenumber must let some wave into the cell.*longest are about": cell / 10,
+        "max_wavenumber must leave fewer than 16,777,216 waves.*both have one unit of length": cell * 1e3,
     }
     for message, given in bad.items():
         with pytest.raises(ValueError, match=message):

@@ -19,6 +19,7 @@ from ...kept import ordinary_tensors
 from ...sequences import Sequences
 from .euclidean_methods import EuclideanMethod
 
+_MOST = 2**24  # candidates for waves of one cell, whose table would be larger than a memory
 _FLAT = 1e-6  # the smallest volume of a cell, as a share of that of a box with edges as long
 
 
@@ -140,7 +141,13 @@ def _numbers_of(entries: tuple[float, ...], max_wavenumber: float) -> Tensor:
     if not float(cell.det().abs()) > _FLAT * float(lengths.prod()):
         raise ValueError(f"cell must have a volume, got lattice vectors in one plane: {cell.tolist()}")
     # |n_i| = |a_i . k| / 2 pi <= |a_i| max / 2 pi
-    reach = (lengths * max_wavenumber / (2 * math.pi)).floor().int().tolist()
+    reach = (lengths * max_wavenumber / (2 * math.pi)).floor().long().tolist()
+    if math.prod(2 * n + 1 for n in reach) > _MOST:
+        sides = " x ".join(str(2 * n + 1) for n in reach)
+        raise ValueError(
+            f"max_wavenumber must leave fewer than {_MOST:,} waves to look through, got {max_wavenumber:g}, with "
+            f"{sides} for the cell {cell.tolist()}: both have one unit of length"
+        )
     axes = [torch.arange(-n, n + 1, device="cpu") for n in reach]
     numbers = torch.cartesian_prod(*axes)
     wavevectors = 2 * math.pi * numbers.double() @ torch.linalg.inv(cell).T
