@@ -56,25 +56,25 @@ class Ranks:
         total = sums[..., -1]
         return sums[..., :-1] / total[..., None], total.log() + top
 
-    def graphs(self, x: Tensor, batch: Tensor | None, batch_size: int | None) -> tuple[Tensor, Tensor]:
-        """The graph of every node of this rank, and how many nodes it has of each.
+    def graphs(self, x: Tensor, batch: Tensor | None, batch_size: int | None) -> tuple[Tensor, Tensor, int]:
+        """The graph of every node of this rank, how many nodes it has of each, and at how many to pad them: one at
+        least, so that kernels run on every rank.
 
         Raises:
             ValueError: where these do not fit x, or ranks have other numbers of graphs.
         """
-        if batch is None:
-            count = 1 if batch_size is None else checks.batch_index(None, batch_size, x)
-            batch = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-        elif batch_size is None:
+        if batch is not None and batch_size is None:
             raise ValueError("batch_size must be given with batch and process_group, the same on all ranks, got None")
-        else:
-            count = checks.batch_index(batch, batch_size, x)
+        count = checks.batch_index(batch, batch_size, x)
+        if batch is None:
+            batch = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
         most, fewest = self.largest(torch.tensor([count, -count], device=x.device)).tolist()
         if most != -fewest:
             raise ValueError(
                 f"batch_size must be the same on all ranks of process_group, got {count} here, and {-fewest} to {most}"
             )
-        return batch, torch.searchsorted(batch, torch.arange(count + 1, device=x.device)).diff()
+        sizes = torch.searchsorted(batch, torch.arange(count + 1, device=x.device)).diff()
+        return batch, sizes, max([1, *sizes.tolist()])
 
     def __deepcopy__(self, memo: dict) -> Ranks:
         return self

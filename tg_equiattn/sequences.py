@@ -152,17 +152,14 @@ class Sequences:
         return cls.flat(x.shape[0], batch, x.device, batch_size, max_num_nodes)
 
     @classmethod
-    def _shared(cls, x: Tensor, batch: Tensor, sizes: Tensor, ranks: Ranks) -> Sequences:
+    def _shared(cls, x: Tensor, batch: Tensor, sizes: Tensor, longest: int, ranks: Ranks) -> Sequences:
         count, tokens = sizes.shape[0], x.shape[0]
         out = cls(tokens, count, batch, ranks.sum(sizes.double()).long(), None)
-        out.ranks, out._groups = ranks, [(count, tokens, None)]
-        if count == 1 and tokens:
-            return out
-        longest = max(1, int(sizes.max()) if count else 0)
-        starts = sizes.cumsum(0) - sizes
-        within = torch.arange(tokens, device=x.device) - starts[batch]
-        out._groups = [(count, longest, sizes)]
-        out._slots = *_padded_slots(starts, sizes, longest, tokens), batch * longest + within
+        out.ranks, out._groups = ranks, [(count, longest, sizes)]
+        if count != 1 or not tokens:  # one sequence is its slots
+            starts = sizes.cumsum(0) - sizes
+            within = torch.arange(tokens, device=x.device) - starts[batch]
+            out._slots = *_padded_slots(starts, sizes, longest, tokens), batch * longest + within
         return out
 
     @property
@@ -212,13 +209,12 @@ class Sequences:
 
     def sum(self, x: Tensor) -> Tensor:
         """Sums over each sequence: (rows, T) to (rows, B)."""
-        if self.ranks is not None:
-            return self.ranks.sum(x.new_zeros(self.count, len(x)).index_add(0, self.batch, x.T)).T
         if self.mask is None and len(self._groups) == 1 and self._groups[0][::2] == (self.count, None):
             return x.unflatten(-1, self._groups[0][:2]).sum(-1)
         if self.mask is not None:
             x = torch.where(self.mask, x, 0.0)
-        return x.new_zeros(self.count, len(x)).index_add(0, self.batch, x.T).T
+        sums = x.new_zeros(self.count, len(x)).index_add(0, self.batch, x.T).T
+        return sums if self.ranks is None else self.ranks.sum(sums)
 
     def mean(self, x: Tensor) -> Tensor:
         """Means over each sequence, zero for empty ones: (rows, T) to (rows, B)."""

@@ -55,10 +55,10 @@ def _check_gspace(gspace: GSpace) -> None:
 
 
 _SUBGROUPS = {
-    (2, "SO(2)"): ("N), N > 0", "C_N"),
-    (2, "O(2)"): ("(axis, N)), N > 0", "D_N"),
-    (3, "SO(3)"): ("'octa')", "the rotations of the cube"),
-    (3, "O(3)"): ("(True, 'octa'))", "the rotations and reflections of the cube"),
+    (2, "SO(2)"): ("N", ", N > 0", "C_N"),
+    (2, "O(2)"): ("(axis, N)", ", N > 0", "D_N"),
+    (3, "SO(3)"): ("'octa'", "", "the rotations of the cube"),
+    (3, "O(3)"): ("(True, 'octa')", "", "the rotations and reflections of the cube"),
 }
 
 
@@ -67,10 +67,10 @@ def _discrete(gspace: GSpace) -> str:
     known = _SUBGROUPS.get((gspace.dimensionality, gspace.fibergroup.name))
     if known is None:  # escnn does not restrict the others
         return "take a discrete one, n > 0"
-    subgroup, group = known
+    subgroup, where, group = known
     return (
-        f"restrict the fields to a subgroup with escnn.nn.RestrictionModule(fields, {subgroup}, and go on with its "
-        f"out_type: the model is then equivariant to {group}"
+        f"restrict the fields to a subgroup with escnn.nn.RestrictionModule(fields, {subgroup}){where}, and go on with "
+        f"its out_type: the model is then equivariant to {group}"
     )
 
 

@@ -52,7 +52,7 @@ class GCNN(torch.nn.Module):
         crops: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        self.group = group_from_gspace(gspace) if gspace.dimensionality == 2 else None
+        self.group = group_from_gspace(gspace)
         self.in_type = nn.FieldType(gspace, [gspace.trivial_repr])
         self.fields = nn.FieldType(gspace, channels * [gspace.regular_repr])
         self.pools, self.crops = frozenset(pools), (0, *crops, *[0] * (len(layers) - len(crops)))
@@ -78,7 +78,7 @@ class GCNN(torch.nn.Module):
                 y = nn.GeometricTensor(y.tensor[..., crop:-crop, crop:-crop], y.type)
             if number in self.pools:
                 y = self.pool(y)
-        return y.tensor.unflatten(1, (-1, self.fields.gspace.fibergroup.order()))
+        return y.tensor.unflatten(1, (-1, len(self.group)))
 
     def forward(self, x: Tensor) -> Tensor:
         y = nn.GeometricTensor(self.features(x).flatten(1, 2), self.fields)

@@ -71,7 +71,7 @@ def test_definition(cell):
     sequences = Sequences.dense(1, count, None, pos.device)
     function = lambda square: torch.stack([(-square).exp(), square - 1], -1)  # noqa: E731, of heads alike
     crystals = crystals_of(cell, CUT, 1, pos, None)
-    weights = function(crystals.wavevectors().square().sum(2))[:, None].expand(-1, heads, -1, -1)
+    weights = function(crystals.wavevectors.square().sum(2))[:, None].expand(-1, heads, -1, -1)
     actual = attention_in_crystals(method, pos, query, key, value, weights, sequences, crystals)
 
     expected = torch.zeros(heads, 2 * (lmax + 1) ** 2, count, dtype=torch.float64)

@@ -98,23 +98,20 @@ def checked_dilation_attention(
     lifts = index.ndim == 3
     batch, spatial, elements = query.shape[0], tuple(query.shape[4:]), index.shape[-1]
 
-    def one(x: Tensor, number: int, step: int) -> Tensor:
-        """The phases of one scale."""
-        return phases(x if lifts else x[:, :, :, number * elements : (number + 1) * elements], step, len(spatial))
-
-    def arguments(x: Tensor | None, axis: int) -> Tensor | None:
-        """What of an encoding or bias is of the key's scale."""
-        return x if x is None or lifts else x.narrow(axis, place * elements, elements)
+    def part(x: Tensor, axis: int, number: int) -> Tensor:
+        """What is of one scale; with lifting everything is."""
+        return x if lifts else x.narrow(axis, number * elements, elements)
 
     parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(scales)]
     for number, other, place in scale_pairs(scales, 1 if lifts else scale_window):
         step = 2**number
+        operands = part(query, 3, number), part(key, 3, other), part(value, 3, other)
+        q, k, v = (phases(x, step, len(spatial)) for x in operands)
         out, level = checked_group_attention(
-            one(query, number, step), one(key, other, step), one(value, other, step),
-            rho_space.narrow(2, place * elements, elements) if rho_space.ndim == 4 else rho_space,
-            arguments(rho_group, 0), index, neighbourhood=neighbourhood, space_bias=space_bias,
-            group_bias=arguments(group_bias, 1), scale=scale, dropout=dropout,
-            mask=_phases_there(mask, step, batch, spatial, query.device), backend=backend,
+            q, k, v, part(rho_space, 2, place) if rho_space.ndim == 4 else rho_space,
+            None if rho_group is None else part(rho_group, 0, place), index, neighbourhood=neighbourhood,
+            space_bias=space_bias, group_bias=None if group_bias is None else part(group_bias, 1, place), scale=scale,
+            dropout=dropout, mask=_phases_there(mask, step, batch, spatial, query.device), backend=backend,
         )  # fmt: skip
         level = level if lifts else from_phases(level, step, batch, spatial)
         parts[number].append((from_phases(out, step, batch, spatial), level))

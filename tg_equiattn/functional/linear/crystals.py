@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ... import checks
 from ...kept import ordinary_tensors
+from ...precision import full_precision
 from ...sequences import Sequences
 from .euclidean_methods import EuclideanMethod
 
@@ -27,32 +28,27 @@ class Crystals(NamedTuple):
     """The cells of a batch of graphs and the waves of each, one of each pair :math:`\\pm n`, padded with zeros.
 
     Attributes:
-        cells: ``(B, 3, 3)``, the identity for open graphs.
-        closed: bool ``(B,)``, which graphs have a cell.
+        closed: bool ``(B,)``, which graphs have a cell; that of the others is the identity.
+        volumes: ``(B,)``, of the cells.
+        inverses: ``(B, 3, 3)``, of the cells.
         numbers: int64 ``(B, D, 3)``, n; zero where a graph has fewer waves than others.
+        wavevectors: ``(B, D, 3)``, in radians per unit of length.
     """
 
-    cells: Tensor
     closed: Tensor
+    volumes: Tensor
+    inverses: Tensor
     numbers: Tensor
+    wavevectors: Tensor
 
     @property
     def exist(self) -> Tensor:
         """bool ``(B, D)``, which waves there are."""
         return (self.numbers != 0).any(2)
 
-    @property
-    def volumes(self) -> Tensor:
-        """``(B,)``."""
-        return torch.linalg.det(self.cells).abs()
-
-    def wavevectors(self) -> Tensor:
-        """``(B, D, 3)``, in radians per unit of length."""
-        return 2 * math.pi * self.numbers.to(self.cells.dtype) @ torch.linalg.inv(self.cells).mT
-
     def fractions(self, pos: Tensor, batch: Tensor) -> Tensor:
         """Positions (3, T) in units of their graph's lattice vectors, within half of one, with gradients."""
-        inverse = torch.linalg.inv(self.cells)[batch]
+        inverse = self.inverses[batch]
         fractions = torch.einsum("xt,txa->at", pos.to(inverse.dtype), inverse)
         return fractions - fractions.detach().round()
 
@@ -90,8 +86,10 @@ def crystals_of(cell: Tensor, max_wavenumber: float, count: int, like: Tensor, n
         raise ValueError(f"wave_numbers must be int64 ({count}, D, 3), got shape {tuple(numbers.shape)}")
     elif not numbers.shape[1] and checks.values_are_free(closed) and bool(closed.any()):
         raise ValueError("wave_numbers must be those of cell, got none for crystals")
-    eye = torch.eye(3, dtype=cells.dtype, device=cells.device)
-    return Crystals(torch.where(closed[:, None, None], cells, eye), closed, numbers)
+    with full_precision(like.device):
+        cells = torch.where(closed[:, None, None], cells, torch.eye(3, dtype=dtype, device=cells.device))
+        inverses, volumes = torch.linalg.inv(cells), torch.linalg.det(cells).abs()
+        return Crystals(closed, volumes, inverses, numbers, 2 * math.pi * numbers.to(dtype) @ inverses.mT)
 
 
 def wave_numbers(cell: Tensor, max_wavenumber: float) -> Tensor:
@@ -150,9 +148,9 @@ def _numbers_of(entries: tuple[float, ...], max_wavenumber: float) -> Tensor:
         )
     axes = [torch.arange(-n, n + 1, device="cpu") for n in reach]
     numbers = torch.cartesian_prod(*axes)
+    numbers = numbers[len(numbers) // 2 + 1 :]  # in this order n and -n lie opposite about zero: one of each pair
     wavevectors = 2 * math.pi * numbers.double() @ torch.linalg.inv(cell).T
-    first = numbers[:, 0].sign() * 4 + numbers[:, 1].sign() * 2 + numbers[:, 2].sign()
-    numbers = numbers[(first > 0) & (wavevectors.square().sum(1) < max_wavenumber**2)]
+    numbers = numbers[wavevectors.square().sum(1) < max_wavenumber**2]
     if not len(numbers):
         shortest = 2 * math.pi / float(lengths.max())
         raise ValueError(
@@ -188,9 +186,9 @@ def attention_in_crystals(
     """
     if sequences.are_empty:
         return method.of_nothing(value)
-    wavevectors, exist = crystals.wavevectors(), crystals.exist
-    square = torch.where(exist, wavevectors.square().sum(2), 1.0)
-    ways = (wavevectors / square.sqrt()[..., None]).to(value.dtype)
+    exist = crystals.exist
+    square = torch.where(exist, crystals.wavevectors.square().sum(2), 1.0)
+    ways = (crystals.wavevectors / square.sqrt()[..., None]).to(value.dtype)
     weights = torch.where(exist[:, None, :, None], 2 * weights, 0.0)  # of both waves of a pair
     if reduce == "sum":
         weights = weights / crystals.volumes.to(weights.dtype)[:, None, None, None]

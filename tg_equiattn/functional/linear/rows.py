@@ -39,7 +39,9 @@ class Rows:
         longest: int | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self.graphs, self.equal, self.ranks = graphs, batch is None or (graphs <= 1 and longest is None), ranks
+        self.graphs, self.ranks = graphs, ranks
+        # whether rows are the nodes as they come: not for one graph with no nodes on this rank, which is a row, too
+        self.equal = batch is None or (graphs <= 1 and (nodes > 0 or ranks is None))
         self.mask = mask  # (rows, length), true where a slot holds a node; None where all do
         self.length = max(1, nodes // max(1, graphs))
         self.whole = self.equal  # whether every graph is known to be one row

@@ -216,7 +216,7 @@ class EuclideanNetwork(ExactTables):
     def _weights_of_waves(self, crystals: Crystals, dtype: torch.dtype) -> Tensor:
         """(B, H, D, F): functions of the wavenumber, which end at the largest with all their derivatives, divided by
         the number of waves in a unit of volume."""
-        highest, wavevectors = cast(float, self.options.max_wavenumber), crystals.wavevectors()
+        highest, wavevectors = cast(float, self.options.max_wavenumber), crystals.wavevectors
         basis = radial_basis(wavevectors, highest, RADIAL)
         square = (wavevectors / highest).square().sum(2)
         inside = square < 1

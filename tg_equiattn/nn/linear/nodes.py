@@ -78,9 +78,8 @@ class Nodes:
             pos = _zero_where_masked(pos, mask).reshape(-1, position.pos_dim)
         self.x, self.pos = _zero_where_masked(x, mask).reshape(-1, x.shape[-1]), pos
         if shared is not None:
-            batch, sizes = shared
-            longest = max(1, int(sizes.max()) if graphs else 0)
-            self.rows = Rows(count, graphs, None if graphs == 1 and count else batch, None, longest, ranks)
+            batch, _, longest = shared
+            self.rows = Rows(count, graphs, batch, None, longest, ranks)
         else:
             bound = longest_graph(batch, graphs, max_num_nodes) if whole else None
             self.rows = Rows(count, graphs, batch, mask, bound)
@@ -129,8 +128,8 @@ def _number_of_graphs(
 
 def _shared_graphs(
     x: Tensor, mask: Tensor | None, batch: Tensor | None, batch_size: int | None, grid: PixelGrid | None, ranks: Ranks
-) -> tuple[Tensor, Tensor]:
-    """The graph of each node of this rank, and how many there are of each graph."""
+) -> tuple[Tensor, Tensor, int]:
+    """As :meth:`Ranks.graphs`, of an input that can be shared."""
     if x.ndim == 3 or mask is not None or grid is not None:
         raise ValueError(
             "process_group must be None where the input is (B, N, channels) or on a grid: nodes are shared as "
