@@ -42,7 +42,7 @@ from tg_equiattn.nn import GroupAttention, LiftingAttention
 
 Model = Literal["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA", "C4 G-CNN", "C8 G-CNN", "D4 G-CNN"]
 Omission = Literal["nothing", "places", "preferences", "learning", "small queries"]
-Relation = Literal["ge_vit", "gsa", "lifted", "relative"]
+Relation = Literal["ge_vit", "gsa", "lifted", "relative", "frame", "separable"]
 GSPACES = {
     "Z2_SA": gspaces.trivialOnR2(),
     "R4_SA": gspaces.rot2dOnR2(4),
@@ -67,7 +67,7 @@ class RotatedDigits(Settings):
     models: tuple[Model, ...] = ("Z2_SA", "R4_SA", "R4M_SA")
     """which to train; a G-CNN is escnn's, with 3 x 3 convolutions and at least as many parameters as the attention"""
     relation: tuple[Relation, ...] = ("ge_vit", "gsa")
-    """relations of the group encoding to compare"""
+    """relations to compare; separable is frame without content, which is no attention: a separable group convolution"""
     kernel_size: tuple[int, ...] = (3,)
     """odd windows of attention; 0 is global"""
     locality: tuple[float | None, ...] = (4.0,)
@@ -198,7 +198,8 @@ def build(settings: RotatedDigits) -> torch.nn.Module:
             heads=settings.heads,
             head_channels=settings.head_channels,
             kernel_size=kernel_size or None,
-            relation=relation,
+            relation="frame" if relation == "separable" else relation,
+            content_heads=0 if relation == "separable" else None,
             encoding=settings.encoding,
             neighbourhood="square",  # as the papers, with 8 and 12 rotations too
             locality=locality,

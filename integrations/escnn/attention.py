@@ -54,7 +54,8 @@ class RdGroupAttention(RdAttentionModule):
         heads: int = 8,
         head_channels: int | None = None,
         kernel_size: int | None = 5,
-        relation: str = "ge_vit",
+        relation: str | None = None,
+        content_heads: int | None = None,
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
         neighbourhood: str | None = None,
@@ -68,8 +69,9 @@ class RdGroupAttention(RdAttentionModule):
         group = self.group_of(in_type, out_type)
         core = GroupAttention(
             group, regular_channels("in_type", in_type), regular_channels("out_type", out_type), heads=heads,
-            head_channels=head_channels, kernel_size=kernel_size, relation=relation, encoding=encoding,
-            encoding_eps=encoding_eps, neighbourhood=neighbourhood, padding_mode=padding_mode,
+            head_channels=head_channels, kernel_size=kernel_size, relation=relation,
+            content_heads=content_heads, encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood,
+            padding_mode=padding_mode,
             context_channels=context_channels(in_type, context_type, regular_channels), locality=locality,
             dropout=dropout, scale=scale, backend=backend,
         )  # fmt: skip
@@ -87,6 +89,7 @@ class RdGlobalAttention(Redrawn, RdAttentionModule):
         heads: int = 8,
         head_channels: int | None = None,
         kernel_size: int = 5,
+        relation: str | None = None,
         num_features: int | None = None,
         redraw_interval: int | None = None,
         encoding: str = "axial",
@@ -102,7 +105,7 @@ class RdGlobalAttention(Redrawn, RdAttentionModule):
         group = self.group_of(in_type, out_type)
         core = GlobalGroupAttention(
             group, regular_channels("in_type", in_type), regular_channels("out_type", out_type), heads=heads,
-            head_channels=head_channels, kernel_size=kernel_size, num_features=num_features,
+            head_channels=head_channels, kernel_size=kernel_size, relation=relation, num_features=num_features,
             redraw_interval=redraw_interval, encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood,
             padding_mode=padding_mode, context_channels=context_channels(in_type, context_type, regular_channels),
             locality=locality, dropout=dropout, scale=scale, backend=backend,

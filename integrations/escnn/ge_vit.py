@@ -9,7 +9,7 @@ from escnn.nn import FieldType
 from torch import Tensor, nn
 
 from tg_equiattn.nn import GEViT as CoreGEViT
-from tg_equiattn.nn.group.ge_vit import PRESETS
+from tg_equiattn.nn.group.ge_vit import preset
 
 from .module import RdModule, Redrawn
 from .types import trivial_channels
@@ -47,7 +47,7 @@ class GEViT(Redrawn, RdModule):
 
     @classmethod
     def _preset(cls, name: str, size: int, gspace: GSpace, overrides: dict[str, Any]) -> GEViT:
-        settings = PRESETS[name] | overrides
+        settings = preset(name, overrides)
         in_type = FieldType(gspace, settings.pop("in_channels") * [gspace.trivial_repr])
         model = cls(in_type, settings.pop("num_classes"), **settings)
         model.check_size = (size,) * gspace.dimensionality

@@ -32,9 +32,9 @@ FUNCTIONS = {
 
 LAYERS = {
     "LiftingAttention": lambda b: layers.LiftingAttention(C2, 1, 2, **SMALL, backend=b),
-    "GroupAttention": lambda b: layers.GroupAttention(C2, 2, 2, **SMALL, backend=b),
-    "GroupAttentionBlock": lambda b: layers.GroupAttentionBlock(C2, 2, 2, **SMALL, backend=b),
-    "GEViT": lambda b: layers.GEViT(C2, 1, 3, channels=(4,), **SMALL, backend=b),
+    "GroupAttention": lambda b: layers.GroupAttention(C2, 2, 2, **SMALL, relation="ge_vit", backend=b),
+    "GroupAttentionBlock": lambda b: layers.GroupAttentionBlock(C2, 2, 2, **SMALL, relation="ge_vit", backend=b),
+    "GEViT": lambda b: layers.GEViT(C2, 1, 3, channels=(4,), **SMALL, relation="ge_vit", backend=b),
     "CliffordMLP": lambda b: layers.CliffordMLP(2, 2, backend=b),
     "SE3HyenaOperator": lambda b: layers.SE3HyenaOperator(2, 1, backend=b),
     "SE3Hyena": lambda b: layers.SE3Hyena(2, 1, hidden_scalars=2, hidden_vectors=2, depth=1, backend=b),

@@ -295,20 +295,37 @@ CORE = {
     ),
     "LiftingAttention": attention(layers.LiftingAttention, 4, 6, locality=4.0),
     "LiftingAttention volume": attention(layers.LiftingAttention, 3, 4, 5, group=octahedral(), heads=1),
+    "frame_attention": function(
+        lambda **t: F.frame_attention(**t, neighbourhood=Neighbourhood(2, 3)),
+        query=(2, 2, 5, 3, 4, 6), key=(2, 2, 5, 3, 4, 6), value=(2, 2, 7, 3, 4, 6), rho_space=(3, 9, 5),
+        space_bias=(2, 3, 9), mask=lambda: torch.rand(1, 4, 6) < 0.7,
+    ),
+    "frame_attention global": function(
+        lambda **t: F.frame_attention(**t, neighbourhood=Neighbourhood(2, None)),
+        query=(2, 2, 5, 3, 2, 3), key=(2, 2, 5, 3, 2, 3), value=(2, 2, 7, 3, 2, 3), rho_space=(3, 15, 5),
+    ),
+    "separable_group_convolution": function(
+        lambda **t: F.separable_group_convolution(**t, neighbourhood=Neighbourhood(2, 3)),
+        value=(2, 2, 7, 3, 4, 6), space_bias=(2, 3, 9),
+    ),
     "GroupAttention": attention(layers.GroupAttention, 4, 4, 6),
+    "GroupAttention ge_vit": attention(layers.GroupAttention, 4, 4, 6, relation="ge_vit"),
+    "GroupAttention all pixels": attention(layers.GroupAttention, 4, 3, 4, kernel_size=None),
     "GroupAttention disk": attention(layers.GroupAttention, 4, 6, 5, kernel_size=5, neighbourhood="disk"),
     "GroupAttention global": attention(
         layers.GroupAttention, 4, 3, 4, kernel_size=None, relation="relative", locality=0.5
     ),
-    "GroupAttention full": attention(layers.GroupAttention, 4, 4, 3, encoding="full", locality=4.0),
-    "GroupAttention local": attention(layers.GroupAttention, 4, 4, 6, locality=4.0),
+    "GroupAttention full": attention(layers.GroupAttention, 4, 4, 3, relation="ge_vit", encoding="full", locality=4.0),
+    "GroupAttention local": attention(layers.GroupAttention, 4, 4, 6, relation="lifted", locality=4.0),
     "GroupAttention relative": attention(layers.GroupAttention, 4, 4, 6, relation="relative", locality=1.0),
     "LiftingAttention scales": attention(layers.LiftingAttention, 5, 6, group=dyadic(3)),
     "GroupAttention scales": attention(layers.GroupAttention, 4, 5, 6, group=dyadic(2, cyclic(2))),
     "GroupAttention masked": masked(
         lambda: layers.GroupAttention(C4, 3, 7, heads=2, kernel_size=3, context_channels=4), 2, 3, 4, 4, 6, context=4
     ),
-    "GlobalGroupAttention": attention(layers.GlobalGroupAttention, 4, 4, 6, padding_mode="circular"),
+    "GlobalGroupAttention": attention(
+        layers.GlobalGroupAttention, 4, 4, 6, relation="relative", padding_mode="circular"
+    ),
     "GlobalGroupAttention masked": masked(
         lambda: layers.GlobalGroupAttention(C4, 3, 7, heads=2, kernel_size=3, redraw_interval=100), 2, 3, 4, 4, 6
     ),
@@ -328,6 +345,7 @@ CORE = {
     "GEViT batch": layer(
         lambda: layers.GEViT(C4, 1, 3, channels=(6,), heads=2, kernel_size=3, norm="batch"), 2, 1, 5, 6
     ),
+    "GroupLinear": layer(lambda: layers.GroupLinear(C4, 3, 5), 2, 3, 4, 5, axes=(0, -1)),
     "Pointwise": layer(lambda: layers.Pointwise(3, 5), 2, 3, 4, 5),
     "RegularGlobalNorm": layer(lambda: layers.RegularGlobalNorm(7), 2, 7, 4, 3, 5),
     "RegularLayerNorm": layer(lambda: layers.RegularLayerNorm(7), 2, 7, 4, 3, 5),

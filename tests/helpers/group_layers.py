@@ -3,7 +3,7 @@
 import functools
 
 import torch
-from oracles import attention_by_definition
+from oracles import attention_by_definition, separable_by_definition
 
 from tg_equiattn.functional import softmax_features
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
@@ -24,14 +24,15 @@ def image(group, spatial, regular, dtype=torch.float64, batch=2):
 
 
 def everywhere(group, **options):
-    settings = {"heads": 2, "head_channels": 5, "kernel_size": 3} | options
+    settings = {"heads": 2, "head_channels": 5, "kernel_size": 3, "relation": "relative"} | options
     return GlobalGroupAttention(group, 3, 7, **settings)
 
 
 LAYERS = {
     "lifting": lifting,
-    **{r: functools.partial(attention, relation=r) for r in ("ge_vit", "lifted", "relative")},
+    **{r: functools.partial(attention, relation=r) for r in ("frame", "ge_vit", "lifted", "relative")},
     "global": everywhere,
+    "global frame": functools.partial(everywhere, relation="frame"),
 }
 
 
@@ -55,12 +56,18 @@ def oracle(layer, x, relation, context=None, there=None):
             return bool(offset.norm() <= size / 2)
         return size is None or bool(offset.abs().max() <= size // 2)
 
-    def bias(offset, u):
-        distance = (offset - layer.locality.centre).square().sum(-1)
-        preference = 0 if lifts else layer.locality.preference[:, u]
-        return preference - layer.locality.sharpness.abs() * distance
+    frames, count = relation == "frame", q.shape[1]
 
-    number = k[0, 0, 0].numel() if there is None else int(there.sum()) * k.shape[3]
+    def places(offset):
+        distance = (offset - layer.locality.centre).square().sum(-1)
+        return -layer.locality.sharpness.abs() * distance
+
+    def bias(offset, u):
+        return (0 if lifts or frames else layer.locality.preference[:, u]) + places(offset)[:count]
+
+    number = (k[0, 0, 0, :1] if frames else k[0, 0, 0]).numel()
+    if there is not None:
+        number = int(there.sum()) * (1 if frames else k.shape[3])
 
     def far(query, key, arguments):
         root = layer.head_channels**-0.25
@@ -70,9 +77,17 @@ def oracle(layer, x, relation, context=None, there=None):
         return weight * layer.far_bias[:, arguments].exp()[:, None] / number
 
     out = attention_by_definition(
-        q, k, v, rho, layer.group.matrices, relation=relation, inside=inside, scale=layer.head_channels**-0.5,
-        bias=bias if layer.locality is not None else None, there=there, circular=layer.neighbourhood.circular,
+        q, k, v[:, :count], rho, layer.group.matrices, relation=relation, inside=inside,
+        scale=layer.head_channels**-0.5, bias=bias if layer.locality is not None else None, there=there,
+        circular=layer.neighbourhood.circular,
         far=far if isinstance(layer, GlobalGroupAttention) else None,
     )  # fmt: skip
+    if count < v.shape[1]:
+        window = layer.neighbourhood.offsets(spatial).double()
+        by_place = separable_by_definition(
+            v[:, count:], layer.group.matrices, inside=inside, bias=lambda x: places(x)[count:], offsets=window,
+            there=there, circular=layer.neighbourhood.circular,
+        )  # fmt: skip
+        out = torch.cat([out, by_place], 1)
     out = layer.out(out.flatten(1, 2))
     return out if there is None else out * there.view(out.shape[3:])

@@ -68,26 +68,52 @@ def attention_by_definition(
             continue
         for h in range(len(matrices)):
             total = 0
-            for t in [h] if relation == "relative" else range(elements):
+            for t in [h] if relation in ("relative", "frame") else range(elements):
+                seen = [h] if relation == "frame" else list(range(elements))
                 arguments = [
-                    0 if relation is None else relation_argument(matrices, relation, h, t, s) for s in range(elements)
+                    0 if relation in (None, "frame") else relation_argument(matrices, relation, h, t, s) for s in seen
                 ]
                 offsets = [matrices[h].T @ offset for _, offset in pairs]
                 encoding = torch.stack([torch.stack([rho(x, u) for u in arguments]) for x in offsets])  # (keys, S, C)
-                with_position = k[..., keys].permute(0, 1, 4, 3, 2) + encoding  # (B, heads, keys, S, C)
+                with_position = k[:, :, :, seen][..., keys].permute(0, 1, 4, 3, 2) + encoding  # (B, heads, keys, S, C)
                 score = scale * torch.einsum("bnc,bnksc->bnks", q[:, :, :, t, i], with_position)
                 if bias is not None:
                     added = torch.stack([torch.stack([bias(x, u) for u in arguments]) for x in offsets])
                     score = score + added.movedim(-1, 0)
-                everywhere = score.new_zeros(batch, heads, len(place), elements)
+                everywhere = score.new_zeros(batch, heads, len(place), len(seen))
                 if far is not None:
-                    everywhere = far(q[:, :, :, t, i], k, arguments) * there[:, None]
+                    everywhere = far(q[:, :, :, t, i], k[:, :, :, seen], arguments) * there[:, None]
                 weight = everywhere.index_add(2, torch.tensor(keys), score.exp())
                 weight = weight / weight.sum((2, 3), keepdim=True)
-                total = total + torch.einsum("bnks,bncsk->bnc", weight, v)
+                total = total + torch.einsum("bnks,bncsk->bnc", weight, v[:, :, :, seen])
             rows.append((h, i, total))
     for h, i, total in rows:
         out[:, :, :, h, i] = total
+    return out.unflatten(-1, spatial)
+
+
+def separable_by_definition(value, matrices, *, inside, bias, offsets, there=None, circular=False):
+    """What a head that looks by place alone puts out, a pixel and an element at a time.
+
+    value: (B, heads, C, H, *spatial); ``bias(offset)`` (heads,) of a rotated offset; ``offsets`` all there are, whether
+    in the image or not; the others as :func:`attention_by_definition`'s.
+    """
+    spatial = value.shape[4:]
+    place = [tuple(p.tolist()) for p in positions(spatial)]
+    number, flat, out = {p: i for i, p in enumerate(place)}, value.flatten(4), torch.zeros_like(value.flatten(4))
+    sides = spatial[::-1] if len(spatial) == 2 else (spatial[2], spatial[1], spatial[0])
+    low = [min(p[axis] for p in place) for axis in range(len(spatial))]
+    offsets = [offset for offset in offsets if inside(offset)]
+    for h, matrix in enumerate(matrices):
+        weight = torch.stack([bias(matrix.T @ offset) for offset in offsets], -1).softmax(-1)  # (heads, D)
+        for i, start in enumerate(place):
+            for d, offset in enumerate(offsets):
+                end = [a + b for a, b in zip(start, offset.tolist(), strict=True)]
+                if circular:
+                    end = [(x - first) % side + first for x, first, side in zip(end, low, sides, strict=True)]
+                j = number.get(tuple(end))
+                if j is not None and (there is None or there[j]):
+                    out[:, :, :, h, i] += weight[:, d, None] * flat[:, :, :, h, j]
     return out.unflatten(-1, spatial)
 
 

@@ -15,7 +15,7 @@ from ..groups import FiniteGroup, check_group
 from ..layer_norm import LayerNorm
 from ..precision import full_precision
 
-RELATIONS = ("ge_vit", "lifted", "relative", "gsa")
+RELATIONS = ("ge_vit", "lifted", "relative", "gsa")  # of the group encoding, which frames have none of
 
 
 def relation_index(group: FiniteGroup, relation: str = "ge_vit") -> Tensor:

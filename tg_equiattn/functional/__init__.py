@@ -1,6 +1,12 @@
 """Kernels: pure functions of tensors and tables, without parameters. One folder a family, every function here."""
 
-from .group import global_group_attention, group_attention, lifting_attention
+from .group import (
+    frame_attention,
+    global_group_attention,
+    group_attention,
+    lifting_attention,
+    separable_group_convolution,
+)
 from .hyena import (
     bilinear_long_conv,
     geometric_product,
@@ -25,6 +31,7 @@ __all__ = [
     "bilinear_long_conv",
     "clipped_attention",
     "euclidean_fast_attention",
+    "frame_attention",
     "geometric_product",
     "global_group_attention",
     "group_attention",
@@ -33,6 +40,7 @@ __all__ = [
     "linear_attention",
     "orthogonal_projection",
     "scalar_long_conv",
+    "separable_group_convolution",
     "short_conv",
     "softmax_features",
     "sum_aggregation",

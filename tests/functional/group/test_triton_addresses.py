@@ -59,8 +59,9 @@ def outside(monkeypatch):
 
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
 @pytest.mark.parametrize(("kind", "options"), [
-    (GroupAttention, {}), (GroupAttention, {"relation": "relative"}), (GroupAttention, {"encoding": "full"}),
-    (LiftingAttention, {}), (GlobalGroupAttention, {"padding_mode": "circular"}),
+    (GroupAttention, {"relation": "ge_vit"}), (GroupAttention, {"relation": "relative"}),
+    (GroupAttention, {"relation": "ge_vit", "encoding": "full"}), (LiftingAttention, {}),
+    (GlobalGroupAttention, {"relation": "relative", "padding_mode": "circular"}),
 ])  # fmt: skip
 def test_group_attention(kind, options, dropout, outside):
     """Three elements, which fill no block."""
@@ -83,6 +84,7 @@ def test_a_wrong_address_is_seen(outside, monkeypatch):
     """Negative control: hashes for fewer places than there are."""
     places = kernels.hashed_dropout.places
     monkeypatch.setattr(kernels.hashed_dropout, "places", lambda rows, columns, seed: places(rows, columns - 1, seed))
-    layer = GroupAttention(cyclic(4), 2, 2, heads=1, head_channels=3, kernel_size=3, dropout=0.3, backend="triton")
+    options = {"heads": 1, "head_channels": 3, "kernel_size": 3, "relation": "ge_vit"}
+    layer = GroupAttention(cyclic(4), 2, 2, **options, dropout=0.3, backend="triton")
     layer(torch.randn(1, 2, 4, 3, 3))
     assert outside

@@ -290,7 +290,7 @@ def test_equals_the_core(on_device, randomise):
 def test_repr():
     layer = R2GroupAttention(regular(GSPACES["rot4"]), regular(GSPACES["rot4"]), heads=2)
     assert repr(layer).startswith("R2GroupAttention(")
-    assert "relation='ge_vit'" in repr(layer)
+    assert "relation='frame'" in repr(layer)
     assert "locality=" in repr(layer)
     assert "locality=" not in repr(GEViT.rotmnist(GSPACES["rot4"]))
     assert str(layer.in_type) in repr(layer)

@@ -9,7 +9,7 @@ from tg_equiattn.groups import cyclic, dihedral, from_generators
 from tg_equiattn.nn import GroupAttention, LiftingAttention
 from tg_equiattn.testing import TOLERANCE, equivariance_error
 
-RELATIONS = ["ge_vit", "lifted", "relative"]
+RELATIONS = ["frame", "ge_vit", "lifted", "relative"]
 
 
 EVERY_DEFINITION = [(r, k, e) for r in (None, *RELATIONS, "gsa") for k in (3, None) for e in ("axial", "joint", "full")]
@@ -103,7 +103,7 @@ def test_equivariance_on_volumes(on_device, relation, kernel_size, spatial, rand
     options = {"kernel_size": kernel_size, "heads": 1} | ({} if relation is None else {"relation": relation})
     layer = randomise(make(group, **options)).double()
     x = image(group, spatial, relation is not None, batch=1)
-    elements = range(24) if relation in (None, "relative") else (1, 2, 7, 16, 23)
+    elements = range(24) if relation in (None, "frame", "relative") else (1, 2, 7, 16, 23)
     assert equivariance_error(layer, group, x, elements=elements) <= 1e-10
 
 

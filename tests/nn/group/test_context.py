@@ -23,7 +23,7 @@ def test_definition(name, randomise):
     group = dihedral(2)
     layer = randomise(LAYERS[name](group, context_channels=5), 0.5).double()
     x, context = pair(name, group)
-    relation = {"lifting": None, "global": "relative"}.get(name, name)
+    relation = {"lifting": None, "global": "relative", "global frame": "frame"}.get(name, name)
     torch.testing.assert_close(
         layer(x, context=context), oracle(layer, x, relation, context=context), rtol=0, atol=1e-10
     )
@@ -128,7 +128,7 @@ def test_layer_scale_and_drop_path():
 def test_blocks_with_scales_and_dropped_paths(randomise, check_copies):
     options = {"heads": 2, "kernel_size": 3, "layer_scale": 1e-3, "drop_path": 0.5}
     block = GroupAttentionBlock(D4, 3, 3, **options)
-    x = image(D4, (4, 5), True, torch.float32)
+    x = image(D4, (4, 5), True, torch.float32, batch=8)
     change = (block.eval()(x) - x).abs().max()
     assert 0 < change < 0.02  # close to the identity at the start
     randomise(block)
@@ -156,7 +156,7 @@ def test_models_drop_more_paths_later():
         ({"drop_path": 1.0}, r"drop_path must be in \[0, 1\), got 1.0"),
         ({"layer_scale": 0.0}, "layer_scale must be a positive number, got 0.0"),
         ({"num_features": 3}, "reach must be 'global' where num_features is given, got 'window'"),
-        ({"reach": "global", "relation": "ge_vit"}, "relation must be 'relative' with reach='global', got 'ge_vit'"),
+        ({"reach": "global", "relation": "ge_vit"}, r"relation must be one of \('frame', 'relative'\), got 'ge_vit'"),
         ({"padding_mode": "reflect"}, "padding_mode must be one of"),
     ],
 )

@@ -119,7 +119,7 @@ def test_many_features_are_the_softmax_over_all_pixels():
 
 def test_every_second_head_starts_far():
     """Most of its weight is outside of the window, of the others within."""
-    layer, x = GlobalGroupAttention(GROUPS["C4"], 8, 8, heads=4, kernel_size=3), torch.randn(2, 8, 4, 16, 16)
+    layer, x = everywhere(GROUPS["C4"], heads=4), torch.randn(2, 3, 4, 16, 16)
     near = layer.attention_map(x, (8, 8))[..., 7:10, 7:10].sum((0, 2, 3, 4, 5, 6)) / 8  # of 2 images and 4 elements
     assert near[::2].min() > 0.7
     assert near[1::2].max() < 0.4
@@ -291,7 +291,7 @@ def test_bad_arguments(change, message):
 
 
 def test_bad_block_arguments():
-    with pytest.raises(ValueError, match=r"relation must be 'relative' with reach='global', got 'ge_vit'"):
+    with pytest.raises(ValueError, match=r"relation must be one of \('frame', 'relative'\), got 'ge_vit'"):
         GroupAttentionBlock(cyclic(4), 3, 3, heads=1, reach="global", relation="ge_vit")
     with pytest.raises(ValueError, match=r"reach must be one of .* got 'far'"):
         GroupAttentionBlock(cyclic(4), 3, 3, heads=1, reach="far")

@@ -67,7 +67,7 @@ def test_definition(name, randomise):
     group = dihedral(2)
     layer = randomise(made(name, group), 0.5)
     x, mask = image(group, (3, 4), name != "lifting").requires_grad_(), torch.rand(2, 3, 4) < 0.6
-    relation = {"lifting": None, "global": "relative"}.get(name, name)
+    relation = {"lifting": None, "global": "relative", "global frame": "frame"}.get(name, name)
     expected = torch.cat([oracle(layer, x[n : n + 1], relation, there=mask[n].flatten()) for n in range(2)])
     actual, inputs = layer(x, mask), [x, *layer.parameters()]
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)

@@ -44,7 +44,7 @@ def test_lifting(name, window, randomise):
 @pytest.mark.parametrize("name", list(GROUPS))
 def test_group_attention(name, window, randomise):
     group, matrices = GROUPS[name]
-    ours = randomise(GroupAttention(group, 5, 8, heads=2, kernel_size=window, **SETTINGS)).double()
+    ours = randomise(GroupAttention(group, 5, 8, heads=2, kernel_size=window, relation="ge_vit", **SETTINGS)).double()
     theirs = PublishedAttention(matrices, 5, 8, 2, window).double()
     copy_attention(ours, theirs)
     x = torch.randn(2, 5, len(group), 4, 5, dtype=torch.float64)
@@ -54,7 +54,9 @@ def test_group_attention(name, window, randomise):
 @pytest.mark.parametrize("width", [8, 12])
 def test_block(width, randomise):
     group, matrices = GROUPS["C4"]
-    ours = randomise(GroupAttentionBlock(group, 8, width, heads=2, kernel_size=3, crop=1, **SETTINGS)).double()
+    ours = randomise(
+        GroupAttentionBlock(group, 8, width, heads=2, kernel_size=3, crop=1, relation="ge_vit", **SETTINGS)
+    ).double()
     theirs = PublishedBlock(matrices, 8, width, 2, 3, 1).double()
     copy_block(ours, theirs)
     x = torch.randn(2, 8, 4, 6, 6, dtype=torch.float64)
@@ -133,7 +135,7 @@ def test_other_settings_are_other_models(change, randomise):
 
 def test_a_crop_after_the_block_is_another_model(randomise):
     group, matrices = GROUPS["C4"]
-    ours = randomise(GroupAttentionBlock(group, 8, 8, heads=2, kernel_size=3, **SETTINGS)).double()
+    ours = randomise(GroupAttentionBlock(group, 8, 8, heads=2, kernel_size=3, relation="ge_vit", **SETTINGS)).double()
     theirs = PublishedBlock(matrices, 8, 8, 2, 3, 1).double()
     copy_block(ours, theirs)
     x = torch.randn(2, 8, 4, 6, 6, dtype=torch.float64)

@@ -12,6 +12,7 @@ from ...precision import full_precision
 from ..backend import use_plain
 from ..linear.attention import attention_in_rows, feature_norm
 from .attention import checked_group_attention
+from .frames import checked_frame_attention
 from .masks import zero_where_hidden
 from .operands import check_group_attention
 
@@ -112,10 +113,52 @@ def checked_global_group_attention(
         group_bias=group_bias, scale=scale, dropout=dropout, mask=mask, backend=backend,
     )  # fmt: skip
     far, far_level = _far(query, key, value, projection, far_bias[:, index], scale, mask, use_plain(backend))
-    with full_precision(query.device):
+    return _joined(near, near_level, far, far_level, dropout, mask)
+
+
+def _joined(
+    near: Tensor, near_level: Tensor, far: Tensor, far_level: Tensor, dropout: float, mask: Tensor | None
+) -> Tensor:
+    """Both parts by the logarithms of their normalisers."""
+    with full_precision(near.device):
         share = torch.sigmoid(near_level - far_level.to(near_level.dtype))[:, :, None].to(near.dtype)
         out = torch.lerp(torch.nn.functional.dropout(far, dropout), near, share)
     return zero_where_hidden(out, mask)
+
+
+def checked_global_frame_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    projection: Tensor,
+    rho_space: Tensor,
+    far_bias: Tensor,
+    *,
+    neighbourhood: Neighbourhood,
+    space_bias: Tensor | None,
+    scale: float | None,
+    dropout: float,
+    mask: Tensor | None,
+    backend: str,
+) -> Tensor:
+    """:func:`global_group_attention` of elements in their own frames, whose keys are of the same element alone: the
+    window is that of :func:`.frame_attention`, ``far_bias`` (heads, 1) is f of each head."""
+    near, near_level = checked_frame_attention(
+        query, key, value, rho_space, neighbourhood=neighbourhood, space_bias=space_bias, scale=scale, dropout=dropout,
+        mask=mask, backend=backend,
+    )  # fmt: skip
+    batch, elements, spatial = query.shape[0], query.shape[3], query.shape[4:]
+
+    def alone(x: Tensor) -> Tensor:
+        """Elements among the images: (B |H|, heads, channels, 1, *spatial)."""
+        return x.movedim(3, 1).flatten(0, 1).unsqueeze(3)
+
+    there = None if mask is None else mask.expand(batch, *spatial).repeat_interleave(elements, 0)
+    q, k, v = (alone(x) for x in (query, key, value))
+    far, level = _far(q, k, v, projection, far_bias[..., None], scale, there, use_plain(backend))
+    far = far.squeeze(3).unflatten(0, (batch, elements)).movedim(1, 3)
+    far_level = level.squeeze(2).unflatten(0, (batch, elements)).movedim(1, 2)
+    return _joined(near, near_level, far, far_level, dropout, mask)
 
 
 class _Elements(NamedTuple):

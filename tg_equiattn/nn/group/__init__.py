@@ -4,6 +4,7 @@ from .attention import GroupAttention, LiftingAttention
 from .block import GroupAttentionBlock
 from .ge_vit import GEViT
 from .global_attention import GlobalGroupAttention
+from .group_linear import GroupLinear
 from .norm import RegularBatchNorm, RegularGlobalNorm, RegularLayerNorm
 from .pointwise import Pointwise
 from .pooling import GlobalPooling, GroupPooling, SpatialCrop, SpatialMaxPool
@@ -14,6 +15,7 @@ __all__ = [
     "GlobalPooling",
     "GroupAttention",
     "GroupAttentionBlock",
+    "GroupLinear",
     "GroupPooling",
     "LiftingAttention",
     "Pointwise",

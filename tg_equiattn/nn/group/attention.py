@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import torch
+from torch import Tensor
 
 from ...encodings import relation_index
 from ...groups import DilationGroup, FiniteGroup, check_group
@@ -93,6 +94,14 @@ class LiftingAttention(AttentionLayer):
         nothing = torch.zeros(len(group.isometries), 1, 1, dtype=torch.int64, device=self.out.weight.device)
         self.register_buffer("index", nothing, persistent=False)
 
+    def _weigh(
+        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor, mask: Tensor | None, dropout: float
+    ) -> Tensor:
+        """Pixels of one element, seen from the frame of each."""
+        if isinstance(self.group, DilationGroup) or self.backend == "triton":
+            return super()._weigh(query, key, value, index, mask, dropout)
+        return self._weigh_frames(query, key, value, mask, dropout)
+
 
 class GroupAttention(AttentionLayer):
     r"""Group self-attention: regular features of a finite group in and out.
@@ -101,14 +110,29 @@ class GroupAttention(AttentionLayer):
         \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_t \sum_{(j,s)} \mathrm{softmax}_{(j,s)}\big(
         c\,\langle q(i,t),\; k(j,s) + \rho(h^{-1}(x_j - x_i), u) \rangle + l(h^{-1}(x_j - x_i), u)\big)\; v(j, s)
 
-    with the locality l of the head.
+    with the locality l of the head. By default (relation ``"frame"``) every element attends in its own frame alone, and
+    elements meet in the linear map of the values (:class:`GroupLinear`):
+
+    .. math::
+        \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_j \mathrm{softmax}_j\big(
+        c\,\langle q(i,h),\; k(j,h) + \rho(h^{-1}(x_j - x_i)) \rangle + l(h^{-1}(x_j - x_i))\big)\; v(j, h), \qquad
+        v(j, h) = \sum_s W_v[h^{-1} s]\; x(j, s) .
+
+    With a head for each place, wide enough values, sharp places and no content it is a group convolution. Where all
+    pixels are keys (``kernel_size=None``) queries and keys are :class:`GroupLinear`, too, so that a head can compare h
+    with another element: keys start as queries of an element that each head has of its own.
 
     Args:
-        relation: which group element u the encoding sees: ``"ge_vit"`` (:math:`h^{-1}ts^{-1}t`), ``"lifted"``
-            (:math:`t^{-1}s`), ``"relative"`` (:math:`t^{-1}s` with h = t only, :math:`|H|` times cheaper), or ``"gsa"``
-            (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, is kept to reproduce the comparison, and warns.
-            ``None`` means ``"ge_vit"``, and ``"relative"`` with scales, which allow no other: the pixels of the window
-            hang on the scale of h, so that a query (i, t) cannot be compared with the keys of another scale's window.
+        relation: ``"frame"``; or which group element u the encoding sees: ``"ge_vit"`` (:math:`h^{-1}ts^{-1}t`),
+            ``"lifted"`` (:math:`t^{-1}s`), ``"relative"`` (:math:`t^{-1}s` with h = t only, :math:`|H|` times cheaper),
+            or ``"gsa"`` (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, is kept to reproduce the comparison, and
+            warns. ``None`` means ``"frame"``, and ``"relative"`` with scales, which allow no other: the pixels of the
+            window hang on the scale of h, so that a query (i, t) cannot be compared with the keys of another scale's
+            window.
+        content_heads: with ``"frame"``, how many heads look by content as well as by place; the others, behind them,
+            look by place alone: :func:`~tg_equiattn.functional.separable_group_convolution`, which is what the layer is
+            with 0. ``None`` means an eighth of the heads, rounded up; all of them where all pixels are keys, and where
+            there is no locality to look by.
         scale_window: with scales, how many of them a scale attends to: an odd number, its own in the middle, the others
             where there are any; ``None`` means 3. Without scales ``None``.
         group, in_channels, out_channels, heads, head_channels, kernel_size: as :class:`LiftingAttention`.
@@ -123,7 +147,8 @@ class GroupAttention(AttentionLayer):
         ValueError: naming the argument, what came and what is allowed.
 
     Source: GSA-Nets Eq. 16; GE-ViT Eq. 16-17. u comes from the Cayley table, so the layer is equivariant for dihedral
-    groups as well, where the published code of both papers is not. Scales: GSA-Nets App. E, Eq. 21, but for its factor
+    groups as well, where the published code of both papers is not. ``"frame"`` is ours; see
+    :func:`~tg_equiattn.functional.frame_attention`. Scales: GSA-Nets App. E, Eq. 21, but for its factor
     :math:`1/h^{d+1}`; as for lifting.
 
     Example:
@@ -144,6 +169,7 @@ class GroupAttention(AttentionLayer):
         head_channels: int | None = None,
         kernel_size: int | None = 5,
         relation: str | None = None,
+        content_heads: int | None = None,
         scale_window: int | None = None,
         encoding: str = "axial",
         encoding_eps: float = 1e-5,
@@ -161,16 +187,19 @@ class GroupAttention(AttentionLayer):
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
             encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood, padding_mode=padding_mode,
             context_channels=context_channels, locality=locality, preferring=relation == "relative", dropout=dropout,
-            scale=scale, backend=backend, elements=len(group),
-            scale_window=scale_window,
+            scale=scale, backend=backend, elements=len(group), scale_window=scale_window, frames=relation == "frame",
+            content_heads=content_heads,
         )  # fmt: skip
         self.relation = relation
-        index = relation_index(group.isometries, relation).to(self.out.weight.device)
-        self.register_buffer("index", index, persistent=False)
+        if relation == "frame":
+            index = torch.zeros(len(group), 1, dtype=torch.int64)
+        else:
+            index = relation_index(group.isometries, relation)
+        self.register_buffer("index", index.to(self.out.weight.device), persistent=False)
         if relation == "gsa":
             warnings.warn(
                 "relation='gsa' (GSA-Nets section 5.2) is not equivariant; it is kept to reproduce the comparison, "
-                "use 'ge_vit', 'lifted' or 'relative' otherwise",
+                "use 'frame', 'ge_vit', 'lifted' or 'relative' otherwise",
                 stacklevel=2,
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -9,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...encodings import CONTENT, Locality, make_encoding, rotated_offsets
+from ...encodings import CONTENT, Locality, make_encoding, relation_index, rotated_offsets
 from ...functional.group.attention import check_window_backend, checked_group_attention
 from ...functional.group.dilation import checked_dilation_attention
+from ...functional.group.frames import check_frame_backend, checked_frame_attention, checked_separable
 from ...functional.group.maps import attention_weights
 from ...functional.group.masks import zero_where_hidden
 from ...grids import Neighbourhood
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..not_scriptable import NotScriptable
-from .fitting import fitting_shape, fitting_sharpness, window_of_scales
+from .fitting import fitting_content, fitting_shape, fitting_sharpness, window_of_scales
+from .group_linear import GroupLinear
 from .masked import Masked
 from .pointwise import Pointwise
 
@@ -64,6 +67,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         backend: str,
         elements: int | None,
         scale_window: int | None = None,
+        frames: bool = False,
+        content_heads: int | None = None,
     ) -> None:
         super().__init__()
         check_group(group, scales=True)
@@ -79,6 +84,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         checks.positive_number(encoding_eps=encoding_eps)
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
         self.heads, self.head_channels, self.context_channels = heads, head_channels, context_channels
+        self.frames = frames
         self._elements = elements  # on the group axis of the input; None where there is none
         if elements is not None and self.scale_window is not None:
             elements = len(group.isometries) * self.scale_window  # seen from one of them, whose scale is zero
@@ -87,25 +93,50 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         self.neighbourhood = Neighbourhood(group.dim, kernel_size, shape, padding_mode)
         check_window_backend(backend, self.neighbourhood)
         self.dropout, self.scale, self.encoding_name, self.backend = dropout, scale, encoding, backend
-        self.query = Pointwise(in_channels, heads * head_channels)
-        self.key = Pointwise(context_channels, heads * head_channels)
-        self.value = Pointwise(context_channels, heads * head_channels)
+        self.content_heads = fitting_content(heads, content_heads, frames, kernel_size, locality)
+        if frames:
+            check_frame_backend(backend)
+        width = self.content_heads * head_channels
+        linear: Any = functools.partial(GroupLinear, group.isometries) if frames else Pointwise
+        compares = frames and kernel_size is None  # an element with others
+        matching = linear if compares else Pointwise
+        self.query = matching(in_channels, width) if width else None
+        self.key = matching(context_channels, width) if width else None
+        self.value = linear(context_channels, heads * head_channels)
         self.out = Pointwise(heads * head_channels, out_channels)
-        # a pixel where x = 0, too, looks at some places more than at others
-        nn.init.normal_(cast(Tensor, self.query.bias))
-        if locality is not None:
-            with torch.no_grad():
-                for parameter in self.query.parameters():
-                    parameter.mul_(CONTENT)
-        self.encoding = make_encoding(encoding, group.dim, head_channels, elements, encoding_eps)
+        self.encoding: nn.Module | None = None
+        if self.query is not None:
+            # a pixel where x = 0, too, looks at some places more than at others
+            nn.init.normal_(cast(Tensor, self.query.bias))
+            if locality is not None and not frames:
+                with torch.no_grad():
+                    for parameter in self.query.parameters():
+                        parameter.mul_(CONTENT)
+            if compares and not self.crosses:
+                self._compare_turned()
+            self.encoding = make_encoding(
+                encoding, group.dim, head_channels, None if frames else elements, encoding_eps
+            )
         self.locality = (
             None
             if locality is None
-            else Locality(heads, self.neighbourhood, locality, elements=elements, preferring=preferring)
+            else Locality(
+                heads, self.neighbourhood, locality, elements=None if frames else elements, preferring=preferring
+            )
         )
         exact = group.isometries.matrices
         exact = exact if kernel_size is None else rotated_offsets(exact, self.neighbourhood)
         self.register_buffer("geometry", exact.to(self.out.weight.device), persistent=False)
+
+    @torch.no_grad()
+    def _compare_turned(self) -> None:
+        """Start with keys that are the queries of another element: head e compares h with h u, u the e-th element, so
+        that what is alike up to a turn has large scores from the first step."""
+        query, key = cast(GroupLinear, self.query), cast(GroupLinear, self.key)
+        table = relation_index(self.group.isometries, "relative")  # u^-1 g
+        weight = query.weight.unflatten(0, (self.content_heads, -1))
+        turned = [one[..., table[head % len(table)].to(one.device)] for head, one in enumerate(weight)]
+        key.weight.copy_(torch.cat(turned))
 
     def _apply(self, fn, recurse=True):
         """Geometry goes where parameters go and stays float64: rounded offsets of two elements no longer agree."""
@@ -156,8 +187,10 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
 
         Returns:
             ``(B, heads, |H|, T, S, *spatial)``, or with several pixels ``(B, pixels, heads, |H|, T, S, *spatial)``. T
-            is ``|H|``, and 1 with one query for each output (relation ``"relative"``, lifting, global group attention);
-            S is ``|H|``, and 1 for lifting. Zeros for a pixel that the mask leaves out.
+            is ``|H|``, and 1 with one query for each output (``"frame"``, ``"relative"``, lifting, global group
+            attention); S is ``|H|``, and 1 for lifting and for ``"frame"``, where s = h. Zeros for a pixel that the
+            mask leaves out. Heads that look by place alone have weights that reach out of the image, where values are
+            zero: what is within sums to less than one there.
 
         Raises:
             ValueError: for a pixel that is not in the image, and as :meth:`forward`.
@@ -167,7 +200,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
                 mask, context = (None if t is None else t.clone() for t in (mask, context))
                 return self.attention_map(x.clone(), pixel, mask, context=context)
         query, key, value = self._operands(x, mask, context)
-        several, one = _pixels(pixel, tuple(query.shape[4:]))
+        several, one = _pixels(pixel, tuple(value.shape[4:]))
 
         def of_query_elements(t: slice) -> Tensor:
             index = self.index if self.index.ndim == 2 else self.index[:, t]
@@ -178,6 +211,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
 
         count = 1 if self.index.ndim == 2 else query.shape[3]
         maps = torch.stack([of_query_elements(slice(t, t + 1)) for t in range(count)], 4)
+        if self.frames:  # which see values of their own element alone
+            maps = maps.diagonal(0, 3, 5).movedim(-1, 3).unsqueeze(5)
         maps = zero_where_hidden(maps, mask)
         return maps[:, 0] if one else maps
 
@@ -221,14 +256,18 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each ``(B, heads, head_channels, [|H|,] *spatial)``."""
         context = x if context is None else context
-        pairs = (self.query, x), (self.key, context), (self.value, context)
-        query, key, value = (project(source).unflatten(1, (self.heads, -1)) for project, source in pairs)
+        value = self.value(context).unflatten(1, (self.heads, -1))
+        if self.query is None or self.key is None:
+            return value[:, :0], value[:, :0], value
+        query, key = (
+            p(source).unflatten(1, (self.content_heads, -1)) for p, source in ((self.query, x), (self.key, context))
+        )
         return query, key, value
 
     def _scores(self, spatial: tuple[int, ...]) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """rho_space and rho_group, and biases of offsets and of the group, for a grid of this size."""
         offsets = self.offsets(spatial)
-        rho_space, rho_group = self.encoding(offsets)
+        rho_space, rho_group = cast(nn.Module, self.encoding)(offsets)
         if rho_group is None and rho_space.ndim == 3:  # lifting: one element
             rho_group = rho_space.new_zeros(1, self.head_channels)
         if self.locality is None:
@@ -240,6 +279,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
     ) -> Tensor:
         """What heads put out, ``(B, heads, channels, |H|, *spatial)``: linear in the value, which may have any number
         of channels."""
+        if self.frames:
+            return self._weigh_frames(query, key, value, mask, dropout)
         rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]))
         options: dict[str, Any] = {
             "neighbourhood": self.neighbourhood, "space_bias": space_bias, "group_bias": group_bias,
@@ -250,15 +291,35 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
             return checked_dilation_attention(query, key, value, rho_space, rho_group, index, **options)
         return checked_group_attention(query, key, value, rho_space, rho_group, index, **options)[0]
 
+    def _weigh_frames(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+        """The heads that look by content, and behind them those that look by place alone."""
+        spatial, count, parts = tuple(value.shape[4:]), self.content_heads, []
+        offsets, bias = self.offsets(spatial), None
+        if self.locality is not None:
+            bias, _ = self.locality(offsets * self.neighbourhood.scale(spatial))
+        if self.encoding is not None:
+            rho_space, _ = self.encoding(offsets)
+            out, _ = checked_frame_attention(
+                query, key, value[:, :count], rho_space, neighbourhood=self.neighbourhood,
+                space_bias=None if bias is None else bias[:count], scale=self.scale, dropout=dropout, mask=mask,
+                backend=self.backend,
+            )  # fmt: skip
+            parts.append(out)
+        if bias is not None and count < self.heads:
+            there = zero_where_hidden(value[:, count:], mask)  # a bias is everywhere
+            parts.append(checked_separable(there, bias[count:], self.neighbourhood, mask))
+        return torch.cat(parts, 1)
+
     def extra_repr(self) -> str:
         window = "" if self.neighbourhood.is_global else f", neighbourhood={self.neighbourhood.shape!r}"
         circular = ", padding_mode='circular'" if self.neighbourhood.circular else ""
         context = "" if not self.crosses else f", context_channels={self.context_channels}"
         locality = "" if self.locality is None else f", locality={self.locality.start}"
         scales = "" if self.scale_window is None or self._elements is None else f", scale_window={self.scale_window}"
+        content = f", content_heads={self.content_heads}" if self.content_heads < self.heads else ""
         backend = "" if self.backend == "auto" else f", backend={self.backend!r}"
         return (
             f"{self.group!r}, {self.in_channels}, {self.out_channels}, heads={self.heads}, "
             f"head_channels={self.head_channels}, kernel_size={self.neighbourhood.kernel_size}{window}"
-            f"{circular}, encoding={self.encoding_name!r}{scales}{locality}{context}{backend}"
+            f"{circular}, encoding={self.encoding_name!r}{content}{scales}{locality}{context}{backend}"
         )

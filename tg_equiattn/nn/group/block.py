@@ -75,8 +75,7 @@ class GroupAttentionBlock(Masked, nn.Module):
             ``"batch"`` (:class:`RegularBatchNorm`); ``None`` means ``"global"``, and ``"batch"`` with scales, which
             ``"global"`` would mix.
         crop: pixels to remove at each side before the bottleneck; none with scales.
-        reach: ``"window"``, :class:`GroupAttention`; or ``"global"``, :class:`GlobalGroupAttention`, whose relation is
-            ``"relative"``.
+        reach: ``"window"``, :class:`GroupAttention`; or ``"global"``, :class:`GlobalGroupAttention`.
         drop_path: probability of leaving out each of the two branches of an image in training (stochastic depth).
         layer_scale: what each channel of both branches is multiplied with at the start, learned from there
             (LayerScale); ``None`` means no such factors.
@@ -116,9 +115,9 @@ class GroupAttentionBlock(Masked, nn.Module):
         if reach == "global":
             if (scales := attention.pop("scale_window", None)) is not None:
                 raise ValueError(f"scale_window must be None with reach='global', got {scales!r}")
-            kind, relation = GlobalGroupAttention, attention.pop("relation", "relative")
-            if relation != "relative":
-                raise ValueError(f"relation must be 'relative' with reach='global', got {relation!r}")
+            if (content := attention.pop("content_heads", None)) is not None:
+                raise ValueError(f"content_heads must be None with reach='global', got {content!r}")
+            kind = GlobalGroupAttention
         self.attention = nn.Sequential(
             make_norm(norm, in_channels),
             nn.SiLU(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ... import checks
+from ...encodings.group import RELATIONS
 from ...groups import DilationGroup, FiniteGroup
 
 
@@ -42,10 +44,30 @@ def window_of_scales(
     return scale_window
 
 
+def fitting_content(
+    heads: int, content_heads: int | None, frames: bool, kernel_size: int | None, locality: float | None
+) -> int:
+    """How many heads look by content; ValueError for more than there are, or for a relation without such a choice."""
+    if not frames:
+        if content_heads is not None:
+            raise ValueError(f"content_heads must be None but for relation 'frame', got {content_heads!r}")
+        return heads
+    if content_heads is None:
+        return heads if kernel_size is None or locality is None else -(-heads // 8)
+    if isinstance(content_heads, bool) or not isinstance(content_heads, int) or not 0 <= content_heads <= heads:
+        raise ValueError(f"content_heads must be an integer from 0 to heads={heads}, got {content_heads!r}")
+    if content_heads < heads and locality is None:
+        raise ValueError(
+            f"content_heads must be heads={heads} without locality, by which the others look, got {content_heads}"
+        )
+    return content_heads
+
+
 def fitting_relation(group: FiniteGroup | DilationGroup, relation: str | None) -> str:
     scales = isinstance(group, DilationGroup)
     if relation is None:
-        return "relative" if scales else "ge_vit"
+        return "relative" if scales else "frame"
+    checks.choice("relation", relation, ("frame", *RELATIONS))
     if scales and relation != "relative":
         raise ValueError(
             f"relation must be 'relative' for groups of scales (dyadic), got {relation!r}, which compares the query of "

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ... import checks
 from ...encodings import relation_index
-from ...functional.group.global_attention import checked_global_group_attention
+from ...functional.group.global_attention import checked_global_frame_attention, checked_global_group_attention
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..linear.random_features import RandomFeatures
 from .attention_layer import AttentionLayer
@@ -20,19 +21,21 @@ class GlobalGroupAttention(AttentionLayer):
     r"""Global group self-attention of regular features: exact within a window, by random features beyond.
 
     .. math::
-        \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_{(j,s)} w\, v(j,s) \Big/ \sum_{(j,s)} w, \qquad
-        w = \frac{e^{f(h^{-1}s)}}{n} \langle \phi(q(i,h)), \phi(k(j,s)) \rangle
-        + [j \text{ near } i]\, \exp\big(\mathrm{score}(i, h, j, s)\big)
+        \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_j w\, v(j,h) \Big/ \sum_j w, \qquad
+        w = \frac{e^f}{n} \langle \phi(q(i,h)), \phi(k(j,h)) \rangle
+        + [j \text{ near } i]\, \exp\big(\mathrm{score}(i, h, j)\big)
 
-    with the score of :class:`GroupAttention` for relation ``"relative"`` (encodings and locality), n the number of keys
-    and f learned for each head: 0 at the start, but 4 in every second head. Those start with most of their weight far
-    away; where all heads start near, what is far has so small a share that training often never finds it. Time and
-    memory are linear in pixels; the layer takes images of any size. It is exactly equivariant, as the window alone is,
-    for every draw of the random features.
+    with the score of :class:`GroupAttention` for relation ``"frame"`` (encodings and locality), all heads looking by
+    content; with ``"relative"`` sums are over (j, s), the score is that of (i, h) and (j, s), and f a function of
+    :math:`h^{-1}s`. n is the number of keys, f is learned for each head: 0 at the start, but 4 in every second head.
+    Those start with most of their weight far away; where all heads start near, what is far has so small a share that
+    training often never finds it. Time and memory are linear in pixels; the layer takes images of any size. It is
+    exactly equivariant, as the window alone is, for every draw of the random features.
 
     Args:
         group, in_channels, out_channels, heads, head_channels: as :class:`LiftingAttention`.
         kernel_size: odd side of the window in pixels.
+        relation: ``"frame"`` or ``"relative"``; ``None`` means ``"frame"``.
         num_features: random features m; ``None`` means :math:`d \log d`, d the width of a head, at least 16.
         redraw_interval: training steps between draws of the random features; ``None`` means none by itself. See
             :class:`RandomFeatures`, which keeps the directions, their seed and the count of steps in the checkpoint.
@@ -67,6 +70,7 @@ class GlobalGroupAttention(AttentionLayer):
         heads: int = 8,
         head_channels: int | None = None,
         kernel_size: int = 5,
+        relation: str | None = None,
         num_features: int | None = None,
         redraw_interval: int | None = None,
         encoding: str = "axial",
@@ -90,16 +94,20 @@ class GlobalGroupAttention(AttentionLayer):
                 "kernel_size must be a positive odd integer: the window within which weights are exact, got None "
                 "(GroupAttention attends to all pixels exactly)"
             )
+        relation = "frame" if relation is None else relation
+        checks.choice("relation", relation, ("frame", "relative"))
+        frames = relation == "frame"
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
             encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood, padding_mode=padding_mode,
-            context_channels=context_channels, locality=locality, preferring=True, dropout=dropout, scale=scale,
-            backend=backend, elements=len(group),
+            context_channels=context_channels, locality=locality, preferring=not frames, dropout=dropout, scale=scale,
+            backend=backend, elements=len(group), frames=frames, content_heads=heads if frames else None,
         )  # fmt: skip
         width = self.head_channels
         num_features = max(16, int(width * math.log(width))) if num_features is None else num_features
         self.features = RandomFeatures(num_features, width, redraw_interval)
-        self.far_bias = nn.Parameter(torch.zeros(heads, len(group)))
+        self.relation = relation
+        self.far_bias = nn.Parameter(torch.zeros(heads, 1 if frames else len(group)))
         with torch.no_grad():
             self.far_bias[1::2] = FAR
         index = relation_index(group, "relative").to(self.out.weight.device)
@@ -117,6 +125,11 @@ class GlobalGroupAttention(AttentionLayer):
         self, query: Tensor, key: Tensor, value: Tensor, index: Tensor, mask: Tensor | None, dropout: float
     ) -> Tensor:
         rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]))
+        if self.frames:
+            return checked_global_frame_attention(
+                query, key, value, self.features.projection, rho_space, self.far_bias, neighbourhood=self.neighbourhood,
+                space_bias=space_bias, scale=self.scale, dropout=dropout, mask=mask, backend=self.backend,
+            )  # fmt: skip
         return checked_global_group_attention(
             query, key, value, self.features.projection, rho_space, rho_group, index, self.far_bias,
             neighbourhood=self.neighbourhood, space_bias=space_bias, group_bias=group_bias, scale=self.scale,
@@ -124,4 +137,4 @@ class GlobalGroupAttention(AttentionLayer):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, num_features={self.features.projection.shape[0]}"
+        return f"{super().extra_repr()}, relation={self.relation!r}, num_features={self.features.projection.shape[0]}"

@@ -1,0 +1,78 @@
+"""The linear map of regular features that commutes with the group."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ... import checks
+from ...encodings import relation_index
+from ...groups import FiniteGroup, check_group
+from .pointwise import columns
+
+
+class GroupLinear(nn.Module):
+    r"""A linear map of channels and group elements, the same at every pixel, that commutes with the group: a group
+    convolution with a window of one pixel.
+
+    .. math:: y(o, h) = \sum_{c, s} W[o, c, h^{-1} s]\; x(c, s) + b[o]
+
+    Every linear map of regular features that commutes with the group at every pixel is one. Weights start normal with
+    standard deviation :math:`\sqrt{2 / (C |H|)}`, as :class:`Pointwise` with its fan-in, biases zero.
+
+    Args:
+        group: the finite group H.
+        in_channels: channels C of the input.
+        out_channels: channels of the output.
+        bias: whether there is b.
+
+    Shapes:
+        ``(B, in_channels, |H|, *any)`` -> ``(B, out_channels, |H|, *any)``.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Source: Cohen and Welling, Group equivariant convolutional networks (2016), Eq. 11, at a single pixel.
+
+    Example:
+        >>> import torch
+        >>> from tg_equiattn.groups import dihedral
+        >>> GroupLinear(dihedral(4), 3, 5)(torch.randn(2, 3, 8, 9, 7)).shape
+        torch.Size([2, 5, 8, 9, 7])
+    """
+
+    index: Tensor
+
+    def __init__(self, group: FiniteGroup, in_channels: int, out_channels: int, bias: bool = True) -> None:
+        super().__init__()
+        check_group(group)
+        checks.positive(in_channels=in_channels, out_channels=out_channels)
+        self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels, len(group)))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        index = relation_index(group, "relative").to(self.weight.device)
+        self.register_buffer("index", index, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=math.sqrt(2 / (self.in_channels * len(self.group))))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def matrix(self) -> Tensor:
+        """The map as one matrix, ``(out_channels |H|, in_channels |H|)``."""
+        return self.weight[:, :, self.index].transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        elements = len(self.group)
+        if x.ndim < 3 or tuple(x.shape[1:3]) != (self.in_channels, elements):
+            raise ValueError(f"input must have shape (B, {self.in_channels}, {elements}, ...), got {tuple(x.shape)}")
+        out = torch.einsum("oc,bcn->bon", self.matrix(), columns(x.flatten(1, 2)))
+        if self.bias is not None:
+            out = out + self.bias.repeat_interleave(elements)[:, None].to(out.dtype)
+        return out.reshape(x.shape[0], self.out_channels, elements, *x.shape[3:])
+
+    def extra_repr(self) -> str:
+        return f"{self.group!r}, {self.in_channels}, {self.out_channels}, bias={self.bias is not None}"
