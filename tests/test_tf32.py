@@ -49,7 +49,7 @@ def test_products_are_rounded():
     assert torch.equal(got, x.double() @ x.double().T)
 
 
-KERNELS = {"lifting": 3, "group": 3, "global": None}
+KERNELS = {"lifting": 3, "group": 3, "ge_vit": 3, "global": None}
 
 
 @pytest.mark.parametrize("kind", KERNELS)
@@ -58,6 +58,8 @@ def test_attention_on_lattice_elements_stays_equivariant(name, kind, randomise):
     """Up to the last projection, whose operands are sums that depend on the order of neighbours in their last bit: two
     that rounding tells apart are 2^-11 apart in it."""
     group, options = GROUPS[name], {"heads": 2, "kernel_size": KERNELS[kind]}
+    if kind in ("ge_vit", "global"):  # matrix products of rounded weights and values are frames' way to all pixels
+        options["relation"] = "ge_vit"
     layer = (LiftingAttention if kind == "lifting" else GroupAttention)(group, 3, 7, **options)
     x = torch.randn(2, 3, *([] if kind == "lifting" else [len(group)]), 5, 6)
     plain = randomise(layer)(x)

@@ -53,6 +53,7 @@ GSPACES = {
 EQUALS = {"C4 G-CNN": "R4_SA", "C8 G-CNN": "R8_SA", "D4 G-CNN": "R4M_SA"}  # of the same group, and about as large
 WITHOUT_RELATION = ("Z2_SA", *EQUALS)  # one element has one relation, convolutions none
 PAPERS = {"ge_vit": "GE-ViT", "gsa": "GSA-Nets"}
+FRAMED = ("frame", "separable")  # with heads of their own; the tables of relations are of the others
 KINDS = [f"{relation}{how}" for relation in Relation.__args__ for how in (", locality", "")]
 
 
@@ -339,6 +340,17 @@ def accuracy(rows: list[Row]) -> str:
     return markdown(head, lines)
 
 
+def in_frames(rows: list[Row]) -> str:
+    """Frames and separable convolutions beside the G-CNN of the same group, each at every rate it was trained with."""
+    lines = []
+    for group in grouped(rows, "models", "relation", "learning_rate").values():
+        name, convolves = group[0].setting("models"), is_convolution(group[0])
+        what = "-" if convolves else group[0].setting("relation")
+        rate = f"{group[0].setting('learning_rate'):g}"
+        lines.append([name, what, rate, f"{group[0].parameters:,}", values(group), str(len(group))])
+    return markdown(["model", "relation", "rate", "parameters", "accuracy", "seeds"], sorted(lines))
+
+
 def windows(rows: list[Row]) -> str:
     """GE-ViT's Table 1: windows of R4_SA down, relations across, and the C4 G-CNN."""
     kinds = sorted(dict.fromkeys(kind(row) for row in rows if not is_convolution(row)), key=KINDS.index)
@@ -393,6 +405,10 @@ def report(rows: list[Row], folder: Path) -> dict[str, str]:
     every, rows = rows, [row for row in rows if whole(row)]
     main = of_main_setting(rows)
     tables = {"accuracy": accuracy(main)}
+    if framed := [row for row in rows if row.setting("relation") in FRAMED]:
+        beside = [row for row in rows if is_convolution(row) and row.setting("epochs") == framed[0].setting("epochs")]
+        tables["frames"] = in_frames(framed + beside)
+    rows = [row for row in rows if row not in framed]
     figures = {"accuracy": (by(main, model_of, label, percent), "test accuracy in percent", "model")}
     if local := of_several_windows(rows):
         tables["windows"] = windows(local)

@@ -23,6 +23,7 @@ from .images import (  # noqa: E402
     R2RegularGlobalNorm,
     R2RegularLayerNorm,
 )
+from .linear import GroupLinear  # noqa: E402
 from .types import group_from_gspace  # noqa: E402
 from .volumes import (  # noqa: E402
     R3AttentionBlock,
@@ -35,6 +36,7 @@ from .volumes import (  # noqa: E402
 
 __all__ = [
     "GEViT",
+    "GroupLinear",
     "R2AttentionBlock",
     "R2GlobalAttention",
     "R2GroupAttention",

@@ -6,7 +6,14 @@ from typing import Any
 
 from escnn.nn import FieldType
 
-from tg_equiattn.nn import GroupAttentionBlock, RegularGlobalNorm, RegularLayerNorm
+from tg_equiattn.nn import (
+    GlobalGroupAttention,
+    GroupAttention,
+    GroupAttentionBlock,
+    RegularGlobalNorm,
+    RegularLayerNorm,
+)
+from tg_equiattn.nn.group.fitting import check_keywords
 
 from .attention_module import RdAttentionModule
 from .module import RdModule, Redrawn
@@ -41,7 +48,7 @@ class RdAttentionBlock(Redrawn, RdAttentionModule):
         *,
         heads: int = 8,
         value_dropout: float = 0.0,
-        norm: str = "global",
+        norm: str | None = None,
         crop: int = 0,
         reach: str = "window",
         drop_path: float = 0.0,
@@ -49,6 +56,7 @@ class RdAttentionBlock(Redrawn, RdAttentionModule):
         context_type: FieldType | None = None,
         **attention: Any,
     ) -> None:
+        check_keywords(type(self).__name__, attention, GroupAttention, GlobalGroupAttention)
         group = self.group_of(in_type, out_type)
         fields = regular_channels("in_type", in_type), regular_channels("out_type", out_type)
         core = GroupAttentionBlock(

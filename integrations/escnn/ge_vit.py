@@ -9,6 +9,7 @@ from escnn.nn import FieldType
 from torch import Tensor, nn
 
 from tg_equiattn.nn import GEViT as CoreGEViT
+from tg_equiattn.nn.group.fitting import check_keywords
 from tg_equiattn.nn.group.ge_vit import preset
 
 from .module import RdModule, Redrawn
@@ -38,6 +39,7 @@ class GEViT(Redrawn, RdModule):
     """
 
     def __init__(self, in_type: FieldType, num_classes: int, **model: Any) -> None:
+        check_keywords(type(self).__name__, model, CoreGEViT)
         group = self.group_of(in_type, in_type)
         channels = trivial_channels("in_type", in_type)
         core = CoreGEViT(group, channels, num_classes, **model)

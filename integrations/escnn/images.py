@@ -61,7 +61,10 @@ class R2GroupAttention(RdGroupAttention):
     Args:
         in_type (FieldType): regular fields.
         out_type (FieldType): regular fields of the same gspace.
-        relation: ``"ge_vit"``, ``"lifted"``, ``"relative"``, or ``"gsa"``, which is not equivariant and warns.
+        relation: ``"frame"``, ``"ge_vit"``, ``"lifted"``, ``"relative"``, or ``"gsa"``, which is not equivariant and
+            warns; ``None`` means ``"frame"``.
+        content_heads: with ``"frame"``, how many heads look by content as well as by place; ``None`` means an eighth,
+            rounded up, and all of them with ``kernel_size=None`` or without locality.
         heads, head_channels, kernel_size, encoding, encoding_eps, neighbourhood, padding_mode, context_type, locality,
             dropout, scale, backend: as :class:`R2LiftingAttention`.
 
@@ -94,6 +97,7 @@ class R2GlobalAttention(RdGlobalAttention):
         in_type (FieldType): regular fields.
         out_type (FieldType): regular fields of the same gspace.
         kernel_size: odd side of the window in pixels.
+        relation: ``"frame"`` or ``"relative"``; ``None`` means ``"frame"``.
         num_features: random features; ``None`` means :math:`d \log d`, d the width of a head, at least 16.
         redraw_interval: training steps between draws of the random features; ``None`` means none by itself.
         dropout: probability, in training, of dropping a weight of the window, and an output of the far part.
@@ -129,7 +133,7 @@ class R2AttentionBlock(RdAttentionBlock):
         out_type (FieldType): regular fields of the same gspace.
         heads: attention heads.
         value_dropout: probability of dropping an output of the attention in training.
-        norm: ``"global"``, as published, ``"layer"`` or ``"batch"``.
+        norm: ``"batch"``, ``"layer"`` or ``"global"``, as published; ``None`` means ``"batch"``.
         crop: pixels to remove at each side before the bottleneck.
         reach: ``"window"``, :class:`R2GroupAttention`; or ``"global"``, :class:`R2GlobalAttention`.
         drop_path: probability of leaving out each of the two branches of an image in training (stochastic depth).

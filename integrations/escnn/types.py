@@ -121,6 +121,8 @@ def regular_channels(name: str, field_type: FieldType) -> int:
     advice = f"convert with {_conversion(field_type.gspace, source, target, 'regular')}"
     if name == "in_type" and all(r.is_trivial() for r in field_type.representations):
         advice = f"lift trivial fields with {prefix(field_type.gspace)}LiftingAttention, or {advice}"
+    else:
+        advice += "; or put the layer between fields of this type with between_fields(in_type, layer, out_type)"
     raise ValueError(f"{name} must consist of regular fields, got {field_type}; {advice}")
 
 

@@ -44,13 +44,12 @@ class R3LiftingAttention(RdLiftingAttention):
 class R3GroupAttention(RdGroupAttention):
     r"""Group self-attention of volumes between regular fields.
 
-    See :class:`tg_equiattn.nn.GroupAttention` for the formula, its source and the meaning of ``relation``. With the
-    many elements of three dimensions ``"relative"`` is the relation to begin with: it is ``|H|`` times cheaper.
+    See :class:`tg_equiattn.nn.GroupAttention` for the formula, its source and the meaning of ``relation``.
 
     Args:
         in_type (FieldType): regular fields.
         out_type (FieldType): regular fields of the same gspace.
-        relation: ``"ge_vit"``, ``"lifted"``, ``"relative"``, or ``"gsa"``, which is not equivariant and warns.
+        relation, content_heads: as :class:`R2GroupAttention`.
         heads, head_channels, kernel_size, encoding, encoding_eps, neighbourhood, padding_mode, context_type, locality,
             dropout, scale, backend: as :class:`R3LiftingAttention`.
 
@@ -82,7 +81,7 @@ class R3GlobalAttention(RdGlobalAttention):
         in_type (FieldType): regular fields.
         out_type (FieldType): regular fields of the same gspace.
         kernel_size: odd side of the window in voxels.
-        num_features, redraw_interval, dropout: as :class:`R2GlobalAttention`.
+        relation, num_features, redraw_interval, dropout: as :class:`R2GlobalAttention`.
         heads, head_channels, encoding, encoding_eps, neighbourhood, padding_mode, context_type, locality, scale,
             backend: as :class:`R3LiftingAttention`.
 

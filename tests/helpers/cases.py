@@ -330,7 +330,9 @@ CORE = {
         lambda: layers.GlobalGroupAttention(C4, 3, 7, heads=2, kernel_size=3, redraw_interval=100), 2, 3, 4, 4, 6
     ),
     "GroupAttentionBlock masked": masked(
-        lambda: layers.GroupAttentionBlock(C4, 6, 8, heads=2, kernel_size=3, reach="global", layer_scale=0.1, crop=1),
+        lambda: layers.GroupAttentionBlock(
+            C4, 6, 8, heads=2, kernel_size=3, reach="global", layer_scale=0.1, crop=1, norm="global"
+        ),
         2, 6, 4, 5, 6, context=6,
     ),
     "GroupAttentionBlock": layer(lambda: layers.GroupAttentionBlock(C4, 6, 8, heads=2, kernel_size=3), 2, 6, 4, 5, 4),

@@ -14,6 +14,7 @@ with contextlib.redirect_stdout(io.StringIO()):
 from fields import of, sides
 from tg_equiattn.integrations.escnn import (
     GEViT,
+    GroupLinear,
     R2AttentionBlock,
     R2GlobalAttention,
     R2GroupAttention,
@@ -102,13 +103,13 @@ def test_checks_and_exports_know_masks_and_contexts(name, randomise):
     gspace = GSPACES[name]
     shape = (2, *sides(gspace, 5, 6))
     for layer in layers(gspace, context=True):
-        randomise(layer)
+        randomise(layer).eval()
         assert len(layer.check_equivariance(atol=1e-10, rtol=1e-10)) == gspace.fibergroup.order()
         x, context, mask = tensor(layer.in_type, *shape), tensor(layer.context_type, *shape), torch.rand(shape) < 0.6
         expected = layer(x, mask, context=context).tensor
         program = pickle.loads(pickle.dumps(layer.export()))
         torch.testing.assert_close(program(x.tensor, mask, context=context.tensor), expected, rtol=0, atol=1e-12)
-    model = randomise(GEViT(fields(gspace, 2, "trivial"), 3, channels=(4,), heads=2, kernel_size=3)).double()
+    model = randomise(GEViT(fields(gspace, 2, "trivial"), 3, channels=(4,), heads=2, kernel_size=3)).double().eval()
     x = tensor(model.in_type, *shape)
     torch.testing.assert_close(model.export()(x.tensor, mask), model(x, mask).tensor, rtol=0, atol=1e-12)
 
@@ -328,3 +329,16 @@ def test_eight_rotations_between_fields(randomise):
     for element in gspace.fibergroup.elements[::2]:
         error = model(x.transform(element)).tensor - out.transform(element).tensor
         assert error.abs().max() <= 1e-7 * out.tensor.abs().max()
+
+
+@pytest.mark.parametrize("name", list(GSPACES))
+def test_group_linear_is_a_convolution_of_single_pixels(name, randomise):
+    """It commutes with the group, and escnn's own map has as many weights."""
+    gspace = GSPACES[name]
+    layer = randomise(GroupLinear(fields(gspace, 2), fields(gspace, 3), bias=False)).double()
+    assert max(error for _, error in layer.check_equivariance(atol=1e-10, rtol=1e-10)) < 1e-10
+    theirs = of(gspace, "Conv")(fields(gspace, 2), fields(gspace, 3), kernel_size=1, bias=False)
+    if gspace.fibergroup.order() > 1:
+        assert layer.core.weight.numel() == sum(p.numel() for p in theirs.parameters())
+    x = tensor(layer.in_type, 2, *sides(gspace, 3, 4))
+    torch.testing.assert_close(layer.export()(x.tensor), layer(x).tensor, rtol=0, atol=1e-12)

@@ -6,7 +6,7 @@ from group_layers import attention, image, lifting, oracle
 from small_groups import GROUPS, PLANAR
 
 from tg_equiattn.groups import cyclic, dihedral, from_generators
-from tg_equiattn.nn import GroupAttention, LiftingAttention
+from tg_equiattn.nn import GroupAttention, GroupAttentionBlock, LiftingAttention
 from tg_equiattn.testing import TOLERANCE, equivariance_error
 
 RELATIONS = ["frame", "ge_vit", "lifted", "relative"]
@@ -261,3 +261,28 @@ def test_scale_is_the_head_width(randomise):
     explicit = attention(cyclic(4), scale=1 / math.sqrt(5))
     explicit.load_state_dict(layer.state_dict())
     torch.testing.assert_close(layer(x), explicit(x), rtol=0, atol=0)
+
+
+def test_checkpoints_know_what_they_are_of(tmp_path):
+    """Weights of another relation, kernel size or group have the same shapes, and are refused all the same."""
+    options = {"relation": "ge_vit", "kernel_size": 3}
+    layer, path = attention(cyclic(4), **options), tmp_path / "weights.pt"
+    torch.save(layer.state_dict(), path)
+    state = torch.load(path, weights_only=True)
+    attention(cyclic(4), **options).load_state_dict(state)
+    attention(GROUPS["C4"], **options).load_state_dict(state)
+    for group, change, message in (
+        (cyclic(4), {"relation": "relative"}, "of a layer with relation='relative', as this one, got 'ge_vit'"),
+        (cyclic(4), {"kernel_size": 7}, "of a layer with kernel_size=7, as this one, got 3"),
+        (cyclic(4), {"kernel_size": None}, "of a layer with kernel_size=None, as this one, got 3"),
+        (dihedral(2), {}, r"of a layer with group='D2\(order=4, dim=2\)', as this one, got 'C4"),
+    ):
+        other = attention(group, **options | change)
+        for strict in (True, False):
+            with pytest.raises(ValueError, match=message):
+                other.load_state_dict(state, strict=strict)
+
+
+def test_unknown_keywords_name_the_class_that_was_written():
+    with pytest.raises(TypeError, match="GroupAttentionBlock got unexpected keyword arguments: head, windows"):
+        GroupAttentionBlock(cyclic(4), 3, 3, head=3, windows=5)

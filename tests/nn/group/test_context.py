@@ -60,7 +60,8 @@ def test_self_attention_is_the_same_with_itself_as_context(name, randomise):
 @pytest.mark.parametrize("channels", [None, 5])
 def test_blocks(channels, reach, randomise):
     """The context goes through a norm: of its own if it has channels of its own."""
-    block = randomise(GroupAttentionBlock(D4, 3, 4, heads=2, kernel_size=3, context_channels=channels, reach=reach))
+    options = {"heads": 2, "kernel_size": 3, "norm": "global", "reach": reach}
+    block = randomise(GroupAttentionBlock(D4, 3, 4, context_channels=channels, **options))
     block.double()
     assert (block.context_norm is None) == (channels is None)
     x, context = pair("ge_vit", D4, (5, 6), channels or 3)

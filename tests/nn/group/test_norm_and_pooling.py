@@ -5,6 +5,7 @@ from small_groups import GROUPS
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import (
     GlobalPooling,
+    GroupAttentionBlock,
     GroupPooling,
     Pointwise,
     RegularBatchNorm,
@@ -133,3 +134,14 @@ def test_norm_in_half_precision(on_device, kind, dtype, randomise):
 def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("norm", ["global", "layer", "batch"])
+def test_models_in_half_precision(norm):
+    """Weights of bfloat16, without autocast."""
+    block = GroupAttentionBlock(cyclic(4), 4, 6, heads=2, kernel_size=3, norm=norm).eval()
+    x = torch.randn(2, 4, 4, 5, 6)
+    expected = block(x).detach()
+    half = block.to(torch.bfloat16)(x.to(torch.bfloat16))
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), expected, rtol=0, atol=0.05 * float(expected.abs().max()))

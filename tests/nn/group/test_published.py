@@ -22,6 +22,7 @@ GROUPS = {
     "D4": (dihedral(4), elements(4, mirror=True)),  # by Eq. 17: the released code has another table
 }
 SETTINGS = {"encoding_eps": 1e-12, "neighbourhood": "square", "locality": None}
+BLOCK = {"relation": "ge_vit", "norm": "global", **SETTINGS}
 
 
 def difference(a, b):
@@ -54,9 +55,7 @@ def test_group_attention(name, window, randomise):
 @pytest.mark.parametrize("width", [8, 12])
 def test_block(width, randomise):
     group, matrices = GROUPS["C4"]
-    ours = randomise(
-        GroupAttentionBlock(group, 8, width, heads=2, kernel_size=3, crop=1, relation="ge_vit", **SETTINGS)
-    ).double()
+    ours = randomise(GroupAttentionBlock(group, 8, width, heads=2, kernel_size=3, crop=1, **BLOCK)).double()
     theirs = PublishedBlock(matrices, 8, width, 2, 3, 1).double()
     copy_block(ours, theirs)
     x = torch.randn(2, 8, 4, 6, 6, dtype=torch.float64)
@@ -135,7 +134,7 @@ def test_other_settings_are_other_models(change, randomise):
 
 def test_a_crop_after_the_block_is_another_model(randomise):
     group, matrices = GROUPS["C4"]
-    ours = randomise(GroupAttentionBlock(group, 8, 8, heads=2, kernel_size=3, relation="ge_vit", **SETTINGS)).double()
+    ours = randomise(GroupAttentionBlock(group, 8, 8, heads=2, kernel_size=3, **BLOCK)).double()
     theirs = PublishedBlock(matrices, 8, 8, 2, 3, 1).double()
     copy_block(ours, theirs)
     x = torch.randn(2, 8, 4, 6, 6, dtype=torch.float64)

@@ -48,7 +48,8 @@ def frame_attention(
     values it is lifting self-attention.
 
     The scores of some images and heads are one tensor, made and used in a few large operations, and made again in
-    backward: memory hangs on the size of such a chunk, not on the number of images.
+    backward: memory hangs on the size of such a chunk, not on the number of images. Where all pixels are keys, weights
+    and values meet in matrix products, whose operands TF32 rounds where it is switched on.
 
     Args:
         rho_space: encoding of rotated offsets.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -145,6 +147,30 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         self.geometry = exact.to(self.geometry.device)
         return self
 
+    def _geometry(self) -> dict[str, Any]:
+        """What weights are for, as JSON has it; with scales, whatever their number."""
+        exact = (1e6 * self.group.isometries.matrices).round().long().flatten().tolist()
+        digest = hashlib.sha256(json.dumps(exact).encode()).hexdigest()[:16]
+        relation = getattr(self, "relation", None)
+        return {
+            "relation": relation, "kernel_size": self.neighbourhood.kernel_size, "group": repr(self.group.isometries),
+            "elements": digest,
+        }  # fmt: skip
+
+    def get_extra_state(self) -> Tensor:
+        """Relation, kernel size and group, for the checkpoint: JSON as bytes, since some tools take tensors alone."""
+        return torch.tensor(list(json.dumps(self._geometry()).encode()), dtype=torch.uint8, device="cpu")
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """ValueError for weights of a layer of another relation, kernel size or group."""
+        saved, mine = json.loads(bytes(state.tolist())), self._geometry()
+        for name in ("relation", "kernel_size", "group"):
+            same = saved["elements"] == mine["elements"] if name == "group" else saved[name] == mine[name]
+            if not same:
+                raise ValueError(
+                    f"state_dict must be of a layer with {name}={mine[name]!r}, as this one, got {saved[name]!r}"
+                )
+
     def offsets(self, spatial: tuple[int, ...]) -> Tensor:
         """Offsets seen from every element, ``(|H|, D, d)`` float64, for a grid of this size; with scales those of the
         isometries, which all scales share."""
@@ -218,8 +244,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
 
     def _operands(self, x: Tensor, mask: Tensor | None, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each ``(B, heads, head_channels, |H| or 1, *spatial)``, of checked input."""
-        checks.features(x, self.in_channels, self.group.dim, self._elements, self.out.weight)
-        spatial = x.shape[-self.group.dim :]
+        checks.features(x, self.in_channels, self.neighbourhood.dim, self._elements, self.out.weight)
+        spatial = x.shape[-self.neighbourhood.dim :]
         self.neighbourhood.check(spatial)
         if isinstance(self.group, DilationGroup) and self.neighbourhood.circular:
             self._check_circular(spatial, 2 ** (self.group.scales - 1))
@@ -247,7 +273,9 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
             raise ValueError(f"context must be given, with context_channels={self.context_channels}, got None")
         if context is None:
             return
-        checks.features(context, self.context_channels, self.group.dim, self._elements, self.out.weight, "context")
+        checks.features(
+            context, self.context_channels, self.neighbourhood.dim, self._elements, self.out.weight, "context"
+        )
         if context.shape[0] != x.shape[0] or context.shape[2:] != x.shape[2:]:
             raise ValueError(
                 f"context must have the batch and the pixels of the input, {tuple(x.shape)}, got {tuple(context.shape)}"

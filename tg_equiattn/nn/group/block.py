@@ -13,7 +13,7 @@ from ...functional.group.masks import zero_where_hidden
 from ...groups import DilationGroup, FiniteGroup
 from .attention import GroupAttention
 from .attention_layer import AttentionLayer
-from .fitting import check_whole, fitting_norm
+from .fitting import check_keywords, check_whole, fitting_norm
 from .global_attention import GlobalGroupAttention
 from .masked import Masked, MaskedSequential
 from .norm import RegularBatchNorm, make_norm
@@ -66,14 +66,14 @@ class GroupAttentionBlock(Masked, nn.Module):
 
     The shortcut is the identity, or a pointwise map where the width changes; the bottleneck has half the width; the
     scales :math:`\gamma` are 1 but with ``layer_scale``. A context goes through a norm and swish as x does: of its own
-    where ``context_channels`` is given, else the same, which a batch norm cannot be.
+    where ``context_channels`` is given, which a batch norm asks for, else the same.
 
     Args:
         group, in_channels, out_channels, heads: as :class:`GroupAttention`.
         value_dropout: probability of dropping an output of the attention in training.
         norm: ``"global"`` (:class:`RegularGlobalNorm`, as published), ``"layer"`` (:class:`RegularLayerNorm`) or
-            ``"batch"`` (:class:`RegularBatchNorm`); ``None`` means ``"global"``, and ``"batch"`` with scales, which
-            ``"global"`` would mix.
+            ``"batch"`` (:class:`RegularBatchNorm`). ``None`` means ``"batch"``, which trains best and, in eval mode,
+            mixes no pixels; ``"global"`` mixes all pixels of an image, and scales, with which it is refused.
         crop: pixels to remove at each side before the bottleneck; none with scales.
         reach: ``"window"``, :class:`GroupAttention`; or ``"global"``, :class:`GlobalGroupAttention`.
         drop_path: probability of leaving out each of the two branches of an image in training (stochastic depth).
@@ -118,6 +118,7 @@ class GroupAttentionBlock(Masked, nn.Module):
             if (content := attention.pop("content_heads", None)) is not None:
                 raise ValueError(f"content_heads must be None with reach='global', got {content!r}")
             kind = GlobalGroupAttention
+        check_keywords(type(self).__name__, attention, kind)
         self.attention = nn.Sequential(
             make_norm(norm, in_channels),
             nn.SiLU(),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
 from ... import checks
 from ...encodings.group import RELATIONS
 from ...groups import DilationGroup, FiniteGroup
@@ -77,16 +81,23 @@ def fitting_relation(group: FiniteGroup | DilationGroup, relation: str | None) -
 
 
 def fitting_norm(group: FiniteGroup | DilationGroup, norm: str | None) -> str:
-    """As published; of every channel where there are scales, which one mean for all would mix."""
+    """Of every channel, which trains best; one mean for all would mix scales, where there are some."""
     scales = isinstance(group, DilationGroup)
     if norm is None:
-        return "batch" if scales else "global"
+        return "batch"
     if scales and norm == "global":
         raise ValueError(
             "norm must be 'batch' or 'layer' for groups of scales (dyadic), got 'global': the mean over all scales "
             "changes where features move up one, because the last has nowhere to go"
         )
     return norm
+
+
+def check_keywords(name: str, given: Iterable[str], *kinds: Any) -> None:
+    """TypeError, which names the class the user wrote, for keyword arguments that none of these constructors have."""
+    known = {key for kind in kinds for key in inspect.signature(kind).parameters}
+    if unknown := sorted(set(given) - known):
+        raise TypeError(f"{name} got unexpected keyword arguments: {', '.join(unknown)}")
 
 
 def check_whole(group: FiniteGroup | DilationGroup, **sizes: object) -> None:

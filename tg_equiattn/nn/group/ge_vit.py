@@ -98,7 +98,7 @@ class GEViT(nn.Module):
         pool_dropout: before pooling.
         norm: ``"global"``, one mean and variance an image, as published (:class:`RegularGlobalNorm`); ``"layer"``, at
             every pixel (:class:`RegularLayerNorm`); or ``"batch"`` (:class:`RegularBatchNorm`). ``None`` means
-            ``"global"``, and ``"batch"`` with scales.
+            ``"batch"``.
         norm_between: norm and swish after every block, as the published CIFAR-10 and PatchCamelyon models.
         drop_path: that of the last block; blocks before it leave out their branches less often, the first never.
         layer_scale: as :class:`GroupAttentionBlock`.

@@ -50,6 +50,7 @@ class GroupLinear(nn.Module):
         check_group(group)
         checks.positive(in_channels=in_channels, out_channels=out_channels)
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
+        self.elements = len(group)
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, len(group)))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
         index = relation_index(group, "relative").to(self.weight.device)
@@ -57,7 +58,7 @@ class GroupLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=math.sqrt(2 / (self.in_channels * len(self.group))))
+        nn.init.normal_(self.weight, std=math.sqrt(2 / (self.in_channels * self.elements)))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -66,13 +67,14 @@ class GroupLinear(nn.Module):
         return self.weight[:, :, self.index].transpose(1, 2).flatten(2).flatten(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        elements = len(self.group)
-        if x.ndim < 3 or tuple(x.shape[1:3]) != (self.in_channels, elements):
-            raise ValueError(f"input must have shape (B, {self.in_channels}, {elements}, ...), got {tuple(x.shape)}")
+        if x.ndim < 3 or tuple(x.shape[1:3]) != (self.in_channels, self.elements):
+            raise ValueError(
+                f"input must have shape (B, {self.in_channels}, {self.elements}, ...), got {tuple(x.shape)}"
+            )
         out = torch.einsum("oc,bcn->bon", self.matrix(), columns(x.flatten(1, 2)))
         if self.bias is not None:
-            out = out + self.bias.repeat_interleave(elements)[:, None].to(out.dtype)
-        return out.reshape(x.shape[0], self.out_channels, elements, *x.shape[3:])
+            out = out + self.bias.repeat_interleave(self.elements)[:, None].to(out.dtype)
+        return out.reshape(x.shape[0], self.out_channels, self.elements, *x.shape[3:])
 
     def extra_repr(self) -> str:
         return f"{self.group!r}, {self.in_channels}, {self.out_channels}, bias={self.bias is not None}"

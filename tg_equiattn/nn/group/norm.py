@@ -53,7 +53,8 @@ class RegularGlobalNorm(Masked, nn.GroupNorm):
         x = zero_where_hidden(x, mask)
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         if mask is None:
-            return F.group_norm(wide, 1, self.weight, self.bias, self.eps).to(x.dtype)
+            weight, bias = (None if t is None else t.to(wide.dtype) for t in (self.weight, self.bias))
+            return F.group_norm(wide, 1, weight, bias, self.eps).to(x.dtype)
         mean, variance, _ = _moments(wide, mask, tuple(range(1, x.ndim)))
         shape = (-1, *[1] * (x.ndim - 2))
         out = (wide - mean) * (variance + self.eps).rsqrt() * self.weight.view(shape) + self.bias.view(shape)

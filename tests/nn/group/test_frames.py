@@ -1,0 +1,229 @@
+"""Attention of elements in their own frames, the maps between elements, and what it is without content."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from group_layers import attention, image
+from small_groups import GROUPS
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+
+from tg_equiattn.functional import frame_attention, separable_group_convolution
+from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.groups import cyclic, dihedral
+from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention, GroupLinear
+from tg_equiattn.testing import equivariance_error
+
+
+def expanded(kernel, group):
+    """The filters ((o, h), (c, s), 3, 3) of a group convolution with K (o, c, 9 offsets, |H|)."""
+    offsets = Neighbourhood(2, 3).offsets().double()
+    filters = torch.zeros(len(kernel), len(group), kernel.shape[1], len(group), 9, dtype=kernel.dtype)
+    for h, matrix in enumerate(group.matrices):
+        places = [int((offsets == matrix.T @ offset).all(1).nonzero()) for offset in offsets]
+        elements = group.cayley[group.inverse[h]]
+        filters[:, h] = kernel[:, :, places][..., elements].transpose(2, 3)
+    return filters.flatten(0, 1).flatten(1, 2).unflatten(-1, (3, 3))
+
+
+@pytest.mark.parametrize("name", ["C4", "D4"])
+def test_a_head_for_each_place_is_a_group_convolution(name):
+    """Of any filters, at borders too: places are sharp, values mix elements, nothing looks by content."""
+    group, kernel = GROUPS[name], torch.randn(3, 2, 9, len(GROUPS[name]), dtype=torch.float64)
+    layer = GroupAttention(
+        group, 2, 3, heads=9, head_channels=3, kernel_size=3, locality=60.0, content_heads=0
+    ).double()
+    centres = layer.locality.centre.detach()
+    order = [int((Neighbourhood(2, 3).offsets() == centre).all(1).nonzero()) for centre in centres]
+    with torch.no_grad():
+        layer.value.weight.copy_(kernel[:, :, order].permute(2, 0, 1, 3).flatten(0, 1))
+        layer.out.weight.copy_(torch.eye(3).repeat(1, 9)[..., None])
+    x = torch.randn(2, 2, len(group), 5, 6, dtype=torch.float64)
+    expected = F.conv2d(x.flatten(1, 2), expanded(kernel, group), padding=1).unflatten(1, (3, -1))
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-10)
+    layer.locality.sharpness.data.fill_(1.0)
+    assert (layer(x) - expected).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", list(GROUPS))
+def test_group_linear(name, check_copies):
+    """Its definition and its symmetry; with another table it has none."""
+    group = GROUPS[name]
+    layer, spatial = GroupLinear(group, 3, 5).double(), (4,) * group.dim
+    x = torch.randn(2, 3, len(group), *spatial, dtype=torch.float64)
+    nn.init.normal_(layer.bias)
+    expected = torch.zeros(2, 5, len(group), *spatial, dtype=torch.float64)
+    expected = expected + layer.bias.view(5, *[1] * (1 + group.dim))
+    for h in range(len(group)):
+        for s in range(len(group)):
+            weight = layer.weight[:, :, group.cayley[group.inverse[h], s]]
+            expected[:, :, h] += torch.einsum("oc,bc...->bo...", weight, x[:, :, s])
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
+    first = (..., *[0] * group.dim)
+    torch.testing.assert_close(layer(x[first]), layer(x)[first], rtol=0, atol=1e-12)
+    if group.lattice.all() and len(group) > 2:
+        assert equivariance_error(layer, group, x) < 1e-12
+        layer.index = layer.index.roll(1, 0)
+        layer.index[0] = layer.index[0].flip(0)
+        assert equivariance_error(layer, group, x) > 0.1
+    check_copies(lambda: GroupLinear(group, 3, 5), GroupLinear(group, 3, 5), x.float())
+
+
+def test_group_linear_starts_by_its_fan_in():
+    layer = GroupLinear(dihedral(4), 16, 64)
+    assert abs(float(layer.weight.detach().std()) / (2 / (16 * 8)) ** 0.5 - 1) < 0.05
+    for channels, message in (((0, 3), "in_channels must be"), ((3, 0), "out_channels must be")):
+        with pytest.raises(ValueError, match=message):
+            GroupLinear(cyclic(4), *channels)
+    with pytest.raises(ValueError, match=r"input must have shape \(B, 3, 4, ...\), got \(2, 3, 5, 6\)"):
+        GroupLinear(cyclic(4), 3, 5)(torch.zeros(2, 3, 5, 6))
+
+
+def test_which_heads_look_by_content(randomise):
+    """As many as asked for, from the start: their maps change with the input, those of the others do not."""
+    group, pixel = GROUPS["C4"], (2, 2)
+    for heads, given, count in ((9, None, 2), (8, None, 1), (2, None, 1), (9, 4, 4), (3, 0, 0)):
+        layer = attention(group, heads=heads, content_heads=given).double()
+        assert layer.content_heads == count
+        one, other = (layer.attention_map(image(group, (5, 6), True, batch=1), pixel)[0] for _ in range(2))
+        changed = (one - other).abs().flatten(1).amax(1)
+        assert (changed[:count] > 1e-3).all()
+        assert (changed[count:] == 0).all()
+    assert attention(group, kernel_size=None, heads=9).content_heads == 9
+    assert attention(group, locality=None, heads=9).content_heads == 9
+
+
+def test_all_pixels_are_compared_with_turned_ones():
+    """Where an image and a turned copy of it are keys, every head finds at the start what is alike by its element."""
+    group = cyclic(4)
+    layer = GroupAttention(group, 3, 4, heads=4, head_channels=8, kernel_size=None, locality=None).double()
+    nn.init.zeros_(layer.query.bias)
+    query, key, _ = layer.project(image(group, (5, 5), True))
+    for head in range(4):
+        torch.testing.assert_close(key[:, head], query[:, head][:, :, group.cayley[:, head]], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", ["square", "disk"])
+@pytest.mark.parametrize("elements", [1, 8])
+def test_chunks_and_the_plain_form(shape, elements, device):
+    """Images whose scores are held in several chunks, in single precision; outputs and gradients."""
+    window, spatial = Neighbourhood(2, 5, shape), (45, 40)
+    sizes = (2, 2, 3, elements, *spatial)
+    operands = [torch.randn(s) for s in (sizes, sizes, sizes, (8, window.count(), 3), (2, 8, window.count()))]
+    mask = torch.rand(2, *spatial) < 0.8
+
+    def run(backend, number):
+        inputs = [x.to(device).requires_grad_() for x in operands]
+        q, k, v, rho, bias = inputs
+        out = frame_attention(
+            *(x[:number] for x in (q, k, v)), rho, neighbourhood=window, space_bias=bias,
+            mask=mask[:number].to(device), backend=backend,
+        )  # fmt: skip
+        return out, torch.autograd.grad((out * out.detach().cos()).sum(), inputs)
+
+    (out, grads), (plain, expected) = run("torch", 2), run("plain", 2)
+    torch.testing.assert_close(out, plain, rtol=0, atol=1e-5)
+    for a, b in zip(grads, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
+    torch.testing.assert_close(run("torch", 1)[0], out[:1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel_size", [3, None])
+def test_extreme_scores(kernel_size, device):
+    """Up to several hundred: as in double precision, and finite with finite gradients."""
+    window, spatial = Neighbourhood(2, kernel_size), (5, 6)
+    sizes = (1, 2, 3, 4, *spatial)
+    count = window.count(spatial)
+    exact = [20 * torch.randn(s).double() for s in (sizes, sizes, sizes, (4, count, 3))]
+    single = [x.float().to(device).requires_grad_() for x in exact]
+    out = frame_attention(*single, neighbourhood=window)
+    expected = frame_attention(*exact, neighbourhood=window, backend="plain")
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-2)
+    assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(out.sum(), single))
+
+
+@pytest.mark.parametrize("kernel_size", [3, None])
+def test_dropout(kernel_size, randomise):
+    """In training only, of heads that look by content; its mean over draws is the layer without it."""
+    layer = randomise(attention(GROUPS["C4"], heads=2, content_heads=2, dropout=0.3, kernel_size=kernel_size), 0.3)
+    x = torch.randn(1, 3, 4, 3, 3)
+    draws = layer(x.expand(1000, -1, -1, -1, -1)).detach()
+    expected = layer.eval()(x).detach()
+    assert torch.equal(layer(x), expected)
+    assert draws.std(0).max() > 0.02 * expected.std()
+    torch.testing.assert_close(draws.mean(0), expected[0], rtol=0, atol=float(draws.std(0).max()) / 6)
+
+
+SIZES = [
+    (5, 9, 7), (3, 8, 8), (4, 6, 10), (2, 5, 5), (5, 12, 3), (3, 7, 9), (2, 2, 2), (6, 11, 4), (2, 16, 16), (7, 3, 5),
+    (4, 4, 4), (3, 10, 6),
+]  # fmt: skip
+COMPILED = {
+    "windows": lambda: GroupAttention(cyclic(4), 3, 7, heads=9, kernel_size=3),
+    "disks": lambda: GroupAttention(cyclic(8), 3, 7, heads=2, kernel_size=5),
+    "all pixels": lambda: GroupAttention(cyclic(4), 3, 7, heads=2, kernel_size=None),
+    "far": lambda: GlobalGroupAttention(cyclic(4), 3, 7, heads=2, kernel_size=3),
+    "linear": lambda: GroupLinear(cyclic(4), 3, 5),
+    "model": lambda: GEViT(cyclic(4), 1, 3, channels=(6, 6), heads=4, kernel_size=3, norm="batch").eval(),
+}
+
+
+@pytest.mark.parametrize("name", list(COMPILED))
+def test_one_compilation_for_all_sizes(name):
+    """Twelve batches and sides, forward and backward, and no recompilation."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    module = COMPILED[name]()
+    compiled = torch.compile(module, dynamic=True, fullgraph=True, backend=counter)
+    for batch, *sides in SIZES:
+        features = (1,) if name == "model" else (3, len(module.group))
+        x = torch.randn(batch, *features, *sides, requires_grad=True)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            out = compiled(x)
+        torch.testing.assert_close(out, module(x), rtol=0, atol=1e-4)
+        out.sum().backward()
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"content_heads": 3}, "content_heads must be an integer from 0 to heads=2, got 3"),
+        ({"content_heads": 1.0}, "content_heads must be an integer from 0 to heads=2, got 1.0"),
+        ({"content_heads": 1, "locality": None}, "content_heads must be heads=2 without locality"),
+        ({"content_heads": 1, "relation": "ge_vit"}, "content_heads must be None but for relation 'frame', got 1"),
+        ({"backend": "triton"}, "backend must be 'auto', 'torch' or 'plain' with relation 'frame', got 'triton'"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        attention(cyclic(4), **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rho_space": torch.zeros(4, 8, 3)}, r"rho_space must have 9 offsets on axis 1"),
+        ({"rho_space": torch.zeros(3, 9, 3)}, r"rho_space must have shape \(4, D, 3\), got \(3, 9, 3\)"),
+        ({"space_bias": torch.zeros(2, 4, 8)}, r"space_bias must have shape \(2, 4, 9\), got \(2, 4, 8\)"),
+        ({"key": torch.zeros(1, 2, 2, 4, 5, 6)}, r"key must have the shape of query"),
+        ({"mask": torch.ones(3, 5, 6)}, "mask must be bool of shape"),
+        ({"neighbourhood": 3}, "neighbourhood must be a tg_equiattn.grids.Neighbourhood, got int"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+        ({"backend": "triton"}, "backend must be 'auto', 'torch' or 'plain'"),
+    ],
+)
+def test_bad_operands(change, message):
+    operands = {name: torch.randn(1, 2, 3, 4, 5, 6) for name in ("query", "key", "value")}
+    operands |= {"rho_space": torch.zeros(4, 9, 3), "neighbourhood": Neighbourhood(2, 3)}
+    frame_attention(**operands)
+    with pytest.raises(ValueError, match=message):
+        frame_attention(**operands | change)
+
+
+def test_bad_operands_of_convolutions():
+    value, window = torch.randn(1, 2, 3, 4, 5, 6), Neighbourhood(2, 3)
+    with pytest.raises(ValueError, match=r"space_bias must have shape \(2, 4, 9\) for .*, got \(2, 4, 8\)"):
+        separable_group_convolution(value, torch.zeros(2, 4, 8), neighbourhood=window)
+    with pytest.raises(ValueError, match="mask must be bool"):
+        separable_group_convolution(value, torch.zeros(2, 4, 9), neighbourhood=window, mask=torch.ones(1, 5, 6))
