@@ -45,6 +45,7 @@ docs: setup-all
 	$(VENV)/bin/sphinx-build -W -b html $(if $(filter 0,$(GALLERY)),-D plot_gallery=0) docs docs/_build/html
 
 bench: setup
+	$(RUN) -W ignore examples/benchmarks/frames.py
 	$(RUN) examples/benchmarks/group_attention.py
 	$(RUN) examples/benchmarks/linear_attention.py
 	$(RUN) examples/benchmarks/graph_attention.py
@@ -58,6 +59,8 @@ studies: setup
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" "C8 G-CNN" "D4 G-CNN" --learning-rate 0.04
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models R4_SA --relation ge_vit relative --locality None
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --relation frame separable --head-channels 1 --models R4_SA --heads 15 --channels 16
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --relation frame separable --head-channels 1 --models R8_SA R4M_SA --heads 12 --channels 12
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --epochs 24 --kernel-size 3 5
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" --epochs 24 --seeds 0 1 2
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" --epochs 24 --seeds 0 1 2 --learning-rate 0.04

@@ -63,7 +63,7 @@ def measure(case: tuple, repeats: int, compiled: bool) -> list[str]:
     fields = nn.FieldType(gspace, channels * [gspace.regular_repr])
     convolution = (nn.R2Conv if flat else nn.R3Conv)(fields, fields, kernel, padding=kernel // 2)
     layer = (R2GroupAttention if flat else R3GroupAttention)(
-        fields, fields, heads=heads, head_channels=width, kernel_size=kernel, content_heads=content
+        fields, fields, heads=heads, head_channels=width, kernel_size=kernel, content_heads=content, encoding="joint"
     )
     x = nn.GeometricTensor(torch.randn(batch, fields.size, *[side] * gspace.dimensionality), fields)
     with torch.no_grad():

@@ -52,7 +52,7 @@ def prepare(variant: str, size: int, device: str):
     torch.manual_seed(0)
     options = {"heads": HEADS, "head_channels": HEAD_CHANNELS}
     if variant == "global":
-        layer = GlobalGroupAttention(GROUP, CHANNELS, CHANNELS, **options)
+        layer = GlobalGroupAttention(GROUP, CHANNELS, CHANNELS, relation="relative", **options)
     else:
         options |= {"relation": "relative", "kernel_size": 5 if variant == "window" else None}
         layer = GroupAttention(GROUP, CHANNELS, CHANNELS, **options)

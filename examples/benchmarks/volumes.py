@@ -66,6 +66,8 @@ def prepare(name: str, size: int, backward: bool, device: str) -> tuple[nn.Modul
     if name.startswith("R3Conv"):
         layer = enn.R3Conv(in_type, hidden, KERNEL_SIZE, padding=KERNEL_SIZE // 2)
     elif name in ("lifting", "global"):
+        if name == "global":
+            options["relation"] = "relative"
         layer = {"lifting": escnn.R3LiftingAttention, "global": escnn.R3GlobalAttention}[name](
             in_type, hidden, **options
         )
