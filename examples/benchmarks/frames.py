@@ -71,6 +71,7 @@ def measure(case: tuple, repeats: int, compiled: bool) -> list[str]:
     modules = {"convolution": convolution, "frames": layer}
     plain = {"convolution": x, "frames": x}
     if compiled:
+        torch._dynamo.reset()  # each case is a program of its own
         exported = layer.export()
         layer.train()
         modules["compiled"], plain["compiled"] = torch.compile(exported), x.tensor
