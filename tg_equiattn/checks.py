@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def positive(**arguments: int) -> None:
@@ -126,9 +127,14 @@ def lengths(value: Tensor | None, count: int, longest: int, device: torch.device
 
 
 def values_are_free(x: Tensor) -> bool:
-    """Whether reading values of x costs nothing: on the CPU, outside torch.compile and of no batch that ``torch.vmap``
-    goes through. Checks of values run only then."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(x)
+    """Whether reading values of x costs nothing: on the CPU, not while it is traced, and of no batch that
+    ``torch.vmap`` goes through. Checks of values run only then."""
+    return x.device.type == "cpu" and not is_traced(x) and not is_batched(x)
+
+
+def is_traced(x: Tensor) -> bool:
+    """Whether x stands for any tensor: under torch.compile, torch.export and ``make_fx`` with fake tensors."""
+    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
 
 def is_batched(x: Tensor) -> bool:

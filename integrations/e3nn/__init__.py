@@ -7,6 +7,7 @@ require("e3nn", "e3nn")
 
 from .clifford import CliffordMLP  # noqa: E402
 from .euclidean_attention import EuclideanFastAttention  # noqa: E402
+from .ewald_attention import EwaldAttention  # noqa: E402
 from .long_tensor_product import LongTensorProduct  # noqa: E402
 from .operator import SE3Hyena, SE3HyenaOperator, VectorSelfAttention  # noqa: E402
 from .tensor_product_hyena import TensorProductHyenaOperator  # noqa: E402
@@ -14,6 +15,7 @@ from .tensor_product_hyena import TensorProductHyenaOperator  # noqa: E402
 __all__ = [
     "CliffordMLP",
     "EuclideanFastAttention",
+    "EwaldAttention",
     "LongTensorProduct",
     "SE3Hyena",
     "SE3HyenaOperator",

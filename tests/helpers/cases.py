@@ -154,6 +154,20 @@ def crystals(make):
     return Case.varying(make, inputs)
 
 
+def periodic(make):
+    """Crystals and a cloud, flat, with no values read."""
+    flat = tokens(make, flat=True).vary
+
+    def inputs(step):
+        x = flat(step)
+        cell = 3 * torch.eye(3, dtype=torch.float64).repeat(x["batch_size"], 1, 1) + 0.1 * d(x["batch_size"], 3, 3)
+        pbc = torch.ones(x["batch_size"], 3, dtype=torch.bool)
+        pbc[1] = False
+        return {**x, "cell": cell, "pbc": pbc}
+
+    return Case.varying(make, inputs)
+
+
 def ragged(step):
     """Sizes of graphs."""
     return [RAGGED[0] + step, RAGGED[1] - 2 * step, *RAGGED[2:], *[3] * step]
@@ -410,6 +424,18 @@ CORE = {
     "EuclideanFastAttention crystals": crystals(
         lambda: layers.EuclideanFastAttention(S, V, max_radius=10.0, qk_channels=4, lmax=0, max_wavenumber=8.0)
     ),
+    "ewald_attention": function(
+        lambda widths, gains, **t: F.ewald_attention(
+            **t, kernels=F.EwaldKernels(widths, gains, ((0.9, 1.1), (0.9, 1.1)), 1), batch_size=len(RAGGED),
+            max_num_nodes=17,
+        ),
+        widths=(2, 2), gains=(2, 2, 2), query=(25, 2, 2, 3), key=(25, 2, 2, 3), value=(25, 2, 5), pos=(25, 3),
+        batch=flat_batch(RAGGED),
+    ),
+    "EwaldAttention": tokens(lambda: layers.EwaldAttention(S, V, width=1.0, heads=2)),
+    "EwaldAttention crystals": periodic(
+        lambda: layers.EwaldAttention(S, V, width=1.0, kernels=2, lmax=0, error=0.01, max_waves=(4, 4, 4))
+    ),
     "VectorTransformer": tokens(lambda: layers.VectorTransformer(S, V, 0, 1, depth=1, pool="mean", **SMALL)),
     "VectorTransformer flat": tokens(lambda: layers.VectorTransformer(S, V, depth=1, **SMALL), flat=True),
 }  # fmt: skip
@@ -543,6 +569,7 @@ CASES = {
     "e3nn EuclideanFastAttention directions": on_irreps(
         "EuclideanFastAttention", irreps_out=OUT, max_radius=10.0, qk_channels=4, reduce="mean", method="directions"
     ),
+    "e3nn EwaldAttention": on_irreps("EwaldAttention", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1e", width=1.0, lmax=2),
     "TensorProductHyenaOperator": on_irreps(
         "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", permuted=True
     ),

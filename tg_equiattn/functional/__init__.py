@@ -26,11 +26,14 @@ from .linear import (
     wave_numbers,
     window_attention,
 )
+from .waves import EwaldKernels, ewald_attention
 
 __all__ = [
+    "EwaldKernels",
     "bilinear_long_conv",
     "clipped_attention",
     "euclidean_fast_attention",
+    "ewald_attention",
     "frame_attention",
     "geometric_product",
     "global_group_attention",

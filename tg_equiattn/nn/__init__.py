@@ -26,10 +26,12 @@ from .linear import (
     RandomFeatures,
     RelativePerformer,
 )
+from .waves import EwaldAttention
 
 __all__ = [
     "CliffordMLP",
     "EuclideanFastAttention",
+    "EwaldAttention",
     "GEViT",
     "GlobalGroupAttention",
     "GlobalPooling",

@@ -1,0 +1,275 @@
+"""Ewald attention: its kernels by their definition, waves and meshes against pairs and images, each graph by itself."""
+
+import itertools
+import math
+
+import ewald
+import pytest
+import torch
+from space import batch_of, error
+
+from tg_equiattn.encodings import solid_harmonics
+from tg_equiattn.functional import EwaldKernels, ewald_attention
+from tg_equiattn.functional.waves.kernels import boys_functions
+
+BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
+PROMISED = 1e-4
+
+
+def kernels(lmax=1, heads=2, error=PROMISED, narrow=False, gaussians=2):
+    """Two Gaussians and two potentials a head, at their least widths if ``narrow``."""
+    lows = torch.tensor([low for low, _ in BOUNDS], dtype=torch.float64)
+    widths = lows * (1 if narrow else 1 + 0.2 * torch.rand(heads, 4, dtype=torch.float64))
+    widths = widths.expand(heads, 4).contiguous()
+    return EwaldKernels(widths, torch.randn(heads, 4, lmax + 1, dtype=torch.float64), BOUNDS, gaussians, error)
+
+
+def operands(count, heads=2, contracted=3, channels=2, spread=2.0):
+    q, k = torch.randn(2, count, heads, 4, contracted, dtype=torch.float64)
+    return q, k, torch.randn(count, heads, channels, dtype=torch.float64), spread * torch.rand(count, 3).double()
+
+
+def kernel(r, s, gaussian):
+    """K of one offset (3,), by its definition."""
+    length = r.square().sum().sqrt()
+    return (-(length**2) / (2 * s**2)).exp() if gaussian else s * torch.erf(length / (math.sqrt(2) * s)) / length
+
+
+def derived(r, s, gaussian):
+    """s^l Y_l(grad) K up to degree 2 by differentiation, (9,): polynomials of degree l are their own leading parts."""
+    value = kernel(r, s, gaussian)
+    slope = torch.autograd.functional.jacobian(lambda x: kernel(x, s, gaussian), r)
+    bend = torch.autograd.functional.hessian(lambda x: kernel(x, s, gaussian), r)
+    unit = torch.eye(3, dtype=r.dtype)
+    first = solid_harmonics(unit, 1)[:, 1:]  # of x, y and z
+    second = torch.stack([  # symmetric matrices, from values at sums of unit vectors
+        solid_harmonics(unit[a] + unit[b], 2)[4:] - solid_harmonics(unit[a], 2)[4:] - solid_harmonics(unit[b], 2)[4:]
+        for a in range(3) for b in range(3)
+    ]) / 2  # fmt: skip
+    return torch.cat([value[None], s * slope @ first, s**2 * bend.flatten() @ second])
+
+
+@pytest.mark.parametrize("method", ["pairs", "waves", "mesh"])
+def test_definition(method):
+    """Every pair of nodes, one at a time."""
+    ker, (q, k, v, pos) = kernels(lmax=2, heads=1), operands(5, heads=1)
+    expected = torch.zeros(5, 2, 9, dtype=torch.float64)
+    for i, j in itertools.permutations(range(5), 2):
+        for c in range(4):
+            found = derived(pos[i] - pos[j], ker.widths[0, c], c < 2)
+            gains = ker.gains[0, c].repeat_interleave(torch.tensor([1, 3, 5]))
+            expected[i] += (q[i, 0, c] @ k[j, 0, c]) * torch.outer(v[j, 0], gains * found)
+    others = ewald_attention(q, k, v, pos, ker, method=method)
+    for i in range(5):  # with itself, a node has K(0) and what is even
+        alone = ewald_attention(q[i : i + 1], k[i : i + 1], v[i : i + 1], pos[i : i + 1], ker, method=method)
+        others[i] -= alone[0]
+    assert error(others.view(5, 2, 9), expected) <= (1e-10 if method == "pairs" else PROMISED)
+
+
+def test_boys_functions():
+    """By quadrature, at 0 and far from it; derivatives are the next ones, of all orders."""
+    t = torch.tensor([0.0, 1e-9, 0.3, 1.4, 1.6, 5.0, 40.0, 900.0], dtype=torch.float64)
+    u = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
+    for lmax in (0, 1, 4):
+        found = boys_functions(t, lmax)
+        for degree in range(lmax + 1):
+            wanted = (u ** (2 * degree) * (-t[:, None] * u**2).exp()).mean(1)
+            torch.testing.assert_close(found[degree], wanted, rtol=1e-8, atol=0)
+            single = boys_functions(t.float(), lmax)[degree].double()
+            torch.testing.assert_close(single, wanted, rtol=1e-6, atol=0)
+    assert torch.autograd.gradcheck(lambda t: boys_functions(t.abs(), 2), (t[2:7].clone().requires_grad_(),))
+    x = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    value = boys_functions(x, 1)[1].sum()
+    for order in range(1, 4):
+        (value,) = torch.autograd.grad(value, x, create_graph=True)
+        torch.testing.assert_close(value.item(), (-1) ** order / (3 + 2 * order), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("method", ["waves", "mesh"])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_open_clouds_by_waves(method, narrow):
+    """Outputs, slopes and second derivatives are those of pairs to what is promised; a looser promise is felt."""
+    for promised in (1e-2, 1e-5):
+        ker = kernels(error=promised, narrow=narrow)
+        q, k, v, pos = operands(11)
+        pos.requires_grad_()
+        found = []
+        for way in ("pairs", method):
+            torch.manual_seed(3)
+            out = ewald_attention(q, k, v, pos, ker, method=way)
+            (slope,) = torch.autograd.grad((out * torch.randn_like(out)).sum(), pos, create_graph=True)
+            (bend,) = torch.autograd.grad((slope * torch.randn_like(slope)).sum(), pos)
+            found.append([out, slope, bend])
+        errors = [error(a, b) for a, b in zip(found[1], found[0], strict=True)]
+        assert max(errors) <= 3 * promised
+        if narrow and promised == 1e-2:
+            assert max(errors) > 1e-5
+
+
+CELL = [[3.1, 0.2, 0.1], [0.3, 3.6, -0.2], [-0.4, 0.5, 2.9]]
+
+
+def images(cell, reach):
+    return ewald.lattice(torch.as_tensor(cell, dtype=torch.float64), reach)
+
+
+@pytest.mark.parametrize("pbc", [(True, True, True), (True, False, True)])
+@pytest.mark.parametrize("method", ["waves", "mesh"])
+def test_gaussians_over_images(pbc, method):
+    """Crystals and slabs, as sums over all images."""
+    ker, (q, k, v, pos) = kernels(lmax=2, gaussians=4), operands(4)
+    cell = torch.tensor(CELL, dtype=torch.float64)
+    shifts = images(cell, 11.0)
+    numbers = (shifts @ torch.linalg.inv(cell)).round()
+    shifts = shifts[(numbers[:, ~torch.tensor(pbc)] == 0).all(1)]
+    count = len(shifts)
+    everywhere = (pos[None] + shifts[:, None]).flatten(0, 1)
+    far = torch.cat([torch.zeros_like(q), q.repeat(count, 1, 1, 1)])  # the cloud itself, and all images as sources
+    source = torch.cat([torch.zeros_like(k), k.repeat(count, 1, 1, 1)])
+    far[:4] = q
+    values = torch.cat([v, v.repeat(count, 1, 1)])
+    wanted = ewald_attention(far, source, values, torch.cat([pos, everywhere]), ker, method="pairs")[:4]
+    got = ewald_attention(q, k, v, pos, ker, cell=cell, pbc=torch.tensor(pbc), method=method)
+    assert error(got, wanted) <= PROMISED
+
+
+def test_potentials_of_crystals_are_ewalds():
+    """The energy of a cell of Gaussian charges by Ewald's two sums, and Madelung's constant of sharp ones."""
+    charges, pos, cell, nearest = ewald.rock_salt()
+    one = torch.ones(8, 1, 1, 1, dtype=torch.float64)
+    for s, wanted in ((0.5, None), (0.12, ewald.ROCK_SALT)):
+        ker = EwaldKernels(torch.tensor([[s]]).double(), torch.ones(1, 1, 1).double(), ((s, 2 * s),), 0, 1e-10)
+        potential = ewald_attention(one, one, charges[:, None, None], pos, ker, cell=cell).flatten() / s
+        energy = (charges * potential).sum() / 2 - charges.square().sum() * math.sqrt(2 / math.pi) / (2 * s)
+        if wanted is None:
+            wanted = -2 * float(ewald.two_sums(charges, pos, cell, s / math.sqrt(2), 1.0)) / 8
+        torch.testing.assert_close(-2 * float(energy) / 8 * nearest, wanted, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("method", ["waves", "mesh"])
+def test_potentials_of_slabs(method):
+    """A neutral slab is its crystal with a wide gap and a correction for its dipole (Yeh and Berkowitz), whichever of
+    the vectors points across and however long it is."""
+    ker, (_, _, v, pos) = kernels(lmax=0, heads=1, gaussians=0, error=1e-8), operands(6)
+    one = torch.ones(6, 1, 4, 1, dtype=torch.float64)
+    v = (v - v.mean(0))[:, :1]
+    for place in range(3):
+        turned = torch.tensor(CELL, dtype=torch.float64)
+        a, b = turned[(place + 1) % 3], turned[(place + 2) % 3]
+        normal = torch.linalg.cross(a, b)
+        area, normal = normal.norm(), normal / normal.norm()
+        gap = turned.clone()
+        gap[place] = 40 * normal
+        pbc = torch.ones(3, dtype=torch.bool)
+        pbc[place] = False
+        crystal = ewald_attention(one, one, v, pos, ker, cell=gap, method=method)
+        slabs = [ewald_attention(one, one, v, pos, ker, cell=c, pbc=pbc, method=method) for c in (gap, turned)]
+        height = pos @ normal
+        moments = [(v[:, 0] * height[:, None] ** n).sum(0) for n in (1, 2)]
+        # of all slabs above and below: quadratic in the height, 2 pi / V (2 z M - Q), times s of each kernel
+        correction = 4 * math.pi / (40 * area) * (height[:, None] * moments[0] - moments[1] / 2)
+        strength = (ker.widths[0] * ker.gains[0, :, 0]).sum()
+        assert error(slabs[1], slabs[0]) <= 1e-7
+        assert error(slabs[0][:, 0], crystal[:, 0] + strength * correction) <= 1e-6
+        assert error(slabs[0][:, 0], crystal[:, 0]) > 1e-3
+
+
+def test_each_graph_by_itself():
+    """Molecules, crystals and slabs in one batch are what they are alone, by the same way, whatever the others are."""
+    sizes = [5, 0, 9, 1, 7]
+    batch, ker = batch_of(sizes), kernels()
+    q, k, v, pos = operands(sum(sizes))
+    cell = torch.tensor(CELL).double() + 0.3 * torch.randn(5, 3, 3).double()
+    pbc = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]]).bool()
+    for method in ("auto", "waves", "mesh"):
+        together = ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, method=method, batch_size=5)
+        for graph, size in enumerate(sizes):
+            if size:
+                here = batch == graph
+                alone = ewald_attention(
+                    q[here], k[here], v[here], pos[here], ker, cell=cell[graph], pbc=pbc[graph], method=method
+                )
+                assert error(together[here], alone) <= 1e-12
+    flat = ewald_attention(q, k, v, pos, ker, batch, cell=cell.flatten(0, 1), pbc=pbc.flatten(), batch_size=5)
+    assert error(flat, ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, batch_size=5)) <= 1e-12
+    bounded = ewald_attention(
+        q, k, v, pos, ker, batch, cell=cell, pbc=pbc, batch_size=5, max_num_nodes=11, max_waves=(6, 6, 17)
+    )
+    assert error(bounded, flat) <= 1e-6
+
+
+@pytest.mark.parametrize(("count", "side"), [(600, None), (200, 15.0)])
+def test_large_clouds_in_blocks(count, side):
+    """Blocks, which backward computes again, are as one piece, which torch.func has."""
+    ker, (q, k, v, pos) = kernels(lmax=0, heads=1), operands(count, heads=1, contracted=1, channels=1, spread=9.0)
+    cell = None if side is None else side * torch.eye(3, dtype=torch.float64)
+    probe = torch.randn(count, 3, dtype=torch.float64)
+
+    def energy(x):
+        return ewald_attention(q, k, v, x, ker, cell=cell, method="pairs" if side is None else "waves").square().sum()
+
+    x = pos.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(energy(x), x, create_graph=True)
+    (bend,) = torch.autograd.grad((slope * probe).sum(), x)
+    whole, along = torch.func.jvp(torch.func.grad(energy), (pos,), (probe,))
+    assert error(slope, whole) <= 1e-10
+    assert error(bend, along) <= 1e-10
+
+
+def test_gradients_of_all_operands():
+    ker, (q, k, v, pos) = kernels(heads=1), operands(3, heads=1, contracted=1, channels=1)
+    inputs = [x.requires_grad_() for x in (q, k, v, pos, ker.widths, ker.gains, torch.tensor(CELL).double())]
+
+    def run(q, k, v, pos, widths, gains, cell, method):
+        some = EwaldKernels(widths, gains, BOUNDS, 2, 1e-3)
+        return ewald_attention(q, k, v, pos, some, cell=None if method == "pairs" else cell, method=method)
+
+    for method in ("pairs", "waves", "mesh"):
+        given = inputs if method != "pairs" else [*inputs[:-1], inputs[-1].detach()]
+        loose = {"atol": 1e-3, "rtol": 1e-2} if method == "mesh" else {}
+        assert torch.autograd.gradcheck(lambda *x: run(*x, method=method), given, fast_mode=True, **loose)  # noqa: B023
+        if method != "mesh":
+            assert torch.autograd.gradgradcheck(lambda *x: run(*x, method=method), given, fast_mode=True)  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        (r"query must be \(T, 2, 4, A\) as kernels are, got \(6, 2, 3, 3\)", {"query": torch.ones(6, 2, 3, 3), "key":
+            torch.ones(6, 2, 3, 3)}),
+        (r"value must be \(6, 2, V\), got \(5, 2, 2\)", {"value": torch.ones(5, 2, 2)}),
+        ("method must be one of", {"method": "fft"}),
+        ("method must be 'auto', 'waves' or 'mesh' for graphs that repeat", {"method": "pairs", "cell": torch.eye(3)}),
+        ("cell must be given with pbc, got None", {"pbc": torch.ones(3, dtype=torch.bool)}),
+        (r"cell must be \(3, 3\) or one a graph, \(1, 3, 3\), got \(2, 3, 3\)", {"cell": torch.ones(2, 3, 3)}),
+        ("cell must be floating point on cpu as x is, got torch.int64", {"cell": torch.ones(3, 3).long()}),
+        ("cell must be finite", {"cell": torch.eye(3) * math.nan}),
+        ("cell must have a volume", {"cell": torch.ones(3, 3) + 1e-9 * torch.eye(3)}),
+        ("cell must have a lattice vector wherever pbc is true",
+            {"cell": torch.eye(3) * torch.tensor([1.0, 1.0, 0.0]), "pbc": torch.ones(3, dtype=torch.bool)}),
+        ("pbc must let graph 0 repeat along three directions, two or none, got one: the potential of a wire",
+            {"cell": torch.eye(3), "pbc": torch.tensor([True, False, False])}),
+        ("pbc must be bool", {"cell": torch.eye(3), "pbc": torch.ones(3)}),
+        (r"width must be larger, .* waves shorter than", {"cell": 1e4 * torch.eye(3), "method": "waves"}),
+        (r"max_waves must be at least \(\d+, \d+, \d+\)", {"cell": 9 * torch.eye(3), "max_waves": (2, 2, 2)}),
+    ],
+)  # fmt: skip
+def test_bad_arguments(message, change):
+    q, k, v, pos = (x.float() for x in operands(6))
+    ker = kernels()
+    ker = EwaldKernels(ker.widths.float(), ker.gains.float(), BOUNDS, 2)
+    given = {"query": q, "key": k, "value": v, "pos": pos, "kernels": ker} | change
+    with pytest.raises(ValueError, match=message):
+        ewald_attention(**given)
+
+
+def test_bad_kernels():
+    good = {"widths": torch.ones(2, 4), "gains": torch.ones(2, 4, 2), "bounds": BOUNDS, "gaussians": 2}
+    for message, change in (
+        ("widths must be", {"widths": torch.ones(4)}),
+        ("bounds must be 4 pairs", {"bounds": BOUNDS[:3]}),
+        (r"gaussians must be in \[0, 4\], got 5", {"gaussians": 5}),
+        (r"error must be in \[1e-14, 1\), got 1", {"error": 1}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            EwaldKernels(**good | change)

@@ -1,0 +1,176 @@
+r"""Gaussians and smeared Coulomb potentials, in space and as waves, with their derivatives.
+
+Both have a width s. With :math:`t = r^2 / 2 s^2`,
+
+.. math:: K(r) = e^{-t} \quad \text{or} \quad s\, \mathrm{erf}(r / \sqrt 2 s) / r = \sqrt{2 / \pi}\, F_0(t)
+
+and their derivatives by a solid harmonic are :math:`s^l\, Y_l(\nabla) K = (-1)^l\, Y_l(r / s)\, f_l(t)` with
+:math:`f_l = e^{-t}` or :math:`\sqrt{2 / \pi}\, F_l(t)`, F Boys functions. As waves, :math:`Y_l(\nabla)` is
+:math:`Y_l(i k)`, and :math:`\hat K(k) = (2 \pi)^{3/2} s^3 e^{-s^2 k^2 / 2}` or
+:math:`4 \pi s\, e^{-s^2 k^2 / 2} / k^2`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ...transforms import transformed
+
+Product = Callable[[Tensor, Tensor, int], Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class EwaldKernels:
+    """Some Gaussians, then some potentials, C kernels of each head.
+
+    Args:
+        widths: ``(heads, C)``, s, each between its bounds.
+        gains: ``(heads, C, lmax + 1)``, g, of each degree of harmonics.
+        bounds: the least and the largest width of each kernel, as numbers: waves and margins hang on them alone.
+        gaussians: how many kernels are Gaussians; the rest are potentials.
+        error: what is promised of sums by waves, relative to a kernel's largest value.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+    """
+
+    widths: Tensor
+    gains: Tensor
+    bounds: tuple[tuple[float, float], ...]
+    gaussians: int
+    error: float = 1e-4
+
+    def __post_init__(self) -> None:
+        heads, count = self.widths.shape if self.widths.ndim == 2 else (0, 0)
+        if not heads or self.gains.ndim != 3 or self.gains.shape[:2] != (heads, count):
+            raise ValueError(
+                "widths must be (heads, C) and gains (heads, C, lmax + 1), "
+                f"got {tuple(self.widths.shape)} and {tuple(self.gains.shape)}"
+            )
+        if len(self.bounds) != count or not all(0 < low <= high < math.inf for low, high in self.bounds):
+            raise ValueError(f"bounds must be {count} pairs of a least and a largest width, got {self.bounds}")
+        if not 0 <= self.gaussians <= count:
+            raise ValueError(f"gaussians must be in [0, {count}], got {self.gaussians}")
+        if not 1e-14 <= self.error < 1:
+            raise ValueError(f"error must be in [1e-14, 1), got {self.error}")
+
+    @property
+    def lmax(self) -> int:
+        return self.gains.shape[2] - 1
+
+    @property
+    def phase(self) -> float:
+        """The product of width and wavenumber up to which waves are summed."""
+        return largest_phase(self.error, self.lmax)
+
+
+def every_product(lmax: int) -> Product:
+    """Values times every harmonic up to a degree, each apart: (..., V) to (..., V (lmax + 1)**2)."""
+
+    def product(features: Tensor, harmonics: Tensor, degree: int) -> Tensor:
+        products = features[..., None] * harmonics[..., None, :]
+        return torch.nn.functional.pad(products, (degree**2, (lmax + 1) ** 2 - (degree + 1) ** 2)).flatten(-2)
+
+    return product
+
+
+class _Boys(torch.autograd.Function):
+    """F_0 to F_l with their own derivatives, dF_l / dt = -F_{l+1}: of any order, at 0 too."""
+
+    @staticmethod
+    def forward(ctx, t: Tensor, degrees: int) -> Tensor:
+        out = _boys(t, degrees + 1)
+        ctx.save_for_backward(t, out)
+        ctx.degrees = degrees
+        return out[:-1]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        t, known = ctx.saved_tensors
+        # what is differentiated again is evaluated again, as a function of t
+        higher = _Boys.apply(t, ctx.degrees + 1) if torch.is_grad_enabled() else known
+        return -(grad * higher[1:]).sum(0), None
+
+
+def boys_functions(t: Tensor, lmax: int) -> Tensor:
+    r""":math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` for every degree up to ``lmax``, stacked before the axes of t.
+
+    Differentiable any number of times, at 0 too.
+
+    Args:
+        t: not negative.
+        lmax: the highest degree.
+
+    Example:
+        >>> import torch
+        >>> boys_functions(torch.zeros(1), 2)
+        tensor([[1.0000],
+                [0.3333],
+                [0.2000]])
+    """
+    if torch.compiler.is_compiling() or transformed():
+        return _boys(t, lmax)
+    return _Boys.apply(t, lmax)
+
+
+def _boys(t: Tensor, lmax: int) -> Tensor:
+    """Near 0 the series of the highest degree, whose terms are all positive, and the recursion down; from ``edge`` on
+    the error function and the recursion up. Both are differentiable as they stand."""
+    edge = 1.5 + lmax
+    small = t < edge
+    near = torch.where(small, t, 0.0)
+    exponential = (-near).exp()
+    terms = _terms(edge, lmax, torch.finfo(t.dtype).eps)
+    series = torch.full_like(near, terms[-1])
+    for term in reversed(terms[:-1]):
+        series = series * near + term
+    down = [exponential * series]
+    for degree in range(lmax, 0, -1):
+        down.append((2 * near * down[-1] + exponential) / (2 * degree - 1))
+    far = torch.where(small, edge, t)
+    exponential, root = (-far).exp(), far.sqrt()
+    up = [math.sqrt(math.pi) / 2 * torch.erf(root) / root]
+    for degree in range(lmax):
+        up.append(((2 * degree + 1) * up[-1] - exponential) / (2 * far))
+    return torch.stack([torch.where(small, a, b) for a, b in zip(reversed(down), up, strict=True)])
+
+
+def _terms(edge: float, degree: int, eps: float) -> list[float]:
+    """Of F_l(t) exp(t) = sum_k (2 t)^k / (2 l + 1)(2 l + 3)...(2 l + 2 k + 1), exact to rounding up to ``edge``."""
+    terms, size, total = [1 / (2 * degree + 1)], 1.0, 0.0
+    while size > eps / 8 * total or len(terms) < 4:
+        k = len(terms)
+        terms.append(terms[-1] * 2 / (2 * degree + 2 * k + 1))
+        size = terms[-1] * edge**k
+        total += size
+    return terms
+
+
+def radial_factors(t: Tensor, gaussians: int, lmax: int) -> Tensor:
+    """f_l(t) of t (..., kernels, n, m), stacked over l first: of so many Gaussians, then of potentials."""
+    parts = []
+    if gaussians:
+        parts.append((-t[..., :gaussians, :, :]).exp().expand(lmax + 1, *t.shape[:-3], gaussians, *t.shape[-2:]))
+    if gaussians < t.shape[-3]:
+        parts.append(math.sqrt(2 / math.pi) * boys_functions(t[..., gaussians:, :, :], lmax))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -3)
+
+
+def largest_phase(error: float, lmax: int) -> float:
+    """The s k beyond which (s k)^(lmax + 2) exp(-(s k)^2 / 2), the waves of outputs and their second derivatives, is
+    below ``error``; in space, the r / s beyond which kernels of that kind are."""
+    phase = 2 * math.sqrt(lmax + 2)  # beyond the maximum, from where it falls
+    for _ in range(40):  # x^n exp(-x^2 / 2) = error, solved for the x of the exponential
+        phase = math.sqrt(2 * math.log(1 / error) + 2 * (lmax + 2) * math.log(phase))
+    return phase
+
+
+def spectrum(square: Tensor, width: Tensor, gaussian: bool) -> Tensor:
+    """exp(-s^2 k^2 / 2) with its factors but for 4 pi / k^2, which :func:`coulomb` is, of square wavenumbers."""
+    wave = (-square * width.square() / 2).exp()
+    return (2 * math.pi) ** 1.5 * width**3 * wave if gaussian else width * wave

@@ -1,0 +1,116 @@
+"""Attention through the waves that repeat with a cell, or with a box around an open cloud."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+
+from ... import checks
+from ...encodings.harmonics import solid_harmonics
+from ...ranks import Ranks
+from ...transforms import transformed
+from .kernels import EwaldKernels, Product, spectrum
+from .lattices import TAPER, Cells, coulomb, lattice_of, taper
+from .mesh import mesh_point_sums, mesh_wave_sums
+
+_BLOCK = {"cpu": 1 << 22, "other": 1 << 27}  # numbers in the largest tensor of a block of waves
+
+
+def lattice_sums(
+    pos: Tensor, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor, kernels: EwaldKernels, cells: Cells,
+    product: Product, *, bound: tuple[int, int, int] | None = None, mesh: bool = False, ranks: Ranks | None = None,
+) -> Tensor:  # fmt: skip
+    r"""Sums over the nodes of each graph and all their images.
+
+    .. math:: \mathrm{out}_i = \sum_c q_i^c \cdot \frac{1}{V} \sum_k \hat K_c(k)\, s_c^l\, e^{i k \cdot x_i}
+        \Big[ \sum_j e^{-i k \cdot x_j}\, k_j^c\, v_j \Big] \otimes Y_l(i k)
+
+    Args:
+        pos: ``(B, N, 3)``, in double precision, near the origin but for what repeats.
+        mask: bool ``(B, N)``, where there are nodes.
+        query, key, value: ``(B, N, H, C, A)``, ``(B, N, H, C, A)``, ``(B, N, H, V)``, zeros for padding.
+        bound: of the wave numbers of the narrowest kernel; ``None`` to find those of the cells.
+        mesh: whether sums go through a non-uniform fast Fourier transform.
+        ranks: among which nodes are shared.
+
+    Returns:
+        ``(B, N, H, E)``.
+    """
+    out = []
+    narrowest = min(low for low, _ in kernels.bounds)
+    for c, (low, high) in enumerate(kernels.bounds):
+        largest = TAPER * kernels.phase / low
+        lattice = lattice_of(
+            cells, pos, mask, potential=c >= kernels.gaussians, margin=kernels.phase * high, largest=largest,
+            dtype=value.dtype, bound=None if bound is None else scaled(bound, narrowest / low), ranks=ranks,
+        )  # fmt: skip
+        weights = lattice.weights * taper(lattice.wavevectors, largest)
+        weights = weights if c < kernels.gaussians else weights * coulomb(lattice, cells.periodic)
+        width = kernels.widths[:, c].to(weights.dtype)
+        square = lattice.wavevectors.square().sum(2, keepdim=True)
+        weights = weights[..., None] * spectrum(square, width, c < kernels.gaussians)  # B, D, H
+        gains = kernels.gains[:, c].to(width.dtype).unbind(1)
+        factors = torch.stack([gain * width**n * (-1) ** ((n + 1) // 2) for n, gain in enumerate(gains)], 1)
+        weights = (weights[..., None] * factors).to(value.dtype)  # B, D, H, L
+        harmonics = solid_harmonics(lattice.wavevectors, kernels.lmax).to(value.dtype)
+
+        def mix(sums: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
+            return _mixed(sums if ranks is None else ranks.sum(sums), weights, harmonics, product)
+
+        sources = key[:, :, :, c].transpose(2, 3)[..., None] * value[:, :, None]  # B, N, A, H, V
+        if mesh:
+            sums = mesh_point_sums(lattice.angles, lattice.numbers, sources.flatten(2), kernels.error)
+            table = mix(sums.unflatten(3, sources.shape[2:]), weights, harmonics)
+            found = mesh_wave_sums(lattice.angles, lattice.numbers, table.flatten(3), kernels.error)
+            found = found.unflatten(2, table.shape[3:])
+        else:
+            found = _in_blocks(mix, lattice.angles, lattice.numbers, sources, weights, harmonics)
+        out.append((found * query[:, :, :, c].transpose(2, 3)[..., None]).sum(2))
+    return sum(out[1:], out[0])
+
+
+def scaled(bound: tuple[int, int, int], factor: float) -> tuple[int, int, int]:
+    """Bounds of wave numbers for a kernel with so many times the width."""
+    first, second, third = (math.ceil(n * factor) for n in bound)
+    return first, second, third
+
+
+def _mixed(sums: Tensor, weights: Tensor, harmonics: Tensor, product: Product) -> Tensor:
+    """Sums over points (B, 2, D, A, H, V) times harmonics (B, D, ...) and weights (B, D, H, L): what is read."""
+    out = []
+    for degree in range(weights.shape[3]):
+        turned = torch.stack([-sums[:, 1], sums[:, 0]], 1) if degree % 2 else sums
+        scaled = turned * weights[:, None, :, None, :, degree, None]
+        out.append(product(scaled, harmonics[:, None, :, None, None, degree**2 : (degree + 1) ** 2], degree))
+    return sum(out[1:], out[0])
+
+
+def _in_blocks(
+    mix: Callable[..., Tensor], angles: Tensor, numbers: Tensor, sources: Tensor, weights: Tensor, harmonics: Tensor
+) -> Tensor:
+    """Sums by matrix products, a block of waves after the other, which backward computes again."""
+
+    def block(angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
+        phases = angles @ numbers.to(angles.dtype).mT
+        phases = torch.cat([phases.cos(), phases.sin()], 2)  # B, N, 2 D
+        sums = (phases.mT @ sources.flatten(2)).unflatten(1, (2, -1)).unflatten(3, sources.shape[2:])
+        table = mix(sums, weights, harmonics)
+        return (phases @ table.flatten(1, 2).flatten(2)).unflatten(2, table.shape[3:])
+
+    count, nodes = angles.shape[:2]
+    each = max(1, count * max(2 * nodes, 4 * sources[0, 0].numel() if count and nodes else 1))
+    step = max(1, _BLOCK.get(angles.device.type, _BLOCK["other"]) // each)
+    if checks.is_traced(angles) or transformed() or numbers.shape[1] <= step:
+        return block(angles, sources, numbers, weights, harmonics)
+    parts = zip(*(x.split(step, 1) for x in (numbers, weights, harmonics)), strict=True)
+    if not torch.is_grad_enabled():
+        return sum((block(angles, sources, *part) for part in parts), torch.zeros((), device=angles.device))
+    done = [
+        torch.utils.checkpoint.checkpoint(block, angles, sources, *part, use_reentrant=False, preserve_rng_state=False)
+        for part in parts
+    ]
+    return sum(done[1:], done[0])

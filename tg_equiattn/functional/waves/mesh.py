@@ -1,0 +1,146 @@
+"""Sums over points and waves by non-uniform fast Fourier transforms (FINUFFT), with derivatives of any order.
+
+What goes with points is (B, N, M), with waves (B, 2, D, M), a cosine's and a sine's. The two sums,
+
+    S^cos_k = sum_j cos(n_k . x_j) c_j,  S^sin_k = sum_j sin(n_k . x_j) c_j
+    f_i = sum_k cos(n_k . x_i) T^cos_k + sin(n_k . x_i) T^sin_k
+
+are each other's transposes, so the derivatives of each are sums of both kinds again.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+_TOGETHER = 16  # transforms, of two real channels each, whose grids are in memory at once
+
+
+def mesh_available() -> bool:
+    """Whether the extra ``mesh`` is installed."""
+    try:
+        import pytorch_finufft  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def mesh_point_sums(angles: Tensor, numbers: Tensor, sources: Tensor, error: float) -> Tensor:
+    """Sums over points (B, N, M) in waves, (B, 2, D, M).
+
+    Args:
+        angles: ``(B, N, 3)``, any real numbers.
+        numbers: int64 ``(B, D, 3)``.
+        error: relative, of the transform.
+    """
+    return _PointSums.apply(angles, numbers, sources, error)
+
+
+def mesh_wave_sums(angles: Tensor, numbers: Tensor, table: Tensor, error: float) -> Tensor:
+    """Sums over waves (B, 2, D, M) at points, (B, N, M)."""
+    return _WaveSums.apply(angles, numbers, table, error)
+
+
+class _PointSums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, angles: Tensor, numbers: Tensor, sources: Tensor, error: float) -> Tensor:
+        ctx.save_for_backward(angles, numbers, sources)
+        ctx.error = error
+        return torch.stack([_points(*graph, error) for graph in zip(angles, numbers, sources, strict=True)])
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        angles, numbers, sources = ctx.saved_tensors
+        of_angles = of_sources = None
+        if ctx.needs_input_grad[2]:
+            of_sources = mesh_wave_sums(angles, numbers, grad, ctx.error)
+        if ctx.needs_input_grad[0]:
+            of_angles = _slopes(angles, numbers, grad, sources, ctx.error)
+        return of_angles, None, of_sources, None
+
+
+class _WaveSums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, angles: Tensor, numbers: Tensor, table: Tensor, error: float) -> Tensor:
+        ctx.save_for_backward(angles, numbers, table)
+        ctx.error = error
+        return torch.stack([_waves(*graph, error) for graph in zip(angles, numbers, table, strict=True)])
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        angles, numbers, table = ctx.saved_tensors
+        of_angles = of_table = None
+        if ctx.needs_input_grad[2]:
+            of_table = mesh_point_sums(angles, numbers, grad, ctx.error)
+        if ctx.needs_input_grad[0]:
+            of_angles = _slopes(angles, numbers, table, grad, ctx.error)
+        return of_angles, None, of_table, None
+
+
+def _slopes(angles: Tensor, numbers: Tensor, table: Tensor, at_points: Tensor, error: float) -> Tensor:
+    """Derivatives by the angles of sum_im at_points_im f_im, f the sums over the table at points."""
+    turned = torch.stack([table[:, 1], -table[:, 0]], 1)
+    steps = numbers.to(table.dtype)
+    along = [(mesh_wave_sums(angles, numbers, turned * steps[:, None, :, None, axis], error) * at_points).sum(2)
+             for axis in range(3)]  # fmt: skip
+    return torch.stack(along, 2)
+
+
+def _points(angles: Tensor, numbers: Tensor, sources: Tensor, error: float) -> Tensor:
+    """Of one graph, (2, D, M): pairs of channels as real and imaginary parts of one transform."""
+    transform, pairs, sides, (here, there) = _prepared(angles, numbers, sources.T.contiguous())
+    out = []
+    for part in pairs.split(_TOGETHER):
+        modes = transform.finufft_type1(
+            angles.T.contiguous(), part, sides, eps=_tolerance(error, part), isign=-1, modeord=0
+        )
+        modes = modes.flatten(1)
+        plus, minus = modes[:, here], modes[:, there].conj()
+        first, second = (plus + minus) / 2, (plus - minus) / 2j
+        out.append(torch.stack([first, second], 1).flatten(0, 1))  # sums of exp(-i n x), as cosines minus i sines
+    sums = torch.cat(out)[: sources.shape[1]]
+    return torch.stack([sums.real, -sums.imag]).mT
+
+
+def _waves(angles: Tensor, numbers: Tensor, table: Tensor, error: float) -> Tensor:
+    """Of one graph, (N, M): the real parts of sums of exp(i n x) with T^cos - i T^sin; a pair of channels together, as
+    real and imaginary part, from modes that are alike but conjugate in opposite waves."""
+    modes = torch.complex(table[0], -table[1]).T / 2  # M, D
+    transform, _, sides, (here, there) = _prepared(angles, numbers, table[0].T)
+    modes = torch.nn.functional.pad(modes, (0, 0, 0, modes.shape[0] % 2)).unflatten(0, (-1, 2))
+    out = []
+    for part in modes.split(_TOGETHER):
+        first, second = part.unbind(1)
+        grid = part.new_zeros(len(part), sides[0] * sides[1] * sides[2])
+        grid.index_add_(1, here, first + 1j * second)
+        grid.index_add_(1, there, first.conj() + 1j * second.conj())
+        values = transform.finufft_type2(
+            angles.T.contiguous(), grid.unflatten(1, sides), eps=_tolerance(error, part), isign=1, modeord=0
+        )
+        out.append(torch.stack([values.real, values.imag], 1).flatten(0, 1))
+    return torch.cat(out)[: table.shape[2]].T.contiguous()
+
+
+def _prepared(angles: Tensor, numbers: Tensor, channels: Tensor):
+    """The library, channels (M, ...) in pairs as complex ones, the sides of the grid of modes, and where on it waves
+    and their opposites lie."""
+    import pytorch_finufft.functional as transform
+
+    padded = torch.nn.functional.pad(channels, (0, 0, 0, channels.shape[0] % 2)).unflatten(0, (-1, 2))
+    half = numbers.abs().amax(0)
+    sides = tuple((2 * half + 1).tolist())
+    strides = numbers.new_tensor([sides[1] * sides[2], sides[2], 1])
+    here, there = ((numbers + half) @ strides, (half - numbers) @ strides)
+    return transform, torch.complex(padded[:, 0], padded[:, 1]), sides, (here, there)
+
+
+@functools.lru_cache(maxsize=64)
+def _least(dtype: torch.dtype) -> float:
+    return 16 * torch.finfo(dtype).eps
+
+
+def _tolerance(error: float, like: Tensor) -> float:
+    """What is asked of the library: a tenth of what is promised, if numbers of this precision can have it."""
+    return max(error / 10, _least(like.dtype))
