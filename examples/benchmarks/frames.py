@@ -2,7 +2,10 @@
 
 Content is active: the heads that look by content do from the start (their maps are shown to change with the input), and
 parameters are random. Heads are those of the layers' defaults, of the digits of docs/experiments.md, and all of them by
-content. Times are medians of rounds in turn, one thread.
+content. Times are medians of rounds in turn, on one thread, by the clock of the
+processor, which what else the machine does leaves alone. Memory is the peak of what forward and backward allocate above
+what was there, gradients included, in tensors of the scores of all heads, (B, heads, places, |H|, *spatial) in float32.
+Last, a training step of the models of digits and of the G-CNNs beside them, by which epochs of equal time are chosen.
 
     python -W ignore examples/benchmarks/frames.py                  # a few minutes
     python -W ignore examples/benchmarks/frames.py --compiled       # with torch.compile, too
@@ -12,16 +15,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
     from escnn import gspaces, nn
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "studies"))  # where the models of digits are
+import rotated_digits
+from rotated_digits import RotatedDigits
 from tg_equiattn.integrations.escnn import R2GroupAttention, R3GroupAttention
 
 # name, gspace, fields, window, side, images, heads, width of a head, heads that look by content
@@ -35,16 +45,19 @@ CASES = [
     ("the same, both by content", gspaces.octaOnR3(), 4, 3, 16, 1, 2, 4, 2),
 ]
 
+# the models of digits in frames, with their heads and channels, and the G-CNNs beside them
+DIGITS = {"R4_SA": ("C4 G-CNN", 15, 16), "R8_SA": ("C8 G-CNN", 12, 12), "R4M_SA": ("D4 G-CNN", 12, 12)}
+
 
 def medians(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Seconds of each, measured in turn after two calls to warm up."""
+    """Seconds of each by the processor's clock, measured in turn after two calls to warm up."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(repeats + 2):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start = time.process_time()
             run()
             if number >= 2:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(time.process_time() - start)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -55,6 +68,18 @@ def looks_at_content(layer: torch.nn.Module, x: nn.GeometricTensor) -> bool:
     other = nn.GeometricTensor(torch.randn_like(part.tensor), x.type)
     one, two = (layer.attention_map(y, pixel)[:, 0] for y in (part, other))
     return bool((one - two).abs().max() > 1e-3)
+
+
+def peak(run: Callable[[], None]) -> int:
+    """Bytes of the largest sum of tensors that a call allocates and has not freed."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        run()
+    result = record.profiler.kineto_results  # the only place that has allocations in their order
+    held = most = 0
+    for event in sorted((e for e in result.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
 
 
 def measure(case: tuple, repeats: int, compiled: bool) -> list[str]:
@@ -100,7 +125,37 @@ def measure(case: tuple, repeats: int, compiled: bool) -> list[str]:
         taken = medians({which: make(which) for which in modules}, repeats)
         row.append(f"{1e3 * taken['convolution']:.1f}")
         row += [f"{taken[which] / taken['convolution']:.2f}" for which in modules if which != "convolution"]
+    score = 4 * batch * heads * kernel**gspace.dimensionality * gspace.fibergroup.order() * side**gspace.dimensionality
+    for which in ("convolution", "frames"):
+        modules[which].zero_grad()
+        row.append(f"{peak(training(which)) / score:.2f}")
     return row
+
+
+def digits(name: str, repeats: int) -> list[str]:
+    """Milliseconds of a training step of the G-CNN, and the multiples that frames take, with content and without."""
+    convolution, heads, channels = DIGITS[name]
+    settings = RotatedDigits(models=(convolution,), relation=("ge_vit",), size=12, blocks=1)
+    batch = torch.randn(settings.batch, 1, settings.size, settings.size), torch.randint(10, (settings.batch,))
+    models = {convolution: rotated_digits.build(settings)}
+    framed = dataclasses.replace(settings, models=(name,), heads=heads, head_channels=1, channels=channels)
+    for relation in rotated_digits.FRAMED:
+        models[relation] = rotated_digits.build(dataclasses.replace(framed, relation=(relation,)))
+
+    def step(model: torch.nn.Module) -> Callable[[], None]:
+        adam = torch.optim.Adam(model.parameters())
+
+        def run() -> None:
+            adam.zero_grad()
+            torch.nn.functional.cross_entropy(*rotated_digits.predict(model, batch)).backward()
+            adam.step()
+
+        return run
+
+    taken = medians({which: step(model.train()) for which, model in models.items()}, 5 * repeats)
+    return [convolution, f"{1e3 * taken[convolution]:.1f}"] + [
+        f"{taken[relation] / taken[convolution]:.2f}" for relation in rotated_digits.FRAMED
+    ]
 
 
 def main() -> None:
@@ -111,11 +166,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     more = ["compiled"] if options.compiled else []
-    head = ["", "convolution, ms", "frames", *more, "with backward, ms", "frames", *more]
+    head = ["", "convolution, ms", "frames", *more, "with backward, ms", "frames", *more, "its memory", "frames"]
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     for number, case in enumerate(CASES):
         if options.cases is None or number in options.cases:
             print("| " + " | ".join(measure(case, options.repeats, options.compiled)) + " |", flush=True)
+    print("\n| digits, a training step | ms | frame | separable |\n|---|---|---|---|")
+    for name in DIGITS:
+        print("| " + " | ".join(digits(name, options.repeats)) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ rotation takes a knot to its mirror image, so whoever is to name it must be inva
 reflections. Blocks of 2 x 2 x 2 voxels are averaged, which every model begins with; then come, at about equal numbers
 of parameters, lifting and two layers, with windows of 3 x 3 x 3 and, between one and the next, pools of 2 x 2 x 2,
 
-GE-ViT                 attention on the 24 rotations of the cube
+GE-ViT                 attention on the 24 rotations of the cube, relation "relative"
+GE-ViT, frames         the same with relation "frame", heads of one channel, an eighth of which look by content
 GE-ViT, no rotations   the same on the trivial group
 G-CNN                  escnn's R3Conv on the 24 rotations of the cube
 G-CNN, no rotations    the same on the trivial group
@@ -50,7 +51,10 @@ import matplotlib.pyplot as plt
 
 SEED = 71  # of the test shapes, which do not depend on the seed of training
 TESTS = "upright", "lattice", "turned"
-Model = Literal["GE-ViT", "GE-ViT, no rotations", "G-CNN", "G-CNN, no rotations", "G-CNN, reflections"]
+Model = Literal[
+    "GE-ViT", "GE-ViT, frames", "GE-ViT, no rotations", "G-CNN", "G-CNN, no rotations", "G-CNN, reflections"
+]
+FRAMED = {"relation": "frame", "heads": 12, "head_channels": 1}  # a value of 24 elements has 24 times the weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,10 +112,11 @@ def build(settings: SolidShapes, width: int | None = None) -> nn.Module:
             return like
         return matched(lambda width: build(settings, width), parameters(like))
     if name.startswith("GE-ViT"):
+        attention = {"relation": "relative", "heads": settings.heads, "head_channels": settings.head_channels}
         model = GEViT(
             trivial(3) if "no rotations" in name else octahedral(), 1, len(KINDS), channels=[width] * settings.blocks,
-            heads=settings.heads, head_channels=settings.head_channels, kernel_size=3, relation="relative",
-            encoding="joint", norm="batch", pools=range(settings.blocks),
+            kernel_size=3, encoding="joint", norm="batch", pools=range(settings.blocks),
+            **(FRAMED if "frames" in name else attention),
         )  # fmt: skip
     else:
         spaces = {"G-CNN": gspaces.octaOnR3, "G-CNN, reflections": gspaces.fullOctaOnR3}

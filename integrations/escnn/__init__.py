@@ -14,6 +14,7 @@ from .._host import require
 require("escnn", "escnn")
 
 from .between import between_fields  # noqa: E402
+from .exported import export  # noqa: E402
 from .ge_vit import GEViT  # noqa: E402
 from .images import (  # noqa: E402
     R2AttentionBlock,
@@ -50,5 +51,6 @@ __all__ = [
     "R3RegularGlobalNorm",
     "R3RegularLayerNorm",
     "between_fields",
+    "export",
     "group_from_gspace",
 ]

@@ -9,28 +9,11 @@ import torch
 from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor, nn
 
-from tg_equiattn.functional.group.attention import check_window_backend
 from tg_equiattn.groups import FiniteGroup
-from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
 from tg_equiattn.testing import act, off_lattice_errors
 
+from .exported import ATTENTION, Exported, export
 from .types import common_gspace, group_from_gspace, prefix
-
-_ATTENTION = (LiftingAttention, GroupAttention, GlobalGroupAttention)
-
-
-class Exported(nn.Module):
-    """A core between modules that give tensors its layout and take it back."""
-
-    def __init__(self, before: nn.Module, core: nn.Module, after: nn.Module) -> None:
-        super().__init__()
-        self.before, self.core, self.after = before, core, after
-
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
-        options = {} if mask is None else {"mask": mask}
-        if context is not None:
-            options["context"] = self.before(context)
-        return self.after(self.core(self.before(x), **options))
 
 
 class RdModule(EquivariantModule):
@@ -47,7 +30,7 @@ class RdModule(EquivariantModule):
         super().__init__()
         self.space, self.in_type, self.out_type = in_type.gspace, in_type, out_type
         self.group, self.core, self.lifts = group, core, lifts
-        windows = [m.neighbourhood.kernel_size for m in core.modules() if isinstance(m, _ATTENTION)]
+        windows = [m.neighbourhood.kernel_size for m in core.modules() if isinstance(m, ATTENTION)]
         side = max([11 if group.dim == 2 else 5, *(size or 0 for size in windows)])
         self.check_size: tuple[int, ...] = (side, side + 2) if group.dim == 2 else (side, side + 1, side)
 
@@ -191,14 +174,11 @@ class RdModule(EquivariantModule):
             backend: that of the attention layers in what is returned; ``None`` leaves theirs. ``"plain"`` leaves only
                 standard operators of torch, for ``torch.jit.trace`` and ONNX.
         """
+        if backend is not None:
+            return export(self, backend)
         self.eval()
-        core = copy.deepcopy(self.core)
-        for module in core.modules():
-            if backend is not None and isinstance(module, _ATTENTION):
-                check_window_backend(backend, module.neighbourhood)
-                module.backend = backend
         before = nn.Identity() if self.lifts else nn.Unflatten(1, (-1, len(self.group)))
-        return Exported(before, core, self._after()).eval()
+        return Exported(before, copy.deepcopy(self.core), self._after()).eval()
 
     def _after(self) -> nn.Module:
         """As a module what :meth:`join` is."""

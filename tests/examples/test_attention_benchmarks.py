@@ -71,21 +71,6 @@ def test_relative_is_measured_beside_the_convolution(tmp_path):
     assert all(len(row) == 10 and row[8].strip() for row in rows)
 
 
-@pytest.mark.slow
-def test_what_locality_costs_is_measured(tmp_path):
-    table = tmp_path / "table.md"
-    result = run("benchmarks/locality.py", "--layers", "ge_vit, C4, 5 x 5", "--ways", "eager", "--repeats", 1,
-                 "--output", table)  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    rows = [line.split("|")[1:-1] for line in table.read_text().splitlines() if line.startswith("| ge_vit")]
-    assert [row[2].strip() for row in rows] == ["forward", "forward+backward"]
-    for row in rows:
-        without, beside, times = (float(x) for x in row[3:6])
-        assert times == pytest.approx(beside / without, rel=0.02, abs=0.01)
-        assert float(row[6]) > 0
-        assert float(row[7]) > 0
-
-
 def test_attention_over_all_pairs_by_a_double_sum():
     """Scores from scalars in their own width, however it is padded; values of scalars and vectors alike."""
     from point_clouds import CHANNELS, InvariantAttention

@@ -87,7 +87,7 @@ def test_classes_are_balanced_and_drawn_from_a_seed():
     assert torch.cdist(flat, flat).add(100 * torch.eye(24)).min() > 0.5  # no two are the same
 
 
-@pytest.mark.parametrize("name", ["GE-ViT", "GE-ViT, no rotations", "G-CNN", "G-CNN, no rotations"])
+@pytest.mark.parametrize("name", ["GE-ViT", "GE-ViT, frames", "GE-ViT, no rotations", "G-CNN", "G-CNN, no rotations"])
 def test_what_models_are_invariant_under(study, name):
     """Rotations, but not reflections; without rotations neither."""
     torch.manual_seed(0)

@@ -9,26 +9,28 @@ import torch
 with contextlib.redirect_stdout(io.StringIO()):
     from escnn import gspaces, nn
 
-from tg_equiattn.integrations.escnn import GEViT, R2GroupAttention, R2LiftingAttention
+from tg_equiattn.integrations.escnn import GEViT, R2GroupAttention, R2LiftingAttention, between_fields, export
 
 GSPACE = gspaces.flipRot2dOnR2(2)
 IMAGE, HIDDEN = (nn.FieldType(GSPACE, 3 * [r]) for r in (GSPACE.trivial_repr, GSPACE.regular_repr))
+MIXED = nn.FieldType(GSPACE, [GSPACE.trivial_repr, GSPACE.irrep(1, 1)])
 MODELS = {
     "GEViT": lambda: GEViT(IMAGE, 5, channels=(6, 8), heads=2, kernel_size=3, pools=(1,)),
     "global": lambda: R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=None),
     "mixed": lambda: nn.SequentialModule(
-        R2LiftingAttention(IMAGE, HIDDEN, heads=2, kernel_size=3, backend="plain"),
+        R2LiftingAttention(IMAGE, HIDDEN, heads=2, kernel_size=3),
         nn.InnerBatchNorm(HIDDEN),
         nn.ReLU(HIDDEN),
-        R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=3, relation="relative", backend="plain"),
+        R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=3, relation="relative"),
         nn.R2Conv(HIDDEN, IMAGE, 3, padding=1),
     ),
+    "between": lambda: between_fields(MIXED, R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=3), IMAGE),
 }
 
 
 def exported(name, randomise):
     model = randomise(MODELS[name](), 0.3).eval()
-    return model, model.export() if name == "mixed" else model.export(backend="plain")
+    return model, export(model, backend="plain")
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
@@ -74,3 +76,13 @@ def test_unknown_backends_are_refused():
         MODELS["GEViT"]().export(backend="onnx")
     with pytest.raises(ValueError, match="with global attention, got 'triton'"):
         MODELS["global"]().export(backend="triton")
+    with pytest.raises(ValueError, match="with relation 'frame', got 'triton'"):
+        export(MODELS["between"](), backend="triton")
+
+
+def test_models_keep_their_backend():
+    """It is the copy's; a layer of our own says the same of itself."""
+    model = MODELS["between"]()
+    assert export(model, backend="plain")[1].core.backend == "plain"
+    assert model[1].export(backend="plain").core.backend == "plain"
+    assert model[1].core.backend == model.export()[1].core.backend == "auto"

@@ -69,7 +69,7 @@ class _Operands:
 
     def _hidden(self, there: Tensor) -> Tensor:
         """What is added to the scores of keys (b, *spatial) that are not there, or out of the image."""
-        inside = torch.stack(self.window.views(self.window.pad(there, self.circular)), 1)
+        inside = torch.stack(self.window.slices(self.window.pad(there, self.circular)), 1)
         return (1 - inside).mul_(HIDDEN)[:, None, None]
 
     def hidden(self, chunk: _Chunk) -> Tensor | None:

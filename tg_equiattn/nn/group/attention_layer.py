@@ -93,11 +93,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         locality = fitting_sharpness(group.isometries, locality)
         shape = fitting_shape(group.isometries, kernel_size) if neighbourhood is None else neighbourhood
         self.neighbourhood = Neighbourhood(group.dim, kernel_size, shape, padding_mode)
-        check_window_backend(backend, self.neighbourhood)
         self.dropout, self.scale, self.encoding_name, self.backend = dropout, scale, encoding, backend
         self.content_heads = fitting_content(heads, content_heads, frames, kernel_size, locality)
-        if frames:
-            check_frame_backend(backend)
         width = self.content_heads * head_channels
         linear: Any = functools.partial(GroupLinear, group.isometries) if frames else Pointwise
         compares = frames and kernel_size is None  # an element with others
@@ -129,6 +126,18 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         exact = group.isometries.matrices
         exact = exact if kernel_size is None else rotated_offsets(exact, self.neighbourhood)
         self.register_buffer("geometry", exact.to(self.out.weight.device), persistent=False)
+
+    @property
+    def backend(self) -> str:
+        """What computes the attention; it may be changed, to one that the layer has."""
+        return self._backend
+
+    @backend.setter
+    def backend(self, backend: str) -> None:
+        check_window_backend(backend, self.neighbourhood)
+        if self.frames:
+            check_frame_backend(backend)
+        self._backend = backend
 
     @torch.no_grad()
     def _compare_turned(self) -> None:
