@@ -13,8 +13,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tg_equiattn.grids import Neighbourhood
-
 FLOAT = 4
 
 
@@ -55,21 +53,6 @@ def group_core(elements: int, width: int, pairs: int, pixels: int, backward: boo
     return flops, pairs * 2 * square + pixels * square
 
 
-def relative_core(elements: int, width: int, pairs: int, pixels: int, backward: bool) -> tuple[int, int]:
-    """Operations and exponentials with the relation "relative", for one head of ``width`` channels; E elements.
-
-    Forward, a pair (pixel, neighbour): logits <q(t), k(s)> and the weighted values, 2 E^2 width each, <q(t),
-    rho(t^-1 D)>, 2 E width; the logits' sum and the normaliser, 3 E^2; E^2 exponentials. A pixel: <q(t), rho(u)>,
-    2 E^2 width. Backward, a pair: dW, dv, dq and dk, 8 E^2 width, two gradients of the spatial logit, 4 E width; the
-    mean of dW, dlogit and its sums over s and over D, 6 E^2. A pixel: the gradients of q and rho(u), 4 E^2 width.
-    """
-    square = elements**2
-    flops = pairs * (4 * square * width + 2 * elements * width + 3 * square) + pixels * 2 * square * width
-    if backward:
-        flops += pairs * (8 * square * width + 4 * elements * width + 6 * square) + pixels * 4 * square * width
-    return flops, pairs * square
-
-
 def _layer(core: tuple[int, int], elements: int, size: int, batch: int, in_channels: int, out_channels: int, heads: int,
            width: int, backward: bool) -> Floor:  # fmt: skip
     """Projections, the core, projection.
@@ -91,15 +74,6 @@ def group_attention(elements: int, kernel_size: int | None, size: int, batch: in
     """A layer around factorised attention, in square windows or global."""
     images = batch * heads
     core = group_core(elements, width, images * window_pairs(size, kernel_size), images * size**2, backward)
-    return _layer(core, elements, size, batch, in_channels, out_channels, heads, width, backward)
-
-
-def relative_group_attention(elements: int, neighbourhood: Neighbourhood, size: int, batch: int, in_channels: int,
-                             out_channels: int, heads: int, width: int, backward: bool) -> Floor:  # fmt: skip
-    """A layer around attention with the relation "relative"."""
-    images, reach = batch * heads, neighbourhood.offsets((size, size)).abs().clamp_max(size)
-    pairs = int((size - reach).prod(1).sum())
-    core = relative_core(elements, width, images * pairs, images * size**2, backward)
     return _layer(core, elements, size, batch, in_channels, out_channels, heads, width, backward)
 
 

@@ -34,10 +34,11 @@ import rotated_digits
 from rotated_digits import RotatedDigits
 from tg_equiattn.integrations.escnn import R2GroupAttention, R3GroupAttention
 
-# name, gspace, fields, window, side, images, heads, width of a head, heads that look by content
+# name, gspace, fields, window, side, images, heads, width of a head, heads that look by content or another relation
 CASES = [
     ("C8, 8 fields, 5 x 5, 2 heads of 4", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, None),
     ("the same, both by content", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, 2),
+    ("the same, relative", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, "relative"),
     ("C8, 8 fields, 5 x 5, 15 heads of 1", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 15, 1, None),
     ("C8, 32 fields, 7 x 7, 8 heads of 4", gspaces.rot2dOnR2(8), 32, 7, 32, 4, 8, 4, None),
     ("the same, all by content", gspaces.rot2dOnR2(8), 32, 7, 32, 4, 8, 4, 8),
@@ -88,7 +89,13 @@ def measure(case: tuple, repeats: int, compiled: bool) -> list[str]:
     fields = nn.FieldType(gspace, channels * [gspace.regular_repr])
     convolution = (nn.R2Conv if flat else nn.R3Conv)(fields, fields, kernel, padding=kernel // 2)
     layer = (R2GroupAttention if flat else R3GroupAttention)(
-        fields, fields, heads=heads, head_channels=width, kernel_size=kernel, content_heads=content, encoding="joint"
+        fields,
+        fields,
+        heads=heads,
+        head_channels=width,
+        kernel_size=kernel,
+        encoding="joint",
+        **{"relation" if isinstance(content, str) else "content_heads": content},
     )
     x = nn.GeometricTensor(torch.randn(batch, fields.size, *[side] * gspace.dimensionality), fields)
     with torch.no_grad():

@@ -3,13 +3,11 @@
 The baseline is the same layer with every score of every (output, query, key) element in memory, as published code
 computes it (``tests/helpers/oracles.py``). Every measurement runs in a process of its own, one after the other, with
 warm-up; times are medians. Where the baseline does not fit in memory at the asked batch it runs, and so do the layers
-beside it, at the largest batch that does. Beside each stand its floor (floor.py) and escnn's R2Conv, 5 x 5, of as many
-regular fields of the same group.
+beside it, at the largest batch that does. Beside each stands its floor (floor.py). Relations of the papers alone: for
+frames, and "relative", beside escnn's convolution see frames.py.
 
     python examples/benchmarks/group_attention.py                # every case, about 20 minutes
     python examples/benchmarks/group_attention.py --cases C4     # one case
-    python examples/benchmarks/group_attention.py --cases "C8 relative" --channels 8 --heads 2 --head-channels 4 \
-        --batch 4 --size 32                                      # the cheap relation, beside R2Conv
     python examples/benchmarks/group_attention.py --device cuda  # C8 at batch 64, and the fused kernel too
 """
 
@@ -21,7 +19,7 @@ import json
 from pathlib import Path
 
 import torch
-from counts import Floor, group_attention, relative_group_attention
+from counts import group_attention
 from floor import floor_cells, floor_note, machine_rates
 from measure import (
     DIRECTIONS,
@@ -34,7 +32,6 @@ from measure import (
     machine,
     measure,
     report,
-    short,
     table,
 )
 from torch import Tensor
@@ -44,10 +41,8 @@ from tg_equiattn.groups import cyclic, dihedral
 from tg_equiattn.nn import GroupAttention
 
 ROOT = Path(__file__).resolve().parents[2]
-RELATIVE = " relative"  # without the materialised formula, and in windows of the layer's own choice
 CASES = {
     "C4": (cyclic(4), 5), "C8": (cyclic(8), 5), "C12": (cyclic(12), 5), "D4": (dihedral(4), 5), "D8": (dihedral(8), 5),
-    "C4 relative": (cyclic(4), 5), "C8 relative": (cyclic(8), 5), "D4 relative": (dihedral(4), 5),
     "C4 global": (cyclic(4), None),
 }  # fmt: skip
 CHANNELS, HEADS, HEAD_CHANNELS = 20, 9, 10
@@ -78,34 +73,17 @@ class MaterialisedAttention(GroupAttention):
         return self.out(out.flatten(1, 2))
 
 
-def convolution(case: str, channels: int, device: str):
-    """escnn's R2Conv between as many regular fields."""
-    from escnn import gspaces, nn  # only this row needs it
-
-    group = CASES[case][0]
-    rotations = len(group) // 2 if case.startswith("D") else len(group)
-    gspace = (gspaces.flipRot2dOnR2 if case.startswith("D") else gspaces.rot2dOnR2)(rotations)
-    fields = nn.FieldType(gspace, channels * [gspace.regular_repr])
-    layer = nn.R2Conv(fields, fields, 5, padding=2).to(device)
-    return layer, lambda x: layer(nn.GeometricTensor(x.flatten(1, 2), fields)).tensor
-
-
-def measure_case(case: str, variant: str, direction: str, batch: int, size: int, channels: int, heads: int, width: int,
-                 repeats: int, device: str) -> dict:  # fmt: skip
+def measure_case(
+    case: str, variant: str, direction: str, batch: int, size: int, repeats: int, device: str
+) -> dict:  # fmt: skip
     """Median seconds and peak bytes above what was there before the first call."""
     torch.manual_seed(0)
     group, kernel_size = CASES[case]
-    x = torch.randn(batch, channels, len(group), size, size, device=device)
-    if variant == "convolution":
-        layer, call = convolution(case, channels, device)
-        backward = direction == "forward+backward"
-        layer.train(backward)  # in eval mode its filters are there already
-        return measure(lambda: (layer, lambda: call(x)), backward, repeats, 3, device)
+    x = torch.randn(batch, CHANNELS, len(group), size, size, device=device)
     kind = MaterialisedAttention if variant == "baseline" else GroupAttention
     options = {"locality": None} if variant == "baseline" else {"backend": "triton" if variant == "triton" else "torch"}
-    options |= {"relation": "relative"} if RELATIVE in case else {"neighbourhood": "square"}
-    layer = kind(group, channels, channels, heads=heads, head_channels=width, kernel_size=kernel_size,
-                 **options).to(device)  # fmt: skip
+    layer = kind(group, CHANNELS, CHANNELS, heads=HEADS, head_channels=HEAD_CHANNELS, kernel_size=kernel_size,
+                 relation="ge_vit", neighbourhood="square", **options).to(device)  # fmt: skip
     compiled = variant == "compiled"
     torch.compile(lambda x: x + 1)(torch.zeros(2, device=device)) if compiled else None  # the compiler's own memory
     call = torch.compile(layer, fullgraph=True) if compiled else layer
@@ -113,30 +91,13 @@ def measure_case(case: str, variant: str, direction: str, batch: int, size: int,
     return measure(lambda: (layer, lambda: call(x)), backward, repeats, 2 if compiled else 1, device)
 
 
-def fitting_batch(case: str, batch: int, size: int, heads: int, device: str) -> int:
+def fitting_batch(case: str, batch: int, size: int, device: str) -> int:
     """The largest batch (by halving) whose materialised backward pass fits: about six tensors of all scores."""
     group, kernel_size = CASES[case]
-    scores = len(group) ** 3 * (kernel_size or size) ** 2 * size**2 * heads * 4
+    scores = len(group) ** 3 * (kernel_size or size) ** 2 * size**2 * HEADS * 4
     while batch > 1 and 6 * scores * batch > available(device):
         batch //= 2
     return batch
-
-
-def floor_of(case: str, sizes: tuple[int, ...], backward: bool) -> Floor:
-    """The floor of a case; ``sizes`` are batch, pixels a side, channels, heads and channels of a head."""
-    (group, kernel_size), (batch, size, channels, heads, width) = CASES[case], sizes
-    if RELATIVE not in case:
-        return group_attention(len(group), kernel_size, size, batch, channels, channels, heads, width, backward)
-    window = GroupAttention(group, 3, 3, heads=1, head_channels=3, kernel_size=kernel_size).neighbourhood
-    return relative_group_attention(len(group), window, size, batch, channels, channels, heads, width, backward)
-
-
-def convolution_cells(value: dict | str, beside: dict | str) -> list[str]:
-    """Seconds of the convolution, and how many times those a layer takes."""
-    if isinstance(beside, str):
-        return [beside, "-"]
-    ratio = "-" if isinstance(value, str) else short(value["seconds"] / beside["seconds"])
-    return [short(beside["seconds"]), ratio]
 
 
 def verdict(case: str, batch: int, size: int, direction: str, results: dict[str, dict | str]) -> list[str]:
@@ -162,9 +123,6 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--batch", type=int, help=f"images (default {BATCH}; {GOAL_BATCH} for {GOAL_CASE} on CUDA)")
     parser.add_argument("--size", type=int, default=28, help="pixels a side (default 28)")
-    parser.add_argument("--channels", type=int, default=CHANNELS, help=f"fields (default {CHANNELS})")
-    parser.add_argument("--heads", type=int, default=HEADS, help=f"heads (default {HEADS})")
-    parser.add_argument("--head-channels", type=int, default=HEAD_CHANNELS, help=f"of a head (default {HEAD_CHANNELS})")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="default all; triton on CUDA only")
     add_arguments(parser, "out/benchmarks/group_attention.md")
     options = parser.parse_args()
@@ -174,36 +132,37 @@ def main() -> None:
 
     device = options.device
     variants, rates = chosen(options.variants, VARIANTS, device, ("triton",)), machine_rates(options)
-    columns = ["group", "batch", "pass", "layer", "s", "GiB", "floor, s", "times floor", "R2Conv, s", "times R2Conv"]
+    columns = ["group", "batch", "pass", "layer", "s", "GiB", "floor, s", "times floor"]
     rows, lines = table(columns), []
-    widths = options.channels, options.heads, options.head_channels
     work = [(case, direction) for case in options.cases for direction in DIRECTIONS]
     for case, direction in tqdm(work, desc="group attention"):
-        _, kernel_size = CASES[case]
+        group, kernel_size = CASES[case]
         asked = options.batch or (GOAL_BATCH if case == GOAL_CASE and is_cuda(device) else BATCH)
-        materialised = kernel_size is not None and RELATIVE not in case  # all pairs of all pixels fit nowhere
-        batch = fitting_batch(case, asked, options.size, options.heads, device) if materialised else asked
-        sizes = (batch, options.size, *widths)
-        floor = floor_of(case, sizes, direction == "forward+backward")
-        beside = in_own_process(__file__, case, "convolution", direction, *sizes, options.repeats, device)
+        materialised = kernel_size is not None  # all pairs of all pixels fit nowhere
+        batch = fitting_batch(case, asked, options.size, device) if materialised else asked
+        floor = group_attention(
+            len(group), kernel_size, options.size, batch, CHANNELS, CHANNELS, HEADS, HEAD_CHANNELS,
+            direction == "forward+backward",
+        )  # fmt: skip
         results: dict[str, dict | str] = {}
         for variant in VARIANTS:
             if variant not in variants or (variant == "baseline" and not materialised):
                 results[variant] = "-"
                 continue
             repeats = min(options.repeats, 3) if variant == "baseline" or kernel_size is None else options.repeats
-            value = results[variant] = in_own_process(__file__, case, variant, direction, *sizes, repeats, device)
+            value = results[variant] = in_own_process(
+                __file__, case, variant, direction, batch, options.size, repeats, device
+            )
             cells = [cell(value, results["baseline"], what) for what in ("seconds", "bytes")]
-            cells += [*floor_cells(value, floor, rates), *convolution_cells(value, beside)]
+            cells += floor_cells(value, floor, rates)
             rows.append(f"| {case} | {batch} | {direction} | {NAMES[variant]} | {' | '.join(cells)} |")
             tqdm.write(rows[-1])
         if case == GOAL_CASE and is_cuda(device):
             lines += verdict(case, batch, options.size, direction, results)
     note = (
-        f"{options.channels} channels, {options.heads} heads of {options.head_channels}, {options.size} x "
-        f"{options.size} pixels, windows of 5 x 5 unless global; {machine(device)}. In brackets: how many times "
-        f"faster, or less memory, than materialised. R2Conv: escnn's, 5 x 5, between as many regular fields. Every "
-        f"row's floor is that of the factorised form, or of all scores with 'relative'; {floor_note(rates)}"
+        f"{CHANNELS} channels, {HEADS} heads of {HEAD_CHANNELS}, {options.size} x {options.size} pixels, windows of "
+        f"5 x 5 unless global; {machine(device)}. In brackets: how many times faster, or less memory, than "
+        f"materialised. Every row's floor is that of the factorised form; {floor_note(rates)}"
     )
     report(note, [*rows, "", *lines], options.output)
 

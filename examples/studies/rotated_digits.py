@@ -51,6 +51,7 @@ GSPACES = {
     "R4M_SA": gspaces.flipRot2dOnR2(4),
 }
 EQUALS = {"C4 G-CNN": "R4_SA", "C8 G-CNN": "R8_SA", "D4 G-CNN": "R4M_SA"}  # of the same group, and about as large
+GROUPS = {name: number for number, pair in enumerate(EQUALS.items()) for name in pair}  # in the order of tables
 WITHOUT_RELATION = ("Z2_SA", *EQUALS)  # one element has one relation, convolutions none
 PAPERS = {"ge_vit": "GE-ViT", "gsa": "GSA-Nets"}
 FRAMED = ("frame", "separable")  # with heads of their own; the tables of relations are of the others
@@ -341,14 +342,17 @@ def accuracy(rows: list[Row]) -> str:
 
 
 def in_frames(rows: list[Row]) -> str:
-    """Frames and separable convolutions beside the G-CNN of the same group, each at every rate it was trained with."""
+    """Frames and separable convolutions beside the G-CNN of the same group, with every number of epochs and at every
+    rate they were trained with."""
     lines = []
-    for group in grouped(rows, "models", "relation", "learning_rate").values():
-        name, convolves = group[0].setting("models"), is_convolution(group[0])
-        what = "-" if convolves else group[0].setting("relation")
-        rate = f"{group[0].setting('learning_rate'):g}"
-        lines.append([name, what, rate, f"{group[0].parameters:,}", values(group), str(len(group))])
-    return markdown(["model", "relation", "rate", "parameters", "accuracy", "seeds"], sorted(lines))
+    for group in grouped(rows, "models", "relation", "epochs", "learning_rate").values():
+        name, epochs, rate = (group[0].setting(key) for key in ("models", "epochs", "learning_rate"))
+        what = "-" if is_convolution(group[0]) else group[0].setting("relation")
+        order = epochs, GROUPS[name], what, rate
+        cells = [name, what, f"{rate:g}", f"{group[0].parameters:,}", values(group), str(len(group))]
+        lines.append((order, [str(epochs), *cells, f"{np.mean([row.seconds for row in group]):.0f}"]))
+    head = ["epochs", "model", "relation", "rate", "parameters", "accuracy", "seeds", "seconds"]
+    return markdown(head, [line for _, line in sorted(lines)])
 
 
 def windows(rows: list[Row]) -> str:
@@ -406,7 +410,8 @@ def report(rows: list[Row], folder: Path) -> dict[str, str]:
     main = of_main_setting(rows)
     tables = {"accuracy": accuracy(main)}
     if framed := [row for row in rows if row.setting("relation") in FRAMED]:
-        beside = [row for row in rows if is_convolution(row) and row.setting("epochs") == framed[0].setting("epochs")]
+        epochs = {row.setting("epochs") for row in framed}
+        beside = [row for row in rows if is_convolution(row) and row.setting("epochs") in epochs]
         tables["frames"] = in_frames(framed + beside)
     rows = [row for row in rows if row not in framed]
     figures = {"accuracy": (by(main, model_of, label, percent), "test accuracy in percent", "model")}

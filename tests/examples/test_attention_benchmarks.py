@@ -6,6 +6,9 @@ import pytest
 import torch
 from running import evaluate_here, number, run
 
+from tg_equiattn.groups import cyclic
+from tg_equiattn.nn import GroupAttention
+
 
 @pytest.mark.slow
 def test_linear_attention_benchmark(tmp_path):
@@ -53,22 +56,27 @@ def test_group_attention_benchmark(tmp_path):
     assert all("x)" in row[4] for row in rows[1::2])
     for row in rows:
         assert number(row[7]) == pytest.approx(number(row[4]) / number(row[6]), rel=0.02)
-        if row[8].strip() == "not installed":  # escnn
-            assert row[9].strip() == "-"
-        else:
-            assert number(row[9]) == pytest.approx(number(row[4]) / number(row[8]), rel=0.02)
 
 
-@pytest.mark.slow
-def test_relative_is_measured_beside_the_convolution(tmp_path):
-    table = tmp_path / "table.md"
-    result = run("benchmarks/group_attention.py", "--cases", "D4 relative", "--size", 6, "--batch", 1, "--repeats", 1,
-                 "--channels", 4, "--heads", 2, "--head-channels", 3, "--variants", "baseline", "eager", "--rates",
-                 1e10, 1e11, 1e9, "--output", table)  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    rows = [line.split("|")[1:-1] for line in table.read_text().splitlines() if line.startswith("| D4")]
-    assert [row[3].strip() for row in rows] == 2 * ["eager"]  # there is no materialised formula of it
-    assert all(len(row) == 10 and row[8].strip() for row in rows)
+def test_memory_is_the_most_that_is_held_at_once():
+    """Not the sum of all that is allocated, and nothing that was there before."""
+    from frames import peak
+
+    x = torch.ones(1000)
+    assert peak(lambda: x.exp()) == 4000
+    assert peak(lambda: (x.exp(), x.exp())) == 8000
+    assert peak(lambda: [x.exp().sum() for _ in range(3)]) < 5000
+
+
+@pytest.mark.parametrize("content", [1, 4])
+def test_frames_hold_at_most_four_tensors_of_scores(content):
+    """Forward and backward, gradients included."""
+    from frames import peak
+
+    layer = GroupAttention(cyclic(8), 8, 8, heads=4, head_channels=4, kernel_size=5, content_heads=content)
+    x = torch.randn(2, 8, 8, 32, 32)
+    places = layer.neighbourhood.count()
+    assert peak(lambda: layer(x).square().sum().backward()) < 4 * 4 * (2 * 4 * places * 8 * 32 * 32)
 
 
 def test_attention_over_all_pairs_by_a_double_sum():
