@@ -50,7 +50,6 @@ bench: setup
 	$(RUN) examples/benchmarks/linear_attention.py
 	$(RUN) examples/benchmarks/graph_attention.py
 	$(RUN) examples/benchmarks/global_attention.py
-	$(RUN) -W ignore examples/benchmarks/volumes.py
 	$(RUN) examples/benchmarks/long_context.py
 	$(RUN) examples/benchmarks/clifford_product.py
 
@@ -61,6 +60,11 @@ studies: setup
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models R4_SA --relation ge_vit relative --locality None
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --relation frame separable --head-channels 1 --models R4_SA --heads 15 --channels 16
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --relation frame separable --head-channels 1 --models R8_SA R4M_SA --heads 12 --channels 12
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --relation frame --head-channels 1 --models R4_SA --heads 15 --channels 16 --learning-rate 0.01 --seeds 0 1 2
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --relation frame --head-channels 1 --models R8_SA R4M_SA --heads 12 --channels 12 --learning-rate 0.01 --seeds 0 1 2
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" "C8 G-CNN" "D4 G-CNN" --learning-rate 0.01 --seeds 0 1 2
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --relation frame --head-channels 1 --models R4_SA --heads 15 --channels 16 --epochs 24 --seeds 0 1 2
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --relation frame --head-channels 1 --models R8_SA --heads 12 --channels 12 --epochs 24 --seeds 0 1 2
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --epochs 24 --kernel-size 3 5
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" --epochs 24 --seeds 0 1 2
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" --epochs 24 --seeds 0 1 2 --learning-rate 0.04
@@ -99,6 +103,7 @@ studies: setup
 	$(RUN) -W ignore examples/studies/far_digits.py --study --models "global, no rotations" --learning-rate 0.01
 	$(RUN) -W ignore examples/studies/far_digits.py --study --models "exact attention" --seeds 0
 	$(RUN) -W ignore examples/studies/solid_shapes.py --study
+	$(RUN) -W ignore examples/studies/solid_shapes.py --study --models "GE-ViT, frames" --seeds 0
 	$(RUN) -W ignore examples/studies/scaled_digits.py --study --models convolution "convolution, scales" "no scales"
 	$(RUN) -W ignore examples/studies/scaled_digits.py --study --models convolution "convolution, scales" "no scales" --learning-rate 0.02 --seeds 0
 	$(RUN) -W ignore examples/studies/scaled_digits.py --study --models scales "scales, mixed" --learning-rate 0.02

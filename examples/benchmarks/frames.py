@@ -1,11 +1,12 @@
 """Time and memory of attention in frames beside escnn's convolution of as many fields, side by side in one run.
 
-Content is active: the heads that look by content do from the start (their maps are shown to change with the input), and
-parameters are random. Heads are those of the layers' defaults, of the digits of docs/experiments.md, and all of them by
-content. Times are medians of rounds in turn, on one thread, by the clock of the
-processor, which what else the machine does leaves alone. Memory is the peak of what forward and backward allocate above
-what was there, gradients included, in tensors of the scores of all heads, (B, heads, places, |H|, *spatial) in float32.
-Last, a training step of the models of digits and of the G-CNNs beside them, by which epochs of equal time are chosen.
+Beside them stand the relation "relative", and lifting beside a convolution from trivial fields. Content is active: the
+heads that look by content do from the start (their maps are shown to change with the input), and parameters are random.
+Heads are those of the layers' defaults, of the digits of docs/experiments.md, and all of them by content. Times are
+medians of rounds in turn, on one thread, by the clock of the processor, which what else the machine does leaves alone.
+Memory is the peak of what forward and backward allocate above what was there, gradients included, in tensors of the
+scores of all heads, (B, heads, places, |H|, *spatial) in float32; of "relative", which has |H| times as many, too.
+Last, a training step of the models of digits and of the G-CNNs beside them.
 
     python -W ignore examples/benchmarks/frames.py                  # a few minutes
     python -W ignore examples/benchmarks/frames.py --compiled       # with torch.compile, too
@@ -32,20 +33,27 @@ with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "studies"))  # where the models of digits are
 import rotated_digits
 from rotated_digits import RotatedDigits
-from tg_equiattn.integrations.escnn import R2GroupAttention, R3GroupAttention
+from tg_equiattn.integrations.escnn import (
+    R2GroupAttention,
+    R2LiftingAttention,
+    R3GroupAttention,
+    R3LiftingAttention,
+)
 
-# name, gspace, fields, window, side, images, heads, width of a head, heads that look by content or another relation
+# name, gspace, fields, window, side, images, heads, width of a head, further options; None for lifting
 CASES = [
-    ("C8, 8 fields, 5 x 5, 2 heads of 4", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, None),
-    ("the same, both by content", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, 2),
-    ("the same, relative", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, "relative"),
-    ("C8, 8 fields, 5 x 5, 15 heads of 1", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 15, 1, None),
-    ("C8, 32 fields, 7 x 7, 8 heads of 4", gspaces.rot2dOnR2(8), 32, 7, 32, 4, 8, 4, None),
-    ("the same, all by content", gspaces.rot2dOnR2(8), 32, 7, 32, 4, 8, 4, 8),
-    ("cube, 4 fields, 3 x 3 x 3, 2 heads of 4", gspaces.octaOnR3(), 4, 3, 16, 1, 2, 4, None),
-    ("the same, both by content", gspaces.octaOnR3(), 4, 3, 16, 1, 2, 4, 2),
+    ("C8, 8 fields, 5 x 5, 2 heads of 4", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, {}),
+    ("the same, both by content", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, {"content_heads": 2}),
+    ("the same, relative", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, {"relation": "relative"}),
+    ("the same, lifting", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, None),
+    ("C8, 8 fields, 5 x 5, 15 heads of 1", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 15, 1, {}),
+    ("C8, 32 fields, 7 x 7, 8 heads of 4", gspaces.rot2dOnR2(8), 32, 7, 32, 4, 8, 4, {}),
+    ("the same, all by content", gspaces.rot2dOnR2(8), 32, 7, 32, 4, 8, 4, {"content_heads": 8}),
+    ("cube, 4 fields, 3 x 3 x 3, 2 heads of 4", gspaces.octaOnR3(), 4, 3, 16, 1, 2, 4, {}),
+    ("the same, both by content", gspaces.octaOnR3(), 4, 3, 16, 1, 2, 4, {"content_heads": 2}),
+    ("the same, relative", gspaces.octaOnR3(), 4, 3, 16, 1, 2, 4, {"relation": "relative"}),
+    ("the same, lifting", gspaces.octaOnR3(), 4, 3, 16, 1, 2, 4, None),
 ]
-
 # the models of digits in frames, with their heads and channels, and the G-CNNs beside them
 DIGITS = {"R4_SA": ("C4 G-CNN", 15, 16), "R8_SA": ("C8 G-CNN", 12, 12), "R4M_SA": ("D4 G-CNN", 12, 12)}
 
@@ -84,18 +92,14 @@ def peak(run: Callable[[], None]) -> int:
 
 
 def measure(case: tuple, repeats: int, compiled: bool) -> list[str]:
-    name, gspace, channels, kernel, side, batch, heads, width, content = case
-    flat = gspace.dimensionality == 2
-    fields = nn.FieldType(gspace, channels * [gspace.regular_repr])
-    convolution = (nn.R2Conv if flat else nn.R3Conv)(fields, fields, kernel, padding=kernel // 2)
-    layer = (R2GroupAttention if flat else R3GroupAttention)(
-        fields,
-        fields,
-        heads=heads,
-        head_channels=width,
-        kernel_size=kernel,
-        encoding="joint",
-        **{"relation" if isinstance(content, str) else "content_heads": content},
+    name, gspace, channels, kernel, side, batch, heads, width, options = case
+    flat, lifts = gspace.dimensionality == 2, options is None
+    image, regular = (nn.FieldType(gspace, channels * [r]) for r in (gspace.trivial_repr, gspace.regular_repr))
+    fields = image if lifts else regular
+    convolution = (nn.R2Conv if flat else nn.R3Conv)(fields, regular, kernel, padding=kernel // 2)
+    kinds = (R2LiftingAttention, R3LiftingAttention) if lifts else (R2GroupAttention, R3GroupAttention)
+    layer = kinds[not flat](
+        fields, regular, heads=heads, head_channels=width, kernel_size=kernel, encoding="joint", **options or {}
     )
     x = nn.GeometricTensor(torch.randn(batch, fields.size, *[side] * gspace.dimensionality), fields)
     with torch.no_grad():

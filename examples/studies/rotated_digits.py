@@ -350,8 +350,8 @@ def in_frames(rows: list[Row]) -> str:
         what = "-" if is_convolution(group[0]) else group[0].setting("relation")
         order = epochs, GROUPS[name], what, rate
         cells = [name, what, f"{rate:g}", f"{group[0].parameters:,}", values(group), str(len(group))]
-        lines.append((order, [str(epochs), *cells, f"{np.mean([row.seconds for row in group]):.0f}"]))
-    head = ["epochs", "model", "relation", "rate", "parameters", "accuracy", "seeds", "seconds"]
+        lines.append((order, [str(epochs), *cells]))
+    head = ["epochs", "model", "relation", "rate", "parameters", "accuracy", "seeds"]
     return markdown(head, [line for _, line in sorted(lines)])
 
 

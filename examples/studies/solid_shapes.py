@@ -99,7 +99,9 @@ PRESETS = {
     "quick": SolidShapes(
         models=Model.__args__[:-1], train=16, test=8, size=8, channels=4, heads=2, head_channels=2, epochs=1,
     ),
-    "study": SolidShapes(seeds=(0, 1, 2), results=study.committed("solid_shapes")),
+    "study": SolidShapes(
+        models=("GE-ViT", *Model.__args__[2:]), seeds=(0, 1, 2), results=study.committed("solid_shapes"),
+    ),
 }  # fmt: skip
 
 

@@ -345,21 +345,6 @@ def test_attention_over_all_pixels(tmp_path):
 
 
 @pytest.mark.slow
-def test_attention_on_volumes(tmp_path):
-    pytest.importorskip("escnn")
-    table, layers = tmp_path / "table.md", ["R3Conv", "relative", "ge_vit"]
-    result = run("benchmarks/volumes.py", "--sizes", 4, "--layers", *layers, "--repeats", 1, "--output", table)
-    assert result.returncode == 0, result.stderr
-    rows = [line.split("|")[2:-1] for line in table.read_text().splitlines() if line.startswith("| 4 ")]
-    assert [row[0].strip() for row in rows] == 3 * ["forward"] + 3 * ["forward+backward"]
-    assert [row[1].strip() for row in rows] == 2 * layers
-    for base, *others in (rows[:3], rows[3:]):
-        for row in others:
-            value, ratio = row[2].split()
-            assert number(ratio.strip("()")) == pytest.approx(number(value) / number(base[2]), rel=0.02)
-
-
-@pytest.mark.slow
 def test_longest_context(tmp_path):
     result = run("benchmarks/long_context.py", "--longest", "--memory-limit", 0.05, "--start", 512, "--directions",
                  "forward", "--output", tmp_path / "table.md", "--layers", "hyena")  # fmt: skip
