@@ -65,6 +65,9 @@ studies: setup
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" "C8 G-CNN" "D4 G-CNN" --learning-rate 0.01 --seeds 0 1 2
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --relation frame --head-channels 1 --models R4_SA --heads 15 --channels 16 --epochs 24 --seeds 0 1 2
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --relation frame --head-channels 1 --models R8_SA --heads 12 --channels 12 --epochs 24 --seeds 0 1 2
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --relation frame --head-channels 1 --models R4M_SA --heads 12 --channels 12 --epochs 24 --seeds 0 1
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C8 G-CNN" "D4 G-CNN" --epochs 24 --seeds 0 1
+	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C8 G-CNN" "D4 G-CNN" --epochs 24 --seeds 0 1 2 --learning-rate 0.04
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --epochs 24 --kernel-size 3 5
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" --epochs 24 --seeds 0 1 2
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" --epochs 24 --seeds 0 1 2 --learning-rate 0.04
