@@ -106,7 +106,7 @@ studies: setup
 	$(RUN) -W ignore examples/studies/far_digits.py --study --models "global, no rotations" --learning-rate 0.01
 	$(RUN) -W ignore examples/studies/far_digits.py --study --models "exact attention" --seeds 0
 	$(RUN) -W ignore examples/studies/solid_shapes.py --study
-	$(RUN) -W ignore examples/studies/solid_shapes.py --study --models "GE-ViT, frames" --seeds 0
+	$(RUN) -W ignore examples/studies/solid_shapes.py --study --models "GE-ViT, frames" --seeds 0 1
 	$(RUN) -W ignore examples/studies/scaled_digits.py --study --models convolution "convolution, scales" "no scales"
 	$(RUN) -W ignore examples/studies/scaled_digits.py --study --models convolution "convolution, scales" "no scales" --learning-rate 0.02 --seeds 0
 	$(RUN) -W ignore examples/studies/scaled_digits.py --study --models scales "scales, mixed" --learning-rate 0.02
