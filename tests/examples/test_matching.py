@@ -1,0 +1,154 @@
+"""Canvases with a pair of equal patterns, and the study of which networks find it."""
+
+import dataclasses
+
+import pytest
+import torch
+from running import rows_of, run_here
+
+
+@pytest.fixture(scope="module")
+def study():
+    import matching
+
+    return matching
+
+
+def patterns(canvases, side):
+    """The patterns of a canvas's cells, (N, cells, 4, 4), and of all its cells."""
+    all_ = canvases.images.unflatten(2, (side, 4)).unflatten(4, (side, 4)).transpose(3, 4)[:, 0].flatten(1, 2)
+    return all_[torch.arange(len(all_))[:, None], canvases.places], all_
+
+
+@pytest.mark.parametrize("cells", [2, 3, 5, 9])
+def test_one_pair_is_equal_up_to_a_turn(cells):
+    from data.pairs import draw, pairs
+
+    canvases = draw(300, cells, 3, seed=4)
+    found, all_ = patterns(canvases, 3)
+    assert (all_.abs().amax((2, 3)) > 0).sum(1).tolist() == 300 * [cells]
+    quarters = set()
+    for here, label in zip(found, canvases.labels.tolist(), strict=True):
+        equal = [
+            (number, turn)
+            for number, (first, second) in enumerate(pairs(cells).tolist())
+            for turn in range(4)
+            if torch.equal(here[first].rot90(turn), here[second])
+        ]
+        if cells == 2:
+            assert len(equal) == label
+        else:
+            assert [number for number, _ in equal] == [label]
+        quarters |= {turn for _, turn in equal}
+    assert quarters == {0, 1, 2, 3}
+    assert len(canvases.labels.unique()) == max(2, len(pairs(cells)))
+    assert canvases.places.flatten().unique().tolist() == list(range(9))
+
+
+def test_canvases_are_never_seen_again(study):
+    """Nor in another epoch, with another seed, or in validation and test; and a seed draws the same."""
+    settings = study.PRESETS["quick"]
+    stream, other = (study.Stream(dataclasses.replace(settings, seeds=(seed,))) for seed in (0, 1))
+    first = torch.cat([batch[0] for batch in stream])
+    again = torch.cat([batch[0] for batch in stream])
+    stream.set_epoch(1)
+    later = torch.cat([batch[0] for batch in stream])
+    rest = [study.draw(32, 2, 3, seed).images for seed in (study.VALIDATION, study.TEST)]
+    assert torch.equal(first, again)
+    seen = torch.cat([first, later, torch.cat([batch[0] for batch in other]), *rest]).flatten(1)
+    assert len(seen.unique(dim=0)) == len(seen) == 5 * 32
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "frames", "frames, no content", "relative", "ge_vit", "G-CNN + mean", "deep G-CNN", "dilated G-CNN",
+        "wide G-CNN", "deep G-CNN + mean",
+    ],
+)  # fmt: skip
+def test_scores_turn_with_the_canvas(study, name):
+    """And every cell's score depends on every pattern: no model lacks the sight of what it has to compare."""
+    torch.manual_seed(0)
+    settings = dataclasses.replace(study.PRESETS["quick"], models=(name,))
+    model = study.build(settings).eval()
+    canvases = study.draw(5, 6, 3, seed=3)
+    scores = model(canvases.images)
+    for quarters in (1, 2, 3):
+        there = model(canvases.images.rot90(quarters, (2, 3)))
+        turned = scores.unflatten(1, (3, 3)).rot90(quarters, (1, 2)).flatten(1)
+        # norms of four channels enlarge rounding
+        assert (there - turned).abs().max() < 1e-4 * scores.abs().max()
+    assert (model(canvases.images.flip(3)) - scores.unflatten(1, (3, 3)).flip(2).flatten(1)).abs().max() > 1e-2
+    images = canvases.images.clone().requires_grad_()
+    for cell in range(9):
+        (gradient,) = torch.autograd.grad(model(images)[:, cell].sum(), images)
+        seen, _ = patterns(canvases._replace(images=gradient), 3)
+        assert (seen.abs().amax((0, 2, 3)) > 1e-8).all()
+
+
+def test_logits_are_sums_of_two_cells(study):
+    """Of those that hold patterns; of two patterns, against zero."""
+
+    class Numbers(torch.nn.Module):
+        def forward(self, images):
+            return torch.arange(9.0).expand(len(images), -1)
+
+    canvases = study.draw(7, 4, 3, seed=1)
+    logits, labels = study.predict(Numbers(), canvases)
+    a, b, c, d = canvases.places.T
+    assert torch.equal(logits, torch.stack([a + b, a + c, a + d, b + c, b + d, c + d], 1).float())
+    assert torch.equal(labels, canvases.labels)
+    two = study.draw(7, 2, 3, seed=1)
+    logits, _ = study.predict(Numbers(), two)
+    assert torch.equal(logits, torch.stack([torch.zeros(7), two.places.sum(1).float()], 1))
+
+
+def test_the_rate_is_that_of_validation(study):
+    """Tables show rows of the learning rate and norm that validation canvases, not those of the test, choose."""
+
+    def row(rate, seed, cells, value, validation):
+        settings = {
+            "models": ["frames"], "cells": [cells], "seeds": [seed], "epochs": 10, "learning_rate": rate,
+            "norm": "layer", "train": 1920, "batch": 32,
+        }  # fmt: skip
+        more = {"curve": [[5, validation], [10, validation - 7]]}
+        return study.Row("matching", "accuracy", value, 15000, 3.0, "", "", "", settings, more)
+
+    rows = [row(0.01, 0, 4, 60.0, 71.0), row(0.03, 0, 4, 80.0, 70.0), row(0.01, 1, 4, 62.0, 50.0)]
+    rows += [row(0.03, 0, 2, 99.0, 99.0), row(0.01, 0, 2, 90.0, 90.0)]
+    assert "| frames | 90.0 | 61.0 ± 1.4 | 15,000 | 3 | 0.01, layer |" in study.accuracies(rows)
+    assert "| chance | 50.0 | 16.7 |" in study.accuracies(rows)
+    assert "| frames | 600 | 3 | 61.0 ± 1.4 |" in study.times(rows)
+    assert "| frames | 71.0 | 70.0 |" in study.rates(rows)
+
+
+@pytest.mark.slow
+def test_models_are_of_one_size(study):
+    settings = study.Matching()
+    sizes = [study.parameters(study.build(dataclasses.replace(settings, models=(name,)))) for name in settings.models]
+    assert max(sizes) < 1.15 * min(sizes)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"cells": (4, 10)}, r"--cells must be in 2 ... 9, got 10"),
+        ({"cells": (1,)}, r"--cells must be in 2 ... 9, got 1"),
+        ({"heads": 0}, "--heads must be positive, got 0"),
+    ],
+)
+def test_bad_settings(study, wrong, said):
+    with pytest.raises(ValueError, match=said):
+        study.Matching(**wrong).check()
+
+
+@pytest.mark.slow
+def test_the_study(study, tmp_path):
+    result = run_here("studies/matching.py", "--quick", "--no-progress", "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows, folder = rows_of(tmp_path, "matching"), tmp_path / "matching"
+    assert [row.setting("models") for row in rows[::2]] == list(study.Model.__args__)
+    assert all(row.seconds > 0 for row in rows)
+    assert (folder / "accuracy.png").stat().st_size > 5000
+    assert "| ge_vit |" in (folder / "accuracy.md").read_text()
+    assert "| ge_vit |" in (folder / "times.md").read_text()
