@@ -111,19 +111,23 @@ studies: setup
 	$(RUN) -W ignore examples/studies/scaled_digits.py --study --models convolution "convolution, scales" "no scales" --learning-rate 0.02 --seeds 0
 	$(RUN) -W ignore examples/studies/scaled_digits.py --study --models scales "scales, mixed" --learning-rate 0.02
 	$(RUN) -W ignore examples/studies/scaled_digits.py --study --models scales "scales, mixed" --seeds 0
-	$(RUN) -W ignore examples/studies/matching.py --study --models frames "frames, no content"
-	$(RUN) -W ignore examples/studies/matching.py --study --models "G-CNN + mean" --norm batch
-	$(RUN) -W ignore examples/studies/matching.py --study --models "deep G-CNN" "deep G-CNN + mean" --norm batch --learning-rate 0.03
-	$(RUN) -W ignore examples/studies/matching.py --study --models "wide G-CNN" "dilated G-CNN" --norm batch --learning-rate 0.003
+	$(RUN) -W ignore examples/studies/matching.py --study --models frames
 	$(RUN) -W ignore examples/studies/matching.py --study --models frames --cells 4 --epochs 5
 	$(RUN) -W ignore examples/studies/matching.py --study --models frames --cells 4 --epochs 20
+	$(RUN) -W ignore examples/studies/matching.py --study --models relative "frames, no content" --cells 4
+	$(RUN) -W ignore examples/studies/matching.py --study --models relative --cells 2 6 --seeds 0
+	$(RUN) -W ignore examples/studies/matching.py --study --models "G-CNN + mean" --norm batch
 	$(RUN) -W ignore examples/studies/matching.py --study --models "G-CNN + mean" --norm batch --cells 4 --epochs 20
+	$(RUN) -W ignore examples/studies/matching.py --study --models "wide G-CNN" --norm batch --learning-rate 0.003 --cells 4 6
+	$(RUN) -W ignore examples/studies/matching.py --study --models "deep G-CNN + mean" --norm batch --learning-rate 0.03 --cells 4 6
+	$(RUN) -W ignore examples/studies/matching.py --study --models "dilated G-CNN" --norm batch --learning-rate 0.003 --cells 4
+	$(RUN) -W ignore examples/studies/matching.py --study --models "deep G-CNN" --norm batch --learning-rate 0.03 --cells 4
 	$(RUN) -W ignore examples/studies/matching.py --study --cells 4 --seeds 0
-	$(RUN) -W ignore examples/studies/matching.py --study --cells 4 --seeds 0 --learning-rate 0.003
-	$(RUN) -W ignore examples/studies/matching.py --study --cells 4 --seeds 0 --learning-rate 0.03
+	$(RUN) -W ignore examples/studies/matching.py --study --cells 4 --seeds 0 --learning-rate 0.003 --models frames relative "frames, no content" "G-CNN + mean" "deep G-CNN" "dilated G-CNN" "wide G-CNN" "deep G-CNN + mean"
+	$(RUN) -W ignore examples/studies/matching.py --study --cells 4 --seeds 0 --learning-rate 0.03 --models frames relative "frames, no content" "G-CNN + mean" "deep G-CNN" "dilated G-CNN" "wide G-CNN" "deep G-CNN + mean"
 	$(RUN) -W ignore examples/studies/matching.py --study --cells 4 --seeds 0 --norm batch --models "frames, no content" "G-CNN + mean" "deep G-CNN" "dilated G-CNN" "wide G-CNN" "deep G-CNN + mean"
-	$(RUN) -W ignore examples/studies/matching.py --study --cells 4 --seeds 0 --norm batch --models "frames, no content" "G-CNN + mean" "deep G-CNN" "dilated G-CNN" "wide G-CNN" "deep G-CNN + mean" --learning-rate 0.003
-	$(RUN) -W ignore examples/studies/matching.py --study --cells 4 --seeds 0 --norm batch --models "frames, no content" "G-CNN + mean" "deep G-CNN" "dilated G-CNN" "wide G-CNN" "deep G-CNN + mean" --learning-rate 0.03
+	$(RUN) -W ignore examples/studies/matching.py --study --cells 4 --seeds 0 --norm batch --learning-rate 0.003 --models "frames, no content" "G-CNN + mean" "deep G-CNN" "dilated G-CNN" "wide G-CNN" "deep G-CNN + mean"
+	$(RUN) -W ignore examples/studies/matching.py --study --cells 4 --seeds 0 --norm batch --learning-rate 0.03 --models "frames, no content" "G-CNN + mean" "deep G-CNN" "dilated G-CNN" "wide G-CNN" "deep G-CNN + mean"
 	$(RUN) -W ignore examples/studies/report.py
 
 report: setup
