@@ -141,12 +141,12 @@ class EwaldAttention(Shared, NotScriptable, torch.nn.Module):
         cells = cells_of(cell, pbc, ragged.count, first)
         with full_precision(first.device):
             parts = [ragged.zero_padding(x.to(self.attention.reference_parameter.dtype)) for x in parts]
-            found = iter(self.attention(parts, pos, ragged, cells))
-            none = parts[0].new_zeros(pos.shape[0], 0)
-            out = [next(found) if n else none[:, :, None].expand(-1, size, 0) for n, size in
-                   zip(self.out_channels, (1, 3), strict=True)]  # fmt: skip
-            out = [ragged.zero_padding(x.mT) for x in out]
-        return out[0].reshape(*shape, -1), out[1].reshape(*shape, self.out_channels[1], 3)
+            found = self.attention(parts, pos, ragged, cells)
+            out = [ragged.zero_padding(x.mT) for x in found]  # of what there is, scalars first
+        scalars, vectors = self.out_channels
+        none = pos.new_zeros(0, dtype=out[0].dtype)
+        flat = out[0] if scalars else none, out[-1] if vectors else none
+        return flat[0].reshape(*shape, scalars), flat[1].reshape(*shape, vectors, 3)
 
     def _parts(self, scalars: Tensor | None, vectors: Tensor | None) -> tuple[tuple[int, ...], list[Tensor]]:
         """The shape of nodes, and (T, 1, S) and (T, 3, V) of what there is."""

@@ -1,0 +1,148 @@
+"""Ewald attention on irreps: e3nn's checker, the core's numbers, what far queries see, what is refused."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from e3nn import o3
+from e3nn.util import jit
+from space import batch_of, error
+from tg_equiattn.integrations.e3nn import EwaldAttention
+
+from tg_equiattn import nn
+from tg_equiattn.encodings import solid_harmonics
+
+SIZES = (7, 1, 11)
+INSIDE, OUTSIDE = "3x0o+2x1e+4x0e+3x1o+1x0e+1x2e", "2x1o+3x0e+1x1e+1x0o+2x2o+1x3o"
+IRREPS = {
+    "all": (INSIDE, OUTSIDE, {"lmax": 2}),
+    "heads": (INSIDE, INSIDE, {"heads": 2}),
+    "scalars": ("5x0e", "3x0e+2x1o", {}),
+    "odd scalars": ("3x0o", "2x0o+1x1e", {}),
+    "vectors": ("3x1o", "2x0e+1x1e+2x1o+1x2e", {"kernels": (3, 1)}),
+    "high": ("2x3e+1x4o", "2x3e+1x2o", {"lmax": 2}),
+}
+
+
+@pytest.fixture
+def make(randomise):
+    def make(name="all", **options):
+        inside, outside, more = IRREPS[name]
+        return randomise(EwaldAttention(inside, outside, **{"width": 1.0, "kernels": 4, **more, **options}))
+
+    return make
+
+
+def graph(module, sizes=SIZES):
+    total = sum(sizes)
+    return {"x": module.irreps_in.randn(total, -1), "pos": 2 * torch.randn(total, 3), "batch": batch_of(sizes)}
+
+
+@pytest.mark.parametrize("name", IRREPS)
+def test_equivariance(name, default_dtype, make, check_equivariant):
+    module = make(name)
+    x, pos, batch = graph(module).values()
+    arguments = [module.irreps_in, "cartesian_points", module.irreps_out]
+    check_equivariant(lambda x, pos: module(x, pos, batch), [x, pos], arguments[:2], arguments[2])
+
+
+def test_equivariance_with_cells(double, make):
+    """A molecule, a crystal and a slab in one batch, turned with their cells and reflected; not without."""
+    module = make()
+    x = graph(module)
+    cell = 4 * torch.eye(3) + 0.5 * torch.randn(3, 3, 3)
+    pbc = torch.tensor([[False] * 3, [True] * 3, [True, False, True]])
+    out = module(**x, cell=cell, pbc=pbc)
+    r = -o3.rand_matrix()
+    turned = x | {"x": x["x"] @ module.irreps_in.D_from_matrix(r).T, "pos": x["pos"] @ r.T}
+    wanted = out @ module.irreps_out.D_from_matrix(r).T
+    assert error(module(**turned, cell=cell @ r.T, pbc=pbc), wanted) <= 1e-10
+    assert error(module(**turned, cell=cell, pbc=pbc), wanted) > 1e-3
+
+
+def test_turns_of_what_is_far_are_seen(double, randomise):
+    """An invariant of one end changes as the other end turns: inner products of vectors and tensors reach through
+    scalars' values; not where queries of scalars alone are left."""
+    module = randomise(EwaldAttention("2x0e+2x1o+1x2e", "3x0e", width=1.0, lmax=0))
+    x, pos = module.irreps_in.randn(2, -1), torch.tensor([[0.0, 0, 0], [9.0, 0, 0]])
+    turn = module.irreps_in.D_from_matrix(o3.rand_matrix())
+    other = torch.stack([x[0], x[1] @ turn.T])
+    assert error(module(other, pos)[0], module(x, pos)[0]) > 1e-3
+    with torch.no_grad():
+        for irrep, weight in zip(module.attention.inside, module.attention.query_key, strict=True):
+            weight *= irrep.degree == 0
+    assert error(module(other, pos)[0], module(x, pos)[0]) <= 1e-10
+
+
+def test_scalars_and_vectors_are_the_cores(double, randomise):
+    options = {"width": 1.0, "lmax": 2, "heads": 2, "kernels": 4}
+    core = randomise(nn.EwaldAttention(3, 2, **options)).double()
+    module = EwaldAttention("3x0e+2x1o", "3x0e+2x1o", **options)
+    module.attention.load_state_dict(core.attention.state_dict())
+    ours, theirs = core.attention.product, module.attention.product
+    with torch.no_grad():  # a product is unique up to its sign
+        for n, weight in enumerate(theirs.weights):
+            weight *= (getattr(ours, f"coupling_{n}") * getattr(theirs, f"coupling_{n}")).sum().sign()
+    x = graph(module)
+    scalars, vectors = core(x["x"][:, :3], x["x"][:, 3:].unflatten(1, (2, 3)), pos=x["pos"], batch=x["batch"])
+    assert error(module(**x), torch.cat([scalars, vectors.flatten(1)], 1)) < 1e-12
+
+
+def test_harmonics_are_e3nns(double):
+    x = torch.randn(11, 3)
+    wanted = o3.spherical_harmonics(list(range(9)), x, normalize=False, normalization="component")
+    torch.testing.assert_close(solid_harmonics(x, 8), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_ragged_equals_alone_and_bounded(double, make, equal):
+    module = make()
+    x = graph(module, (5, 40, 1, 33))
+    out = module(**x)
+    equal(out, torch.cat([module(x["x"][x["batch"] == b], x["pos"][x["batch"] == b]) for b in range(4)]))
+    equal(module(**x, batch_size=4, max_num_nodes=41), out)
+    assert module(x["x"][:0], x["pos"][:0]).shape == (0, module.irreps_out.dim)
+    assert module(**x).is_contiguous()
+
+
+def test_copies_printing_and_refusals(make):
+    module = make()
+    x = graph(module)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(other(**x), module(**x))
+    assert repr(module).startswith(f"EwaldAttention({o3.Irreps(INSIDE)} -> {o3.Irreps(OUTSIDE)} |")
+    with pytest.raises(NotImplementedError, match="EwaldAttention does not support TorchScript"):
+        jit.compile(module)
+    module.reset_parameters()
+
+
+@pytest.mark.parametrize(
+    ("message", "irreps", "options"),
+    [
+        ("irreps_in must have at least one irrep", ("", "1x0e"), {}),
+        ("irreps_out must have at least one irrep", ("1x0e", "0x1o"), {}),
+        ("irreps_out must be reachable .* lmax=1, got 2 channels", ("1x0e", "2x2e"), {}),
+        ("irreps_out must be reachable", ("2x0e", "1x0o"), {"lmax": 2}),
+        ("width must be a positive number", ("1x0e", "1x0e"), {"width": -1.0}),
+    ],
+)
+def test_bad_options(message, irreps, options):
+    with pytest.raises(ValueError, match=message):
+        EwaldAttention(*irreps, **{"width": 1.0, **options})
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        (r"x must have shape \(nodes, 28\)", {"x": torch.ones(19, 5)}),
+        ("pos must be given", {"pos": None}),
+        (r"pos must have shape \(19, 3\)", {"pos": torch.ones(7, 3)}),
+        ("batch must be sorted", {"batch": batch_of(SIZES).flip(0)}),
+        ("x must be torch.float32", {"x": torch.ones(19, 28).double()}),
+        (r"cell must be \(3, 3\) or one a graph", {"cell": torch.eye(3).expand(2, 3, 3)}),
+    ],
+)
+def test_bad_inputs(message, arguments, make):
+    module = make()
+    with pytest.raises(ValueError, match=message):
+        module(**graph(module) | arguments)

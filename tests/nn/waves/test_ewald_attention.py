@@ -1,0 +1,421 @@
+"""Ewald attention of scalars and vectors: symmetries of clouds, slabs and crystals, sizes, smoothness, batches."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from clouds import SIZES, S, V, check_batch_equals_each_alone, dense, moved, one, permuted, sample, within
+from space import error, motion, move
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tg_equiattn.nn import EwaldAttention
+from tg_equiattn.testing import TOLERANCE
+
+CELLS = {
+    "skewed": [[2.5, 0.2, 0.1], [0.3, 3.0, -0.2], [-0.4, 0.5, 2.2]],
+    "left-handed": [[0.3, 3.0, -0.2], [2.5, 0.2, 0.1], [-0.4, 0.5, 2.2]],
+    "cubic": [[2.5, 0, 0], [0, 2.5, 0], [0, 0, 2.5]],
+    "sheared far": [[2.5, 0, 0], [7.5, 2.5, 0], [0, -5.0, 2.5]],
+}
+CRYSTAL, SLAB, OPEN = (True, True, True), (True, False, True), (False, False, False)
+
+
+def cell_of(name="skewed", dtype=torch.float64):
+    return torch.tensor(CELLS[name], dtype=dtype)
+
+
+@pytest.fixture
+def make(randomise):
+    def make(dtype=torch.float64, **options):
+        options = {"width": 0.8, "heads": 2, "kernels": 4, "lmax": 2} | options
+        return randomise(EwaldAttention(S, V, **options).to(dtype))
+
+    return make
+
+
+def nodes(count=6, dtype=torch.float64, cell=None):
+    """Of one graph, within its cell and beyond."""
+    pos = torch.randn(count, 3, dtype=dtype) if cell is None else (3 * torch.rand(count, 3, dtype=dtype) - 1) @ cell
+    return {"scalars": torch.randn(count, S, dtype=dtype), "vectors": torch.randn(count, V, 3, dtype=dtype), "pos": pos}
+
+
+def turned(x, r):
+    return x | {"vectors": move(x["vectors"], r), "pos": move(x["pos"], r)}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("options", [{}, {"heads": 1, "kernels": (3, 0)}, {"kernels": (0, 2), "lmax": 0}])
+def test_symmetries_of_clouds(options, dtype, make):
+    """Motions of each graph and permutations, by pairs exactly; rings and cubes, whose points are alike, too."""
+    layer, x = make(dtype, method="pairs", **options), sample("plain", SIZES, dtype)
+    out, allowed = layer(**x), TOLERANCE[dtype]
+    for reflect in (False, True):
+        r = motion(dtype, reflect)
+        shift = torch.randn(len(SIZES), 3, dtype=dtype)
+        assert error(layer(**moved(x, r, shift)), (out[0], move(out[1], r))) <= allowed
+    p = within(SIZES)
+    assert error(layer(**permuted(x, p)), tuple(part[p] for part in out)) <= allowed
+    cube = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=3)), dtype=dtype)
+    alike = {"scalars": torch.ones(8, S, dtype=dtype), "vectors": torch.zeros(8, V, 3, dtype=dtype), "pos": cube}
+    scalars, vectors = layer(**alike)
+    assert error(scalars, scalars[:1].expand(8, -1)) <= allowed
+    if layer.attention.options.lmax:
+        outward = (vectors * cube[:, None]).sum(2, keepdim=True) * cube[:, None] / 3
+        assert error(vectors, outward) <= 10 * allowed
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("pbc", [CRYSTAL, SLAB])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_symmetries_of_crystals_and_slabs(name, pbc, dtype, make):
+    """Motions of positions and cell together, atoms taken to another cell, other cells of one lattice, supercells."""
+    cell, pbc = cell_of(name, dtype), torch.tensor(pbc)
+    layer, x, allowed = make(dtype), nodes(6, dtype, cell_of("cubic", dtype)), TOLERANCE[dtype]
+    more = {"cell": cell, "pbc": pbc}
+    out = layer(**x, **more)
+    for reflect in (False, True):
+        r = motion(dtype, reflect)
+        assert error(layer(**turned(x, r), cell=move(cell, r), pbc=pbc), (out[0], move(out[1], r))) <= allowed
+    taken = torch.randint(-2, 3, (6, 3)).to(dtype) * pbc @ cell
+    assert error(layer(**x | {"pos": x["pos"] + taken}, **more), out) <= allowed
+    assert error(layer(**x | {"pos": x["pos"] + torch.randn(3, dtype=dtype)}, **more), out) <= allowed
+    other = torch.tensor([[1, 0, 1], [0, 1, 0], [0, 0, -1]], dtype=dtype) @ cell
+    assert error(layer(**x, cell=other, pbc=pbc), out) <= allowed
+    order = torch.randperm(6)
+    again = layer(**{key: part[order] for key, part in x.items()}, **more)
+    assert error(again, tuple(part[order] for part in out)) <= allowed
+    shifts = torch.cartesian_prod(*(torch.arange(n, dtype=dtype) for n in (2, 1, 2))) @ cell
+    big = {key: part.repeat(4, *[1] * (part.ndim - 1)) for key, part in x.items()}
+    big["pos"] = (x["pos"] + shifts[:, None]).flatten(0, 1)
+    larger = torch.tensor([2, 1, 2], dtype=dtype)[:, None] * cell
+    repeated = layer(**big, cell=larger, pbc=pbc)
+    assert error(repeated, tuple(part.repeat(4, *[1] * (part.ndim - 1)) for part in out)) <= allowed
+
+
+def test_what_breaks_the_symmetry_is_seen(make):
+    """Negative controls: positions turned without their cell, an atom moved by half a lattice vector or along what does
+    not repeat, half a supercell, a turn of positions without vectors."""
+    layer, cell, x, r = make(), cell_of(), nodes(6, cell=cell_of()), motion()
+    out = layer(**x, cell=cell)
+    assert error(layer(**turned(x, r), cell=cell), (out[0], move(out[1], r))) > 1e-2
+    assert error(layer(**x | {"pos": move(x["pos"], r)}, cell=move(cell, r))[0], out[0]) > 1e-2
+    for step, pbc in ((cell[0] / 2, CRYSTAL), (cell[1], SLAB)):
+        pbc, pos = torch.tensor(pbc), x["pos"].clone()
+        pos[0] += step
+        assert error(layer(**x | {"pos": pos}, cell=cell, pbc=pbc), layer(**x, cell=cell, pbc=pbc)) > 1e-2
+    assert error(layer(**x, cell=cell * torch.tensor([[2.0], [1], [1]])), out) > 1e-2
+
+
+def neutral(layer, count=6):
+    """Scalars of which values sum to zero, and no vectors: a cloud of charges for a layer of any weights."""
+    scalars = torch.ones(count, S, dtype=torch.float64)
+    scalars[::2] *= -1
+    with torch.no_grad():
+        for weight in layer.attention.query_key:
+            weight.zero_()
+    return {"scalars": scalars, "vectors": torch.zeros(count, V, 3, dtype=torch.float64)}
+
+
+def test_molecules_in_growing_boxes(make):
+    """In ever larger cells a molecule tends to the molecule: neutral ones fast, charged ones as one over the side."""
+    layer = make(heads=1, lmax=1)
+    x = neutral(layer) | {"pos": torch.randn(6, 3, dtype=torch.float64)}
+    charged = x | {"scalars": x["scalars"].abs()}
+    apart = {}
+    for name, graph in (("neutral", x), ("charged", charged)):
+        alone = layer(**graph)[0].detach()
+        apart[name] = [
+            float(
+                (layer(**graph, cell=side * torch.eye(3).double())[0] - alone).detach().abs().max() / alone.abs().max()
+            )
+            for side in (20.0, 40.0)
+        ]
+    assert apart["neutral"][1] < apart["neutral"][0] / 5
+    assert apart["neutral"][1] < 3e-3
+    assert 1.8 < apart["charged"][0] / apart["charged"][1] < 2.2
+    assert apart["charged"][1] > 10 * apart["neutral"][1]
+
+
+def test_balls_of_one_sign_grow_where_crystals_do_not(make):
+    """The limit that is stated: potentials of open balls whose values do not sum to zero grow with the square of the
+    radius; Gaussians do not, nor does anything in the crystal, which has a background."""
+    found = {}
+    for name, kernels in (("potentials", (0, 1)), ("Gaussians", (1, 0))):
+        layer = make(kernels=kernels, heads=1, lmax=0, method="pairs")
+        for radius in (4.0, 8.0):
+            axis = torch.arange(-radius, radius + 1, dtype=torch.float64)
+            pos = torch.cartesian_prod(axis, axis, axis)
+            pos = pos[pos.norm(dim=1) <= radius]
+            x = neutral(layer, len(pos))
+            out = layer(**x | {"scalars": x["scalars"].abs()}, pos=pos)[0]
+            found[name, radius] = float(out[pos.norm(dim=1) == 0].detach().abs().max())
+    assert 3 < found["potentials", 8.0] / found["potentials", 4.0] < 5.5
+    assert 0.99 < found["Gaussians", 8.0] / found["Gaussians", 4.0] < 1.05
+
+
+def test_fragments_far_apart(make):
+    """Gaussians do not reach; of neutral fragments potentials fall with the third power of the distance at least."""
+    layer = make(heads=1, lmax=1)
+    x = neutral(layer) | {"pos": torch.randn(6, 3, dtype=torch.float64)}
+    alone, both = layer(**x)[0], {key: torch.cat([part, part]) for key, part in x.items()}
+    differences = []
+    for distance in (20.0, 40.0):
+        pos = torch.cat([x["pos"], x["pos"] + torch.tensor([distance, 0, 0], dtype=torch.float64)])
+        differences.append(float((layer(**both | {"pos": pos})[0][:6] - alone).detach().abs().max()))
+    assert differences[1] < differences[0] / 3
+    gaussians = make(kernels=(3, 0), heads=1)
+    far = {key: torch.cat([part, part]) for key, part in x.items()} | {"pos": pos}
+    assert error(gaussians(**far)[0][:6], gaussians(**x)[0]) <= 1e-12
+
+
+@pytest.mark.parametrize("pbc", [CRYSTAL, SLAB])
+def test_smooth_in_the_cell(pbc, make):
+    """A cell grows by a fifth, step by step: waves come in, and neither the energy nor its slope has a jump."""
+    layer, cell = make(lmax=1, heads=1), cell_of()
+    x = nodes(5, cell=cell)
+    steps = torch.linspace(1, 1.2, 81, dtype=torch.float64)
+    energies = torch.stack([
+        layer(**x | {"pos": x["pos"] * s}, cell=cell * s, pbc=torch.tensor(pbc))[0].square().sum().detach()
+        for s in steps
+    ])  # fmt: skip
+    third = energies.diff().diff().diff()
+    second = energies.diff().diff()
+    assert float(third.abs().max()) < 0.2 * float(second.abs().max())
+    jump = energies + 1e-5 * (steps > 1.1) * energies.abs().max()  # what a jump of 1e-5 would look like
+    assert float(jump.diff().diff().diff().abs().max()) > 2 * float(third.abs().max())
+
+
+@pytest.mark.parametrize("pbc", [CRYSTAL, SLAB])
+def test_forces_and_stress(pbc, make):
+    """Derivatives by positions and strain are those of finite differences; what turns alone costs nothing."""
+    layer, cell, pbc = make(), cell_of(), torch.tensor(pbc)
+    x, step = nodes(6, cell=cell), 1e-5
+
+    def energy(strain, pos):
+        bend = torch.eye(3, dtype=torch.float64) + strain
+        return (
+            layer(**x | {"pos": pos @ bend, "vectors": x["vectors"] * 0}, cell=cell @ bend, pbc=pbc)[0].square().sum()
+        )
+
+    strain = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True)
+    pos = x["pos"].clone().requires_grad_()
+    stress, forces = torch.autograd.grad(energy(strain, pos), (strain, pos))
+    for tensor, grad, at in ((strain, stress, 0), (pos, forces, 1)):
+        direction = torch.randn_like(tensor)
+        ends = [[strain.detach(), pos.detach()] for _ in range(2)]
+        for end, sign in zip(ends, (1, -1), strict=True):
+            end[at] = end[at] + sign * step * direction
+        slope = (energy(*ends[0]) - energy(*ends[1])) / (2 * step)
+        torch.testing.assert_close((grad * direction).sum(), slope, rtol=1e-6, atol=1e-7)
+    # waves of a slab's box hang on positions without gradients, so there strain is exact to what is promised
+    torch.testing.assert_close(stress, stress.T, rtol=0, atol=1e-4 * float(stress.abs().max()))
+    torch.testing.assert_close(forces.sum(0), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_third_derivatives_where_points_meet(dtype, make):
+    """Coincident points: finite, and those of points a hair apart."""
+    layer = make(dtype, lmax=1)
+    x = nodes(4, dtype)
+    x["pos"][1] = x["pos"][0]
+
+    def third(pos):
+        pos = pos.clone().requires_grad_()
+        value = sum(part.square().sum() for part in layer(**x | {"pos": pos}))
+        for _ in range(3):
+            (slope,) = torch.autograd.grad(value, pos, create_graph=True)
+            value = (slope * torch.linspace(-1, 1, slope.numel(), dtype=dtype).view_as(slope)).sum()
+        return slope
+
+    near = x["pos"].clone()
+    near[1, 0] += 1e-4
+    assert bool(third(x["pos"]).isfinite().all())
+    assert error(third(x["pos"]), third(near)) <= 1e-2
+
+
+def test_batches_padding_and_mates(make):
+    """Molecules, slabs and crystals each as alone; dense and flat; whatever padding and batch mates hold."""
+    layer = make()
+    check_batch_equals_each_alone(layer, sample("plain", SIZES), SIZES)
+    sizes = [6, 4, 5]
+    x = sample("plain", sizes)
+    cells = torch.stack([cell_of("skewed"), cell_of("skewed"), cell_of("cubic")])
+    pbc = torch.tensor([CRYSTAL, OPEN, SLAB])
+    alone = [layer(**one(x, b), cell=cells[b], pbc=pbc[b]) for b in range(3)]
+    flat = layer(**x, cell=cells, pbc=pbc)
+    assert error(flat, [torch.cat(parts) for parts in zip(*alone, strict=True)]) <= 1e-12
+    padded, there = dense(x, sizes, 8, math.nan)
+    out = layer(**padded, cell=cells, pbc=pbc)
+    for b, size in enumerate(sizes):
+        assert error([part[b, :size] for part in out], alone[b]) <= 1e-12
+    assert all(bool((part[~there] == 0).all()) for part in out)
+    spoilt = x["scalars"].masked_fill((x["batch"] > 0)[:, None], math.nan)
+    assert error([part[:6] for part in layer(**x | {"scalars": spoilt}, cell=cells, pbc=pbc)], alone[0]) <= 1e-12
+
+
+def test_empty_graphs_and_single_points(make):
+    layer, none = make(), nodes(0)
+    for more in ({}, {"cell": cell_of()}, {"batch": torch.zeros(0, dtype=torch.int64), "batch_size": 2}):
+        assert [part.shape for part in layer(**none, **more)] == [(0, S), (0, V, 3)]
+    for shape in ((2, 0), (0, 5)):
+        empty = {key: part.new_zeros(*shape, *part.shape[1:]) for key, part in none.items()}
+        assert [part.shape for part in layer(**empty)] == [(*shape, S), (*shape, V, 3)]
+    single = nodes(1)
+    for method in ("pairs", "waves", "mesh"):
+        other = make(method=method)
+        other.load_state_dict(layer.state_dict())
+        assert error(other(**single)[0], layer(**single)[0]) <= 1e-4
+
+
+def test_far_from_home(make):
+    """Clouds at coordinates of 1e6, and atoms many cells away, given in double precision to a layer of single."""
+    layer, x = make(torch.float32), nodes(6, torch.float32)
+    pos = x["pos"].double()
+    home = layer(**x | {"pos": pos})
+    assert error(layer(**x | {"pos": pos + 1e6}), home) <= 1e-5
+    cell = cell_of("cubic")
+    home = layer(**x | {"pos": pos}, cell=cell)
+    away = pos + 1000 * torch.randint(-1, 2, (6, 3)).double() @ cell
+    assert error(layer(**x | {"pos": away}, cell=cell), home) <= 1e-5
+    near = pos + 3 * torch.randint(-1, 2, (6, 3)).double() @ cell
+    assert error(layer(**x | {"pos": near.float()}, cell=cell.float()), home) <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype, make, device):
+    layer = make(torch.float32).to(device)
+    x = {key: part.to(device) for key, part in nodes(6, torch.float32).items()}
+    cell = cell_of("cubic", torch.float32).to(device)
+    for more in ({}, {"cell": cell}):
+        with torch.autocast(device_type=torch.device(device).type, dtype=dtype):
+            out = layer(**x, **more)
+            half = layer(x["scalars"].to(dtype), x["vectors"].to(dtype), pos=x["pos"], **more)
+        assert error(out, layer(**x, **more)) <= 1e-5
+        assert error(half, out) <= 0.1
+
+
+def test_traced_without_reading_the_number_of_waves(make):
+    """torch.compile and make_fx with symbols for sizes, of a batch of all kinds; too small a bound is noticed."""
+    layer = make(kernels=2, lmax=1, heads=1, error=1e-3, max_waves=(5, 30, 5))
+    sizes = [6, 4, 5]
+    x = sample("plain", sizes)
+    cells = torch.stack([cell_of("skewed"), cell_of("skewed"), cell_of("cubic")])
+    more = {"cell": cells, "pbc": torch.tensor([CRYSTAL, OPEN, SLAB]), "batch_size": 3, "max_num_nodes": 7}
+    wanted = layer(**x, **more)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    assert error(compiled(**x, **more), wanted) <= 1e-10
+
+    def slopes(scalars, vectors, pos, batch, cell, pbc):
+        pos, cell = (t.detach().requires_grad_() for t in (pos, cell))
+        graphs = {"batch": batch, "cell": cell, "pbc": pbc, "batch_size": 3, "max_num_nodes": 7}
+        energy = layer(scalars, vectors, pos=pos, **graphs)[0].square().sum()
+        return torch.autograd.grad(energy, (pos, cell))
+
+    given = x["scalars"], x["vectors"], x["pos"], x["batch"], cells, more["pbc"]
+    traced = make_fx(slopes, tracing_mode="symbolic", _allow_non_fake_inputs=True)(*given)
+    other = *given[:2], x["pos"] + 0.1 * torch.randn_like(x["pos"]), x["batch"], cells * 1.01, more["pbc"]
+    for got, expected in zip(traced(*other), slopes(*other), strict=True):
+        assert error(got, expected) <= 1e-10
+    with pytest.raises(RuntimeError, match="max_waves must be larger for these cells"):
+        traced(*given[:4], cells * 20, more["pbc"])
+    with pytest.raises(Exception, match="max_waves must be given with cell while a model is traced"):
+        torch.compile(make(), fullgraph=True, backend="eager")(**x, **more)
+
+
+def test_one_compilation_for_all_sizes(make):
+    layer = make(kernels=2, lmax=1, heads=1)
+    count = 0
+
+    def backend(graph, inputs):
+        nonlocal count
+        count += 1
+        return graph
+
+    compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=True)
+    for sizes in ([5, 2, 7], [3, 4], [9, 8, 2, 6], [11, 3]):
+        x = sample("plain", sizes)
+        more = {"batch_size": len(sizes), "max_num_nodes": max(sizes)}
+        assert error(compiled(**x, **more), layer(**x)) <= 1e-10
+    assert count <= 2  # the first call may take sizes for constants
+
+
+class OfPositions(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, pos):
+        out = self.layer(pos.new_ones(len(pos), S), pos.new_ones(len(pos), V, 3), pos=pos, cell=cell_of())
+        return torch.cat([part.flatten(1) for part in out], 1)
+
+
+def test_copies_and_printing(make, check_copies):
+    layer = make()
+    check_copies(lambda: OfPositions(make()), OfPositions(layer), nodes()["pos"])
+    assert "width=0.8" in repr(layer)
+    layer.reset_parameters()
+    with pytest.raises(NotImplementedError, match="EwaldAttention does not support TorchScript"):
+        torch.jit.script(layer)
+
+
+def test_starts_with_potentials_of_values():
+    """A new layer's invariants are fields that its values make by kernels alone, whatever the features are."""
+    torch.manual_seed(1)
+    layer = EwaldAttention(S, 0, width=1.0, lmax=0).double()
+    pos = torch.randn(7, 3, dtype=torch.float64)
+    one = torch.zeros(7, S, dtype=torch.float64)
+    one[0, 0] = 1.0
+    out = layer(one, None, pos=pos)[0]
+    kernels = layer.attention.kernels()
+    r = (pos - pos[0]).norm(dim=1)
+    profile = sum(
+        (-(r**2) / (2 * s**2)).exp() if c < 4 else torch.where(r > 0, s * torch.erf(r / (2**0.5 * s)) / r, 0.8)
+        for c, s in enumerate(kernels.widths[0].detach())
+    )
+    wanted = profile[1:, None] * out[1:2] / profile[1]
+    assert error(out[1:], wanted) <= 0.5
+    assert bool(((out[1:] * out[1:2]) > 0).all())
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("width must be a positive number, got 0", {"width": 0}),
+        (r"max_width must be at least an octave above width, 1.6, got 1", {"max_width": 1.0}),
+        ("kernels must be a positive integer, got 0", {"kernels": 0}),
+        (r"kernels must be a number, or of Gaussians and of potentials, got \(1, 2, 3\)", {"kernels": (1, 2, 3)}),
+        ("heads must be a positive integer", {"heads": 0}),
+        ("lmax must be an integer from 0 on, got -1", {"lmax": -1}),
+        ("avg_num_nodes must be a positive number", {"avg_num_nodes": 0}),
+        (r"error must be in \[1e-14, 0.1\], got 1", {"error": 1.0}),
+        ("method must be one of", {"method": "directions"}),
+        ("max_waves must be three numbers", {"max_waves": 5}),
+        ("max_waves must be a positive integer", {"max_waves": (1, 0, 1)}),
+        ("out_channels must be reachable .* lmax=0", {"lmax": 0, "scalar_channels": 1, "vector_channels": 0,
+            "out_channels": (1, 1)}),
+        (r"out_channels must be two numbers from 0 on, not both 0, got \(0, 0\)", {"out_channels": (0, 0)}),
+    ],
+)  # fmt: skip
+def test_bad_options(message, options):
+    options = {"scalar_channels": S, "vector_channels": V, "width": 0.8} | options
+    with pytest.raises(ValueError, match=message):
+        EwaldAttention(**options)
+
+
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        (r"scalars must be \(B, N, 3\), or \(T, 3\) with batch", {"scalars": torch.ones(6, 4).double()}),
+        ("vectors must be .* alike in both, got NoneType", {"vectors": None}),
+        ("vectors must be given where scalars are None, got None", {"scalars": None, "vectors": None}),
+        ("scalars must be torch.float64 as the parameters are", {"scalars": torch.ones(6, S)}),
+        (r"pos must have shape \(6, 3\)", {"pos": torch.ones(5, 3)}),
+        ("lengths must be None where the input is flat", {"lengths": torch.tensor([6])}),
+        ("batch must be sorted", {"batch": torch.tensor([1, 0, 0, 0, 0, 0])}),
+        ("cell must be given with pbc", {"pbc": torch.tensor(CRYSTAL)}),
+    ],
+)
+def test_bad_inputs(message, change, make):
+    with pytest.raises(ValueError, match=message):
+        make()(**nodes() | change)
