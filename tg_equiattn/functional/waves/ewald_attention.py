@@ -123,10 +123,10 @@ def attention_of_nodes(
     if ragged.ranks is not None and method == "pairs":
         raise ValueError("method must not be 'pairs' with process_group: pairs may be of two processes")
     channels = value.shape[2] + product(value[:0], value.new_zeros(1, 1), 0).shape[2]
-    chosen: dict[tuple[str, int, int], list[int]] = {}
+    chosen: dict[tuple, list[int]] = {}
     for graph, size in enumerate(ragged.known):
         if size or ragged.ranks is not None:
-            way, waves = cheapest(
+            way, waves, split = cheapest(
                 method,
                 graph,
                 size,
@@ -138,17 +138,18 @@ def attention_of_nodes(
                 channels,
                 mesh,
             )
-            chosen.setdefault((way, size.bit_length() if ragged.ranks is None else 0, waves), []).append(graph)
+            alike = way, split, waves, size.bit_length() if ragged.ranks is None else 0
+            chosen.setdefault(alike, []).append(graph)
     out = [
-        group.unpack(_of_group(way, group, query, key, value, pos, kernels, cells, product, max_waves))
-        for way, group in ((way, Group(ragged, graphs)) for (way, *_), graphs in chosen.items())
+        group.unpack(_of_group(way, group, query, key, value, pos, kernels, cells, product, max_waves, split))
+        for way, split, group in ((way, split, Group(ragged, graphs)) for (way, split, *_), graphs in chosen.items())
     ]
     return sum(out[1:], out[0]) if out else product(value, value.new_zeros(1, 1), 0) * 0
 
 
 def _of_group(
     way: str, group: Group, query: Tensor, key: Tensor, value: Tensor, pos: Tensor, kernels: EwaldKernels,
-    cells: Cells | None, product: Product, max_waves: tuple[int, int, int] | None,
+    cells: Cells | None, product: Product, max_waves: tuple[int, int, int] | None, split: float | None = None,
 ) -> Tensor:  # fmt: skip
     """(b, longest, H, E) of a group of graphs."""
     pos, query, key, value = (group.pack(x) for x in (pos, query, key, value))
@@ -158,7 +159,7 @@ def _of_group(
         cells = Cells.none(group.ragged.count, pos)
     return lattice_sums(
         pos, group.mask, query, key, value, kernels, cells.of(group.graphs), product,
-        bound=max_waves, mesh=way == "mesh", ranks=group.ragged.ranks,
+        split=split, bound=max_waves, mesh=way == "mesh", ranks=group.ragged.ranks,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -170,7 +171,52 @@ def largest_phase(error: float, lmax: int) -> float:
     return phase
 
 
-def spectrum(square: Tensor, width: Tensor, gaussian: bool) -> Tensor:
-    """exp(-s^2 k^2 / 2) with its factors but for 4 pi / k^2, which :func:`coulomb` is, of square wavenumbers."""
-    wave = (-square * width.square() / 2).exp()
-    return (2 * math.pi) ** 1.5 * width**3 * wave if gaussian else width * wave
+class Part(NamedTuple):
+    r"""What is summed over the waves of one lattice: a kernel, or the near or far part of a potential in an open cloud.
+
+    With a width S beyond its own, a potential is :math:`s\, \mathrm{erf}(r / \sqrt 2 S) / r`, which has few waves, and
+    what is left, :math:`s\, [\mathrm{erf}(r / \sqrt 2 s) - \mathrm{erf}(r / \sqrt 2 S)] / r`, which falls as a
+    Gaussian does.
+
+    Attributes:
+        kernel: which.
+        least, largest: of the widths that waves and margins hang on.
+        kind: ``"gaussian"``, ``"potential"``, ``"near"`` or ``"far"``.
+    """
+
+    kernel: int
+    least: float
+    largest: float
+    kind: str
+
+    @property
+    def ends(self) -> bool:
+        """Whether it reaches so far that it has to end where there are no more nodes."""
+        return self.kind in ("potential", "far")
+
+    def spectrum(self, square: Tensor, width: Tensor) -> Tensor:
+        """As waves of square wavenumbers, of a kernel of this width; where it ends, without 4 pi / k^2."""
+        wave = (-square * width.square() / 2).exp()
+        if self.kind == "gaussian":
+            return (2 * math.pi) ** 1.5 * width**3 * wave
+        if self.kind == "potential":
+            return width * wave
+        if self.kind == "far":
+            return width * (-square * self.largest**2 / 2).exp()
+        beyond = (self.largest**2 - width.square()) / 2
+        some = torch.where(square == 0, 1.0, square)
+        share = torch.where(square == 0, beyond, -torch.expm1(-some * beyond) / some)
+        return 4 * math.pi * width * wave * share
+
+
+def parts_of(kernels: EwaldKernels, split: float | None) -> list[Part]:
+    """Of all kernels; potentials in two where there is a width to split them at."""
+    out = []
+    for c, (low, high) in enumerate(kernels.bounds):
+        if c < kernels.gaussians:
+            out.append(Part(c, low, high, "gaussian"))
+        elif split is None:
+            out.append(Part(c, low, high, "potential"))
+        else:
+            out += [Part(c, low, split, "near"), Part(c, split, split, "far")]
+    return out

@@ -13,7 +13,7 @@ from ... import checks
 from ...encodings.harmonics import solid_harmonics
 from ...ranks import Ranks
 from ...transforms import transformed
-from .kernels import EwaldKernels, Product, spectrum
+from .kernels import EwaldKernels, Product, parts_of
 from .lattices import TAPER, Cells, coulomb, lattice_of, taper
 from .mesh import mesh_point_sums, mesh_wave_sums
 
@@ -22,7 +22,8 @@ _BLOCK = {"cpu": 1 << 22, "other": 1 << 27}  # numbers in the largest tensor of 
 
 def lattice_sums(
     pos: Tensor, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor, kernels: EwaldKernels, cells: Cells,
-    product: Product, *, bound: tuple[int, int, int] | None = None, mesh: bool = False, ranks: Ranks | None = None,
+    product: Product, *, split: float | None = None, bound: tuple[int, int, int] | None = None, mesh: bool = False,
+    ranks: Ranks | None = None,
 ) -> Tensor:  # fmt: skip
     r"""Sums over the nodes of each graph and all their images.
 
@@ -33,6 +34,7 @@ def lattice_sums(
         pos: ``(B, N, 3)``, in double precision, near the origin but for what repeats.
         mask: bool ``(B, N)``, where there are nodes.
         query, key, value: ``(B, N, H, C, A)``, ``(B, N, H, C, A)``, ``(B, N, H, V)``, zeros for padding.
+        split: of open clouds, the width at which potentials are split; ``None`` to sum them whole.
         bound: of the wave numbers of the narrowest kernel; ``None`` to find those of the cells.
         mesh: whether sums go through a non-uniform fast Fourier transform.
         ranks: among which nodes are shared.
@@ -42,17 +44,17 @@ def lattice_sums(
     """
     out = []
     narrowest = min(low for low, _ in kernels.bounds)
-    for c, (low, high) in enumerate(kernels.bounds):
-        largest = TAPER * kernels.phase / low
+    for part in parts_of(kernels, split):
+        c, largest = part.kernel, TAPER * kernels.phase / part.least
         lattice = lattice_of(
-            cells, pos, mask, potential=c >= kernels.gaussians, margin=kernels.phase * high, largest=largest,
-            dtype=value.dtype, bound=None if bound is None else scaled(bound, narrowest / low), ranks=ranks,
+            cells, pos, mask, ends=part.ends, margin=kernels.phase * part.largest, largest=largest, dtype=value.dtype,
+            bound=None if bound is None else scaled(bound, narrowest / part.least), ranks=ranks,
         )  # fmt: skip
         weights = lattice.weights * taper(lattice.wavevectors, largest)
-        weights = weights if c < kernels.gaussians else weights * coulomb(lattice, cells.periodic)
+        weights = weights * coulomb(lattice, cells.periodic) if part.ends else weights
         width = kernels.widths[:, c].to(weights.dtype)
         square = lattice.wavevectors.square().sum(2, keepdim=True)
-        weights = weights[..., None] * spectrum(square, width, c < kernels.gaussians)  # B, D, H
+        weights = weights[..., None] * part.spectrum(square, width)  # B, D, H
         gains = kernels.gains[:, c].to(width.dtype).unbind(1)
         factors = torch.stack([gain * width**n * (-1) ** ((n + 1) // 2) for n, gain in enumerate(gains)], 1)
         weights = (weights[..., None] * factors).to(value.dtype)  # B, D, H, L

@@ -143,7 +143,7 @@ def lattice_of(
     pos: Tensor,
     mask: Tensor | None,
     *,
-    potential: bool,
+    ends: bool,
     margin: float,
     largest: float,
     dtype: torch.dtype,
@@ -159,7 +159,7 @@ def lattice_of(
     Args:
         pos: ``(B, N, 3)``, in double precision.
         mask: bool ``(B, N)``, where there are nodes.
-        potential: whether the kernel is one, which Gaussians are not.
+        ends: whether the kernel reaches so far that it has to end beyond the largest distance.
         margin: the distance at which a kernel's short part is as small as is promised.
         largest: of wavenumbers.
         dtype: of angles and weights.
@@ -176,13 +176,13 @@ def lattice_of(
             low = along.masked_fill(~mask[..., None], torch.inf)
             high = along.masked_fill(~mask[..., None], -torch.inf)
         infinite = along.new_full((along.shape[0], 1, 3), torch.inf)  # where there are no nodes at all
-        ends = torch.stack([torch.cat([high, -infinite], 1).amax(1), torch.cat([-low, -infinite], 1).amax(1)])
-        ends = ends if ranks is None else ranks.largest(ends)
-        extent = (ends.sum(0)).clamp(min=0).nan_to_num(0, 0, 0)
+        sides = torch.stack([torch.cat([high, -infinite], 1).amax(1), torch.cat([-low, -infinite], 1).amax(1)])
+        sides = sides if ranks is None else ranks.largest(sides)
+        extent = sides.sum(0).clamp(min=0).nan_to_num(0, 0, 0)
         extent = torch.where(periodic, 0.0, extent)
         radius = extent.norm(dim=1) + margin
         around = extent + margin
-        if potential:
+        if ends:
             slab = periodic.any(1, keepdim=True)
             around = torch.where(slab, 2 * radius[:, None], extent + radius[:, None] + margin)
     full = torch.where(periodic[..., None], vectors, normals * around[..., None])

@@ -143,10 +143,9 @@ class EwaldAttention(Shared, NotScriptable, torch.nn.Module):
             parts = [ragged.zero_padding(x.to(self.attention.reference_parameter.dtype)) for x in parts]
             found = self.attention(parts, pos, ragged, cells)
             out = [ragged.zero_padding(x.mT) for x in found]  # of what there is, scalars first
-        scalars, vectors = self.out_channels
-        none = pos.new_zeros(0, dtype=out[0].dtype)
-        flat = out[0] if scalars else none, out[-1] if vectors else none
-        return flat[0].reshape(*shape, scalars), flat[1].reshape(*shape, vectors, 3)
+        none = out[0].new_zeros(0)
+        of_scalars, of_vectors = (out[i] if n else none for i, n in zip((0, -1), self.out_channels, strict=True))
+        return of_scalars.reshape(*shape, self.out_channels[0]), of_vectors.reshape(*shape, self.out_channels[1], 3)
 
     def _parts(self, scalars: Tensor | None, vectors: Tensor | None) -> tuple[tuple[int, ...], list[Tensor]]:
         """The shape of nodes, and (T, 1, S) and (T, 3, V) of what there is."""
