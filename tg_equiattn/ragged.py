@@ -122,7 +122,9 @@ class Group:
         known, device = ragged.known, ragged.batch.device
         whole = graphs is None or len(graphs) == ragged.count
         sizes = None if known is None else [known[g] for g in (range(ragged.count) if graphs is None else graphs)]
+        least = 0 if ragged.ranks is None else 1  # sums run on ranks without nodes, too
         self.longest = ragged.longest if sizes is None else max(sizes, default=0)
+        self.longest = max(self.longest, least)
         self.graphs = None if whole or graphs is None else torch.tensor(graphs, device=device)
         starts, lengths = (self.of_graphs(x) for x in (ragged.starts, ragged.sizes))
         self._view = whole and sizes is not None and all(size == self.longest for size in sizes)

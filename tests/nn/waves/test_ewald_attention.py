@@ -297,7 +297,7 @@ def test_autocast(dtype, make, device):
 
 def test_traced_without_reading_the_number_of_waves(make):
     """torch.compile and make_fx with symbols for sizes, of a batch of all kinds; too small a bound is noticed."""
-    layer = make(kernels=2, lmax=1, heads=1, error=1e-3, max_waves=(5, 30, 5))
+    layer = make(width=1.5, kernels=2, lmax=1, heads=1, error=0.05, max_waves=(3, 14, 3))
     sizes = [6, 4, 5]
     x = sample("plain", sizes)
     cells = torch.stack([cell_of("skewed"), cell_of("skewed"), cell_of("cubic")])

@@ -26,6 +26,7 @@ def cheapest(
     which potentials of an open one are split for waves.
 
     Args:
+        size: nodes of the graph, on all ranks.
         cells: those of all graphs if this one repeats.
         contracted: A, of queries and keys.
         channels: V + E, of values and outputs of a head.
@@ -34,7 +35,7 @@ def cheapest(
     open_ = cells is None
     if method == "pairs" or (open_ and method == "auto" and ragged.ranks is None and size <= _ALWAYS_PAIRS):
         return "pairs", 0, None
-    split, waves = _waves(graph, size, pos, ragged, cells, kernels)
+    split, waves = _waves(graph, pos, ragged, cells, kernels)
     bits = max(1, int(max(waves))).bit_length()
     if method != "auto":
         return method, bits, split
@@ -52,47 +53,39 @@ def cheapest(
 
 
 def _waves(
-    graph: int, size: int, pos: Tensor, ragged: Ragged, cells: Cells | None, kernels: EwaldKernels
+    graph: int, pos: Tensor, ragged: Ragged, cells: Cells | None, kernels: EwaldKernels
 ) -> tuple[float | None, list[float]]:
     """The width to split at that leaves fewest waves of an open cloud, and how many each part has."""
-    periodic = cells is not None and bool(cells.periodic[graph].all())
-    sides: list[float] = []
-    area = 1.0
-    if cells is not None:
-        vectors = cells.vectors[graph].detach()
-        area = float(vectors.det().abs())
-        normal = torch.eye(3, dtype=vectors.dtype, device=vectors.device)
-        if not periodic:
-            first, second = vectors[cells.periodic[graph]]
-            normal = torch.linalg.cross(first, second)[:, None]
-            area, normal = float(normal.norm()), normal / normal.norm()
-    else:
-        normal = torch.eye(3, dtype=pos.dtype, device=pos.device)
-    if not periodic:
-        start = int(ragged.starts[graph])
-        along = pos.detach()[start : start + size] @ normal
-        if ragged.ranks is not None:
-            largest = ragged.ranks.largest(torch.cat([_highest(along), _highest(-along)]))
-            sides = (largest[: normal.shape[1]] + largest[normal.shape[1] :]).tolist()
-        else:
-            sides = (along.amax(0) - along.amin(0)).tolist()
-    widest = max(high for _, high in kernels.bounds)
-    potentials = kernels.gaussians < len(kernels.bounds)
-    tried = [widest * 2 ** (n / 2) for n in range(16)] if cells is None and potentials else [None]
-    best: tuple[float | None, list[float]] = None, [math.inf]
-    for split in tried:
-        waves = [
+    area, sides = _extents(graph, pos, ragged, cells)
+    tried: list[float | None] = [None]
+    if len(sides) == 3 and kernels.gaussians < len(kernels.bounds):
+        widest = max(high for _, high in kernels.bounds)
+        tried = [widest * 2 ** (n / 2) for n in range(16)]
+    counts = {
+        split: [
             count_of_waves(area * _box(sides, part, kernels.phase), TAPER * kernels.phase / part.least)
             for part in parts_of(kernels, split)
         ]
-        if sum(waves) < sum(best[1]):
-            best = split, waves
-    return best
+        for split in tried
+    }
+    split = min(counts, key=lambda split: sum(counts[split]))
+    return split, counts[split]
 
 
-def _highest(along: Tensor) -> Tensor:
-    """Of the nodes on this rank, which may have none."""
-    return torch.cat([along, along.new_full((1, along.shape[1]), -torch.inf)]).amax(0)
+def _extents(graph: int, pos: Tensor, ragged: Ragged, cells: Cells | None) -> tuple[float, list[float]]:
+    """The volume of a cell and no sides, the area and the thickness of a slab, or one and the sides of a cloud."""
+    area, normals = 1.0, torch.eye(3, dtype=pos.dtype, device=pos.device)
+    if cells is not None:
+        vectors, periodic = cells.vectors[graph].detach(), cells.periodic[graph]
+        if bool(periodic.all()):
+            return float(vectors.det().abs()), []
+        across = torch.linalg.cross(*vectors[periodic])
+        area, normals = float(across.norm()), (across / across.norm())[:, None]
+    start, known = int(ragged.starts[graph]), ragged.known or ragged.sizes.tolist()
+    along = pos.detach()[start : start + known[graph]] @ normals
+    nothing = along.new_full((1, along.shape[1]), -math.inf)  # of a rank without nodes of this graph
+    ends = torch.stack([torch.cat([nothing, end]).amax(0) for end in (along, -along)])
+    return area, (ends if ragged.ranks is None else ragged.ranks.largest(ends)).sum(0).tolist()
 
 
 def _box(sides: list[float], part: Part, phase: float) -> float:

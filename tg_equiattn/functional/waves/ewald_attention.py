@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
 
 from ... import checks
@@ -12,7 +11,7 @@ from ...ragged import Group, Ragged, readable
 from ...transforms import transformed
 from .costs import cheapest
 from .kernels import EwaldKernels, Product, every_product
-from .lattice_sums import lattice_sums
+from .lattice_sums import again, lattice_sums
 from .lattices import Cells, cells_of
 from .mesh import mesh_available
 from .pair_sums import pair_sums
@@ -114,6 +113,7 @@ def attention_of_nodes(
         return product(value, value.new_zeros(1, 1), 0)
     if ragged.known is None:
         ragged.known = ragged.sizes.tolist()
+    sizes = ragged.known if ragged.ranks is None else ragged.ranks.sum(ragged.sizes.double()).long().tolist()
     repeats = [False] * ragged.count if cells is None else cells.periodic.any(1).tolist()
     if method == "pairs" and any(repeats):
         raise ValueError("method must be 'auto', 'waves' or 'mesh' for graphs that repeat, got 'pairs'")
@@ -124,8 +124,8 @@ def attention_of_nodes(
         raise ValueError("method must not be 'pairs' with process_group: pairs may be of two processes")
     channels = value.shape[2] + product(value[:0], value.new_zeros(1, 1), 0).shape[2]
     chosen: dict[tuple, list[int]] = {}
-    for graph, size in enumerate(ragged.known):
-        if size or ragged.ranks is not None:
+    for graph, size in enumerate(sizes):  # on all ranks, which have to choose alike
+        if size:
             way, waves, split = cheapest(
                 method,
                 graph,
@@ -138,8 +138,7 @@ def attention_of_nodes(
                 channels,
                 mesh,
             )
-            alike = way, split, waves, size.bit_length() if ragged.ranks is None else 0
-            chosen.setdefault(alike, []).append(graph)
+            chosen.setdefault((way, split, waves, size.bit_length()), []).append(graph)
     out = [
         group.unpack(_of_group(way, group, query, key, value, pos, kernels, cells, product, max_waves, split))
         for way, split, group in ((way, split, Group(ragged, graphs)) for (way, split, *_), graphs in chosen.items())
@@ -208,12 +207,5 @@ def _pairs_in_blocks(
     out = []
     for part in zip(*(x.split(some_graphs) for x in (pos, query, key, value)), strict=True):
         blocks = zip(*(x.split(some_nodes, 1) for x in part[:2]), strict=True)
-        out.append(torch.cat([_again(block, *rows, part[0], *part[2:]) for rows in blocks], 1))
+        out.append(torch.cat([again(block, *rows, part[0], *part[2:]) for rows in blocks], 1))
     return torch.cat(out)
-
-
-def _again(function, *arguments: Tensor) -> Tensor:
-    """What backward computes again."""
-    if not torch.is_grad_enabled():
-        return function(*arguments)
-    return torch.utils.checkpoint.checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)

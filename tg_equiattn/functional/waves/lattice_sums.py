@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -43,7 +44,9 @@ def lattice_sums(
         ``(B, N, H, E)``.
     """
     out = []
-    narrowest = min(low for low, _ in kernels.bounds)
+    narrowest, most = min(low for low, _ in kernels.bounds), pos.shape[1]
+    if ranks is not None:
+        most = int(ranks.largest(torch.tensor([most], device=pos.device)))
     for part in parts_of(kernels, split):
         c, largest = part.kernel, TAPER * kernels.phase / part.least
         lattice = lattice_of(
@@ -65,14 +68,30 @@ def lattice_sums(
 
         sources = key[:, :, :, c].transpose(2, 3)[..., None] * value[:, :, None]  # B, N, A, H, V
         if mesh:
-            sums = mesh_point_sums(lattice.angles, lattice.numbers, sources.flatten(2), kernels.error)
-            table = mix(sums.unflatten(3, sources.shape[2:]), weights, harmonics)
-            found = mesh_wave_sums(lattice.angles, lattice.numbers, table.flatten(3), kernels.error)
-            found = found.unflatten(2, table.shape[3:])
+            found = again(
+                _through_mesh, mix, lattice.angles, lattice.numbers, sources, weights, harmonics, kernels.error
+            )
         else:
-            found = _in_blocks(mix, lattice.angles, lattice.numbers, sources, weights, harmonics)
+            found = _in_blocks(mix, lattice.angles, lattice.numbers, sources, weights, harmonics, most)
         out.append((found * query[:, :, :, c].transpose(2, 3)[..., None]).sum(2))
     return sum(out[1:], out[0])
+
+
+def _through_mesh(
+    mix: Callable[..., Tensor], angles: Tensor, numbers: Tensor, sources: Tensor, weights: Tensor, harmonics: Tensor,
+    error: float,
+) -> Tensor:  # fmt: skip
+    """Sums by non-uniform fast Fourier transforms."""
+    sums = mesh_point_sums(angles, numbers, sources.flatten(2), error)
+    table = mix(sums.unflatten(3, sources.shape[2:]), weights, harmonics)
+    return mesh_wave_sums(angles, numbers, table.flatten(3), error).unflatten(2, table.shape[3:])
+
+
+def again(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """What backward computes again."""
+    if not torch.is_grad_enabled():
+        return function(*arguments)
+    return torch.utils.checkpoint.checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def scaled(bound: tuple[int, int, int], factor: float) -> tuple[int, int, int]:
@@ -92,9 +111,11 @@ def _mixed(sums: Tensor, weights: Tensor, harmonics: Tensor, product: Product) -
 
 
 def _in_blocks(
-    mix: Callable[..., Tensor], angles: Tensor, numbers: Tensor, sources: Tensor, weights: Tensor, harmonics: Tensor
-) -> Tensor:
-    """Sums by matrix products, a block of waves after the other, which backward computes again."""
+    mix: Callable[..., Tensor], angles: Tensor, numbers: Tensor, sources: Tensor, weights: Tensor, harmonics: Tensor,
+    most: int,
+) -> Tensor:  # fmt: skip
+    """Sums by matrix products, a block of waves after the other, which backward computes again. On the largest number of
+    nodes of a rank hangs the number of blocks, as in each block ranks add up their sums."""
 
     def block(angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
         phases = angles @ numbers.to(angles.dtype).mT
@@ -104,15 +125,9 @@ def _in_blocks(
         return (phases @ table.flatten(1, 2).flatten(2)).unflatten(2, table.shape[3:])
 
     count, nodes = angles.shape[:2]
-    each = max(1, count * max(2 * nodes, 4 * sources[0, 0].numel() if count and nodes else 1))
+    each = max(1, count * max(2 * most, 4 * sources[0, 0].numel() if count and nodes else 1))
     step = max(1, _BLOCK.get(angles.device.type, _BLOCK["other"]) // each)
     if checks.is_traced(angles) or transformed() or numbers.shape[1] <= step:
         return block(angles, sources, numbers, weights, harmonics)
     parts = zip(*(x.split(step, 1) for x in (numbers, weights, harmonics)), strict=True)
-    if not torch.is_grad_enabled():
-        return sum((block(angles, sources, *part) for part in parts), torch.zeros((), device=angles.device))
-    done = [
-        torch.utils.checkpoint.checkpoint(block, angles, sources, *part, use_reentrant=False, preserve_rng_state=False)
-        for part in parts
-    ]
-    return sum(done[1:], done[0])
+    return sum((again(block, angles, sources, *part) for part in parts), sources.new_zeros(()))
