@@ -10,7 +10,7 @@ from ...precision import full_precision
 from ...ragged import Group, Ragged, readable
 from ...transforms import transformed
 from .costs import cheapest
-from .kernels import EwaldKernels, Product, every_product
+from .kernels import EwaldKernels, MaxWaves, Product, every_product, waves_of_kernels
 from .lattice_sums import again, lattice_sums
 from .lattices import Cells, cells_of
 from .mesh import mesh_available
@@ -97,12 +97,13 @@ def ewald_attention(
         dtype = torch.promote_types(query.dtype, torch.float32)
         query, key, value = (x.to(dtype) for x in (query, key, value))
         product = product or every_product(kernels.lmax)
-        return attention_of_nodes(query, key, value, pos, kernels, ragged, cells, product, method, max_waves)
+        waves = waves_of_kernels(max_waves, kernels.bounds)
+        return attention_of_nodes(query, key, value, pos, kernels, ragged, cells, product, method, waves)
 
 
 def attention_of_nodes(
     query: Tensor, key: Tensor, value: Tensor, pos: Tensor, kernels: EwaldKernels, ragged: Ragged, cells: Cells | None,
-    product: Product, method: str = "auto", max_waves: tuple[int, int, int] | None = None,
+    product: Product, method: str = "auto", max_waves: MaxWaves = None,
 ) -> Tensor:  # fmt: skip
     """:func:`ewald_attention`, unchecked but for what hangs on values."""
     pos = ragged.centred(pos)
@@ -148,7 +149,7 @@ def attention_of_nodes(
 
 def _of_group(
     way: str, group: Group, query: Tensor, key: Tensor, value: Tensor, pos: Tensor, kernels: EwaldKernels,
-    cells: Cells | None, product: Product, max_waves: tuple[int, int, int] | None, split: float | None = None,
+    cells: Cells | None, product: Product, max_waves: MaxWaves, split: float | None = None,
 ) -> Tensor:  # fmt: skip
     """(b, longest, H, E) of a group of graphs."""
     pos, query, key, value = (group.pack(x) for x in (pos, query, key, value))
@@ -158,13 +159,13 @@ def _of_group(
         cells = Cells.none(group.ragged.count, pos)
     return lattice_sums(
         pos, group.mask, query, key, value, kernels, cells.of(group.graphs), product,
-        split=split, bound=max_waves, mesh=way == "mesh", ranks=group.ragged.ranks,
+        split=None if max_waves else split, max_waves=max_waves, mesh=way == "mesh", ranks=group.ragged.ranks,
     )  # fmt: skip
 
 
 def _without_reading(
     query: Tensor, key: Tensor, value: Tensor, pos: Tensor, kernels: EwaldKernels, ragged: Ragged, cells: Cells | None,
-    product: Product, method: str, max_waves: tuple[int, int, int] | None,
+    product: Product, method: str, max_waves: MaxWaves,
 ) -> Tensor:  # fmt: skip
     """Without reading values: all graphs in one group, in both ways where some may repeat and others not."""
     if method == "mesh" or ragged.ranks is not None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from ...transforms import transformed
 
 Product = Callable[[Tensor, Tensor, int], Tensor]
+MaxWaves = tuple[tuple[int, int, int], ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,7 @@ class EwaldKernels:
         bounds: the least and the largest width of each kernel, as numbers: waves and margins hang on them alone.
         gaussians: how many kernels are Gaussians; the rest are potentials.
         error: what is promised of sums by waves, relative to a kernel's largest value.
+        phase: the product of width and wavenumber up to which waves are summed; found from ``error`` if 0.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -45,6 +47,7 @@ class EwaldKernels:
     bounds: tuple[tuple[float, float], ...]
     gaussians: int
     error: float = 1e-4
+    phase: float = dataclasses.field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
         heads, count = self.widths.shape if self.widths.ndim == 2 else (0, 0)
@@ -59,15 +62,12 @@ class EwaldKernels:
             raise ValueError(f"gaussians must be in [0, {count}], got {self.gaussians}")
         if not 1e-14 <= self.error < 1:
             raise ValueError(f"error must be in [1e-14, 1), got {self.error}")
+        if not self.phase:
+            object.__setattr__(self, "phase", largest_phase(self.error, self.lmax))
 
     @property
     def lmax(self) -> int:
         return self.gains.shape[2] - 1
-
-    @property
-    def phase(self) -> float:
-        """The product of width and wavenumber up to which waves are summed."""
-        return largest_phase(self.error, self.lmax)
 
 
 def every_product(lmax: int) -> Product:
@@ -220,3 +220,12 @@ def parts_of(kernels: EwaldKernels, split: float | None) -> list[Part]:
         else:
             out += [Part(c, low, split, "near"), Part(c, split, split, "far")]
     return out
+
+
+def waves_of_kernels(max_waves: tuple[int, int, int] | None, bounds: tuple[tuple[float, float], ...]) -> MaxWaves:
+    """Bounds of wave numbers of every kernel from those of the narrowest."""
+    if max_waves is None:
+        return None
+    first, second, third = max_waves
+    ratios = [min(low for low, _ in bounds) / low for low, _ in bounds]
+    return tuple((math.ceil(first * r), math.ceil(second * r), math.ceil(third * r)) for r in ratios)

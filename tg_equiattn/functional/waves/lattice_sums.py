@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from ... import checks
 from ...encodings.harmonics import solid_harmonics
 from ...ranks import Ranks
 from ...transforms import transformed
-from .kernels import EwaldKernels, Product, parts_of
+from .kernels import EwaldKernels, MaxWaves, Product, parts_of
 from .lattices import TAPER, Cells, coulomb, lattice_of, taper
 from .mesh import mesh_point_sums, mesh_wave_sums
 
@@ -23,7 +22,7 @@ _BLOCK = {"cpu": 1 << 22, "other": 1 << 27}  # numbers in the largest tensor of 
 
 def lattice_sums(
     pos: Tensor, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor, kernels: EwaldKernels, cells: Cells,
-    product: Product, *, split: float | None = None, bound: tuple[int, int, int] | None = None, mesh: bool = False,
+    product: Product, *, split: float | None = None, max_waves: MaxWaves = None, mesh: bool = False,
     ranks: Ranks | None = None,
 ) -> Tensor:  # fmt: skip
     r"""Sums over the nodes of each graph and all their images.
@@ -36,7 +35,7 @@ def lattice_sums(
         mask: bool ``(B, N)``, where there are nodes.
         query, key, value: ``(B, N, H, C, A)``, ``(B, N, H, C, A)``, ``(B, N, H, V)``, zeros for padding.
         split: of open clouds, the width at which potentials are split; ``None`` to sum them whole.
-        bound: of the wave numbers of the narrowest kernel; ``None`` to find those of the cells.
+        max_waves: bounds of the wave numbers of each kernel; ``None`` to find those of the cells.
         mesh: whether sums go through a non-uniform fast Fourier transform.
         ranks: among which nodes are shared.
 
@@ -44,14 +43,14 @@ def lattice_sums(
         ``(B, N, H, E)``.
     """
     out = []
-    narrowest, most = min(low for low, _ in kernels.bounds), pos.shape[1]
+    most = pos.shape[1]
     if ranks is not None:
         most = int(ranks.largest(torch.tensor([most], device=pos.device)))
     for part in parts_of(kernels, split):
         c, largest = part.kernel, TAPER * kernels.phase / part.least
         lattice = lattice_of(
             cells, pos, mask, ends=part.ends, margin=kernels.phase * part.largest, largest=largest, dtype=value.dtype,
-            bound=None if bound is None else scaled(bound, narrowest / part.least), ranks=ranks,
+            bound=None if max_waves is None else max_waves[c], ranks=ranks,
         )  # fmt: skip
         weights = lattice.weights * taper(lattice.wavevectors, largest)
         weights = weights * coulomb(lattice, cells.periodic) if part.ends else weights
@@ -94,12 +93,6 @@ def again(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     return torch.utils.checkpoint.checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
-def scaled(bound: tuple[int, int, int], factor: float) -> tuple[int, int, int]:
-    """Bounds of wave numbers for a kernel with so many times the width."""
-    first, second, third = (math.ceil(n * factor) for n in bound)
-    return first, second, third
-
-
 def _mixed(sums: Tensor, weights: Tensor, harmonics: Tensor, product: Product) -> Tensor:
     """Sums over points (B, 2, D, A, H, V) times harmonics (B, D, ...) and weights (B, D, H, L): what is read."""
     out = []
@@ -114,8 +107,8 @@ def _in_blocks(
     mix: Callable[..., Tensor], angles: Tensor, numbers: Tensor, sources: Tensor, weights: Tensor, harmonics: Tensor,
     most: int,
 ) -> Tensor:  # fmt: skip
-    """Sums by matrix products, a block of waves after the other, which backward computes again. On the largest number of
-    nodes of a rank hangs the number of blocks, as in each block ranks add up their sums."""
+    """Sums by matrix products, a block of waves after the other, which backward computes again. The largest number of
+    nodes of a rank decides how many blocks there are, as in each block ranks add up their sums."""
 
     def block(angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
         phases = angles @ numbers.to(angles.dtype).mT

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.waves.ewald_attention import METHODS, attention_of_nodes
-from ...functional.waves.kernels import EwaldKernels
+from ...functional.waves.kernels import EwaldKernels, largest_phase, waves_of_kernels
 from ...functional.waves.lattices import Cells
 from ...ragged import Ragged
 from ..children import reset_children
@@ -133,7 +133,9 @@ class EwaldNetwork(ExactTables):
         self.query_key_bias = nn.Parameter(torch.empty(2, heads, count))
         self.value = nn.ParameterList(torch.empty(irrep.channels, heads * v.channels) for irrep, v in
                                       zip(self.inside, values, strict=True))  # fmt: skip
-        self.add_table("lows", torch.tensor([low for low, _ in options.bounds], dtype=torch.float64))
+        self._bounds, self._phase = options.bounds, largest_phase(options.error, options.lmax)
+        self._max_waves = waves_of_kernels(options.max_waves, self._bounds)
+        self.add_table("lows", torch.tensor([low for low, _ in self._bounds], dtype=torch.float64))
         self.octaves = nn.Parameter(torch.empty(heads, count))
         self.gains = nn.Parameter(torch.empty(heads, count, options.lmax + 1))
         self.out = None
@@ -161,7 +163,7 @@ class EwaldNetwork(ExactTables):
         """As they are now: each width within its octave."""
         widths = self.lows * torch.exp2(self.octaves.sigmoid())
         options = self.options
-        return EwaldKernels(widths, self.gains, options.bounds, options.counts[0], options.error)
+        return EwaldKernels(widths, self.gains, self._bounds, options.counts[0], options.error, self._phase)
 
     def forward(self, parts: Sequence[Tensor], pos: Tensor, ragged: Ragged, cells: Cells | None) -> list[Tensor]:
         """Features of nodes, their positions (T, 3) and what repeats, to features of nodes."""
@@ -179,7 +181,7 @@ class EwaldNetwork(ExactTables):
         value = torch.cat(values, 2) / self.options.avg_num_nodes
         options = self.options
         out = attention_of_nodes(
-            query, key, value, pos, self.kernels(), ragged, cells, self.product, options.method, options.max_waves
+            query, key, value, pos, self.kernels(), ragged, cells, self.product, options.method, self._max_waves
         )
         own = [irrep.rows for irrep in self.product.outside]
         found = [
