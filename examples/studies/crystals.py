@@ -1,19 +1,19 @@
-"""Energies and forces of crystals of soft charges: messages with a cutoff, and Euclidean fast attention with ``cell=``.
+"""Energies and forces of crystals of soft charges, and of open clouds: messages with a cutoff, and Ewald attention.
 
 Neutral charges at random places in skewed cells of 32 that repeat in all directions; energies and forces are those of
 Ewald's sum (data/periodic_charges.py). The models are those of long_range.py, here with the images of atoms as
-neighbours: two layers of messages between charges nearer than a cutoff, and between them
-
-none     nothing
-open     Euclidean fast attention of the atoms of the cell as an open cloud: it knows no images
-cell     Euclidean fast attention with ``cell=``, of all atoms and all their images
+neighbours: two layers of messages between charges nearer than a cutoff, and between them nothing or Ewald attention
+with ``cell=``, of all atoms and all their images.
 
 They learn the energy and, as its derivatives, the forces. Each is tested on other cells; on the same with every atom
 moved by lattice vectors, and described by another cell of the same lattice; on their supercells, 2 x 1 x 1 and
-2 x 2 x 2, in which an atom has the energy that it had; and on larger cells that repeat nothing.
+2 x 2 x 2, in which an atom has the energy that it had; on larger cells that repeat nothing; and on open clouds, the
+same charges at the same places without images. With ``--trained-on clouds`` a model learns from open clouds, with
+``both`` from half as many of each, and is tested on all of these: two charges have one energy, erf(r / 2 s) / r times
+both, wherever they are.
 
     python examples/studies/crystals.py                    # minutes on two cores
-    python examples/studies/crystals.py --operators cell --max-wavenumber 4
+    python examples/studies/crystals.py --operators EwaldAttention --trained-on clouds
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from baselines.message_passing import HIDDEN, ChannelwiseMessagePassing
-from data.periodic_charges import Crystals, in_another_cell, moved, periodic_charges, repeated, widths
+from data.periodic_charges import Crystals, in_another_cell, moved, opened, periodic_charges, repeated, widths
 from e3nn import o3
 from harness import study
 from harness.figures import points
@@ -35,19 +35,17 @@ from harness.results import Row
 from harness.settings import Settings
 from harness.tables import grouped, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit
-from tg_equiattn.integrations.e3nn import EuclideanFastAttention
+from long_range import AVG_NUM_NODES
+from tg_equiattn.integrations.e3nn import EwaldAttention
 from torch import Tensor, nn
 
 SEED = 47  # of the data, which do not depend on the seed of training
-Operator = Literal["none", "open", "cell"]
-LABELS = {
-    "none": "none",
-    "open": "EuclideanFastAttention, the cell ignored",
-    "cell": "EuclideanFastAttention, cell=",
-}
+Operator = Literal["none", "EwaldAttention"]
+FAR = 1e3  # beyond all clouds
 FEW = 16  # cells that changes are measured on, in float64, too
 SUPERCELLS = {"2 x 1 x 1": (2, 1, 1), "2 x 2 x 2": (2, 2, 2)}
 TESTS = "cells", "atoms moved", "another cell", *SUPERCELLS, "larger cells"
+KINDS = {"crystals": ("cells", "larger cells"), "clouds": ("clouds", "larger clouds")}  # what is tested of them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,31 +53,38 @@ class CrystalsStudy(Settings):
     """Settings of this example."""
 
     STUDY: ClassVar[str] = "crystals"
-    SWEEP: ClassVar[tuple[str, ...]] = ("operators", "cutoff", "seeds")
+    SWEEP: ClassVar[tuple[str, ...]] = ("operators", "cutoff", "trained_on", "seeds")
     SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
     operators: tuple[Operator, ...] = Operator.__args__
     """what stands between the two layers of messages"""
     cutoff: tuple[float, ...] = (2.0,)
     """up to which distance messages pass"""
+    trained_on: tuple[Literal["crystals", "clouds", "both"], ...] = ("crystals",)
+    """whose energies and forces are learned: crystals, the charges of their cells as open clouds, or half and half"""
     charges: int = 32
     """in every cell, an even number"""
     side: float = 7.0
     """of the cube that has the volume of a cell"""
     softness: float = 0.5
     """standard deviation of a charge"""
-    max_wavenumber: float = 3.0
-    """of attention's waves, in radians per unit of length, with a cell and without"""
+    width: float = 1.0
+    """of attention's narrowest kernel: half the cutoff"""
+    max_width: float = 8.0
+    """of its widest"""
+    error: float = 0.01
+    """promised of its waves, relative to the largest value of a kernel; a thousandth of that was found"""
     train: int = 512
     """cells to train on; a quarter as many each to choose the epoch and to test"""
     epochs: int = 10
     batch: int = 8
     learning_rate: float = 0.05
     clip: float = 1.0
+    warmup: float = 0.3
 
     def check(self) -> None:
         super().check()
-        for name in ("charges", "side", "softness", "max_wavenumber", "train"):
+        for name in ("charges", "side", "softness", "width", "max_width", "train"):
             self.positive(name)
         if self.charges % 2:
             raise ValueError(f"--charges must be even (crystals are neutral), got {self.charges}")
@@ -104,36 +109,38 @@ class Model(nn.Module):
 
     def __init__(self, settings: CrystalsStudy) -> None:
         super().__init__()
-        (self.kind,), (self.cutoff,) = settings.operators, settings.cutoff
+        (operator,), (self.cutoff,) = settings.operators, settings.cutoff
         near = max(1.0, settings.charges / settings.side**3 * 4 / 3 * math.pi * self.cutoff**3)
-        radius = 2 * settings.side
         self.embed = o3.Linear("0e", HIDDEN)
         self.first = ChannelwiseMessagePassing(HIDDEN, self.cutoff, near)
         self.attention = None
-        if self.kind != "none":
-            self.attention = EuclideanFastAttention(
-                HIDDEN, HIDDEN, max_radius=radius, max_frequency=settings.max_wavenumber * radius, method="pairs",
-                num_nodes=settings.charges, max_wavenumber=settings.max_wavenumber if self.kind == "cell" else None,
+        if operator == "EwaldAttention":
+            self.attention = EwaldAttention(
+                HIDDEN, HIDDEN, width=settings.width, max_width=settings.max_width, avg_num_nodes=AVG_NUM_NODES,
+                error=settings.error,
             )  # fmt: skip
         self.second = ChannelwiseMessagePassing(HIDDEN, self.cutoff, near)
         self.out = o3.Linear(HIDDEN, "0e")
 
     def forward(self, charges: Tensor, positions: Tensor, cells: Tensor) -> Tensor:
-        """Charges (B, N) at positions (B, N, 3) in cells (B, 3, 3), to the energy of each cell (B,)."""
+        """Charges (B, N) at positions (B, N, 3) in cells (B, 3, 3), which are zero for open clouds, to the energy of
+        each (B,)."""
         count, size = charges.shape
         near, shift = edges(positions, cells, self.cutoff)
         pos = positions.flatten(0, 1)
         x = self.first(self.embed(charges.flatten()[:, None]), pos, near, shift)
         if self.attention is not None:
             batch = torch.arange(count, device=charges.device).repeat_interleave(size)
-            x = x + self.attention(x, pos, batch, cell=cells if self.kind == "cell" else None)
+            x = x + self.attention(x, pos, batch, cell=cells)
         return (charges * self.out(self.second(x, pos, near, shift)).view(count, size)).sum(1)
 
 
 def edges(positions: Tensor, cells: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Charges and images of charges nearer than the radius, of each crystal: indices of source and target, (2, E), and
-    what brings the source to its image, (E, 3)."""
+    """Charges and images of charges nearer than the radius, of each crystal or open cloud: indices of source and
+    target, (2, E), and what brings the source to its image, (E, 3)."""
     size, (positions, cells) = positions.shape[1], (positions.detach(), cells.detach())
+    is_open = (cells == 0).flatten(1).all(1)
+    cells = torch.where(is_open[:, None, None], FAR * torch.eye(3).to(cells), cells)  # no image is near
     fractions = positions @ torch.linalg.inv(cells)
     nearest = fractions[:, None] - fractions[:, :, None]  # from the target, the first index, to the source
     wrap = -nearest.round()
@@ -206,6 +213,13 @@ def crystals(settings: CrystalsStudy) -> list[Crystals]:
     return [*(Crystals(*part) for part in zip(*(x.split(counts) for x in every), strict=True)), larger]
 
 
+def in_part_opened(part: Crystals, kept: float, softness: float) -> Crystals:
+    """This share of the crystals, and then the others as open clouds."""
+    count = round(kept * len(part.charges))
+    others = opened(Crystals(*(x[count:] for x in part)), softness)
+    return Crystals(*(torch.cat([x[:count], y]) for x, y in zip(part, others, strict=True)))
+
+
 def same(part: Crystals) -> dict[str, Crystals]:
     """These crystals, described otherwise."""
     others = {"atoms moved": moved(part, SEED), "another cell": in_another_cell(part)}
@@ -234,22 +248,33 @@ def change(model: Model, part: Crystals, other: Crystals, units: Units) -> float
 def train(settings: CrystalsStudy) -> Outcome:
     """One model, trained, and tested on what it should and should not tell apart."""
     *parts, larger = crystals(settings)
-    units, testing = Units.of(parts[0]), parts[2]
+    testing, softness = parts[2], settings.softness
+    tests = {"cells": testing, **same(testing), "larger cells": larger}
+    tests |= {"clouds": opened(testing, softness), "larger clouds": opened(larger, softness)}
+    (kind,) = settings.trained_on
+    kept = {"crystals": 1.0, "both": 0.5, "clouds": 0.0}[kind]
+    parts = [in_part_opened(part, kept, softness) for part in parts]
+    units = Units.of(parts[0])
     data = [units.tensors(part) for part in parts]
     training = tensor_batches(data[0], settings.batch, settings.seed, device=settings.data_device)
     held_out = [tensor_batches(part, 32, device=settings.data_device) for part in data[1:]]
     learner = Regressor(Model(settings), predict, settings)
     outcome = fit(learner, training, *held_out)
     model = learner.model.cpu()
-    tests = {"cells": testing, **same(testing), "larger cells": larger}
     found = {name: errors(model, part, units) for name, part in tests.items()}
     few = Crystals(*(x[:FEW] for x in testing))
     changes = {
         name: [change(model.to(dtype), few, other, units) for dtype in (torch.float32, torch.float64)]
         for name, other in same(few).items()
     }
-    mean = float((testing.energies / settings.charges - units.origin).abs().mean()), float(testing.forces.abs().mean())
-    outcome.metric, outcome.value = "energy error", found["cells"][0]
+    mean = {
+        name: (
+            float((part.energies - part.energies.mean()).abs().mean()) / part.charges.shape[1],
+            float(part.forces.abs().mean()),
+        )
+        for name, part in tests.items()
+    }
+    outcome.metric, outcome.value = "energy error", found["clouds" if kind == "clouds" else "cells"][0]
     outcome.more |= {"errors": found, "changes": changes, "mean": mean}
     return outcome
 
@@ -257,18 +282,33 @@ def train(settings: CrystalsStudy) -> Outcome:
 def label(name: str, cutoff: float) -> str:
     """With the cutoff of messages where it is not the usual one."""
     other = "" if (cutoff,) == CrystalsStudy.cutoff else f", messages up to {cutoff:g}"
-    return LABELS[name] + other
+    return name + other
 
 
 def table(rows: list[Row], part: int) -> str:
     """Mean absolute errors of an atom's energy, or of a component of its force, by model and test."""
     digits = (5, 4)[part]
-    without = f"{rows[0].more['mean'][part]:.{digits}f}"
-    lines = [[("the mean energy", "no forces")[part], without, *["-"] * (len(TESTS) - 1)]]
+    without = rows[0].more["mean"]
+    means = (f"{without[test][part]:.{digits}f}" if test in without else "-" for test in TESTS)
+    lines = [[("the mean energy", "no forces")[part], *means]]
     for key, group in grouped(rows, "operators", "cutoff").items():
         found = ([row.more["errors"][test][part] for row in group] for test in TESTS)
         lines.append([label(*key), *(mean_and_spread(values, digits) for values in found)])
     return markdown(["global context", *TESTS], lines)
+
+
+def transfer(rows: list[Row]) -> str:
+    """Mean absolute errors of models of crystals on clouds, and the other way round."""
+    tests = [test for kind in KINDS.values() for test in kind]
+    lines = []
+    for part, what in enumerate(("energy", "force")):
+        digits = (5, 4)[part]
+        mean = [f"{rows[0].more['mean'][test][part]:.{digits}f}" for test in tests]
+        lines.append([what, ("the mean energy", "no forces")[part], "-", *mean])
+        for (*key, trained_on), group in grouped(rows, "operators", "cutoff", "trained_on").items():
+            found = ([row.more["errors"][test][part] for row in group] for test in tests)
+            lines.append([what, label(*key), trained_on, *(mean_and_spread(values, digits) for values in found)])
+    return markdown(["error of", "global context", "trained on", *tests], lines)
 
 
 def changes(rows: list[Row]) -> str:
@@ -284,13 +324,16 @@ def changes(rows: list[Row]) -> str:
 
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The tables, and a figure."""
+    of_crystals = [row for row in rows if row.setting("trained_on") == "crystals"]
     columns: dict[str, dict[str, list[float]]] = {}
     for test in TESTS:
         column = columns.setdefault(test.replace(" x ", "x"), {})
-        for key, group in grouped(rows, "operators", "cutoff").items():
+        for key, group in grouped(of_crystals, "operators", "cutoff").items():
             column[label(*key)] = [row.more["errors"][test][0] for row in group]
     points(columns, folder / "errors.png", "energy: mean absolute error", "", "global context", "log")
-    return {"energies": table(rows, 0), "forces": table(rows, 1), "changes": changes(rows)}
+    tables = {"energies": table(of_crystals, 0), "forces": table(of_crystals, 1), "changes": changes(of_crystals)}
+    of_both = [row for row in rows if "clouds" in row.more["errors"]]
+    return tables | ({"transfer": transfer(of_both)} if of_both else {})
 
 
 if __name__ == "__main__":

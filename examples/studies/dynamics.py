@@ -34,7 +34,7 @@ from harness.loading import tensor_batches
 from harness.results import Row
 from harness.tables import grouped, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit
-from long_range import LongRange, Model, Operator, label, predict, predictions, shares, spreads, tensors
+from long_range import LongRange, Model, Operator, predict, predictions, shares, spreads, tensors
 from torch import Tensor
 
 matplotlib.use("Agg")
@@ -51,16 +51,12 @@ class Dynamics(LongRange):
 
     task: tuple[Literal["forces"], ...] = ("forces",)
     """motion needs forces"""
-    operators: tuple[Operator, ...] = ("none", "EuclideanFastAttention", "SE3HyenaOperator", "VectorSelfAttention")
+    operators: tuple[Operator, ...] = ("none", "EwaldAttention", "SE3HyenaOperator", "VectorSelfAttention")
     """the global context between the two layers of messages"""
-    max_frequency: tuple[float, ...] = (5 * math.pi,)
-    """of Euclidean fast attention's waves: radians over the diagonal of the cube that bounds distances"""
     charges: int = 32
     """in every cloud, an even number"""
     side: float = 7.0
     """of a box of the density of charges; the trap is as weak as leaves them spread as in it"""
-    larger: float = 1.5
-    """sides of a cube, in that of the box, whose diagonal no distance of two charges exceeds"""
     temperature: float = 1.0
     """at the start, in the energy of two unit charges at distance 1"""
     dt: float = 0.01
@@ -77,6 +73,7 @@ class Dynamics(LongRange):
     batch: int = 8
     learning_rate: float = 0.05
     clip: float = 1.0
+    warmup: float = 0.0
 
     def check(self) -> None:
         super().check()
@@ -95,7 +92,7 @@ class Dynamics(LongRange):
 
 PRESETS = {
     "quick": Dynamics(
-        train=8, charges=8, epochs=1, batch=4, max_frequency=(math.pi,), steps=20, boxes=2, samples=10,
+        train=8, charges=8, epochs=1, batch=4, steps=20, boxes=2, samples=10,
         operators=("none", "SE3HyenaOperator"),
     ),
     "study": Dynamics(results=study.committed("dynamics")),
@@ -196,8 +193,8 @@ def train(settings: Dynamics) -> Outcome:
 def motions(rows: list[Row]) -> Iterator[tuple[str, list[Row], list[dict[str, Any]]]]:
     """By operator its rows and motions; the exact one, without a row, comes first."""
     yield "exact forces", [], [rows[0].more["exact"]]
-    for (name, frequency), group in grouped(rows, "operators", "max_frequency").items():
-        yield label(name, frequency), group, [row.more["motion"] for row in group]
+    for (name,), group in grouped(rows, "operators").items():
+        yield name, group, [row.more["motion"] for row in group]
 
 
 def table(rows: list[Row]) -> str:

@@ -2,13 +2,13 @@
 
 Neutral clouds of soft charges in an open box (data/soft_charges.py). The model embeds the charges by an e3nn Linear,
 passes messages between points nearer than a cutoff, adds an operator with global context, passes messages again and
-reads out. The operator is Euclidean fast attention, SE(3)-Hyena in radial order, vector self-attention, or none; with
-"all pairs" the second layer of messages has no cutoff, which is what the others are to come close to. Two tasks:
+reads out. The operator is Ewald attention, SE(3)-Hyena in radial order, vector self-attention, or none; with "all
+pairs" the second layer of messages has no cutoff, which is what the others are to come close to. Two tasks:
 
 fields   every point's potential and field, as shares of their variance
 forces   the cloud's energy; forces are its derivatives, and learned from too
 
-Each model is also tested on larger boxes of the same density.
+Each model is also tested on boxes of the same density with 2, 4 and 8 times as many charges.
 
     python examples/studies/long_range.py                    # minutes on two cores
     python examples/studies/long_range.py --task forces
@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -35,11 +35,11 @@ from harness.results import Row
 from harness.settings import Settings
 from harness.tables import grouped, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit
-from tg_equiattn.integrations.e3nn import EuclideanFastAttention, SE3HyenaOperator, VectorSelfAttention
+from tg_equiattn.integrations.e3nn import EwaldAttention, SE3HyenaOperator, VectorSelfAttention
 from torch import Tensor, nn
 
 SEED = 45  # of the data, which do not depend on the seed of training
-Operator = Literal["none", "EuclideanFastAttention", "SE3HyenaOperator", "VectorSelfAttention", "all pairs"]
+Operator = Literal["none", "EwaldAttention", "SE3HyenaOperator", "VectorSelfAttention", "all pairs"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,14 +47,12 @@ class LongRange(Settings):
     """Settings of this example."""
 
     STUDY: ClassVar[str] = "long_range"
-    SWEEP: ClassVar[tuple[str, ...]] = ("task", "operators", "max_frequency", "seeds")
+    SWEEP: ClassVar[tuple[str, ...]] = ("task", "operators", "seeds")
 
     task: tuple[Literal["fields", "forces"], ...] = ("fields",)
     """what is learned"""
     operators: tuple[Operator, ...] = Operator.__args__
     """the global context between the two layers of messages"""
-    max_frequency: tuple[float, ...] = (5 * math.pi,)
-    """of Euclidean fast attention's waves: radians over the diagonal of the larger box"""
     charges: int = 48
     """in every box, an even number"""
     side: float = 8.0
@@ -63,47 +61,41 @@ class LongRange(Settings):
     """s in 1 / sqrt(r^2 + s^2)"""
     cutoff: float = 2.0
     """up to which distance messages pass"""
-    larger: float = 1.26
-    """sides of the larger boxes, in those of the smaller; its cube times as many charges"""
+    width: float = 1.0
+    """of Ewald attention's narrowest kernel: half the cutoff"""
+    max_width: float = 8.0
+    """of its widest: the side of a box"""
     train: int = 512
     """boxes to train on; a quarter as many each to choose the epoch, to test, and to test with larger ones"""
     epochs: int = 16
     batch: int = 16
     learning_rate: float = 0.05
+    warmup: float = 0.3
+    clip: float = 1.0
 
     def check(self) -> None:
         super().check()
-        for name in ("charges", "side", "softness", "cutoff", "larger", "train"):
+        for name in ("charges", "side", "softness", "cutoff", "width", "max_width", "train"):
             self.positive(name)
         if self.charges % 2:
             raise ValueError(f"--charges must be even (clouds are neutral), got {self.charges}")
         if self.train < 4:
             raise ValueError(f"--train must be at least 4, got {self.train}")
-        if min(self.max_frequency) <= 0:
-            raise ValueError(f"--max-frequency must be positive, got {list(self.max_frequency)}")
-
-    def runs(self) -> Iterator[LongRange]:
-        """Only Euclidean fast attention has waves."""
-        seen = []
-        for run in super().runs():
-            if run.operators != ("EuclideanFastAttention",):
-                run = dataclasses.replace(run, max_frequency=self.max_frequency[:1])
-            if run not in seen:
-                seen.append(run)
-                yield run
 
     @property
     def diagonal(self) -> float:
-        """Of the larger box, and so the largest distance there is."""
-        return self.larger * self.side * math.sqrt(3)
+        """Of the box of twice the charges: the reach of messages over all pairs."""
+        return 2 ** (1 / 3) * self.side * math.sqrt(3)
 
 
 PRESETS = {
-    "quick": LongRange(train=8, charges=8, epochs=1, batch=4, max_frequency=(math.pi,)),
+    "quick": LongRange(train=8, charges=8, epochs=1, batch=4),
     "study": LongRange(seeds=(0, 1, 2), results=study.committed("long_range")),
 }
 SHORT = {"SE3HyenaOperator": "SE(3) Hyena", "VectorSelfAttention": "vector attention"}
-ERRORS = 0.1, 0.01, 1e-3, 1e-6  # promised, of the rules of directions that are tried after training
+AVG_NUM_NODES = 8.0  # of Ewald attention
+TIMES = 2, 4, 8  # as many charges in larger boxes
+BOXES = {"same": "", "larger": ", 2 times the charges", "4 times": ", 4 times", "8 times": ", 8 times"}
 
 
 class Model(nn.Module):
@@ -111,23 +103,18 @@ class Model(nn.Module):
 
     Args:
         settings: of the example.
-        attention: further arguments of Euclidean fast attention.
     """
 
     irreps_in = o3.Irreps("0e")
 
-    def __init__(self, settings: LongRange, **attention: Any) -> None:
+    def __init__(self, settings: LongRange) -> None:
         super().__init__()
-        (operator,), (task,), (frequency,) = settings.operators, settings.task, settings.max_frequency
+        (operator,), (task,) = settings.operators, settings.task
         far = settings.diagonal if operator == "all pairs" else settings.cutoff
+        near = max(1.0, settings.charges / settings.side**3 * 4 / 3 * math.pi * settings.cutoff**3)
         operators: dict[str, Callable[[], nn.Module]] = {
-            "EuclideanFastAttention": lambda: EuclideanFastAttention(
-                HIDDEN,
-                HIDDEN,
-                max_radius=settings.diagonal,
-                max_frequency=frequency,
-                num_nodes=settings.charges,
-                **attention,
+            "EwaldAttention": lambda: EwaldAttention(
+                HIDDEN, HIDDEN, width=settings.width, max_width=settings.max_width, avg_num_nodes=AVG_NUM_NODES
             ),
             "SE3HyenaOperator": lambda: SE3HyenaOperator(HIDDEN, HIDDEN, order="radial"),
             "VectorSelfAttention": lambda: VectorSelfAttention(HIDDEN, HIDDEN),
@@ -135,7 +122,6 @@ class Model(nn.Module):
         self.irreps_out = o3.Irreps("0e + 1o" if task == "fields" else "0e")
         self.radii = settings.cutoff, far
         self.embed = o3.Linear(self.irreps_in, HIDDEN)
-        near = max(1.0, settings.charges / settings.side**3 * 4 / 3 * math.pi * settings.cutoff**3)
         self.first = ChannelwiseMessagePassing(HIDDEN, settings.cutoff, near)
         self.operator = operators[operator]() if operator in operators else None
         self.second = (
@@ -184,9 +170,11 @@ def clouds(settings: LongRange) -> list[Clouds]:
     """Those to train on, to choose the epoch, to test on; and larger ones."""
     counts = settings.train, settings.train // 4, settings.train // 4
     every = soft_charges(sum(counts), settings.charges, settings.side, settings.softness, SEED)
-    more = 2 * round(settings.charges * settings.larger**3 / 2)
-    larger = soft_charges(counts[2], more, settings.larger * settings.side, settings.softness, SEED + 1)
-    return [*(Clouds(*part) for part in zip(*(x.split(counts) for x in every), strict=True)), larger]
+    larger = [
+        soft_charges(counts[2], n * settings.charges, n ** (1 / 3) * settings.side, settings.softness, SEED + 1)
+        for n in TIMES
+    ]
+    return [*(Clouds(*part) for part in zip(*(x.split(counts) for x in every), strict=True)), *larger]
 
 
 def tensors(part: Clouds, spreads: tuple[float, float], task: str) -> list[Tensor]:
@@ -207,8 +195,9 @@ def spreads(part: Clouds, task: str) -> tuple[float, float]:
 
 
 def predictions(model: Model, data: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """:func:`predict`, in batches."""
-    pairs = [predict(model, [x[n : n + 32] for x in data]) for n in range(0, len(data[0]), 32)]
+    """:func:`predict`, in batches of up to 1,536 charges."""
+    step = max(1, 1536 // data[0].shape[1])
+    pairs = [predict(model, [x[n : n + step] for x in data]) for n in range(0, len(data[0]), step)]
     out, target = (torch.cat([pair[n].detach() for pair in pairs]) for n in (0, 1))
     return out, target
 
@@ -231,71 +220,36 @@ def train(settings: LongRange) -> Outcome:
     learner = Regressor(Model(settings), predict, settings)
     outcome = fit(learner, training, *held_out)
     model = learner.model.cpu()
-    for boxes, part in (("same", data[2]), ("larger", data[3])):
+    for boxes, part in zip(BOXES, data[2:], strict=True):
         outcome.more[boxes] = shares(*predictions(model, part))
-    if settings.operators == ("EuclideanFastAttention",):
-        outcome.more["directions"] = by_directions(settings, model, data[2])
     return outcome
-
-
-def by_directions(settings: LongRange, model: Model, data: list[Tensor]) -> list[tuple[float, int, float, float]]:
-    """What is promised of a rule, how many directions it has, the squared error of the vector with it, and the largest
-    difference from all pairs in units of the largest vector."""
-    found = []
-    exact = Model(settings, method="pairs")
-    exact.load_state_dict(model.state_dict())
-    wanted = predictions(exact.eval(), data)[0][..., 1:]
-    for error in ERRORS:
-        other = Model(settings, method="directions", error=error)
-        other.load_state_dict(model.state_dict())
-        out, target = predictions(other.eval(), data)
-        apart = (out[..., 1:] - wanted).abs().max() / wanted.abs().max()
-        count = 2 * len(other.operator.attention.directions)
-        found.append((error, count, shares(out, target)[1], float(apart)))
-    return found
-
-
-def label(name: str, frequency: float) -> str:
-    """With the waves' highest frequency."""
-    return f"{name}, {frequency / math.pi:.3g} pi" if name == "EuclideanFastAttention" else name
 
 
 def table(rows: list[Row]) -> str:
     """Shares of the variance that remain, in boxes as in training and in larger ones."""
     lines = []
-    for (task, *waves), group in grouped(rows, "task", "operators", "max_frequency").items():
-        shown = [(boxes, part) for boxes in ("same", "larger") for part in (0, 1)]
-        cells = [mean_and_spread((row.more[boxes][part] for row in group), 4) for boxes, part in shown]
+    for key, group in grouped(rows, "task", "operators").items():
+        cells = [
+            mean_and_spread((row.more[boxes][part] for row in group), 4) if boxes in group[0].more else "-"
+            for boxes in BOXES
+            for part in (0, 1)
+        ]
         seconds = np.mean([row.seconds for row in group])
-        lines.append([task, label(*waves), *cells, f"{group[0].parameters:,}", f"{seconds:.0f}"])
-    what = [f"{part}{boxes}" for boxes in ("", ", larger boxes") for part in ("potential or energy", "field or force")]
+        lines.append([*key, *cells, f"{group[0].parameters:,}", f"{seconds:.0f}"])
+    what = [f"{part}{label}" for label in BOXES.values() for part in ("potential or energy", "field or force")]
     return markdown(["task", "global context", *what, "parameters", "seconds"], lines)
 
 
-def direction_table(rows: list[Row]) -> str:
-    """What rules of fewer and more directions do to trained models."""
-    lines = []
-    chosen = [row for row in rows if "directions" in row.more]
-    for (task, *waves), group in grouped(chosen, "task", "operators", "max_frequency").items():
-        for n, (error, count, *_) in enumerate(group[0].more["directions"]):
-            shares = mean_and_spread((row.more["directions"][n][2] for row in group), 4)
-            apart = max(row.more["directions"][n][3] for row in group)
-            lines.append([task, label(*waves), f"{error:g}", str(count), shares, f"{apart:.0e}"])
-    header = ["task", "global context", "error promised", "directions", "field or force", "largest difference"]
-    return markdown(header, lines)
-
-
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """The tables, and a figure."""
+    """The table, and a figure."""
     columns: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        name, frequency = (row.setting(name) for name in ("operators", "max_frequency"))
-        waves = {"EuclideanFastAttention": f"waves to {frequency / math.pi:.3g} pi"}
-        column = columns.setdefault((SHORT | waves).get(name, name), {})
+        name = row.setting("operators")
+        column = columns.setdefault(SHORT.get(name, name), {})
         for boxes in ("same", "larger"):
             column.setdefault(f"{row.setting('task')}, {boxes} boxes", []).append(row.more[boxes][1])
     points(columns, folder / "errors.png", "field or force: share of the variance", "global context", "task", "log")
-    return {"errors": table(rows), "directions": direction_table(rows)}
+    return {"errors": table(rows)}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ewald's sum, crystals of soft charges, and the study of what attention with a cell adds to messages with a cutoff."""
+"""Ewald's sum, crystals of soft charges, and the study of what attention adds to messages with a cutoff."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,7 @@ import torch
 from ewald import CAESIUM_CHLORIDE, ROCK_SALT, caesium_chloride, lattice, over_images, rock_salt, two_sums
 from running import rows_of, run_here
 
-KINDS = "none", "open", "cell"
+OPERATORS = "none", "EwaldAttention"
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +101,26 @@ def test_crystals_are_neutral_and_described_in_many_ways(few):
     assert (other.energies - few.energies).abs().min() > 1e-3
 
 
+def test_open_clouds(few):
+    """Pairs one by one; a crystal with all cells far apart tends to them."""
+    from data.periodic_charges import crystals_at, opened
+
+    alone = opened(few, 0.4)
+    assert (alone.cells == 0).all()
+    charges, positions = few.charges[1].tolist(), few.positions[1].clone().requires_grad_()
+    energy = torch.zeros((), dtype=torch.float64)
+    for i, j in itertools.combinations(range(4), 2):
+        distance = (positions[i] - positions[j]).square().sum().sqrt()
+        energy = energy + charges[i] * charges[j] * torch.erf(distance / 0.8) / distance
+    (slope,) = torch.autograd.grad(energy, positions)
+    assert float(alone.energies[1]) == pytest.approx(energy.item(), rel=1e-12)
+    torch.testing.assert_close(alone.forces[1], -slope, rtol=0, atol=1e-12)
+    apart = [crystals_at(few.charges, few.positions, side * torch.eye(3).expand(3, 3, 3).double(), 0.4)
+             for side in (9.0, 18.0)]  # fmt: skip
+    coarse, fine = ((part.energies - alone.energies).abs().max() for part in apart)
+    assert fine < 0.2 * coarse  # the dipole's, with the volume
+
+
 @pytest.mark.parametrize("radius", [1.2, 4.2])
 def test_edges(few, radius):
     """All images within the radius, one by one, an atom's own images and atoms outside the cell among them."""
@@ -120,18 +140,32 @@ def test_edges(few, radius):
     torch.testing.assert_close(torch.tensor(found), torch.tensor(sorted(wanted)), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OPERATORS)
 def test_what_each_model_tells_apart(few, make, kind):
-    """Crystals described otherwise: the open cloud is another one, for the others nothing has changed."""
+    """Crystals described otherwise are the same crystals; the open clouds of these descriptions are not."""
     from crystals import Units, change, same
+    from data.periodic_charges import opened
 
-    model, units = make(kind), Units.of(few)
+    model, units, alone = make(kind), Units.of(few), opened(few, 0.4)
     for other in same(few).values():
-        found = change(model, few, other, units)
-        assert found > 1e-2 if kind == "open" else found < 1e-10
+        assert change(model, few, other, units) < 1e-10
+        assert change(model, alone, opened(other, 0.4), units) > 1e-2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_zero_cells_are_open(few, make):
+    """To messages as cells so large that no image is near."""
+    from crystals import Units
+    from data.periodic_charges import opened
+
+    model, (charges, positions, cells, _) = make("none"), Units.of(opened(few, 0.4)).tensors(few, torch.float64)
+    wide = 16 * torch.eye(3).expand_as(cells).to(cells)
+    with torch.no_grad():
+        alone, far, near = (model(charges, positions, given) for given in (0 * cells, wide, cells))
+    torch.testing.assert_close(far, alone, rtol=0, atol=1e-12)
+    assert (near - alone).abs().min() > 1e-3
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
 def test_forces_are_derivatives_and_turn_along(few, make, kind):
     from crystals import Units, predict
     from e3nn import o3
@@ -152,7 +186,7 @@ def test_forces_are_derivatives_and_turn_along(few, make, kind):
     assert (turned[..., 1:] - out[..., 1:] @ turn.T).abs().max() < 1e-6 * out.abs().max()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OPERATORS)
 def test_what_reaches_far(make, kind):
     """Charges farther apart than messages go: without attention the force on one hangs on nothing of the other."""
     from crystals import predict
@@ -181,31 +215,39 @@ def test_units_and_bad_settings(few):
         ({"charges": 7}, "--charges must be even"),
         ({"train": 2}, "--train must be at least 4"),
         ({"cutoff": (2.0, -1.0)}, "--cutoff must be positive"),
-        ({"max_wavenumber": 0.0}, "--max-wavenumber must be positive"),
+        ({"max_width": 0.0}, "--max-width must be positive"),
     ]:
         with pytest.raises(ValueError, match=message):
             CrystalsStudy(**wrong).check()
 
 
 def test_the_study(tmp_path):
-    from crystals import LABELS, TESTS
+    from crystals import KINDS, SUPERCELLS, TESTS
 
-    result = run_here("studies/crystals.py", "--quick", "--no-progress", "--output", tmp_path)
+    result = run_here("studies/crystals.py", "--quick", "--trained-on", "crystals", "clouds", "--no-progress",
+                      "--output", tmp_path)  # fmt: skip
     assert result.returncode == 0, result.stderr
     rows, folder = rows_of(tmp_path, "crystals"), tmp_path / "crystals"
-    assert [row.setting("operators") for row in rows] == list(KINDS)
-    for row in rows:
+    keys = [(row.setting("operators"), row.setting("trained_on")) for row in rows]
+    assert keys == [(operator, kind) for operator in OPERATORS for kind in KINDS]
+    for row, (_, kind) in zip(rows, keys, strict=True):
         found = row.more["errors"]
-        assert set(found) == set(TESTS)
+        assert set(found) == {*TESTS, *KINDS["clouds"]}
         assert all(math.isfinite(x) and x > 0 for pair in found.values() for x in pair)
-        assert row.value == pytest.approx(found["cells"][0], rel=1e-6)
-        exact = row.setting("operators") != "open"
+        assert row.value == pytest.approx(found[kind if kind == "clouds" else "cells"][0], rel=1e-6)
         for name, (single, double) in row.more["changes"].items():
-            assert (single < 1e-4) == (double < 1e-10) == exact, name
-            assert (found[name] == pytest.approx(found["cells"], rel=1e-4)) == exact
+            assert single < 1e-4, name
+            assert double < 1e-10, name
+            assert found[name] == pytest.approx(found["cells"], rel=1e-4)
+        assert all(row.more["mean"][name] == pytest.approx(row.more["mean"]["cells"], rel=1e-9) for name in SUPERCELLS)
     for name, first in (("energies", "the mean energy"), ("forces", "no forces")):
         lines = (folder / f"{name}.md").read_text().splitlines()
-        assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == [first, *LABELS.values()]
+        assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == [first, *OPERATORS]
         assert all(line.count(" | ") == len(TESTS) for line in lines)
-    assert (folder / "changes.md").read_text().count(" | 0.05 | ") == 3
+    lines = [line.strip("| ").split(" | ") for line in (folder / "transfer.md").read_text().splitlines()[2:]]
+    assert len(lines) == 2 * (1 + len(rows))
+    for line, row in zip(lines[1:5], rows, strict=True):
+        tests = (test for kind in KINDS.values() for test in kind)
+        assert [float(cell) for cell in line[3:]] == pytest.approx([row.more["errors"][t][0] for t in tests], abs=1e-5)
+    assert (folder / "changes.md").read_text().count(" | 0.05 | ") == 2
     assert (folder / "errors.png").stat().st_size > 5000

@@ -51,7 +51,7 @@ def test_the_trap_and_its_temperature():
     assert spread.var() == pytest.approx(6.0**2 / 12, rel=0.15)  # as points anywhere in the box
 
 
-@pytest.mark.parametrize("operator", ["none", "EuclideanFastAttention", "SE3HyenaOperator", "VectorSelfAttention"])
+@pytest.mark.parametrize("operator", ["none", "EwaldAttention", "SE3HyenaOperator", "VectorSelfAttention"])
 def test_forces_are_derivatives_of_energies(operator):
     """The exact ones' and those of a model with each operator, in the units they learn in."""
     from data.soft_charges import alternating
@@ -116,7 +116,7 @@ def test_smooth_energies_are_kept_and_others_jump():
     assert found["ordered"][1]["jump"][0] > 0.5 * found["ordered"][0]["jump"][0]
 
 
-@pytest.mark.parametrize("operator", ["none", "EuclideanFastAttention", "SE3HyenaOperator", "VectorSelfAttention"])
+@pytest.mark.parametrize("operator", ["none", "EwaldAttention", "SE3HyenaOperator", "VectorSelfAttention"])
 def test_whose_energy_jumps_where_two_points_exchange_radii(operator):
     from data.soft_charges import alternating
     from dynamics import PRESETS, Model, learned

@@ -33,7 +33,7 @@ def test_soft_charges():
 
 
 @pytest.mark.parametrize("task", ["fields", "forces"])
-@pytest.mark.parametrize("operator", ["none", "EuclideanFastAttention", "all pairs"])
+@pytest.mark.parametrize("operator", ["none", "EwaldAttention", "all pairs"])
 def test_what_reaches_far(task, operator):
     """Without a global operator a far charge changes nothing; with one it does. Forces are derivatives, and turn with
     the cloud."""
@@ -55,15 +55,25 @@ def test_what_reaches_far(task, operator):
     assert (turned[..., 1:] - out[..., 1:] @ turn.T).abs().max() < 1e-7 * out.abs().max()  # constants are float32
 
 
-def test_runs_and_bad_settings():
+def test_larger_boxes_have_the_same_density():
+    from long_range import PRESETS, clouds
+
+    settings = PRESETS["quick"]
+    *_, testing, twice, four, eight = clouds(settings)
+    for times, part in ((1, testing), (2, twice), (4, four), (8, eight)):
+        assert part.charges.shape == (len(testing.charges), times * settings.charges)
+        side = times ** (1 / 3) * settings.side
+        assert 0.8 * side < part.positions.max() <= side
+        assert (part.charges.sum(1) == 0).all()
+
+
+def test_bad_settings():
     from long_range import LongRange
 
-    runs = list(LongRange(max_frequency=(3.0, 6.0)).runs())
-    assert len(runs) == 4 + 2  # only Euclidean fast attention has waves
     for wrong, message in [
         ({"charges": 7}, "--charges must be even"),
         ({"train": 2}, "--train must be at least 4"),
-        ({"max_frequency": (0.0,)}, "--max-frequency must be positive"),
+        ({"width": 0.0}, "--width must be positive"),
     ]:
         with pytest.raises(ValueError, match=message):
             LongRange(**wrong).check()
@@ -71,16 +81,17 @@ def test_runs_and_bad_settings():
 
 @pytest.mark.slow
 def test_the_study(tmp_path):
-    result = run_here("studies/long_range.py", "--quick", "--operators", "none", "EuclideanFastAttention",
+    from long_range import BOXES
+
+    result = run_here("studies/long_range.py", "--quick", "--operators", "none", "EwaldAttention",
                       "--task", "fields", "forces", "--no-progress", "--output", tmp_path)  # fmt: skip
     assert result.returncode == 0, result.stderr
     rows, folder = rows_of(tmp_path, "long_range"), tmp_path / "long_range"
     assert len(rows) == 4
     for row in rows:
-        assert all(math.isfinite(x) and x > 0 for boxes in ("same", "larger") for x in row.more[boxes])
-    text = (folder / "errors.md").read_text()
-    assert text.count("EuclideanFastAttention, 1 pi") == 2
-    lines = [line.split(" | ") for line in (folder / "directions.md").read_text().splitlines()[2:]]
-    assert [int(line[3]) for line in lines] == 2 * [14, 26, 38, 86]
-    assert all(float(line[5].strip(" |")) < 10 * max(float(line[2]), 1e-6) for line in lines)
+        assert all(math.isfinite(x) and x > 0 for boxes in BOXES for x in row.more[boxes])
+    lines = [line.split(" | ") for line in (folder / "errors.md").read_text().splitlines()[2:]]
+    assert [line[1] for line in lines] == 2 * ["none", "EwaldAttention"]
+    for line, row in zip(lines, rows, strict=True):
+        assert float(line[-4]) == pytest.approx(row.more["8 times"][0], abs=1e-4)
     assert (folder / "errors.png").stat().st_size > 5000

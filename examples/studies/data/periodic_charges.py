@@ -84,6 +84,18 @@ def ewald(charges: Tensor, positions: Tensor, cell: Tensor, softness: float) -> 
     return energy - charges.square().sum() / (2 * softness * math.sqrt(math.pi)), forces
 
 
+def opened(crystals: Crystals, softness: float) -> Crystals:
+    """The charges of each cell alone, at the same places, without images: their cells are zero."""
+    charges, positions = crystals.charges, crystals.positions.clone().requires_grad_()
+    size = charges.shape[1]
+    first, second = torch.triu_indices(size, size, 1)
+    distance = (positions[:, first] - positions[:, second]).norm(dim=2)
+    pairs = charges[:, first] * charges[:, second]
+    energies = (pairs * torch.erf(distance / (2 * softness)) / distance).sum(1)
+    (slope,) = torch.autograd.grad(energies.sum(), positions)
+    return crystals._replace(cells=torch.zeros_like(crystals.cells), energies=energies.detach(), forces=-slope)
+
+
 def repeated(crystals: Crystals, times: tuple[int, int, int]) -> Crystals:
     """The same crystals in supercells, of so many cells along each lattice vector."""
     charges, positions, cells, energies, forces = crystals
