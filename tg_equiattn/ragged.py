@@ -143,7 +143,7 @@ class Group:
         if self._view:
             return x.unflatten(0, (-1, self.longest)) if self.longest else x.new_zeros(self._from.shape[0], *x.shape)
         if not x.shape[0]:
-            return x.new_zeros(*self._from.shape, *x.shape[1:])
+            x = torch.cat([x, x.new_zeros(1, *x.shape[1:])])  # which hangs on x, as ranks without nodes need
         out = x[self._from]
         return out if self.mask is None else torch.where(self.mask.view(*self.mask.shape, *[1] * (x.ndim - 1)), out, 0)
 
@@ -153,7 +153,7 @@ class Group:
         if self._view:
             return x.flatten(0, 1)
         if not ragged.nodes:
-            return x.new_zeros(0, *x.shape[2:])
+            return x.flatten(0, 1)[:0]
         row = ragged.batch
         within = torch.arange(ragged.nodes, device=x.device) - ragged.starts[ragged.batch]
         if self.graphs is not None:
