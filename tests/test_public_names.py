@@ -16,14 +16,14 @@ PLACES = {
     "tg_equiattn.grids": "Neighbourhood PixelGrid transform_grid",
     "tg_equiattn.neighbours": "Neighbours near_pairs",
     "tg_equiattn.encodings": "AbsoluteEncoding AxialEncoding FullEncoding JointEncoding OffsetMLP OffsetTable "
-    "SinusoidEncoding direction_rule relation_index rotated_offsets solid_harmonics spherical_bessel",
+    "SinusoidEncoding relation_index rotated_offsets solid_harmonics spherical_bessel",
     "tg_equiattn.sequences": "Sequences",
     "tg_equiattn.orders": "radial_order",
     "tg_equiattn.testing": "TOLERANCE act equivariance_error off_lattice_errors",
-    "tg_equiattn.functional": "clipped_attention euclidean_fast_attention geometric_product group_attention "
+    "tg_equiattn.functional": "EwaldKernels clipped_attention ewald_attention geometric_product group_attention "
     "lifting_attention linear_attention bilinear_long_conv orthogonal_projection scalar_long_conv softmax_features "
     "sum_aggregation vector_attention vector_long_conv window_attention",
-    "tg_equiattn.nn": "CliffordMLP EuclideanFastAttention GEViT GlobalPooling GroupAttention GroupAttentionBlock "
+    "tg_equiattn.nn": "CliffordMLP EwaldAttention GEViT GlobalPooling GroupAttention GroupAttentionBlock "
     "GroupPooling LiftingAttention PerformerAttention PerformerBlock PixelEmbedding Pointwise "
     "RandomFeatures RegularBatchNorm RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena "
     "SE3HyenaOperator SpatialCrop SpatialMaxPool VectorSelfAttention VectorTransformer",
@@ -32,7 +32,7 @@ PLACES = {
     "R3RegularGlobalNorm R3RegularLayerNorm group_from_gspace",
     "tg_equiattn.integrations.pyg": "PixelGraph PixelGraphClassifier RelativePerformerBlock RelativePerformerConv "
     "Superpixels",
-    "tg_equiattn.integrations.e3nn": "CliffordMLP EuclideanFastAttention LongTensorProduct SE3Hyena SE3HyenaOperator "
+    "tg_equiattn.integrations.e3nn": "CliffordMLP EwaldAttention LongTensorProduct SE3Hyena SE3HyenaOperator "
     "TensorProductHyenaOperator VectorSelfAttention",
 }
 

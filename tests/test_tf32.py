@@ -8,8 +8,8 @@ from small_groups import GROUPS
 from space import motion, move
 from torch import nn
 
-from tg_equiattn.encodings import direction_rule, rotated_offsets
-from tg_equiattn.functional import euclidean_fast_attention, scalar_long_conv, vector_attention, vector_long_conv
+from tg_equiattn.encodings import rotated_offsets
+from tg_equiattn.functional import EwaldKernels, ewald_attention, scalar_long_conv, vector_attention, vector_long_conv
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention, LiftingAttention
@@ -126,16 +126,16 @@ def test_long_convolutions_have_no_products_to_round(mode):
             assert torch.equal(conv(q, k, mode=mode), wanted)
 
 
-def test_phases_of_plane_waves():
-    """Far apart and at a high frequency a rounded position would turn a wave by radians."""
-    query = torch.ones(2, 1, 1, 2, 1)
-    pos, frequencies = torch.tensor([[0.0, 0.0, 0.0], [2.71828, -1.41421, 3.14159]]), torch.tensor([1e4])
-    operands = query, query, torch.ones(2, 1, 1), pos, frequencies, direction_rule(1.0, 0)
-    rule = tuple(t.float() for t in operands[-1])
-    wanted = euclidean_fast_attention(*operands[:-1], rule, method="directions")
+def test_places_of_pairs():
+    """A kernel is far narrower than a cloud is wide: rounded positions would be elsewhere."""
+    far = torch.tensor([5.43656, -2.82843, 6.28318])
+    pos = torch.stack([0 * far, far, far + torch.tensor([0.07, 0.02, -0.07])])
+    kernel = EwaldKernels(torch.tensor([[0.08]]), torch.ones(1, 1, 1), ((0.08, 0.08),), gaussians=1)
+    ones = torch.ones(3, 1, 1, 1), torch.ones(3, 1, 1, 1), torch.ones(3, 1, 1)
+    wanted = ewald_attention(*ones, pos, kernel, method="pairs")
+    assert relative(ewald_attention(*ones, round_to_tf32(pos), kernel, method="pairs"), wanted) > 4e-3
     with Tf32():
-        got = euclidean_fast_attention(*operands[:-1], rule, method="directions")
-    assert relative(got, wanted) < 2e-3
+        assert relative(ewald_attention(*ones, pos, kernel, method="pairs"), wanted) < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_phases_of_plane_waves():
         "LongTensorProduct",
         "SE3HyenaOperator",
         "linear_attention",
-        "EuclideanFastAttention",
-        "EuclideanFastAttention directions",
+        "EwaldAttention",
+        "EwaldAttention crystals",
     ],
 )
 def test_features_round_as_features_do(name):

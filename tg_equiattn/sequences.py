@@ -14,7 +14,6 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from . import checks
-from .ranks import Ranks
 from .transforms import transformed
 
 
@@ -54,14 +53,12 @@ class Sequences:
         tokens: T, of all sequences, with any padding that came with them.
         count: B, the number of sequences.
         batch: int64 ``(T,)``, the sequence of each token.
-        sizes: int64 ``(B,)``, tokens of each sequence, on all ranks.
-        ranks: among which the tokens of every sequence are shared; ``None`` where all are here.
+        sizes: int64 ``(B,)``, tokens of each sequence.
         mask: bool ``(T,)``, false for padding; ``None`` where there is none.
     """
 
     def __init__(self, tokens: int, count: int, batch: Tensor, sizes: Tensor, mask: Tensor | None) -> None:
         self.tokens, self.count, self.batch, self.sizes, self.mask = tokens, count, batch, sizes, mask
-        self.ranks: Ranks | None = None
         self._groups: list[tuple[int, int, Tensor | None]] = []  # sequences, padded length, own lengths
         # the token of each slot, whether there is one, and the slot of each token; None where slots are the tokens
         self._slots: tuple[Tensor, Tensor | None, Tensor] | None = None
@@ -141,31 +138,11 @@ class Sequences:
         batch: Tensor | None,
         batch_size: int | None,
         max_num_nodes: int | None,
-        ranks: Ranks | None = None,
     ) -> Sequences:
-        """:meth:`flat` for the tokens x (tokens, ...), with ``batch`` and ``batch_size`` as users give them; or for the
-        tokens that this rank has of sequences that ranks share, in one group, as on all of them."""
-        if ranks is not None:
-            return cls._shared(x, *ranks.graphs(x, batch, batch_size), ranks)
+        """:meth:`flat` for the tokens x (tokens, ...), with ``batch`` and ``batch_size`` as users give them."""
         if batch is not None or batch_size is not None:
             batch_size = checks.batch_index(batch, batch_size, x)
         return cls.flat(x.shape[0], batch, x.device, batch_size, max_num_nodes)
-
-    @classmethod
-    def _shared(cls, x: Tensor, batch: Tensor, sizes: Tensor, longest: int, ranks: Ranks) -> Sequences:
-        count, tokens = sizes.shape[0], x.shape[0]
-        out = cls(tokens, count, batch, ranks.sum(sizes.double()).long(), None)
-        out.ranks, out._groups = ranks, [(count, longest, sizes)]
-        if count != 1 or not tokens:  # one sequence is its slots
-            starts = sizes.cumsum(0) - sizes
-            within = torch.arange(tokens, device=x.device) - starts[batch]
-            out._slots = *_padded_slots(starts, sizes, longest, tokens), batch * longest + within
-        return out
-
-    @property
-    def are_empty(self) -> bool:
-        """Whether there are no tokens, on any rank: a number that is not known while compiling is of some."""
-        return isinstance(self.tokens, int) and not self.tokens and self.ranks is None
 
     @property
     def longest(self) -> int:
@@ -177,7 +154,7 @@ class Sequences:
     def ordered(self, order: Tensor) -> Sequences:
         """The same sequences with their tokens in another order: at place p comes token ``order[p]``, int64 (T,)."""
         out = Sequences(self.tokens, self.count, self.batch, self.sizes, self.mask)
-        out._groups, out.ranks = self._groups, self.ranks
+        out._groups = self._groups
         back = _inverse(order)
         if self._slots is None:
             out._slots = order, None, back
@@ -213,8 +190,7 @@ class Sequences:
             return x.unflatten(-1, self._groups[0][:2]).sum(-1)
         if self.mask is not None:
             x = torch.where(self.mask, x, 0.0)
-        sums = x.new_zeros(self.count, len(x)).index_add(0, self.batch, x.T).T
-        return sums if self.ranks is None else self.ranks.sum(sums)
+        return x.new_zeros(self.count, len(x)).index_add(0, self.batch, x.T).T
 
     def mean(self, x: Tensor) -> Tensor:
         """Means over each sequence, zero for empty ones: (rows, T) to (rows, B)."""

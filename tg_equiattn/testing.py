@@ -130,8 +130,8 @@ class _SmoothImages:
         self.group, self.shape, self.like = group, tuple(shape), like
         self.spatial = self.shape[-group.dim :]
         functions = (*self.shape[: -group.dim], _WAVES)
-        wave_numbers = torch.randn(*functions, group.dim, dtype=torch.float64, device="cpu")
-        self.wave_numbers = wave_numbers * (2 * math.pi / wavelength / math.sqrt(group.dim))
+        wavevectors = torch.randn(*functions, group.dim, dtype=torch.float64, device="cpu")
+        self.wavevectors = wavevectors * (2 * math.pi / wavelength / math.sqrt(group.dim))
         self.phases = 2 * math.pi * torch.rand(functions, dtype=torch.float64, device="cpu")
         place = PixelGrid(self.spatial).pos(dtype=torch.float64)
         self.place = place - place.mean(0)
@@ -139,7 +139,7 @@ class _SmoothImages:
     def moved(self, element: int) -> Tensor:
         """The functions turned by an element, L_g f, at the pixels: f at the pixels' places before, exactly."""
         place = self.place @ self.group.matrices[element]  # g^-1 x
-        angle = torch.einsum("...wd,pd->...wp", self.wave_numbers, place) + self.phases[..., None]
+        angle = torch.einsum("...wd,pd->...wp", self.wavevectors, place) + self.phases[..., None]
         within = (0.5 - place.norm(dim=-1) / min(self.spatial)) / 0.2  # 1 from 30 % of a side on inwards
         rim = (math.pi / 2 * within.clamp(0, 1)).sin().square()
         x = (math.sqrt(2 / _WAVES) * angle.cos().sum(-2) * rim).unflatten(-1, self.spatial).to(self.like)

@@ -15,13 +15,12 @@ save.
 # of their graph. ``SE3HyenaOperator`` takes and gives ``0e``, ``0o``, ``1o`` and ``1e`` with any multiplicities.
 
 import io
-import math
 
 import matplotlib.pyplot as plt
 import torch
 from e3nn import nn, o3
 from e3nn.util.test import equivariance_error
-from tg_equiattn.integrations.e3nn import EuclideanFastAttention, SE3HyenaOperator, VectorSelfAttention
+from tg_equiattn.integrations.e3nn import EwaldAttention, SE3HyenaOperator, VectorSelfAttention
 
 torch.manual_seed(0)
 operator = SE3HyenaOperator("4x0e + 1x1o", "16x0e + 8x1o")
@@ -218,7 +217,7 @@ plt.show()
 # ------------------
 #
 # The potential of every charge in the field of all others. There is no order here, and none should be made:
-# ``EuclideanFastAttention`` takes sums of waves over all points, is smooth, and does not change when points are
+# ``EwaldAttention`` sums kernels of the distance over all points, is smooth, and does not change when points are
 # relabelled. Sorting by radius lets the long convolution see all points too, but distances it hardly learns.
 
 
@@ -231,10 +230,9 @@ def clouds(count, points=24):
     return x.flatten(0, 1), positions.flatten(0, 1), batch, potential.flatten(0, 1)
 
 
-waves = {"max_radius": 6 * 3**0.5, "max_frequency": 5 * math.pi, "lmax": 0}
 layers = {
     "SE3HyenaOperator, sorted by radius": SE3HyenaOperator("2x0e", "1x0e", "8x0e + 8x1o", order="radial"),
-    "EuclideanFastAttention": EuclideanFastAttention("2x0e", "1x0e", **waves),
+    "EwaldAttention": EwaldAttention("2x0e", "1x0e", width=0.5, lmax=0),
 }
 figure, axis = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
 for (name, layer), color in zip(layers.items(), ("C1", "C0"), strict=True):

@@ -37,7 +37,6 @@ from tg_equiattn.functional import vector_long_conv
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import (
-    EuclideanFastAttention,
     GroupAttention,
     PerformerAttention,
     SE3HyenaOperator,
@@ -62,13 +61,6 @@ def tokens(make: Callable[..., nn.Module], count: int) -> tuple[nn.Module, dict[
     return make(16, 16), {"scalars": torch.randn(2, count, 16), "vectors": torch.randn(2, count, 16, 3)}
 
 
-def points(method: str, clouds: int, count: int) -> tuple[nn.Module, dict[str, Any]]:
-    layer = EuclideanFastAttention(16, 16, max_radius=2.0, method=method)
-    direction = nn.functional.normalize(torch.randn(clouds, count, 3), dim=-1)  # in a ball
-    features = {"scalars": torch.randn(clouds, count, 16), "vectors": torch.randn(clouds, count, 16, 3)}
-    return layer, features | {"pos": direction * torch.rand(clouds, count, 1) ** (1 / 3)}
-
-
 class LongConv(nn.Module):
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
         return vector_long_conv(q, k)
@@ -81,8 +73,6 @@ LAYERS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
     "Performer attention, clipped": lambda: performer("clipped"),
     "vector self-attention, 512 tokens": lambda: tokens(VectorSelfAttention, 512),
     "SE(3)-Hyena operator, 4,096 tokens": lambda: tokens(SE3HyenaOperator, 4096),
-    "Euclidean fast attention, directions, 4,096 points": lambda: points("directions", 2, 4096),
-    "Euclidean fast attention, pairs, 64 points": lambda: points("pairs", 32, 64),
     "vector long convolution, 20,000 tokens": lambda: (
         LongConv(),
         {"q": torch.randn(2, 20_000, 16, 3), "k": torch.randn(2, 20_000, 16, 3)},

@@ -1,8 +1,8 @@
 """One cloud of points over several processes: points a second and memory of training, and the same outputs.
 
-Every process has a share of the points; what they tell each other is one table. Points fill a box evenly, and are the
-same however many processes there are. A step is forward and backward with DistributedDataParallel, after one that does
-not count; memory is the largest of a process's peaks, all it holds included.
+Every process has a share of the points; what they tell each other are tables of sums. Points fill a box that repeats
+evenly, and are the same however many processes there are. A step is forward and backward with DistributedDataParallel,
+after one that does not count; memory is the largest of a process's peaks, all it holds included.
 
     python examples/studies/large_cloud.py    # 4,000,000 points over 1, 2 and 4 processes, minutes
     torchrun --nproc-per-node 8 examples/studies/large_cloud.py --device cuda    # those that torchrun starts, alone
@@ -29,20 +29,20 @@ from harness.tables import markdown
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from tg_equiattn.nn import EuclideanFastAttention, PerformerAttention
+from tg_equiattn.nn import EwaldAttention, PerformerAttention
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 BLOCK = 2**14  # points that are drawn together
 CHANNELS = 8
-LAYERS = ("EuclideanFastAttention", "PerformerAttention")
+LAYERS = ("EwaldAttention", "PerformerAttention")
 
 
 class Cloud(nn.Module):
     """Scalars of points in a box of side 1, to scalars, by a layer whose points all processes share."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, method: str) -> None:
         super().__init__()
         group = dist.group.WORLD
         if name == "PerformerAttention":
@@ -50,14 +50,15 @@ class Cloud(nn.Module):
                 CHANNELS, CHANNELS, position="sinusoid", pos_dim=3, process_group=group
             )
         else:
-            self.layer = EuclideanFastAttention(
-                CHANNELS, 0, max_radius=3**0.5, qk_channels=4, lmax=0, reduce="mean", process_group=group
+            self.layer = EwaldAttention(
+                CHANNELS, 0, width=0.1, kernels=2, lmax=0, avg_num_nodes=1e5, error=1e-3, method=method
             )
+            self.layer.process_group = group
 
     def forward(self, x: Tensor, pos: Tensor) -> Tensor:
         if isinstance(self.layer, PerformerAttention):
             return self.layer(x, pos=pos)
-        return self.layer(x, x.new_empty(len(x), 0, 3), pos=pos)[0]
+        return self.layer(x, None, pos=pos, cell=torch.eye(3, device=x.device))[0]
 
 
 def share(points: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
@@ -78,7 +79,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     if cuda:
         torch.cuda.set_device(device)
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(Cloud(options.layer).to(device))
+    model = nn.parallel.DistributedDataParallel(Cloud(options.layer, options.method).to(device))
     pos, x = (t.to(device) for t in share(options.points, rank, world))
     times, loss = [], x.new_zeros(())
     for _ in range(1 + options.repeats):
@@ -154,6 +155,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=4_000_000)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--layer", choices=LAYERS, default=LAYERS[0])
+    parser.add_argument("--method", choices=("mesh", "waves"), default="mesh", help="of EwaldAttention")
     parser.add_argument("--repeats", type=int, default=3, help="steps that are timed; the median counts")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which a lost process is an error")
     parser.add_argument("--output", type=Path, default=Path("out"), help="folder of the table and the figure")
@@ -169,7 +171,7 @@ def main() -> None:
             print(json.dumps(found) if options.json else table(options.points, [found]))
         return
     arguments = ["--points", str(options.points), "--layer", options.layer, "--repeats", str(options.repeats)]
-    arguments += ["--timeout", str(options.timeout), "--device", options.device]
+    arguments += ["--method", options.method, "--timeout", str(options.timeout), "--device", options.device]
     found = [launch(processes, arguments) for processes in tqdm(options.processes, desc="processes")]
     options.output.mkdir(parents=True, exist_ok=True)
     text = f"{options.layer}, {options.points:,} points\n\n{table(options.points, found)}\n"

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tg_equiattn import checks
 from tg_equiattn.functional.waves.lattices import cells_of
-from tg_equiattn.nn.linear.spherical_features import Irrep
 from tg_equiattn.nn.not_scriptable import NotScriptable
 from tg_equiattn.nn.waves import EwaldNetwork, EwaldOptions
+from tg_equiattn.nn.waves.spherical_features import Irrep
 from tg_equiattn.precision import full_precision
 from tg_equiattn.ragged import Ragged
 from tg_equiattn.ranks import Shared

@@ -1,14 +1,34 @@
 """Solid harmonics and spherical Bessel functions."""
 
+import math
 from fractions import Fraction
 
 import pytest
 import torch
-from euclidean import harmonics
 from space import motion
 
 from tg_equiattn.encodings import solid_harmonics, spherical_bessel
-from tg_equiattn.encodings.lebedev import lebedev_rule
+
+
+def harmonics(u):
+    """Of unit vectors (..., 3), degrees 0 to 2, as lists of components; the mean of each square is 1."""
+    x, y, z = u.unbind(-1)
+    root = math.sqrt(15)
+    second = [root * x * z, root * x * y, math.sqrt(5) * (y * y - (x * x + z * z) / 2), root * y * z]
+    return [[torch.ones_like(x)], [math.sqrt(3) * c for c in (x, y, z)], [*second, root * (z * z - x * x) / 2]]
+
+
+def product_rule(degree):
+    """A rule for means over the sphere: Gauss-Legendre in height, evenly spaced angles."""
+    n = degree // 2 + 1
+    place = torch.arange(1, n, dtype=torch.float64)
+    matrix = torch.diag(place / (4 * place**2 - 1).sqrt(), 1)
+    height, vectors = torch.linalg.eigh(matrix + matrix.T)
+    angle = 2 * math.pi * torch.arange(degree + 1, dtype=torch.float64) / (degree + 1)
+    ring = (1 - height**2).sqrt()[:, None]
+    grid = torch.stack([ring * angle.cos(), ring * angle.sin(), height[:, None].expand(n, degree + 1)], -1)
+    weights = (vectors[0] ** 2)[:, None].expand(n, degree + 1) / (degree + 1)
+    return grid.flatten(0, 1), weights.flatten()
 
 
 def test_low_degrees():
@@ -21,7 +41,7 @@ def test_low_degrees():
 
 
 def test_harmonics_are_orthonormal():
-    points, weights = lebedev_rule(17)
+    points, weights = product_rule(17)
     values = solid_harmonics(points, 8)
     torch.testing.assert_close(values.T @ (weights[:, None] * values), torch.eye(81).double(), rtol=0, atol=1e-12)
 

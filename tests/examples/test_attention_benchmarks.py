@@ -1,7 +1,5 @@
 """The benchmarks of attention run end to end on small settings, against baselines that compute the same."""
 
-import math
-
 import pytest
 import torch
 from running import evaluate_here, number, run
@@ -77,50 +75,3 @@ def test_frames_hold_at_most_four_tensors_of_scores(content):
     x = torch.randn(2, 8, 8, 32, 32)
     places = layer.neighbourhood.count()
     assert peak(lambda: layer(x).square().sum().backward()) < 4 * 4 * (2 * 4 * places * 8 * 32 * 32)
-
-
-def test_attention_over_all_pairs_by_a_double_sum():
-    """Scores from scalars in their own width, however it is padded; values of scalars and vectors alike."""
-    from point_clouds import CHANNELS, InvariantAttention
-
-    torch.manual_seed(0)
-    layer = InvariantAttention().double()
-    scalars, vectors = torch.randn(2, 7, CHANNELS).double(), torch.randn(2, 7, CHANNELS, 3).double()
-    with torch.no_grad():
-        found, turned = layer(scalars, vectors)
-        query, key = layer.query_key(scalars).chunk(2, -1)
-        for b in range(2):
-            for i in range(7):
-                scores = [math.exp(float(query[b, i] @ key[b, j]) / 4) for j in range(7)]
-                mean = sum(s * scalars[b, j] for j, s in enumerate(scores)) / sum(scores)
-                torch.testing.assert_close(found[b, i], layer.scalars(mean))
-                mean = sum(s * vectors[b, j] for j, s in enumerate(scores)) / sum(scores)
-                torch.testing.assert_close(turned[b, i], layer.vectors.weight @ mean)
-
-
-def test_where_two_layers_cross():
-    """Between sizes as a power of the size, at the last crossing; noise before it does not count."""
-    from point_clouds import crossover
-
-    times = {n: (n / 700) ** 0.8 for n in (100, 300, 1000, 3000)}
-    assert crossover(times) == "all pairs are slower from 700 points on, 3.2 times at 3,000"
-    assert crossover(times | {100: 1.1}) == crossover(times)
-    assert crossover({100: 0.1, 300: 0.4}) == "all pairs are faster at all of these sizes"
-    assert crossover({100: 1.0, 300: 1.4}) == "all pairs are slower at all of these sizes"
-
-
-@pytest.mark.slow
-def test_point_clouds_benchmark(tmp_path):
-    table = tmp_path / "table.md"
-    result = run("benchmarks/point_clouds.py", "--nodes", 20, "--sizes", 16, "--compared", 64, 30, "--repeats", 1,
-                 "--layers", "pairs", "--output", table)  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    large, small, *compared = [line.split("|")[1:-1] for line in table.read_text().splitlines()
-                               if line.startswith(("| 20", "| 16", "| 30", "| 64"))]  # fmt: skip
-    assert all(number(cell) > 0 for row in (large[2:], small[1:]) for cell in row)
-    assert [number(row[0]) for row in compared] == [30, 64]
-    for _, *cells in compared:
-        values = [number(cell) for cell in cells]
-        assert values[5] == pytest.approx(values[4] / values[2], rel=0.02)
-    assert table.read_text().count(": all pairs are ") == 2
-    assert table.with_suffix(".png").stat().st_size > 5000

@@ -292,10 +292,9 @@ for path in sorted([*pathlib.Path("../studies").glob("*.py"), *pathlib.Path(".")
     said = dict(line.split() for line in evaluate(code).splitlines())
     scripts = {"associative_recall", "clifford_product", "crystals", "dynamics", "e3nn_mixed_model",
                "escnn_mixed_model", "far_digits", "floor", "global_attention", "graph_attention",
-               "group_attention", "large_cloud", "linear_attention", "locality", "long_context", "long_range",
-               "matching", "molecules", "nbody", "pixel_graphs", "point_clouds", "pyg_mixed_model", "rotated_digits",
-               "scaled_digits", "second_derivatives", "shape_clouds", "solid_shapes", "superpixel_digits",
-               "volumes"}  # fmt: skip
+               "group_attention", "large_cloud", "linear_attention", "long_context", "long_range",
+               "matching", "molecules", "nbody", "pixel_graphs", "pyg_mixed_model", "rotated_digits",
+               "scaled_digits", "second_derivatives", "shape_clouds", "solid_shapes", "superpixel_digits"}  # fmt: skip
     assert {name for name, right in said.items() if right == "True"} == scripts
 
 

@@ -23,10 +23,10 @@ def test_shares_are_the_points(large_cloud, world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", ["EuclideanFastAttention", "PerformerAttention"])
+@pytest.mark.parametrize("layer", [["EwaldAttention"], ["EwaldAttention", "--method", "waves"], ["PerformerAttention"]])
 def test_large_cloud(layer, tmp_path):
     """The same outputs and gradients over one process and over two."""
-    options = ["--points", 20_000, "--processes", 1, 2, "--repeats", 1, "--layer", layer, "--output", tmp_path]
+    options = ["--points", 20_000, "--processes", 1, 2, "--repeats", 1, "--layer", *layer, "--output", tmp_path]
     result = run("studies/large_cloud.py", *options)
     assert result.returncode == 0, result.stderr
     rows = [line.split("|")[1:-1] for line in (tmp_path / "large_cloud.md").read_text().splitlines()[4:]]

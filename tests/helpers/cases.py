@@ -141,19 +141,6 @@ def tokens(make, *, flat=False, edges=False):
     return Case.varying(make, inputs)
 
 
-def crystals(make):
-    """Crystals and a cloud, flat, with the waves of their cells given."""
-    flat = tokens(make, flat=True).vary
-
-    def inputs(step):
-        x = flat(step)
-        cell = torch.eye(3, dtype=torch.float64).repeat(x["batch_size"], 1, 1) + 0.1 * d(x["batch_size"], 3, 3)
-        cell[1] = 0.0
-        return {**x, "cell": cell, "wave_numbers": F.wave_numbers(cell, 8.0 + step)}
-
-    return Case.varying(make, inputs)
-
-
 def periodic(make):
     """Crystals and a cloud, flat, with no values read."""
     flat = tokens(make, flat=True).vary
@@ -244,11 +231,6 @@ def linear(**options):
     return call
 
 
-def euclidean(query, key, value, pos, frequencies, directions=None, weights=None, **more):
-    rule = None if directions is None else (directions, weights)
-    return F.euclidean_fast_attention(query, key, value, pos, frequencies, rule, **more)
-
-
 QKV = {"query": (3, 2, 13, 5), "key": (3, 2, 13, 5), "value": (3, 2, 13, 7), "projection": (11, 5)}
 FLAT = {"query": (25, 2, 5), "key": (25, 2, 5), "value": (25, 2, 7), "projection": (11, 5)}
 SCALARS = {"q": (3, 11, 2), "k": (3, 11, 2)}
@@ -280,14 +262,6 @@ CORE = {
         mask=lambda: torch.rand(1, 35) < 0.7,
     ),
     "window_attention": Case(lambda: Call(window), window_inputs),
-    "euclidean_fast_attention": function(
-        lambda **t: euclidean(**t, lmax=1, method="directions"), query=(2, 11, 2, 3, 2, 1), key=(2, 11, 2, 3, 2, 1),
-        value=(2, 11, 2, 5), pos=(2, 11, 3), frequencies=(2, 3), directions=(7, 3), weights=(7,),
-    ),
-    "euclidean_fast_attention pairs": function(
-        lambda **t: euclidean(**t, lmax=2, batch_size=len(RAGGED), max_num_nodes=17), query=(25, 1, 3, 2, 3),
-        key=(25, 1, 3, 2, 3), value=(25, 1, 5), pos=(25, 3), frequencies=(3,), batch=flat_batch(RAGGED),
-    ),
     "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
     "sum_aggregation": function(
         lambda value: F.sum_aggregation(value, GRID.neighbours(1, value.device).bins(3))[:-1], value=(35, 5)
@@ -414,16 +388,6 @@ CORE = {
     "SE3Hyena local": tokens(lambda: layers.SE3Hyena(S, V, depth=1, **LOCAL, **SMALL), edges=True),
     "VectorSelfAttention": tokens(lambda: layers.VectorSelfAttention(S, V)),
     "VectorSelfAttention local": tokens(lambda: layers.VectorSelfAttention(S, V, **LOCAL), flat=True, edges=True),
-    "EuclideanFastAttention": tokens(lambda: layers.EuclideanFastAttention(S, V, max_radius=10.0)),
-    "EuclideanFastAttention directions": tokens(
-        lambda: layers.EuclideanFastAttention(
-            S, V, max_radius=10.0, method="directions", heads=2, qk_channels=4, learn_frequencies=True, error=1e-3
-        ),
-        flat=True,
-    ),
-    "EuclideanFastAttention crystals": crystals(
-        lambda: layers.EuclideanFastAttention(S, V, max_radius=10.0, qk_channels=4, lmax=0, max_wavenumber=8.0)
-    ),
     "ewald_attention": function(
         lambda widths, gains, **t: F.ewald_attention(
             **t, kernels=F.EwaldKernels(widths, gains, ((0.9, 1.1), (0.9, 1.1)), 1), batch_size=len(RAGGED),
@@ -563,12 +527,6 @@ CASES = {
     "e3nn SE3Hyena": on_irreps("SE3Hyena", irreps_out=OUT, irreps_hidden="2x0e+3x1o+2x1e+1x0o", depth=1, pool="mean"),
     "e3nn VectorSelfAttention": on_irreps("VectorSelfAttention", irreps_out=OUT),
     "e3nn VectorSelfAttention local": on_irreps("VectorSelfAttention", irreps_out=OUT, **LOCAL),
-    "e3nn EuclideanFastAttention": on_irreps(
-        "EuclideanFastAttention", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1e", max_radius=10.0, qk_channels=4, qk_lmax=1
-    ),
-    "e3nn EuclideanFastAttention directions": on_irreps(
-        "EuclideanFastAttention", irreps_out=OUT, max_radius=10.0, qk_channels=4, reduce="mean", method="directions"
-    ),
     "e3nn EwaldAttention": on_irreps("EwaldAttention", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1e", width=1.0, lmax=2),
     "TensorProductHyenaOperator": on_irreps(
         "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", permuted=True

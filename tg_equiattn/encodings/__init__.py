@@ -1,6 +1,5 @@
 """Positional encodings of all families: of offsets, distances, directions and group elements."""
 
-from .directions import direction_rule
 from .group import (
     ENCODINGS,
     RELATIONS,
@@ -29,7 +28,6 @@ __all__ = [
     "OffsetTable",
     "OffsetValues",
     "SinusoidEncoding",
-    "direction_rule",
     "make_encoding",
     "relation_index",
     "rotated_offsets",

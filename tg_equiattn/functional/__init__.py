@@ -18,12 +18,10 @@ from .hyena import (
 )
 from .linear import (
     clipped_attention,
-    euclidean_fast_attention,
     linear_attention,
     orthogonal_projection,
     softmax_features,
     sum_aggregation,
-    wave_numbers,
     window_attention,
 )
 from .waves import EwaldKernels, ewald_attention
@@ -32,7 +30,6 @@ __all__ = [
     "EwaldKernels",
     "bilinear_long_conv",
     "clipped_attention",
-    "euclidean_fast_attention",
     "ewald_attention",
     "frame_attention",
     "geometric_product",
@@ -49,6 +46,5 @@ __all__ = [
     "sum_aggregation",
     "vector_attention",
     "vector_long_conv",
-    "wave_numbers",
     "window_attention",
 ]

@@ -18,7 +18,6 @@ from .group import (
 )
 from .hyena import CliffordMLP, SE3Hyena, SE3HyenaOperator, VectorSelfAttention, VectorTransformer
 from .linear import (
-    EuclideanFastAttention,
     MeanReadout,
     PerformerAttention,
     PerformerBlock,
@@ -30,7 +29,6 @@ from .waves import EwaldAttention
 
 __all__ = [
     "CliffordMLP",
-    "EuclideanFastAttention",
     "EwaldAttention",
     "GEViT",
     "GlobalGroupAttention",

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from ... import checks
-from ...ranks import Ranks
 from ...sequences import Sequences
 from ..not_scriptable import NotScriptable
 from .graded_network import GradedNetwork
-from .shell import Network
 
 
 class ScalarVectorModule(NotScriptable, torch.nn.Module):
@@ -58,18 +54,6 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
             batch_size, max_num_nodes: number of flat sequences and a bound of their lengths, read from ``batch``
                 where not given, which torch.compile cannot.
         """
-        return self._run(
-            lambda sequences, like: self.module, scalars, vectors, lengths, batch, pos, order, edge_index, edge_attr,
-            batch_size, max_num_nodes,
-        )  # fmt: skip
-
-    def _run(
-        self, network: Callable[[Sequences, Tensor], Network], scalars: Tensor | None, vectors: Tensor | None,
-        lengths: Tensor | None = None, batch: Tensor | None = None, pos: Tensor | None = None,
-        order: Tensor | None = None, edge_index: Tensor | None = None, edge_attr: Tensor | None = None,
-        batch_size: int | None = None, max_num_nodes: int | None = None, ranks: Ranks | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """:meth:`forward` through a network that may hang on the sequences, and on what the input is like."""
         grades = self.module.in_grades
         first = scalars if scalars is not None else vectors
         if first is None:
@@ -91,12 +75,8 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
         if flat:
             if lengths is not None:
                 raise ValueError("lengths must be None where the input is flat: use batch")
-            sequences = Sequences.from_batch(first, batch, batch_size, max_num_nodes, ranks)
+            sequences = Sequences.from_batch(first, batch, batch_size, max_num_nodes)
         else:
-            if ranks is not None:
-                raise ValueError(
-                    "process_group must be None where the input is (B, N, ...): nodes are shared flat, with batch"
-                )
             if batch is not None:
                 raise ValueError("batch must be None where the input is (B, N, ...): use lengths")
             checks.lengths(lengths, shape[0], shape[1], first.device)
@@ -110,7 +90,7 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
                 raise ValueError(f"order must have shape {shape}, got {tuple(order.shape)}")
             order = (order + shape[1] * torch.arange(shape[0], device=order.device)[:, None]).flatten()
         out = self.shell.run(
-            network(sequences, first), torch.cat(rows), pos, sequences, reference=self.module.reference_parameter,
+            self.module, torch.cat(rows), pos, sequences, reference=self.module.reference_parameter,
             order=order, edge_index=edge_index, edge_attr=edge_attr,
         )  # fmt: skip
         shape = (sequences.count,) if self.module.pool else shape

@@ -10,9 +10,9 @@ from ...functional.waves.lattices import cells_of
 from ...precision import full_precision
 from ...ragged import Ragged
 from ...ranks import Shared
-from ..linear.spherical_features import Irrep, gaunt_coupling
 from ..not_scriptable import NotScriptable
 from .ewald_network import EwaldNetwork, EwaldOptions
+from .spherical_features import Irrep, gaunt_coupling
 
 
 class EwaldAttention(Shared, NotScriptable, torch.nn.Module):

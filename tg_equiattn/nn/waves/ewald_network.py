@@ -16,7 +16,7 @@ from ...functional.waves.lattices import Cells
 from ...ragged import Ragged
 from ..children import reset_children
 from ..exact_tables import ExactTables
-from ..linear.spherical_features import Coupling, HarmonicProduct, Irrep
+from .spherical_features import Coupling, HarmonicProduct, Irrep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from ...encodings.harmonics import solid_harmonics
-from ...encodings.lebedev import DEGREES, lebedev_rule
 from ...kept import ordinary_tensors
 from ..exact_tables import ExactTables
 
@@ -37,63 +36,28 @@ class Irrep(NamedTuple):
         return self._replace(channels=channels)
 
 
-def split_rows(x: Tensor, irreps: Sequence[Irrep]) -> list[Tensor]:
-    """Rows (sum of rows, T) to one tensor (2 l + 1, channels, T) an irrep."""
-    parts = x.split([irrep.rows for irrep in irreps])
-    return [part.unflatten(0, (irrep.size, irrep.channels)) for irrep, part in zip(irreps, parts, strict=True)]
-
-
-class IrrepLinear(nn.Module):
-    """Mix the channels of each irrep by a matrix; invariants may have a bias.
-
-    Args:
-        inside, outside: features of a node, each degree and parity once. What has no counterpart inside is zero, but
-            for its bias.
-        bias: whether invariants have one, normally distributed at the start.
-    """
-
-    def __init__(self, inside: Sequence[Irrep], outside: Sequence[Irrep], bias: bool = False) -> None:
-        super().__init__()
-        self.inside, self.outside = tuple(inside), tuple(outside)
-        channels = {irrep[:2]: irrep.channels for irrep in inside}
-        self.weights = nn.ParameterList(
-            torch.empty(irrep.channels, channels.get(irrep[:2], 0)) for irrep in self.outside
-        )
-        biases = sum(irrep.channels for irrep in outside if irrep[:2] == (0, 1)) if bias else 0
-        self.bias = nn.Parameter(torch.empty(biases)) if biases else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Normal with the variance that keeps that of the features; biases with variance 1."""
-        for weight in self.weights:
-            nn.init.normal_(weight, std=max(1, weight.shape[1]) ** -0.5)
-        if self.bias is not None:
-            nn.init.normal_(self.bias)
-
-    def forward(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Parts (2 l + 1, channels, T) of the irreps inside to those of the irreps outside."""
-        given = {irrep[:2]: part for irrep, part in zip(self.inside, parts, strict=True)}
-        out = []
-        for irrep, weight in zip(self.outside, self.weights, strict=True):
-            x = given.get(irrep[:2])
-            x = parts[0].new_zeros(irrep.size, 0, parts[0].shape[-1]) if x is None else x
-            x = weight @ x
-            if self.bias is not None and irrep[:2] == (0, 1):
-                x = x + self.bias[:, None]
-            out.append(x)
-        return out
-
-
 def gaunt_coupling(first: int, second: int, out: int) -> Tensor:
     """Of degrees whose sum is even, the components (2 l + 1, 2 l' + 1, 2 l'' + 1) of their only invariant product, of
     norm 1: the mean of three harmonics over the sphere."""
     with ordinary_tensors():
-        enough = next(degree for degree in DEGREES if degree >= first + second + out)
-        points, weights = lebedev_rule(enough)
+        points, weights = _means_over_the_sphere(first + second + out)
         harmonics = solid_harmonics(points, max(first, second, out))
         a, b, c = (harmonics[:, n**2 : (n + 1) ** 2] for n in (first, second, out))
         mean = torch.einsum("m,ma,mb,mc->abc", weights, a, b, c)
         return mean / mean.norm()
+
+
+def _means_over_the_sphere(degree: int) -> tuple[Tensor, Tensor]:
+    """Points (M, 3) and weights (M,) that are exact for polynomials of this degree: rings at Gauss and Legendre's
+    heights, by the method of Golub and Welsch, of evenly spaced points."""
+    rings, points = degree // 2 + 1, degree + 1
+    n = torch.arange(1, rings, dtype=torch.float64)
+    heights, vectors = torch.linalg.eigh(torch.diag(n / (4 * n**2 - 1).sqrt(), -1))  # which reads the lower triangle
+    angles = 2 * math.pi / points * torch.arange(points, dtype=torch.float64)
+    radii = (1 - heights.square()).sqrt()[:, None]
+    ring = [radii * angles.cos(), radii * angles.sin(), heights[:, None].expand(rings, points)]
+    weights = vectors[0].square()[:, None].expand(rings, points) / points
+    return torch.stack(ring, -1).flatten(0, 1), weights.flatten()
 
 
 class HarmonicProduct(ExactTables):
