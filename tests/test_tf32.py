@@ -126,16 +126,18 @@ def test_long_convolutions_have_no_products_to_round(mode):
             assert torch.equal(conv(q, k, mode=mode), wanted)
 
 
-def test_places_of_pairs():
+@pytest.mark.parametrize("method", ["pairs", "waves"])
+def test_places(method):
     """A kernel is far narrower than a cloud is wide: rounded positions would be elsewhere."""
     far = torch.tensor([5.43656, -2.82843, 6.28318])
     pos = torch.stack([0 * far, far, far + torch.tensor([0.07, 0.02, -0.07])])
-    kernel = EwaldKernels(torch.tensor([[0.08]]), torch.ones(1, 1, 1), ((0.08, 0.08),), gaussians=1)
+    kernel = EwaldKernels(torch.tensor([[0.08]]), torch.ones(1, 1, 1), ((0.08, 0.08),), gaussians=1, error=0.01)
+    more = {"method": method, "cell": None if method == "pairs" else 10 * torch.eye(3)}
     ones = torch.ones(3, 1, 1, 1), torch.ones(3, 1, 1, 1), torch.ones(3, 1, 1)
-    wanted = ewald_attention(*ones, pos, kernel, method="pairs")
-    assert relative(ewald_attention(*ones, round_to_tf32(pos), kernel, method="pairs"), wanted) > 4e-3
+    wanted = ewald_attention(*ones, pos, kernel, **more)
+    assert relative(ewald_attention(*ones, round_to_tf32(pos), kernel, **more), wanted) > 4e-3
     with Tf32():
-        assert relative(ewald_attention(*ones, pos, kernel, method="pairs"), wanted) < 1e-3
+        assert relative(ewald_attention(*ones, pos, kernel, **more), wanted) < 1e-3
 
 
 @pytest.mark.parametrize(

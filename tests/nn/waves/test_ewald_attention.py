@@ -303,7 +303,7 @@ def test_traced_without_reading_the_number_of_waves(make):
     cells = torch.stack([cell_of("skewed"), cell_of("skewed"), cell_of("cubic")])
     more = {"cell": cells, "pbc": torch.tensor([CRYSTAL, OPEN, SLAB]), "batch_size": 3, "max_num_nodes": 7}
     wanted = layer(**x, **more)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert error(compiled(**x, **more), wanted) <= 1e-10
 
     def slopes(scalars, vectors, pos, batch, cell, pbc):

@@ -111,16 +111,20 @@ def _in_blocks(
     nodes of a rank decides how many blocks there are, as in each block ranks add up their sums."""
 
     def block(angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
-        phases = angles @ numbers.to(angles.dtype).mT
+        steps = numbers.to(angles.dtype)  # no matrix product, whose TF32 would round phases
+        along = [angles[:, :, None, axis] * steps[:, None, :, axis] for axis in range(3)]
+        phases = along[0] + along[1] + along[2]
         phases = torch.cat([phases.cos(), phases.sin()], 2)  # B, N, 2 D
         sums = (phases.mT @ sources.flatten(2)).unflatten(1, (2, -1)).unflatten(3, sources.shape[2:])
         table = mix(sums, weights, harmonics)
         return (phases @ table.flatten(1, 2).flatten(2)).unflatten(2, table.shape[3:])
 
+    if checks.is_traced(angles) or transformed():
+        return block(angles, sources, numbers, weights, harmonics)
     count, nodes = angles.shape[:2]
     each = max(1, count * max(2 * most, 4 * sources[0, 0].numel() if count and nodes else 1))
     step = max(1, _BLOCK.get(angles.device.type, _BLOCK["other"]) // each)
-    if checks.is_traced(angles) or transformed() or numbers.shape[1] <= step:
+    if numbers.shape[1] <= step:
         return block(angles, sources, numbers, weights, harmonics)
     parts = zip(*(x.split(step, 1) for x in (numbers, weights, harmonics)), strict=True)
     return sum((again(block, angles, sources, *part) for part in parts), sources.new_zeros(()))

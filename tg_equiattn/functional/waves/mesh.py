@@ -134,4 +134,5 @@ def _options(error: float, like: Tensor, sign: int) -> dict[str, float]:
     """Of the library: a third of the promised error, as far as single precision has it; the smaller of its grids, but
     where that would not do."""
     tolerance = max(error / 3, 3e-5 if like.dtype == torch.complex64 else 1e-13)
-    return {"eps": tolerance, "upsampfac": 1.25 if tolerance > 1e-8 else 2.0, "isign": sign, "modeord": 0}
+    options = {"eps": tolerance, "upsampfac": 1.25 if tolerance > 1e-8 else 2.0, "isign": sign, "modeord": 0}
+    return options | ({"nthreads": torch.get_num_threads()} if like.device.type == "cpu" else {})
