@@ -85,7 +85,8 @@ def _extents(graph: int, pos: Tensor, ragged: Ragged, cells: Cells | None) -> tu
     along = pos.detach()[start : start + known[graph]] @ normals
     nothing = along.new_full((1, along.shape[1]), -math.inf)  # of a rank without nodes of this graph
     ends = torch.stack([torch.cat([nothing, end]).amax(0) for end in (along, -along)])
-    return area, (ends if ragged.ranks is None else ragged.ranks.largest(ends)).sum(0).tolist()
+    ends = ends if ragged.ranks is None else ragged.ranks.largest(ends)
+    return area, ends.sum(0).nan_to_num(0.0, 0.0, 0.0).tolist()
 
 
 def _box(sides: list[float], part: Part, phase: float) -> float:

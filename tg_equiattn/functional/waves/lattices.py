@@ -221,7 +221,7 @@ def taper(wavevectors: Tensor, largest: float) -> Tensor:
     square = wavevectors.square().sum(2)
     fading = (square > (largest / TAPER) ** 2) & (square < largest**2)
     wave = torch.where(fading, square, (largest * (1 + 1 / TAPER) / 2) ** 2).sqrt()
-    place = (wave * TAPER / largest - 1) / (TAPER - 1)
+    place = ((wave * TAPER / largest - 1) / (TAPER - 1)).clamp(1e-6, 1 - 1e-6)  # whose ends are zeros anyhow
     falls, rises = (-1 / (1 - place)).exp(), (-1 / place).exp()
     return torch.where(fading, falls / (falls + rises), (square < largest**2).to(square.dtype))
 
