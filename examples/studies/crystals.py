@@ -41,6 +41,8 @@ from torch import Tensor, nn
 
 SEED = 47  # of the data, which do not depend on the seed of training
 Operator = Literal["none", "EwaldAttention"]
+Kind = Literal["crystals", "clouds", "both"]
+ERROR = 0.01  # promised of attention's waves; energies of an atom were found within 1e-6
 FAR = 1e3  # beyond all clouds
 FEW = 16  # cells that changes are measured on, in float64, too
 SUPERCELLS = {"2 x 1 x 1": (2, 1, 1), "2 x 2 x 2": (2, 2, 2)}
@@ -60,7 +62,7 @@ class CrystalsStudy(Settings):
     """what stands between the two layers of messages"""
     cutoff: tuple[float, ...] = (2.0,)
     """up to which distance messages pass"""
-    trained_on: tuple[Literal["crystals", "clouds", "both"], ...] = ("crystals",)
+    trained_on: tuple[Kind, ...] = ("crystals",)
     """whose energies and forces are learned: crystals, the charges of their cells as open clouds, or half and half"""
     charges: int = 32
     """in every cell, an even number"""
@@ -72,8 +74,6 @@ class CrystalsStudy(Settings):
     """of attention's narrowest kernel: half the cutoff"""
     max_width: float = 8.0
     """of its widest"""
-    error: float = 0.01
-    """promised of its waves, relative to the largest value of a kernel; a thousandth of that was found"""
     train: int = 512
     """cells to train on; a quarter as many each to choose the epoch and to test"""
     epochs: int = 10
@@ -117,7 +117,7 @@ class Model(nn.Module):
         if operator == "EwaldAttention":
             self.attention = EwaldAttention(
                 HIDDEN, HIDDEN, width=settings.width, max_width=settings.max_width, avg_num_nodes=AVG_NUM_NODES,
-                error=settings.error,
+                error=ERROR,
             )  # fmt: skip
         self.second = ChannelwiseMessagePassing(HIDDEN, self.cutoff, near)
         self.out = o3.Linear(HIDDEN, "0e")
@@ -233,6 +233,13 @@ def errors(model: Model, part: Crystals, units: Units) -> tuple[float, float]:
     return float(energy), float((out - target)[..., 1:].abs().mean()) * units.scale
 
 
+def scatter(model: Model, part: Crystals, units: Units) -> float:
+    """Mean absolute error of an atom's energy about the mean error, as energies count from anywhere."""
+    out, target = predictions(model, units.tensors(part))
+    error = units.energies(out) - units.energies(target)
+    return float((error - error.mean()).abs().mean())
+
+
 def change(model: Model, part: Crystals, other: Crystals, units: Units) -> float:
     """The largest change of an atom's energy or of its force, each as a share of the largest that is predicted."""
     dtype, found = next(model.parameters()).dtype, []
@@ -262,6 +269,7 @@ def train(settings: CrystalsStudy) -> Outcome:
     outcome = fit(learner, training, *held_out)
     model = learner.model.cpu()
     found = {name: errors(model, part, units) for name, part in tests.items()}
+    about = {name: scatter(model, tests[name], units) for names in KINDS.values() for name in names}
     few = Crystals(*(x[:FEW] for x in testing))
     changes = {
         name: [change(model.to(dtype), few, other, units) for dtype in (torch.float32, torch.float64)]
@@ -275,7 +283,7 @@ def train(settings: CrystalsStudy) -> Outcome:
         for name, part in tests.items()
     }
     outcome.metric, outcome.value = "energy error", found["clouds" if kind == "clouds" else "cells"][0]
-    outcome.more |= {"errors": found, "changes": changes, "mean": mean}
+    outcome.more |= {"errors": found, "scatter": about, "changes": changes, "mean": mean}
     return outcome
 
 
@@ -308,6 +316,10 @@ def transfer(rows: list[Row]) -> str:
         for (*key, trained_on), group in grouped(rows, "operators", "cutoff", "trained_on").items():
             found = ([row.more["errors"][test][part] for row in group] for test in tests)
             lines.append([what, label(*key), trained_on, *(mean_and_spread(values, digits) for values in found)])
+    for (*key, trained_on), group in grouped(rows, "operators", "cutoff", "trained_on").items():
+        found = ([row.more["scatter"][test] for row in group] for test in tests)
+        cells = (mean_and_spread(values, 5) for values in found)
+        lines.append(["energy, about its mean error", label(*key), trained_on, *cells])
     return markdown(["error of", "global context", "trained on", *tests], lines)
 
 
@@ -332,7 +344,8 @@ def report(rows: list[Row], folder: Path) -> dict[str, str]:
             column[label(*key)] = [row.more["errors"][test][0] for row in group]
     points(columns, folder / "errors.png", "energy: mean absolute error", "", "global context", "log")
     tables = {"energies": table(of_crystals, 0), "forces": table(of_crystals, 1), "changes": changes(of_crystals)}
-    of_both = [row for row in rows if "clouds" in row.more["errors"]]
+    of_both = [row for kind in Kind.__args__ for row in rows if row.setting("trained_on") == kind]
+    of_both = [row for row in of_both if "scatter" in row.more]
     return tables | ({"transfer": transfer(of_both)} if of_both else {})
 
 

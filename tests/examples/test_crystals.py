@@ -245,8 +245,13 @@ def test_the_study(tmp_path):
         assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == [first, *OPERATORS]
         assert all(line.count(" | ") == len(TESTS) for line in lines)
     lines = [line.strip("| ").split(" | ") for line in (folder / "transfer.md").read_text().splitlines()[2:]]
-    assert len(lines) == 2 * (1 + len(rows))
-    for line, row in zip(lines[1:5], rows, strict=True):
+    assert len(lines) == 2 * (1 + len(rows)) + len(rows)
+    for row in rows:
+        for test, about in row.more["scatter"].items():
+            assert 0 < about <= 2 * row.more["errors"][test][0]
+    by_kind = [row for kind in KINDS for row in rows if row.setting("trained_on") == kind]
+    for line, row in zip(lines[1:5], by_kind, strict=True):
+        assert line[1:3] == [row.setting("operators"), row.setting("trained_on")]
         tests = (test for kind in KINDS.values() for test in kind)
         assert [float(cell) for cell in line[3:]] == pytest.approx([row.more["errors"][t][0] for t in tests], abs=1e-5)
     assert (folder / "changes.md").read_text().count(" | 0.05 | ") == 2

@@ -55,6 +55,36 @@ def test_what_reaches_far(task, operator):
     assert (turned[..., 1:] - out[..., 1:] @ turn.T).abs().max() < 1e-7 * out.abs().max()  # constants are float32
 
 
+def test_ewald_message_passing():
+    """Against the sum over pairs and waves, one by one, k and -k alike; and charges far apart see each other."""
+    from baselines.ewald_message_passing import SCALE, EwaldMessagePassing
+
+    torch.manual_seed(0)
+    layer = EwaldMessagePassing(3, max_wavenumber=1.0, spacing=0.4).double()
+    x, pos = torch.randn(2, 5, 3).double(), 6 * torch.rand(2, 5, 3).double()
+    grid = torch.cartesian_prod(*[torch.arange(-3, 4.0)] * 3).double() * 0.4
+    grid = grid[grid.norm(dim=1) <= 1.0]
+    assert 2 * len(layer.waves) == len(grid) + 1  # zero is its own mirror image
+    centres = torch.linspace(0, 1, 48).double()
+    wanted = torch.zeros_like(x)
+    given, here = layer.before(x), pos - pos.mean(1, keepdim=True)
+    damping = torch.sin(0.2 * here) / (0.2 * here)
+    for wave in grid:
+        gaussians = torch.exp(-((wave.norm() - centres) * 47).square() / 2)
+        filters = layer.up(layer.down(gaussians)) * (1.0 if float(wave.norm()) == 0 else 0.5)
+        for box in range(2):
+            for i in range(5):
+                for j in range(5):
+                    phase = torch.cos(wave @ (here[box, i] - here[box, j]))
+                    damped = damping[box, i].prod() * damping[box, j].prod()
+                    wanted[box, i] += damped * phase * filters * given[box, j]
+    out = layer(x, pos)
+    torch.testing.assert_close(out, layer.after(SCALE * wanted), rtol=1e-5, atol=1e-5)  # the waves are in float32
+    moved = pos.clone()
+    moved[:, 0] += 0.5
+    assert (layer(x, moved) - out)[:, 1:].abs().min() > 1e-6
+
+
 def test_larger_boxes_have_the_same_density():
     from long_range import PRESETS, clouds
 
