@@ -90,7 +90,7 @@ studies: setup
 	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study
 	$(RUN) -W ignore examples/studies/e3nn_mixed_model.py --study
 	$(RUN) -W ignore examples/studies/long_range.py --study --operators none SE3HyenaOperator VectorSelfAttention "all pairs" --clip 0 --warmup 0
-	$(RUN) -W ignore examples/studies/long_range.py --study --operators EwaldAttention
+	$(RUN) -W ignore examples/studies/long_range.py --study --operators EwaldAttention "Ewald message passing"
 	$(RUN) -W ignore examples/studies/long_range.py --study --task forces --train 256 --operators SE3HyenaOperator VectorSelfAttention "all pairs" --clip 0 --warmup 0
 	$(RUN) -W ignore examples/studies/long_range.py --study --task forces --train 256 --operators none EwaldAttention "Ewald message passing"
 	$(RUN) -W ignore examples/studies/crystals.py --study --operators none --cutoff 2 4 --warmup 0
