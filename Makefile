@@ -95,7 +95,7 @@ studies: setup
 	$(RUN) -W ignore examples/studies/long_range.py --study --task forces --train 256 --operators none EwaldAttention "Ewald message passing"
 	$(RUN) -W ignore examples/studies/crystals.py --study --operators none --cutoff 2 4 --warmup 0
 	$(RUN) -W ignore examples/studies/crystals.py --study --operators EwaldAttention --trained-on crystals clouds
-	$(RUN) -W ignore examples/studies/crystals.py --study --operators EwaldAttention --trained-on both --seeds 0
+	$(RUN) -W ignore examples/studies/crystals.py --study --operators EwaldAttention --trained-on both --seeds 0 1
 	$(RUN) -W ignore examples/studies/dynamics.py --study --operators none SE3HyenaOperator VectorSelfAttention
 	$(RUN) -W ignore examples/studies/superpixel_digits.py --study
 	$(RUN) -W ignore examples/studies/shape_clouds.py --study --models distance mlp --learning-rate 0.005

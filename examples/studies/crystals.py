@@ -342,8 +342,10 @@ def report(rows: list[Row], folder: Path) -> dict[str, str]:
         column = columns.setdefault(test.replace(" x ", "x"), {})
         for key, group in grouped(of_crystals, "operators", "cutoff").items():
             column[label(*key)] = [row.more["errors"][test][0] for row in group]
-    points(columns, folder / "errors.png", "energy: mean absolute error", "", "global context", "log")
-    tables = {"energies": table(of_crystals, 0), "forces": table(of_crystals, 1), "changes": changes(of_crystals)}
+    tables: dict[str, str] = {}
+    if of_crystals:
+        points(columns, folder / "errors.png", "energy: mean absolute error", "", "global context", "log")
+        tables = {"energies": table(of_crystals, 0), "forces": table(of_crystals, 1), "changes": changes(of_crystals)}
     of_both = [row for kind in Kind.__args__ for row in rows if row.setting("trained_on") == kind]
     of_both = [row for row in of_both if "scatter" in row.more]
     return tables | ({"transfer": transfer(of_both)} if of_both else {})

@@ -256,3 +256,11 @@ def test_the_study(tmp_path):
         assert [float(cell) for cell in line[3:]] == pytest.approx([row.more["errors"][t][0] for t in tests], abs=1e-5)
     assert (folder / "changes.md").read_text().count(" | 0.05 | ") == 2
     assert (folder / "errors.png").stat().st_size > 5000
+
+
+def test_the_study_of_both_alone(tmp_path):
+    result = run_here("studies/crystals.py", "--quick", "--operators", "none", "--trained-on", "both", "--no-progress",
+                      "--output", tmp_path)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert len(rows_of(tmp_path, "crystals")) == 1
+    assert "| none | both |" in (tmp_path / "crystals" / "transfer.md").read_text()
