@@ -57,7 +57,7 @@ class EwaldAttention(Shared, NotScriptable, torch.nn.Module):
         learned, each within an octave of its own between this and ``max_width``
 
     max_width : float, optional
-        of the widest kernel; four times ``width`` by default
+        of the widest kernel; eight times ``width`` by default
 
     kernels : int or (int, int)
         how many, half Gaussians and half potentials, or how many of each

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...ragged import Ragged
-from .kernels import EwaldKernels, Part, parts_of
+from .kernels import EwaldKernels, Part, parts_of, split_at
 from .lattices import TAPER, Cells, count_of_waves
 
 _ALWAYS_PAIRS = 512  # nodes of an open cloud up to which nothing else is worth counting
@@ -21,9 +21,9 @@ _KERNEL, _PRODUCT, _PHASE, _SPREAD, _GRID = 8.0, 0.04, 4.0, 1.8, 10.0
 def cheapest(
     method: str, graph: int, size: int, pos: Tensor, ragged: Ragged, cells: Cells | None, kernels: EwaldKernels,
     contracted: int, channels: int, mesh: bool,
-) -> tuple[str, int, float | None]:  # fmt: skip
-    """The way for one graph, the logarithm of its number of waves, by which like graphs are told, and the width at
-    which potentials of an open one are split for waves.
+) -> tuple[str, int, tuple[float, ...]]:  # fmt: skip
+    """The way for one graph, the logarithm of its number of waves, by which like graphs are told, and the widths
+    at which potentials of an open one are split for waves.
 
     Args:
         size: nodes of the graph, on all ranks.
@@ -34,11 +34,11 @@ def cheapest(
     """
     open_ = cells is None
     if method == "pairs" or (open_ and method == "auto" and ragged.ranks is None and size <= _ALWAYS_PAIRS):
-        return "pairs", 0, None
-    split, waves = _waves(graph, pos, ragged, cells, kernels)
+        return "pairs", 0, ()
+    splits, waves = _waves(graph, pos, ragged, cells, kernels)
     bits = max(1, int(max(waves))).bit_length()
     if method != "auto":
-        return method, bits, split
+        return method, bits, splits
     heads, count = kernels.widths.shape
     harmonics = (kernels.lmax + 1) ** 2
     width = heads * contracted * channels
@@ -49,27 +49,25 @@ def cheapest(
     if mesh:
         cells_of_a_point = (1 - math.log10(kernels.error)) ** 3
         prices["mesh"] = sum(width / 2 * (size * cells_of_a_point * _SPREAD + 30 * n * _GRID) for n in waves)
-    return min(prices, key=lambda way: prices[way]), bits, split
+    return min(prices, key=lambda way: prices[way]), bits, splits
 
 
 def _waves(
     graph: int, pos: Tensor, ragged: Ragged, cells: Cells | None, kernels: EwaldKernels
-) -> tuple[float | None, list[float]]:
-    """The width to split at that leaves fewest waves of an open cloud, and how many each part has."""
+) -> tuple[tuple[float, ...], list[float]]:
+    """The widths to split potentials of an open cloud at that leave fewest waves, and how many each part has."""
     area, sides = _extents(graph, pos, ragged, cells)
-    tried: list[float | None] = [None]
-    if len(sides) == 3 and kernels.gaussians < len(kernels.bounds):
-        widest = max(high for _, high in kernels.bounds)
-        tried = [widest * 2 ** (n / 2) for n in range(16)]
-    counts = {
-        split: [
-            count_of_waves(area * _box(sides, part, kernels.phase), TAPER * kernels.phase / part.least)
-            for part in parts_of(kernels, split)
-        ]
-        for split in tried
-    }
-    split = min(counts, key=lambda split: sum(counts[split]))
-    return split, counts[split]
+
+    def count(parts: list[Part]) -> list[float]:
+        boxes = [area * _box(sides, part, kernels.phase) for part in parts]
+        return [count_of_waves(box, TAPER * kernels.phase / p.least) for box, p in zip(boxes, parts, strict=True)]
+
+    splits: list[float] = []
+    if len(sides) == 3:
+        for c, (low, high) in list(enumerate(kernels.bounds))[kernels.gaussians :]:
+            tried = [high * 2 ** (n / 2) for n in range(20)]
+            splits.append(min(tried, key=lambda width: sum(count(split_at(c, low, width)))))
+    return tuple(splits), count(parts_of(kernels, splits))
 
 
 def _extents(graph: int, pos: Tensor, ragged: Ragged, cells: Cells | None) -> tuple[float, list[float]]:

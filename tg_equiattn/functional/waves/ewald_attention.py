@@ -127,7 +127,7 @@ def attention_of_nodes(
     chosen: dict[tuple, list[int]] = {}
     for graph, size in enumerate(sizes):  # on all ranks, which have to choose alike
         if size:
-            way, waves, split = cheapest(
+            way, waves, splits = cheapest(
                 method,
                 graph,
                 size,
@@ -139,17 +139,17 @@ def attention_of_nodes(
                 channels,
                 mesh,
             )
-            chosen.setdefault((way, split, waves, size.bit_length()), []).append(graph)
+            chosen.setdefault((way, splits, waves, size.bit_length()), []).append(graph)
     out = [
-        group.unpack(_of_group(way, group, query, key, value, pos, kernels, cells, product, max_waves, split))
-        for way, split, group in ((way, split, Group(ragged, graphs)) for (way, split, *_), graphs in chosen.items())
+        group.unpack(_of_group(way, group, query, key, value, pos, kernels, cells, product, max_waves, splits))
+        for way, splits, group in ((way, splits, Group(ragged, graphs)) for (way, splits, *_), graphs in chosen.items())
     ]
     return sum(out[1:], out[0]) if out else product(value, value.new_zeros(1, 1), 0) * 0
 
 
 def _of_group(
     way: str, group: Group, query: Tensor, key: Tensor, value: Tensor, pos: Tensor, kernels: EwaldKernels,
-    cells: Cells | None, product: Product, max_waves: MaxWaves, split: float | None = None,
+    cells: Cells | None, product: Product, max_waves: MaxWaves, splits: tuple[float, ...] = (),
 ) -> Tensor:  # fmt: skip
     """(b, longest, H, E) of a group of graphs."""
     pos, query, key, value = (group.pack(x) for x in (pos, query, key, value))
@@ -159,7 +159,7 @@ def _of_group(
         cells = Cells.none(group.ragged.count, pos)
     return lattice_sums(
         pos, group.mask, query, key, value, kernels, cells.of(group.graphs), product,
-        split=None if max_waves else split, max_waves=max_waves, mesh=way == "mesh", ranks=group.ragged.ranks,
+        splits=() if max_waves else splits, max_waves=max_waves, mesh=way == "mesh", ranks=group.ragged.ranks,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -209,17 +209,22 @@ class Part(NamedTuple):
         return 4 * math.pi * width * wave * share
 
 
-def parts_of(kernels: EwaldKernels, split: float | None) -> list[Part]:
-    """Of all kernels; potentials in two where there is a width to split them at."""
+def parts_of(kernels: EwaldKernels, splits: Sequence[float] = ()) -> list[Part]:
+    """Of all kernels; potentials in two where there are widths to split them at, one a potential."""
     out = []
     for c, (low, high) in enumerate(kernels.bounds):
         if c < kernels.gaussians:
             out.append(Part(c, low, high, "gaussian"))
-        elif split is None:
+        elif not splits:
             out.append(Part(c, low, high, "potential"))
         else:
-            out += [Part(c, low, split, "near"), Part(c, split, split, "far")]
+            out += split_at(c, low, splits[c - kernels.gaussians])
     return out
+
+
+def split_at(kernel: int, low: float, width: float) -> list[Part]:
+    """Near and far part of a potential."""
+    return [Part(kernel, low, width, "near"), Part(kernel, width, width, "far")]
 
 
 def waves_of_kernels(max_waves: tuple[int, int, int] | None, bounds: tuple[tuple[float, float], ...]) -> MaxWaves:

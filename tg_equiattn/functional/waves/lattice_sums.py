@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ _BLOCK = {"cpu": 1 << 22, "other": 1 << 27}  # numbers in the largest tensor of 
 
 def lattice_sums(
     pos: Tensor, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor, kernels: EwaldKernels, cells: Cells,
-    product: Product, *, split: float | None = None, max_waves: MaxWaves = None, mesh: bool = False,
+    product: Product, *, splits: Sequence[float] = (), max_waves: MaxWaves = None, mesh: bool = False,
     ranks: Ranks | None = None,
 ) -> Tensor:  # fmt: skip
     r"""Sums over the nodes of each graph and all their images.
@@ -34,7 +34,7 @@ def lattice_sums(
         pos: ``(B, N, 3)``, in double precision, near the origin but for what repeats.
         mask: bool ``(B, N)``, where there are nodes.
         query, key, value: ``(B, N, H, C, A)``, ``(B, N, H, C, A)``, ``(B, N, H, V)``, zeros for padding.
-        split: of open clouds, the width at which potentials are split; ``None`` to sum them whole.
+        splits: of open clouds, the widths at which potentials are split; none to sum them whole.
         max_waves: bounds of the wave numbers of each kernel; ``None`` to find those of the cells.
         mesh: whether sums go through a non-uniform fast Fourier transform.
         ranks: among which nodes are shared.
@@ -46,7 +46,7 @@ def lattice_sums(
     most = pos.shape[1]
     if ranks is not None:
         most = int(ranks.largest(torch.tensor([most], device=pos.device)))
-    for part in parts_of(kernels, split):
+    for part in parts_of(kernels, splits):
         c, largest = part.kernel, TAPER * kernels.phase / part.least
         lattice = lattice_of(
             cells, pos, mask, ends=part.ends, margin=kernels.phase * part.largest, largest=largest, dtype=value.dtype,

@@ -36,7 +36,7 @@ class EwaldAttention(Shared, NotScriptable, torch.nn.Module):
         scalar_channels, vector_channels: of the input.
         width: of the narrowest kernel, in the unit of positions: about half the reach of the messages beside it. Widths
             are learned, each within an octave of its own between this and ``max_width``.
-        max_width: of the widest kernel; ``None`` means four times ``width``.
+        max_width: of the widest kernel; ``None`` means eight times ``width``.
         out_channels: scalars and vectors of the output; ``None`` means those of the input.
         kernels: how many, half Gaussians and half potentials, or a pair of numbers of each.
         heads: of attention. Each has queries, keys and widths of its own, and a share of the values.

@@ -25,7 +25,7 @@ class EwaldOptions:
 
     Args:
         width: of the narrowest kernel at its least, in the unit of positions.
-        max_width: of the widest at its most; ``None`` means four times ``width``.
+        max_width: of the widest at its most; ``None`` means eight times ``width``.
         kernels: how many, half of them Gaussians and half potentials, or a pair of numbers of each.
         heads: of attention.
         lmax: the highest degree of harmonics.
@@ -82,7 +82,7 @@ class EwaldOptions:
     @property
     def bounds(self) -> tuple[tuple[float, float], ...]:
         """The octave of each kernel: the first from ``width`` on, the last up to ``max_width``."""
-        ratio = (4.0 if self.max_width is None else self.max_width / self.width) / 2
+        ratio = (8.0 if self.max_width is None else self.max_width / self.width) / 2
         lows = [self.width * ratio ** (n / max(1, count - 1)) for count in self.counts for n in range(count)]
         return tuple((low, 2 * low) for low in lows)
 
