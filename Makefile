@@ -52,6 +52,7 @@ bench: setup
 	$(RUN) examples/benchmarks/global_attention.py
 	$(RUN) examples/benchmarks/long_context.py
 	$(RUN) examples/benchmarks/clifford_product.py
+	$(RUN) -W ignore examples/benchmarks/waves.py
 
 # Only runs without a row in examples/results are trained; from nothing that takes hours on two cores.
 studies: setup
