@@ -88,7 +88,11 @@ def _slopes(angles: Tensor, numbers: Tensor, table: Tensor, at_points: Tensor, e
 
 def _points(angles: Tensor, numbers: Tensor, sources: Tensor, error: float) -> Tensor:
     """Of one graph, (2, D, M): pairs of channels as real and imaginary parts of one transform."""
-    transform, pairs, sides, (here, there) = _prepared(angles, numbers, sources.T.contiguous())
+    import pytorch_finufft.functional as transform
+
+    sides, here, there = _grid(numbers)
+    real, imaginary = _in_pairs(sources.T).unbind(1)
+    pairs = torch.complex(real, imaginary).contiguous()
     out = []
     for part in pairs.split(_TOGETHER):
         modes = transform.finufft_type1(angles.T.contiguous(), part, sides, **_options(error, part, -1)).flatten(1)
@@ -102,9 +106,10 @@ def _points(angles: Tensor, numbers: Tensor, sources: Tensor, error: float) -> T
 def _waves(angles: Tensor, numbers: Tensor, table: Tensor, error: float) -> Tensor:
     """Of one graph, (N, M): the real parts of sums of exp(i n x) with T^cos - i T^sin; a pair of channels together, as
     real and imaginary part, from modes that are alike but conjugate in opposite waves."""
-    modes = torch.complex(table[0], -table[1]).T / 2  # M, D
-    transform, _, sides, (here, there) = _prepared(angles, numbers, table[0].T)
-    modes = torch.nn.functional.pad(modes, (0, 0, 0, modes.shape[0] % 2)).unflatten(0, (-1, 2))
+    import pytorch_finufft.functional as transform
+
+    sides, here, there = _grid(numbers)
+    modes = _in_pairs(torch.complex(table[0], -table[1]).T / 2)  # pairs, 2, D
     out = []
     for part in modes.split(_TOGETHER):
         first, second = part.unbind(1)
@@ -117,17 +122,17 @@ def _waves(angles: Tensor, numbers: Tensor, table: Tensor, error: float) -> Tens
     return torch.cat(out)[: table.shape[2]].T.contiguous()
 
 
-def _prepared(angles: Tensor, numbers: Tensor, channels: Tensor):
-    """The library, channels (M, ...) in pairs as complex ones, the sides of the grid of modes, and where on it waves
-    and their opposites lie."""
-    import pytorch_finufft.functional as transform
+def _in_pairs(channels: Tensor) -> Tensor:
+    """Channels (M, ...) two by two, the last beside zeros where they are odd."""
+    return torch.nn.functional.pad(channels, (0, 0, 0, channels.shape[0] % 2)).unflatten(0, (-1, 2))
 
-    padded = torch.nn.functional.pad(channels, (0, 0, 0, channels.shape[0] % 2)).unflatten(0, (-1, 2))
+
+def _grid(numbers: Tensor) -> tuple[tuple[int, int, int], Tensor, Tensor]:
+    """The sides of the grid of modes, and where on it waves and their opposites lie."""
     half = numbers.abs().amax(0)
-    sides = tuple((2 * half + 1).tolist())
-    strides = numbers.new_tensor([sides[1] * sides[2], sides[2], 1])
-    here, there = ((numbers + half) @ strides, (half - numbers) @ strides)
-    return transform, torch.complex(padded[:, 0], padded[:, 1]), sides, (here, there)
+    first, second, third = (2 * half + 1).tolist()
+    strides = numbers.new_tensor([second * third, third, 1])
+    return (first, second, third), (numbers + half) @ strides, (half - numbers) @ strides
 
 
 def _options(error: float, like: Tensor, sign: int) -> dict[str, float]:
