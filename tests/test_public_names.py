@@ -14,7 +14,7 @@ PLACES = {
     "tg_equiattn.groups": "FiniteGroup cyclic dihedral from_generators full_octahedral icosahedral mirror octahedral "
     "trivial",
     "tg_equiattn.grids": "Neighbourhood PixelGrid transform_grid",
-    "tg_equiattn.neighbours": "Neighbours near_pairs",
+    "tg_equiattn.neighbors": "Neighbors near_pairs",
     "tg_equiattn.encodings": "AbsoluteEncoding AxialEncoding FullEncoding JointEncoding OffsetMLP OffsetTable "
     "SinusoidEncoding relation_index rotated_offsets solid_harmonics spherical_bessel",
     "tg_equiattn.sequences": "Sequences",

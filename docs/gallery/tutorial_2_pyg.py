@@ -137,7 +137,7 @@ for line, position in zip(axes, ("window", "absolute"), strict=True):
 plt.show()
 
 # %%
-# The canvas ends, and near its borders pixels have fewer neighbours, as with any convolution that pads: the difference
+# The canvas ends, and near its borders pixels have fewer neighbors, as with any convolution that pads: the difference
 # is measured in the middle. ``PixelGraph(periodic=True)`` joins opposite borders, and then a roll is exact everywhere.
 
 layer = RelativePerformerConv(16, 16, heads=4, max_distance=4).double().eval()

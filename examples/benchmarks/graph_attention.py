@@ -1,7 +1,7 @@
 """Time and peak memory of attention over whole graphs, of PyTorch Geometric's layers and of ours, in PyG's own layout.
 
 Three loads: 128 graphs of 20 to 40 nodes (molecules), one graph of 100,000 nodes and one of 1,000,000. Nodes lie evenly
-in space, joined where nearer than a distance that makes about eight neighbours. Layers of 64 channels and 4 heads:
+in space, joined where nearer than a distance that makes about eight neighbors. Layers of 64 channels and 4 heads:
 
 TransformerConv     attention along edges only, no global context
 dense               torch's MultiheadAttention on a padded batch, as GPSConv(attn_type="multihead"); small graphs
@@ -47,9 +47,9 @@ from torch_geometric.nn.attention import PerformerAttention
 from torch_geometric.utils import to_dense_batch
 from tqdm import tqdm
 
-from tg_equiattn.neighbours import near_pairs
+from tg_equiattn.neighbors import near_pairs
 
-CHANNELS, HEADS, NEIGHBOURS = 64, 4, 8
+CHANNELS, HEADS, NEIGHBORS = 64, 4, 8
 LOADS = {"molecules": (128, 30), "100,000": (1, 100_000), "1,000,000": (1, 1_000_000)}
 OURS = {
     "None": {"position": None},
@@ -90,8 +90,8 @@ def graphs(load: str, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def reach() -> float:
-    """The radius of a ball of so many nodes as are neighbours."""
-    return (3 * NEIGHBOURS / (4 * torch.pi)) ** (1 / 3)
+    """The radius of a ball of so many nodes as are neighbors."""
+    return (3 * NEIGHBORS / (4 * torch.pi)) ** (1 / 3)
 
 
 def prepare(variant: str, load: str, device: str):
@@ -111,8 +111,8 @@ def prepare(variant: str, load: str, device: str):
     layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, check_batch=False, **options).to(device)
     if variant.endswith("edges"):
         return layer, lambda: layer(x, edges, pos=pos, batch=batch)
-    near = layer.neighbours(edges, None, pos, batch, num_nodes=len(x))
-    return layer, lambda: layer(x, batch=batch, batch_size=count, neighbours=near)
+    near = layer.neighbors(edges, None, pos, batch, num_nodes=len(x))
+    return layer, lambda: layer(x, batch=batch, batch_size=count, neighbors=near)
 
 
 def memory(variant: str, load: str, device: str) -> dict:
@@ -157,7 +157,7 @@ def main() -> None:
                 cells.append(cell(in_own_process(__file__, "memory", variant, load, options.device), "", "bytes"))
             rows.append(f"| {' | '.join(cells)} |")
     note = (
-        f"{HEADS} heads of {CHANNELS // HEADS}, whole layers with projections, about {NEIGHBOURS} neighbours a node; "
+        f"{HEADS} heads of {CHANNELS // HEADS}, whole layers with projections, about {NEIGHBORS} neighbors a node; "
         f"{machine(options.device)}. In brackets: as a multiple of the quickest of dense attention and PyG's Performer."
     )
     report(note, rows, options.output)

@@ -124,7 +124,7 @@ def local_term(gathered: bool, grid: PixelGrid, device: str):
     if gathered:
         layer.window_of(grid, device)
         return layer, lambda: layer.pair_sums(weights[..., layer.distance] * layer.exists[:, None], value)
-    bins = grid.neighbours(1, device).bins(CLIPPED)
+    bins = grid.neighbors(1, device).bins(CLIPPED)
 
     def rings() -> Tensor:
         sums = sum_aggregation(value.flatten(1), bins)[:-1].view(len(grid), CLIPPED, half, HEAD_CHANNELS)

@@ -43,7 +43,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import one_hot
 from torch_geometric.data import Batch, Data
 
-from tg_equiattn.neighbours import near_pairs
+from tg_equiattn.neighbors import near_pairs
 
 SEED = 45  # of the data, which do not depend on the seed of training
 MODELS = {

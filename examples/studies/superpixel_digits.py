@@ -85,7 +85,7 @@ class SuperpixelDigits(Settings):
     segments: int = 75
     """nodes of a graph, about"""
     k: int = 16
-    """nearest neighbours of a node"""
+    """nearest neighbors of a node"""
     channels: int = 32
     """width of models with attention over the whole graph; others get as many parameters by theirs"""
     layers: int = 2
@@ -135,9 +135,9 @@ class RelativeGPS(nn.Module):
         offsets = (data.pos[source] - data.pos[target]).round().clamp(1 - TABLE, TABLE - 1) if self.rounded else None
         attention = self.blocks[0].attention
         pos = None if self.rounded else data.pos
-        near = attention.neighbours(data.edge_index, offsets, pos, data.batch, num_nodes=len(x))
+        near = attention.neighbors(data.edge_index, offsets, pos, data.batch, num_nodes=len(x))
         for block in self.blocks:
-            x = block(x, data.edge_index, None, data.pos, data.batch, batch_size=data.num_graphs, neighbours=near)
+            x = block(x, data.edge_index, None, data.pos, data.batch, batch_size=data.num_graphs, neighbors=near)
         return self.head(global_mean_pool(x, data.batch, data.num_graphs))
 
 

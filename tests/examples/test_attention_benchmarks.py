@@ -33,7 +33,7 @@ layer = PerformerAttention(CHANNELS, CHANNELS, HEADS, position="clipped", max_di
 layer.load_state_dict(gathered.state_dict())
 torch.testing.assert_close(gathered(x, grid=grid), layer(x, grid=grid), rtol=1e-4, atol=1e-5)
 window = PerformerAttention(CHANNELS, CHANNELS, HEADS, position="window", max_distance=WINDOW)
-near = PixelGrid((9, 7), WINDOW).neighbours()
+near = PixelGrid((9, 7), WINDOW).neighbors()
 bias = bias_of(PixelGrid((9, 7), WINDOW), window.positions.offset_bias.table)[0]
 row, col = near.pattern.row, near.pattern.col
 torch.testing.assert_close(bias[:, row, col], window.positions.offset_bias(near.offsets))

@@ -1,4 +1,4 @@
-"""Clouds on surfaces: uniform by area, closed, upright and scaled; neighbours; and the study of telling them apart."""
+"""Clouds on surfaces: uniform by area, closed, upright and scaled; neighbors; and the study of telling them apart."""
 
 import dataclasses
 import math
@@ -98,7 +98,7 @@ def test_bad_settings():
 
     for wrong, message in [
         ({"points": 100}, "--points must be a multiple of 32"),
-        ({"points": 224}, "of 32 --neighbours at least"),
+        ({"points": 224}, "of 32 --neighbors at least"),
         ({"channels": 9}, "--channels must divide among --heads 2"),
         ({"noise": -1.0}, "--noise must be positive"),
     ]:

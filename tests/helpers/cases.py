@@ -17,7 +17,7 @@ from tg_equiattn import nn as layers
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.grids import Neighbourhood, PixelGrid
 from tg_equiattn.groups import cyclic, dihedral, dyadic, octahedral
-from tg_equiattn.neighbours import Neighbours
+from tg_equiattn.neighbors import Neighbors
 
 C4, GRID, SIZES, RAGGED = cyclic(4), PixelGrid((5, 7), 3), [5, 11, 3], [2, 17, 1, 5]
 SMALL = {"hidden_scalars": 5, "hidden_vectors": 7}
@@ -179,8 +179,8 @@ def performer(position=None, kind="grid", **options):
         return Case(make, lambda: {"x": d(2, len(GRID), 12), "grid": GRID, "mask": torch.rand(2, len(GRID)) < 0.7})
 
     def on_nodes(layer, x, pos, batch, batch_size, target, source, offsets):
-        pairs = Neighbours(target, source, offsets, x.shape[0])
-        return layer(x, pos=pos, batch=batch, batch_size=batch_size, neighbours=pairs)
+        pairs = Neighbors(target, source, offsets, x.shape[0])
+        return layer(x, pos=pos, batch=batch, batch_size=batch_size, neighbors=pairs)
 
     def inputs(step):
         batch = batch_of(ragged(step))
@@ -199,14 +199,14 @@ def relative_performer(**options):
 
 
 def clipped(projection, table, mask=None, **operands):
-    near = GRID.neighbours(1, projection.device)
+    near = GRID.neighbors(1, projection.device)
     return F.clipped_attention(
-        **operands, projection=projection.detach(), distance_table=table, neighbours=near, mask=mask
+        **operands, projection=projection.detach(), distance_table=table, neighbors=near, mask=mask
     )
 
 
 def window(query, key, value, projection, bias, self_bias, far_bias, target, source, offsets, batch):
-    pairs, ragged = Neighbours(target, source, offsets, len(query)), {"batch": batch, "batch_size": len(RAGGED)}
+    pairs, ragged = Neighbors(target, source, offsets, len(query)), {"batch": batch, "batch_size": len(RAGGED)}
     biases = bias, self_bias, pairs
     return F.window_attention(query, key, value, projection.detach(), *biases, far_bias=far_bias, **ragged)
 
@@ -264,7 +264,7 @@ CORE = {
     "window_attention": Case(lambda: Call(window), window_inputs),
     "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
     "sum_aggregation": function(
-        lambda value: F.sum_aggregation(value, GRID.neighbours(1, value.device).bins(3))[:-1], value=(35, 5)
+        lambda value: F.sum_aggregation(value, GRID.neighbors(1, value.device).bins(3))[:-1], value=(35, 5)
     ),
     "geometric_product": function(F.geometric_product, x=(5, 1, 7, 8), y=(3, 7, 8)),
     "scalar_long_conv": function(F.scalar_long_conv, **SCALARS),

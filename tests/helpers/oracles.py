@@ -263,7 +263,7 @@ def long_convolution(q, k, lengths, mode, multiply=None, norm="forward"):
 
 
 def taps(x, weight, causal=False):
-    """Sums over neighbours of (N, C, ...) with weights (C, K), one token and tap at a time."""
+    """Sums over neighbors of (N, C, ...) with weights (C, K), one token and tap at a time."""
     size = weight.shape[1]
     out = []
     for i in range(len(x)):

@@ -13,7 +13,7 @@ from torch_geometric.nn import GINEConv, GPSConv, global_add_pool
 from torch_geometric.nn.models.schnet import GaussianSmearing, InteractionBlock
 from torch_geometric.utils import scatter
 
-from tg_equiattn.neighbours import Neighbours
+from tg_equiattn.neighbors import Neighbors
 
 Attention = Literal["none", "performer", "multihead", "near bonds", "near pairs", "SchNet"]
 Edges = Literal["bonds", "pairs"]
@@ -71,12 +71,12 @@ class GraphPotential(nn.Module):
         near = None
         if self.attention in ("near bonds", "near pairs"):
             (source, target), kinds = _edges(data, self.attention.removeprefix("near "))
-            near = Neighbours(target, source, pos[source] - pos[target], len(x), features=kinds)
+            near = Neighbors(target, source, pos[source] - pos[target], len(x), features=kinds)
         for layer in self.layers:
             if isinstance(layer, InteractionBlock):
                 x = x + layer(x, index, length, features)
             elif isinstance(layer, RelativeGPSBlock):
-                x = layer(x, index, features, pos, batch, batch_size=data.num_graphs, neighbours=near)
+                x = layer(x, index, features, pos, batch, batch_size=data.num_graphs, neighbors=near)
             else:
                 x = layer(x, index, batch, edge_attr=features)
         return global_add_pool(self.head(x), batch, data.num_graphs)[:, 0]

@@ -18,7 +18,7 @@ def double(*shape):
 
 
 def pattern(device="cpu"):
-    near = PixelGrid((3, 4), 2).neighbours(device=device)
+    near = PixelGrid((3, 4), 2).neighbors(device=device)
     return near.pattern, near.nodes
 
 

@@ -130,11 +130,11 @@ def test_bad_calls(message, position, arguments):
         call(position, **arguments)
 
 
-def test_bad_neighbours():
+def test_bad_neighbors():
     conv = RelativePerformerConv(12, 35, 5, max_distance=3)
-    near = conv.neighbours(EDGES, ATTR, num_nodes=11, batch=torch.zeros(11).long())
-    with pytest.raises(ValueError, match="neighbours must be of 7 nodes in 2 dimensions, got 11"):
-        call(edge_index=None, neighbours=near)
+    near = conv.neighbors(EDGES, ATTR, num_nodes=11, batch=torch.zeros(11).long())
+    with pytest.raises(ValueError, match="neighbors must be of 7 nodes in 2 dimensions, got 11"):
+        call(edge_index=None, neighbors=near)
 
 
 def test_bad_edge_index_object():

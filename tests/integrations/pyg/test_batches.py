@@ -26,7 +26,7 @@ def test_alone_equals_in_a_batch(on_device, joined, any_conv, point_graphs, equa
 
 
 def test_graphs_at_the_same_place_do_not_touch(near_conv, point_graphs, equal):
-    """Neighbours are found within a graph only."""
+    """Neighbors are found within a graph only."""
     data = point_graphs((11,))
     twice, batch = data.pos.repeat(2, 1), torch.arange(2).repeat_interleave(11)
     out = near_conv(data.x.repeat(2, 1), pos=twice, batch=batch)

@@ -124,7 +124,7 @@ def test_single_nodes_and_isolated_nodes(near_conv, equal, error):
     edges = torch.zeros(2, 0, dtype=torch.long)
     attr = torch.zeros(0, 2)
     itself = conv.attention.out(conv.attention.value(x))
-    if conv.attention.positions.needs_neighbours and getattr(conv.attention.positions, "offset_values", None):
+    if conv.attention.positions.needs_neighbors and getattr(conv.attention.positions, "offset_values", None):
         itself = performer_double_sum(conv.attention, x, edges, attr, torch.arange(7))  # its own offset is a value
     equal(conv(x, edges, attr, batch=torch.arange(7)), itself)
     equal(conv(x[:1], edges, attr), itself[:1])

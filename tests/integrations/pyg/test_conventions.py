@@ -97,7 +97,7 @@ def test_attention_weights_of_some_pairs(method, make_conv, graph, equal):
     attention = conv.attention
     nodes = graph["x"]
     query, key = (f(nodes).unflatten(1, (5, -1)) for f in (attention.query, attention.key))
-    near = conv.neighbours(graph["edge_index"], None, graph["pos"], graph["batch"], num_nodes=32)
+    near = conv.neighbors(graph["edge_index"], None, graph["pos"], graph["batch"], num_nodes=32)
 
     bias = attention.positions.offset_bias(near.offsets)
     itself = attention.positions.offset_bias(near.offsets.new_zeros(1, 2))[:, 0]
@@ -107,7 +107,7 @@ def test_attention_weights_of_some_pairs(method, make_conv, graph, equal):
         far_bias=attention.positions.far_bias, batch=graph["batch"],
     )  # fmt: skip
     equal(alpha, each[edges[1], :, edges[0]])
-    with pytest.raises(ValueError, match="edge_index or neighbours must be given with return_attention_weights"):
+    with pytest.raises(ValueError, match="edge_index or neighbors must be given with return_attention_weights"):
         conv(graph["x"], pos=graph["pos"], batch=graph["batch"], return_attention_weights=True)
     with pytest.raises(ValueError, match="return_attention_weights must be with position='window'"):
         make_conv("clipped")(**graph, return_attention_weights=True)
@@ -147,12 +147,12 @@ def test_a_masked_edge_is_no_edge(make_conv, graph, equal, error):
     """A mask of zero takes an edge's weight from the near part; with all it is the layer of no edges."""
     conv, count = make_conv(values="offset", **WINDOW), graph["edge_index"].shape[1]
     keep = torch.rand(count) < 0.5
-    near = conv.neighbours(graph["edge_index"], None, graph["pos"], graph["batch"], num_nodes=32)
+    near = conv.neighbors(graph["edge_index"], None, graph["pos"], graph["batch"], num_nodes=32)
     conv.explain, conv._edge_mask, conv._apply_sigmoid = True, keep.double(), False
     with pytest.raises(
-        ValueError, match=r"neighbours must come from this layer's neighbours\(\) where it is explained"
+        ValueError, match=r"neighbors must come from this layer's neighbors\(\) where it is explained"
     ):
-        conv(graph["x"], batch=graph["batch"], neighbours=near)
+        conv(graph["x"], batch=graph["batch"], neighbors=near)
     masked = conv(**graph)
     with pytest.raises(ValueError, match="edge_mask must have shape"):
         conv(**{**graph, "edge_index": graph["edge_index"][:, :-1]})

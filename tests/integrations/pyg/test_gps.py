@@ -103,10 +103,10 @@ def test_near_pairs_are_shared(make, graph, equal, error):
     """The same pairs once for all blocks, or others than messages pass along."""
     block = make()
     out = block(**graph)
-    near = block.neighbours(*(graph[name] for name in ("edge_index", "edge_attr", "pos", "batch")), num_nodes=32)
-    equal(block(**graph, neighbours=near), out)
-    fewer = block.neighbours(graph["edge_index"][:, ::2], None, graph["pos"], graph["batch"], num_nodes=32)
-    assert error(block(**graph, neighbours=fewer), out) > 1e-3
+    near = block.neighbors(*(graph[name] for name in ("edge_index", "edge_attr", "pos", "batch")), num_nodes=32)
+    equal(block(**graph, neighbors=near), out)
+    fewer = block.neighbors(graph["edge_index"][:, ::2], None, graph["pos"], graph["batch"], num_nodes=32)
+    assert error(block(**graph, neighbors=fewer), out) > 1e-3
 
 
 def test_trains_and_comes_back(make, graph, equal):

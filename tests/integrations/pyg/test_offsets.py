@@ -4,7 +4,7 @@ import pytest
 import torch
 from tg_equiattn.integrations.pyg import RelativePerformerConv
 
-from tg_equiattn.neighbours import near_pairs
+from tg_equiattn.neighbors import near_pairs
 from tg_equiattn.nn import PerformerAttention
 
 LATTICE = torch.cartesian_prod(torch.arange(5), torch.arange(7))
@@ -65,11 +65,11 @@ def test_float32_refuses_positions_that_it_does_not_hold(whole_conv):
             ways(whole_conv, torch.randn(35, 12, dtype=torch.float64), pos)[way]()
 
 
-def test_neighbours_with_fractional_offsets_are_refused(whole_conv, make_conv):
+def test_neighbors_with_fractional_offsets_are_refused(whole_conv, make_conv):
     pos = LATTICE / 7
-    near = make_conv(offset="mlp").neighbours(lattice_edges(), pos=pos, num_nodes=35)
+    near = make_conv(offset="mlp").neighbors(lattice_edges(), pos=pos, num_nodes=35)
     with pytest.raises(ValueError, match=r"offsets \(edge_attr\) must be whole numbers"):
-        whole_conv(torch.randn(35, 12, dtype=torch.float64), neighbours=near)
+        whole_conv(torch.randn(35, 12, dtype=torch.float64), neighbors=near)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

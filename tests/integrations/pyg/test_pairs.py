@@ -67,22 +67,22 @@ def test_pairs_given_twice(make_conv, equal):
     for size in (1.0, 300.0, -300.0):
         bonds = size * torch.tensor([[0.5], [1.0], [0.9], [0.2], [1.0]], dtype=torch.float64)
         out = conv(x, edges, bonds, pos)
-        near = conv.neighbours(edges, bonds, pos, num_nodes=4)
+        near = conv.neighbors(edges, bonds, pos, num_nodes=4)
         near._repeats = None
         assert near.repeats
-        once, twice = conv.neighbours(edges[:, 1:], bonds[1:], pos, num_nodes=4), near
+        once, twice = conv.neighbors(edges[:, 1:], bonds[1:], pos, num_nodes=4), near
         assert not once.repeats
-        for neighbours in (once, twice):
-            equal(compiled(x, neighbours=neighbours), conv(x, neighbours=neighbours), 1e-10)
+        for neighbors in (once, twice):
+            equal(compiled(x, neighbors=neighbors), conv(x, neighbors=neighbors), 1e-10)
         single = in_single(x.float(), edges, bonds.float(), pos.float())
         torch.testing.assert_close(single.double(), out, rtol=1e-3, atol=1e-3)
 
 
 def test_pairs_of_two_graphs_are_refused(make_conv, point_graphs):
     conv, data = make_conv(method="pairs", offset="mlp"), point_graphs((5, 4))
-    near = conv.neighbours(torch.tensor([[0], [7]]), None, data.pos, num_nodes=9)
-    with pytest.raises(ValueError, match="neighbours must not join nodes of different graphs"):
-        conv(data.x, batch=data.batch, neighbours=near)
+    near = conv.neighbors(torch.tensor([[0], [7]]), None, data.pos, num_nodes=9)
+    with pytest.raises(ValueError, match="neighbors must not join nodes of different graphs"):
+        conv(data.x, batch=data.batch, neighbors=near)
 
 
 def test_there_is_nothing_to_draw(make_conv):

@@ -173,8 +173,8 @@ def test_features_of_edges(make, cloud, equal, error):
     shuffled = {**data, "edge_index": data["edge_index"][:, order], "edge_attr": features[order, None]}
     equal(conv(**shuffled), out)
     assert error(conv(**data, edge_attr=features[order]), out) > 1e-3
-    near = conv.neighbours(data["edge_index"], features, data["pos"], num_nodes=13)
-    equal(conv(data["x"], neighbours=near), out)
+    near = conv.neighbors(data["edge_index"], features, data["pos"], num_nodes=13)
+    equal(conv(data["x"], neighbors=near), out)
 
 
 @pytest.mark.parametrize(

@@ -177,12 +177,12 @@ def test_redraws_in_training_only(make_conv, point_graphs, equal, error):
     assert error(conv.train()(data.x, *graph), expected) > 1e-3
 
 
-def test_shared_neighbours(near_conv, point_graphs, equal):
+def test_shared_neighbors(near_conv, point_graphs, equal):
     data = point_graphs((11, 1, 23))
     expected = near_conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch)
-    near = near_conv.neighbours(data.edge_index, data.edge_attr, data.pos, data.batch, num_nodes=35)
+    near = near_conv.neighbors(data.edge_index, data.edge_attr, data.pos, data.batch, num_nodes=35)
     for _ in range(2):
-        equal(near_conv(data.x, pos=data.pos, batch=data.batch, neighbours=near), expected, 0)
+        equal(near_conv(data.x, pos=data.pos, batch=data.batch, neighbors=near), expected, 0)
 
 
 def test_grid_stands_for_edges(any_conv, equal):

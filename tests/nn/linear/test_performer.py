@@ -112,12 +112,12 @@ def test_sinusoid_is_relative_in_expectation(make):
     assert math.log(means[1] / means[100]) / math.log(100) == pytest.approx(0.5, abs=0.1)
 
 
-def test_grid_positions_and_neighbours_agree(on_device, name, make):
+def test_grid_positions_and_neighbors_agree(on_device, name, make):
     layer, (x, pos) = make(name), pixels()
     expected = layer(x, grid=GRID)
     torch.testing.assert_close(layer(x, pos=pos), expected, rtol=0, atol=1e-12)
-    near = GRID.neighbours(2, on_device)
-    torch.testing.assert_close(layer(x, pos=pos, neighbours=near), expected, rtol=0, atol=1e-12)
+    near = GRID.neighbors(2, on_device)
+    torch.testing.assert_close(layer(x, pos=pos, neighbors=near), expected, rtol=0, atol=1e-12)
     flat = layer(x.flatten(0, 1), pos=pos.flatten(0, 1), batch=torch.arange(2).repeat_interleave(len(GRID)))
     torch.testing.assert_close(flat.view_as(expected), expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(layer(x.flatten(0, 1), grid=GRID).view_as(expected), expected, rtol=0, atol=1e-12)
@@ -149,9 +149,9 @@ def test_mask_keeps_the_grids_pairs(on_device, name, grid, make):
     mask = torch.ones(2, len(GRID), dtype=torch.bool)
     torch.testing.assert_close(layer(x, grid=grid, mask=mask), layer(x, grid=grid), rtol=0, atol=1e-12)
     mask[:, 20:] = False
-    near = GRID.neighbours(2, on_device)
+    near = GRID.neighbors(2, on_device)
     expected = layer(x[:, :20], pos=GRID.pos(on_device, x.dtype)[:20].expand(2, -1, -1))
-    out = layer(x, neighbours=near, pos=GRID.pos(on_device, x.dtype).expand(2, -1, -1), mask=mask)
+    out = layer(x, neighbors=near, pos=GRID.pos(on_device, x.dtype).expand(2, -1, -1), mask=mask)
     torch.testing.assert_close(out[:, :20], expected, rtol=0, atol=1e-12)
 
 
@@ -323,7 +323,7 @@ def test_mean_readout(norm):
 def test_what_positions_need():
     """A layer says whether it looks at near pairs, and whether their offsets have to be whole."""
     needs = {name: PerformerAttention(12, 15, 3, **options) for name, options in POSITIONS.items()}
-    assert [name for name, layer in needs.items() if layer.needs_neighbours] == list(EXACT)
+    assert [name for name, layer in needs.items() if layer.needs_neighbors] == list(EXACT)
     assert [name for name, layer in needs.items() if layer.whole_offsets] == ["window", "values", "clipped"]
 
 
@@ -354,7 +354,7 @@ X, POS = torch.ones(2, 35, 12), torch.ones(2, 35, 2)
         ("batch must be sorted", lambda: layer()(X[0], pos=POS[0], batch=torch.arange(35).flip(0))),
         ("grid must have 2 axes and as many pixels", lambda: layer()(X, grid=PixelGrid((5, 6)))),
         ("grid must have 2 axes", lambda: layer()(X, grid=PixelGrid((35,)))),
-        ("neighbours must be of 70 nodes", lambda: layer()(X, neighbours=GRID.neighbours(1))),
+        ("neighbors must be of 70 nodes", lambda: layer()(X, neighbors=GRID.neighbors(1))),
         ("offsets .* must be below max_distance=3", lambda: layer()(X, grid=PixelGrid((5, 7), 5))),
         ("batch must be None", lambda: layer()(X[0], grid=GRID, batch=torch.zeros(35).long())),
         ("input must be", lambda: RelativePerformer(1, 10, depth=1)(torch.ones(2, 1, 5, 7).double())),

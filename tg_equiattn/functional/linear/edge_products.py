@@ -12,7 +12,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from ...neighbours import Pattern
+from ...neighbors import Pattern
 from ...precision import full_precision
 from ...transforms import transformed
 from ..backend import refuse_forward_mode

@@ -73,12 +73,12 @@ class Pattern:
         return self.crow.shape[0] - 1
 
 
-class Neighbours:
+class Neighbors:
     r"""The near pairs of a graph, (target i, source j), with offsets :math:`x_j - x_i`.
 
     A node is always its own neighbour, at offset 0: attention adds that pair itself, and pairs of a node with itself
-    given here are passed over, so that graphs with and without self-loops give equal results. A pair given twice
-    counts twice in a window, and is refused for distances.
+    given here are passed over, so that graphs with and without self-loops give equal results; but for their features,
+    which that pair then has. A pair given twice counts twice in a window, and is refused for distances.
 
     Building it sorts the pairs, unless they come sorted by target. Layers that share a graph should share one.
 
@@ -95,7 +95,9 @@ class Neighbours:
         offsets: ``(E, dim)``, in its order.
         exists: bool ``(E,)`` in its order, or ``None`` where all pairs do.
         features: ``(E, F)`` in its order, or ``None``.
+        self_features: ``(N, F)`` of nodes with themselves, sums where there are several; ``None`` where none is given.
         weights: ``(E,)`` in its order, or ``None``.
+        between_positions: whether offsets are known to be differences of positions.
 
     Raises:
         ValueError: for shapes or dtypes that do not fit, and (on the CPU, outside torch.compile) for indices out of
@@ -112,6 +114,7 @@ class Neighbours:
         features: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> None:
+        self.between_positions = False
         for name, index in (("target", target), ("source", source)):
             if index.dtype != torch.int64 or index.ndim != 1 or index.shape[0] != target.shape[0]:
                 raise ValueError(f"{name} must be int64 (E,), got {index.dtype} of shape {tuple(index.shape)}")
@@ -135,6 +138,11 @@ class Neighbours:
         if weights is not None and checks.values_are_free(weights) and not bool((weights >= 0).all()):
             raise ValueError("weights must not be negative, nor NaN")
         distinct = target != source
+        self.self_features = None
+        if features is not None and not (free and bool(distinct.all())):
+            alone = ~distinct if exists is None else exists & ~distinct
+            of_loops = torch.where(alone[:, None], features, 0.0)
+            self.self_features = features.new_zeros(nodes, features.shape[1]).index_add(0, target, of_loops)
         exists = distinct if exists is None else exists & distinct
         if free and not bool(exists.all()):
             target, source, offsets = target[exists], source[exists], offsets[exists]
@@ -192,15 +200,30 @@ class Neighbours:
         """Raise ValueError unless these are pairs of so many nodes, with offsets of this dimension if one is given."""
         if self.nodes != nodes or (dim is not None and self.dim != dim):
             where = "" if dim is None else f" in {dim} dimensions"
-            raise ValueError(f"neighbours must be of {nodes} nodes{where}, got {self.nodes} in {self.dim}")
+            raise ValueError(f"neighbors must be of {nodes} nodes{where}, got {self.nodes} in {self.dim}")
 
-    def restricted(self, mask: Tensor) -> Neighbours:
+    def restricted(self, mask: Tensor) -> Neighbors:
         """Only the pairs between nodes that exist, bool ``(N,)``: the same pairs in order, the others passed over."""
         exists = mask[self.pattern.row] & mask[self.pattern.col]
         out = copy.copy(self)
         out.exists = exists if self.exists is None else exists & self.exists
         out._bins = {}
         return out
+
+    def of_nodes(self, index: Tensor) -> tuple[Neighbors, Tensor]:
+        """The pairs among some of the nodes, int64 ``(n,)``, rising, which are then counted from 0; and which they are,
+        int64. Pairs that do not exist are left out."""
+        place = torch.full((self.nodes,), -1, device=index.device)
+        place = place.index_copy(0, index, torch.arange(len(index), device=index.device))
+        target, source = place[self.pattern.row], place[self.pattern.col]
+        here = (target >= 0) & (source >= 0)
+        edges = (here if self.exists is None else here & self.exists).nonzero()[:, 0]
+        features, weights = (None if t is None else t[edges] for t in (self.features, self.weights))
+        out = Neighbors(
+            target[edges], source[edges], self.offsets[edges], len(index), features=features, weights=weights
+        )
+        out.self_features = None if self.self_features is None else self.self_features[index]
+        return out, edges
 
     def _make_bins(self, max_distance: int) -> Pattern:
         row, col = self.pattern.row, self.pattern.col
@@ -228,7 +251,7 @@ def near_pairs(
     *,
     batch: Tensor | None = None,
     max_pairs: int = MAX_PAIRS,
-    metric: str = "manhattan",
+    metric: str = "euclidean",
 ) -> tuple[Tensor, Tensor]:
     r"""Pairs of nodes of the same graph closer than ``max_distance``, in time linear in nodes at bounded density.
 
@@ -242,7 +265,7 @@ def near_pairs(
             moving all positions does not change which pairs of a lattice are near.
         batch: int64 ``(N,)`` graph index; ``None`` means one graph.
         max_pairs: the most pairs a node, on average, that are returned. They are counted first, in bounded memory.
-        metric: ``"manhattan"``, sums of the differences along the axes, or ``"euclidean"``.
+        metric: ``"euclidean"``, or ``"manhattan"``, sums of the differences along the axes.
 
     Returns:
         int64 targets i and sources j, sorted by target; no node with itself.
@@ -270,7 +293,7 @@ def near_pairs(
             if found > max_pairs * nodes:
                 raise ValueError(
                     f"pos has more than {max_pairs} pairs a node at distances below {max_distance} among {nodes} "
-                    "nodes, so that attention to near pairs would not be linear: give edge_index (or neighbours), take "
+                    "nodes, so that attention to near pairs would not be linear: give edge_index (or neighbors), take "
                     "a smaller max_distance, or scale pos"
                 )
     pairs = torch.cat([torch.stack(pair) for pair in candidates.near()], 1)

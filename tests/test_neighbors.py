@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.neighbours import Neighbours, near_pairs
+from tg_equiattn.neighbors import Neighbors, near_pairs
 
 
 def as_set(target, source, offsets):
@@ -39,13 +39,13 @@ def test_pixel_grids(shape, distance, periodic):
         assert torch.equal(pos[edge_index[0]] - pos[edge_index[1]], offsets.to(pos.dtype))
 
 
-def test_grid_neighbours_are_those_of_every_copy():
+def test_grid_neighbors_are_those_of_every_copy():
     grid = PixelGrid((3, 5), 2)
     (source, target), offsets = grid.edges()
-    near = grid.neighbours(2)
+    near = grid.neighbors(2)
     expected = as_set(target, source, offsets) | as_set(target + 15, source + 15, offsets)
     assert as_set(near.pattern.row, near.pattern.col, near.offsets) == expected
-    assert grid.neighbours(2) is near
+    assert grid.neighbors(2) is near
 
 
 @settings(max_examples=40, deadline=None)
@@ -82,7 +82,7 @@ def test_pairs_at_the_same_place_and_far_away():
 
 def test_order_and_transpose():
     target, source = torch.tensor([4, 0, 2, 2, 0]), torch.tensor([1, 3, 2, 0, 1])
-    near = Neighbours(target, source, torch.arange(10).view(5, 2), nodes=5)
+    near = Neighbors(target, source, torch.arange(10).view(5, 2), nodes=5)
     pattern = near.pattern
     assert pattern.row.tolist() == [0, 0, 2, 4]  # the pair of node 2 with itself is passed over
     assert pattern.col.tolist() == [3, 1, 0, 1]
@@ -98,7 +98,7 @@ def test_order_and_transpose():
 
 
 def test_bins():
-    near = Neighbours(torch.tensor([0, 0, 1]), torch.tensor([1, 2, 0]), torch.tensor([[1, -1], [5, 0], [0, 0]]), 3)
+    near = Neighbors(torch.tensor([0, 0, 1]), torch.tensor([1, 2, 0]), torch.tensor([[1, -1], [5, 0], [0, 0]]), 3)
     bins = near.bins(3)
     assert bins.row.tolist() == [2, 3, 9]  # (0, 2), (1, 0), and the far pair in the last bin
     assert bins.col.tolist() == [1, 0, 2]
@@ -119,7 +119,7 @@ def test_bins():
 )
 def test_bad_pairs(message, arguments):
     with pytest.raises(ValueError, match=message):
-        Neighbours(*arguments)
+        Neighbors(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,14 @@ def test_bad_grids(message, arguments):
 
 
 def test_distances_refuse_repeated_pairs():
-    near = Neighbours(torch.tensor([0, 0]), torch.tensor([1, 1]), torch.tensor([[1, 0], [2, 0]]), 3)
+    near = Neighbors(torch.tensor([0, 0]), torch.tensor([1, 1]), torch.tensor([[1, 0], [2, 0]]), 3)
     with pytest.raises(ValueError, match="must not join a pair twice"):
         near.bins(3)
 
 
 def test_restricted():
     """To nodes that exist: the pairs stay in their order, and a second restriction adds to the first."""
-    near = Neighbours(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), torch.tensor([[1], [2], [3]]), 3)
+    near = Neighbors(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), torch.tensor([[1], [2], [3]]), 3)
     less = near.restricted(torch.tensor([True, True, False]))
     assert less.exists.tolist() == [True, False, False]
     assert torch.equal(less.offsets, near.offsets)
@@ -157,16 +157,16 @@ def test_restricted():
 
 
 def test_repeated_pairs_may_be_masked():
-    near = Neighbours(torch.tensor([0, 1, 1]), torch.tensor([1, 2, 2]), torch.ones(3, 1), 3)
+    near = Neighbors(torch.tensor([0, 1, 1]), torch.tensor([1, 2, 2]), torch.ones(3, 1), 3)
     assert near.restricted(torch.tensor([True, True, False])).bins(2).row.tolist() == [1, 6, 6]
 
 
 @pytest.mark.parametrize(("nodes", "dim"), [(4, None), (4, 1), (3, 2)])
 def test_pairs_of_other_nodes(nodes, dim):
-    near = Neighbours(torch.tensor([0]), torch.tensor([1]), torch.ones(1, 1), 3)
+    near = Neighbors(torch.tensor([0]), torch.tensor([1]), torch.ones(1, 1), 3)
     near.check_nodes(3)
     near.check_nodes(3, 1)
-    with pytest.raises(ValueError, match=f"neighbours must be of {nodes} nodes.*, got 3 in 1"):
+    with pytest.raises(ValueError, match=f"neighbors must be of {nodes} nodes.*, got 3 in 1"):
         near.check_nodes(nodes, dim)
 
 
@@ -181,4 +181,4 @@ def test_many_dimensions():
 def test_weights_that_are_none():
     for weights in (torch.tensor([-1.0]), torch.tensor([torch.nan])):
         with pytest.raises(ValueError, match="weights must not be negative"):
-            Neighbours(torch.tensor([0]), torch.tensor([1]), torch.zeros(1, 2), 2, weights=weights)
+            Neighbors(torch.tensor([0]), torch.tensor([1]), torch.zeros(1, 2), 2, weights=weights)
