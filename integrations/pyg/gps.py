@@ -42,8 +42,8 @@ class RelativeGPSBlock(torch.nn.Module):
         norm (str or Callable, optional): The normalization function to use. (default: :obj:`"batch_norm"`)
         norm_kwargs (Dict[str, Any], optional): Arguments passed to the respective normalization function defined by
             :obj:`norm`. (default: :obj:`None`)
-        attn_kwargs (Dict[str, Any], optional): Arguments of :class:`RelativePerformerConv`, dropout of its weights among
-            them. (default: :obj:`None`)
+        attn_kwargs (Dict[str, Any], optional): Arguments of :class:`RelativePerformerConv`, dropout of its weights
+            among them. (default: :obj:`None`)
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.

@@ -38,7 +38,7 @@ class PixelGraph(BaseTransform):
     Example:
         >>> import torch
         >>> PixelGraph(max_distance=2)(Data(image=torch.rand(3, 4, 5)))
-        Data(edge_index=[2, 62], x=[20, 3], pos=[20, 2], edge_offset=[62, 2])
+        Data(edge_index=[2, 62], edge_offset=[62, 2], x=[20, 3], pos=[20, 2])
     """
 
     def __init__(self, max_distance: float = 6, periodic: bool = False, spacing: float | tuple[float, ...] = 1):
