@@ -299,8 +299,8 @@ class RelativePerformerConv(KernelAttentionConv):
                 pair that every node is with itself.
             pos (torch.Tensor, optional): The positions of nodes, of which offsets are differences.
             edge_offset (torch.Tensor, optional): Offsets :math:`\\mathbf{p}_j - \\mathbf{p}_i` of the edges, in place
-                of differences of :obj:`pos`, as across the border of a periodic box. With :obj:`values="offset"` they must
-                be such differences, as far nodes have no offset in a periodic box.
+                of differences of :obj:`pos`, as across the border of a periodic box. With :obj:`values="offset"` they
+                must be such differences, as far nodes have no offset in a periodic box.
             ptr (torch.Tensor, optional): Where graphs begin, in place of :obj:`batch`.
             batch_size (int, optional): The number of graphs; spares reading it from :obj:`batch`, and is needed for a
                 full graph in :meth:`torch.compile`.

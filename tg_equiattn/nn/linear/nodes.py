@@ -183,8 +183,8 @@ def _small(
         sizes = torch.bincount(batch, minlength=graphs) if readable(batch) else batch
     if not readable(sizes):
         raise ValueError(
-            f"method must be 'features' or 'pairs', or max_num_nodes at most {int(most)}, where sizes of graphs cannot be "
-            f"read, as within torch.compile; got 'auto', with max_num_nodes={max_num_nodes}"
+            f"method must be 'features' or 'pairs', or max_num_nodes at most {int(most)}, where sizes of graphs cannot "
+            f"be read, as within torch.compile; got 'auto', with max_num_nodes={max_num_nodes}"
         )
     small = sizes <= most
     share = int(small.sum())
