@@ -55,7 +55,7 @@ def test_pairs_found_by_position(nodes, dim, seed):
     pos = 7 * torch.randn(nodes, dim, generator=generator).double()  # float32 is not exact enough to tell at the limit
     batch = torch.randint(3, (nodes,), generator=generator).sort().values
     target, source = near_pairs(pos, 2.5, batch=batch)
-    distance = torch.cdist(pos, pos, p=1)
+    distance = torch.cdist(pos, pos, p=2)
     near = (distance < 2.5) & (batch[:, None] == batch) & ~torch.eye(nodes, dtype=torch.bool)
     assert torch.equal(torch.stack([target, source]), near.nonzero().T)
 
@@ -64,7 +64,7 @@ def test_pairs_in_parts():
     """More candidates than are looked at together, and no more pairs than are asked for."""
     pos = torch.rand(1200, 2)
     target, source = near_pairs(pos, 1.0, max_pairs=1200)
-    near = (torch.cdist(pos, pos, p=1) < 1) & ~torch.eye(1200, dtype=torch.bool)
+    near = (torch.cdist(pos, pos, p=2) < 1) & ~torch.eye(1200, dtype=torch.bool)
     assert (target * 1200 + source).diff().min() > 0
     assert abs(len(target) - int(near.sum())) <= 10  # cdist rounds otherwise at the limit
     average = len(target) / 1200
