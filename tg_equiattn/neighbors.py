@@ -157,7 +157,7 @@ class Neighbors:
         self.pattern = Pattern(target.contiguous(), source.contiguous(), nodes, nodes)
         self._repeats: bool | None = None
         self._bins: dict[int, Pattern] = {}
-        self._incidence: Pattern | None = None
+        self._incidence: dict[int, tuple[Pattern, Tensor]] = {}
 
     @property
     def dim(self) -> int:
@@ -173,19 +173,28 @@ class Neighbors:
             self._repeats = bool((pairs.diff() == 0).any())
         return self._repeats
 
-    @property
-    def incidence(self) -> Pattern:
-        """Pairs by target: the relation of nodes to the pairs they are the target of."""
+    def incidence(self, heads: int) -> tuple[Pattern, Tensor]:
+        """The relation of nodes' heads, ``(N heads)``, to the pairs they are the target of; and where each of its
+        entries' weights lie among those of all pairs, ``(heads, E)`` flattened."""
         if torch.compiler.is_compiling():
-            return self._make_incidence()
-        if self._incidence is None:
+            return self._make_incidence(heads)
+        if heads not in self._incidence:
             with ordinary_tensors(self.offsets, *self.pattern.tensors):
-                self._incidence = self._make_incidence()
-        return self._incidence
+                self._incidence[heads] = self._make_incidence(heads)
+        return self._incidence[heads]
 
-    def _make_incidence(self) -> Pattern:
-        pairs = torch.arange(self.offsets.shape[0], device=self.offsets.device)
-        return Pattern(self.pattern.row, pairs, self.nodes, self.offsets.shape[0], pairs)
+    def _make_incidence(self, heads: int) -> tuple[Pattern, Tensor]:
+        row, crow, pairs = self.pattern.row, self.pattern.crow, self.offsets.shape[0]
+        node = row.repeat_interleave(heads, output_size=heads * pairs)
+        first, degree = crow[:-1][node], crow.diff()[node]
+        within = torch.arange(heads * pairs, device=row.device) - heads * first  # entries go by node, head, pair
+        head, pair = within // degree, first + within % degree
+        each = torch.arange(pairs, device=row.device)
+        first, degree = crow[:-1][row], crow.diff()[row]
+        along = torch.arange(heads, device=row.device)
+        order = (heads * first + each - first)[:, None] + along * degree[:, None]  # by pair, then head
+        pattern = Pattern(node * heads + head, pair, heads * self.nodes, pairs, order.flatten())
+        return pattern, head * pairs + pair
 
     def bins(self, max_distance: int) -> Pattern:
         """Sources by (target, Manhattan distance) bin, i * max_distance + d; a last bin takes every other pair."""

@@ -6,11 +6,14 @@ in space, joined where nearer than a distance that makes about eight neighbors. 
 TransformerConv     attention along edges only, no global context
 dense               torch's MultiheadAttention on a padded batch, as GPSConv(attn_type="multihead"); small graphs
 PyG Performer       as in GPSConv(attn_type="performer"), on a padded batch
-None                RelativePerformerConv without positions
-mlp, distance       with relative positions; near pairs shared among layers, as RelativeGPSBlock has them
+None                RelativePerformerConv without positions, method="features" here and in the next ones
+far offsets         the same with values="offset": offsets of all nodes, without near pairs
+mlp, distance       near pairs besides, shared among layers, as RelativeGPSBlock has them
 mlp, edges          the same from the edges, which are checked and sorted in every call
-mlp + values, distance + values
-pairs ...           the same with method="pairs"; small graphs only
+mlp + values, distance + values     with values="offset": offsets of near pairs and of all nodes
+pairs ...           the same with method="pairs", which "auto" takes here; small graphs only
+
+Ours and PyG's Performer have equal numbers of random features.
 
 Peak memory, forward and backward, is measured in a process for each layer; times in one for all layers of a load, which
 take turns after a warm-up, medians. In brackets: as a multiple of the quickest of dense attention and PyG's Performer.
@@ -49,10 +52,11 @@ from tqdm import tqdm
 
 from tg_equiattn.neighbors import near_pairs
 
-CHANNELS, HEADS, NEIGHBORS = 64, 4, 8
+CHANNELS, HEADS, NEIGHBORS, FEATURES = 64, 4, 8, 44  # PyG's number for this width
 LOADS = {"molecules": (128, 30), "100,000": (1, 100_000), "1,000,000": (1, 1_000_000)}
 OURS = {
-    "None": {"position": None},
+    "None": {"offset": None},
+    "far offsets": {"offset": None, "values": "offset"},
     "mlp": {"offset": "mlp"},
     "mlp, edges": {"offset": "mlp"},
     "distance": {"offset": "distance"},
@@ -85,7 +89,7 @@ def graphs(load: str, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch = torch.arange(count).repeat_interleave(sizes)
     side = (sizes.double() ** (1 / 3))[batch, None].float()  # one node in a unit of volume
     pos = torch.rand(len(batch), 3) * side
-    edges = torch.stack(near_pairs(pos, reach(), batch=batch, metric="euclidean")).flip(0)
+    edges = torch.stack(near_pairs(pos, reach(), batch=batch)).flip(0)
     return torch.randn(len(batch), CHANNELS).to(device), pos.to(device), batch.to(device), edges.to(device)
 
 
@@ -106,13 +110,13 @@ def prepare(variant: str, load: str, device: str):
         peer = PerformerAttention(CHANNELS, HEADS, head_channels=CHANNELS // HEADS)
         layer = Dense(dense if variant == "dense" else peer).to(device)
         return layer, lambda: layer(x, batch)
-    options = {"pos_dim": 3, **(OURS | PAIRS)[variant]}
-    options |= {"max_distance": reach()} if "offset" in options else {}
-    layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, check_batch=False, **options).to(device)
+    options = {"pos_dim": 3, "max_distance": reach(), "num_random_features": FEATURES, "method": "features"}
+    layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, **options | (OURS | PAIRS)[variant]).to(device)
+    layer.check_batch = False
     if variant.endswith("edges"):
-        return layer, lambda: layer(x, edges, pos=pos, batch=batch)
-    near = layer.neighbors(edges, None, pos, batch, num_nodes=len(x))
-    return layer, lambda: layer(x, batch=batch, batch_size=count, neighbors=near)
+        return layer, lambda: layer(x, edges, batch, pos=pos)
+    near = layer.neighbors(edges, batch, pos=pos, num_nodes=len(x))
+    return layer, lambda: layer(x, batch=batch, pos=pos, batch_size=count, neighbors=near)
 
 
 def memory(variant: str, load: str, device: str) -> dict:

@@ -189,7 +189,8 @@ def offset_value(attention, offset):
         features = [math.sin(math.pi * n * u) / (math.pi * n * u) if u else 1.0 for n in range(1, 17)]
         features = torch.tensor(features, dtype=offset.dtype, device=offset.device)
     else:
-        features = F.silu(values.first.weight @ (offset / k) + values.first.bias)
+        first = values.first if attention.offset == "table" else attention.positions.offset_bias.first
+        features = F.silu(first.weight @ (offset / k) + first.bias)
     return torch.einsum("r,hre->he", features, values.map)
 
 

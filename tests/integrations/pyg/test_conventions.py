@@ -149,9 +149,7 @@ def test_a_masked_edge_is_no_edge(make_conv, graph, equal, error):
     keep = torch.rand(count) < 0.5
     near = conv.neighbors(graph["edge_index"], None, graph["pos"], graph["batch"], num_nodes=32)
     conv.explain, conv._edge_mask, conv._apply_sigmoid = True, keep.double(), False
-    with pytest.raises(
-        ValueError, match=r"neighbors must come from this layer's neighbors\(\) where it is explained"
-    ):
+    with pytest.raises(ValueError, match=r"neighbors must come from this layer's neighbors\(\) where it is explained"):
         conv(graph["x"], batch=graph["batch"], neighbors=near)
     masked = conv(**graph)
     with pytest.raises(ValueError, match="edge_mask must have shape"):

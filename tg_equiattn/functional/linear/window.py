@@ -159,8 +159,16 @@ def _of_all_pairs(
         near = shares.of_near()
         pairs, itself, mapped = (t.to(near.dtype) for t in extra)
         near, own = near.split([neighbors.offsets.shape[0], neighbors.nodes], 1)
-        summed = edge_sum(near.contiguous(), pairs.expand(len(near), -1, -1), neighbors.incidence)
-        return out + ((summed + own[..., None] * itself) @ mapped).transpose(0, 1).to(out.dtype)
+        return out + (_pair_sums(near, pairs, neighbors) + own[..., None] * itself).matmul(mapped).transpose(0, 1).to(
+            out.dtype
+        )
+
+
+def _pair_sums(weights: Tensor, pairs: Tensor, neighbors: Neighbors) -> Tensor:
+    """Sums over each node's pairs of weights (heads, E) times what pairs have (E, r), (heads, N, r)."""
+    pattern, entries = neighbors.incidence(len(weights))
+    sums = edge_sum(weights.flatten()[None].index_select(1, entries), pairs[None], pattern)
+    return sums[0].unflatten(0, (-1, len(weights))).transpose(0, 1)
 
 
 def _by_features(
@@ -206,8 +214,7 @@ def _by_features(
         out = edge_sum(weights, v, pattern) + itself_weight * v + other * far
         if extra is not None:
             pairs, itself, mapped = (t.to(dtype) for t in extra)
-            summed = edge_sum(weights, pairs.expand(len(near), -1, -1), neighbors.incidence)
-            out = out + (summed + itself_weight * itself) @ mapped
+            out = out + (_pair_sums(weights, pairs, neighbors) + itself_weight * itself) @ mapped
         total = total[..., None] + own + other
         out, level = out / total, top + total.squeeze(-1).log()
     return out.transpose(0, 1).to(out_dtype), level.T

@@ -21,7 +21,7 @@ from .positions import Position
 if TYPE_CHECKING:
     from .nodes import Graphs
 
-OFFSETS: dict[str, Callable[[int, int, Any], nn.Module]] = {
+OFFSETS: dict[str, Callable[[int, int, Any], OffsetTable | OffsetMLP | OffsetDistance]] = {
     "table": OffsetTable,
     "mlp": OffsetMLP,
     "distance": OffsetDistance,
@@ -125,7 +125,7 @@ class WindowPosition(NearPosition):
         self.offset_bias = OFFSETS[offset](pos_dim, heads, unit)
         self.offset_values = None
         if values == "offset":
-            self.offset_values = OffsetValues(pos_dim, heads, head_channels, unit, self.invariant)
+            self.offset_values = OffsetValues(self.offset_bias, head_channels)
         self.edge_bias = None if edge_dim is None else nn.Linear(edge_dim, heads, bias=False)
         self.far_bias = nn.Parameter(torch.zeros(heads))
         if self.measures:
@@ -186,7 +186,8 @@ class WindowPosition(NearPosition):
     ) -> Tensor:
         offsets, features, extra = self._offsets(query, graphs), None, None
         if self.offset_values is not None:
-            features, itself = (self.offset_values(x) for x in (offsets, offsets.new_zeros(1, self.pos_dim)))
+            own = offsets.new_zeros(1, self.pos_dim)
+            features, itself = (self.offset_values(x, self.offset_bias) for x in (offsets, own))
             beside = value.shape[-1] - self.offset_values.map.shape[-1]  # positions, which stay as they are
             extra = PairValues(features, itself[0], nn.functional.pad(self.offset_values.map, (0, beside)))
         return window_attention_of_nodes(
@@ -206,9 +207,9 @@ class WindowPosition(NearPosition):
         return self._measured(offsets)
 
     def _biases(self, offsets: Tensor, graphs: Graphs, features: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Of pairs (heads, E), from the features of their values where these are radial, of nodes with themselves
+        """Of pairs (heads, E), from the features of their values where they share them, of nodes with themselves
         (heads, 1 or N), and of what random features reach (heads,)."""
-        known = () if features is None or not self.invariant else (features,)
+        known = () if features is None or self.whole_offsets else (features,)
         bias, itself = self.offset_bias(offsets, *known), self.offset_bias(offsets.new_zeros(1, self.pos_dim))
         if self.edge_bias is not None:
             of_edges, of_loops = graphs.neighbors.features, graphs.neighbors.self_features

@@ -184,7 +184,7 @@ def _small(
     if not readable(sizes):
         raise ValueError(
             f"method must be 'features' or 'pairs', or max_num_nodes at most {int(most)}, where sizes of graphs cannot "
-            f"be read, as within torch.compile; got 'auto', with max_num_nodes={max_num_nodes}"
+            "be read, as within torch.compile, got 'auto'"
         )
     small = sizes <= most
     share = int(small.sum())
@@ -241,7 +241,7 @@ def _refuse_periodic(neighbors: Neighbors, pos: Tensor) -> None:
     offsets, target, source = neighbors.offsets.detach().double(), neighbors.pattern.row, neighbors.pattern.col
     apart = (pos[source].detach().double() - pos[target].detach().double() - offsets).abs().amax(-1)
     apart = apart if neighbors.exists is None else apart[neighbors.exists]
-    if len(apart) and float(apart.max()) > 1e-3 * float(offsets.abs().max()) + 1e-5 * float(pos.abs().max()):
+    if len(apart) and float(apart.max()) > 1e-3 * float(offsets.abs().max()) + 1e-5 * float(pos.detach().abs().max()):
         raise ValueError(
             "edge_offset must be differences of pos with values='offset', which reaches all nodes, got others: in a "
             "periodic box far nodes have no offset; take values='content'"
