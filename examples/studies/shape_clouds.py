@@ -97,10 +97,8 @@ class CloudClassifier(nn.Module):
     def __init__(self, offset: str, channels: int, heads: int, classes: int) -> None:
         super().__init__()
         self.embed = nn.Linear(1, channels)
-        self.blocks = nn.ModuleList(
-            RelativeGPSBlock(channels, None, heads, pos_dim=3, offset=offset, values="offset", max_distance="auto")
-            for _ in range(4)
-        )
+        attention = {"pos_dim": 3, "offset": offset, "values": "offset", "max_distance": "auto", "method": "features"}
+        self.blocks = nn.ModuleList(RelativeGPSBlock(channels, None, heads, attn_kwargs=attention) for _ in range(4))
         self.head = MLP([2 * channels, 2 * channels, classes], norm=None)
 
     def forward(self, positions: Tensor, neighbors: list[Tensor]) -> Tensor:
@@ -111,7 +109,7 @@ class CloudClassifier(nn.Module):
             nodes = near.shape[1]
             x, pos = (part[:, :nodes].flatten(0, 1) for part in (x, positions))
             batch = torch.arange(count, device=x.device).repeat_interleave(nodes)
-            x = block(x, edges(near, nodes), pos=pos, batch=batch, batch_size=count).unflatten(0, (count, nodes))
+            x = block(x, edges(near, nodes), batch, pos=pos, batch_size=count).unflatten(0, (count, nodes))
         return self.head(torch.cat([x.mean(1), x.amax(1)], 1))
 
 
