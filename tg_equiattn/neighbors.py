@@ -121,11 +121,11 @@ class Neighbors:
         if offsets.ndim != 2 or offsets.shape[0] != target.shape[0]:
             raise ValueError(f"offsets must have shape ({target.shape[0]}, dim), got {tuple(offsets.shape)}")
         if offsets.is_complex() or offsets.dtype == torch.bool:
-            raise ValueError(f"offsets (edge_attr) must be real numbers, got {offsets.dtype}")
+            raise ValueError(f"offsets (edge_offset) must be real numbers, got {offsets.dtype}")
         offsets = offsets if offsets.is_floating_point() else offsets.long()
         free = checks.values_are_free(target)
         if checks.values_are_free(offsets) and not bool(offsets.isfinite().all()):
-            raise ValueError("offsets (edge_attr, or differences of pos) must be finite, got NaN or infinity")
+            raise ValueError("offsets (edge_offset, or differences of pos) must be finite, got NaN or infinity")
         if free and len(target):
             low = min(int(target.min()), int(source.min()))
             high = max(int(target.max()), int(source.max()))

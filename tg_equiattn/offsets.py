@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import checks
 
-GIVEN = "offsets (edge_attr) must be"  # how an error of offsets begins that came without positions
+GIVEN = "offsets (edge_offset) must be"  # how an error of offsets begins that came without positions
 
 
 def offsets_between(pos: Tensor, target: Tensor, source: Tensor, whole: bool) -> Tensor:
@@ -26,7 +26,7 @@ def whole_offsets(offsets: Tensor, pos: Tensor | None = None, what: str = "diffe
     """Offsets rounded to whole numbers, which tables and counted distances need.
 
     Args:
-        offsets: ``(E, dim)`` differences of ``pos``, or what stands in ``edge_attr``.
+        offsets: ``(E, dim)`` differences of ``pos``, or what stands in ``edge_offset``.
         pos: the positions, at whose size offsets are exact up to rounding: a grid shifted by 3.7 stays one.
         what: how an error begins.
 

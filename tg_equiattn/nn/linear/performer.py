@@ -17,7 +17,8 @@ from .positions import Position
 VALUES = ("content", "offset")
 RENAMED = {
     "num_features": "num_random_features",
-    "position": "offset=None for attention without near pairs; PositionalPerformerAttention has the others",
+    "position": "offset=None for attention without near pairs; PositionalPerformerAttention (PyG: "
+    "PositionalPerformerConv) has the others",
     "position_heads": "PositionalPerformerAttention, whose position heads are half of the heads",
     "scale": "none: it is 1 / sqrt(d)",
     "bias": "none: the output has a bias",
