@@ -142,7 +142,7 @@ class OffsetTable(nn.Module):
         inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # neither NaN nor infinity is
         if checks.values_are_free(offsets) and not bool(inside.all()):
             raise ValueError(
-                f"offsets (edge_attr, or differences of pos) must be below max_distance={self.max_distance} on every "
+                f"offsets (edge_offset, or differences of pos) must be below max_distance={self.max_distance} on every "
                 f"axis, got {offsets.min()} to {offsets.max()}"
             )
         whole = torch.where(inside[:, None], whole, torch.zeros_like(whole)).long()
