@@ -33,8 +33,10 @@ LOCAL = {
 @pytest.fixture
 def make(randomise):
     def make(local="GINEConv", **options):
-        options = {"num_features": 19, "offset": "mlp", "max_distance": 2.5, **options}
-        return randomise(RelativeGPSBlock(CHANNELS, LOCAL[local](), HEADS, **options), 0.4).double().eval()
+        attention = {"num_random_features": 19, "offset": "mlp", "max_distance": 2.5, "method": "features"}
+        attention |= options.pop("attention", {})
+        block = RelativeGPSBlock(CHANNELS, LOCAL[local](), HEADS, attn_kwargs=attention, **options)
+        return randomise(block, 0.4).double().eval()
 
     return make
 
@@ -92,7 +94,7 @@ def test_any_local_layer(local, make, graph, error):
 
 
 def test_bonds_reach_the_attention_with_edge_dim(make, graph, error):
-    with_bonds, without = make("None", edge_dim=BONDS), make("None")
+    with_bonds, without = make("None", attention={"edge_dim": BONDS}), make("None")
     other = {**graph, "edge_attr": graph["edge_attr"].flip(0)}
     assert error(with_bonds(**other), with_bonds(**graph)) > 1e-3
     with pytest.raises(ValueError, match="edge_attr must be None: neither None nor"):
@@ -103,9 +105,9 @@ def test_near_pairs_are_shared(make, graph, equal, error):
     """The same pairs once for all blocks, or others than messages pass along."""
     block = make()
     out = block(**graph)
-    near = block.neighbors(*(graph[name] for name in ("edge_index", "edge_attr", "pos", "batch")), num_nodes=32)
+    near = block.neighbors(*(graph[name] for name in ("edge_index", "batch", "edge_attr", "pos")), num_nodes=32)
     equal(block(**graph, neighbors=near), out)
-    fewer = block.neighbors(graph["edge_index"][:, ::2], None, graph["pos"], graph["batch"], num_nodes=32)
+    fewer = block.neighbors(graph["edge_index"][:, ::2], graph["batch"], pos=graph["pos"], num_nodes=32)
     assert error(block(**graph, neighbors=fewer), out) > 1e-3
 
 
@@ -143,12 +145,12 @@ def test_compiles(make, graph, equal):
         ("heads must divide", {"heads": 5}, {}),
         ("dropout must be", {"dropout": 1.5}, {}),
         (r"edge_attr must be None: neither GCNConv\(12, 12\)", {"conv": pyg.GCNConv(12, 12)}, {}),
-        ("edge_attr must hold a row for each", {}, {"edge_attr": torch.zeros(32, dtype=torch.long)}),
-        ("pos or edge_attr must be given", {}, {"pos": None}),
+        ("edge_weight must not be given where conv is None", {"conv": None}, {"edge_attr": None, "edge_weight": 1}),
+        ("pos or edge_offset must be given", {}, {"pos": None}),
     ],
 )
 def test_bad_arguments(message, options, arguments, graph):
-    options = {"conv": LOCAL["GINEConv"](), "heads": HEADS, "offset": "mlp", **options}
+    options = {"conv": LOCAL["GINEConv"](), "heads": HEADS, "attn_kwargs": {"offset": "mlp"}, **options}
     with pytest.raises(ValueError, match=message):
         RelativeGPSBlock(CHANNELS, **options).double()(**{**graph, **arguments})
 
