@@ -63,6 +63,20 @@ def test_an_edge_given_twice_counts_twice(make_conv, arbitrary_graphs, equal, er
     equal(conv(data.x, edges, edge_offset=offset), twice)
 
 
+@pytest.mark.parametrize("method", ["features", "pairs"])
+def test_more_edges_than_pairs(method, make_conv, equal):
+    """Four times each way round a triangle: as log 4 on the bias."""
+    x, pos = torch.randn(3, 12).double().requires_grad_(), torch.randn(3, 2).double()
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    conv = make_conv(edge_dim=1, offset="mlp", values="offset", method=method)
+    with torch.no_grad():
+        conv.attention.positions.edge_bias.weight.fill_(math.log(4))
+    often = conv(x, edges.repeat(1, 4), edge_attr=torch.zeros(12, 1).double(), pos=pos)
+    heavy = conv(x, edges, edge_attr=torch.ones(3, 1).double(), pos=pos)
+    equal(often, heavy)
+    equal(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (often, heavy)), 1e-10)
+
+
 @pytest.mark.parametrize("joined", [True, False], ids=["edges", "found"])
 def test_translation(on_device, joined, near_conv, point_graphs, error):
     """Exact for any draw of the features, though the draws differ, and for each graph's own translation."""
