@@ -15,7 +15,8 @@ def offsets_between(pos: Tensor, target: Tensor, source: Tensor, whole: bool) ->
     offsets = pos[source] - pos[target]
     if not whole or not offsets.is_floating_point():
         return offsets
-    if checks.values_are_free(pos) and pos.numel() and torch.finfo(pos.dtype).eps * float(pos.abs().max()) >= 2:
+    free = checks.values_are_free(pos) and pos.numel()
+    if free and torch.finfo(pos.dtype).eps * float(pos.detach().abs().max()) >= 2:
         raise ValueError(
             f"pos must be float64 so far from the origin, where {pos.dtype} does not tell whole numbers apart"
         )

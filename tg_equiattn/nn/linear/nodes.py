@@ -238,8 +238,9 @@ def _refuse_periodic(neighbors: Neighbors, pos: Tensor) -> None:
     """Raise ValueError where offsets are not the differences of positions, as across the border of a periodic box."""
     if not (checks.values_are_free(pos) and checks.values_are_free(neighbors.offsets)):
         return
-    offsets, target, source = neighbors.offsets.detach().double(), neighbors.pattern.row, neighbors.pattern.col
-    apart = (pos[source].detach().double() - pos[target].detach().double() - offsets).abs().amax(-1)
+    given, pos = neighbors.offsets.detach(), pos.detach()
+    target, source = neighbors.pattern.row, neighbors.pattern.col
+    apart = (pos[source].double() - pos[target].double() - given.double()).abs().amax(-1)
     apart = apart if neighbors.exists is None else apart[neighbors.exists]
     if len(apart) and float(apart.max()) > 1e-3 * float(offsets.abs().max()) + 1e-5 * float(pos.detach().abs().max()):
         raise ValueError(
