@@ -197,6 +197,34 @@ def test_bad_options(make, message):
 
 
 @pytest.mark.parametrize(
+    ("name", "now"),
+    [
+        ("num_features", "num_random_features"),
+        ("position", "offset=None .* PositionalPerformerConv"),
+        ("position_heads", "PositionalPerformer.* half of the heads"),
+        ("scale", "none"),
+        ("bias", "none"),
+        ("check_batch", "the attribute check_batch"),
+        ("process_group", "the attribute process_group"),
+    ],
+)
+def test_renamed_arguments(name, now):
+    """Whatever their value: they are not passed on in silence."""
+    for value in (None, 3, "window"):
+        with pytest.raises(ValueError, match=f"{name} is no argument of RelativePerformerConv: it is now {now}"):
+            RelativePerformerConv(11, 35, 5, **{name: value})
+        with pytest.raises(ValueError, match=f"{name} is no argument of RelativePerformerConv: it is now {now}"):
+            RelativeGPSBlock(35, None, 5, attn_kwargs={name: value})
+
+
+@pytest.mark.parametrize("name", ["neighbours", "grid", "edge_weight", "offset"])
+def test_names_that_a_call_has_not(name):
+    for position in ("window", "clipped"):
+        with pytest.raises(TypeError, match=name):
+            call(position, **{name: GRID})
+
+
+@pytest.mark.parametrize(
     "data",
     [
         Data(),

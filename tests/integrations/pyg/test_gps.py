@@ -23,6 +23,7 @@ LOCAL = {
     "GATv2Conv": lambda: pyg.GATv2Conv(CHANNELS, CHANNELS // HEADS, HEADS, edge_dim=BONDS),
     "TransformerConv": lambda: pyg.TransformerConv(CHANNELS, CHANNELS // HEADS, HEADS, edge_dim=BONDS),
     "GCNConv": lambda: pyg.GCNConv(CHANNELS, CHANNELS),
+    "GraphConv": lambda: pyg.GraphConv(CHANNELS, CHANNELS),
     "SAGEConv": lambda: pyg.SAGEConv(CHANNELS, CHANNELS),
     "PointTransformerConv": lambda: pyg.PointTransformerConv(CHANNELS, CHANNELS, torch.nn.Linear(2, CHANNELS)),
     "ResGatedGraphConv": lambda: pyg.ResGatedGraphConv(CHANNELS, CHANNELS, edge_dim=BONDS),
@@ -99,6 +100,55 @@ def test_bonds_reach_the_attention_with_edge_dim(make, graph, error):
     assert error(with_bonds(**other), with_bonds(**graph)) > 1e-3
     with pytest.raises(ValueError, match="edge_attr must be None: neither None nor"):
         without(**graph)
+
+
+@pytest.mark.parametrize("local", ["GCNConv", "GraphConv"])
+def test_keywords_of_the_local_layer(local, make, graph, equal, error):
+    """Weights of edges reach its messages, and attention does not see them."""
+    block, given = make(local), {**graph, "edge_attr": None}
+    weight = torch.rand(graph["edge_index"].shape[1], dtype=torch.float64) + 0.5
+    out, ones = block(**given, edge_weight=weight), torch.ones_like(weight)
+    equal(block(**given, edge_weight=ones), block(**given))
+    assert error(out, block(**given)) > 1e-3
+    x, conv = graph["x"], block.conv
+    block.conv = Given(conv(x, graph["edge_index"], edge_weight=weight))
+    equal(block(**given), out)
+    with pytest.raises(TypeError, match="edge_wight"):
+        make(local)(**given, edge_wight=weight)
+    with pytest.raises(ValueError, match="edge_weight must not be given where conv is None"):
+        make("None")(**given, edge_weight=weight)
+
+
+class Given(torch.nn.Module):
+    """In place of a layer: its output."""
+
+    def __init__(self, out):
+        super().__init__()
+        self.out = out
+
+    def forward(self, x, edge_index):
+        return self.out
+
+
+def test_dropout_is_of_the_parts_and_of_weights(make, graph, equal, error):
+    """Of the outputs of parts by the block's, of weights by the attention's own; neither in eval."""
+    for options in ({"dropout": 0.5}, {"attention": {"dropout": 0.5}}):
+        block = make(**options)
+        expected = make(**options)
+        expected.load_state_dict(block.state_dict())
+        equal(block(**graph), expected(**graph), 0)
+        block.norm1 = block.norm2 = block.norm3 = None
+        still = block(**graph)
+        assert error(block.train()(**graph), still) > 1e-2
+    assert block.attention.attention.dropout == 0.5
+    assert make(dropout=0.5).attention.attention.dropout == 0.0
+
+
+def test_offsets_of_edges(make, graph, equal):
+    """In place of positions, for the attention; messages of the local layer do not get them."""
+    block, (source, target) = make(), graph["edge_index"]
+    offset = graph["pos"][source] - graph["pos"][target]
+    equal(block(**{**graph, "pos": None}, edge_offset=offset), block(**graph))
 
 
 def test_near_pairs_are_shared(make, graph, equal, error):
