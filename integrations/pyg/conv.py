@@ -201,7 +201,8 @@ class RelativePerformerConv(KernelAttentionConv):
         redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`None`)
         method (str, optional): :obj:`"features"`, in linear time; :obj:`"pairs"`: softmax attention over all pairs of a
             graph, whose weights the features estimate; or :obj:`"auto"`: pairs for each graph of at most twice as many
-            nodes as there are features, features for the others. (default: :obj:`"auto"`)
+            nodes as there are features, features for the others. What is learned for one does not hold for the other:
+            where sizes of training and test lie on both sides, choose one. (default: :obj:`"auto"`)
         dropout (float, optional): Dropout probability of the weights of near pairs, and of whole keys among all.
             (default: :obj:`0.0`)
         **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.

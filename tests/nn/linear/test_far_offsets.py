@@ -217,6 +217,17 @@ def test_weights_of_graphs_of_all_sizes(make):
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
+def test_another_way_than_in_training_is_said_once(make):
+    layer = make("no near pairs", method="auto").train()
+    sizes = {nodes: torch.randn(nodes, CHANNELS).double() for nodes in (20, 30)}
+    layer(sizes[20], pos=sizes[20][:, :DIM])
+    layer.eval()
+    layer(sizes[20], pos=sizes[20][:, :DIM])
+    with pytest.warns(UserWarning, match="method='auto' takes random features for graphs of this size"):
+        layer(sizes[30], pos=sizes[30][:, :DIM])
+    layer(sizes[30], pos=sizes[30][:, :DIM])  # warnings are errors in these tests
+
+
 def test_sizes_that_cannot_be_read_are_refused(make):
     layer = make("no near pairs", method="auto")
     x, pos, batch = torch.randn(40, CHANNELS).double(), torch.randn(40, DIM).double(), torch.arange(40) // 20

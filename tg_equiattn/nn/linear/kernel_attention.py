@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, cast
 
 import torch
@@ -63,6 +64,7 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
         self.value = _linear(in_channels, out_channels)
         self.out = nn.Linear(out_channels, out_channels)
         self.features, self._most = None, math.inf
+        self._learned_from: set[bool] = set()  # whether graphs in training had their pairs, or features, or both
         if method != "pairs":
             count = max(FEATURES, int(d * math.log(d))) if num_random_features is None else num_random_features
             self.features = RandomFeatures(count, d + positions.extra_channels, redraw_interval)
@@ -117,6 +119,8 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
             batch_size=batch_size, pos=pos, grid=grid, neighbors=neighbors, aggregate=aggregate, most=self._most,
             max_num_nodes=max_num_nodes, ranks=self.ranks,
         )  # fmt: skip
+        if self.method == "auto" and not torch.compiler.is_compiling():
+            self._watch({graphs.pairs for graphs in nodes.graphs})
         projection = None if self.features is None else self.features()
         if not x.numel() and self.ranks is None:  # this counted a training step, as on ranks that have nodes
             out = self.out(self.value(x))
@@ -143,6 +147,19 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
                 for graphs in nodes.graphs
             ])  # fmt: skip
         return _returned(nodes.restore(out), weights, vectors, return_vectors)
+
+    def _watch(self, now: set[bool]) -> None:
+        """Warn once where graphs are attended to in a way that training has not seen."""
+        if self.training:
+            self._learned_from |= now
+        elif self._learned_from and not now <= self._learned_from:
+            self._learned_from |= now
+            warnings.warn(
+                f"method='auto' takes {'pairs' if True in now else 'random features'} for graphs of this size, and "
+                "took the other for all graphs of training, which is another function: train and test with "
+                "method='features', or 'pairs'",
+                stacklevel=4,
+            )
 
     def _means(
         self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, graphs: Graphs

@@ -242,7 +242,8 @@ def _refuse_periodic(neighbors: Neighbors, pos: Tensor) -> None:
     target, source = neighbors.pattern.row, neighbors.pattern.col
     apart = (pos[source].double() - pos[target].double() - given.double()).abs().amax(-1)
     apart = apart if neighbors.exists is None else apart[neighbors.exists]
-    if len(apart) and float(apart.max()) > 1e-3 * float(offsets.abs().max()) + 1e-5 * float(pos.detach().abs().max()):
+    rounding = 16 * max((torch.finfo(t.dtype).eps for t in (pos, given) if t.is_floating_point()), default=0.0)
+    if len(apart) and float(apart.max()) > 1e-3 * float(given.abs().max()) + rounding * float(pos.abs().max()):
         raise ValueError(
             "edge_offset must be differences of pos with values='offset', which reaches all nodes, got others: in a "
             "periodic box far nodes have no offset; take values='content'"

@@ -66,7 +66,8 @@ class PerformerAttention(KernelAttention):
         redraw_interval: training steps between draws of the random features; ``None`` means none by itself.
         method: ``"features"``, in linear time; ``"pairs"``, in time and memory that grow as the square of a graph's
             nodes; or ``"auto"``: pairs for each graph of at most 2 m nodes, features for the others. The two are
-            different functions: an output jumps where a graph grows beyond 2 m nodes.
+            different functions, and what is learned for one does not hold for the other: where graphs of training and
+            test lie on both sides of 2 m, choose one.
         dropout: probability of dropping, in training, the weights of near pairs, and of far ones whole keys.
 
     Attributes:
