@@ -44,8 +44,8 @@ data = next(iter(DataLoader(graphs, batch_size=8)))
 print(tuple(conv(data.x, data.edge_index, data.batch, pos=data.pos).shape), "of 8 graphs of 64 nodes")
 
 # %%
-# Where every graph is all pixels of one image size, the grid as ``neighbors`` stands for edges and positions, and is fastest. The
-# result is the same.
+# Where every graph is all pixels of one image size, the grid as ``neighbors`` stands for edges and positions, and is
+# fastest. The result is the same.
 
 grid = to_graph.grid(8, 8)
 with torch.no_grad():

@@ -155,9 +155,9 @@ class WindowPosition(NearPosition):
         return lengths / self.length.to(lengths.dtype) if self.measures and self._is_known() else lengths
 
     def measure(self, near: Neighbors) -> None:
-        if not self.measures or not len(near.offsets) or self._is_known():
+        if not self.measures or self._is_known() or not (len(near.offsets) or self.offset_values):
             return
-        if torch.compiler.is_compiling() or not self.training:
+        if torch.compiler.is_compiling() or not self.training or not len(near.offsets):
             raise ValueError(
                 "max_distance='auto' must have seen edges in training first: call the layer once in training mode, "
                 "outside torch.compile, or give a number"

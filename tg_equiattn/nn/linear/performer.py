@@ -70,8 +70,8 @@ class PerformerAttention(KernelAttention):
             test lie on both sides of 2 m, choose one.
         dropout: probability of dropping, in training, the weights of near pairs, and of far ones whole keys.
 
-    Set the attribute ``process_group`` to one of :mod:`torch.distributed` among whose processes the nodes of every graph
-    are shared (see :doc:`/shared_graphs`); with ``offset=None``, and not with ``"pairs"``.
+    Set the attribute ``process_group`` to one of :mod:`torch.distributed` among whose processes the nodes of every
+    graph are shared (see :doc:`/shared_graphs`); with ``offset=None``, and not with ``"pairs"``.
 
     Shapes:
         dense ``(B, N, in_channels)`` -> ``(B, N, out_channels)``; ragged ``(N, in_channels)`` -> ``(N, out_channels)``.
