@@ -21,6 +21,11 @@ take turns after a warm-up, medians. In brackets: as a multiple of the quickest 
     python examples/benchmarks/graph_attention.py                         # some minutes
     python examples/benchmarks/graph_attention.py --loads molecules
     python examples/benchmarks/graph_attention.py --device cuda
+    python examples/benchmarks/graph_attention.py --crossover             # pairs and features by the size of graphs
+
+``--crossover`` measures when all pairs of a graph take as long as random features do, forward and backward, and how far
+off features are in a new layer, of 1,000 nodes: the root mean square error of its outputs, as a share of how much
+outputs of nodes differ, in the mean of 16 draws.
 """
 
 from __future__ import annotations
@@ -135,15 +140,75 @@ def seconds(variants: list[str], load: str, direction: str, repeats: int, device
     return in_turn(calls, repeats, 1, device)
 
 
+def crossover(nodes: int, features: int, repeats: int, device: str) -> list[float]:
+    """Seconds by pairs and by features, forward and backward, of graphs of so many nodes, some 8,000 together: with far
+    offsets alone, and with near pairs besides."""
+    count = max(1, 8192 // nodes)
+    batch = torch.arange(count, device=device).repeat_interleave(nodes)
+    x, pos = torch.randn(len(batch), CHANNELS, device=device), torch.rand(len(batch), 3) * nodes ** (1 / 3)
+    edges = torch.stack(near_pairs(pos, reach(), batch=batch.cpu())).flip(0).to(device)
+    pos, calls = pos.to(device), []
+    for name in ("far offsets", "distance + values"):
+        for method in ("pairs", "features"):
+            options = {"pos_dim": 3, "max_distance": reach(), "num_random_features": features, "method": method}
+            layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, **options | OURS[name]).to(device)
+            layer.check_batch = False
+            near = layer.neighbors(edges, batch, pos=pos, num_nodes=len(x))
+
+            def call(layer=layer, near=near) -> Tensor:
+                return layer(x, batch=batch, pos=pos, batch_size=count, neighbors=near)
+
+            calls.append(step(layer, call, True))
+    return in_turn(calls, repeats, 1, device)
+
+
+@torch.no_grad()
+def error(name: str, features: int, nodes: int = 1000, draws: int = 16) -> float:
+    """Of a new layer's outputs, by so many features."""
+    pos, x, found = torch.rand(nodes, 3) * nodes ** (1 / 3), torch.randn(nodes, CHANNELS), []
+    edges = torch.stack(near_pairs(pos, reach())).flip(0)
+    options = {"pos_dim": 3, "max_distance": reach(), "num_random_features": features, **OURS[name]}
+    for _ in range(draws):
+        layers = [RelativePerformerConv(CHANNELS, CHANNELS, HEADS, **options, method=m) for m in ("pairs", "features")]
+        layers[1].load_state_dict(layers[0].state_dict(), strict=False)
+        exact, estimate = (layer(x, edges, torch.zeros(nodes, dtype=torch.long), pos=pos) for layer in layers)
+        found.append(float(((estimate - exact).square().mean() / (exact - exact.mean(0)).square().mean()).sqrt()))
+    return sum(found) / draws
+
+
+def crossovers(options: argparse.Namespace) -> None:
+    """The table of ``--crossover``."""
+    counts, sizes = (32, 64, 128), (32, 64, 96, 128, 192, 256, 512)
+    rows = ["time by pairs as a multiple of that by random features, far offsets alone / near pairs besides:", ""]
+    rows += table(["nodes of a graph", *(f"{m} features" for m in counts)])
+    for nodes in tqdm(sizes, desc="sizes"):
+        cells = []
+        for m in counts:
+            times = crossover(nodes, m, options.repeats, options.device)
+            cells.append(f"{times[0] / times[1]:.2f} / {times[2] / times[3]:.2f}")
+        rows.append(f"| {nodes} | {' | '.join(cells)} |")
+    rows += ["", f"error of features in a new layer, heads of {CHANNELS // HEADS}:", ""]
+    rows += table(["features", "without near pairs", "with near pairs"])
+    torch.manual_seed(0)
+    for m in (16, 32, 64, 128, 256, 512):
+        off = (f"{100 * error(name, m):.0f} %" for name in ("None", "distance + values"))
+        rows.append(f"| {m} | {' | '.join(off)} |")
+    report(machine(options.device), rows, options.output)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--crossover", action="store_true")
     add_arguments(parser, "out/benchmarks/graph_attention.md")
     options = parser.parse_args()
     if options.measure:
         what, *arguments = json.loads(options.measure)
         print(json.dumps({"memory": memory, "seconds": seconds}[what](*arguments)))
+        return
+    if options.crossover:
+        crossovers(options)
         return
 
     rows = []
