@@ -172,7 +172,8 @@ def batches(part: Part, limit: int | None, size: int, settings: PixelGraphs, see
 
 def predict(model: PixelGraphClassifier, data: Batch) -> tuple[Tensor, Tensor]:
     """Logits and labels of a batch of graphs."""
-    return model(data.x, data.edge_index, data.batch, data.pos, batch_size=data.num_graphs), data.y
+    given = {"edge_offset": data.edge_offset, "batch_size": data.num_graphs}
+    return model(data.x, data.edge_index, data.batch, data.pos, **given), data.y
 
 
 def build(in_channels: int, settings: PixelGraphs) -> PixelGraphClassifier:

@@ -92,7 +92,7 @@ def test_accuracies_at_shifts_count(pixels):
     images[:, :, :, 4] = 1
 
     class Column(torch.nn.Module):
-        def forward(self, x, edge_index, edge_attr, pos, batch, batch_size):
+        def forward(self, x, edge_index, batch, pos, edge_offset, batch_size):
             bright = x.view(batch_size, 10, 10)[:, 0, 5]
             return torch.stack([1 - bright, bright], 1)
 
