@@ -27,7 +27,7 @@ class PixelGraph(BaseTransform):
     Args:
         max_distance (float, optional): Pixels at a smaller Manhattan distance are joined. (default: :obj:`6`)
         periodic (bool, optional): If set to :obj:`True`, opposite borders of the image touch, and offsets are the
-            shortest ones. (default: :obj:`False`)
+            shortest ones: give layers :obj:`edge_offset`, which positions do not tell. (default: :obj:`False`)
         spacing (float or tuple, optional): Of pixels, in the unit of :obj:`pos` and :obj:`max_distance`: one number, or
             one for each axis, in the order of the image's. Layers with tables of offsets need :obj:`1`.
             (default: :obj:`1`)

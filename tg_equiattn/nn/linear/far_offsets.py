@@ -35,9 +35,10 @@ class FarOffsets(nn.Module):
         nn.init.zeros_(self.map.weight)
 
     def forward(self, means: Tensor) -> Tensor:
-        if not self.invariant:
-            return self.map(means.flatten(1))
         with full_precision(means.device):
+            means = means.to(self.map.weight.dtype)
+            if not self.invariant:
+                return self.map(means.flatten(1))
             first, second = self.pairs
             products = (means @ means.mT)[:, first, second]
             return self.map(products * (1 + products.square()) ** -0.25)

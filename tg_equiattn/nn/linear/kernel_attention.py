@@ -138,8 +138,8 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
         vectors = None
         if self.far_offsets is not None:
             vectors = nodes.joined([vectors for _, vectors in means])
-            out = out + self.far_offsets(self.positions.in_units(vectors).to(self.out.weight.dtype)).to(out.dtype)
-            vectors = nodes.restore(vectors.to(out.dtype)) if return_vectors else None
+            out = out + self.far_offsets(self.positions.in_units(vectors)).to(out.dtype)
+            vectors = nodes.restore(vectors.to(self.out.weight.dtype)) if return_vectors else None
         weights = None
         if return_attention_weights:
             weights = nodes.joined_weights([
