@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tg_equiattn.grids import PixelGrid
@@ -48,7 +48,16 @@ def test_grid_neighbors_are_those_of_every_copy():
     assert grid.neighbors(2) is near
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.fixture(params=["tree", "cells"])
+def search(request, monkeypatch):
+    """How near pairs are searched for: by scipy's tree, and where it is not installed."""
+    if request.param == "tree":
+        pytest.importorskip("scipy")
+    monkeypatch.setattr("tg_equiattn.neighbors._HAS_SCIPY", request.param == "tree")
+
+
+@pytest.mark.usefixtures("search")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 40), st.integers(1, 3), st.integers(0, 2**20))
 def test_pairs_found_by_position(nodes, dim, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -60,6 +69,7 @@ def test_pairs_found_by_position(nodes, dim, seed):
     assert torch.equal(torch.stack([target, source]), near.nonzero().T)
 
 
+@pytest.mark.usefixtures("search")
 def test_pairs_in_parts():
     """More candidates than are looked at together, and no more pairs than are asked for."""
     pos = torch.rand(1200, 2)
@@ -73,6 +83,7 @@ def test_pairs_in_parts():
         near_pairs(pos, 1.0, max_pairs=int(average))
 
 
+@pytest.mark.usefixtures("search")
 def test_pairs_at_the_same_place_and_far_away():
     pos = torch.tensor([[0.0, 0], [0, 0], [1e6, -1e6], [1e6, -1e6 + 1]])
     target, source = near_pairs(pos, 2)
@@ -170,6 +181,7 @@ def test_pairs_of_other_nodes(nodes, dim):
         near.check_nodes(nodes, dim)
 
 
+@pytest.mark.usefixtures("search")
 def test_many_dimensions():
     """Cells have three axes at most."""
     pos = torch.randn(60, 12, dtype=torch.float64)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 
 import torch
 from torch import Tensor
 
 from . import checks
-from .cells import METRICS, CellPairs
+from .cells import METRICS, CellPairs, tree_pairs
 from .kept import ordinary_tensors
 from .offsets import GIVEN, whole_offsets
 
+_HAS_SCIPY = importlib.util.find_spec("scipy") is not None
 MAX_PAIRS = 1000  # a node, on average: more near pairs than that are not found from positions unasked
 
 
@@ -264,8 +266,9 @@ def near_pairs(
 ) -> tuple[Tensor, Tensor]:
     r"""Pairs of nodes of the same graph closer than ``max_distance``, in time linear in nodes at bounded density.
 
-    Nodes are sorted into cells of side ``max_distance``; only neighbouring cells are compared. Shapes depend on
-    values, so this runs outside torch.compile only, and waits for the device on CUDA.
+    On the CPU by scipy's k-d tree, where it is installed; elsewhere nodes are sorted into cells of side
+    ``max_distance``, and only neighbouring cells are compared. Shapes depend on values, so this runs outside
+    torch.compile only, and waits for the device on CUDA.
 
     Args:
         pos: ``(N, dim)`` positions. In float32 they are exact to about 1e-7 of their size: give those far from the
@@ -294,17 +297,27 @@ def near_pairs(
         empty = torch.zeros(0, dtype=torch.int64, device=pos.device)
         return empty, empty
     checks.choice("metric", metric, METRICS)
+    refusal = (
+        f"pos has more than {max_pairs} pairs a node at distances below {max_distance} among {nodes} nodes, so that "
+        "attention to near pairs would not be linear: give edge_index (or neighbors), take a smaller max_distance, or "
+        "scale pos"
+    )
+    if _HAS_SCIPY and checks.values_are_free(pos) and bool(pos.isfinite().all()):
+        _, pairs = tree_pairs(pos.detach(), max_distance, batch, metric, max_pairs * nodes)
+        if pairs is None:
+            raise ValueError(refusal)
+        return _sorted(pairs, nodes)
     candidates = CellPairs(pos.detach(), max_distance, batch, METRICS[metric])
     if candidates.count > max_pairs * nodes:
         found = 0
         for target, _ in candidates.near():
             found += len(target)
             if found > max_pairs * nodes:
-                raise ValueError(
-                    f"pos has more than {max_pairs} pairs a node at distances below {max_distance} among {nodes} "
-                    "nodes, so that attention to near pairs would not be linear: give edge_index (or neighbors), take "
-                    "a smaller max_distance, or scale pos"
-                )
-    pairs = torch.cat([torch.stack(pair) for pair in candidates.near()], 1)
+                raise ValueError(refusal)
+    return _sorted(torch.cat([torch.stack(pair) for pair in candidates.near()], 1), nodes)
+
+
+def _sorted(pairs: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """Targets and sources, sorted by target."""
     pairs = pairs[:, torch.argsort(pairs[0] * nodes + pairs[1])]
     return pairs[0], pairs[1]

@@ -157,11 +157,13 @@ class WindowPosition(NearPosition):
     def measure(self, near: Neighbors) -> None:
         if not self.measures or self._is_known() or not (len(near.offsets) or self.offset_values):
             return
-        if torch.compiler.is_compiling() or not self.training or not len(near.offsets):
+        if torch.compiler.is_compiling() or not self.training:
             raise ValueError(
                 "max_distance='auto' must have seen edges in training first: call the layer once in training mode, "
                 "outside torch.compile, or give a number"
             )
+        if not len(near.offsets):
+            return
         with torch.no_grad():
             lengths = torch.linalg.vector_norm(near.offsets.double(), dim=-1)
             mean = _REACH * (lengths if near.exists is None else lengths[near.exists]).mean()
