@@ -19,10 +19,10 @@ def batch_of(sizes):
 
 MANY = (5, 9), (3, 4, 6), (1, 8, 9, 4), (3, 3, 3, 3, 3, 3)
 ONE = (6,), (17,)
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("mlp", "pairs", "block")]
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("mlp", "mlp values", "pairs", "block")]
 
 
-@pytest.mark.parametrize("kind", ["mlp values", "auto", *SLOW])
+@pytest.mark.parametrize("kind", ["auto", *SLOW])
 def test_compilations(kind, make_conv):
     """One for batches of several graphs of any sizes, one for single graphs; and one more at first where the sizes are
     not known to change."""

@@ -240,9 +240,9 @@ def test_sizes_that_cannot_be_read_are_refused(make):
 
 @pytest.mark.parametrize("method", ["features", "pairs"])
 def test_dropout(kind, method, make, cloud):
-    """Of weights: in training outputs stay the same under translations, and are right in the mean of many draws."""
+    """Of weights, in training: outputs stay the same under translations."""
     layer, (x, pos, batch, call) = make(kind, dropout=0.4, method=method), cloud
-    expected, vectors = call(layer, x, pos, return_vectors=True)
+    expected = call(layer, x, pos)
     layer.train()
     moves = torch.randn(3, DIM).double()[batch]
     torch.manual_seed(3)
@@ -252,11 +252,6 @@ def test_dropout(kind, method, make, cloud):
     for got, wanted in zip(moved, once, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
     assert (once[0] - expected).abs().max() > 1e-2
-    with torch.no_grad():
-        draws = torch.stack([call(layer, x, pos, return_vectors=True)[1] for _ in range(1500)])
-    apart = (draws.mean(0) - vectors) / (draws.std(0) / len(draws) ** 0.5 + 1e-9)
-    assert apart.abs().max() < 6
-    assert draws.std() > 1e-2
 
 
 def test_periodic_offsets_are_refused(make):
