@@ -63,6 +63,7 @@ import matplotlib.pyplot as plt
 TRAINING, VALIDATION, TEST = 45, 46, 47  # seeds of the graphs, which do not depend on the seed of training
 FAR = 100.0  # that test graphs are moved by on both axes
 TIMES = 2, 4  # the nodes of training
+LARGER = tuple(f"{times} times the nodes" for times in TIMES)
 FEATURES, DRAWS = 256, 4  # random features, and how many draws of them training sees
 REACH = 3.0  # near pairs' offsets are divided by it; in the unit of positions, about two edges
 Task = Literal["displacement", "distance"]
@@ -80,7 +81,7 @@ class DepotsStudy(Settings):
 
     STUDY: ClassVar[str] = "depots"
     SWEEP: ClassVar[tuple[str, ...]] = ("tasks", "models", "seeds")
-    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs")
 
     tasks: tuple[Task, ...] = ("displacement",)
     """what to predict"""
@@ -248,7 +249,7 @@ def measures(model: Scaled, settings: DepotsStudy) -> dict[str, float]:
     tests = {"as trained": (1, same), "moved": (1, moved)}
     if task == "distance":
         tests["turned"] = 1, turned
-    tests |= {f"{times} times the nodes": (times, same) for times in TIMES}
+    tests |= {name: (times, same) for name, times in zip(LARGER, TIMES, strict=True)}
     found: dict[str, float] = {}
     outputs: dict[str, Tensor] = {}
     for name, (times, change) in tests.items():
@@ -284,40 +285,44 @@ def validation(row: Row) -> float:
 
 
 def chosen(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Rows by task and model, of the learning rate that is best on validation graphs with the first seed."""
+    """Rows by task and label, a model with its epochs where these are not the usual ones, of the learning rate that is
+    best on validation graphs with the first seed."""
     groups = {}
-    names = Model.__args__
-    for key, group in sorted(
-        grouped(rows, "tasks", "models").items(), key=lambda item: (item[0][0], names.index(item[0][1]))
-    ):
+    for (task, name, epochs), group in grouped(in_order(rows), "tasks", "models", "epochs").items():
         first = min(row.setting("seeds") for row in group)
         best = min((row for row in group if row.setting("seeds") == first), key=validation)
         rate = best.setting("learning_rate")
-        groups[key] = [row for row in group if row.setting("learning_rate") == rate]
+        label = name if epochs == DepotsStudy.epochs else f"{name}; {epochs} epochs"
+        groups[task, label] = [row for row in group if row.setting("learning_rate") == rate]
     return groups
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    """As the settings name tasks and models."""
+    tasks, names = Task.__args__, Model.__args__
+    return sorted(rows, key=lambda row: (tasks.index(row.setting("tasks")), names.index(row.setting("models"))))
 
 
 def table(rows: list[Row], task: Task) -> str:
     """Shares of the variance that remain in each test, and what moving and turning does to outputs."""
-    groups = {name: group for (of, name), group in chosen(rows).items() if of == task}
-    first = next(iter(groups.values()))[0].more
-    tests = [name for name in first if name != "curve" and not name.startswith("change")]
-    changes = sorted(name for name in first if name.startswith("change"))
+    groups = {label: group for (of, label), group in chosen(rows).items() if of == task}
+    tests = ["as trained", "moved", *(["turned"] if task == "distance" else []), *LARGER]
+    changes = [f"change, {name}" for name in tests if name in ("moved", "turned")]
     lines = []
-    for name, group in groups.items():
+    for label, group in groups.items():
         cells = [mean_and_spread((row.more[test] for row in group), 4) for test in tests]
         cells += [f"{max(row.more[change] for row in group):.0e}" for change in changes]
-        lines.append([name, *cells, f"{group[0].parameters:,}", f"{group[0].setting('learning_rate'):g}"])
+        lines.append([label, *cells, f"{group[0].parameters:,}", f"{group[0].setting('learning_rate'):g}"])
     return markdown(["model", *tests, *changes, "parameters", "learning rate"], lines)
 
 
 def rates(rows: list[Row]) -> str:
     """Errors on validation graphs by learning rate, first seed."""
     first = min(row.setting("seeds") for row in rows)
-    rows = [row for row in rows if row.setting("seeds") == first]
+    rows = [row for row in rows if row.setting("seeds") == first and row.setting("epochs") == DepotsStudy.epochs]
     tried = sorted({row.setting("learning_rate") for row in rows})
     lines = []
-    for (task, name), group in grouped(rows, "tasks", "models").items():
+    for (task, name), group in grouped(in_order(rows), "tasks", "models").items():
         measured = {row.setting("learning_rate"): f"{validation(row):.4f}" for row in group}
         lines.append([task, name, *(measured.get(rate, "-") for rate in tried)])
     return markdown(["task", "model", *(f"{rate:g}" for rate in tried)], lines)
@@ -330,16 +335,15 @@ def draw(rows: list[Row], path: Path) -> None:
     figure, axes = plt.subplots(
         1, len(tasks), figsize=(3 + 3.5 * len(tasks), 4), layout="constrained", sharey=True, squeeze=False
     )
-    names = ["as trained", *(f"{times} times the nodes" for times in TIMES)]
+    names = ["as trained", *LARGER]
     for axis, task in zip(axes[0], tasks, strict=True):
-        for number, name in enumerate(Model.__args__):
-            if (task, name) not in groups:
-                continue
-            group = groups[task, name]
+        for label, group in ((label, group) for (of, label), group in groups.items() if of == task):
+            name = group[0].setting("models")
             nodes = [times * group[0].setting("nodes") for times in (1, *TIMES)]
             means = [np.mean([row.more[test] for row in group]) for test in names]
-            style = {"linestyle": "-" if name.startswith("far") else "--", "marker": "o", "markersize": 4}
-            axis.plot(nodes, means, color=f"C{number}" if number < 10 else "black", label=name, **style)
+            line = ":" if label != name else "-" if name.startswith("far") else "--"
+            color = f"C{Model.__args__.index(name)}"
+            axis.plot(nodes, means, line, color=color, marker="o", markersize=4, label=label)
         axis.set(title=task, xlabel="nodes", xscale="log", yscale="log", xticks=nodes, xticklabels=nodes)
         axis.minorticks_off()
     axes[0, 0].set_ylabel("share of the variance")
