@@ -13,7 +13,7 @@ from .cells import METRICS, CellPairs, tree_pairs
 from .kept import ordinary_tensors
 from .offsets import GIVEN, whole_offsets
 
-_HAS_SCIPY = importlib.util.find_spec("scipy") is not None
+HAS_SCIPY = importlib.util.find_spec("scipy") is not None
 MAX_PAIRS = 1000  # a node, on average: more near pairs than that are not found from positions unasked
 
 
@@ -302,7 +302,7 @@ def near_pairs(
         "attention to near pairs would not be linear: give edge_index (or neighbors), take a smaller max_distance, or "
         "scale pos"
     )
-    if _HAS_SCIPY and checks.values_are_free(pos) and bool(pos.isfinite().all()):
+    if HAS_SCIPY and checks.values_are_free(pos) and bool(pos.isfinite().all()):
         _, pairs = tree_pairs(pos.detach(), max_distance, batch, metric, max_pairs * nodes)
         if pairs is None:
             raise ValueError(refusal)
