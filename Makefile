@@ -98,12 +98,19 @@ studies: setup
 	$(RUN) -W ignore examples/studies/crystals.py --study --operators EwaldAttention --trained-on crystals clouds
 	$(RUN) -W ignore examples/studies/crystals.py --study --operators EwaldAttention --trained-on both --seeds 0 1
 	$(RUN) -W ignore examples/studies/dynamics.py --study --operators none SE3HyenaOperator VectorSelfAttention
-	$(RUN) -W ignore examples/studies/superpixel_digits.py --study
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --seeds 0
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --seeds 0 --learning-rate 0.005
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --seeds 0 --learning-rate 0.02
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models "no attention" "no attention, positions" Performer "Performer, positions" ours "ours, far offsets" "Performer, lengths"
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models "Performer, moved positions" dense "no attention, lengths" --learning-rate 0.02
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models PointTransformer "ours, far part off" "ours, lengths" "CNN on pixels" --learning-rate 0.005
 	$(RUN) -W ignore examples/studies/shape_clouds.py --study --models distance mlp --learning-rate 0.005
 	$(RUN) -W ignore examples/studies/shape_clouds.py --study --models PointNet++ DGCNN
-	$(RUN) -W ignore examples/studies/molecules.py --study --models "local only" "ours, near bonds" "ours, near pairs" SchNet
-	$(RUN) -W ignore examples/studies/molecules.py --study --models Performer "Performer + positions" dense --learning-rate 0.02
-	$(RUN) -W ignore examples/studies/molecules.py --study --models "ours, near pairs" --messages bonds --learning-rate 0.02
+	$(RUN) -W ignore examples/studies/molecules.py --study --seeds 0
+	$(RUN) -W ignore examples/studies/molecules.py --study --seeds 0 --learning-rate 0.005 --models "local only" Performer "Performer + positions" dense SchNet
+	$(RUN) -W ignore examples/studies/molecules.py --study --seeds 0 --learning-rate 0.02
+	$(RUN) -W ignore examples/studies/molecules.py --study --learning-rate 0.02 --models "local only" Performer "Performer + positions" dense ours "ours, exact" "ours, far part off"
+	$(RUN) -W ignore examples/studies/molecules.py --study --models SchNet
 	$(RUN) -W ignore examples/studies/far_digits.py --study
 	$(RUN) -W ignore examples/studies/far_digits.py --study --models "global, no rotations" --learning-rate 0.01
 	$(RUN) -W ignore examples/studies/far_digits.py --study --models "exact attention" --seeds 0

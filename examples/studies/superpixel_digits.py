@@ -170,22 +170,22 @@ def build(settings: SuperpixelDigits) -> nn.Module:
         return match_parameters(PixelNetwork, wanted)
     kind, _, knows = name.partition(", ")
 
-    def of(kind: str, width: int) -> GraphClassifier:
+    def of(kind: str, width: int, **knows: Any) -> GraphClassifier:
         def layer(width: int) -> nn.Module:
             if kind == "PointTransformer":
                 return PointTransformerLayer(width, UNIT)
-            conv = messages(width, settings.heads, 1 if knows == "lengths" else 2)
+            conv = messages(width, settings.heads, 1 if "lengths" in knows else 2)
             if kind == "no attention":
                 return LocalLayer(width, conv)
             return AttentionLayer(width, settings.heads, conv, "performer" if kind == "Performer" else "multihead")
 
-        return GraphClassifier(layer, width, settings.layers, CENTRE, UNIT, **KNOWS.get(knows, {}))
+        return GraphClassifier(layer, width, settings.layers, CENTRE, UNIT, **knows)
 
     counted = "dense" if kind == "Performer" else kind  # PyG's Performer is not built on the meta device
     widths = range(settings.heads, 129, settings.heads)
     with torch.device("meta"):
         width = min(widths, key=lambda width: abs(parameters(of(counted, width)) - wanted))
-    return of(kind, width)
+    return of(kind, width, **KNOWS.get(knows, {}))
 
 
 def moved(data: Batch, pixels: int) -> Batch:
