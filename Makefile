@@ -102,8 +102,8 @@ studies: setup
 	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --seeds 0 --learning-rate 0.005
 	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --seeds 0 --learning-rate 0.02
 	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models "no attention" "no attention, positions" Performer "Performer, positions" ours "ours, far offsets" "Performer, lengths"
-	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models "Performer, moved positions" dense "no attention, lengths" --learning-rate 0.02
-	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models PointTransformer "ours, far part off" "ours, lengths" "CNN on pixels" --learning-rate 0.005
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models "Performer, moved positions" dense "no attention, lengths" "ours, far part off" --learning-rate 0.02
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models PointTransformer "ours, lengths" "CNN on pixels" --learning-rate 0.005
 	$(RUN) -W ignore examples/studies/shape_clouds.py --study --models distance mlp --learning-rate 0.005
 	$(RUN) -W ignore examples/studies/shape_clouds.py --study --models PointNet++ DGCNN
 	$(RUN) -W ignore examples/studies/molecules.py --study --seeds 0
