@@ -40,11 +40,12 @@ from harness.settings import Settings, flag
 from harness.tables import at_best_rates, markdown, mean_and_spread, rates
 from harness.training import Outcome, Regressor, fit, parameters
 from scipy.spatial.transform import Rotation
-from tg_equiattn.neighbors import near_pairs
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import one_hot
 from torch_geometric.data import Batch, Data
+
+from tg_equiattn.neighbors import near_pairs
 
 SEED = 45  # of the data, which do not depend on the seed of training
 MODELS = {

@@ -105,7 +105,7 @@ class SuperpixelDigits(Settings):
     segments: int = 75
     """nodes of a graph, about"""
     k: int = 16
-    """nearest neighbours of a node"""
+    """nearest neighbors of a node"""
     channels: int = 32
     """width of ours; others get as many parameters by theirs"""
     layers: int = 2

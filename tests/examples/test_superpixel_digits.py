@@ -91,7 +91,7 @@ def test_what_is_exact(parts, name):
 
 @pytest.mark.parametrize("name", ["ours, far offsets", "ours, far part off"])
 def test_what_reaches_far(parts, name):
-    """With the far part off a node hears of its neighbours alone, in a layer."""
+    """With the far part off a node hears of its neighbors alone, in a layer."""
     from superpixel_digits import PRESETS, build
 
     torch.manual_seed(0)
