@@ -106,9 +106,9 @@ studies: setup
 	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models PointTransformer "ours, lengths" "CNN on pixels" --learning-rate 0.005
 	$(RUN) -W ignore examples/studies/shape_clouds.py --study --models distance mlp --learning-rate 0.005
 	$(RUN) -W ignore examples/studies/shape_clouds.py --study --models PointNet++ DGCNN
-	$(RUN) -W ignore examples/studies/molecules.py --study --seeds 0
+	$(RUN) -W ignore examples/studies/molecules.py --study --seeds 0 --models "local only" Performer "Performer + positions" dense SchNet
 	$(RUN) -W ignore examples/studies/molecules.py --study --seeds 0 --learning-rate 0.005 --models "local only" Performer "Performer + positions" dense SchNet
-	$(RUN) -W ignore examples/studies/molecules.py --study --seeds 0 --learning-rate 0.02
+	$(RUN) -W ignore examples/studies/molecules.py --study --seeds 0 --learning-rate 0.02 --models SchNet
 	$(RUN) -W ignore examples/studies/molecules.py --study --learning-rate 0.02 --models "local only" Performer "Performer + positions" dense ours "ours, exact" "ours, far part off"
 	$(RUN) -W ignore examples/studies/molecules.py --study --models SchNet
 	$(RUN) -W ignore examples/studies/far_digits.py --study

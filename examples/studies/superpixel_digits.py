@@ -264,7 +264,6 @@ def train(settings: SuperpixelDigits) -> Outcome:
 
 def by_model(rows: list[Row]) -> dict[str, list[Row]]:
     """Rows by model, and by whether training graphs were turned, at the learning rates that validation data choose."""
-    rows = sorted(rows, key=lambda row: MODELS.index(row.setting("models")))
     groups = at_best_rates(rows, "models", "turned")
     return {f"{name}; turned in training" if turns else name: group for (name, turns), group in groups.items()}
 
@@ -309,6 +308,7 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """Tables of accuracies and learning rates, and a figure."""
+    rows = sorted(rows, key=lambda row: MODELS.index(row.setting("models")))
     draw(rows, folder / "accuracy.png")
     return {"accuracy": table(rows), "rates": rates(rows, "models", digits=1)}
 
