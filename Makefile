@@ -101,7 +101,7 @@ studies: setup
 	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --seeds 0
 	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --seeds 0 --learning-rate 0.005
 	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --seeds 0 --learning-rate 0.02
-	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models "no attention" "no attention, positions" Performer "Performer, positions" ours "ours, far offsets" "Performer, lengths"
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models "no attention" "no attention, positions" Performer "Performer, positions" ours "ours, far offsets" "ours, far part off" "Performer, lengths"
 	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models "Performer, moved positions" dense "no attention, lengths" "ours, far part off" --learning-rate 0.02
 	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models PointTransformer "ours, lengths" "CNN on pixels" --learning-rate 0.005
 	$(RUN) -W ignore examples/studies/shape_clouds.py --study --models distance mlp --learning-rate 0.005

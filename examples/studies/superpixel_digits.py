@@ -293,8 +293,9 @@ def table(rows: list[Row]) -> str:
 def draw(rows: list[Row], path: Path) -> None:
     """Accuracy against shift and against angle, means over seeds."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained", sharey=True)
-    for name, group in by_model(rows).items():
+    for number, (name, group) in enumerate(by_model(rows).items()):
         style = {"linestyle": "-" if name.startswith("ours") else "--", "marker": "o", "markersize": 4}
+        style["color"] = plt.get_cmap("tab20")(number % 20)
         for axis, kind, amounts in zip(axes, ("shifts", "angles"), (SHIFTS, ANGLES), strict=True):
             here = np.mean([row.value for row in group])
             means = [here, *(np.mean([row.more[kind][str(amount)] for row in group]) for amount in amounts)]
