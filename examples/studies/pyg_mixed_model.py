@@ -36,7 +36,7 @@ from harness import study
 from harness.loading import Batches, tensor_batches
 from harness.results import Row
 from harness.settings import Settings, flag
-from harness.tables import grouped, markdown, mean_and_spread
+from harness.tables import at_best_rates, markdown, mean_and_spread, rates
 from harness.training import Classifier, Outcome, fit, match_parameters, parameters
 from tg_equiattn.integrations.pyg import RelativePerformerConv
 from torch import Tensor, nn
@@ -61,8 +61,9 @@ class PyGMixedModel(Settings):
 
     STUDY: ClassVar[str] = "pyg_mixed_model"
     SWEEP: ClassVar[tuple[str, ...]] = ("edges", "models", "seeds")
+    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
-    edges: tuple[Edges, ...] = ("touching",)
+    edges: tuple[Edges, ...] = ("near pairs",)
     """what messages pass along: pixels that touch, or the near pairs of our attention"""
     models: tuple[Model, ...] = Model.__args__
     """which to train"""
@@ -78,7 +79,7 @@ class PyGMixedModel(Settings):
     """GPS layers"""
     heads: int = 4
     """of attention"""
-    epochs: int = 20
+    epochs: int = 12
     batch: int = 32
     learning_rate: float = 0.003
 
@@ -94,7 +95,7 @@ class PyGMixedModel(Settings):
 
 PRESETS = {
     "quick": PyGMixedModel(train_images=32, test_images=24, channels=8, heads=2, layers=1, epochs=1, batch=8),
-    "study": PyGMixedModel(seeds=(0, 1, 2), epochs=35, results=study.committed("pyg_mixed_model")),
+    "study": PyGMixedModel(seeds=(0, 1, 2), results=study.committed("pyg_mixed_model")),
 }
 
 
@@ -216,7 +217,11 @@ def moved(model: nn.Module, testing: Batches, settings: PyGMixedModel) -> dict[s
 def train(settings: PyGMixedModel) -> Outcome:
     """One model, trained and tested."""
     images, labels, first, last = sklearn_digits()
-    training = [x[first[: settings.train_images]] for x in (images, labels)]
+    first = first[: settings.train_images]
+    kept = len(first) // 6  # to choose the epoch and the learning rate on
+    training, validation = ([x[part] for x in (images, labels)] for part in (first[:-kept], first[-kept:]))
+    validation = pairs(validation, torch.Generator().manual_seed(SEED + 1), settings.canvas)
+    validation = tensor_batches(validation, 200, device=settings.data_device)
     testing = [x[last[: settings.test_images]] for x in (images, labels)]
     testing = pairs(testing, torch.Generator().manual_seed(SEED), settings.canvas)
     testing = tensor_batches(testing, 200, device=settings.data_device)
@@ -227,7 +232,7 @@ def train(settings: PyGMixedModel) -> Outcome:
     (along,) = settings.edges
     learner = Classifier(build(settings), functools.partial(predict, along=along), settings)
     training = tensor_batches(training, settings.batch, settings.seed, augment, settings.data_device)
-    outcome = fit(learner, training, None, testing)
+    outcome = fit(learner, training, validation, testing)
     outcome.more |= moved(learner.model, testing, settings)
     return outcome
 
@@ -235,16 +240,15 @@ def train(settings: PyGMixedModel) -> Outcome:
 def table(rows: list[Row]) -> str:
     """Accuracy, what moving does, and sizes."""
     lines = []
-    for (along, name), group in grouped(rows, "edges", "models").items():
+    for (along, name), group in at_best_rates(rows, "edges", "models").items():
         here, elsewhere = [row.value for row in group], [row.more["elsewhere"] for row in group]
         change = max(row.more["change"] for row in group)
         lines.append([
             along, name, mean_and_spread(here, 1), mean_and_spread(elsewhere, 1), f"{change:.1g}",
-            f"{group[0].parameters:,}",
+            f"{group[0].parameters:,}", f"{group[0].setting('learning_rate'):g}",
         ])  # fmt: skip
-    return markdown(
-        ["messages along", "GPS with", "accuracy", "beyond the canvas", "largest change by moving", "parameters"], lines
-    )
+    header = ["messages along", "GPS with", "accuracy", "beyond the canvas", "largest change by moving", "parameters"]
+    return markdown([*header, "rate"], lines)
 
 
 def draw(rows: list[Row], path: Path) -> None:
@@ -252,7 +256,7 @@ def draw(rows: list[Row], path: Path) -> None:
     several = len({row.setting("edges") for row in rows}) > 1
     groups = {
         f"{name}\n{along}" if several else name: group
-        for (along, name), group in grouped(rows, "edges", "models").items()
+        for (along, name), group in at_best_rates(rows, "edges", "models").items()
     }
     measured: dict[str, Any] = {
         "places as in training": [[row.value for row in group] for group in groups.values()],
@@ -273,7 +277,7 @@ def draw(rows: list[Row], path: Path) -> None:
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The table of accuracies, and its figure."""
     draw(rows, folder / "accuracy.png")
-    return {"accuracy": table(rows)}
+    return {"accuracy": table(rows), "rates": rates(rows, "edges", "models", digits=1)}
 
 
 if __name__ == "__main__":
