@@ -53,7 +53,7 @@ def search(request, monkeypatch):
     """How near pairs are searched for: by scipy's tree, and where it is not installed."""
     if request.param == "tree":
         pytest.importorskip("scipy")
-    monkeypatch.setattr("tg_equiattn.neighbors.HAS_SCIPY", request.param == "tree")
+    monkeypatch.setattr("tg_equiattn.neighbors.has_scipy", lambda: request.param == "tree")
 
 
 @pytest.mark.usefixtures("search")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -24,6 +26,16 @@ def limit_of(pos: Tensor, max_distance: float) -> Tensor:
         return torch.tensor(max_distance, dtype=torch.float64, device=pos.device)
     exact = 16 * torch.finfo(pos.dtype).eps * pos.abs().nan_to_num(0, 0, 0).max()
     return max_distance - exact.clamp(max=max_distance / 4)
+
+
+@functools.cache
+def has_scipy() -> bool:
+    """Whether it can be imported."""
+    try:
+        importlib.import_module("scipy.spatial")
+    except ImportError:
+        return False
+    return True
 
 
 def tree_pairs(

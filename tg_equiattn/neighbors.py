@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 
 import torch
 from torch import Tensor
 
 from . import checks
-from .cells import METRICS, CellPairs, tree_pairs
+from .cells import METRICS, CellPairs, has_scipy, tree_pairs
 from .kept import ordinary_tensors
 from .offsets import GIVEN, whole_offsets
 
-HAS_SCIPY = importlib.util.find_spec("scipy") is not None
 MAX_PAIRS = 1000  # a node, on average: more near pairs than that are not found from positions unasked
 
 
@@ -302,7 +300,7 @@ def near_pairs(
         "attention to near pairs would not be linear: give edge_index (or neighbors), take a smaller max_distance, or "
         "scale pos"
     )
-    if HAS_SCIPY and checks.values_are_free(pos) and bool(pos.isfinite().all()):
+    if has_scipy() and checks.values_are_free(pos) and bool(pos.isfinite().all()):
         _, pairs = tree_pairs(pos.detach(), max_distance, batch, metric, max_pairs * nodes)
         if pairs is None:
             raise ValueError(refusal)
