@@ -88,7 +88,12 @@ studies: setup
 	$(RUN) -W ignore examples/studies/associative_recall.py --study --models "SE(3)-Hyena" --seeds 1 2
 	$(RUN) -W ignore examples/studies/associative_recall.py --study --models "SE(3)-Hyena" --lengths 512 1024
 	$(RUN) -W ignore examples/studies/escnn_mixed_model.py --study
-	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study
+	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study --edges "near pairs" touching --learning-rate 0.01
+	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study --edges "near pairs" touching --learning-rate 0.003 --seeds 0
+	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study --edges "near pairs" touching --learning-rate 0.02 --seeds 0
+	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study --learning-rate 0.001 --seeds 0
+	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study --edges touching --models "local only" Performer --learning-rate 0.003
+	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study --models "Performer + positions" --learning-rate 0.003
 	$(RUN) -W ignore examples/studies/e3nn_mixed_model.py --study
 	$(RUN) -W ignore examples/studies/long_range.py --study --operators none SE3HyenaOperator VectorSelfAttention "all pairs" --clip 0 --warmup 0
 	$(RUN) -W ignore examples/studies/long_range.py --study --operators EwaldAttention "Ewald message passing"
