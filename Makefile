@@ -88,7 +88,12 @@ studies: setup
 	$(RUN) -W ignore examples/studies/associative_recall.py --study --models "SE(3)-Hyena" --seeds 1 2
 	$(RUN) -W ignore examples/studies/associative_recall.py --study --models "SE(3)-Hyena" --lengths 512 1024
 	$(RUN) -W ignore examples/studies/escnn_mixed_model.py --study
-	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study
+	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study --edges "near pairs" touching --learning-rate 0.01
+	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study --edges "near pairs" touching --learning-rate 0.003 --seeds 0
+	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study --edges "near pairs" touching --learning-rate 0.02 --seeds 0
+	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study --learning-rate 0.001 --seeds 0
+	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study --edges touching --models "local only" Performer --learning-rate 0.003
+	$(RUN) -W ignore examples/studies/pyg_mixed_model.py --study --models "Performer + positions" --learning-rate 0.003
 	$(RUN) -W ignore examples/studies/e3nn_mixed_model.py --study
 	$(RUN) -W ignore examples/studies/long_range.py --study --operators none SE3HyenaOperator VectorSelfAttention "all pairs" --clip 0 --warmup 0
 	$(RUN) -W ignore examples/studies/long_range.py --study --operators EwaldAttention "Ewald message passing"
@@ -98,12 +103,19 @@ studies: setup
 	$(RUN) -W ignore examples/studies/crystals.py --study --operators EwaldAttention --trained-on crystals clouds
 	$(RUN) -W ignore examples/studies/crystals.py --study --operators EwaldAttention --trained-on both --seeds 0 1
 	$(RUN) -W ignore examples/studies/dynamics.py --study --operators none SE3HyenaOperator VectorSelfAttention
-	$(RUN) -W ignore examples/studies/superpixel_digits.py --study
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --seeds 0
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --seeds 0 --learning-rate 0.005
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --seeds 0 --learning-rate 0.02
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models "no attention" "no attention, positions" Performer "Performer, positions" ours "ours, far offsets" "ours, far part off" "Performer, lengths"
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models "Performer, moved positions" dense "no attention, lengths" "ours, far part off" --learning-rate 0.02
+	$(RUN) -W ignore examples/studies/superpixel_digits.py --study --models PointTransformer "ours, lengths" "CNN on pixels" --learning-rate 0.005
 	$(RUN) -W ignore examples/studies/shape_clouds.py --study --models distance mlp --learning-rate 0.005
 	$(RUN) -W ignore examples/studies/shape_clouds.py --study --models PointNet++ DGCNN
-	$(RUN) -W ignore examples/studies/molecules.py --study --models "local only" "ours, near bonds" "ours, near pairs" SchNet
-	$(RUN) -W ignore examples/studies/molecules.py --study --models Performer "Performer + positions" dense --learning-rate 0.02
-	$(RUN) -W ignore examples/studies/molecules.py --study --models "ours, near pairs" --messages bonds --learning-rate 0.02
+	$(RUN) -W ignore examples/studies/molecules.py --study --seeds 0 --models "local only" Performer "Performer + positions" dense SchNet
+	$(RUN) -W ignore examples/studies/molecules.py --study --seeds 0 --learning-rate 0.005 --models "local only" Performer "Performer + positions" dense SchNet
+	$(RUN) -W ignore examples/studies/molecules.py --study --seeds 0 --learning-rate 0.02 --models SchNet
+	$(RUN) -W ignore examples/studies/molecules.py --study --learning-rate 0.02 --models "local only" Performer "Performer + positions" dense ours "ours, exact" "ours, far part off"
+	$(RUN) -W ignore examples/studies/molecules.py --study --models SchNet
 	$(RUN) -W ignore examples/studies/far_digits.py --study
 	$(RUN) -W ignore examples/studies/far_digits.py --study --models "global, no rotations" --learning-rate 0.01
 	$(RUN) -W ignore examples/studies/far_digits.py --study --models "exact attention" --seeds 0
@@ -130,6 +142,18 @@ studies: setup
 	$(RUN) -W ignore examples/studies/matching.py --study --cells 4 --seeds 0 --norm batch --models "frames, no content" "G-CNN + mean" "deep G-CNN" "dilated G-CNN" "wide G-CNN" "deep G-CNN + mean"
 	$(RUN) -W ignore examples/studies/matching.py --study --cells 4 --seeds 0 --norm batch --learning-rate 0.003 --models "frames, no content" "G-CNN + mean" "deep G-CNN" "dilated G-CNN" "wide G-CNN" "deep G-CNN + mean"
 	$(RUN) -W ignore examples/studies/matching.py --study --cells 4 --seeds 0 --norm batch --learning-rate 0.03 --models "frames, no content" "G-CNN + mean" "deep G-CNN" "dilated G-CNN" "wide G-CNN" "deep G-CNN + mean"
+	$(RUN) -W ignore examples/studies/depots.py --study --tasks displacement --seeds 0
+	$(RUN) -W ignore examples/studies/depots.py --study --tasks displacement --seeds 0 --learning-rate 0.003
+	$(RUN) -W ignore examples/studies/depots.py --study --tasks displacement --seeds 0 --learning-rate 0.012
+	$(RUN) -W ignore examples/studies/depots.py --study --tasks displacement --seeds 1 2 --learning-rate 0.012 --models "far offsets" "far offsets, pairs" "far offsets, near only" GATv2 PointTransformer "Performer, shifts"
+	$(RUN) -W ignore examples/studies/depots.py --study --tasks displacement --seeds 1 2 --models Performer "dense, shifts"
+	$(RUN) -W ignore examples/studies/depots.py --study --tasks displacement --seeds 1 2 --learning-rate 0.003 --models content "Performer, centred"
+	$(RUN) -W ignore examples/studies/depots.py --study --tasks displacement --seeds 0 1 2 --epochs 16 --learning-rate 0.012 --models "far offsets"
+	$(RUN) -W ignore examples/studies/depots.py --study --tasks distance --seeds 0 --learning-rate 0.012
+	$(RUN) -W ignore examples/studies/depots.py --study --tasks distance --seeds 0 --learning-rate 0.003 --models content "Performer, centred"
+	$(RUN) -W ignore examples/studies/depots.py --study --tasks distance --seeds 0 --models "dense, shifts"
+	$(RUN) -W ignore examples/studies/depots.py --study --tasks distance --seeds 1 2 --learning-rate 0.012 --models "far offsets" "far offsets, pairs" content GATv2 PointTransformer "Performer, centred"
+	$(RUN) -W ignore examples/studies/depots.py --study --tasks distance --seeds 1 2 --models "dense, shifts"
 	$(RUN) -W ignore examples/studies/report.py
 
 report: setup

@@ -1,4 +1,4 @@
-"""Quick start with e3nn: messages between neighbours on a chain, and SE(3)-Hyena for what is far along it.
+"""Quick start with e3nn: messages between neighbors on a chain, and SE(3)-Hyena for what is far along it.
 
 One point of each chain, anywhere, carries a number, every point a vector: what is each vector times that number?
 """

@@ -92,7 +92,7 @@ def test_bad_grid():
 def test_what_is_kept_outlives_a_transform():
     """Near pairs of a grid asked for within torch.func first are ordinary tensors, as are their distances."""
     grid = PixelGrid((3, 8), 2)
-    torch.func.grad(lambda x: x.sum() + grid.neighbours(2).bins(2).row.sum() + grid.edges()[0].sum())(torch.ones(2))
-    near = grid.neighbours(2)
+    torch.func.grad(lambda x: x.sum() + grid.neighbors(2).bins(2).row.sum() + grid.edges()[0].sum())(torch.ones(2))
+    near = grid.neighbors(2)
     for kept in (near.offsets, *near.pattern.tensors, *near.bins(2).tensors, *grid.edges()):
         assert not torch._C._functorch.is_functorch_wrapped_tensor(kept)

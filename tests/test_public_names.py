@@ -14,7 +14,7 @@ PLACES = {
     "tg_equiattn.groups": "FiniteGroup cyclic dihedral from_generators full_octahedral icosahedral mirror octahedral "
     "trivial",
     "tg_equiattn.grids": "Neighbourhood PixelGrid transform_grid",
-    "tg_equiattn.neighbours": "Neighbours near_pairs",
+    "tg_equiattn.neighbors": "Neighbors near_pairs",
     "tg_equiattn.encodings": "AbsoluteEncoding AxialEncoding FullEncoding JointEncoding OffsetMLP OffsetTable "
     "SinusoidEncoding relation_index rotated_offsets solid_harmonics spherical_bessel",
     "tg_equiattn.sequences": "Sequences",
@@ -25,12 +25,13 @@ PLACES = {
     "sum_aggregation vector_attention vector_long_conv window_attention",
     "tg_equiattn.nn": "CliffordMLP EwaldAttention GEViT GlobalPooling GroupAttention GroupAttentionBlock "
     "GroupPooling LiftingAttention PerformerAttention PerformerBlock PixelEmbedding Pointwise "
+    "PositionalPerformerAttention "
     "RandomFeatures RegularBatchNorm RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena "
     "SE3HyenaOperator SpatialCrop SpatialMaxPool VectorSelfAttention VectorTransformer",
     "tg_equiattn.integrations.escnn": "GEViT R2AttentionBlock R2GroupAttention R2LiftingAttention "
     "R2RegularGlobalNorm R2RegularLayerNorm R3AttentionBlock R3GlobalAttention R3GroupAttention R3LiftingAttention "
     "R3RegularGlobalNorm R3RegularLayerNorm group_from_gspace",
-    "tg_equiattn.integrations.pyg": "PixelGraph PixelGraphClassifier RelativePerformerBlock RelativePerformerConv "
+    "tg_equiattn.integrations.pyg": "PixelGraph PixelGraphClassifier PositionalPerformerConv RelativePerformerConv "
     "Superpixels",
     "tg_equiattn.integrations.e3nn": "CliffordMLP EwaldAttention LongTensorProduct SE3Hyena SE3HyenaOperator "
     "TensorProductHyenaOperator VectorSelfAttention",

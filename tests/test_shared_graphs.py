@@ -15,10 +15,11 @@ import ranks
 import torch
 import torch.distributed as dist
 
-from tg_equiattn.nn import EwaldAttention, PerformerAttention
+from tg_equiattn.nn import EwaldAttention, PerformerAttention, PositionalPerformerAttention
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
 GRAPHS, NODES = 4, 23
+FAR = {"offset": None, "values": "offset"}
 
 
 @functools.cache
@@ -61,15 +62,17 @@ def of_irreps(process_group, **options):
     return layer, lambda x, pos, batch, cell, **more: layer(x, pos, batch, cell=cell, **more)
 
 
-def performer(position, **options):
-    layer = PerformerAttention(15, 12, 3, position=position, pos_dim=3, redraw_interval=1, **options)
+def performer(process_group, kind=PerformerAttention, **options):
+    layer = kind(15, 12, 3, pos_dim=3, redraw_interval=1, **options)
+    layer.process_group = process_group
     return layer, lambda x, pos, batch, cell, **more: layer(x, pos=pos, batch=batch, **more)
 
 
-def message_passing(**options):
+def message_passing(process_group):
     from tg_equiattn.integrations.pyg import RelativePerformerConv
 
-    layer = RelativePerformerConv(15, 12, 3, position="sinusoid", pos_dim=3, **options)
+    layer = RelativePerformerConv(15, 12, 3, pos_dim=3, method="features", **FAR)
+    layer.process_group = process_group
     return layer, lambda x, pos, batch, cell, **more: layer(x, pos=pos, batch=batch, **more)
 
 
@@ -78,8 +81,9 @@ CASES = {
     "clouds": lambda **k: ewald(method="waves", error=0.01, **k),
     "mesh": lambda **k: ewald(method="mesh", error=1e-12, heads=1, kernels=(0, 1), lmax=0, **k),
     "irreps": lambda **k: of_irreps(method="waves", lmax=2, error=0.05, **k),
-    "performer": lambda **k: performer(None, **k),
-    "performer with sinusoids": lambda **k: performer("sinusoid", **k),
+    "performer": lambda **k: performer(offset=None, method="features", **k),
+    "performer with far offsets": lambda **k: performer(**FAR, method="features", **k),
+    "performer with sinusoids": lambda **k: performer(kind=PositionalPerformerAttention, position="sinusoid", **k),
     "message passing": message_passing,
 }
 HOSTS = {"irreps": "e3nn", "message passing": "torch_geometric", "mesh": "pytorch_finufft"}
@@ -177,7 +181,8 @@ def in_a_mesh(number, device):
     mesh = dist.device_mesh.init_device_mesh(device.type, (2, 2), mesh_dim_names=("data", "nodes"))
     torch.manual_seed(number)  # ranks start unlike; DistributedDataParallel makes them alike
     group = mesh["nodes"].get_group()
-    model = PerformerAttention(15, 12, 3, position=None, process_group=group).double().to(device)
+    model = PerformerAttention(15, 12, 3, offset=None, method="features").double().to(device)
+    model.process_group = group
     net = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     graph = data()["batch"] == 2 * mesh.get_local_rank("data")
     mine = graph & (torch.arange(NODES) % 2 == mesh.get_local_rank("nodes"))
@@ -217,7 +222,7 @@ def test_processes_give_what_one_does(name, world, one, folder):
 def test_beside_data_parallel_training(folder):
     """Each rank differentiates its nodes' part times the ranks of a graph: the mean over graphs is what one has."""
     torch.manual_seed(0)
-    model = PerformerAttention(15, 12, 3, position=None).double()
+    model = PerformerAttention(15, 12, 3, offset=None, method="features").double()
     batch, x = data()["batch"], data()["x"]
     (sum(model(x[batch == graph]).square().sum() for graph in (0, 2)) / 2).backward()
     for number in range(4):
@@ -241,21 +246,21 @@ def test_what_ranks_are_told(folder):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PerformerAttention(4, 4, position=None, process_group=2),
+        (lambda: PerformerAttention(4, 4, offset=None),
          "process_group must be a torch.distributed.ProcessGroup that this process is in, got int"),
-        (lambda: PerformerAttention(4, 4, process_group=2), "process_group must be None with position='window'"),
-        (lambda: PerformerAttention(4, 4, position="clipped", process_group=2), "position='clipped', whose near pairs"),
-        (lambda: PerformerAttention(4, 4, position=None, method="pairs", process_group=2), "method='pairs'"),
-        (lambda: setattr(EwaldAttention(4, 0, width=1.0, method="pairs"), "process_group", 2), "method='pairs'"),
+        (lambda: PerformerAttention(4, 4), "process_group must be None with near pairs"),
+        (lambda: PositionalPerformerAttention(4, 4), "near pairs, which may be of two processes"),
+        (lambda: PerformerAttention(4, 4, offset=None, method="pairs"), "method='pairs'"),
+        (lambda: EwaldAttention(4, 0, width=1.0, method="pairs"), "method='pairs'"),
     ],
 )  # fmt: skip
 def test_bad_arguments(make, message):
     with pytest.raises(ValueError, match=message):
-        make()
+        make().process_group = 2
 
 
 def test_a_convolution_takes_another_group():
-    conv = pytest.importorskip("tg_equiattn.integrations.pyg").RelativePerformerConv(4, 4, position=None)
+    conv = pytest.importorskip("tg_equiattn.integrations.pyg").RelativePerformerConv(4, 4, offset=None)
     with pytest.raises(ValueError, match=r"process_group must be a torch\.distributed\.ProcessGroup.*got int"):
         conv.process_group = 2
 

@@ -55,7 +55,7 @@ KERNELS = {"lifting": 3, "group": 3, "ge_vit": 3, "global": None}
 @pytest.mark.parametrize("kind", KERNELS)
 @pytest.mark.parametrize("name", ["C4", "D4"])
 def test_attention_on_lattice_elements_stays_equivariant(name, kind, randomise):
-    """Up to the last projection, whose operands are sums that depend on the order of neighbours in their last bit: two
+    """Up to the last projection, whose operands are sums that depend on the order of neighbors in their last bit: two
     that rounding tells apart are 2^-11 apart in it."""
     group, options = GROUPS[name], {"heads": 2, "kernel_size": KERNELS[kind]}
     if kind in ("ge_vit", "global"):  # matrix products of rounded weights and values are frames' way to all pixels

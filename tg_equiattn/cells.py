@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -13,7 +16,45 @@ METRICS: dict[str, Callable[[Tensor], Tensor]] = {  # lengths (E,) of offsets (E
     "euclidean": lambda x: x.double().square().sum(1).sqrt(),
 }
 _PART = 1 << 20  # pairs that are looked at together
+NORMS = {"manhattan": 1, "euclidean": 2}
 _CELL_AXES = 3  # of cells that pairs are searched in: there are 3 to the power of it around each
+
+
+def limit_of(pos: Tensor, max_distance: float) -> Tensor:
+    """The distance that near pairs are below: less than asked for by as much as positions are exact."""
+    if not pos.is_floating_point():
+        return torch.tensor(max_distance, dtype=torch.float64, device=pos.device)
+    exact = 16 * torch.finfo(pos.dtype).eps * pos.abs().nan_to_num(0, 0, 0).max()
+    return max_distance - exact.clamp(max=max_distance / 4)
+
+
+@functools.cache
+def has_scipy() -> bool:
+    """Whether it can be imported."""
+    try:
+        importlib.import_module("scipy.spatial")
+    except ImportError:
+        return False
+    return True
+
+
+def tree_pairs(
+    pos: Tensor, max_distance: float, batch: Tensor | None, metric: str, most: int
+) -> tuple[int, Tensor | None]:
+    """Pairs (2, E) of nodes of one graph, each both ways, by scipy's tree; how many there are, and none where more than
+    ``most``."""
+    from scipy.spatial import KDTree
+
+    places, norm = pos.double(), NORMS[metric]
+    if batch is not None:  # graphs apart from each other
+        places = torch.cat([places, 2.0 * max_distance * batch[:, None]], 1)
+    tree, limit = KDTree(places.numpy()), math.nextafter(float(limit_of(pos, max_distance)), 0.0)
+    if len(pos) * (len(pos) - 1) > most:
+        count = int(tree.count_neighbors(tree, limit, norm)) - len(pos)
+        if count > most:
+            return count, None
+    pairs = torch.from_numpy(tree.query_pairs(limit, norm, output_type="ndarray")).T.long()
+    return 2 * pairs.shape[1], torch.cat([pairs, pairs.flip(0)], 1)
 
 
 class CellPairs:
@@ -23,11 +64,7 @@ class CellPairs:
         self, pos: Tensor, max_distance: float, batch: Tensor | None, length: Callable[[Tensor], Tensor]
     ) -> None:
         nodes = len(pos)
-        self.length = length
-        self.pos, self.limit = pos, torch.tensor(max_distance, dtype=torch.float64, device=pos.device)
-        if pos.is_floating_point():
-            exact = 16 * torch.finfo(pos.dtype).eps * pos.abs().nan_to_num(0, 0, 0).max()
-            self.limit = max_distance - exact.clamp(max=max_distance / 4)
+        self.length, self.pos, self.limit = length, pos, limit_of(pos, max_distance)
         graph = torch.zeros(nodes, dtype=torch.int64, device=pos.device) if batch is None else batch
         places = pos[:, :_CELL_AXES].double() / max_distance
         dim = places.shape[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -36,6 +36,13 @@ def probability(**arguments: float) -> None:
     for name, value in arguments.items():
         if not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
             raise ValueError(f"{name} must be in [0, 1), got {value!r}")
+
+
+def renamed(given: Mapping[str, object], names: Mapping[str, str], where: str) -> None:
+    """Raise ValueError for arguments that have another name now, or are not there."""
+    for name in given:
+        now = f"it is now {names[name]}" if name in names else "there is none of that name"
+        raise ValueError(f"{name} is no argument of {where}: {now}")
 
 
 def scale(value: float | None) -> None:
@@ -188,6 +195,8 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
             raise ValueError("batch must be sorted, got a graph index that decreases")
         if int(batch[0]) < 0 or (batch_size is not None and int(batch[-1]) >= batch_size):
             raise ValueError(f"batch must be in [0, {batch_size}), got {int(batch[0])} to {int(batch[-1])}")
+    elif torch.compiler.is_compiling() or not is_batched(batch):
+        torch._assert_async((batch[1:] >= batch[:-1]).all(), "batch must be sorted, got a graph index that decreases")
     if batch_size is not None:
         return batch_size
     if not torch.compiler.is_compiling() and is_batched(batch):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import checks
 from .kept import ordinary_tensors
-from .neighbours import Neighbours
+from .neighbors import Neighbors
 
 NEIGHBOURHOODS = ("square", "disk")
 PADDING_MODES = ("mask", "circular")
@@ -245,11 +245,11 @@ class PixelGrid:
         """
         return _edges(self)
 
-    def neighbours(self, batch_size: int = 1, device: torch.device | str = "cpu") -> Neighbours:
+    def neighbors(self, batch_size: int = 1, device: torch.device | str = "cpu") -> Neighbors:
         """The near pairs of ``batch_size`` images, one after the other; kept for the last few grids asked for."""
         if torch.compiler.is_compiling():
             return _repeated(*self.pairs(device), batch_size, len(self))
-        return _neighbours(self, batch_size, torch.device(device))
+        return _neighbors(self, batch_size, torch.device(device))
 
 
 def _corner_grid(shape: Sequence[int], device: torch.device | str) -> Tensor:
@@ -257,10 +257,10 @@ def _corner_grid(shape: Sequence[int], device: torch.device | str) -> Tensor:
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
 
 
-def _repeated(target: Tensor, source: Tensor, offsets: Tensor, exists: Tensor, copies: int, nodes: int) -> Neighbours:
+def _repeated(target: Tensor, source: Tensor, offsets: Tensor, exists: Tensor, copies: int, nodes: int) -> Neighbors:
     shift = nodes * torch.arange(copies, device=target.device)[:, None]
     pairs = (shift + target).flatten(), (shift + source).flatten()
-    return Neighbours(*pairs, offsets.repeat(copies, 1), copies * nodes, exists.repeat(copies))
+    return Neighbors(*pairs, offsets.repeat(copies, 1), copies * nodes, exists.repeat(copies))
 
 
 @functools.lru_cache(maxsize=32)
@@ -272,7 +272,7 @@ def _edges(grid: PixelGrid) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=8)
 @ordinary_tensors()
-def _neighbours(grid: PixelGrid, copies: int, device: torch.device) -> Neighbours:
+def _neighbors(grid: PixelGrid, copies: int, device: torch.device) -> Neighbors:
     return _repeated(*grid.pairs(device), copies, len(grid))
 
 

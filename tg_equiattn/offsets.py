@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import checks
 
-GIVEN = "offsets (edge_attr) must be"  # how an error of offsets begins that came without positions
+GIVEN = "offsets (edge_offset) must be"  # how an error of offsets begins that came without positions
 
 
 def offsets_between(pos: Tensor, target: Tensor, source: Tensor, whole: bool) -> Tensor:
@@ -15,7 +15,8 @@ def offsets_between(pos: Tensor, target: Tensor, source: Tensor, whole: bool) ->
     offsets = pos[source] - pos[target]
     if not whole or not offsets.is_floating_point():
         return offsets
-    if checks.values_are_free(pos) and pos.numel() and torch.finfo(pos.dtype).eps * float(pos.abs().max()) >= 2:
+    free = checks.values_are_free(pos) and pos.numel()
+    if free and torch.finfo(pos.dtype).eps * float(pos.detach().abs().max()) >= 2:
         raise ValueError(
             f"pos must be float64 so far from the origin, where {pos.dtype} does not tell whole numbers apart"
         )
@@ -26,7 +27,7 @@ def whole_offsets(offsets: Tensor, pos: Tensor | None = None, what: str = "diffe
     """Offsets rounded to whole numbers, which tables and counted distances need.
 
     Args:
-        offsets: ``(E, dim)`` differences of ``pos``, or what stands in ``edge_attr``.
+        offsets: ``(E, dim)`` differences of ``pos``, or what stands in ``edge_offset``.
         pos: the positions, at whose size offsets are exact up to rounding: a grid shifted by 3.7 stays one.
         what: how an error begins.
 
@@ -41,7 +42,7 @@ def whole_offsets(offsets: Tensor, pos: Tensor | None = None, what: str = "diffe
         return whole
     size = (offsets if pos is None else pos).abs().max().double().clamp(min=1)
     exact = (16 * max(torch.finfo(t).eps for t in (offsets.dtype, torch.float32)) * size).clamp(max=0.25)
-    apart = torch.where(offsets == whole, 0.0, offsets - whole).abs()  # infinity is Neighbours' to refuse
+    apart = torch.where(offsets == whole, 0.0, offsets - whole).abs()  # infinity is Neighbors' to refuse
     near = (apart <= exact).all(1)
     if not bool(near.all()):
         came = offsets[~near][0].tolist()

@@ -23,7 +23,7 @@ def radial_order(pos: Tensor, sequences: Sequences, scalars: Tensor | None = Non
     ties is the order independent of that of the tokens. Rotations, reflections and translations leave it alone in any
     cloud.
 
-    "Within rounding" means that no two neighbours among the sorted distances are further apart than 1e-6 of the cloud's
+    "Within rounding" means that no two neighbors among the sorted distances are further apart than 1e-6 of the cloud's
     radius for float32, 1e-12 for float64, or what rounding of the positions themselves makes of them far from the
     origin; scalars agree within 1e-5 and 1e-10. In float32 clouds of many thousand tokens distances come that close by
     chance: there give positions in float64, which features need not be.

@@ -11,14 +11,14 @@ looked at, and how to save.
 # --------------------------
 #
 # ``PixelGraph`` is a transform: it turns ``data.image`` into nodes with positions, and joins near pixels by edges with
-# the offset from the target to the source in ``edge_attr``.
+# the offset from the target to the source in ``edge_offset``.
 
 import io
 
 import matplotlib.pyplot as plt
 import torch
 from sklearn.datasets import load_digits
-from tg_equiattn.integrations.pyg import PixelGraph, RelativePerformerConv
+from tg_equiattn.integrations.pyg import PixelGraph, PositionalPerformerConv, RelativePerformerConv
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GINEConv, GPSConv, global_mean_pool
@@ -36,20 +36,21 @@ print(graphs[0])
 # ---------
 #
 # ``RelativePerformerConv`` attends from every node to all nodes of its graph. Near pairs are the edges; they have
-# exact softmax weights with a learned bias of the offset. All pairs are reached through random features.
+# exact softmax weights with a learned bias of the offset. All pairs are reached through random features; in graphs
+# as small as these ``method="auto"``, the default, would take softmax attention over all pairs instead.
 
-conv = RelativePerformerConv(1, 16, heads=4, max_distance=4)
+conv = RelativePerformerConv(1, 16, heads=4, max_distance=4, method="features")
 data = next(iter(DataLoader(graphs, batch_size=8)))
-print(tuple(conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch).shape), "of 8 graphs of 64 nodes")
+print(tuple(conv(data.x, data.edge_index, data.batch, pos=data.pos).shape), "of 8 graphs of 64 nodes")
 
 # %%
-# Where every graph is all pixels of one image size, ``grid=`` stands for edges and positions, and is fastest. The
-# result is the same.
+# Where every graph is all pixels of one image size, the grid as ``neighbors`` stands for edges and positions, and is
+# fastest. The result is the same.
 
 grid = to_graph.grid(8, 8)
 with torch.no_grad():
-    by_edges = conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch)
-    by_grid = conv(data.x, grid=grid)
+    by_edges = conv(data.x, data.edge_index, data.batch, pos=data.pos)
+    by_grid = conv(data.x, neighbors=grid)
 print(f"largest difference {(by_edges - by_grid).abs().max():.0e}")
 
 # %%
@@ -74,9 +75,9 @@ class Model(torch.nn.Module):
         self.head = torch.nn.Linear(16, 10)
 
     def forward(self, data):
-        x = self.messages(self.embed(data.x), data.edge_index, data.edge_attr).relu()
-        x = x + self.attention(x, data.edge_index, data.edge_attr, data.pos, data.batch)
-        x = self.gps(x, data.edge_index, data.batch, ptr=data.ptr, edge_attr=data.edge_attr, pos=data.pos)
+        x = self.messages(self.embed(data.x), data.edge_index, data.edge_offset).relu()
+        x = x + self.attention(x, data.edge_index, data.batch, pos=data.pos)
+        x = self.gps(x, data.edge_index, data.batch, ptr=data.ptr, pos=data.pos)
         return self.head(global_mean_pool(x, data.batch))
 
 
@@ -86,27 +87,34 @@ print(tuple(Model()(data).shape))
 # Checking equivariance
 # ---------------------
 #
-# Moving a graph changes no output, since positions enter through differences only. Four kinds of positions, one
-# draw of random features, in float64:
+# Moving a graph changes no output, since positions enter through differences only. Near pairs, and the three kinds of
+# positions that the paper compares, one draw of random features, in float64:
+
+
+def made(position):
+    if position == "window":
+        return RelativePerformerConv(16, 16, heads=4, max_distance=4, method="features")
+    return PositionalPerformerConv(16, 16, heads=4, position=position, max_distance=4)
+
 
 for position in ("window", "clipped", "sinusoid", "absolute"):
-    layer = RelativePerformerConv(16, 16, heads=4, position=position, max_distance=4).double()
-    nodes, edges, offsets = torch.randn(len(data.x), 16).double(), data.edge_index, data.edge_attr.double()
+    layer = made(position).double()
+    nodes, edges = torch.randn(len(data.x), 16).double(), data.edge_index
     here, there = data.pos.double(), data.pos.double() + torch.tensor([5.0, -3.0])
     with torch.no_grad():
-        expected = layer(nodes, edges, offsets, here, data.batch)
-        moved = layer(nodes, edges, offsets, there, data.batch)
+        expected = layer(nodes, edges, data.batch, pos=here)
+        moved = layer(nodes, edges, data.batch, pos=there)
     print(f"{position:9} {((moved - expected).abs().max() / expected.abs().max()).item():.0e}")
 
 # %%
-# ``"window"`` and ``"clipped"`` are exact for every draw. ``"sinusoid"`` is relative in expectation over draws
+# Near pairs and ``"clipped"`` are exact for every draw. ``"sinusoid"`` is relative in expectation over draws
 # only, and any single draw shows it; ``"absolute"`` is the usual encoding, for comparison.
 #
 # Feature maps of an image and of the image moved
 # -----------------------------------------------
 #
 # A digit on a canvas, and the same digit four pixels to the right and two down. Below, one channel of an untrained
-# ``"window"`` layer: it moves along. An ``"absolute"`` layer sees another picture.
+# layer with near pairs: it moves along. An ``"absolute"`` layer sees another picture.
 
 canvas = torch.zeros(1, 20, 20)
 canvas[0, 3:11, 3:11] = images[5, 0]
@@ -116,14 +124,14 @@ wide = PixelGraph(max_distance=4).grid(20, 20)
 
 def channel(layer, image):
     with torch.no_grad():
-        maps = layer(embed(image.flatten(1).T), grid=wide).T.unflatten(1, (20, 20))
+        maps = layer(embed(image.flatten(1).T), neighbors=wide).T.unflatten(1, (20, 20))
     return maps[2]
 
 
 embed = torch.nn.Linear(1, 16).eval()
 figure, axes = plt.subplots(2, 4, figsize=(8, 4), layout="constrained")
 for line, position in zip(axes, ("window", "absolute"), strict=True):
-    layer = RelativePerformerConv(16, 16, heads=4, position=position, max_distance=4).eval()
+    layer = made(position).eval()
     first, second = channel(layer, canvas), channel(layer, moved)
     shift = (second - first.roll((2, 4), (0, 1))).abs()[6:-4, 8:-4]  # where no border is near
     pictures = [canvas[0], first, moved[0], second]
@@ -137,15 +145,15 @@ for line, position in zip(axes, ("window", "absolute"), strict=True):
 plt.show()
 
 # %%
-# The canvas ends, and near its borders pixels have fewer neighbours, as with any convolution that pads: the difference
+# The canvas ends, and near its borders pixels have fewer neighbors, as with any convolution that pads: the difference
 # is measured in the middle. ``PixelGraph(periodic=True)`` joins opposite borders, and then a roll is exact everywhere.
 
-layer = RelativePerformerConv(16, 16, heads=4, max_distance=4).double().eval()
+layer = made("window").double().eval()
 torus = PixelGraph(max_distance=4, periodic=True).grid(20, 20)
 x = torch.randn(20, 20, 16).double()
 with torch.no_grad():
-    first = layer(x.flatten(0, 1), grid=torus).view(20, 20, 16)
-    second = layer(x.roll((2, 4), (0, 1)).flatten(0, 1), grid=torus).view(20, 20, 16)
+    first = layer(x.flatten(0, 1), neighbors=torus).view(20, 20, 16)
+    second = layer(x.roll((2, 4), (0, 1)).flatten(0, 1), neighbors=torus).view(20, 20, 16)
 print(f"on a torus: {(second - first.roll((2, 4), (0, 1))).abs().max():.0e}")
 
 # %%
@@ -159,15 +167,16 @@ print(f"on a torus: {(second - first.roll((2, 4), (0, 1))).abs().max():.0e}")
 buffer = io.BytesIO()
 torch.save(conv.state_dict(), buffer)
 buffer.seek(0)
-again = RelativePerformerConv(1, 16, heads=4, max_distance=4)
+again = RelativePerformerConv(1, 16, heads=4, max_distance=4, method="features")
 again.load_state_dict(torch.load(buffer, weights_only=True))
 with torch.no_grad():
-    print("the same after loading:", torch.equal(again(data.x, grid=grid), by_grid))
+    print("the same after loading:", torch.equal(again(data.x, neighbors=grid), by_grid))
     for features in (16, 64, 256):
         torch.manual_seed(1)  # the same weights
-        layer, drawn = RelativePerformerConv(1, 16, heads=4, max_distance=4, num_features=features), []
+        options = {"max_distance": 4, "num_random_features": features, "method": "features"}
+        layer, drawn = RelativePerformerConv(1, 16, heads=4, **options), []
         for _ in range(20):
             layer.redraw_features()
-            drawn.append(layer(data.x, grid=grid))
+            drawn.append(layer(data.x, neighbors=grid))
         spread = torch.stack(drawn).std(0).mean() / drawn[0].std()
         print(f"{features:3} features: outputs vary from draw to draw by {100 * spread:.2f} % of their spread")

@@ -39,7 +39,7 @@ print(tuple(operator(x, pos, batch).shape))
 
 
 class Messages(torch.nn.Module):
-    """x_i + mean over neighbours of a tensor product of x_j with the direction of the edge."""
+    """x_i + mean over neighbors of a tensor product of x_j with the direction of the edge."""
 
     def __init__(self, irreps):
         super().__init__()

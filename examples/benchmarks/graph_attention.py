@@ -1,16 +1,19 @@
 """Time and peak memory of attention over whole graphs, of PyTorch Geometric's layers and of ours, in PyG's own layout.
 
 Three loads: 128 graphs of 20 to 40 nodes (molecules), one graph of 100,000 nodes and one of 1,000,000. Nodes lie evenly
-in space, joined where nearer than a distance that makes about eight neighbours. Layers of 64 channels and 4 heads:
+in space, joined where nearer than a distance that makes about eight neighbors. Layers of 64 channels and 4 heads:
 
 TransformerConv     attention along edges only, no global context
 dense               torch's MultiheadAttention on a padded batch, as GPSConv(attn_type="multihead"); small graphs
 PyG Performer       as in GPSConv(attn_type="performer"), on a padded batch
-None                RelativePerformerConv without positions
-mlp, distance       with relative positions; near pairs shared among layers, as RelativeGPSBlock has them
+None                RelativePerformerConv without positions, method="features" here and in the next ones
+far offsets         the same with values="offset": offsets of all nodes, without near pairs
+mlp, distance       near pairs besides, shared among layers, as RelativeGPSBlock has them
 mlp, edges          the same from the edges, which are checked and sorted in every call
-mlp + values, distance + values
-pairs ...           the same with method="pairs"; small graphs only
+mlp + values, distance + values     with values="offset": offsets of near pairs and of all nodes
+pairs ...           the same with method="pairs", which "auto" takes here; small graphs only
+
+Ours and PyG's Performer have equal numbers of random features.
 
 Peak memory, forward and backward, is measured in a process for each layer; times in one for all layers of a load, which
 take turns after a warm-up, medians. In brackets: as a multiple of the quickest of dense attention and PyG's Performer.
@@ -18,6 +21,11 @@ take turns after a warm-up, medians. In brackets: as a multiple of the quickest 
     python examples/benchmarks/graph_attention.py                         # some minutes
     python examples/benchmarks/graph_attention.py --loads molecules
     python examples/benchmarks/graph_attention.py --device cuda
+    python examples/benchmarks/graph_attention.py --crossover             # pairs and features by the size of graphs
+
+``--crossover`` measures when all pairs of a graph take as long as random features do, forward and backward, and how far
+off features are in a new layer, of 1,000 nodes: the root mean square error of its outputs, as a share of how much
+outputs of nodes differ, in the mean of 16 draws.
 """
 
 from __future__ import annotations
@@ -47,12 +55,13 @@ from torch_geometric.nn.attention import PerformerAttention
 from torch_geometric.utils import to_dense_batch
 from tqdm import tqdm
 
-from tg_equiattn.neighbours import near_pairs
+from tg_equiattn.neighbors import near_pairs
 
-CHANNELS, HEADS, NEIGHBOURS = 64, 4, 8
+CHANNELS, HEADS, NEIGHBORS, FEATURES = 64, 4, 8, 44  # PyG's number for this width
 LOADS = {"molecules": (128, 30), "100,000": (1, 100_000), "1,000,000": (1, 1_000_000)}
 OURS = {
-    "None": {"position": None},
+    "None": {"offset": None},
+    "far offsets": {"offset": None, "values": "offset"},
     "mlp": {"offset": "mlp"},
     "mlp, edges": {"offset": "mlp"},
     "distance": {"offset": "distance"},
@@ -85,13 +94,13 @@ def graphs(load: str, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch = torch.arange(count).repeat_interleave(sizes)
     side = (sizes.double() ** (1 / 3))[batch, None].float()  # one node in a unit of volume
     pos = torch.rand(len(batch), 3) * side
-    edges = torch.stack(near_pairs(pos, reach(), batch=batch, metric="euclidean")).flip(0)
+    edges = torch.stack(near_pairs(pos, reach(), batch=batch)).flip(0)
     return torch.randn(len(batch), CHANNELS).to(device), pos.to(device), batch.to(device), edges.to(device)
 
 
 def reach() -> float:
-    """The radius of a ball of so many nodes as are neighbours."""
-    return (3 * NEIGHBOURS / (4 * torch.pi)) ** (1 / 3)
+    """The radius of a ball of so many nodes as are neighbors."""
+    return (3 * NEIGHBORS / (4 * torch.pi)) ** (1 / 3)
 
 
 def prepare(variant: str, load: str, device: str):
@@ -106,13 +115,13 @@ def prepare(variant: str, load: str, device: str):
         peer = PerformerAttention(CHANNELS, HEADS, head_channels=CHANNELS // HEADS)
         layer = Dense(dense if variant == "dense" else peer).to(device)
         return layer, lambda: layer(x, batch)
-    options = {"pos_dim": 3, **(OURS | PAIRS)[variant]}
-    options |= {"max_distance": reach()} if "offset" in options else {}
-    layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, check_batch=False, **options).to(device)
+    options = {"pos_dim": 3, "max_distance": reach(), "num_random_features": FEATURES, "method": "features"}
+    layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, **options | (OURS | PAIRS)[variant]).to(device)
+    layer.check_batch = False
     if variant.endswith("edges"):
-        return layer, lambda: layer(x, edges, pos=pos, batch=batch)
-    near = layer.neighbours(edges, None, pos, batch, num_nodes=len(x))
-    return layer, lambda: layer(x, batch=batch, batch_size=count, neighbours=near)
+        return layer, lambda: layer(x, edges, batch, pos=pos)
+    near = layer.neighbors(edges, batch, pos=pos, num_nodes=len(x))
+    return layer, lambda: layer(x, batch=batch, pos=pos, batch_size=count, neighbors=near)
 
 
 def memory(variant: str, load: str, device: str) -> dict:
@@ -131,15 +140,75 @@ def seconds(variants: list[str], load: str, direction: str, repeats: int, device
     return in_turn(calls, repeats, 1, device)
 
 
+def crossover(nodes: int, features: int, repeats: int, device: str) -> list[float]:
+    """Seconds by pairs and by features, forward and backward, of graphs of so many nodes, some 8,000 together: with far
+    offsets alone, and with near pairs besides."""
+    count = max(1, 8192 // nodes)
+    batch = torch.arange(count, device=device).repeat_interleave(nodes)
+    x, pos = torch.randn(len(batch), CHANNELS, device=device), torch.rand(len(batch), 3) * nodes ** (1 / 3)
+    edges = torch.stack(near_pairs(pos, reach(), batch=batch.cpu())).flip(0).to(device)
+    pos, calls = pos.to(device), []
+    for name in ("far offsets", "distance + values"):
+        for method in ("pairs", "features"):
+            options = {"pos_dim": 3, "max_distance": reach(), "num_random_features": features, "method": method}
+            layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, **options | OURS[name]).to(device)
+            layer.check_batch = False
+            near = layer.neighbors(edges, batch, pos=pos, num_nodes=len(x))
+
+            def call(layer=layer, near=near) -> Tensor:
+                return layer(x, batch=batch, pos=pos, batch_size=count, neighbors=near)
+
+            calls.append(step(layer, call, True))
+    return in_turn(calls, repeats, 1, device)
+
+
+@torch.no_grad()
+def error(name: str, features: int, nodes: int = 1000, draws: int = 16) -> float:
+    """Of a new layer's outputs, by so many features."""
+    pos, x, found = torch.rand(nodes, 3) * nodes ** (1 / 3), torch.randn(nodes, CHANNELS), []
+    edges = torch.stack(near_pairs(pos, reach())).flip(0)
+    options = {"pos_dim": 3, "max_distance": reach(), "num_random_features": features, **OURS[name]}
+    for _ in range(draws):
+        layers = [RelativePerformerConv(CHANNELS, CHANNELS, HEADS, **options, method=m) for m in ("pairs", "features")]
+        layers[1].load_state_dict(layers[0].state_dict(), strict=False)
+        exact, estimate = (layer(x, edges, torch.zeros(nodes, dtype=torch.long), pos=pos) for layer in layers)
+        found.append(float(((estimate - exact).square().mean() / (exact - exact.mean(0)).square().mean()).sqrt()))
+    return sum(found) / draws
+
+
+def crossovers(options: argparse.Namespace) -> None:
+    """The table of ``--crossover``."""
+    counts, sizes = (32, 64, 128), (32, 64, 96, 128, 192, 256, 512)
+    rows = ["time by pairs as a multiple of that by random features, far offsets alone / near pairs besides:", ""]
+    rows += table(["nodes of a graph", *(f"{m} features" for m in counts)])
+    for nodes in tqdm(sizes, desc="sizes"):
+        cells = []
+        for m in counts:
+            times = crossover(nodes, m, options.repeats, options.device)
+            cells.append(f"{times[0] / times[1]:.2f} / {times[2] / times[3]:.2f}")
+        rows.append(f"| {nodes} | {' | '.join(cells)} |")
+    rows += ["", f"error of features in a new layer, heads of {CHANNELS // HEADS}:", ""]
+    rows += table(["features", "without near pairs", "with near pairs"])
+    torch.manual_seed(0)
+    for m in (16, 32, 64, 128, 256, 512):
+        off = (f"{100 * error(name, m):.0f} %" for name in ("None", "distance + values"))
+        rows.append(f"| {m} | {' | '.join(off)} |")
+    report(machine(options.device), rows, options.output)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--crossover", action="store_true")
     add_arguments(parser, "out/benchmarks/graph_attention.md")
     options = parser.parse_args()
     if options.measure:
         what, *arguments = json.loads(options.measure)
         print(json.dumps({"memory": memory, "seconds": seconds}[what](*arguments)))
+        return
+    if options.crossover:
+        crossovers(options)
         return
 
     rows = []
@@ -157,7 +226,7 @@ def main() -> None:
                 cells.append(cell(in_own_process(__file__, "memory", variant, load, options.device), "", "bytes"))
             rows.append(f"| {' | '.join(cells)} |")
     note = (
-        f"{HEADS} heads of {CHANNELS // HEADS}, whole layers with projections, about {NEIGHBOURS} neighbours a node; "
+        f"{HEADS} heads of {CHANNELS // HEADS}, whole layers with projections, about {NEIGHBORS} neighbors a node; "
         f"{machine(options.device)}. In brackets: as a multiple of the quickest of dense attention and PyG's Performer."
     )
     report(note, rows, options.output)

@@ -48,7 +48,7 @@ from tqdm import tqdm
 
 from tg_equiattn.functional import linear_attention, softmax_features, sum_aggregation
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.nn import PerformerAttention
+from tg_equiattn.nn import PerformerAttention, PositionalPerformerAttention
 
 HEADS, HEAD_CHANNELS = 8, 32
 CHANNELS = HEADS * HEAD_CHANNELS
@@ -79,7 +79,7 @@ class SoftmaxAttention(nn.Module):
         return self.out(out.transpose(1, 2).flatten(2))
 
 
-class GatheredClipped(PerformerAttention):
+class GatheredClipped(PositionalPerformerAttention):
     """Strategy 2 as the paper writes it: the double sum over the window, values gathered for every pair.
 
     Of the ways tried (scatter_add, segment_reduce, one product of all heads) a product for each head was the fastest.
@@ -119,12 +119,12 @@ def local_term(gathered: bool, grid: PixelGrid, device: str):
     half = HEADS // 2
     weights = nn.Parameter(torch.rand(len(grid), half, CLIPPED, device=device))
     value = nn.Parameter(torch.randn(len(grid), half, HEAD_CHANNELS, device=device))
-    layer = GatheredClipped(CHANNELS, CHANNELS, HEADS, position="clipped", max_distance=CLIPPED).to(device)
+    layer = GatheredClipped(CHANNELS, CHANNELS, HEADS, max_distance=CLIPPED).to(device)
     layer.inputs = nn.ParameterList([weights, value])  # whose gradients are then dropped between calls
     if gathered:
         layer.window_of(grid, device)
         return layer, lambda: layer.pair_sums(weights[..., layer.distance] * layer.exists[:, None], value)
-    bins = grid.neighbours(1, device).bins(CLIPPED)
+    bins = grid.neighbors(1, device).bins(CLIPPED)
 
     def rings() -> Tensor:
         sums = sum_aggregation(value.flatten(1), bins)[:-1].view(len(grid), CLIPPED, half, HEAD_CHANNELS)
@@ -173,12 +173,18 @@ def prepare(variant: str, size: int, device: str):
     if variant == "window, edges":
         from tg_equiattn.integrations.pyg import RelativePerformerConv
 
-        layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, max_distance=WINDOW).to(device)
+        layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, max_distance=WINDOW, method="features").to(device)
         edge_index, offsets = (t.to(device) for t in grid.edges())
-        return layer, lambda: layer(x[0], edge_index, offsets)
-    kind = GatheredClipped if "gathered" in variant else PerformerAttention
-    layer = kind(CHANNELS, CHANNELS, HEADS, position=position, max_distance=int(grid.max_distance)).to(device)
-    layer = layer.window_of(grid, device) if kind is GatheredClipped else layer
+        return layer, lambda: layer(x[0], edge_index, edge_offset=offsets)
+    sizes = CHANNELS, CHANNELS, HEADS
+    if position in (None, "window"):
+        offset = None if position is None else "table"
+        layer = PerformerAttention(*sizes, offset=offset, max_distance=int(grid.max_distance), method="features")
+    else:
+        kind = GatheredClipped if "gathered" in variant else PositionalPerformerAttention
+        layer = kind(*sizes, position=position, max_distance=int(grid.max_distance))
+        layer = layer.window_of(grid, device) if kind is GatheredClipped else layer
+    layer = layer.to(device)
     if "autocast" in variant:
         return layer, lambda: autocast(lambda: layer(x, grid=grid), device)
     return layer, lambda: layer(x, grid=grid)

@@ -5,7 +5,7 @@ sequence is pairs drawn from it and, last, one of the keys again; its value is t
 every sequence has its own and only retrieval solves the task; with a fixed one all share one, and every sequence is
 turned by a rotation of its own. Training draws new sequences for every step. Trains SE(3)-Hyena, SE(3)-Transformer,
 Hyena and Transformer for every length, prints the test errors beside the error of predicting zero and draws the paper's
-Figure 4, which gives no numbers. In all of them a short convolution shows every token its neighbours, so that what is
+Figure 4, which gives no numbers. In all of them a short convolution shows every token its neighbors, so that what is
 compared is what mixes far ones; the published SE(3)-Hyena has none, and is there too.
 
     python examples/studies/associative_recall.py                      # small models

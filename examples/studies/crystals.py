@@ -2,7 +2,7 @@
 
 Neutral charges at random places in skewed cells of 32 that repeat in all directions; energies and forces are those of
 Ewald's sum (data/periodic_charges.py). The models are those of long_range.py, here with the images of atoms as
-neighbours: two layers of messages between charges nearer than a cutoff, and between them nothing or Ewald attention
+neighbors: two layers of messages between charges nearer than a cutoff, and between them nothing or Ewald attention
 with ``cell=``, of all atoms and all their images.
 
 They learn the energy and, as its derivatives, the forces. Each is tested on other cells; on the same with every atom

@@ -8,7 +8,7 @@ equivariance with e3nn's own checker, saves, loads, and prints a table. Two task
 
 particles   the charged particles of nbody.py, more of them, on a radius graph that leaves most pairs out: where is each
             of them 1,000 steps later?
-chain       points along a smooth random curve, edges between neighbours on it; one point, anywhere, carries a number,
+chain       points along a smooth random curve, edges between neighbors on it; one point, anywhere, carries a number,
             every point a vector: what is each one's vector times that number? Two layers of messages reach two points
             in both directions, and beyond the number can be anything, so without global context no model has a lower
             error than what the table calls "two steps along the chain".
@@ -83,7 +83,7 @@ class MixedModelSettings(Settings):
     particles: int = 20
     """of every system; points of every chain"""
     radius: float = 1.0
-    """up to which distance messages pass; particles start N(0, 1) (n / 5)^(1/3), neighbours on a chain are 0.5 apart"""
+    """up to which distance messages pass; particles start N(0, 1) (n / 5)^(1/3), neighbors on a chain are 0.5 apart"""
     train: int = 400
     """systems to train on; a quarter as many each to choose the epoch and to test"""
     cache: Path = Path("out/simulations")

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import torch
@@ -29,14 +30,14 @@ from harness.tables import markdown
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from tg_equiattn.nn import EwaldAttention, PerformerAttention
+from tg_equiattn.nn import EwaldAttention, PositionalPerformerAttention
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 BLOCK = 2**14  # points that are drawn together
 CHANNELS = 8
-LAYERS = ("EwaldAttention", "PerformerAttention")
+LAYERS = ("EwaldAttention", "PositionalPerformerAttention")
 
 
 class Cloud(nn.Module):
@@ -45,18 +46,18 @@ class Cloud(nn.Module):
     def __init__(self, name: str, method: str) -> None:
         super().__init__()
         group = dist.group.WORLD
-        if name == "PerformerAttention":
-            self.layer: nn.Module = PerformerAttention(
-                CHANNELS, CHANNELS, position="sinusoid", pos_dim=3, process_group=group
+        if name == "PositionalPerformerAttention":
+            self.layer: Any = PositionalPerformerAttention(
+                CHANNELS, CHANNELS, position="sinusoid", pos_dim=3, num_random_features=16
             )
         else:
             self.layer = EwaldAttention(
                 CHANNELS, 0, width=0.1, kernels=2, lmax=0, avg_num_nodes=1e5, error=1e-3, method=method
             )
-            self.layer.process_group = group
+        self.layer.process_group = group
 
     def forward(self, x: Tensor, pos: Tensor) -> Tensor:
-        if isinstance(self.layer, PerformerAttention):
+        if isinstance(self.layer, PositionalPerformerAttention):
             return self.layer(x, pos=pos)
         return self.layer(x, None, pos=pos, cell=torch.eye(3, device=x.device))[0]
 

@@ -9,14 +9,16 @@ local only                none
 Performer                 GPSConv, attn_type="performer"
 Performer + positions     the same with positions among the inputs, so that turned molecules have other energies
 dense                     GPSConv, attn_type="multihead"
-ours, near bonds          RelativeGPSBlock, offset="distance": near pairs of the attention are the bonds
-ours, near pairs          the same; near pairs are all those nearer than the cutoff
+ours                      RelativeGPSBlock, offset="distance", values="offset": near pairs of the attention are those
+                          nearer than the cutoff; all others by random features
+ours, exact               the same, all pairs exactly: method="pairs"
+ours, far part off        the same, near pairs alone
 SchNet                    torch_geometric's InteractionBlock, no attention; along pairs only
 
 Layers are smooth, so that forces are continuous, but for the ReLU features of torch_geometric's Performer.
 
     python examples/studies/molecules.py                                        # minutes on two cores
-    python examples/studies/molecules.py --messages pairs --models dense "ours, near pairs"
+    python examples/studies/molecules.py --messages pairs --models dense "ours, exact"
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from harness.figures import points
 from harness.loading import Batches
 from harness.results import Row
 from harness.settings import Settings, flag
-from harness.tables import grouped, markdown, mean_and_spread
+from harness.tables import at_best_rates, markdown, mean_and_spread, rates
 from harness.training import Outcome, Regressor, fit, parameters
 from scipy.spatial.transform import Rotation
 from torch import Tensor, nn
@@ -43,7 +45,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import one_hot
 from torch_geometric.data import Batch, Data
 
-from tg_equiattn.neighbours import near_pairs
+from tg_equiattn.neighbors import near_pairs
 
 SEED = 45  # of the data, which do not depend on the seed of training
 MODELS = {
@@ -51,13 +53,14 @@ MODELS = {
     "Performer": ("performer", False),
     "Performer + positions": ("performer", True),
     "dense": ("multihead", False),
-    "ours, near bonds": ("near bonds", False),
-    "ours, near pairs": ("near pairs", False),
+    "ours": ("features", False),
+    "ours, exact": ("pairs", False),
+    "ours, far part off": ("near", False),
     "SchNet": ("SchNet", False),
 }  # attention, and whether positions are inputs
-ALONG_BONDS_ONLY = "Performer + positions", "ours, near bonds"
+ALONG_BONDS_ONLY = ("Performer + positions",)
 Model = Literal[
-    "local only", "Performer", "Performer + positions", "dense", "ours, near bonds", "ours, near pairs", "SchNet",
+    "local only", "Performer", "Performer + positions", "dense", "ours", "ours, exact", "ours, far part off", "SchNet",
 ]  # fmt: skip
 
 
@@ -127,8 +130,8 @@ def build(settings: MoleculesStudy) -> GraphPotential:
         return GraphPotential(attention, edges, len(SIZES), *shape, settings.cutoff, positions)
 
     attention, positions = MODELS[name]
-    wanted, width = parameters(of("near pairs", False, settings.channels)), settings.channels
-    if not attention.startswith("near"):  # SchNet's layers and PyG's Performer are not built on the meta device
+    wanted, width = parameters(of("features", False, settings.channels)), settings.channels
+    if not name.startswith("ours"):  # SchNet's layers and PyG's Performer are not built on the meta device
         counted = "multihead" if attention == "performer" else attention
         widths = range(settings.channels, 3 * settings.channels + 1, settings.heads)
         width = min(widths, key=lambda channels: abs(parameters(of(counted, positions, channels)) - wanted))
@@ -143,7 +146,7 @@ def graphs(molecules: Molecules, cutoff: float, explained: Tensor, units: tuple[
         there = int((species >= 0).sum())
         pos, kinds = pos[:there], one_hot(bonds[:there, :there] + 1, 1 + KINDS)[..., 1:].float()
         bonded = torch.stack(tuple(kinds.sum(-1).nonzero().T)).flip(0)  # sources and targets, sorted by target
-        pairs = torch.stack(near_pairs(pos, cutoff, metric="euclidean")).flip(0)
+        pairs = torch.stack(near_pairs(pos, cutoff)).flip(0)
         found.append(Data(
             x=one_hot(species[:there], len(SIZES)).float(), pos=pos.float(), y=energy.float()[None],
             forces=forces[:there].float(), edge_index=bonded, edge_attr=kinds[tuple(bonded)],
@@ -240,27 +243,26 @@ def train(settings: MoleculesStudy) -> Outcome:
 
 
 def table(rows: list[Row]) -> str:
-    """Shares of the variance that remain, and what turning does."""
+    """Shares of the variance that remain, and what turning does, at the learning rates that validation data choose."""
     lines = []
-    for (messages, name, rate), group in grouped(rows, "messages", "models", "learning_rate").items():
+    for (messages, name), group in at_best_rates(rows, "messages", "models").items():
         cells = [mean_and_spread((row.more[part] for row in group), 4) for part in ("energy", "force")]
         turned = max(row.more["turned"] for row in group)
         sizes = f"{group[0].parameters:,}", f"{np.mean([row.seconds for row in group]):.0f}"
-        lines.append([messages, name, f"{rate:g}", *cells, f"{turned:.0e}", *sizes])
+        rate = f"{group[0].setting('learning_rate'):g}"
+        lines.append([messages, name, rate, *cells, f"{turned:.0e}", *sizes])
     header = ["messages along", "model", "rate", "energy", "force", "change by turning", "parameters", "seconds"]
     return markdown(header, lines)
 
 
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """The table, and a figure."""
+    """Tables of errors and learning rates, and a figure."""
+    rows = sorted(rows, key=lambda row: (row.setting("messages"), list(MODELS).index(row.setting("models"))))
     columns: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        rate = row.setting("learning_rate")
-        other = "" if rate == MoleculesStudy.learning_rate else f", rate {rate:g}"
-        column = columns.setdefault(row.setting("models") + other, {})
-        column.setdefault(f"messages along {row.setting('messages')}", []).append(row.more["force"])
+    for (messages, name), group in at_best_rates(rows, "messages", "models").items():
+        columns.setdefault(name, {})[f"messages along {messages}"] = [row.more["force"] for row in group]
     points(columns, folder / "errors.png", "force: share of the variance", "", "along", "log")
-    return {"errors": table(rows)}
+    return {"errors": table(rows), "rates": rates(rows, "messages", "models", digits=4)}
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ with --periodic the canvas has none.
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -171,16 +172,18 @@ def batches(part: Part, limit: int | None, size: int, settings: PixelGraphs, see
 
 def predict(model: PixelGraphClassifier, data: Batch) -> tuple[Tensor, Tensor]:
     """Logits and labels of a batch of graphs."""
-    return model(data.x, data.edge_index, data.edge_attr, data.pos, data.batch, batch_size=data.num_graphs), data.y
+    given = {"edge_offset": data.edge_offset, "batch_size": data.num_graphs}
+    return model(data.x, data.edge_index, data.batch, data.pos, **given), data.y
 
 
 def build(in_channels: int, settings: PixelGraphs) -> PixelGraphClassifier:
     (position,) = settings.positions
+    width = settings.channels // settings.heads
     return PixelGraphClassifier(
         in_channels, 10, channels=settings.channels, num_layers=settings.layers, heads=settings.heads,
         embedding=settings.embedding, position=None if position == "none" else position,
         max_distance=settings.max_distance, redraw_interval=settings.redraw_interval,
-        attention_dropout=settings.dropout, dropout=settings.dropout, norm=settings.norm,
+        dropout=settings.dropout, norm=settings.norm, num_random_features=max(16, int(width * math.log(width))),
     )  # fmt: skip
 
 

@@ -4,23 +4,27 @@ A GPS layer (torch_geometric.nn.GPSConv) adds up messages along edges and attent
 Performer knows nothing of positions; here RelativePerformerConv takes its place, and the layer stays what it is. The
 task needs local structure and what lies where far away: two real digits (scikit-learn's, 8 x 8 pixels) stand side by
 side, anywhere on a canvas; which is the one on the left? Bright pixels are nodes, and those that touch are joined by
-edges with their offset. Messages can tell which two digits there are, but not which of them is on the left, as no edge
-leads from one to the other. Compares, at equal depth and about equal numbers of parameters,
+edges with their offset. Messages along these can tell which two digits there are, but not which of them is on the left,
+as no edge leads from one to the other. With ``--edges "near pairs"`` messages of all models pass along the pairs that
+our attention knows the offsets of, and these lead across. Compares, at equal depth and about equal numbers of
+parameters,
 
 local only              messages alone
 Performer               GPSConv as it comes, attn_type="performer"
 Performer + positions   the same, with the position on the canvas among the inputs, as is usual with GPS
 ours                    attention by RelativePerformerConv
+ours, near only         the same without its far part
 
 on places as in training and on places beyond the canvas, and measures how much moving a graph changes the outputs.
 
     python examples/studies/pyg_mixed_model.py                                  # minutes on two cores
-    python examples/studies/pyg_mixed_model.py --models "local only" ours --seeds 0 1 2
+    python examples/studies/pyg_mixed_model.py --edges "near pairs" --models "local only" ours --seeds 0 1 2
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -32,7 +36,7 @@ from harness import study
 from harness.loading import Batches, tensor_batches
 from harness.results import Row
 from harness.settings import Settings, flag
-from harness.tables import grouped, markdown, mean_and_spread
+from harness.tables import at_best_rates, markdown, mean_and_spread, rates
 from harness.training import Classifier, Outcome, fit, match_parameters, parameters
 from tg_equiattn.integrations.pyg import RelativePerformerConv
 from torch import Tensor, nn
@@ -46,7 +50,9 @@ SEED = 45  # of the test graphs, which do not depend on the seed of training
 BRIGHT = 0.25  # pixels from this on are nodes
 BOX = 12, 20  # that holds two digits
 REACH = 12  # attention knows the offset of pairs whose Manhattan distance is below it
-Model = Literal["local only", "Performer", "Performer + positions", "ours"]
+NEVER = -1e4  # logarithm of a weight
+Model = Literal["local only", "Performer", "Performer + positions", "ours", "ours, near only"]
+Edges = Literal["touching", "near pairs"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,9 +60,12 @@ class PyGMixedModel(Settings):
     """Settings of this example."""
 
     STUDY: ClassVar[str] = "pyg_mixed_model"
-    SWEEP: ClassVar[tuple[str, ...]] = ("models", "seeds")
+    SWEEP: ClassVar[tuple[str, ...]] = ("edges", "models", "seeds")
+    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate",)
 
-    models: tuple[Model, ...] = ("local only", "Performer", "Performer + positions", "ours")
+    edges: tuple[Edges, ...] = ("near pairs",)
+    """what messages pass along: pixels that touch, or the near pairs of our attention"""
+    models: tuple[Model, ...] = Model.__args__
     """which to train"""
     canvas: int = 32
     """pixels a side that digits lie on"""
@@ -70,7 +79,7 @@ class PyGMixedModel(Settings):
     """GPS layers"""
     heads: int = 4
     """of attention"""
-    epochs: int = 20
+    epochs: int = 12
     batch: int = 32
     learning_rate: float = 0.003
 
@@ -86,7 +95,7 @@ class PyGMixedModel(Settings):
 
 PRESETS = {
     "quick": PyGMixedModel(train_images=32, test_images=24, channels=8, heads=2, layers=1, epochs=1, batch=8),
-    "study": PyGMixedModel(seeds=(0, 1, 2), epochs=35, results=study.committed("pyg_mixed_model")),
+    "study": PyGMixedModel(seeds=(0, 1, 2), results=study.committed("pyg_mixed_model")),
 }
 
 
@@ -139,8 +148,11 @@ def _layer(name: str, channels: int, heads: int) -> GPSConv:
     local = GINEConv(perceptron, edge_dim=2)
     if name == "local only":
         return RelativeGPSConv(channels, local, None)
-    if name == "ours":
-        return RelativeGPSConv(channels, local, RelativePerformerConv(channels, channels, heads, max_distance=REACH))
+    if name.startswith("ours"):
+        attention = RelativePerformerConv(channels, channels, heads, max_distance=REACH)
+        if name.endswith("near only"):
+            attention.attention.positions.far_bias.requires_grad_(False).fill_(NEVER)
+        return RelativeGPSConv(channels, local, attention)
     return BuiltInGPSConv(channels, local, heads)
 
 
@@ -166,22 +178,25 @@ def pairs(batch: list[Tensor], generator: torch.Generator, canvas: int) -> list[
     return [boxes, labels, torch.stack([rows, columns], 1).to(images.device)]
 
 
-def graph(box: Tensor, label: Tensor, place: Tensor) -> Data:
-    """Bright pixels as nodes; edges between those that touch, and near pairs for attention."""
+def graph(box: Tensor, label: Tensor, place: Tensor, along: Edges = "touching") -> Data:
+    """Bright pixels as nodes; edges for messages, with their offsets in units of a usual one, and near pairs for
+    attention."""
     bright = box[0] >= BRIGHT
     local = bright.nonzero()
     offsets = local[:, None] - local  # of the source, the row, from the target
     far = offsets.abs()
-    edges = (far.amax(-1) == 1).nonzero().T
+    near = far.sum(-1) < REACH
+    touching, unit = along == "touching", 1 if along == "touching" else REACH / 2
+    edges = (far.amax(-1) == 1 if touching else near & (far.sum(-1) > 0)).nonzero().T
     return Data(
         x=box[0][bright][:, None], pos=(local + place).to(box.dtype), y=label, edge_index=edges,
-        edge_attr=offsets[edges[0], edges[1]].to(box.dtype), near_index=(far.sum(-1) < REACH).nonzero().T,
+        edge_attr=offsets[edges[0], edges[1]].to(box.dtype) / unit, near_index=near.nonzero().T,
     )  # fmt: skip
 
 
-def predict(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
+def predict(model: nn.Module, batch: list[Tensor], along: Edges = "touching") -> tuple[Tensor, Tensor]:
     """Logits and labels."""
-    data = Batch.from_data_list([graph(*one) for one in zip(*batch, strict=True)])
+    data = Batch.from_data_list([graph(*one, along) for one in zip(*batch, strict=True)])
     return model(data), data.y
 
 
@@ -192,8 +207,8 @@ def moved(model: nn.Module, testing: Batches, settings: PyGMixedModel) -> dict[s
     right, change = 0, 0.0
     for batch in testing.whole():
         boxes, labels, places = (x.to(settings.device) for x in batch)
-        here, _ = predict(model, [boxes, labels, places])
-        there, _ = predict(model, [boxes, labels, places + settings.canvas])
+        here, _ = predict(model, [boxes, labels, places], *settings.edges)
+        there, _ = predict(model, [boxes, labels, places + settings.canvas], *settings.edges)
         right += int((there.argmax(1) == labels).sum())
         change = max(change, float((there - here).abs().max() / here.abs().max()))
     return {"elsewhere": 100 * right / testing.length, "change": change}
@@ -202,7 +217,11 @@ def moved(model: nn.Module, testing: Batches, settings: PyGMixedModel) -> dict[s
 def train(settings: PyGMixedModel) -> Outcome:
     """One model, trained and tested."""
     images, labels, first, last = sklearn_digits()
-    training = [x[first[: settings.train_images]] for x in (images, labels)]
+    first = first[: settings.train_images]
+    kept = len(first) // 6  # to choose the epoch and the learning rate on
+    training, validation = ([x[part] for x in (images, labels)] for part in (first[:-kept], first[-kept:]))
+    validation = pairs(validation, torch.Generator().manual_seed(SEED + 1), settings.canvas)
+    validation = tensor_batches(validation, 200, device=settings.data_device)
     testing = [x[last[: settings.test_images]] for x in (images, labels)]
     testing = pairs(testing, torch.Generator().manual_seed(SEED), settings.canvas)
     testing = tensor_batches(testing, 200, device=settings.data_device)
@@ -210,9 +229,10 @@ def train(settings: PyGMixedModel) -> Outcome:
     def augment(batch: list[Tensor], generator: torch.Generator) -> list[Tensor]:
         return pairs(batch, generator, settings.canvas)
 
-    learner = Classifier(build(settings), predict, settings)
+    (along,) = settings.edges
+    learner = Classifier(build(settings), functools.partial(predict, along=along), settings)
     training = tensor_batches(training, settings.batch, settings.seed, augment, settings.data_device)
-    outcome = fit(learner, training, None, testing)
+    outcome = fit(learner, training, validation, testing)
     outcome.more |= moved(learner.model, testing, settings)
     return outcome
 
@@ -220,23 +240,29 @@ def train(settings: PyGMixedModel) -> Outcome:
 def table(rows: list[Row]) -> str:
     """Accuracy, what moving does, and sizes."""
     lines = []
-    for (name,), group in grouped(rows, "models").items():
+    for (along, name), group in at_best_rates(rows, "edges", "models").items():
         here, elsewhere = [row.value for row in group], [row.more["elsewhere"] for row in group]
         change = max(row.more["change"] for row in group)
         lines.append([
-            name, mean_and_spread(here, 1), mean_and_spread(elsewhere, 1), f"{change:.1g}", f"{group[0].parameters:,}",
+            along, name, mean_and_spread(here, 1), mean_and_spread(elsewhere, 1), f"{change:.1g}",
+            f"{group[0].parameters:,}", f"{group[0].setting('learning_rate'):g}",
         ])  # fmt: skip
-    return markdown(["GPS with", "accuracy", "beyond the canvas", "largest change by moving", "parameters"], lines)
+    header = ["messages along", "GPS with", "accuracy", "beyond the canvas", "largest change by moving", "parameters"]
+    return markdown([*header, "rate"], lines)
 
 
 def draw(rows: list[Row], path: Path) -> None:
     """Accuracy at places as in training and beyond, with standard deviations over seeds."""
-    groups = {name: group for (name,), group in grouped(rows, "models").items()}
+    several = len({row.setting("edges") for row in rows}) > 1
+    groups = {
+        f"{name}\n{along}" if several else name: group
+        for (along, name), group in at_best_rates(rows, "edges", "models").items()
+    }
     measured: dict[str, Any] = {
         "places as in training": [[row.value for row in group] for group in groups.values()],
         "beyond the canvas": [[row.more["elsewhere"] for row in group] for group in groups.values()],
     }
-    figure, axes = plt.subplots(figsize=(7, 3.5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(1.5 * max(4, len(groups)), 3.5), layout="constrained")
     for number, (label, values) in enumerate(measured.items()):
         spread = [np.std(one, ddof=1) if len(one) > 1 else 0 for one in values]
         at = np.arange(len(groups)) + 0.4 * (number - 0.5)
@@ -251,7 +277,7 @@ def draw(rows: list[Row], path: Path) -> None:
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The table of accuracies, and its figure."""
     draw(rows, folder / "accuracy.png")
-    return {"accuracy": table(rows)}
+    return {"accuracy": table(rows), "rates": rates(rows, "edges", "models", digits=1)}
 
 
 if __name__ == "__main__":

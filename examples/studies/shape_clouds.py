@@ -61,7 +61,7 @@ class ShapeClouds(Settings):
     """clouds to train on"""
     test: int = 200
     """clouds of each test"""
-    neighbours: int = 16
+    neighbors: int = 16
     """nearest points that a point sees, with itself; twice as many where points are fewer, and in PointNet++"""
     channels: int = 32
     """width of our models; the others get as many parameters"""
@@ -73,16 +73,16 @@ class ShapeClouds(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("train", "test", "neighbours", "channels", "heads", "noise"):
+        for name in ("train", "test", "neighbors", "channels", "heads", "noise"):
             self.positive(name)
-        if self.points % 32 or self.points // 32 < self.neighbours:
-            raise ValueError(f"{flag('points')} must be a multiple of 32, and of 32 {flag('neighbours')} at least")
+        if self.points % 32 or self.points // 32 < self.neighbors:
+            raise ValueError(f"{flag('points')} must be a multiple of 32, and of 32 {flag('neighbors')} at least")
         if self.channels % self.heads:
             raise ValueError(f"{flag('channels')} must divide among {flag('heads')} {self.heads}, got {self.channels}")
 
 
 PRESETS = {
-    "quick": ShapeClouds(points=128, train=16, test=8, neighbours=4, channels=8, heads=2, epochs=1, batch=8),
+    "quick": ShapeClouds(points=128, train=16, test=8, neighbors=4, channels=8, heads=2, epochs=1, batch=8),
     "study": ShapeClouds(seeds=(0, 1, 2), results=study.committed("shape_clouds")),
 }
 
@@ -97,21 +97,19 @@ class CloudClassifier(nn.Module):
     def __init__(self, offset: str, channels: int, heads: int, classes: int) -> None:
         super().__init__()
         self.embed = nn.Linear(1, channels)
-        self.blocks = nn.ModuleList(
-            RelativeGPSBlock(channels, None, heads, pos_dim=3, offset=offset, values="offset", max_distance="auto")
-            for _ in range(4)
-        )
+        attention = {"pos_dim": 3, "offset": offset, "values": "offset", "max_distance": "auto", "method": "features"}
+        self.blocks = nn.ModuleList(RelativeGPSBlock(channels, None, heads, attn_kwargs=attention) for _ in range(4))
         self.head = MLP([2 * channels, 2 * channels, classes], norm=None)
 
-    def forward(self, positions: Tensor, neighbours: list[Tensor]) -> Tensor:
-        """Positions (B, N, 3) and neighbours (B, n, k) of the first n points, for each block -> (B, classes)."""
+    def forward(self, positions: Tensor, neighbors: list[Tensor]) -> Tensor:
+        """Positions (B, N, 3) and neighbors (B, n, k) of the first n points, for each block -> (B, classes)."""
         count = len(positions)
         x = self.embed(from_mean(positions))
-        for block, near in zip(self.blocks, neighbours, strict=True):
+        for block, near in zip(self.blocks, neighbors, strict=True):
             nodes = near.shape[1]
             x, pos = (part[:, :nodes].flatten(0, 1) for part in (x, positions))
             batch = torch.arange(count, device=x.device).repeat_interleave(nodes)
-            x = block(x, edges(near, nodes), pos=pos, batch=batch, batch_size=count).unflatten(0, (count, nodes))
+            x = block(x, edges(near, nodes), batch, pos=pos, batch_size=count).unflatten(0, (count, nodes))
         return self.head(torch.cat([x.mean(1), x.amax(1)], 1))
 
 
@@ -147,14 +145,14 @@ def nearest(positions: Tensor, centres: int, k: int) -> Tensor:
 
 
 def prepared(positions: Tensor, settings: ShapeClouds) -> list[Tensor]:
-    """Positions and the neighbours of each layer, all in float64.
+    """Positions and the neighbors of each layer, all in float64.
 
-    Of half as many points half as many are neighbours, which keeps their distances; fewer centres are as many.
+    Of half as many points half as many are neighbors, which keeps their distances; fewer centres are as many.
     """
     (name,) = settings.models
     points = positions.shape[1]
     counts = points, settings.points // 4, settings.points // 16
-    near = [settings.neighbours * points // settings.points, settings.neighbours, settings.neighbours]
+    near = [settings.neighbors * points // settings.points, settings.neighbors, settings.neighbors]
     positions = farthest_first(positions, counts[1])
     if name == "PointNet++":
         near = [nearest(positions[:, : counts[n]], counts[n + 1], 2 * near[n]) for n in range(2)]
@@ -177,7 +175,7 @@ def turned_upright(batch: list[Tensor], generator: torch.Generator) -> list[Tens
 
 
 def tested(settings: ShapeClouds) -> dict[str, list[Tensor]]:
-    """Positions, neighbours and labels of each test; the same clouds, but for thinner ones."""
+    """Positions, neighbors and labels of each test; the same clouds, but for thinner ones."""
     positions, labels = clouds(settings.test, settings.points, settings.noise, SEED)
     turns = torch.from_numpy(Rotation.random(len(positions), random_state=SEED).as_matrix())
     every = {
@@ -191,8 +189,8 @@ def tested(settings: ShapeClouds) -> dict[str, list[Tensor]]:
 
 def predict(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Logits, in the model's precision, and labels."""
-    positions, *neighbours, labels = batch
-    return model(positions.to(next(model.parameters()).dtype), neighbours), labels
+    positions, *neighbors, labels = batch
+    return model(positions.to(next(model.parameters()).dtype), neighbors), labels
 
 
 @torch.no_grad()

@@ -2,21 +2,26 @@
 
 Real digits (scikit-learn's, enlarged to 20 x 20 pixels in the middle of 28 x 28, or MNIST's with --data) are cut into
 superpixels by SLIC: nodes with a mean intensity and a centroid, joined to their 16 nearest. Where a digit's strokes lie
-is in positions alone. Compares, at about equal numbers of parameters,
+is in positions alone. All models have equally many layers and about as many parameters, and the same messages along the
+same edges: GATv2Conv, which sees the offset of every edge (in "lengths", its length alone). Beside messages they have
 
-GATv2, positions        torch_geometric's GATv2Conv, positions among the inputs
-Performer, positions    GPSConv as it comes, attn_type="performer", positions among the inputs, offsets at the edges
-Performer, offsets      the same without positions among the inputs
-PointTransformer        torch_geometric's PointTransformerConv, which sees offsets only
-ours                    RelativeGPSBlock: messages without positions, attention that knows the offsets of edges: as a
-                        table of rounded ones, an MLP, or their lengths, in weights and ("+ values") in values too
-CNN on pixels           of the image itself, which superpixels leave details of out
+no attention              nothing; also with positions among the inputs
+Performer                 GPSConv, attn_type="performer"; also with positions among the inputs, where digits were in
+                          training, or moved by up to 16 pixels anew every time
+dense                     GPSConv, attn_type="multihead"
+ours                      RelativeGPSBlock: attention that knows the offsets of edges by an MLP, in weights and values;
+                          with "far offsets" heads also attend to mean offsets of all nodes
+far part off              the same, where nodes attend along edges alone
+PointTransformer          PointTransformerConv in place of GATv2Conv, no attention
+CNN on pixels             of the image itself, which superpixels leave details of out
+
+A fifth of the training images is held out: learning rates and epochs are chosen by it.
 
 Tests them on graphs where they were in training; moved by up to 16 pixels, right, left, up or down; and turned by
-multiples of 45 degrees about the middle. Positions are moved and turned, so that graphs stay the same graphs (for the
+45, 90 and 180 degrees about the middle. Positions are moved and turned, so that graphs stay the same graphs (for the
 network on pixels, the images). With --turned, training graphs are turned too, by any angle.
 
-    python examples/studies/superpixel_digits.py --models "ours, mlp + values" "Performer, positions"   # some minutes
+    python examples/studies/superpixel_digits.py --models "ours, far offsets" Performer   # some minutes
     python examples/studies/superpixel_digits.py --data ~/mnist --epochs 5
 """
 
@@ -25,24 +30,30 @@ from __future__ import annotations
 import copy
 import dataclasses
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
-from baselines.graph_layers import GATLayer, GraphClassifier, PerformerLayer, PixelNetwork, PointTransformerLayer
+from baselines.graph_layers import (
+    AttentionLayer,
+    GraphClassifier,
+    LocalLayer,
+    PixelNetwork,
+    PointTransformerLayer,
+    messages,
+)
 from data.superpixel_digits import SIDE, graphs
 from harness import study
 from harness.loading import Batches
 from harness.results import Row
 from harness.settings import Settings, flag
-from harness.tables import grouped, markdown, mean_and_spread
+from harness.tables import at_best_rates, markdown, mean_and_spread, rates
 from harness.training import Classifier, Outcome, fit, match_parameters, parameters
 from tg_equiattn.integrations.pyg import RelativeGPSBlock
 from torch import Tensor, nn
 from torch_geometric.data import Batch
-from torch_geometric.nn import MLP, GINConv, global_mean_pool
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -50,17 +61,29 @@ import matplotlib.pyplot as plt
 CENTRE = (SIDE - 1) / 2
 UNIT = 4.0  # about the length of an edge, in pixels
 TABLE = 12  # offsets of tables are below it, in pixels; longer ones are clipped
-SHIFTS, ANGLES = (2, 4, 8, 16), tuple(range(45, 360, 45))
-Model = Literal[
-    "GATv2, positions", "Performer, positions", "Performer, offsets", "PointTransformer", "ours, table", "ours, mlp",
-    "ours, mlp + values", "ours, distance + values", "CNN on pixels",
-]  # fmt: skip
-OURS = {
-    "ours, table": {"offset": "table", "max_distance": TABLE},
-    "ours, mlp": {"offset": "mlp", "max_distance": "auto"},
-    "ours, mlp + values": {"offset": "mlp", "max_distance": "auto", "values": "offset"},
-    "ours, distance + values": {"offset": "distance", "max_distance": "auto", "values": "offset"},
+SHIFTS, ANGLES = (4, 16), (45, 90, 180)
+# of GraphClassifier: lengths in place of offsets, positions among the inputs, which move in training
+KNOWS: dict[str, dict[str, Any]] = {
+    "lengths": {"lengths": True},
+    "positions": {"positions": True},
+    "moved positions": {"positions": True, "moved": float(SHIFTS[-1])},
 }
+OURS: dict[str, dict[str, Any]] = {
+    "ours": {"offset": "mlp"},
+    "ours, far offsets": {"offset": "mlp", "values": "offset"},
+    "ours, far part off": {"offset": "mlp", "values": "offset", "method": "features"},
+    "ours, lengths": {"offset": "distance", "values": "offset"},
+}
+MODELS = (
+    "no attention", "no attention, positions", "Performer", "Performer, positions", "Performer, moved positions",
+    "dense", "PointTransformer", *list(OURS)[:3], "no attention, lengths", "Performer, lengths", "ours, lengths",
+    "CNN on pixels",
+)  # fmt: skip
+Model = Literal[
+    "no attention", "no attention, positions", "Performer", "Performer, positions", "Performer, moved positions",
+    "dense", "PointTransformer", "ours", "ours, far offsets", "ours, far part off", "no attention, lengths",
+    "Performer, lengths", "ours, lengths", "CNN on pixels",
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,10 +94,7 @@ class SuperpixelDigits(Settings):
     SWEEP: ClassVar[tuple[str, ...]] = ("models", "seeds")
     SHOWN: ClassVar[tuple[str, ...]] = ("turned", "learning_rate")
 
-    models: tuple[Model, ...] = (
-        "GATv2, positions", "Performer, positions", "Performer, offsets", "PointTransformer", "ours, table",
-        "ours, mlp", "ours, mlp + values", "ours, distance + values", "CNN on pixels",
-    )  # fmt: skip
+    models: tuple[Model, ...] = MODELS
     """which to train"""
     data: Path | None = None
     """folder with MNIST's files; by default scikit-learn's digits"""
@@ -85,16 +105,15 @@ class SuperpixelDigits(Settings):
     segments: int = 75
     """nodes of a graph, about"""
     k: int = 16
-    """nearest neighbours of a node"""
+    """nearest neighbors of a node"""
     channels: int = 32
-    """width of models with attention over the whole graph; others get as many parameters by theirs"""
+    """width of ours; others get as many parameters by theirs"""
     layers: int = 2
-    """of models with attention over the whole graph; twice as many of others on graphs"""
     heads: int = 4
     """of attention"""
     turned: bool = False
     """turn training graphs by any angle"""
-    epochs: int = 10
+    epochs: int = 6
     batch: int = 16
     learning_rate: float = 0.01
     warmup: float = 0.2
@@ -115,52 +134,58 @@ PRESETS = {
 }
 
 
-class RelativeGPS(nn.Module):
-    """``RelativeGPSBlock``s between a linear map of every node's intensity and one of the mean over nodes."""
+class RelativeGPS(GraphClassifier):
+    """``RelativeGPSBlock``s, whose attention shares its near pairs, the edges."""
 
-    def __init__(self, settings: SuperpixelDigits, **attention) -> None:
-        super().__init__()
-        width = settings.channels
-        self.embed, self.head = nn.Linear(1, width), nn.Linear(width, 10)
-        self.rounded = attention["offset"] == "table"
+    def through(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
+        near = self.layers[0].neighbors(data.edge_index, data.batch, pos=data.pos, num_nodes=len(x))
+        for layer in self.layers:
+            x = layer(x, data.edge_index, data.batch, edge_attr, data.pos, batch_size=data.num_graphs, neighbors=near)
+        return x
 
-        def local() -> GINConv:
-            return GINConv(MLP([width, width, width], norm=None))
 
-        blocks = (RelativeGPSBlock(width, local(), settings.heads, **attention) for _ in range(settings.layers))
-        self.blocks = nn.ModuleList(blocks)
+def ours(settings: SuperpixelDigits) -> RelativeGPS:
+    (name,) = settings.models
+    attention, lengths = {"max_distance": UNIT, **OURS[name]}, name.endswith("lengths")
 
-    def forward(self, data: Batch) -> Tensor:
-        x, (source, target) = self.embed(data.x), data.edge_index
-        offsets = (data.pos[source] - data.pos[target]).round().clamp(1 - TABLE, TABLE - 1) if self.rounded else None
-        attention = self.blocks[0].attention
-        pos = None if self.rounded else data.pos
-        near = attention.neighbours(data.edge_index, offsets, pos, data.batch, num_nodes=len(x))
-        for block in self.blocks:
-            x = block(x, data.edge_index, None, data.pos, data.batch, batch_size=data.num_graphs, neighbours=near)
-        return self.head(global_mean_pool(x, data.batch, data.num_graphs))
+    def layer(width: int) -> RelativeGPSBlock:
+        conv = messages(width, settings.heads, 1 if lengths else 2)
+        block = RelativeGPSBlock(width, conv, settings.heads, attn_kwargs=attention)
+        if name.endswith("off"):
+            far = block.attention.attention.positions.far_bias.requires_grad_(False)
+            nn.init.constant_(far, -1e4)
+        return block
+
+    return RelativeGPS(layer, settings.channels, settings.layers, CENTRE, UNIT, lengths=lengths)
 
 
 def build(settings: SuperpixelDigits) -> nn.Module:
+    """The model; those that are not ours as wide as it takes to have as many parameters."""
     (name,) = settings.models
     if name in OURS:
-        return RelativeGPS(settings, **OURS[name])
-    heads, scale = settings.heads, {"centre": CENTRE, "unit": UNIT}
-    if name.startswith("Performer"):
-        return GraphClassifier(
-            lambda width: PerformerLayer(width, heads), settings.channels, settings.layers,
-            positions=name.endswith("positions"), **scale,
-        )  # fmt: skip
-    wanted = parameters(build(dataclasses.replace(settings, models=("ours, mlp + values",))))
+        return ours(settings)
+    with torch.device("meta"):
+        wanted = parameters(ours(dataclasses.replace(settings, models=("ours, far offsets",))))
     if name == "CNN on pixels":
         return match_parameters(PixelNetwork, wanted)
-    if name == "PointTransformer":
-        layer, positions = PointTransformerLayer, False
-    else:
-        layer, positions = (lambda width: GATLayer(width, heads)), True
-    return match_parameters(
-        lambda width: GraphClassifier(layer, width, 2 * settings.layers, positions, **scale), wanted
-    )
+    kind, _, knows = name.partition(", ")
+
+    def of(kind: str, width: int, **knows: Any) -> GraphClassifier:
+        def layer(width: int) -> nn.Module:
+            if kind == "PointTransformer":
+                return PointTransformerLayer(width, UNIT)
+            conv = messages(width, settings.heads, 1 if "lengths" in knows else 2)
+            if kind == "no attention":
+                return LocalLayer(width, conv)
+            return AttentionLayer(width, settings.heads, conv, "performer" if kind == "Performer" else "multihead")
+
+        return GraphClassifier(layer, width, settings.layers, CENTRE, UNIT, **knows)
+
+    counted = "dense" if kind == "Performer" else kind  # PyG's Performer is not built on the meta device
+    widths = range(settings.heads, 129, settings.heads)
+    with torch.device("meta"):
+        width = min(widths, key=lambda width: abs(parameters(of(counted, width)) - wanted))
+    return of(kind, width, **KNOWS.get(knows, {}))
 
 
 def moved(data: Batch, pixels: int) -> Batch:
@@ -229,20 +254,18 @@ def train(settings: SuperpixelDigits) -> Outcome:
         training, testing = graphs(
             settings.data, settings.segments, settings.k, settings.train_images, settings.test_images, settings.progress
         )
-    held_out = batches(testing, settings, 200)
+    cut = max(1, len(training) // 5)  # in no order of classes
+    held_out, testing = batches(training[:cut], settings, 200), batches(testing, settings, 200)
     learner = Classifier(build(settings), predict, settings)
-    outcome = fit(learner, batches(training, settings, settings.batch, settings.seed), None, held_out)
-    outcome.more |= elsewhere(learner.model, held_out, settings)
+    outcome = fit(learner, batches(training[cut:], settings, settings.batch, settings.seed), held_out, testing)
+    outcome.more |= elsewhere(learner.model, testing, settings)
     return outcome
 
 
 def by_model(rows: list[Row]) -> dict[str, list[Row]]:
-    """Rows by model, and by whether training graphs were turned; where learning rates differ besides, by those."""
-    groups: dict[str, list[Row]] = {}
-    for (name, turns, rate), group in grouped(rows, "models", "turned", "learning_rate").items():
-        label = f"{name}; turned in training" if turns else name
-        groups[f"{label}, learning rate {rate}" if label in groups else label] = group
-    return groups
+    """Rows by model, and by whether training graphs were turned, at the learning rates that validation data choose."""
+    groups = at_best_rates(rows, "models", "turned")
+    return {f"{name}; turned in training" if turns else name: group for (name, turns), group in groups.items()}
 
 
 def table(rows: list[Row]) -> str:
@@ -252,15 +275,17 @@ def table(rows: list[Row]) -> str:
         accuracies = (
             [row.value for row in group],
             [row.more["shifts"][str(SHIFTS[-1])] for row in group],
-            [np.mean([row.more["angles"][str(angle)] for angle in (90, 180, 270)]) for row in group],
-            [np.mean(list(row.more["angles"].values())) for row in group],
+            [np.mean([row.more["angles"][str(angle)] for angle in ANGLES]) for row in group],
         )
         changes = (f"{max(row.more['change'][kind] for row in group):.1g}" for kind in ("shifts", "angles"))
         cells = (mean_and_spread(values, 1) for values in accuracies)
-        lines.append([name, *cells, *changes, f"{group[0].parameters:,}", str(group[0].setting("learning_rate"))])
+        lines.append([
+            name, *cells, *changes, f"{group[0].parameters:,}", f"{group[0].setting('learning_rate'):g}",
+            f"{np.mean([row.seconds for row in group]):.0f}",
+        ])  # fmt: skip
     header = [
-        "model", "accuracy", f"moved by {SHIFTS[-1]} pixels", "turned by 90, 180, 270 degrees",
-        "by all multiples of 45", "largest change by moving", "by turning", "parameters", "learning rate",
+        "model", "accuracy", f"moved by {SHIFTS[-1]} pixels", "turned", "largest change by moving", "by turning",
+        "parameters", "rate", "seconds",
     ]  # fmt: skip
     return markdown(header, lines)
 
@@ -268,13 +293,13 @@ def table(rows: list[Row]) -> str:
 def draw(rows: list[Row], path: Path) -> None:
     """Accuracy against shift and against angle, means over seeds."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained", sharey=True)
-    for name, group in by_model(rows).items():
+    for number, (name, group) in enumerate(by_model(rows).items()):
         style = {"linestyle": "-" if name.startswith("ours") else "--", "marker": "o", "markersize": 4}
-        for axis, kind in zip(axes, ("shifts", "angles"), strict=True):
+        style["color"] = plt.get_cmap("tab20")(number % 20)
+        for axis, kind, amounts in zip(axes, ("shifts", "angles"), (SHIFTS, ANGLES), strict=True):
             here = np.mean([row.value for row in group])
-            keys = sorted(group[0].more[kind], key=int)
-            means = [here, *(np.mean([row.more[kind][key] for row in group]) for key in keys)]
-            axis.plot([0, *map(int, keys)], means, label=name if kind == "shifts" else None, **style)
+            means = [here, *(np.mean([row.more[kind][str(amount)] for row in group]) for amount in amounts)]
+            axis.plot([0, *amounts], means, label=name if kind == "shifts" else None, **style)
     axes[0].set(xlabel="shift in pixels", ylabel="accuracy in percent", ylim=(0, 100), xticks=[0, *SHIFTS])
     axes[1].set(xlabel="turn in degrees", xticks=[0, *ANGLES])
     figure.legend(loc="outside right upper", fontsize="small")
@@ -283,9 +308,10 @@ def draw(rows: list[Row], path: Path) -> None:
 
 
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """The table of accuracies, and its figure."""
+    """Tables of accuracies and learning rates, and a figure."""
+    rows = sorted(rows, key=lambda row: MODELS.index(row.setting("models")))
     draw(rows, folder / "accuracy.png")
-    return {"accuracy": table(rows)}
+    return {"accuracy": table(rows), "rates": rates(rows, "models", digits=1)}
 
 
 if __name__ == "__main__":

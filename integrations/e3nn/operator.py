@@ -60,7 +60,7 @@ class SE3HyenaOperator(IrrepsModule):
         order of the nodes along the convolution; 'radial' needs ``pos``, and is not for energies, see above
 
     local_context : bool
-        whether nodes are first updated from their neighbours along ``edge_index``, by one Clifford message passing step
+        whether nodes are first updated from their neighbors along ``edge_index``, by one Clifford message passing step
 
     edge_channels : int
         number of invariant scalars of an edge

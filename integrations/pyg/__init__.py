@@ -4,9 +4,8 @@ from .._host import require
 
 require("torch_geometric", "pyg")
 
-from .block import RelativePerformerBlock  # noqa: E402
 from .classifier import PixelGraphClassifier  # noqa: E402
-from .conv import RelativePerformerConv  # noqa: E402
+from .conv import PositionalPerformerConv, RelativePerformerConv  # noqa: E402
 from .gps import RelativeGPSBlock  # noqa: E402
 from .pixel_graph import PixelGraph  # noqa: E402
 from .superpixels import Superpixels  # noqa: E402
@@ -14,8 +13,8 @@ from .superpixels import Superpixels  # noqa: E402
 __all__ = [
     "PixelGraph",
     "PixelGraphClassifier",
+    "PositionalPerformerConv",
     "RelativeGPSBlock",
-    "RelativePerformerBlock",
     "RelativePerformerConv",
     "Superpixels",
 ]

@@ -11,10 +11,10 @@ from torch_geometric.typing import Adj
 from tg_equiattn import checks
 from tg_equiattn.encodings import AbsoluteEncoding
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.nn import MeanReadout, PixelEmbedding
+from tg_equiattn.nn import MeanReadout, PerformerBlock, PixelEmbedding
 from tg_equiattn.nn.children import reset_children
 
-from .block import RelativePerformerBlock
+from .conv import KernelAttentionConv, PositionalPerformerConv, RelativePerformerConv
 from .graph import batch_of, check_sources
 
 
@@ -30,16 +30,16 @@ class PixelGraphClassifier(torch.nn.Module):
         heads (int, optional): Number of attention heads. (default: :obj:`8`)
         embedding (str, optional): :obj:`"linear"`, :obj:`"mlp"`, or :obj:`"lookup"` of 8-bit intensities.
             (default: :obj:`"linear"`)
-        position (str, optional): As :class:`RelativePerformerConv`; :obj:`"absolute"` is added once, to the embedding.
-            (default: :obj:`"window"`)
+        position (str, optional): :obj:`"window"`, near pairs as :class:`RelativePerformerConv` has them;
+            :obj:`"clipped"` or :obj:`"sinusoid"`, as :class:`PositionalPerformerConv`; :obj:`"absolute"`, added once,
+            to the embedding; or :obj:`None`. (default: :obj:`"window"`)
         pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
         max_distance (int, optional): As :class:`RelativePerformerConv`. (default: :obj:`6`)
         redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`100`)
-        attention_dropout (float, optional): Of the attention's output. (default: :obj:`0.1`)
-        dropout (float, optional): Of the feed-forward part. (default: :obj:`0.1`)
+        dropout (float, optional): Of the outputs of attention and of the feed-forward part. (default: :obj:`0.1`)
         norm (str, optional): Before the last linear map: :obj:`"layer"`, at every pixel before the mean, or
             :obj:`"batch"`, after it, with which small data are learned far faster. (default: :obj:`"layer"`)
-        **kwargs (optional): Additional arguments of :class:`RelativePerformerBlock`.
+        **kwargs (optional): Additional arguments of the attention.
 
     Shapes:
         Arguments as :class:`RelativePerformerConv`, output :math:`(|\mathcal{G}|, \mathrm{num\_classes})`.
@@ -51,7 +51,7 @@ class PixelGraphClassifier(torch.nn.Module):
         >>> data = [PixelGraph(max_distance=3)(Data(image=torch.rand(1, 8, 8))) for _ in range(3)]
         >>> data = Batch.from_data_list(data)
         >>> model = PixelGraphClassifier(1, 10, channels=16, num_layers=2, heads=4, max_distance=3)
-        >>> model(data.x, data.edge_index, data.edge_attr, data.pos, data.batch).shape
+        >>> model(data.x, data.edge_index, data.batch, data.pos).shape
         torch.Size([3, 10])
     """
 
@@ -68,7 +68,6 @@ class PixelGraphClassifier(torch.nn.Module):
         pos_dim: int = 2,
         max_distance: int = 6,
         redraw_interval: int | None = 100,
-        attention_dropout: float = 0.1,
         dropout: float = 0.1,
         norm: str = "layer",
         **kwargs: Any,
@@ -77,14 +76,11 @@ class PixelGraphClassifier(torch.nn.Module):
         checks.positive(num_layers=num_layers)
         self.embedding = PixelEmbedding(in_channels, channels, embedding)
         self.absolute = AbsoluteEncoding(channels, pos_dim) if position == "absolute" else None
+        kwargs |= {"pos_dim": pos_dim, "max_distance": max_distance, "redraw_interval": redraw_interval}
         self.blocks = torch.nn.ModuleList(
-            RelativePerformerBlock(
-                channels, heads, position=None if position == "absolute" else position, pos_dim=pos_dim,
-                max_distance=max_distance, redraw_interval=redraw_interval, attention_dropout=attention_dropout,
-                dropout=dropout, **kwargs,
-            )
+            PerformerBlock(_conv(channels, heads, position, **kwargs), channels, dropout=dropout)
             for _ in range(num_layers)
-        )  # fmt: skip
+        )
         self.readout = MeanReadout(channels, num_classes, norm)
         self.in_channels, self.num_classes, self.position = in_channels, num_classes, position
 
@@ -102,36 +98,42 @@ class PixelGraphClassifier(torch.nn.Module):
         self,
         x: Tensor,
         edge_index: Adj | None = None,
-        edge_attr: Tensor | None = None,
-        pos: Tensor | None = None,
         batch: Tensor | None = None,
+        pos: Tensor | None = None,
         *,
+        edge_offset: Tensor | None = None,
         ptr: Tensor | None = None,
         batch_size: int | None = None,
-        grid: PixelGrid | None = None,
+        neighbors: PixelGrid | None = None,
     ) -> Tensor:
         """Runs the forward pass; arguments as :meth:`RelativePerformerConv.forward`."""
-        check_sources(edge_index, edge_attr, grid)
+        check_sources(edge_index, None, edge_offset, neighbors)
         batch, graphs = batch_of(batch, ptr, x.shape[0])
-        near = None
-        if grid is not None:
-            batch_size = x.shape[0] // len(grid)
-            if batch is not None or batch_size * len(grid) != x.shape[0]:
-                raise ValueError(f"grid must fill every graph and stand for batch, got {grid} for {x.shape[0]} nodes")
-            graph = torch.arange(batch_size, device=x.device).repeat_interleave(len(grid))
-            pos = grid.pos(x.device, self.readout.head.weight.dtype).repeat(batch_size, 1) if pos is None else pos
+        near: Any = neighbors
+        if neighbors is not None:
+            batch_size = x.shape[0] // len(neighbors)
+            if batch is not None or batch_size * len(neighbors) != x.shape[0]:
+                raise ValueError(
+                    f"neighbors must fill every graph and stand for batch, got {neighbors} for {x.shape[0]} nodes"
+                )
+            graph = torch.arange(batch_size, device=x.device).repeat_interleave(len(neighbors))
+            places = neighbors.pos(x.device, self.readout.head.weight.dtype).repeat(batch_size, 1)
+            pos = places if pos is None else pos
         else:
             batch_size = checks.batch_index(batch, graphs if batch_size is None else batch_size, x)
             if edge_index is not None:
                 first: Any = self.blocks[0]
-                near = first.attention.neighbours(edge_index, edge_attr, pos, batch, num_nodes=x.shape[0])
+                near = first.attention.neighbors(
+                    edge_index, batch, pos=pos, edge_offset=edge_offset, num_nodes=x.shape[0]
+                )
             graph = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device) if batch is None else batch
         x = self.embedding(x)
         if self.absolute is not None:
             pos = checks.positions(pos, (x.shape[0], self.absolute.pos_dim), x, "position='absolute' needs it")
             x = x + self.absolute(pos).to(x.dtype)
+        size = None if neighbors is not None else batch_size
         for block in self.blocks:
-            x = block(x, pos=pos, batch=batch, batch_size=batch_size, grid=grid, neighbours=near)
+            x = block(x, pos=pos, batch=batch, batch_size=size, neighbors=near)
         return self.readout(x, lambda x: global_mean_pool(x, graph, batch_size))
 
     def __repr__(self) -> str:
@@ -139,3 +141,12 @@ class PixelGraphClassifier(torch.nn.Module):
             f"{self.__class__.__name__}({self.in_channels}, {self.num_classes}, num_layers={len(self.blocks)}, "
             f"position={self.position!r})"
         )
+
+
+def _conv(channels: int, heads: int, position: str | None, **kwargs: Any) -> KernelAttentionConv:
+    """The layer whose positions are of this kind; absolute ones are added before."""
+    if position in ("clipped", "sinusoid"):
+        return PositionalPerformerConv(channels, channels, heads, position=position, **kwargs)
+    checks.choice("position", str(position), ("window", "clipped", "sinusoid", "absolute", "None"))
+    kwargs = {"offset": "table" if position == "window" else None, "method": "features", **kwargs}
+    return RelativePerformerConv(channels, channels, heads, **kwargs)

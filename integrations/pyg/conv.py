@@ -12,158 +12,54 @@ from torch_geometric.utils import is_sparse
 from tg_equiattn import checks
 from tg_equiattn.functional import sum_aggregation
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.neighbours import Neighbours, Pattern
-from tg_equiattn.nn import PerformerAttention
+from tg_equiattn.neighbors import Neighbors, Pattern
+from tg_equiattn.nn import PerformerAttention, PositionalPerformerAttention
+from tg_equiattn.nn.linear.kernel_attention import KernelAttention
+from tg_equiattn.nn.linear.performer import RENAMED
 from tg_equiattn.nn.not_scriptable import NotScriptable
 from tg_equiattn.transforms import transformed
 
-from .graph import (
-    batch_of,
-    check_hidden_batch,
-    check_sources,
-    near_pairs_of,
-    plain_edges,
-    refuse_batch_as_edge_attr,
-)
+from .graph import batch_of, check_hidden_batch, check_sources, near_pairs_of, plain_edges
 
 _ONE_SET = "attention is among the nodes of one set; bipartite graphs have two"
 
 
-class RelativePerformerConv(NotScriptable, MessagePassing):
-    r"""Global attention over the nodes of each graph in linear time, from the
-    `"Translational Equivariance in Kernelizable Attention" <https://arxiv.org/abs/2102.07680>`_ paper, whose output
-    depends on relative positions only.
-
-    With the default :obj:`position="window"`, near pairs (the edges) have exact softmax weights and all pairs are
-    reached through random features:
-
-    .. math::
-        \mathbf{x}^{\prime}_i = \mathbf{W}_o \frac{\sum_j w_{ij} \mathbf{v}_j}{\sum_j w_{ij}}, \qquad
-        w_{ij} = e^{f} \langle \phi(\mathbf{q}_i), \phi(\mathbf{k}_j) \rangle + [j \in \mathcal{N}(i) \cup \{i\}]
-        \exp \left( \mathbf{q}_i^{\top} \mathbf{k}_j / \sqrt{d} + b(\mathbf{p}_j - \mathbf{p}_i) \right)
-
-    See :class:`tg_equiattn.nn.PerformerAttention` for the other positions and for their exactness: :obj:`"window"` and
-    :obj:`"clipped"` are equivariant to translations for any draw of the features, :obj:`"sinusoid"` only in
-    expectation over draws, :obj:`"absolute"` not at all.
+class KernelAttentionConv(NotScriptable, MessagePassing):
+    """What attention by random features among the nodes of graphs has in common: edges, batches, messages.
 
     Args:
-        in_channels (int): Size of each input sample, or :obj:`-1` to derive the size from the first input.
-        out_channels (int): Size of each output sample, a multiple of :obj:`heads`.
-        heads (int, optional): Number of attention heads. (default: :obj:`1`)
-        position (str, optional): :obj:`"window"`, :obj:`"clipped"`, :obj:`"sinusoid"`, :obj:`"absolute"` or
-            :obj:`None`. (default: :obj:`"window"`)
-        pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
-        num_features (int, optional): Number of random features; :obj:`None` means
-            :math:`\max(16, \lfloor d \ln d \rfloor)` for heads of width :math:`d`. (default: :obj:`None`)
-        max_distance (float or str, optional): In the unit of :obj:`pos`: offsets of near pairs are below it on every
-            axis (:obj:`"window"`); distances are clipped to it (:obj:`"clipped"`). A whole number where offsets are; a
-            real one with :obj:`offset="mlp"` and :obj:`"distance"`, which divide by it, or there :obj:`"auto"`: twice
-            the mean length of the edges of the first call, kept in checkpoints. (default: :obj:`6`)
-        offset (str, optional): Bias :math:`b` of :obj:`"window"`: a :obj:`"table"` over integer offsets, an
-            :obj:`"mlp"` of the offset for points off a grid, or a function of the :obj:`"distance"`, invariant to
-            rotations and smooth, also where an edge reaches :obj:`max_distance`. (default: :obj:`"table"`)
-        values (str, optional): With :obj:`"offset"`, near pairs add a learned function of their offset (of their
-            distance with :obj:`offset="distance"`) to the value. (default: :obj:`"content"`)
-        edge_dim (int, optional): Edge feature dimensionality: :obj:`edge_attr` then holds features that add a linear
-            map to the scores of edges, and offsets come from :obj:`pos`. (default: :obj:`None`)
-        position_heads (int, optional): Heads of :obj:`"clipped"` that see positions; :obj:`None` means half of them,
-            at least one. (default: :obj:`None`)
-        redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`None`)
-        method (str, optional): :obj:`"features"`, in linear time, or :obj:`"pairs"`: softmax attention over all pairs
-            of a graph, whose weights the features estimate; for graphs of up to about a hundred nodes, such as
-            molecules. Not for :obj:`"clipped"`. (default: :obj:`"features"`)
-        scale (float, optional): Factor of scores; :obj:`None` means :math:`1/\sqrt{d}`. (default: :obj:`None`)
-        bias (bool, optional): If set to :obj:`False`, the output has no bias. (default: :obj:`True`)
-        dropout (float, optional): Dropout probability of the output. (default: :obj:`0.0`)
-        check_batch (bool, optional): If set to :obj:`False`, calls without :obj:`batch` and :obj:`ptr` are taken for
-            one graph, whatever the edges look like; see the note below. (default: :obj:`True`)
-        process_group (torch.distributed.ProcessGroup, optional): Whose processes share the nodes of every graph, see
-            :doc:`/shared_graphs`. Not for :obj:`"window"` and :obj:`"clipped"`. (default: :obj:`None`)
-        **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.
-
-    Shapes:
-        - **input:** node features :math:`(|\mathcal{V}|, F_{in})`,
-          edge indices :math:`(2, |\mathcal{E}|)` *(optional)*,
-          offsets :math:`\mathbf{p}_j - \mathbf{p}_i` as edge features :math:`(|\mathcal{E}|, D)` *(optional)*,
-          positions :math:`(|\mathcal{V}|, D)` *(optional)*, graph indices :math:`(|\mathcal{V}|)` *(optional)*
-        - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
-
-    Raises:
-        ValueError: naming the argument, what came and what is allowed.
-
-    .. note::
-        :class:`torch_geometric.nn.GPSConv` does not pass :obj:`batch` on to its :obj:`conv`. Give it
-        :obj:`ptr=data.ptr` besides, which reaches this layer. Where neither came and nodes lie in blocks that no edge
-        leaves, several graphs may have come as one: a :obj:`ValueError` is raised if two nodes of different blocks have
-        the same :obj:`pos`, as pixels of different images have, and a warning is given otherwise, as one graph may have
-        several clusters. For that, within :class:`torch_geometric.nn.HeteroConv` or :class:`~torch_geometric.nn.models.
-        basic_gnn.BasicGNN`, which pass no :obj:`batch` on either, there is :obj:`check_batch=False`. What edges do not
-        show passes as one graph: graphs without edges, any call under :meth:`torch.compile`, and on CUDA all calls of a
-        layer but the first.
-
-    .. note::
-        Offsets of near pairs are differences of :obj:`pos`, in its precision. Give positions far from the origin, such
-        as map coordinates of 5e6 m, in float64, which features need not be: in float32 they are exact to 0.5 m there.
-
-    Example:
-        >>> import torch
-        >>> from torch_geometric.data import Batch, Data
-        >>> from tg_equiattn.integrations.pyg import PixelGraph
-        >>> transform = PixelGraph(max_distance=4)
-        >>> data = Batch.from_data_list([transform(Data(image=torch.rand(3, 6, 7))) for _ in range(2)])
-        >>> conv = RelativePerformerConv(3, 16, heads=4, max_distance=4)
-        >>> conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch).shape
-        torch.Size([84, 16])
+        attention: the core's layer.
+        **kwargs: of :class:`MessagePassing`.
     """
 
     SUPPORTS_FUSED_EDGE_INDEX = True
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
-        *,
-        position: str | None = "window",
-        pos_dim: int = 2,
-        num_features: int | None = None,
-        max_distance: float | str = 6,
-        offset: str = "table",
-        values: str = "content",
-        edge_dim: int | None = None,
-        position_heads: int | None = None,
-        redraw_interval: int | None = None,
-        method: str = "features",
-        scale: float | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
-        check_batch: bool = True,
-        process_group: Any = None,
-        **kwargs,
-    ):
+    def __init__(self, attention: KernelAttention, **kwargs: Any):
         kwargs.setdefault("aggr", "sum")
         if kwargs["aggr"] not in ("sum", "add"):
             raise ValueError(f"aggr must be 'sum', got {kwargs['aggr']!r}")
-        if isinstance(in_channels, tuple | list):
-            raise ValueError(f"in_channels must be one number, got {in_channels!r}: {_ONE_SET}")
         if kwargs.setdefault("node_dim", 0) != 0:
             raise ValueError(f"node_dim must be 0, got {kwargs['node_dim']!r}")
         super().__init__(**kwargs)
-        self.out_channels, self.heads = out_channels, heads
-        self.attention = PerformerAttention(
-            in_channels, out_channels, heads, position=position, pos_dim=pos_dim, num_features=num_features,
-            max_distance=max_distance, offset=offset, values=values, edge_dim=edge_dim, position_heads=position_heads,
-            redraw_interval=redraw_interval, method=method, scale=scale, bias=bias, dropout=dropout,
-            process_group=process_group,
-        )  # fmt: skip
-        if not self.attention.positions.weighs_pairs:
+        self.attention = attention
+        if not attention.positions.weighs_pairs:
             self.explain = False  # weights are not one number an edge
-        self.check_batch, self._checked = check_batch, False
+        self.check_batch, self._checked = True, False
 
     @property
     def in_channels(self) -> int:
         """Size of each input sample; -1 where it is not known yet."""
         return self.attention.in_channels
+
+    @property
+    def out_channels(self) -> int:
+        """Size of each output sample."""
+        return self.attention.out_channels
+
+    @property
+    def heads(self) -> int:
+        """Number of attention heads."""
+        return self.attention.heads
 
     @property
     def process_group(self) -> Any:
@@ -183,46 +79,20 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         """Draws new random features, from the layer's own seed or from a CPU :obj:`generator`."""
         self.attention.redraw_features(generator)
 
-    def forward(
+    def _attend(
         self,
         x: Tensor,
-        edge_index: Adj | None = None,
-        edge_attr: Tensor | None = None,
-        pos: Tensor | None = None,
-        batch: Tensor | None = None,
-        *,
-        ptr: Tensor | None = None,
-        batch_size: int | None = None,
-        max_num_nodes: int | None = None,
-        grid: PixelGrid | None = None,
-        neighbours: Neighbours | None = None,
-        return_attention_weights: bool | None = None,
-    ) -> Any:
-        """Runs the forward pass of the module.
-
-        Args:
-            x (torch.Tensor): The node features.
-            edge_index (torch.Tensor or SparseTensor or EdgeIndex, optional): The near pairs, in any order. Without
-                it they are found from :obj:`pos`: Manhattan distance below :obj:`max_distance`, at most 1,000 pairs a
-                node on average.
-            edge_attr (torch.Tensor, optional): Offsets :math:`\\mathbf{p}_j - \\mathbf{p}_i` of the edges. Without it
-                they come from :obj:`pos`. A table and :obj:`"clipped"` need whole ones, up to rounding, and refuse
-                others. With :obj:`edge_dim` it holds that many features of each edge instead.
-            pos (torch.Tensor, optional): The positions of nodes.
-            batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
-            ptr (torch.Tensor, optional): Where graphs begin, in place of :obj:`batch`.
-            batch_size (int, optional): The number of graphs; spares reading it from :obj:`batch`, and is needed for a
-                full graph in :meth:`torch.compile`.
-            max_num_nodes (int, optional): A bound of the nodes of a graph, which :obj:`method="pairs"` needs in
-                :meth:`torch.compile`.
-            grid (PixelGrid, optional): Every graph is all pixels of this grid, with its near pairs; stands for edges
-                and positions.
-            neighbours (Neighbours, optional): Near pairs from :meth:`neighbours`, to share among layers.
-            return_attention_weights (bool, optional): If set to :obj:`True`, will additionally return the tuple
-                :obj:`(edge_index, attention_weights)`: near pairs in the order of their targets, then nodes with
-                themselves, and each head's shares of them in what their targets attend to, which add up to one over
-                all nodes of a graph. :obj:`"window"` only. (default: :obj:`None`)
-        """
+        edge_index: Adj | None,
+        batch: Tensor | None,
+        edge_attr: Tensor | None,
+        pos: Tensor | None,
+        edge_offset: Tensor | None,
+        ptr: Tensor | None,
+        batch_size: int | None,
+        neighbors: Neighbors | PixelGrid | None,
+        **options: Any,
+    ) -> tuple[Any, Neighbors | None]:
+        """What the core's layer returns, and the near pairs."""
         if isinstance(x, tuple | list):
             raise ValueError(
                 f"x must be one tensor of shape (N, {self.in_channels}), got {type(x).__name__}: {_ONE_SET}"
@@ -230,57 +100,54 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         if not isinstance(x, Tensor) or x.ndim != 2:
             what = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x must be a tensor of shape (N, {self.in_channels}), got {what}")
-        check_sources(edge_index, edge_attr, grid)
+        grid = neighbors if isinstance(neighbors, PixelGrid) else None
+        near = None if isinstance(neighbors, PixelGrid) else neighbors
+        check_sources(edge_index, edge_attr, edge_offset, grid)
         batch, graphs = batch_of(batch, ptr, x.shape[0])
         batch_size = graphs if batch_size is None else batch_size
         if grid is None and self.attention.ranks is None:  # which do not know each other's batch
             batch_size = checks.batch_index(batch, batch_size, x)
-        if neighbours is None and grid is None and edge_index is not None:
-            neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=x.shape[0])
-        if self.explain and neighbours is not None and neighbours.weights is None:
-            raise ValueError("neighbours must come from this layer's neighbours() where it is explained, got others")
-        if return_attention_weights and neighbours is None and self.attention.positions.weighs_pairs:
-            raise ValueError("edge_index or neighbours must be given with return_attention_weights, got neither")
-        out = self.attention(
-            x, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, pos=pos, grid=grid,
-            neighbours=neighbours, aggregate=self._aggregate, return_attention_weights=bool(return_attention_weights),
-        )  # fmt: skip
-        if neighbours is None or not return_attention_weights:
-            return out
-        return out[0], (self._weighted_pairs(neighbours), out[1])
+        if near is None and grid is None and edge_index is not None:
+            near = self.neighbors(edge_index, batch, edge_attr, pos, edge_offset=edge_offset, num_nodes=x.shape[0])
+        if self.explain and near is not None and near.weights is None:
+            raise ValueError("neighbors must come from this layer's neighbors() where it is explained, got others")
+        if options.get("return_attention_weights") and near is None and self.attention.positions.weighs_pairs:
+            raise ValueError("edge_index or neighbors must be given with return_attention_weights, got neither")
+        out = self.attention(x, batch=batch, batch_size=batch_size, pos=pos, grid=grid, neighbors=near, **options)
+        return out, near
 
-    def _weighted_pairs(self, neighbours: Neighbours) -> Tensor:
-        """The edges that weights are returned of."""
-        pairs = torch.stack([neighbours.pattern.col, neighbours.pattern.row])
-        pairs = torch.cat([pairs, torch.arange(neighbours.nodes, device=pairs.device).expand(2, -1)], 1)
-        return pairs if self.flow == "source_to_target" else pairs.flip(0)
-
-    def neighbours(
+    def neighbors(
         self,
         edge_index: Adj,
+        batch: Tensor | None = None,
         edge_attr: Tensor | None = None,
         pos: Tensor | None = None,
-        batch: Tensor | None = None,
         *,
+        edge_offset: Tensor | None = None,
         num_nodes: int,
-    ) -> Neighbours | None:
+    ) -> Neighbors | None:
         """Checks a graph's edges and sorts them, once for all layers that share it; :obj:`None` where positions need
         none. Arguments as :meth:`forward`."""
         if self.flow == "target_to_source" and is_sparse(edge_index):
             raise ValueError("edge_index must not be an adjacency matrix with flow='target_to_source'")
         edge_index, edge_attr = plain_edges(edge_index, edge_attr, num_nodes)
         edge_index = edge_index if self.flow == "source_to_target" else edge_index.flip(0)
+        if edge_attr is not None and self.attention.positions.edge_dim is None:
+            what = f"shape {tuple(edge_attr.shape)}" if isinstance(edge_attr, Tensor) else type(edge_attr).__name__
+            raise ValueError(
+                f"edge_attr must be None without edge_dim, got {what}: it holds features of edges; give their offsets "
+                "as edge_offset"
+            )
         here = edge_index.device.type == "cpu"
-        if batch is None and not torch.compiler.is_compiling():
-            refuse_batch_as_edge_attr(edge_attr, edge_index.shape[1], num_nodes)
-            if self.check_batch and (here or not self._checked):
-                check_hidden_batch(edge_index, pos, num_nodes)
-                self._checked = True
-        if not self.attention.needs_neighbours:
+        if batch is None and self.check_batch and not torch.compiler.is_compiling() and (here or not self._checked):
+            check_hidden_batch(edge_index, pos, num_nodes)
+            self._checked = True
+        if not self.attention.needs_neighbors:
             return None
         return near_pairs_of(
-            edge_index, edge_attr, pos, batch, nodes=num_nodes, pos_dim=self.attention.pos_dim,
-            whole=self.attention.whole_offsets, edge_dim=self.attention.edge_dim, weights=self._explained(edge_index),
+            edge_index, edge_attr, edge_offset, pos, batch, nodes=num_nodes, pos_dim=self.attention.positions.pos_dim,
+            whole=self.attention.whole_offsets, edge_dim=self.attention.positions.edge_dim,
+            weights=self._explained(edge_index),
         )  # fmt: skip
 
     def _explained(self, edge_index: Tensor) -> Tensor | None:
@@ -293,6 +160,245 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         if mask.shape != edge_index.shape[1:]:
             raise ValueError(f"edge_mask must have shape ({edge_index.shape[1]},), got {tuple(mask.shape)}")
         return mask
+
+
+class RelativePerformerConv(KernelAttentionConv):
+    r"""Global attention over the nodes of each graph in linear time, whose output depends on relative positions only;
+    after the `"Translational Equivariance in Kernelizable Attention" <https://arxiv.org/abs/2102.07680>`_ paper.
+
+    Near pairs (the edges) have exact softmax weights and all pairs are reached through random features:
+
+    .. math::
+        \mathbf{x}^{\prime}_i = \mathbf{W}_o \frac{\sum_j w_{ij} \mathbf{v}_j}{\sum_j w_{ij}}, \qquad
+        w_{ij} = e^{f} \langle \phi(\mathbf{q}_i), \phi(\mathbf{k}_j) \rangle + [j \in \mathcal{N}(i) \cup \{i\}]
+        \exp \left( \mathbf{q}_i^{\top} \mathbf{k}_j / \sqrt{d} + b(\mathbf{p}_j - \mathbf{p}_i) \right)
+
+    With :obj:`values="offset"` heads attend to offsets of all nodes beside content:
+    :math:`\sum_j w_{ij} (\mathbf{p}_j - \mathbf{p}_i) / \sum_j w_{ij}` joins the output. Everything is exact under
+    translations for any draw of the features. See :class:`tg_equiattn.nn.PerformerAttention`, and
+    :class:`PositionalPerformerConv` for the paper's own positions.
+
+    Args:
+        in_channels (int): Size of each input sample, or :obj:`-1` to derive the size from the first input.
+        out_channels (int): Size of each output sample, a multiple of :obj:`heads`.
+        heads (int, optional): Number of attention heads. (default: :obj:`1`)
+        pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
+        max_distance (float or str, optional): In the unit of :obj:`pos`, the length that offsets are measured in, and
+            below which nodes are near where there are no edges. With :obj:`offset="table"` a whole number, below which
+            offsets are on every axis, and Manhattan distances; elsewhere real, and Euclidean, or there :obj:`"auto"`:
+            twice the mean length of the edges of the first call in training, kept in checkpoints. (default: :obj:`6`)
+        offset (str, optional): Bias :math:`b`: a :obj:`"table"` over integer offsets, an :obj:`"mlp"` of the offset for
+            points off a grid, or a function of the :obj:`"distance"`, invariant to rotations and smooth, also where an
+            edge reaches :obj:`max_distance`. :obj:`None` leaves near pairs out. (default: :obj:`"table"`)
+        values (str, optional): With :obj:`"offset"`, heads attend to the offsets of all nodes, and near pairs add a
+            learned function of their offset to the value. With :obj:`offset="distance"` only inner products of the
+            heads' mean offsets, and functions of near distances, enter: outputs stay invariant to rotations.
+            (default: :obj:`"content"`)
+        edge_dim (int, optional): Edge feature dimensionality: :obj:`edge_attr` then adds a linear map to the scores of
+            edges. (default: :obj:`None`)
+        num_random_features (int, optional): :obj:`None` means :math:`\max(64, \lfloor d \ln d \rfloor)` for heads of
+            width :math:`d`. (default: :obj:`None`)
+        redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`None`)
+        method (str, optional): :obj:`"features"`, in linear time; :obj:`"pairs"`: softmax attention over all pairs of a
+            graph, whose weights the features estimate; or :obj:`"auto"`: pairs for each graph of at most twice as many
+            nodes as there are features, features for the others. What is learned for one does not hold for the other:
+            where sizes of training and test lie on both sides, choose one. (default: :obj:`"auto"`)
+        dropout (float, optional): Dropout probability of the weights of near pairs, and of whole keys among all.
+            (default: :obj:`0.0`)
+        **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.
+
+    Set the attribute :attr:`process_group` to a :class:`torch.distributed.ProcessGroup` whose processes share the nodes
+    of every graph, see :doc:`/shared_graphs`; with :obj:`offset=None` only.
+
+    Shapes:
+        - **input:** node features :math:`(|\mathcal{V}|, F_{in})`,
+          edge indices :math:`(2, |\mathcal{E}|)` *(optional)*, graph indices :math:`(|\mathcal{V}|)` *(optional)*,
+          edge features :math:`(|\mathcal{E}|, D)` *(optional)*, positions :math:`(|\mathcal{V}|, d)` *(optional)*
+        - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    .. note::
+        :class:`torch_geometric.nn.GPSConv` does not pass :obj:`batch` on to its :obj:`conv`. Give it
+        :obj:`ptr=data.ptr` besides, which reaches this layer. Where neither came and nodes lie in blocks that no edge
+        leaves, several graphs may have come as one: a :obj:`ValueError` is raised if two nodes of different blocks have
+        the same :obj:`pos`, as pixels of different images have, and a warning is given otherwise, as one graph may have
+        several clusters. For that, within :class:`torch_geometric.nn.HeteroConv` or :class:`~torch_geometric.nn.models.
+        basic_gnn.BasicGNN`, which pass no :obj:`batch` on either, set the layer's :attr:`check_batch` to
+        :obj:`False`. What edges do not
+        show passes as one graph: graphs without edges, any call under :meth:`torch.compile`, and on CUDA all calls of a
+        layer but the first.
+
+    .. note::
+        Offsets are differences of :obj:`pos`, in its precision. Give positions far from the origin, such
+        as map coordinates of 5e6 m, in float64, which features need not be: in float32 they are exact to 0.5 m there.
+
+    Example:
+        >>> import torch
+        >>> from torch_geometric.data import Batch, Data
+        >>> from tg_equiattn.integrations.pyg import PixelGraph
+        >>> transform = PixelGraph(max_distance=4)
+        >>> data = Batch.from_data_list([transform(Data(image=torch.rand(3, 6, 7))) for _ in range(2)])
+        >>> conv = RelativePerformerConv(3, 16, heads=4, max_distance=4)
+        >>> conv(data.x, data.edge_index, data.batch, pos=data.pos).shape
+        torch.Size([84, 16])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        *,
+        pos_dim: int = 2,
+        max_distance: float | str = 6,
+        offset: str | None = "table",
+        values: str = "content",
+        edge_dim: int | None = None,
+        num_random_features: int | None = None,
+        redraw_interval: int | None = None,
+        method: str = "auto",
+        dropout: float = 0.0,
+        **kwargs,
+    ):
+        checks.renamed({name: kwargs[name] for name in kwargs if name in RENAMED}, RENAMED, type(self).__name__)
+        if isinstance(in_channels, tuple | list):
+            raise ValueError(f"in_channels must be one number, got {in_channels!r}: {_ONE_SET}")
+        attention = PerformerAttention(
+            in_channels, out_channels, heads, pos_dim=pos_dim, max_distance=max_distance, offset=offset, values=values,
+            edge_dim=edge_dim, num_random_features=num_random_features, redraw_interval=redraw_interval, method=method,
+            dropout=dropout,
+        )  # fmt: skip
+        super().__init__(attention, **kwargs)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Adj | None = None,
+        batch: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+        pos: Tensor | None = None,
+        *,
+        edge_offset: Tensor | None = None,
+        ptr: Tensor | None = None,
+        batch_size: int | None = None,
+        max_num_nodes: int | None = None,
+        neighbors: Neighbors | PixelGrid | None = None,
+        return_attention_weights: bool | None = None,
+        return_vectors: bool = False,
+    ) -> Any:
+        """Runs the forward pass of the module.
+
+        Args:
+            x (torch.Tensor): The node features.
+            edge_index (torch.Tensor or SparseTensor or EdgeIndex, optional): The near pairs, in any order. Without
+                it they are found from :obj:`pos`: distance below :obj:`max_distance`, at most 1,000 pairs a node on
+                average.
+            batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
+            edge_attr (torch.Tensor, optional): The edge features, with :obj:`edge_dim`. Those of self-loops are of the
+                pair that every node is with itself.
+            pos (torch.Tensor, optional): The positions of nodes, of which offsets are differences.
+            edge_offset (torch.Tensor, optional): Offsets :math:`\\mathbf{p}_j - \\mathbf{p}_i` of the edges, in place
+                of differences of :obj:`pos`, as across the border of a periodic box. With :obj:`values="offset"` they
+                must be such differences, as far nodes have no offset in a periodic box.
+            ptr (torch.Tensor, optional): Where graphs begin, in place of :obj:`batch`.
+            batch_size (int, optional): The number of graphs; spares reading it from :obj:`batch`, and is needed for a
+                full graph in :meth:`torch.compile`.
+            max_num_nodes (int, optional): A bound of the nodes of a graph, which pairs need in :meth:`torch.compile`.
+            neighbors (Neighbors or PixelGrid, optional): Near pairs from :meth:`neighbors`, to share among layers; or a
+                grid whose pixels every graph has, which stands for edges, positions and :obj:`batch`.
+            return_attention_weights (bool, optional): If set to :obj:`True`, will additionally return the tuple
+                :obj:`(edge_index, attention_weights)`: near pairs in the order of their targets, then nodes with
+                themselves, and each head's shares of them in what their targets attend to, which add up to one over
+                all nodes of a graph. (default: :obj:`None`)
+            return_vectors (bool, optional): If set to :obj:`True`, will additionally return, last, the heads' mean
+                offsets of :obj:`values="offset"`, :math:`(|\\mathcal{V}|, H, d)`, which turn along with positions with
+                :obj:`offset="distance"`. (default: :obj:`False`)
+        """
+        out, near = self._attend(
+            x, edge_index, batch, edge_attr, pos, edge_offset, ptr, batch_size, neighbors, max_num_nodes=max_num_nodes,
+            return_attention_weights=bool(return_attention_weights), return_vectors=return_vectors,
+        )  # fmt: skip
+        if near is None or not return_attention_weights:
+            return out
+        out, weights, *vectors = out
+        return out, (self._weighted_pairs(near), weights), *vectors
+
+    def _weighted_pairs(self, near: Neighbors) -> Tensor:
+        """The edges that weights are returned of."""
+        pairs = torch.stack([near.pattern.col, near.pattern.row])
+        pairs = torch.cat([pairs, torch.arange(near.nodes, device=pairs.device).expand(2, -1)], 1)
+        return pairs if self.flow == "source_to_target" else pairs.flip(0)
+
+    def __repr__(self) -> str:
+        return f"{self.__class__.__name__}({self.attention.extra_repr()})"
+
+
+class PositionalPerformerConv(KernelAttentionConv):
+    r"""Attention by random features with the positions that the `"Translational Equivariance in Kernelizable Attention"
+    <https://arxiv.org/abs/2102.07680>`_ paper compares: see :class:`tg_equiattn.nn.PositionalPerformerAttention`. For
+    work on graphs take :class:`RelativePerformerConv`.
+
+    Args:
+        in_channels (int): Size of each input sample, or :obj:`-1` to derive the size from the first input.
+        out_channels (int): Size of each output sample, a multiple of :obj:`heads`.
+        heads (int, optional): Number of attention heads. (default: :obj:`1`)
+        position (str, optional): :obj:`"clipped"`, :obj:`"sinusoid"` or :obj:`"absolute"`. (default: :obj:`"clipped"`)
+        pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
+        max_distance (int, optional): Distances are clipped to it. (default: :obj:`6`)
+        num_random_features (int, optional): As :class:`RelativePerformerConv`. (default: :obj:`None`)
+        redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`None`)
+        **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.
+
+    Shapes:
+        As :class:`RelativePerformerConv`.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Example:
+        >>> import torch
+        >>> conv = PositionalPerformerConv(16, 16, heads=4, max_distance=3)
+        >>> conv(torch.randn(9, 16), pos=torch.cartesian_prod(torch.arange(3), torch.arange(3))).shape
+        torch.Size([9, 16])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        *,
+        position: str = "clipped",
+        pos_dim: int = 2,
+        max_distance: int = 6,
+        num_random_features: int | None = None,
+        redraw_interval: int | None = None,
+        **kwargs,
+    ):
+        attention = PositionalPerformerAttention(
+            in_channels, out_channels, heads, position=position, pos_dim=pos_dim, max_distance=max_distance,
+            num_random_features=num_random_features, redraw_interval=redraw_interval,
+        )  # fmt: skip
+        super().__init__(attention, **kwargs)
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Adj | None = None,
+        batch: Tensor | None = None,
+        pos: Tensor | None = None,
+        *,
+        edge_offset: Tensor | None = None,
+        ptr: Tensor | None = None,
+        batch_size: int | None = None,
+        neighbors: Neighbors | PixelGrid | None = None,
+    ) -> Tensor:
+        """Runs the forward pass of the module; arguments as :meth:`RelativePerformerConv.forward`."""
+        return self._attend(
+            x, edge_index, batch, None, pos, edge_offset, ptr, batch_size, neighbors, aggregate=self._aggregate
+        )[0]
 
     def _aggregate(self, x: Tensor, pattern: Pattern) -> Tensor:
         """Sums of x over the columns of every row of a sparse relation: messages, or one sparse product."""
@@ -309,7 +415,4 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         return sum_aggregation(x, pattern)
 
     def __repr__(self) -> str:
-        return (
-            f"{self.__class__.__name__}({self.in_channels}, {self.out_channels}, heads={self.heads}, "
-            f"position={self.attention.position!r})"
-        )
+        return f"{self.__class__.__name__}({self.attention.extra_repr()})"

@@ -10,11 +10,11 @@ from torch_geometric.typing import Adj
 from torch_geometric.utils import is_sparse
 
 from tg_equiattn import checks
-from tg_equiattn.neighbours import Neighbours
+from tg_equiattn.neighbors import Neighbors
 from tg_equiattn.nn.children import reset_children
 
 from .conv import RelativePerformerConv
-from .graph import plain_edges, refuse_batch_as_edge_attr
+from .graph import plain_edges
 
 
 class RelativeGPSBlock(torch.nn.Module):
@@ -32,18 +32,18 @@ class RelativeGPSBlock(torch.nn.Module):
     Args:
         channels (int): Size of each input and output sample, a multiple of :obj:`heads`.
         conv (MessagePassing, optional): The local message passing layer, from :obj:`channels` to :obj:`channels`. It
-            gets :obj:`x`, :obj:`edge_index`, and what its :meth:`forward` names of :obj:`edge_attr`, :obj:`pos` and
-            :obj:`batch`. :obj:`None` leaves it out.
+            gets :obj:`x`, :obj:`edge_index`, what its :meth:`forward` names of :obj:`edge_attr`, :obj:`pos` and
+            :obj:`batch`, and all further keywords of the call. :obj:`None` leaves it out.
         heads (int, optional): Number of attention heads. (default: :obj:`1`)
-        pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
-        dropout (float, optional): Dropout probability of all parts. (default: :obj:`0.0`)
+        dropout (float, optional): Dropout probability of the parts' outputs. (default: :obj:`0.0`)
         act (str or Callable, optional): The non-linear activation function to use. (default: :obj:`"relu"`)
         act_kwargs (Dict[str, Any], optional): Arguments passed to the respective activation function defined by
             :obj:`act`. (default: :obj:`None`)
         norm (str or Callable, optional): The normalization function to use. (default: :obj:`"batch_norm"`)
         norm_kwargs (Dict[str, Any], optional): Arguments passed to the respective normalization function defined by
             :obj:`norm`. (default: :obj:`None`)
-        **attention (optional): Additional arguments of :class:`RelativePerformerConv`.
+        attn_kwargs (Dict[str, Any], optional): Arguments of :class:`RelativePerformerConv`, dropout of its weights
+            among them. (default: :obj:`None`)
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -57,9 +57,10 @@ class RelativeGPSBlock(torch.nn.Module):
         >>> import torch
         >>> from torch_geometric.nn import MLP, GINEConv
         >>> conv = GINEConv(MLP([16, 16, 16]), edge_dim=4)
-        >>> block = RelativeGPSBlock(16, conv, heads=4, pos_dim=3, offset="distance", max_distance=2.0, edge_dim=4)
+        >>> attention = {"pos_dim": 3, "offset": "distance", "max_distance": 2.0, "edge_dim": 4}
+        >>> block = RelativeGPSBlock(16, conv, heads=4, attn_kwargs=attention)
         >>> bonds = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-        >>> block(torch.randn(3, 16), bonds, torch.randn(4, 4), torch.rand(3, 3)).shape
+        >>> block(torch.randn(3, 16), bonds, edge_attr=torch.randn(4, 4), pos=torch.rand(3, 3)).shape
         torch.Size([3, 16])
     """
 
@@ -68,14 +69,12 @@ class RelativeGPSBlock(torch.nn.Module):
         channels: int,
         conv: torch.nn.Module | None,
         heads: int = 1,
-        *,
-        pos_dim: int = 2,
         dropout: float = 0.0,
         act: Any = "relu",
         act_kwargs: dict[str, Any] | None = None,
         norm: Any = "batch_norm",
         norm_kwargs: dict[str, Any] | None = None,
-        **attention: Any,
+        attn_kwargs: dict[str, Any] | None = None,
     ):
         super().__init__()
         checks.positive(channels=channels)
@@ -83,7 +82,7 @@ class RelativeGPSBlock(torch.nn.Module):
         if conv is not None and not isinstance(conv, torch.nn.Module):
             raise ValueError(f"conv must be a module or None, got {conv!r}")
         self.channels, self.heads, self.dropout, self.conv = channels, heads, dropout, conv
-        self.attention = RelativePerformerConv(channels, channels, heads, pos_dim=pos_dim, dropout=dropout, **attention)
+        self.attention = RelativePerformerConv(channels, channels, heads, **(attn_kwargs or {}))
         self.mlp = torch.nn.Sequential(
             torch.nn.Linear(channels, 2 * channels),
             activation_resolver(act, **(act_kwargs or {})),
@@ -108,63 +107,72 @@ class RelativeGPSBlock(torch.nn.Module):
         self,
         x: Tensor,
         edge_index: Adj,
+        batch: Tensor | None = None,
         edge_attr: Tensor | None = None,
         pos: Tensor | None = None,
-        batch: Tensor | None = None,
         *,
+        edge_offset: Tensor | None = None,
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
-        neighbours: Neighbours | None = None,
+        neighbors: Neighbors | None = None,
+        **kwargs: Any,
     ) -> Tensor:
         """Runs the forward pass of the module.
 
         Args:
             x (torch.Tensor): The node features.
             edge_index (torch.Tensor or SparseTensor or EdgeIndex): The edges.
+            batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
             edge_attr (torch.Tensor, optional): The edge features. They go to :obj:`conv`, and to the attention with
                 :obj:`edge_dim` only.
             pos (torch.Tensor, optional): The positions of nodes, of which the attention takes the differences.
-            batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
+            edge_offset (torch.Tensor, optional): Offsets of the edges in their place, for the attention.
             batch_size, max_num_nodes (int, optional): The number of graphs and a bound of their nodes; see
                 :meth:`RelativePerformerConv.forward`.
-            neighbours (Neighbours, optional): Near pairs of the attention in place of the edges, from
-                :meth:`neighbours`: shared among blocks, or other ones than messages pass along, or with offsets across
+            neighbors (Neighbors, optional): Near pairs of the attention in place of the edges, from
+                :meth:`neighbors`: shared among blocks, or other ones than messages pass along, or with offsets across
                 the border of a periodic cell.
+            **kwargs (optional): Additional arguments of :obj:`conv`, such as :obj:`edge_weight`.
         """
-        if edge_attr is not None and isinstance(edge_index, Tensor) and not torch.compiler.is_compiling():
-            refuse_batch_as_edge_attr(edge_attr, edge_index.shape[-1], x.shape[0])
-        if neighbours is None:
-            neighbours = self.neighbours(edge_index, edge_attr, pos, batch, num_nodes=x.shape[0])
+        if neighbors is None:
+            neighbors = self.neighbors(edge_index, batch, edge_attr, pos, edge_offset=edge_offset, num_nodes=x.shape[0])
         out = self.attention(
-            x, pos=pos, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, neighbours=neighbours
+            x, pos=pos, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, neighbors=neighbors
         )
+        out = torch.nn.functional.dropout(out, self.dropout, self.training)
         out = self._normalised(self.norm2, x + out, batch, batch_size)
         given = {"edge_attr": edge_attr, "pos": pos, "batch": batch}
         given = {name: given[name] for name in self._conv_takes if given[name] is not None}
-        if edge_attr is not None and "edge_attr" not in given and self.attention.attention.edge_dim is None:
+        if edge_attr is not None and "edge_attr" not in given and not self._features_in_attention:
             raise ValueError(f"edge_attr must be None: neither {self.conv} nor, without edge_dim, attention takes it")
         if self.conv is not None:
-            local = torch.nn.functional.dropout(
-                self.conv(x=x, edge_index=edge_index, **given), self.dropout, self.training
-            )
+            local = self.conv(x=x, edge_index=edge_index, **given, **kwargs)
+            local = torch.nn.functional.dropout(local, self.dropout, self.training)
             out = out + self._normalised(self.norm1, x + local, batch, batch_size)
+        elif kwargs:
+            raise ValueError(f"{', '.join(kwargs)} must not be given where conv is None")
         return self._normalised(self.norm3, out + self.mlp(out), batch, batch_size)
 
-    def neighbours(
+    def neighbors(
         self,
         edge_index: Adj,
+        batch: Tensor | None = None,
         edge_attr: Tensor | None = None,
         pos: Tensor | None = None,
-        batch: Tensor | None = None,
         *,
+        edge_offset: Tensor | None = None,
         num_nodes: int,
-    ) -> Neighbours | None:
+    ) -> Neighbors | None:
         """The near pairs of these edges, once for all blocks that share them. Arguments as :meth:`forward`."""
-        if self.attention.attention.edge_dim is None:
+        if not self._features_in_attention:
             edge_attr = None
             if is_sparse(edge_index):  # without the values, which are not for the attention
                 edge_index, _ = plain_edges(edge_index, None, num_nodes)
-        return self.attention.neighbours(edge_index, edge_attr, pos, batch, num_nodes=num_nodes)
+        return self.attention.neighbors(edge_index, batch, edge_attr, pos, edge_offset=edge_offset, num_nodes=num_nodes)
+
+    @property
+    def _features_in_attention(self) -> bool:
+        return self.attention.attention.positions.edge_dim is not None
 
     def _normalised(
         self, norm: torch.nn.Module | None, x: Tensor, batch: Tensor | None, batch_size: int | None

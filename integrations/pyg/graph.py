@@ -11,18 +11,15 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_sparse, to_edge_index
 
 from tg_equiattn import checks
-from tg_equiattn.neighbours import Neighbours
+from tg_equiattn.neighbors import Neighbors
 from tg_equiattn.offsets import offsets_between, whole_offsets
-
-_LOOKED_AT = 1000  # edges whose offsets are held against positions
-_AGREE = 0.25  # share of offsets that are differences of positions, from which on the others are periodic
 
 
 def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tensor, Tensor | None]:
     """``edge_index`` (2, E) of sources and targets, and ``edge_attr``, of a Tensor, EdgeIndex or transposed adjacency.
 
     An adjacency (SparseTensor, or torch's COO, CSR and CSC) is transposed as everywhere in PyG, rows being targets;
-    its values are the offsets unless ``edge_attr`` is given in the order of its rows.
+    its values of several columns are features unless ``edge_attr`` is given in the order of its rows.
     """
     if isinstance(edge_index, EdgeIndex):
         edge_index = edge_index.as_tensor()
@@ -41,6 +38,8 @@ def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tenso
     if not isinstance(edge_index, Tensor) or edge_index.ndim != 2 or edge_index.shape[0] != 2:
         what = tuple(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise ValueError(f"edge_index must be (2, E), a SparseTensor or an EdgeIndex, got {what}")
+    if edge_index.dtype == torch.int32:
+        edge_index = edge_index.long()
     if edge_index.dtype != torch.int64:
         raise ValueError(f"edge_index must be int64, got {edge_index.dtype}")
     if checks.values_are_free(edge_index) and edge_index.numel():
@@ -50,12 +49,13 @@ def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tenso
     return edge_index, edge_attr
 
 
-def check_sources(edge_index: object, edge_attr: object, grid: object) -> None:
+def check_sources(edge_index: object, edge_attr: object, edge_offset: object, grid: object) -> None:
     """Raise ValueError where arguments would be passed over."""
-    if edge_attr is not None and edge_index is None:
-        raise ValueError("edge_attr must be None where edge_index is None: it holds the offsets of edges")
+    for name, given in (("edge_attr", edge_attr), ("edge_offset", edge_offset)):
+        if given is not None and edge_index is None:
+            raise ValueError(f"{name} must be None where edge_index is None: it has a row for each edge")
     if grid is not None and edge_index is not None:
-        raise ValueError("edge_index must be None where grid is given, which stands for edges")
+        raise ValueError("edge_index must be None where neighbors is a grid, which stands for edges")
 
 
 def batch_of(batch: Tensor | None, ptr: Tensor | None, nodes: int) -> tuple[Tensor | None, int | None]:
@@ -91,8 +91,8 @@ def check_hidden_batch(edge_index: Tensor, pos: Tensor | None, nodes: int) -> No
     message = (
         f"batch was not given for nodes in {blocks} blocks that no edge leaves, which are taken for one graph. For "
         "several graphs give batch or ptr: GPSConv does not pass batch on, call it with ptr=data.ptr, which reaches "
-        f"this layer. For one graph of several parts give batch=torch.zeros({nodes}, dtype=torch.long), or construct "
-        "the layer with check_batch=False"
+        f"this layer. For one graph of several parts give batch=torch.zeros({nodes}, dtype=torch.long), or set the "
+        "layer's check_batch to False"
     )
     within = joined | torch.cat([joined.new_zeros(1), joined[:-1]])
     placed = isinstance(pos, Tensor) and pos.shape[:1] == (nodes,) and not checks.is_batched(pos)
@@ -109,22 +109,10 @@ def _meet(pos: Tensor, block: Tensor) -> bool:
     return bool(((place.diff() == 0) & (block.diff() != 0)).any())
 
 
-def refuse_batch_as_edge_attr(edge_attr: Tensor | None, edges: int, nodes: int) -> None:
-    """Raise ValueError where the graph index of nodes came in place of ``edge_attr``."""
-    if not isinstance(edge_attr, Tensor) or edge_attr.dtype != torch.int64 or tuple(edge_attr.shape) != (nodes,):
-        return
-    free = checks.values_are_free(edge_attr) and nodes
-    sorted_from_zero = free and int(edge_attr[0]) == 0 and not bool((edge_attr.diff() < 0).any())
-    if edges != nodes or sorted_from_zero:
-        raise ValueError(
-            f"edge_attr must hold a row for each of {edges} edges, got int64 of shape ({nodes},), which looks like the "
-            "graph index of nodes: give it by name, as batch=batch"
-        )
-
-
 def near_pairs_of(
     edge_index: Tensor,
     edge_attr: Tensor | None,
+    edge_offset: Tensor | None,
     pos: Tensor | None,
     batch: Tensor | None,
     *,
@@ -133,65 +121,38 @@ def near_pairs_of(
     whole: bool,
     edge_dim: int | None,
     weights: Tensor | None,
-) -> Neighbours:
-    """The core's near pairs of a graph's edges; offsets from ``edge_attr`` or ``pos``, or features from the one and
-    offsets from the other."""
+) -> Neighbors:
+    """The core's near pairs of a graph's edges, with offsets from ``edge_offset`` or ``pos``."""
     source, target = edge_index
     if batch is not None and checks.values_are_free(edge_index) and not torch.equal(batch[source], batch[target]):
         raise ValueError("edge_index must not join nodes of different graphs of batch")
-    edge_attr = _edge_attr(edge_attr, edge_index, pos_dim, edge_dim)
-    if edge_attr is not None and edge_dim is None:
-        _refuse_features(edge_attr, pos, batch, target, source)
-        measured = isinstance(pos, Tensor) and pos.is_floating_point() and checks.values_are_free(pos) and pos.numel()
-        offsets = whole_offsets(edge_attr, pos if measured else None, "edge_attr must hold") if whole else edge_attr
-        return Neighbours(target, source, offsets, nodes, weights=weights)
-    if pos is None:
-        what = "pos or edge_attr" if edge_dim is None else "pos"
-        raise ValueError(f"{what} must be given where offsets are needed, got None")
-    pos = checks.positions(pos, (nodes, pos_dim), edge_index, "")
-    return Neighbours(
-        target, source, offsets_between(pos, target, source, whole), nodes, features=edge_attr, weights=weights
-    )
-
-
-def _edge_attr(edge_attr: object, edge_index: Tensor, pos_dim: int, edge_dim: int | None) -> Tensor | None:
-    """Offsets (E, pos_dim), or features (E, edge_dim), of a checked shape."""
-    if edge_attr is None and edge_dim is None:
-        return None
-    edges, width = edge_index.shape[1], pos_dim if edge_dim is None else edge_dim
-    what = "the offsets x_j - x_i" if edge_dim is None else "features"
-    if not isinstance(edge_attr, Tensor):
-        raise ValueError(f"edge_attr must be a tensor, got {type(edge_attr).__name__}: it must hold {what}")
-    edge_attr = edge_attr[:, None] if edge_attr.ndim == 1 and width == 1 else edge_attr
-    if tuple(edge_attr.shape) != (edges, width):
-        hint = "" if edge_dim is not None else "; for features of edges give edge_dim"
-        raise ValueError(f"edge_attr must hold {what}, ({edges}, {width}), got {tuple(edge_attr.shape)}{hint}")
-    if edge_attr.device != edge_index.device:
-        raise ValueError(f"edge_attr must be on {edge_index.device} as edge_index is, got {edge_attr.device}")
-    return edge_attr
-
-
-def _refuse_features(
-    edge_attr: Tensor, pos: Tensor | None, batch: Tensor | None, target: Tensor, source: Tensor
-) -> None:
-    """Raise ValueError where ``edge_attr`` cannot hold offsets of these positions, not of periodic ones either: hardly
-    any is one of the positions, nor do those of a graph differ along each axis by one length, in either direction."""
-    if not isinstance(pos, Tensor) or pos.ndim != 2 or pos.shape[1] != edge_attr.shape[1] or edge_attr.is_complex():
-        return
-    if not checks.values_are_free(edge_attr) or not checks.values_are_free(pos) or not edge_attr.numel():
-        return
-    few = slice(None, _LOOKED_AT)
-    offsets, target, source = edge_attr[few].double(), target[few], source[few]
-    apart = (pos[source].double() - pos[target].double() - offsets).abs()
-    if not bool(apart.isfinite().all()):  # refused by name where offsets are used
-        return
-    exact = 1e-4 * (1 + offsets.abs().max() + 1e-3 * pos.abs().max())
-    graph = torch.zeros_like(target) if batch is None else batch[target]
-    largest = apart.new_zeros(int(graph.max()) + 1, apart.shape[1])
-    period = largest.scatter_reduce(0, graph[:, None].expand_as(apart), apart, "amax")[graph]
-    wrapped = (apart <= exact) | ((apart - period).abs() <= exact)
-    if float((apart <= exact).all(1).double().mean()) < _AGREE and not bool(wrapped.all()):
-        raise ValueError(
-            f"edge_attr must hold the offsets x_j - x_i of pos, ({edge_attr.shape[1]} wide), got others; for features "
-            f"of edges give edge_dim={edge_attr.shape[1]}, and for offsets in another unit leave pos out"
+    edge_attr = _of_edges("edge_attr", edge_attr, edge_index, edge_dim)
+    offsets = _of_edges("edge_offset", edge_offset, edge_index, pos_dim)
+    if offsets is None:
+        if pos is None:
+            raise ValueError("pos or edge_offset must be given where offsets are needed, got None")
+        pos = checks.positions(pos, (nodes, pos_dim), edge_index, "")
+        near = Neighbors(
+            target, source, offsets_between(pos, target, source, whole), nodes, features=edge_attr, weights=weights
         )
+        near.between_positions = True
+        return near
+    if whole:
+        measured = isinstance(pos, Tensor) and pos.is_floating_point() and checks.values_are_free(pos) and pos.numel()
+        offsets = whole_offsets(offsets, pos if measured else None, "edge_offset must hold")
+    return Neighbors(target, source, offsets, nodes, features=edge_attr, weights=weights)
+
+
+def _of_edges(name: str, given: object, edge_index: Tensor, width: int | None) -> Tensor | None:
+    """Offsets or features (E, width) of a checked shape."""
+    if given is None or width is None:
+        return None
+    edges = edge_index.shape[1]
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(given).__name__}")
+    given = given[:, None] if given.ndim == 1 and width == 1 else given
+    if tuple(given.shape) != (edges, width):
+        raise ValueError(f"{name} must have shape ({edges}, {width}), got {tuple(given.shape)}")
+    if given.device != edge_index.device:
+        raise ValueError(f"{name} must be on {edge_index.device} as edge_index is, got {given.device}")
+    return given

@@ -19,7 +19,7 @@ class PixelGraph(BaseTransform):
 
     Pixels in row order become nodes with features :obj:`x` of shape :math:`(H W, C)` and positions :obj:`pos`, x right
     and y up, of voxels x, y and z; pixels closer than :obj:`max_distance` are joined both ways, with the offset
-    :math:`\mathbf{p}_j - \mathbf{p}_i` of source j from target i in :obj:`edge_attr`. The image itself is left out.
+    :math:`\mathbf{p}_j - \mathbf{p}_i` of source j from target i in :obj:`edge_offset`. The image itself is left out.
     Features are floating point: 8-bit intensities become numbers in :math:`[0, 1]`, other integers stay as large as
     they are. Edges and positions are computed once for each shape, and their memory is shared by all graphs of it until
     one of them is written to, which the other graphs do not see.
@@ -27,7 +27,7 @@ class PixelGraph(BaseTransform):
     Args:
         max_distance (float, optional): Pixels at a smaller Manhattan distance are joined. (default: :obj:`6`)
         periodic (bool, optional): If set to :obj:`True`, opposite borders of the image touch, and offsets are the
-            shortest ones. (default: :obj:`False`)
+            shortest ones: give layers :obj:`edge_offset`, which positions do not tell. (default: :obj:`False`)
         spacing (float or tuple, optional): Of pixels, in the unit of :obj:`pos` and :obj:`max_distance`: one number, or
             one for each axis, in the order of the image's. Layers with tables of offsets need :obj:`1`.
             (default: :obj:`1`)
@@ -38,7 +38,7 @@ class PixelGraph(BaseTransform):
     Example:
         >>> import torch
         >>> PixelGraph(max_distance=2)(Data(image=torch.rand(3, 4, 5)))
-        Data(edge_index=[2, 62], edge_attr=[62, 2], x=[20, 3], pos=[20, 2])
+        Data(edge_index=[2, 62], edge_offset=[62, 2], x=[20, 3], pos=[20, 2])
     """
 
     def __init__(self, max_distance: float = 6, periodic: bool = False, spacing: float | tuple[float, ...] = 1):
@@ -55,7 +55,7 @@ class PixelGraph(BaseTransform):
         data = copy.copy(data)
         grid = self.grid(*image.shape[1:])
         edge_index, offsets, pos = _graph(grid, torch.get_default_dtype())
-        data.edge_index, data.edge_attr = _own(edge_index, image.device), _own(offsets, image.device)
+        data.edge_index, data.edge_offset = _own(edge_index, image.device), _own(offsets, image.device)
         data.x, data.pos = intensities(image).flatten(1).T.contiguous(), _own(pos, image.device)
         del data.image
         return data

@@ -22,7 +22,7 @@ class Superpixels(BaseTransform):
     Segments become nodes: :obj:`x` of shape :math:`(N, C)` is the mean of each segment's pixels, and :obj:`pos` of
     shape :math:`(N, 2)` the mean of their positions, in pixels, x right and y up from the centre of the lower left
     pixel, as :class:`PixelGraph` has them. Edges lead to every node from its :obj:`k` nearest others, nearest first and
-    sorted by target; their offsets are differences of :obj:`pos`, so there is no :obj:`edge_attr`. The image itself is
+    sorted by target; their offsets are differences of :obj:`pos`. The image itself is
     left out. Features are floating point: 8-bit intensities become numbers in :math:`[0, 1]`, other integers stay as
     large as they are. Seeds of segments lie on a grid of the whole image, so an image that is moved by a part of the
     grid's step is cut otherwise.
@@ -80,7 +80,7 @@ class Superpixels(BaseTransform):
         data.pos = pos.to(image.device, torch.get_default_dtype())
         if self.add_seg:
             data.seg = segments[None].to(image.device)
-        data.edge_attr = None
+        data.edge_attr = data.edge_offset = None
         del data.image
         return data
 

@@ -35,7 +35,7 @@ def test_the_nearest_places_come_first(window):
 
 
 def test_starts_written_down():
-    """3 x 3 with four elements: the pixel itself, its neighbours, the corners; elements in turn."""
+    """3 x 3 with four elements: the pixel itself, its neighbors, the corners; elements in turn."""
     cross, corners = [(-1, 0), (0, -1), (0, 1), (1, 0)], [(-1, -1), (-1, 1), (1, -1), (1, 1)]
     places = starting_places(40, Neighbourhood(2, 3), 4)
     assert places[:9] == [(x, n % 4, 0) for n, x in enumerate([(0, 0), *cross, *corners])]

@@ -290,8 +290,8 @@ for path in sorted([*pathlib.Path("../studies").glob("*.py"), *pathlib.Path(".")
         print(path.stem, "--device cuda: torch sees no CUDA device" in said.getvalue())
 """
     said = dict(line.split() for line in evaluate(code).splitlines())
-    scripts = {"associative_recall", "clifford_product", "crystals", "dynamics", "e3nn_mixed_model",
-               "escnn_mixed_model", "far_digits", "floor", "global_attention", "graph_attention",
+    scripts = {"associative_recall", "clifford_product", "crystals", "depots", "dynamics",
+               "e3nn_mixed_model", "escnn_mixed_model", "far_digits", "floor", "global_attention", "graph_attention",
                "group_attention", "large_cloud", "linear_attention", "long_context", "long_range",
                "matching", "molecules", "nbody", "pixel_graphs", "pyg_mixed_model", "rotated_digits",
                "scaled_digits", "second_derivatives", "shape_clouds", "solid_shapes", "superpixel_digits"}  # fmt: skip

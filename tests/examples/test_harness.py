@@ -217,6 +217,31 @@ def test_rows_are_found_by_their_settings(toy, row):
 # Checkpoints
 
 
+@pytest.mark.parametrize(("metric", "best"), [("accuracy", 0.03), ("error", 0.01)])
+def test_validation_data_choose_the_learning_rate(row, metric, best):
+    """By the first seed alone, and never by test data."""
+    from harness.tables import at_best_rates, rates
+
+    def measured(rate, seed, value, *checks):
+        settings = {"models": ["one"], "seeds": [seed], "learning_rate": rate}
+        more = {"curve": [[n, check] for n, check in enumerate(checks, 1)]}
+        return dataclasses.replace(row, metric=metric, value=value, settings=settings, more=more)
+
+    rows = [
+        measured(0.03, 0, 50.0, 60.0, 72.0),
+        measured(0.01, 0, 90.0, 71.0, 59.0),
+        measured(0.01, 1, 99.0, 99.0, 1.0),
+        measured(0.03, 1, 51.0, 50.0, 50.0),
+    ]
+    ((key, chosen),) = at_best_rates(rows, "models").items()
+    assert key == ("one",)
+    assert [r.setting("learning_rate") for r in chosen] == [best, best]
+    assert {r.setting("seeds") for r in chosen} == {0, 1}
+    columns = {"accuracy": "| one | 71.0 | 72.0 |", "error": "| one | 59.0 | 60.0 |"}
+    assert rates(rows, "models", digits=1).splitlines()[0] == "| models | rate 0.01 | rate 0.03 |"
+    assert rates(rows, "models", digits=1).splitlines()[2] == columns[metric]
+
+
 def test_checkpoints_come_back(tmp_path):
     from harness.checkpoints import load, save
 

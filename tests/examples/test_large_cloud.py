@@ -23,7 +23,9 @@ def test_shares_are_the_points(large_cloud, world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", [["EwaldAttention"], ["EwaldAttention", "--method", "waves"], ["PerformerAttention"]])
+@pytest.mark.parametrize(
+    "layer", [["EwaldAttention"], ["EwaldAttention", "--method", "waves"], ["PositionalPerformerAttention"]]
+)
 def test_large_cloud(layer, tmp_path):
     """The same outputs and gradients over one process and over two."""
     options = ["--points", 20_000, "--processes", 1, 2, "--repeats", 1, "--layer", *layer, "--output", tmp_path]

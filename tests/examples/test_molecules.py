@@ -114,7 +114,7 @@ def test_forces_are_derivatives_and_turn_with_the_molecule(molecules):
 
     turn = torch.tensor(Rotation.random(rng=3).as_matrix())
     runs = every_run()
-    assert len(runs) == 11
+    assert len(runs) == 14
     for messages, name in [run for run in runs if run[0] == "bonds" or run[1] in ("dense", "SchNet")]:
         model, batch = small_potential(messages, name), batch_of(molecules)
         out = model(batch).detach()
@@ -132,9 +132,9 @@ def test_forces_are_derivatives_and_turn_with_the_molecule(molecules):
         assert change > 1e-3 if MODELS[name][1] else change < 1e-9, name
 
 
-@pytest.mark.parametrize("name", ["dense", "ours, near bonds", "ours, near pairs"])
+@pytest.mark.parametrize("name", ["dense", "ours", "ours, exact", "ours, far part off"])
 def test_who_knows_of_pairs_without_a_bond(name):
-    """A molecule bent about a bond keeps all lengths of bonds, and its energy changes for near pairs alone."""
+    """A molecule bent about a bond keeps all lengths of bonds, and its energy changes for ours alone."""
     from data.lennard_jones import lennard_jones
 
     model, graph = small_potential("bonds", name), batch_of(lennard_jones(1, 6, 6, seed=4, steps=0))
@@ -146,14 +146,14 @@ def test_who_knows_of_pairs_without_a_bond(name):
     turn = torch.tensor([[0.6, -0.8, 0], [0.8, 0.6, 0], [0, 0, 1]], dtype=torch.float64)
     bent.pos[end] = graph.pos[centre] + turn @ offset
     change = float((model(graph) - model(bent))[0, 0].abs().detach())
-    assert change > 1e-6 if name == "ours, near pairs" else change < 1e-12
+    assert change > 1e-6 if name.startswith("ours") else change < 1e-12
 
 
 def test_as_many_parameters_and_bad_settings():
     from harness.training import parameters
     from molecules import MODELS, MoleculesStudy, build
 
-    ours = parameters(build(MoleculesStudy(models=("ours, near pairs",))))
+    ours = parameters(build(MoleculesStudy(models=("ours",))))
     for name in MODELS:
         assert parameters(build(MoleculesStudy(models=(name,)))) == pytest.approx(ours, rel=0.1), name
     for wrong, message in [
@@ -172,8 +172,8 @@ def test_the_study(tmp_path):
     result = run_here("studies/molecules.py", "--quick", *both, "--no-progress", "--output", tmp_path)
     assert result.returncode == 0, result.stderr
     rows, folder = rows_of(tmp_path, "molecules"), tmp_path / "molecules"
-    assert len(rows) == 11
+    assert len(rows) == 14
     for row in rows:
         assert all(math.isfinite(row.more[name]) and row.more[name] > 0 for name in ("energy", "force", "turned"))
-    assert (folder / "errors.md").read_text().count("| ours, near pairs |") == 2
+    assert (folder / "errors.md").read_text().count("| ours, exact |") == 2
     assert (folder / "errors.png").stat().st_size > 5000

@@ -92,7 +92,7 @@ def test_accuracies_at_shifts_count(pixels):
     images[:, :, :, 4] = 1
 
     class Column(torch.nn.Module):
-        def forward(self, x, edge_index, edge_attr, pos, batch, batch_size):
+        def forward(self, x, edge_index, batch, pos, edge_offset, batch_size):
             bright = x.view(batch_size, 10, 10)[:, 0, 5]
             return torch.stack([1 - bright, bright], 1)
 
@@ -204,8 +204,8 @@ def test_mixed_model(tmp_path, mixed):
         assert row.more["change"] > 1e-2 if name == "Performer + positions" else row.more["change"] < 1e-4
     assert rows["local only"].parameters == pytest.approx(rows["ours"].parameters, rel=0.2)
     table = cells(tmp_path / "pyg_mixed_model" / "accuracy.md")
-    assert [line[0] for line in table[1:]] == list(rows)
-    assert [float(line[1]) for line in table[1:]] == pytest.approx([row.value for row in rows.values()], abs=0.06)
+    assert [line[1] for line in table[1:]] == list(rows)
+    assert [float(line[2]) for line in table[1:]] == pytest.approx([row.value for row in rows.values()], abs=0.06)
     assert (tmp_path / "pyg_mixed_model" / "accuracy.png").stat().st_size > 5000
 
 
@@ -243,6 +243,10 @@ def test_a_graph_of_bright_pixels(mixed):
     assert data.edge_attr.tolist() == [[-1, -1], [1, 1]]  # of the source, seen from the target
     near = {tuple(pair) for pair in data.near_index.T.tolist()}
     assert near == {(i, j) for i in range(3) for j in range(3)} | {(3, 3)}
+    other = mixed.graph(box, torch.tensor(3), torch.tensor([10, 20]), "near pairs")
+    assert {tuple(pair) for pair in other.edge_index.T.tolist()} == {(i, j) for i, j in near if i != j}
+    source, target = other.edge_index
+    torch.testing.assert_close(mixed.REACH / 2 * other.edge_attr, other.pos[source] - other.pos[target])
 
 
 def test_our_layer_is_gps_with_another_attention(mixed):
@@ -263,7 +267,7 @@ def test_our_layer_is_gps_with_another_attention(mixed):
     torch.testing.assert_close(layer(x, data), built_in(x, data))
 
 
-@pytest.mark.parametrize("name", ["local only", "Performer", "Performer + positions", "ours"])
+@pytest.mark.parametrize("name", ["local only", "Performer", "Performer + positions", "ours", "ours, near only"])
 def test_moving_a_graph(mixed, name):
     """Only absolute positions see it; alone equals in a batch but for the built-in Performer, which counts padding."""
     settings = dataclasses.replace(mixed.PRESETS["quick"], models=(name,), layers=2)

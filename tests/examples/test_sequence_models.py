@@ -12,7 +12,7 @@ MODELS = {
     "hyena": lambda: Hyena(S, V, 5, 1, channels=7, depth=2),
     "pooled": lambda: Hyena(S, V, 0, 1, channels=7, depth=2, pool="mean"),
     "published": lambda: Hyena(S, V, 5, 1, channels=7, depth=1, norm="forward"),
-    "neighbours": lambda: Hyena(S, V, 5, 1, channels=7, depth=1, short_conv=3),
+    "neighbors": lambda: Hyena(S, V, 5, 1, channels=7, depth=1, short_conv=3),
     "transformer": lambda: Transformer(S, V, 5, 1, channels=7, depth=2),
     "pooled transformer": lambda: Transformer(S, V, 0, 1, channels=7, depth=2, pool="mean", short_conv=3),
 }

@@ -1,4 +1,4 @@
-"""Clouds on surfaces: uniform by area, closed, upright and scaled; neighbours; and the study of telling them apart."""
+"""Clouds on surfaces: uniform by area, closed, upright and scaled; neighbors; and the study of telling them apart."""
 
 import dataclasses
 import math
@@ -81,12 +81,14 @@ def test_farthest_first_and_nearest():
 @pytest.mark.parametrize("name", ["distance", "mlp", "PointNet++", "DGCNN"])
 def test_what_turning_and_shifting_change(name):
     """Distances: neither changes the outputs. Offsets: shifting does not."""
-    from shape_clouds import PRESETS, build, measured, tested
+    from shape_clouds import PRESETS, build, measured, predict, tested
 
     settings = dataclasses.replace(PRESETS["quick"], models=(name,))
     tests = tested(settings)
     assert torch.equal(tests["upright"][-1], tests["turned"][-1])
-    result = measured(build(settings), tests, settings)
+    model = build(settings)
+    predict(model.train(), tests["upright"])  # which measures how long edges are
+    result = measured(model, tests, settings)
     for change, exact in (("change", 1e-5), ("change in float64", 1e-12)):
         turned, shifted = (result[change][test] for test in ("turned", "shifted"))
         assert turned < exact if name == "distance" else turned > 1e-4
@@ -98,7 +100,7 @@ def test_bad_settings():
 
     for wrong, message in [
         ({"points": 100}, "--points must be a multiple of 32"),
-        ({"points": 224}, "of 32 --neighbours at least"),
+        ({"points": 224}, "of 32 --neighbors at least"),
         ({"channels": 9}, "--channels must divide among --heads 2"),
         ({"noise": -1.0}, "--noise must be positive"),
     ]:

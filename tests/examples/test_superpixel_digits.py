@@ -68,9 +68,12 @@ def test_moves_and_turns(parts):
         torch.testing.assert_close(middle, data.pixels[number].roll((-up, right), (0, 1)), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["ours, table", "ours, mlp", "ours, mlp + values", "ours, distance + values"])
+EXACT = ["no attention", "Performer, lengths", "ours", "ours, far offsets", "ours, far part off", "ours, lengths"]
+
+
+@pytest.mark.parametrize("name", EXACT)
 def test_what_is_exact(parts, name):
-    """Ours do not see moves, nor, of distances, turns; without positions nothing would change outputs."""
+    """Without positions among the inputs nothing sees moves, nor, of lengths alone, turns."""
     from superpixel_digits import PRESETS, build, moved, turned
 
     torch.manual_seed(0)
@@ -83,7 +86,58 @@ def test_what_is_exact(parts, name):
         turn = model(turned(data, 180 * torch.rand(9).double()))
     assert (there - out).abs().max() < 1e-10 * out.abs().max()
     change = (turn - out).abs().max() / out.abs().max()
-    assert change < 1e-10 if "distance" in name else change > 1e-6
+    assert change < 1e-10 if "lengths" in name else change > 1e-6
+
+
+@pytest.mark.parametrize("name", ["ours, far offsets", "ours, far part off"])
+def test_what_reaches_far(parts, name):
+    """With the far part off a node hears of its neighbors alone, in a layer."""
+    from superpixel_digits import PRESETS, build
+
+    torch.manual_seed(0)
+    data = Batch.from_data_list(parts[0][:1])
+    model = build(dataclasses.replace(PRESETS["quick"], models=(name,))).eval()
+    seen: list[torch.Tensor] = []
+    model.layers[-1].register_forward_hook(lambda layer, inputs, out: seen.append(out))
+    with torch.no_grad():
+        model(data)
+        data.x[0] += 1
+        model(data)
+    near = torch.cat([torch.zeros(1, dtype=torch.long), data.edge_index[1, data.edge_index[0] == 0]]).unique()
+    changed = ((seen[1] - seen[0]).abs().amax(1) > 1e-7).nonzero()[:, 0]
+    assert set(near.tolist()) <= set(changed.tolist())
+    assert len(changed) == (len(near) if name.endswith("off") else data.num_nodes)
+
+
+def test_messages_are_the_same():
+    """All but PointTransformer's have GATv2's, that see two features of edges or their length."""
+    from superpixel_digits import MODELS, PRESETS, build
+    from torch_geometric.nn import GATv2Conv
+
+    for name in MODELS:
+        if name in ("PointTransformer", "CNN on pixels"):
+            continue
+        layers = build(dataclasses.replace(PRESETS["quick"], models=(name,))).layers
+        assert [type(layer.conv) for layer in layers] == [GATv2Conv] * PRESETS["quick"].layers
+        assert layers[0].conv.edge_dim == (1 if name.endswith("lengths") else 2), name
+
+
+def test_positions_move_in_training_alone(parts):
+    from superpixel_digits import PRESETS, build
+
+    torch.manual_seed(0)
+    data = Batch.from_data_list(parts[0])
+    model = build(dataclasses.replace(PRESETS["quick"], models=("Performer, moved positions",)))
+    seen: list[torch.Tensor] = []
+    model.embed.register_forward_hook(lambda layer, inputs, out: seen.append(inputs[0]))
+    for training in (True, True, False, False):
+        model.train(training)(data)
+    assert torch.equal(seen[2], seen[3])
+    steps = (seen[0] - seen[2])[:, 1:] * 13.5
+    assert 8 < steps.abs().max() < 16.01
+    assert not torch.equal(seen[0], seen[1])
+    for graph in range(9):
+        torch.testing.assert_close(steps[data.batch == graph].std(0), torch.zeros(2), rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -112,11 +166,12 @@ def test_the_study(tmp_path):
     result = run_here("studies/superpixel_digits.py", "--quick", "--turned", "--no-progress", "--output", tmp_path)
     assert result.returncode == 0, result.stderr
     rows, folder = rows_of(tmp_path, "superpixel_digits"), tmp_path / "superpixel_digits"
-    assert len(rows) == 9
+    assert len(rows) == 14
     for row in rows:
-        exact = "angles" if "distance" in row.setting("models") else "shifts"
+        exact = "angles" if "lengths" in row.setting("models") else "shifts"
         if row.setting("models").startswith("ours"):
             assert row.more["change"][exact] < 1e-5
-        assert set(row.more["shifts"]) == {"2", "4", "8", "16"}
+        assert set(row.more["shifts"]) == {"4", "16"}
+        assert len(row.more["curve"]) == 1  # on what was held out
     assert (folder / "accuracy.png").is_file()
     assert "turned in training" in (folder / "accuracy.md").read_text()

@@ -42,7 +42,7 @@ def assert_same(actual, expected, tensors, atol=1e-12):
 
 
 def opposed(dtype, size=200.0):
-    """Scores of +-size whose content maxima and spatial maxima sit at different neighbours."""
+    """Scores of +-size whose content maxima and spatial maxima sit at different neighbors."""
     tensors, neighbourhood = operands(2, (3, 5), channels=3, dtype=dtype)
     query, key, value, rho_space, rho_group = (x.detach() for x in tensors)
     query = torch.ones_like(query)

@@ -17,7 +17,7 @@ from tg_equiattn import nn as layers
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.grids import Neighbourhood, PixelGrid
 from tg_equiattn.groups import cyclic, dihedral, dyadic, octahedral
-from tg_equiattn.neighbours import Neighbours
+from tg_equiattn.neighbors import Neighbors
 
 C4, GRID, SIZES, RAGGED = cyclic(4), PixelGrid((5, 7), 3), [5, 11, 3], [2, 17, 1, 5]
 SMALL = {"hidden_scalars": 5, "hidden_vectors": 7}
@@ -169,18 +169,22 @@ def near(loops=True, sizes=RAGGED):
     return {"target": pairs[:, 0], "source": pairs[:, 1], "offsets": torch.randint(-2, 3, (len(pairs), 2)).double()}
 
 
-def performer(position=None, kind="grid", **options):
-    make = lambda: layers.PerformerAttention(  # noqa: E731
-        12, 15, 3, position=position, num_features=11, max_distance=3, redraw_interval=100, **options
-    )
-    if kind == "grid":
+def performer(position=None, form="grid", **options):
+    options = {"num_random_features": 11, "max_distance": 3, "redraw_interval": 100, **options}
+
+    def make():
+        if position is not None:
+            return layers.PositionalPerformerAttention(12, 15, 3, position=position, **options)
+        return layers.PerformerAttention(12, 15, 3, **{"method": "features", **options})
+
+    if form == "grid":
         return Case(make, lambda: {"x": d(2, len(GRID), 12), "grid": GRID})
-    if kind == "masked":
+    if form == "masked":
         return Case(make, lambda: {"x": d(2, len(GRID), 12), "grid": GRID, "mask": torch.rand(2, len(GRID)) < 0.7})
 
     def on_nodes(layer, x, pos, batch, batch_size, target, source, offsets):
-        pairs = Neighbours(target, source, offsets, x.shape[0])
-        return layer(x, pos=pos, batch=batch, batch_size=batch_size, neighbours=pairs)
+        pairs = Neighbors(target, source, offsets, x.shape[0])
+        return layer(x, pos=pos, batch=batch, batch_size=batch_size, neighbors=pairs)
 
     def inputs(step):
         batch = batch_of(ragged(step))
@@ -193,20 +197,20 @@ def performer(position=None, kind="grid", **options):
 def relative_performer(**options):
     options = {"channels": 12, "depth": 2, "heads": 3, "max_distance": 3, "dropout": 0.0, **options}
     return Case(
-        lambda: layers.RelativePerformer(2, 5, attention_dropout=0.0, **options),
+        lambda: layers.RelativePerformer(2, 5, **options),
         lambda: {"image": torch.rand(3, 2, 5, 7)},
     )
 
 
 def clipped(projection, table, mask=None, **operands):
-    near = GRID.neighbours(1, projection.device)
+    near = GRID.neighbors(1, projection.device)
     return F.clipped_attention(
-        **operands, projection=projection.detach(), distance_table=table, neighbours=near, mask=mask
+        **operands, projection=projection.detach(), distance_table=table, neighbors=near, mask=mask
     )
 
 
 def window(query, key, value, projection, bias, self_bias, far_bias, target, source, offsets, batch):
-    pairs, ragged = Neighbours(target, source, offsets, len(query)), {"batch": batch, "batch_size": len(RAGGED)}
+    pairs, ragged = Neighbors(target, source, offsets, len(query)), {"batch": batch, "batch_size": len(RAGGED)}
     biases = bias, self_bias, pairs
     return F.window_attention(query, key, value, projection.detach(), *biases, far_bias=far_bias, **ragged)
 
@@ -264,7 +268,7 @@ CORE = {
     "window_attention": Case(lambda: Call(window), window_inputs),
     "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
     "sum_aggregation": function(
-        lambda value: F.sum_aggregation(value, GRID.neighbours(1, value.device).bins(3))[:-1], value=(35, 5)
+        lambda value: F.sum_aggregation(value, GRID.neighbors(1, value.device).bins(3))[:-1], value=(35, 5)
     ),
     "geometric_product": function(F.geometric_product, x=(5, 1, 7, 8), y=(3, 7, 8)),
     "scalar_long_conv": function(F.scalar_long_conv, **SCALARS),
@@ -345,22 +349,22 @@ CORE = {
     "SpatialMaxPool": layer(lambda: layers.SpatialMaxPool(2), 2, 7, 4, 6, 4),
     "SpatialCrop": layer(lambda: layers.SpatialCrop(1), 2, 7, 4, 6, 4),
     "RandomFeatures": Case(lambda: layers.RandomFeatures(11, 5, redraw_interval=3), dict),
-    "PerformerAttention": performer(),
-    "PerformerAttention window": performer("window"),
-    "PerformerAttention mlp": performer("window", offset="mlp"),
-    "PerformerAttention distance": performer("window", offset="distance", values="offset"),
-    "PerformerAttention clipped": performer("clipped"),
-    "PerformerAttention sinusoid": performer("sinusoid"),
-    "PerformerAttention absolute": performer("absolute"),
-    "PerformerAttention masked window": performer("window", "masked"),
-    "PerformerAttention masked pairs": performer("window", "masked", method="pairs"),
-    "PerformerAttention masked clipped": performer("clipped", "masked"),
-    "PerformerAttention ragged": performer(None, "ragged"),
-    "PerformerAttention ragged window": performer("window", "ragged"),
-    "PerformerAttention ragged clipped": performer("clipped", "ragged"),
-    "PerformerAttention ragged sinusoid": performer("sinusoid", "ragged"),
+    "PerformerAttention": performer(offset=None),
+    "PerformerAttention window": performer(),
+    "PerformerAttention mlp": performer(offset="mlp", values="offset"),
+    "PerformerAttention distance": performer(offset="distance", values="offset"),
+    "PerformerAttention masked window": performer(form="masked", values="offset"),
+    "PerformerAttention masked pairs": performer(form="masked", method="pairs"),
+    "PerformerAttention ragged": performer(form="ragged", offset=None, values="offset"),
+    "PerformerAttention ragged window": performer(form="ragged"),
+    "PositionalPerformerAttention": performer("clipped"),
+    "PositionalPerformerAttention sinusoid": performer("sinusoid"),
+    "PositionalPerformerAttention absolute": performer("absolute"),
+    "PositionalPerformerAttention masked": performer("clipped", "masked"),
+    "PositionalPerformerAttention ragged": performer("clipped", "ragged"),
+    "PositionalPerformerAttention ragged sinusoid": performer("sinusoid", "ragged"),
     "PerformerBlock": Case(
-        lambda: layers.PerformerBlock(layers.PerformerAttention(12, 12, 3, position="window", max_distance=3), 12),
+        lambda: layers.PerformerBlock(layers.PerformerAttention(12, 12, 3, max_distance=3), 12),
         lambda: {"x": d(2, len(GRID), 12), "grid": GRID},
     ),
     "PixelEmbedding": layer(lambda: layers.PixelEmbedding(3, 5, "mlp"), 2, 7, 3, axes=(0, 1)),
@@ -444,25 +448,26 @@ def on_graphs(kind, **options):
     def make():
         from tg_equiattn.integrations import pyg
 
-        wide = {"num_features": 11, "max_distance": 3, "heads": 3, **options}
+        wide = {"num_random_features": 11, "max_distance": 3, **options}
         if kind == "RelativePerformerConv":
-            return pyg.RelativePerformerConv(12, 15, **wide)
-        if kind == "RelativePerformerBlock":
-            return pyg.RelativePerformerBlock(12, **wide)
+            return pyg.RelativePerformerConv(12, 15, 3, **{"method": "features", **wide})
+        if kind == "PositionalPerformerConv":
+            return pyg.PositionalPerformerConv(12, 15, 3, **wide)
         if kind == "RelativeGPSBlock":
             from torch_geometric.nn import SAGEConv
 
-            return pyg.RelativeGPSBlock(12, SAGEConv(12, 12), **wide)
-        return pyg.PixelGraphClassifier(12, 5, channels=12, num_layers=2, dropout=0.0, attention_dropout=0.0, **wide)
+            attention = {"method": "features", **wide}
+            return pyg.RelativeGPSBlock(12, SAGEConv(12, 12), 3, norm="layer_norm", attn_kwargs=attention)
+        return pyg.PixelGraphClassifier(12, 5, channels=12, num_layers=2, heads=3, dropout=0.0, **wide)
 
     def inputs(step):
         pairs, batch = near(sizes=ragged(step)), batch_of(ragged(step))
         given = {
             "x": d(len(batch), 12), "edge_index": torch.stack([pairs["source"], pairs["target"]]),
-            "edge_attr": pairs["offsets"], "batch": batch, "batch_size": len(ragged(step)),
+            "edge_offset": pairs["offsets"], "batch": batch, "batch_size": len(ragged(step)),
         }  # fmt: skip
-        if kind == "RelativeGPSBlock":  # offsets are those of positions
-            del given["edge_attr"]
+        if kind == "RelativeGPSBlock" or "values" in options:  # offsets are those of positions
+            del given["edge_offset"]
         more = {"pos": d(len(batch), 2)} if options.get("position") == "sinusoid" or len(given) < 5 else {}
         return given | more | ({"max_num_nodes": max(ragged(step))} if options.get("method") == "pairs" else {})
 
@@ -511,12 +516,11 @@ CASES = {
     **CORE,
     **{kind: on_fields(kind) for kind in ON_FIELDS},
     "RelativePerformerConv": on_graphs("RelativePerformerConv"),
-    "RelativePerformerConv mlp": on_graphs("RelativePerformerConv", offset="mlp"),
-    "RelativePerformerConv pairs": on_graphs("RelativePerformerConv", method="pairs", values="offset"),
-    "RelativePerformerConv clipped": on_graphs("RelativePerformerConv", position="clipped"),
-    "RelativePerformerConv sinusoid": on_graphs("RelativePerformerConv", position="sinusoid"),
-    "RelativePerformerBlock": on_graphs("RelativePerformerBlock"),
-    "RelativeGPSBlock": on_graphs("RelativeGPSBlock", offset="distance", norm="layer_norm"),
+    "RelativePerformerConv mlp": on_graphs("RelativePerformerConv", offset="mlp", values="offset"),
+    "RelativePerformerConv pairs": on_graphs("RelativePerformerConv", method="pairs", offset="mlp", values="offset"),
+    "PositionalPerformerConv": on_graphs("PositionalPerformerConv"),
+    "PositionalPerformerConv sinusoid": on_graphs("PositionalPerformerConv", position="sinusoid"),
+    "RelativeGPSBlock": on_graphs("RelativeGPSBlock", offset="distance"),
     "PixelGraphClassifier": on_graphs("PixelGraphClassifier"),
     "e3nn CliffordMLP": on_irreps("CliffordMLP", "3x0e+2x1o", "2x1e+5x0e", 3),
     "LongTensorProduct": on_irreps("LongTensorProduct", "2x0e+1x1o+1x2e", "1x0e+1x1o", "2x1o+1x2e"),

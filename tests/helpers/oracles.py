@@ -189,55 +189,76 @@ def offset_value(attention, offset):
         features = [math.sin(math.pi * n * u) / (math.pi * n * u) if u else 1.0 for n in range(1, 17)]
         features = torch.tensor(features, dtype=offset.dtype, device=offset.device)
     else:
-        features = F.silu(values.first.weight @ (offset / k) + values.first.bias)
+        first = values.first if attention.offset == "table" else attention.positions.offset_bias.first
+        features = F.silu(first.weight @ (offset / k) + first.bias)
     return torch.einsum("r,hre->he", features, values.map)
 
 
-def performer_double_sum(attention, x, edge_index, offsets, batch, features=None):
-    """A PerformerAttention from its parameters: every weight of every pair by the definition, one pair at a time."""
+def far_offsets(attention, means):
+    """What mean offsets (heads, dim) of one node add to its output, read from the parameters."""
+    means, weight = means / attention.max_distance, attention.far_offsets.map.weight
+    if attention.offset != "distance":
+        return weight @ means.flatten()
+    heads = range(len(means))
+    products = torch.stack([means[e] @ means[f] for e in heads for f in heads if e <= f])
+    return weight @ (products / (1 + products**2) ** 0.25)
+
+
+def performer_double_sum(attention, x, edge_index, offsets, batch, features=None, pos=None):
+    """A PerformerAttention, or a PositionalPerformerAttention, from its parameters: every weight of every pair by the
+    definition, one pair at a time."""
     heads, d, k = attention.heads, attention.head_channels, attention.max_distance
-    content = attention.positions.key_heads
+    position = getattr(attention, "position", "window")  # the paper's, or ours
+    near_pairs, content = getattr(attention, "offset", None) is not None, attention.positions.key_heads
     query = (x @ attention.query.weight.T).view(-1, heads, d)
     key = (x @ attention.key.weight.T).view(-1, content, d)
     value = (x @ attention.value.weight.T).view(-1, heads, d)
+    small = [attention.features is None] * len(x)
     if attention.features is not None:
         projection, m = attention.features.projection, len(attention.features.projection)
         phi_query, phi_key = (positive_features(t / d**0.25, projection) for t in (query, key))
+        if attention.method == "auto":
+            small = [sum(batch[j] == batch[i] for j in range(len(x))) <= 2 * m for i in range(len(x))]
     edges = {(i, j): o for j, i, o in zip(*edge_index.tolist(), offsets, strict=True) if i != j}
     bonds = {}
     if features is not None:
-        bonds = {(i, j): f for j, i, f in zip(*edge_index.tolist(), features, strict=True)}
+        for j, i, f in zip(*edge_index.tolist(), features, strict=True):
+            bonds[i, j] = f + (bonds.get((i, j), 0) if i == j else 0)  # loops of a node add up
     edges |= {(i, i): torch.zeros(attention.pos_dim).to(x) for i in range(len(x))}
-    if attention.position == "clipped":
+    if position == "clipped":
         phi_table = positive_features(attention.positions.distance_table / d**0.25, projection)
     out = []
     for i in range(len(x)):
-        total, normaliser = 0, 0
+        total, normaliser, far = 0, 0, 0
         for j in range(len(x)):
             if batch[i] != batch[j]:
                 continue
-            if attention.features is None:
+            if small[i]:
                 weight = ((query[i] * key[j]).sum(-1) / math.sqrt(d)).exp()
             else:
                 weight = (phi_query[i, :content] * phi_key[j]).sum(-1) / m
             offset = edges.get((i, j))
-            if attention.position == "window":
+            if near_pairs:
                 weight = attention.positions.far_bias.exp() * weight
                 if offset is not None:
                     score = (query[i] * key[j]).sum(-1) / math.sqrt(d)
                     bond = bonds.get((i, j))
-                    if bond is not None and i != j:
+                    if bond is not None:
                         score = score + attention.positions.edge_bias.weight @ bond
                     near = (score + offset_bias(attention, offset)).exp()
                     weight = weight + near
                     if attention.positions.offset_values is not None:
                         total = total + near[:, None] * offset_value(attention, offset)
-            elif attention.position == "clipped":
+            elif position == "clipped":
                 distance = k if offset is None else min(int(offset.abs().sum()), k)
                 weight = torch.cat([weight, (phi_query[i, content:] * phi_table[:, distance]).sum(-1)])
             total, normaliser = total + weight[:, None] * value[j], normaliser + weight
-        out.append((total / normaliser[:, None]).flatten())
-    return torch.stack(out) @ attention.out.weight.T + attention.out.bias
+            if attention.far_offsets is not None:
+                far = far + weight[:, None] * (pos[j] - pos[i])
+        out.append((total / normaliser[:, None]).flatten() @ attention.out.weight.T + attention.out.bias)
+        if attention.far_offsets is not None:
+            out[-1] = out[-1] + far_offsets(attention, far / normaliser[:, None])
+    return torch.stack(out)
 
 
 def long_convolution(q, k, lengths, mode, multiply=None, norm="forward"):
@@ -263,7 +284,7 @@ def long_convolution(q, k, lengths, mode, multiply=None, norm="forward"):
 
 
 def taps(x, weight, causal=False):
-    """Sums over neighbours of (N, C, ...) with weights (C, K), one token and tap at a time."""
+    """Sums over neighbors of (N, C, ...) with weights (C, K), one token and tap at a time."""
     size = weight.shape[1]
     out = []
     for i in range(len(x)):

@@ -142,7 +142,7 @@ class OffsetTable(nn.Module):
         inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # neither NaN nor infinity is
         if checks.values_are_free(offsets) and not bool(inside.all()):
             raise ValueError(
-                f"offsets (edge_attr, or differences of pos) must be below max_distance={self.max_distance} on every "
+                f"offsets (edge_offset, or differences of pos) must be below max_distance={self.max_distance} on every "
                 f"axis, got {offsets.min()} to {offsets.max()}"
             )
         whole = torch.where(inside[:, None], whole, torch.zeros_like(whole)).long()
@@ -179,7 +179,7 @@ class OffsetDistance(nn.Module):
 
     with r = ``max_distance``: the weight :math:`e^b` of a pair vanishes smoothly where the distance reaches r, with all
     its derivatives, and beyond r it is zero. Arguments and shapes as :class:`OffsetTable`; no offset is refused. Where
-    :func:`radial_basis` of the offsets is known it may be given.
+    :meth:`features` of the offsets are known they may be given.
 
     Source: Gasteiger et al., DimeNet (2020), for the basis.
     """
@@ -193,10 +193,15 @@ class OffsetDistance(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.last.weight, std=STD)
 
-    def forward(self, offsets: Tensor, basis: Tensor | None = None) -> Tensor:
+    def features(self, offsets: Tensor) -> Tensor:
+        """The functions of the distance that the bias is a linear map of, (E, 16)."""
+        with full_precision(offsets.device):
+            return radial_basis(offsets.to(self.last.weight.dtype), self.max_distance, RADIAL)
+
+    def forward(self, offsets: Tensor, features: Tensor | None = None) -> Tensor:
         with full_precision(offsets.device):
             offsets = offsets.to(self.last.weight.dtype)
-            bias = self.last(radial_basis(offsets, self.max_distance, RADIAL) if basis is None else basis).T
+            bias = self.last(self.features(offsets) if features is None else features).T
             square = (offsets / self.max_distance).square().sum(-1)
             inside = square < 1
             gap = torch.where(inside, 1 - square, torch.ones_like(square))
@@ -210,6 +215,7 @@ class OffsetMLP(nn.Module):
     r"""A bias for each head as an MLP of the offset, for points off a grid.
 
     Offsets enter in units of ``max_distance``. Arguments and shapes as :class:`OffsetTable`; no offset is refused.
+    Where :meth:`features` of the offsets are known they may be given.
     """
 
     def __init__(self, pos_dim: int, heads: int, max_distance: float) -> None:
@@ -223,10 +229,14 @@ class OffsetMLP(nn.Module):
         nn.init.normal_(self.last.weight, std=STD / math.sqrt(1.5 * self.last.in_features))
         nn.init.zeros_(self.last.bias)
 
-    def forward(self, offsets: Tensor) -> Tensor:
+    def features(self, offsets: Tensor) -> Tensor:
+        """The hidden layer, (E, 32)."""
         with full_precision(offsets.device):
-            scaled = offsets.to(self.first.weight.dtype) / self.max_distance
-            return self.last(nn.functional.silu(self.first(scaled))).T
+            return nn.functional.silu(self.first(offsets.to(self.first.weight.dtype) / self.max_distance))
+
+    def forward(self, offsets: Tensor, features: Tensor | None = None) -> Tensor:
+        with full_precision(offsets.device):
+            return self.last(self.features(offsets) if features is None else features).T
 
     def extra_repr(self) -> str:
         return f"pos_dim={self.pos_dim}, heads={self.heads}, max_distance={self.max_distance}"
@@ -235,24 +245,22 @@ class OffsetMLP(nn.Module):
 class OffsetValues(nn.Module):
     r"""What near pairs add to values: a map of features of the offset for each head, g(x) = f(x) M.
 
-    Features f are a layer of :class:`OffsetMLP`, or :func:`radial_basis` where ``invariant``.
+    Features f are those of the bias of offsets, or, of a table, a layer of their own as :class:`OffsetMLP` has.
 
     Args:
-        pos_dim: dimension of offsets.
-        heads: attention heads.
+        bias: of offsets.
         head_channels: of values.
-        max_distance: the length that offsets are divided by.
-        invariant: whether features are of the distance alone.
 
     Shapes:
         ``(E, pos_dim)`` -> ``(E, features)``; ``map`` is ``(heads, features, head_channels)``.
     """
 
-    def __init__(self, pos_dim: int, heads: int, head_channels: int, max_distance: float, invariant: bool) -> None:
+    def __init__(self, bias: OffsetTable | OffsetMLP | OffsetDistance, head_channels: int) -> None:
         super().__init__()
-        self.pos_dim, self.max_distance, self.invariant = pos_dim, max_distance, invariant
-        self.first = None if invariant else nn.Linear(pos_dim, HIDDEN)
-        self.map = nn.Parameter(torch.empty(heads, RADIAL if invariant else HIDDEN, head_channels))
+        self.max_distance = bias.max_distance
+        self.first = nn.Linear(bias.pos_dim, HIDDEN) if isinstance(bias, OffsetTable) else None
+        features = RADIAL if isinstance(bias, OffsetDistance) else HIDDEN
+        self.map = nn.Parameter(torch.empty(bias.heads, features, head_channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -260,15 +268,14 @@ class OffsetValues(nn.Module):
             _reset_first(self.first)
         nn.init.normal_(self.map, std=self.map.shape[1] ** -0.5)
 
-    def forward(self, offsets: Tensor) -> Tensor:
+    def forward(self, offsets: Tensor, bias: OffsetTable | OffsetMLP | OffsetDistance) -> Tensor:
+        if self.first is None:
+            return bias.features(offsets)  # type: ignore[operator, union-attr]
         with full_precision(offsets.device):
-            offsets = offsets.to(self.map.dtype)
-            if self.first is None:
-                return radial_basis(offsets, self.max_distance, RADIAL)
-            return nn.functional.silu(self.first(offsets / self.max_distance))
+            return nn.functional.silu(self.first(offsets.to(self.map.dtype) / self.max_distance))
 
     def extra_repr(self) -> str:
-        return f"pos_dim={self.pos_dim}, max_distance={self.max_distance}, invariant={self.invariant}"
+        return f"features={self.map.shape[1]}"
 
 
 def _reset_first(layer: nn.Linear) -> None:

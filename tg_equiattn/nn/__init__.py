@@ -22,6 +22,7 @@ from .linear import (
     PerformerAttention,
     PerformerBlock,
     PixelEmbedding,
+    PositionalPerformerAttention,
     RandomFeatures,
     RelativePerformer,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "PerformerBlock",
     "PixelEmbedding",
     "Pointwise",
+    "PositionalPerformerAttention",
     "RandomFeatures",
     "RegularBatchNorm",
     "RegularGlobalNorm",

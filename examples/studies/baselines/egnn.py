@@ -1,4 +1,4 @@
-"""EGNN, the baseline of the n-body task, at its published size: all particles of a system are neighbours.
+"""EGNN, the baseline of the n-body task, at its published size: all particles of a system are neighbors.
 
 Source: V. G. Satorras, E. Hoogeboom, M. Welling, E(n) Equivariant Graph Neural Networks (2021), Eq. 3, 4, 6 and 7.
 """

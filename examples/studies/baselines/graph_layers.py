@@ -1,26 +1,31 @@
-"""Usual networks for graphs with positions: layers of PyG between a linear map of every node and one of their mean."""
+"""Networks for graphs with positions: GPS layers whose messages see the offsets of edges, and what stands beside."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
-from torch_geometric.nn import MLP, BatchNorm, GATv2Conv, GINEConv, GPSConv, PointTransformerConv, global_mean_pool
+from torch_geometric.nn import MLP, GATv2Conv, GPSConv, MessagePassing, PointTransformerConv, global_mean_pool
+
+Attention = Literal["performer", "multihead"]
 
 
 class GraphClassifier(nn.Module):
-    """Logits of every graph of a batch.
+    """Logits of every graph of a batch: layers between a linear map of every node and one of their mean.
 
     Args:
-        layer: makes one of a width; called with features (N, C), positions (N, 2) and the batch.
+        layer: makes one of a width; called with features (N, C), features of edges (E, 2 or 1) and the batch.
         channels: the width.
         layers: how many.
+        lengths: whether edges have lengths for features in place of offsets.
         positions: whether they are among the inputs.
-        centre: subtracted from positions.
-        unit: that positions are divided by.
+        moved: by how much they move there, at most, in training: whole graphs, anew every time.
+        centre: of the positions among the inputs, which are divided by it.
+        unit: that offsets are divided by.
     """
 
     def __init__(
@@ -28,59 +33,79 @@ class GraphClassifier(nn.Module):
         layer: Callable[[int], nn.Module],
         channels: int,
         layers: int,
-        positions: bool,
         centre: float,
         unit: float,
+        lengths: bool = False,
+        positions: bool = False,
+        moved: float = 0.0,
         classes: int = 10,
     ) -> None:
         super().__init__()
-        self.positions, self.centre, self.unit = positions, centre, unit
+        self.centre, self.unit, self.lengths, self.positions, self.moved = centre, unit, lengths, positions, moved
         self.embed = nn.Linear(3 if positions else 1, channels)
         self.layers = nn.ModuleList(layer(channels) for _ in range(layers))
         self.head = nn.Linear(channels, classes)
 
     def forward(self, data: Batch) -> Tensor:
-        pos = (data.pos - self.centre) / self.unit
-        x = self.embed(torch.cat([data.x, pos], 1) if self.positions else data.x)
-        for layer in self.layers:
-            x = layer(x, pos, data)
+        (source, target), x = data.edge_index, data.x
+        offsets = (data.pos[source] - data.pos[target]) / self.unit
+        if self.positions:
+            pos = data.pos - self.centre
+            if self.training and self.moved:
+                pos = pos + self.moved * (2 * torch.rand(data.num_graphs, 2).to(pos) - 1)[data.batch]
+            x = torch.cat([x, pos / self.centre], 1)
+        x = self.through(self.embed(x), offsets.norm(dim=1, keepdim=True) if self.lengths else offsets, data)
         return self.head(global_mean_pool(x, data.batch, data.num_graphs))
 
-
-class GATLayer(nn.Module):
-    """``GATv2Conv`` with a shortcut and batch norm."""
-
-    def __init__(self, channels: int, heads: int) -> None:
-        super().__init__()
-        self.conv, self.norm = GATv2Conv(channels, channels // heads, heads), BatchNorm(channels)
-
-    def forward(self, x: Tensor, pos: Tensor, data: Batch) -> Tensor:
-        return self.norm(x + self.conv(x, data.edge_index)).relu()
+    def through(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
+        """All layers."""
+        for layer in self.layers:
+            x = layer(x, edge_attr, data)
+        return x
 
 
-class PointTransformerLayer(nn.Module):
-    """``PointTransformerConv`` with the perceptrons of its paper, a shortcut and batch norm."""
+def messages(channels: int, heads: int, edge_dim: int) -> GATv2Conv:
+    """What all attentions stand beside: ``GATv2Conv`` that sees features of edges."""
+    return GATv2Conv(channels, channels // heads, heads, edge_dim=edge_dim)
 
-    def __init__(self, channels: int) -> None:
-        super().__init__()
+
+class AttentionLayer(GPSConv):
+    """``GPSConv`` with an attention of its own."""
+
+    def __init__(self, channels: int, heads: int, conv: MessagePassing, attention: Attention) -> None:
+        width = {"head_channels": channels // heads} if attention == "performer" else {}
+        super().__init__(channels, conv, heads, attn_type=attention, attn_kwargs=width)
+
+    def forward(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
+        return super().forward(x, data.edge_index, data.batch, edge_attr=edge_attr)
+
+
+class LocalLayer(GPSConv):
+    """``GPSConv`` without attention."""
+
+    def __init__(self, channels: int, conv: MessagePassing) -> None:
+        super().__init__(channels, conv)
+        self.attn = self.norm2 = None
+
+    def forward(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
+        x = self.norm1(x + self.local(x, edge_attr, data))
+        return self.norm3(x + self.mlp(x))
+
+    def local(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
+        """Messages."""
+        return self.conv(x, data.edge_index, edge_attr)
+
+
+class PointTransformerLayer(LocalLayer):
+    """The same with ``PointTransformerConv`` and the perceptrons of its paper."""
+
+    def __init__(self, channels: int, unit: float) -> None:
         perceptrons = (MLP([width, channels, channels], norm=None) for width in (2, channels))
-        self.conv, self.norm = PointTransformerConv(channels, channels, *perceptrons), BatchNorm(channels)
+        super().__init__(channels, PointTransformerConv(channels, channels, *perceptrons))
+        self.unit = unit
 
-    def forward(self, x: Tensor, pos: Tensor, data: Batch) -> Tensor:
-        return self.norm(x + self.conv(x, pos, data.edge_index)).relu()
-
-
-class PerformerLayer(GPSConv):
-    """``GPSConv`` with its Performer, as it comes; messages know the offsets of edges."""
-
-    def __init__(self, channels: int, heads: int) -> None:
-        local = GINEConv(MLP([channels, channels, channels], norm=None), edge_dim=2)
-        width = {"head_channels": channels // heads}
-        super().__init__(channels, local, heads, attn_type="performer", attn_kwargs=width)
-
-    def forward(self, x: Tensor, pos: Tensor, data: Batch) -> Tensor:
-        source, target = data.edge_index
-        return super().forward(x, data.edge_index, data.batch, edge_attr=pos[source] - pos[target])
+    def local(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
+        return self.conv(x, data.pos / self.unit, data.edge_index)
 
 
 class PixelNetwork(nn.Module):

@@ -13,9 +13,7 @@ from torch_geometric.nn import GINEConv, GPSConv, global_add_pool
 from torch_geometric.nn.models.schnet import GaussianSmearing, InteractionBlock
 from torch_geometric.utils import scatter
 
-from tg_equiattn.neighbours import Neighbours
-
-Attention = Literal["none", "performer", "multihead", "near bonds", "near pairs", "SchNet"]
+Attention = Literal["none", "performer", "multihead", "features", "pairs", "near", "SchNet"]
 Edges = Literal["bonds", "pairs"]
 KINDS = 2  # of bonds
 BUMPS = 20  # functions of the distance
@@ -34,7 +32,8 @@ class GraphPotential(nn.Module):
     """The energy of every graph: layers between an embedding of every atom and a perceptron whose outputs are summed.
 
     Args:
-        attention: the global one of GPS layers; or SchNet's layers, which have none.
+        attention: the global one of GPS layers: none, torch_geometric's, or ours by random features or all pairs, or
+            ours between near pairs alone; or SchNet's layers, which have none.
         edges: along which messages pass: bonds, or all pairs nearer than the cutoff.
         species: how many.
         channels, layers, heads: sizes.
@@ -69,14 +68,13 @@ class GraphPotential(nn.Module):
         length = (pos[index[0]] - pos[index[1]]).norm(dim=1)
         features = torch.cat([kinds, self.bumps(length), _envelope(length / self.cutoff)], 1)
         near = None
-        if self.attention in ("near bonds", "near pairs"):
-            (source, target), kinds = _edges(data, self.attention.removeprefix("near "))
-            near = Neighbours(target, source, pos[source] - pos[target], len(x), features=kinds)
+        if isinstance(self.layers[0], RelativeGPSBlock):
+            near = self.layers[0].neighbors(data.pair_index, batch, data.pair_attr, pos, num_nodes=len(x))
         for layer in self.layers:
             if isinstance(layer, InteractionBlock):
                 x = x + layer(x, index, length, features)
             elif isinstance(layer, RelativeGPSBlock):
-                x = layer(x, index, features, pos, batch, batch_size=data.num_graphs, neighbours=near)
+                x = layer(x, index, batch, features, pos, batch_size=data.num_graphs, neighbors=near)
             else:
                 x = layer(x, index, batch, edge_attr=features)
         return global_add_pool(self.head(x), batch, data.num_graphs)[:, 0]
@@ -104,10 +102,16 @@ def _layer(attention: Attention, channels: int, heads: int, cutoff: float) -> nn
     if attention in ("performer", "multihead"):
         width = {"head_channels": channels // heads} if attention == "performer" else {}
         return GPSConv(channels, local, heads, attn_type=attention, attn_kwargs=width, **SMOOTH)
-    return RelativeGPSBlock(
-        channels, local, heads, pos_dim=3, offset="distance", values="offset", max_distance=cutoff, edge_dim=KINDS,
-        **SMOOTH,
+    block = RelativeGPSBlock(
+        channels, local, heads, **SMOOTH,
+        attn_kwargs={
+            "pos_dim": 3, "offset": "distance", "values": "offset", "max_distance": cutoff, "edge_dim": KINDS,
+            "method": "pairs" if attention == "pairs" else "features",
+        },
     )  # fmt: skip
+    if attention == "near":
+        nn.init.constant_(block.attention.attention.positions.far_bias.requires_grad_(False), -1e4)
+    return block
 
 
 def _edges(data: Batch, which: Edges) -> tuple[Tensor, Tensor]:

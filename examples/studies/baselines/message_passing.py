@@ -55,16 +55,16 @@ class ChannelwiseMessagePassing(nn.Module):
     Args:
         irreps_in: of the points' features; :data:`HIDDEN` come out.
         radius: length of the longest edges, up to which ``bumps`` functions tell lengths apart.
-        neighbours: of a point as a rule; sums are divided by the root of it.
+        neighbors: of a point as a rule; sums are divided by the root of it.
         bumps: how many.
         cutoff: False where ``radius`` leaves out no edge.
     """
 
     def __init__(
-        self, irreps_in: o3.Irreps, radius: float, neighbours: float, bumps: int = 5, cutoff: bool = True
+        self, irreps_in: o3.Irreps, radius: float, neighbors: float, bumps: int = 5, cutoff: bool = True
     ) -> None:
         super().__init__()
-        self.radius, self.neighbours, self.bumps, self.cutoff = radius, neighbours, bumps, cutoff
+        self.radius, self.neighbors, self.bumps, self.cutoff = radius, neighbors, bumps, cutoff
         self.harmonics = o3.Irreps("0e + 1o + 2e")
         self.gate = Gate("16x0e", [torch.nn.functional.silu], "8x0e", [torch.sigmoid], "8x1o")
         instructions, found = [], o3.Irreps()
@@ -97,4 +97,4 @@ class ChannelwiseMessagePassing(nn.Module):
             weights = weights * soft_unit_step(5 * (1 - length / math.hypot(self.radius, SOFT)))[:, None]
         messages = self.product(self.before(x)[source], harmonics, weights)
         total = messages.new_zeros(len(x), messages.shape[1]).index_add(0, target, messages)
-        return self.gate(self.self_connection(x) + self.after(total / self.neighbours**0.5))
+        return self.gate(self.self_connection(x) + self.after(total / self.neighbors**0.5))

@@ -1,4 +1,4 @@
-"""The usual classifiers of point clouds, of PyG's layers: PointNet++ and DGCNN, here with neighbours that are given."""
+"""The usual classifiers of point clouds, of PyG's layers: PointNet++ and DGCNN, here with neighbors that are given."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch_geometric.nn import MLP, EdgeConv, PointNetConv
 
 
-def edges(neighbours: Tensor, sources: int) -> Tensor:
-    """Edges (2, E) from neighbours to their points, of indices (clouds, points, k) among each cloud's sources."""
-    clouds, points, k = neighbours.shape
-    first = torch.arange(clouds, device=neighbours.device)[:, None, None]
-    target = torch.arange(clouds * points, device=neighbours.device).repeat_interleave(k)
-    return torch.stack([(neighbours + sources * first).flatten(), target])
+def edges(neighbors: Tensor, sources: int) -> Tensor:
+    """Edges (2, E) from neighbors to their points, of indices (clouds, points, k) among each cloud's sources."""
+    clouds, points, k = neighbors.shape
+    first = torch.arange(clouds, device=neighbors.device)[:, None, None]
+    target = torch.arange(clouds * points, device=neighbors.device).repeat_interleave(k)
+    return torch.stack([(neighbors + sources * first).flatten(), target])
 
 
 def from_mean(positions: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ class PointNet2(nn.Module):
         classes: how many.
 
     Shapes:
-        positions (B, N, 3), and for each of the two layers the neighbours (B, centres, k) of its centres, indices
+        positions (B, N, 3), and for each of the two layers the neighbors (B, centres, k) of its centres, indices
         among the points before -> (B, classes).
 
     Source: Qi et al., arXiv 1706.02413, with single-scale grouping, and widths in its proportions.
@@ -47,9 +47,9 @@ class PointNet2(nn.Module):
         self.last = MLP([4 * c + 3, 4 * c, 8 * c], plain_last=False)
         self.head = MLP([8 * c, 4 * c, classes], norm=None)
 
-    def forward(self, positions: Tensor, neighbours: list[Tensor]) -> Tensor:
+    def forward(self, positions: Tensor, neighbors: list[Tensor]) -> Tensor:
         x, clouds = from_mean(positions).flatten(0, 1), len(positions)
-        for layer, near in zip(self.layers, neighbours, strict=True):
+        for layer, near in zip(self.layers, neighbors, strict=True):
             centres = positions[:, : near.shape[1]]
             here, there = (p.flatten(0, 1) for p in (positions, centres))
             x = layer((x, None), (here, there), edges(near, positions.shape[1]))
@@ -59,14 +59,14 @@ class PointNet2(nn.Module):
 
 
 class DGCNN(nn.Module):
-    """Dynamic graph CNN: edge convolutions, from the second on between nearest neighbours by features.
+    """Dynamic graph CNN: edge convolutions, from the second on between nearest neighbors by features.
 
     Args:
         channels: of the first layer.
         classes: how many.
 
     Shapes:
-        positions (B, N, 3) and the neighbours (B, N, k) by position -> (B, classes).
+        positions (B, N, 3) and the neighbors (B, N, k) by position -> (B, classes).
 
     Source: Wang et al., arXiv 1801.07829, as in PyG's example, and widths in its proportions.
     """
@@ -79,8 +79,8 @@ class DGCNN(nn.Module):
         self.mix = MLP([3 * c, 8 * c], plain_last=False)
         self.head = MLP([8 * c, 4 * c, classes], norm=None)
 
-    def forward(self, positions: Tensor, neighbours: list[Tensor]) -> Tensor:
-        (near,), (clouds, points, _) = neighbours, positions.shape
+    def forward(self, positions: Tensor, neighbors: list[Tensor]) -> Tensor:
+        (near,), (clouds, points, _) = neighbors, positions.shape
         inputs = torch.cat([positions, from_mean(positions)], -1)
         first = self.first(inputs.flatten(0, 1), edges(near, points))
         with torch.no_grad():

@@ -34,6 +34,38 @@ def grouped(rows: Iterable[Row], *names: str) -> dict[tuple, list[Row]]:
     return groups
 
 
+def validated(row: Row) -> float:
+    """The best measure on validation data."""
+    best = max if row.metric == "accuracy" else min
+    return best(value for _, value in row.more["curve"])
+
+
+def first_seed(rows: list[Row]) -> list[Row]:
+    """Those of the first seed, which choose learning rates, by these."""
+    seed = min(row.setting("seeds") for row in rows)
+    return sorted((row for row in rows if row.setting("seeds") == seed), key=lambda row: row.setting("learning_rate"))
+
+
+def at_best_rates(rows: Iterable[Row], *names: str) -> dict[tuple, list[Row]]:
+    """Rows by these settings, of each group those with the learning rate that is best on validation data."""
+    groups = grouped(rows, *names)
+    for key, group in groups.items():
+        best = (max if group[0].metric == "accuracy" else min)(first_seed(group), key=validated)
+        rate = best.setting("learning_rate")
+        groups[key] = [row for row in group if row.setting("learning_rate") == rate]
+    return groups
+
+
+def rates(rows: list[Row], *names: str, digits: int) -> str:
+    """The best measures on validation data by learning rate."""
+    columns = sorted({row.setting("learning_rate") for row in rows})
+    lines = []
+    for key, group in grouped(rows, *names).items():
+        measured = {row.setting("learning_rate"): f"{validated(row):.{digits}f}" for row in first_seed(group)}
+        lines.append([*map(str, key), *(measured.get(rate, "-") for rate in columns)])
+    return markdown([*names, *(f"rate {rate:g}" for rate in columns)], lines)
+
+
 def grid(rows: Iterable[Row], down: str, across: str, cell: Callable[[list[Row]], str], empty: str = "-") -> str:
     """One setting down, one across."""
     groups = grouped(rows, down, across)

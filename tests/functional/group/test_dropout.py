@@ -13,7 +13,7 @@ def draw(rate, seed=0, rows=1500, columns=700, device="cpu"):
 
 @pytest.mark.parametrize("rate", [0.03, 0.3, 0.9])
 def test_rate_and_independence(rate, device):
-    """Means over all, rows and columns, and correlations of neighbours and of seeds, within five deviations."""
+    """Means over all, rows and columns, and correlations of neighbors and of seeds, within five deviations."""
     kept = draw(rate, device=device)
     assert kept.unique().tolist() == pytest.approx([0, 1 / (1 - rate)])
     z = (kept - 1) / (rate / (1 - rate)) ** 0.5  # mean 0 and variance 1

@@ -118,7 +118,7 @@ def test_disk_leaves_out_corners(shape):
 
 @pytest.mark.parametrize("relation", ["ge_vit", "relative"])
 def test_many_tiles_give_what_one_gives(relation):
-    """A tile holds 2^20 numbers: those of 655 pixels with |H| = 8 and 25 neighbours, of 680 here."""
+    """A tile holds 2^20 numbers: those of 655 pixels with |H| = 8 and 25 neighbors, of 680 here."""
     tensors, neighbourhood = operands(8, (34, 20), 5, batch=1, heads=1, channels=3, value_channels=2)
     index = relation_index(cyclic(8), relation)
     out = group_attention(*tensors, index, neighbourhood=neighbourhood)
@@ -145,7 +145,7 @@ def test_extreme_scores(form, extreme, device):
 
 
 def tile(dtype, size):
-    """Operands of the core for five queries: content and space prefer different neighbours by ``size``, or less."""
+    """Operands of the core for five queries: content and space prefer different neighbors by ``size``, or less."""
     t, d, h, s, c, p = 2, 3, 2, 2, 3, 5
     torch.manual_seed(3)
     query, key, value = torch.randn(t, c, p), torch.randn(d, s, c, p), torch.randn(d, s, c, p)

@@ -45,7 +45,7 @@ def test_equals_the_double_sum(on_device, grid, masked):
     n, k = len(grid), int(grid.max_distance)
     query, value = (double(2, HEADS, n, width).requires_grad_() for width in (D, E))
     table, projection = double(HEADS, k + 1, D).requires_grad_(), double(M, D)
-    near = grid.neighbours(2, on_device)
+    near = grid.neighbors(2, on_device)
     mask = torch.rand(2, n) < 0.7 if masked else None
     exists = torch.ones(2, n, dtype=torch.bool) if mask is None else mask
     given = [torch.where(exists[:, None, :, None], t, torch.nan) for t in (query, value)]
@@ -66,7 +66,7 @@ def test_equals_the_double_sum(on_device, grid, masked):
 
 def test_stays_right_where_every_node_is_near():
     """The far row of the table may weigh more than all others by 1e20: with no node far it must not be felt."""
-    near, projection = PixelGrid((1, 2), 3).neighbours(), torch.tensor([[1.0]])
+    near, projection = PixelGrid((1, 2), 3).neighbors(), torch.tensor([[1.0]])
     table = torch.tensor([1e-20, 3e-20, 1e-20, 1.0]).log()
     table = 1 - (1 - 2 * table).sqrt()  # of the two numbers w with w - w^2 / 2 as asked for, the lower one
     query, value = torch.zeros(2, 1, 1), torch.randn(2, 1, 3)
@@ -80,7 +80,7 @@ def test_large_scores_stay_finite(norm):
     query = norm * torch.nn.functional.normalize(torch.randn(len(grid), HEADS, D), dim=-1)
     value, table = torch.randn(len(grid), HEADS, E), norm * torch.randn(HEADS, 4, D)
     inputs = query.requires_grad_(), table.requires_grad_()
-    out = clipped_attention(query, value, torch.randn(M, D), table, grid.neighbours())
+    out = clipped_attention(query, value, torch.randn(M, D), table, grid.neighbors())
     for t in (out, *torch.autograd.grad(out.sum(), inputs)):
         assert t.isfinite().all()
     assert out.abs().max() <= value.abs().max() * (1 + 1e-4)  # means of values
@@ -89,7 +89,7 @@ def test_large_scores_stay_finite(norm):
 def test_sum_aggregation_and_another(on_device):
     """The sums of a sparse relation, and a library's own in their place."""
     grid = GRIDS["grid"]
-    near, calls = grid.neighbours(1, on_device), []
+    near, calls = grid.neighbors(1, on_device), []
 
     def gathered(x, pattern):
         calls.append(x.shape)
@@ -104,7 +104,7 @@ def test_sum_aggregation_and_another(on_device):
     assert calls[1:] == [(35, HEADS * E)]
 
 
-NEAR = GRIDS["grid"].neighbours()
+NEAR = GRIDS["grid"].neighbors()
 Q, W, TABLE = torch.ones(35, HEADS, D), torch.ones(M, D), torch.ones(HEADS, 4, D)
 
 
@@ -117,7 +117,7 @@ Q, W, TABLE = torch.ones(35, HEADS, D), torch.ones(M, D), torch.ones(HEADS, 4, D
         ("distance_table must be", (Q, Q, W, TABLE[..., :2], NEAR), {}),
         ("distance_table must be", (Q, Q, W, TABLE[:, :1], NEAR), {}),
         ("distance_table must be", (Q, Q, W, TABLE[0], NEAR), {}),
-        ("neighbours must be of 30 nodes", (Q[:30], Q[:30], W, TABLE, NEAR), {}),
+        ("neighbors must be of 30 nodes", (Q[:30], Q[:30], W, TABLE, NEAR), {}),
         ("mask must be None", (Q, Q, W, TABLE, NEAR), {"mask": torch.ones(35, dtype=torch.bool)}),
         ("batch must be sorted", (Q, Q, W, TABLE, NEAR), {"batch": torch.arange(35).flip(0)}),
     ],

@@ -8,7 +8,7 @@ from tg_equiattn.grids import PixelGrid
 
 HEADS, D, E, M = 2, 3, 2, 5
 GRID = PixelGrid((3, 4), 3)
-NEAR = GRID.neighbours()
+NEAR = GRID.neighbors()
 PAIRS, N = len(NEAR.offsets), len(GRID)
 
 

@@ -11,6 +11,7 @@ from tg_equiattn.functional.linear.edge_products import (
     gathered_edge_dot,
 )
 from tg_equiattn.grids import PixelGrid
+from tg_equiattn.neighbors import Pattern
 
 
 def double(*shape):
@@ -18,7 +19,7 @@ def double(*shape):
 
 
 def pattern(device="cpu"):
-    near = PixelGrid((3, 4), 2).neighbours(device=device)
+    near = PixelGrid((3, 4), 2).neighbors(device=device)
     return near.pattern, near.nodes
 
 
@@ -42,6 +43,18 @@ def test_gradcheck(mkl, monkeypatch):
     for run, inputs in ((edge_dot, (query, key)), (edge_sum, (weight, key))):
         assert torch.autograd.gradcheck(lambda *x, run=run: run(*x, p), inputs)
         assert torch.autograd.gradgradcheck(lambda *x, run=run: run(*x, p), inputs, fast_mode=True)
+
+
+def test_more_pairs_than_places():
+    """Of pairs given several times there may be more than there are rows times columns."""
+    row, col = torch.arange(3).repeat_interleave(4), torch.tensor([1, 2, 1, 1, 0, 2, 2, 2, 0, 0, 1, 1])
+    p = Pattern(row, col, 3, 3)
+    query, key, weight = (double(2, *s).requires_grad_() for s in ((3, 5), (3, 5), (12,)))
+    torch.testing.assert_close(edge_dot(query, key, p), (query[:, row] * key[:, col]).sum(-1))
+    summed = torch.zeros(2, 3, 5).double().index_add(1, row, weight[..., None] * key[:, col])
+    torch.testing.assert_close(edge_sum(weight, key, p), summed)
+    for run, inputs in ((edge_dot, (query, key)), (edge_sum, (weight, key))):
+        assert torch.autograd.gradcheck(lambda *x, run=run: run(*x, p), inputs)
 
 
 def test_third_derivatives():

@@ -8,7 +8,7 @@ from oracles import positive_features
 
 from tg_equiattn.functional import linear_attention, window_attention
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.neighbours import Neighbours
+from tg_equiattn.neighbors import Neighbors
 
 HEADS, D, E, M, FAR = 3, 5, 7, 11, 0.3
 GRID = PixelGrid((5, 7), 3)
@@ -19,10 +19,10 @@ def double(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def by_definition(query, key, value, projection, pair_bias, self_bias, neighbours, graph):
+def by_definition(query, key, value, projection, pair_bias, self_bias, neighbors, graph):
     """Every weight of every pair of nodes (N, heads, d) with a graph index; a node of graph -1 does not exist."""
-    pairs, n = neighbours.pattern, len(query)
-    pair_bias = passed_over(pair_bias, neighbours)
+    pairs, n = neighbors.pattern, len(query)
+    pair_bias = passed_over(pair_bias, neighbors)
     graph = torch.as_tensor(graph, device=query.device)
     phi_query, phi_key = (positive_features(t / D**0.25, projection) for t in (query, key))
     same = (graph[:, None] == graph) & (graph >= 0)
@@ -42,9 +42,9 @@ def by_definition(query, key, value, projection, pair_bias, self_bias, neighbour
     return torch.einsum("hij,jhe->ihe", mean, value)
 
 
-def passed_over(pair_bias, neighbours):
+def passed_over(pair_bias, neighbors):
     """Biases of pairs: minus infinity for those that do not exist, which stay where values are not read."""
-    return pair_bias if neighbours.exists is None else pair_bias.masked_fill(~neighbours.exists, -torch.inf)
+    return pair_bias if neighbors.exists is None else pair_bias.masked_fill(~neighbors.exists, -torch.inf)
 
 
 def operands(n, near, *dense):
@@ -68,7 +68,7 @@ def far_bias(like):
 @pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize("grid", [GRID, TORUS], ids=["grid", "torus"])
 def test_equals_the_double_sum(on_device, grid, copies):
-    near, n = grid.neighbours(copies, on_device), len(grid)
+    near, n = grid.neighbors(copies, on_device), len(grid)
     query, key, value, *biases = inputs = operands(n, near, copies, n)
     projection = double(M, D)
     out = window_attention(query, key, value, projection, *biases, near, far_bias=far_bias(query))
@@ -86,7 +86,7 @@ def test_graphs_of_other_sizes(on_device):
     target, source = ((graph[:, None] == graph) & (torch.rand(31, 31) < 0.3)).nonzero().T
     assert bool((target == source).any())
     target, source = torch.cat([target, target[:9]]), torch.cat([source, source[:9]])
-    near = Neighbours(target, source, torch.zeros(len(target), 2), 31)
+    near = Neighbors(target, source, torch.zeros(len(target), 2), 31)
     *tensors, pair_bias, self_bias = inputs = operands(31, near)
     projection = double(M, D)
     out = window_attention(
@@ -97,7 +97,7 @@ def test_graphs_of_other_sizes(on_device):
 
 def test_mask_removes_nodes(on_device):
     """Whatever they hold, NaN too; biases stay in the order of the pairs."""
-    near, mask = GRID.neighbours(2, on_device), torch.rand(2, 35) < 0.7
+    near, mask = GRID.neighbors(2, on_device), torch.rand(2, 35) < 0.7
     query, key, value, *biases = operands(35, near, 2, 35)
     projection = double(M, D)
     holes = [torch.where(mask[:, None, :, None], t.detach(), torch.nan).requires_grad_() for t in (query, key, value)]
@@ -111,7 +111,7 @@ def test_mask_removes_nodes(on_device):
 
 
 def test_far_bias_is_zero_by_default_and_removes_the_far(on_device):
-    near = GRID.neighbours(1, on_device)
+    near = GRID.neighbors(1, on_device)
     *tensors, pair_bias, self_bias = operands(35, near)
     options = (double(M, D), pair_bias, self_bias, near)
     out = window_attention(*tensors, *options)
@@ -132,7 +132,7 @@ def test_far_bias_is_zero_by_default_and_removes_the_far(on_device):
 def test_large_scores_stay_finite(norm):
     n = len(GRID)
     query, key = (norm * torch.nn.functional.normalize(torch.randn(n, HEADS, D), dim=-1) for _ in range(2))
-    value, projection, near = torch.randn(n, HEADS, E), torch.randn(M, D), GRID.neighbours()
+    value, projection, near = torch.randn(n, HEADS, E), torch.randn(M, D), GRID.neighbors()
     query.requires_grad_()
     bias = 100 * torch.randn(HEADS, len(near.offsets))
     out = window_attention(query, key, value, projection, bias, 100 * torch.randn(HEADS), near)
@@ -142,14 +142,14 @@ def test_large_scores_stay_finite(norm):
 
 
 def test_no_pairs():
-    near = PixelGrid((1, 1), 3).neighbours()
+    near = PixelGrid((1, 1), 3).neighbors()
     query, key, value = torch.randn(3, 1, HEADS, D)
     out = window_attention(query, key, value, torch.randn(M, D), torch.zeros(HEADS, 0), torch.zeros(HEADS), near)
     torch.testing.assert_close(out, value)
 
 
 def test_half_precision_is_computed_in_float32():
-    near = GRID.neighbours()
+    near = GRID.neighbors()
     *tensors, pair_bias, self_bias = (t.detach().float() for t in operands(35, near))
     options = (torch.randn(M, D), pair_bias, self_bias, near)
     out = window_attention(*(t.bfloat16() for t in tensors), *options)
@@ -160,7 +160,7 @@ def test_half_precision_is_computed_in_float32():
     assert (far - expected).abs().max() > 0.1  # the near pairs do count
 
 
-NEAR = GRID.neighbours()
+NEAR = GRID.neighbors()
 Q, W, PAIRS, OWN = torch.ones(35, HEADS, D), torch.ones(M, D), torch.ones(HEADS, len(NEAR.offsets)), torch.ones(HEADS)
 DENSE = torch.ones(1, HEADS, 35, D)
 
@@ -174,8 +174,8 @@ DENSE = torch.ones(1, HEADS, 35, D)
         ("pair_bias must have shape", (Q, Q, Q, W, PAIRS[:, :9], OWN, NEAR), {}),
         ("self_bias must have shape", (Q, Q, Q, W, PAIRS, OWN[:2], NEAR), {}),
         ("far_bias must have shape", (Q, Q, Q, W, PAIRS, OWN, NEAR), {"far_bias": OWN[:2]}),
-        ("neighbours must be of 30 nodes, got 35", (Q[:30], Q[:30], Q[:30], W, PAIRS, OWN, NEAR), {}),
-        ("neighbours must be of 70 nodes", (*3 * [DENSE.expand(2, -1, -1, -1)], W, PAIRS, OWN, NEAR), {}),
+        ("neighbors must be of 30 nodes, got 35", (Q[:30], Q[:30], Q[:30], W, PAIRS, OWN, NEAR), {}),
+        ("neighbors must be of 70 nodes", (*3 * [DENSE.expand(2, -1, -1, -1)], W, PAIRS, OWN, NEAR), {}),
         ("scale must be", (Q, Q, Q, W, PAIRS, OWN, NEAR), {"scale": math.nan}),
         ("mask must be None", (Q, Q, Q, W, PAIRS, OWN, NEAR), {"mask": torch.ones(35, dtype=torch.bool)}),
         ("mask must be bool", (DENSE, DENSE, DENSE, W, PAIRS, OWN, NEAR), {"mask": torch.ones(1, 35)}),

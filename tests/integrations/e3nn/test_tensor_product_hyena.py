@@ -79,7 +79,7 @@ def test_equals_the_definition(name, double, device, randomise, equal):
 
 @torch.no_grad()
 def test_a_chain_among_zeros_is_as_alone(double, randomise):
-    """With neighbours on both sides wherever there are zeros next to its ends."""
+    """With neighbors on both sides wherever there are zeros next to its ends."""
 
     def change(name):
         module = randomise(TensorProductHyenaOperator("3x0e+2x1o", "2x0e+1x1o", **OPTIONS[name]))

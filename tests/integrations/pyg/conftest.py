@@ -2,29 +2,12 @@
 
 import pytest
 import torch
-from tg_equiattn.integrations.pyg import RelativePerformerConv
+from performers import CONTENT, EVERY, NEAR
+from tg_equiattn.integrations.pyg import PositionalPerformerConv, RelativePerformerConv
 from torch_geometric.data import Batch, Data
 
 CHANNELS, OUT, HEADS, FEATURES, REACH = 12, 35, 5, 19, 3
 RANDOM_PAIRS = 0.3
-
-NEAR = {
-    "window": {"position": "window"},
-    "mlp": {"position": "window", "offset": "mlp"},
-    "distance": {"position": "window", "offset": "distance", "max_distance": 1.6},
-    "values": {"position": "window", "values": "offset"},
-    "distance values": {"position": "window", "offset": "distance", "values": "offset", "max_distance": 1.6},
-    "pairs": {"position": "window", "values": "offset", "method": "pairs"},
-    "clipped": {"position": "clipped", "position_heads": 3},
-}
-EVERY = {
-    **NEAR,
-    "sinusoid": {"position": "sinusoid"},
-    "absolute": {"position": "absolute"},
-    "None": {"position": None},
-    "None pairs": {"position": None, "method": "pairs"},
-    "sinusoid pairs": {"position": "sinusoid", "method": "pairs"},
-}
 
 
 def _brute_force_edges(pos, reach):
@@ -35,40 +18,51 @@ def _brute_force_edges(pos, reach):
 
 @pytest.fixture
 def make_conv(randomise):
-    """A float64 layer with random parameters, in eval mode."""
+    """A float64 layer with random parameters, in eval mode; by features unless told otherwise."""
 
     def make(position="window", in_channels=CHANNELS, out_channels=OUT, heads=HEADS, **options):
-        options = {"num_features": FEATURES, "max_distance": REACH, **options}
-        conv = RelativePerformerConv(in_channels, out_channels, heads, position=position, **options)
-        return randomise(conv, 0.4).double().eval()
+        options = {"num_random_features": FEATURES, "max_distance": REACH, **options}
+        if position in ("window", None):
+            kind, more = RelativePerformerConv, {"method": "features", **({} if position else {"offset": None})}
+        else:
+            kind, more = PositionalPerformerConv, {"position": position}
+        return randomise(kind(in_channels, out_channels, heads, **{**more, **options}), 0.4).double().eval()
 
     return make
 
 
 @pytest.fixture(params=list(NEAR))
 def near_conv(request, make_conv):
-    """A layer of each position that needs near pairs."""
+    """A layer of each kind that needs near pairs."""
     return make_conv(**NEAR[request.param])
+
+
+@pytest.fixture(params=list(CONTENT))
+def content_conv(request, make_conv):
+    """A layer of each kind that needs near pairs and no positions of far ones."""
+    return make_conv(**CONTENT[request.param])
 
 
 @pytest.fixture(params=list(EVERY))
 def any_conv(request, make_conv):
-    """A layer of each position."""
+    """A layer of each kind."""
     return make_conv(**EVERY[request.param])
 
 
 @pytest.fixture
 def arbitrary_graphs():
-    """A batch of graphs with any edges, self-loops among them, and whole offsets that belong to no positions."""
+    """A batch of graphs with any edges, self-loops among them, whose nodes share few places, so that edges of one
+    offset and of none are among them."""
 
-    def make(sizes, offsets=2):
+    def make(sizes):
         graphs = []
         for n in sizes:
             edges = (torch.rand(n, n) < RANDOM_PAIRS).nonzero().T
             edges = edges[:, torch.randperm(edges.shape[1])]
-            attr = torch.randint(-offsets, offsets + 1, (edges.shape[1], 2)).double()
+            pos = torch.randint(REACH, (n, 2)).double()
             x = torch.randn(n, CHANNELS, dtype=torch.float64)
-            graphs.append(Data(x=x, edge_index=edges, edge_attr=attr, num_nodes=n))
+            offset = pos[edges[0]] - pos[edges[1]]
+            graphs.append(Data(x=x, edge_index=edges, edge_offset=offset, pos=pos, num_nodes=n))
         return Batch.from_data_list(graphs)
 
     return make
@@ -86,8 +80,8 @@ def point_graphs():
             pos = torch.stack([place // side, place % side], 1).double()
             edges = _brute_force_edges(pos, REACH)
             x = torch.randn(n, CHANNELS, dtype=torch.float64)
-            attr = pos[edges[0]] - pos[edges[1]]
-            graphs.append(Data(x=x, edge_index=edges, edge_attr=attr, pos=pos, num_nodes=n))
+            offset = pos[edges[0]] - pos[edges[1]]
+            graphs.append(Data(x=x, edge_index=edges, edge_offset=offset, pos=pos, num_nodes=n))
         return Batch.from_data_list(graphs)
 
     return make

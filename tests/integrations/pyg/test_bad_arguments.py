@@ -5,7 +5,8 @@ import torch
 from tg_equiattn.integrations.pyg import (
     PixelGraph,
     PixelGraphClassifier,
-    RelativePerformerBlock,
+    PositionalPerformerConv,
+    RelativeGPSBlock,
     RelativePerformerConv,
 )
 from torch_geometric import EdgeIndex
@@ -18,14 +19,19 @@ EDGES = torch.tensor([[0, 1, 2, 4, 5, 6], [1, 0, 1, 5, 4, 5]])
 BATCH = torch.tensor([0, 0, 0, 0, 1, 1, 1])
 X = torch.ones(NODES, 12)
 POS = torch.tensor([[1.0, 0], [0, 0], [0, 2], [3, 3], [1, 1], [0, 0], [0, 0]]) + 0.25
-ATTR = torch.tensor([[1.0, 0], [-1, 0], [0, 2], [1, 1], [-1, -1], [0, 0]])
+OFFSET = torch.tensor([[1.0, 0], [-1, 0], [0, 2], [1, 1], [-1, -1], [0, 0]])
+GRID = PixelGrid((7, 1), 3)
 
 
-def call(position="window", options=None, **arguments):
+def call(position="window", **arguments):
     """A correct call but for what the arguments replace."""
-    conv = RelativePerformerConv(12, 35, 5, position=position, max_distance=3, **(options or {}))
-    edges = {} if "grid" in arguments or arguments.get("edge_index", 0) is None else {"edge_attr": ATTR}
-    edges |= {} if "grid" in arguments else {"edge_index": EDGES}
+    if position in ("window", None):
+        conv = RelativePerformerConv(12, 35, 5, max_distance=3, offset="table" if position else None)
+    else:
+        conv = PositionalPerformerConv(12, 35, 5, max_distance=3, position=position)
+    on_grid, apart = isinstance(arguments.get("neighbors"), PixelGrid), arguments.get("edge_index", 0) is None
+    edges = {} if on_grid or apart else {"edge_offset": OFFSET}
+    edges |= {} if on_grid else {"edge_index": EDGES}
     return conv(**{"x": X, "pos": POS, "batch": BATCH, **edges, **arguments})
 
 
@@ -46,13 +52,12 @@ def sparse(size, layout="coo"):
         ("pos must be given", "sinusoid", {"pos": None}),
         ("pos must be given", "window", {"pos": None, "edge_index": None}),
         ("pos must be given", "clipped", {"pos": None, "edge_index": None}),
-        ("pos must be given", "window", {"pos": None, "edge_index": None, "edge_attr": None}),
-        ("pos or edge_attr must be given", "window", {"pos": None, "edge_attr": None}),
-        ("pos or edge_attr must be given", "clipped", {"pos": None, "edge_attr": None}),
+        ("pos or edge_offset must be given", "window", {"pos": None, "edge_offset": None}),
+        ("pos or edge_offset must be given", "clipped", {"pos": None, "edge_offset": None}),
         ("pos must have shape", "sinusoid", {"pos": POS[:, :1]}),
         ("pos must have shape", "absolute", {"pos": POS[:, :1]}),
-        ("pos must have shape", "window", {"pos": POS[:, :1], "edge_attr": None}),
-        ("pos must have shape", "window", {"pos": POS[:5], "edge_attr": None}),
+        ("pos must have shape", "window", {"pos": POS[:, :1], "edge_offset": None}),
+        ("pos must have shape", "window", {"pos": POS[:5], "edge_offset": None}),
         ("pos must have shape", "window", {"pos": torch.ones(NODES, 3), "edge_index": None}),
         ("pos must be real", "absolute", {"pos": POS > 0}),
         ("batch must be sorted", "window", {"batch": BATCH.flip(0), "edge_index": None}),
@@ -67,32 +72,34 @@ def sparse(size, layout="coo"):
         ("batch must be given", None, {"batch": None, "batch_size": 2, "edge_index": EDGES[:, :3]}),
         ("batch must be given for several graphs", "window", {"batch": None, "pos": torch.zeros(NODES, 2)}),
         ("batch_size must be", None, {"batch_size": 0}),
-        ("edge_attr must hold the offsets", "window", {"edge_attr": ATTR[:, :1]}),
-        ("edge_attr must hold the offsets", "clipped", {"edge_attr": ATTR[:, 0]}),
-        ("edge_attr must hold the offsets", "window", {"edge_attr": ATTR[:5]}),
-        ("edge_attr must hold the offsets", "window", {"edge_attr": torch.ones(6, 3)}),
-        ("edge_attr must hold whole numbers", "window", {"edge_attr": ATTR + 0.5, "pos": None}),
-        ("edge_attr must hold whole numbers", "clipped", {"edge_attr": ATTR + 0.5}),
-        ("edge_attr must hold whole numbers", "window", {"edge_attr": ATTR * torch.nan}),
-        ("edge_attr.* must be below max_distance=3", "window", {"edge_attr": 3 * ATTR, "pos": None}),
-        ("edge_attr must hold the offsets x_j - x_i of pos", "window", {"edge_attr": ATTR[[1, 2, 3, 4, 5, 0]]}),
-        ("edge_attr", "window", {"edge_attr": torch.full((6, 2), torch.inf)}),
-        ("edge_attr", "window", {"edge_attr": torch.full((6, 2), -(2**63))}),
-        ("edge_attr.* must be real", "window", {"edge_attr": ATTR > 0}),
-        ("edge_attr.* must be real", "clipped", {"edge_attr": ATTR.to(torch.complex64)}),
-        ("edge_attr.* must be finite", "clipped", {"edge_attr": torch.full((6, 2), torch.inf)}),
-        ("edge_attr must be None where edge_index is None", None, {"edge_index": None, "edge_attr": ATTR}),
-        ("edge_index must be None where grid is given", None, {"grid": PixelGrid((7, 1), 3), "edge_index": EDGES}),
-        ("pos", "window", {"edge_attr": None, "pos": POS * torch.nan}),
-        ("pos", "clipped", {"edge_attr": None, "pos": POS * torch.nan}),
-        ("pos.* must be below max_distance=3", "window", {"edge_attr": None, "pos": 21 * POS}),
+        (r"edge_offset must have shape \(6, 2\), got \(6, 1\)", "window", {"edge_offset": OFFSET[:, :1]}),
+        (r"edge_offset must have shape \(6, 2\), got \(6,\)", "clipped", {"edge_offset": OFFSET[:, 0]}),
+        ("edge_offset must have shape", "window", {"edge_offset": OFFSET[:5]}),
+        ("edge_offset must have shape", "window", {"edge_offset": torch.ones(6, 3)}),
+        ("edge_offset must hold whole numbers", "window", {"edge_offset": OFFSET + 0.5, "pos": None}),
+        ("edge_offset must hold whole numbers", "clipped", {"edge_offset": OFFSET + 0.5}),
+        ("edge_offset must hold whole numbers", "window", {"edge_offset": OFFSET * torch.nan}),
+        ("edge_offset.* must be below max_distance=3", "window", {"edge_offset": 3 * OFFSET, "pos": None}),
+        ("edge_offset", "window", {"edge_offset": torch.full((6, 2), torch.inf)}),
+        ("edge_offset", "window", {"edge_offset": torch.full((6, 2), -(2**63))}),
+        ("edge_offset.* must be real", "window", {"edge_offset": OFFSET > 0}),
+        ("edge_offset.* must be real", "clipped", {"edge_offset": OFFSET.to(torch.complex64)}),
+        ("edge_offset.* must be finite", "clipped", {"edge_offset": torch.full((6, 2), torch.inf)}),
+        ("edge_attr must be None where edge_index is None", "window", {"edge_index": None, "edge_attr": OFFSET}),
+        ("edge_offset must be None where edge_index is None", None, {"edge_index": None, "edge_offset": OFFSET}),
+        (r"edge_attr must be None without edge_dim, got shape \(6, 2\)", "window", {"edge_attr": OFFSET}),
+        (r"edge_attr must be None without edge_dim, got list", None, {"edge_attr": OFFSET.tolist()}),
+        ("edge_index must be None where neighbors is a grid", None, {"neighbors": GRID, "edge_index": EDGES}),
+        ("pos", "window", {"edge_offset": None, "pos": POS * torch.nan}),
+        ("pos", "clipped", {"edge_offset": None, "pos": POS * torch.nan}),
+        ("pos.* must be below max_distance=3", "window", {"edge_offset": None, "pos": 21 * POS}),
         ("edge_index must join nodes in", "window", {"edge_index": EDGES + 1}),
         ("edge_index must join nodes in", "clipped", {"edge_index": EDGES - 1}),
         ("edge_index must join nodes in", "window", {"edge_index": EDGES + 5, "batch": None}),
         ("edge_index must join nodes in", "clipped", {"edge_index": EDGES - 1, "batch": None}),
         ("edge_index must not join nodes of different graphs", "window", {"batch": torch.arange(NODES) // 6}),
         ("edge_index must not join nodes of different graphs", "clipped", {"batch": torch.arange(NODES)}),
-        ("edge_index must be int64", "window", {"edge_index": EDGES.int()}),
+        ("edge_index must be int64", "window", {"edge_index": EDGES.short()}),
         ("edge_index must be int64", None, {"edge_index": EDGES.float()}),
         (r"edge_index must be \(2, E\)", "window", {"edge_index": EDGES.T}),
         (r"edge_index must be \(2, E\)", "window", {"edge_index": EDGES[0]}),
@@ -117,12 +124,12 @@ def sparse(size, layout="coo"):
         (r"x must be a tensor of shape \(N, 12\)", None, {"x": X[None]}),
         ("x must be one tensor .* got tuple", None, {"x": (X, X)}),
         ("batch must be a tensor, got list", None, {"batch": [0] * 7}),
-        ("edge_attr must be a tensor, got list", "window", {"edge_attr": ATTR.tolist()}),
-        ("batch must be None where grid is given", "window", {"grid": PixelGrid((7, 1), 3)}),
+        ("edge_offset must be a tensor, got list", "window", {"edge_offset": OFFSET.tolist()}),
+        ("batch must be None where grid is given", "window", {"neighbors": GRID}),
         ("must not join a pair twice", "clipped", {"edge_index": EDGES[:, [0, 0, 1, 3, 4, 5]], "pos": None}),
         (r"\(N, 12\)", None, {"x": X[:, :11]}),
-        ("grid must have", "window", {"grid": PixelGrid((2, 3), 3), "batch": None}),
-        ("grid must have", None, {"grid": PixelGrid((7,), 3), "batch": None}),
+        ("grid must have", "window", {"neighbors": PixelGrid((2, 3), 3), "batch": None}),
+        ("grid must have", None, {"neighbors": PixelGrid((7,), 3), "batch": None}),
     ],
 )  # fmt: skip
 def test_bad_calls(message, position, arguments):
@@ -130,25 +137,23 @@ def test_bad_calls(message, position, arguments):
         call(position, **arguments)
 
 
-def test_bad_neighbours():
+def test_bad_neighbors():
     conv = RelativePerformerConv(12, 35, 5, max_distance=3)
-    near = conv.neighbours(EDGES, ATTR, num_nodes=11, batch=torch.zeros(11).long())
-    with pytest.raises(ValueError, match="neighbours must be of 7 nodes in 2 dimensions, got 11"):
-        call(edge_index=None, neighbours=near)
+    near = conv.neighbors(EDGES, torch.zeros(11).long(), edge_offset=OFFSET, num_nodes=11)
+    with pytest.raises(ValueError, match="neighbors must be of 7 nodes in 2 dimensions, got 11"):
+        call(edge_index=None, neighbors=near)
 
 
 def test_bad_edge_index_object():
     with pytest.raises(ValueError, match="edge_index must join nodes in"):
         call(edge_index=EdgeIndex(EDGES + 1))
-    with pytest.raises(ValueError, match="edge_index must be int64"):
-        call(edge_index=EdgeIndex(EDGES.int()))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: RelativePerformerConv(11, 35, 4), "heads must divide out_channels=35, got 4"),
-        (lambda: RelativePerformerConv(11, 35, 5, position="absolute"), "channels must be a multiple of 4 .* got 11"),
+        (lambda: PositionalPerformerConv(11, 35, 5, position="absolute"), "channels must be a multiple of 4 .* got 11"),
         (lambda: RelativePerformerConv(11, 35, 5, aggr="mean"), "aggr must be 'sum', got 'mean'"),
         (lambda: RelativePerformerConv(11, 35, 5, aggr=None), "aggr must be 'sum', got None"),
         (lambda: RelativePerformerConv(11, 35, 5, aggr=["sum"]), "aggr must be 'sum'"),
@@ -157,24 +162,20 @@ def test_bad_edge_index_object():
             lambda: RelativePerformerConv((11, 13), 35, 5),
             r"in_channels must be one number, got \(11, 13\): .* bipartite",
         ),
-        (lambda: RelativePerformerConv(-1, 36, 6, position="absolute"), "in_channels must be a positive integer"),
+        (lambda: PositionalPerformerConv(-1, 36, 6, position="absolute"), "in_channels must be a positive integer"),
         (lambda: RelativePerformerConv(11, 35, 5, node_dim=1), "node_dim must be 0"),
-        (lambda: RelativePerformerConv(11, 35, 5, position="relative"), "position must be one of"),
+        (lambda: PositionalPerformerConv(11, 35, 5, position="relative"), "position must be one of"),
         (lambda: RelativePerformerConv(11, 35, 5, offset="linear"), "offset must be one of"),
-        (lambda: RelativePerformerConv(11, 35, 5, position="clipped", position_heads=7), "position_heads must be"),
-        (lambda: RelativePerformerConv(11, 35, 5, position="clipped", position_heads=0), "position_heads must be"),
         (lambda: RelativePerformerConv(11, 35, 5, max_distance=0), "max_distance must be"),
-        (lambda: RelativePerformerConv(11, 35, 5, num_features=0), "num_features must be"),
+        (lambda: RelativePerformerConv(11, 35, 5, num_random_features=0), "num_features must be"),
         (lambda: RelativePerformerConv(11, 35, 5, pos_dim=0), "pos_dim must be"),
         (lambda: RelativePerformerConv(11, 35, 5, redraw_interval=0), "redraw_interval must be"),
-        (lambda: RelativePerformerConv(11, 35, 5, scale=float("nan")), "scale must be"),
         (lambda: RelativePerformerConv(11, 35, 5, dropout=1.0), "dropout must be"),
         (lambda: RelativePerformerConv(0, 35, 5), "in_channels must be"),
         (lambda: RelativePerformerConv(11, 0, 5), "out_channels must be"),
         (lambda: RelativePerformerConv(11, 35, 0), "heads must be"),
-        (lambda: RelativePerformerBlock(35, 4), "heads must divide out_channels=35, got 4"),
-        (lambda: RelativePerformerBlock(35, 5, feedforward_channels=0), "feedforward_channels must be"),
-        (lambda: RelativePerformerBlock(35, 5, dropout=-0.1), "dropout must be"),
+        (lambda: RelativeGPSBlock(35, None, 4), "heads must divide out_channels=35, got 4"),
+        (lambda: RelativeGPSBlock(35, None, 5, dropout=-0.1), "dropout must be"),
         (lambda: PixelGraphClassifier(1, 10, embedding="conv"), "embedding must be one of"),
         (lambda: PixelGraphClassifier(1, 10, position="relative"), "position must be one of"),
         (lambda: PixelGraphClassifier(1, 10, channels=30, heads=5, position="absolute"), "multiple of 4 .* got 30"),
@@ -193,6 +194,34 @@ def test_bad_edge_index_object():
 def test_bad_options(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("name", "now"),
+    [
+        ("num_features", "num_random_features"),
+        ("position", "offset=None .* PositionalPerformerConv"),
+        ("position_heads", "PositionalPerformer.* half of the heads"),
+        ("scale", "none"),
+        ("bias", "none"),
+        ("check_batch", "the attribute check_batch"),
+        ("process_group", "the attribute process_group"),
+    ],
+)
+def test_renamed_arguments(name, now):
+    """Whatever their value: they are not passed on in silence."""
+    for value in (None, 3, "window"):
+        with pytest.raises(ValueError, match=f"{name} is no argument of RelativePerformerConv: it is now {now}"):
+            RelativePerformerConv(11, 35, 5, **{name: value})
+        with pytest.raises(ValueError, match=f"{name} is no argument of RelativePerformerConv: it is now {now}"):
+            RelativeGPSBlock(35, None, 5, attn_kwargs={name: value})
+
+
+@pytest.mark.parametrize("name", ["neighbours", "grid", "edge_weight", "offset"])
+def test_names_that_a_call_has_not(name):
+    for position in ("window", "clipped"):
+        with pytest.raises(TypeError, match=name):
+            call(position, **{name: GRID})
 
 
 @pytest.mark.parametrize(
@@ -231,6 +260,7 @@ def test_classifier_checks_before_it_computes():
     for pos in (graph.pos[:5], torch.rand(35, 3)):
         with pytest.raises(ValueError, match="pos must have shape"):
             model(graph.x, pos=pos)
-    for options in ({"grid": PixelGrid((2, 9), 3)}, {"grid": PixelGrid((5, 7), 3), "batch": torch.zeros(35).long()}):
-        with pytest.raises(ValueError, match="grid must fill every graph"):
+    grid, batch = PixelGrid((5, 7), 3), torch.zeros(35).long()
+    for options in ({"neighbors": PixelGrid((2, 9), 3)}, {"neighbors": grid, "batch": batch}):
+        with pytest.raises(ValueError, match="neighbors must fill every graph"):
             model(graph.x, **options)

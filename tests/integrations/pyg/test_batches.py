@@ -1,4 +1,4 @@
-"""RelativePerformerConv on batches: graphs alone, of any size, permuted, and dense."""
+"""The layers on batches: graphs alone, of any size, permuted, and dense."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ SIZES = (13, 2, 17)
 
 
 def arguments(data, joined=True):
-    edges = {"edge_index": data.edge_index, "edge_attr": data.edge_attr} if joined else {}
+    edges = {"edge_index": data.edge_index, "edge_offset": data.edge_offset} if joined else {}
     return {"pos": data.pos, **edges}
 
 
@@ -26,7 +26,7 @@ def test_alone_equals_in_a_batch(on_device, joined, any_conv, point_graphs, equa
 
 
 def test_graphs_at_the_same_place_do_not_touch(near_conv, point_graphs, equal):
-    """Neighbours are found within a graph only."""
+    """Neighbors are found within a graph only."""
     data = point_graphs((11,))
     twice, batch = data.pos.repeat(2, 1), torch.arange(2).repeat_interleave(11)
     out = near_conv(data.x.repeat(2, 1), pos=twice, batch=batch)
@@ -64,14 +64,12 @@ def test_no_nodes_at_all(any_conv):
 
 def test_node_permutation(on_device, any_conv, point_graphs, arbitrary_graphs, equal, error):
     conv, data = any_conv, point_graphs(SIZES)
-    arbitrary = arbitrary_graphs(SIZES)
     order = torch.cat([start + torch.randperm(n) for start, n in zip(data.ptr.tolist(), SIZES, strict=False)])
     place = torch.argsort(order)
-    needed = conv.attention.positions.needs_positions  # else these offsets are of no positions
-    for graph, pos in ((data, data.pos), (arbitrary, data.pos if needed else None)):
-        expected = conv(data.x, graph.edge_index, graph.edge_attr, pos, data.batch)
-        moved = pos if pos is None else pos[order]
-        out = conv(data.x[order], place[graph.edge_index], graph.edge_attr, moved, data.batch)
+    for graph in (data, arbitrary_graphs(SIZES)):
+        given = {"batch": data.batch, "edge_offset": graph.edge_offset}
+        expected = conv(data.x, graph.edge_index, pos=graph.pos, **given)
+        out = conv(data.x[order], place[graph.edge_index], pos=graph.pos[order], **given)
         equal(out, expected[order])
         assert error(out, expected) > 1e-3
 
@@ -88,17 +86,17 @@ def test_equals_the_dense_layer(on_device, joined, any_conv, point_graphs, equal
 
 @pytest.mark.parametrize("dim", [1, 3])
 def test_other_dimensions(dim, make_conv, equal, error):
-    """Offsets from edge_attr, from pos, and found, on a line and in space."""
+    """Offsets of edges, from pos, and found, on a line and in space."""
     pos = torch.cartesian_prod(*[torch.arange(3)] * dim).view(-1, dim)[torch.randperm(3**dim)].double()
     x = torch.randn(len(pos), 12).double()
     distance = (pos[:, None] - pos).abs().sum(-1)
     target, source = ((distance < 3) & (distance > 0)).nonzero().T
-    edges, attr = torch.stack([source, target]), pos[source] - pos[target]
+    edges, offset = torch.stack([source, target]), pos[source] - pos[target]
     for position in ("window", "clipped"):
         conv = make_conv(position, pos_dim=dim)
-        expected = conv(x, edges, attr)
+        expected = conv(x, edges, edge_offset=offset)
         equal(conv(x, edges, pos=pos), expected)
         equal(conv(x, pos=pos), expected)
         if dim == 1:
-            equal(conv(x, edges, attr[:, 0]), expected)
-        assert error(conv(x, edges, torch.zeros_like(attr)), expected) > 1e-3
+            equal(conv(x, edges, edge_offset=offset[:, 0]), expected)
+        assert error(conv(x, edges, edge_offset=torch.zeros_like(offset)), expected) > 1e-3

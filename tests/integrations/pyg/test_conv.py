@@ -1,4 +1,4 @@
-"""RelativePerformerConv against sums over all pairs, and under translations."""
+"""The layers against sums over all pairs, and under translations."""
 
 import math
 
@@ -14,11 +14,13 @@ SIZES = (13, 2, 17)
 def test_equals_the_sum_over_all_pairs(near_conv, arbitrary_graphs, equal, device):
     conv, data = near_conv.to(device), arbitrary_graphs(SIZES).to(device)
     assert bool((data.edge_index[0] == data.edge_index[1]).any())  # self-loops, which count once
-    if conv.attention.offset != "table" and conv.attention.position == "window":
-        data.edge_attr = data.edge_attr + torch.rand_like(data.edge_attr)
+    if not conv.attention.whole_offsets:
+        data.pos = data.pos + torch.rand_like(data.pos)
+        source, target = data.edge_index
+        data.edge_offset = data.pos[source] - data.pos[target]
     x = data.x.requires_grad_()
-    out = conv(x, data.edge_index, data.edge_attr, batch=data.batch)
-    expected = performer_double_sum(conv.attention, x, data.edge_index, data.edge_attr, data.batch)
+    out = conv(x, data.edge_index, data.batch, pos=data.pos)
+    expected = performer_double_sum(conv.attention, x, data.edge_index, data.edge_offset, data.batch, pos=data.pos)
     assert out.shape == (sum(SIZES), 35)
     equal(out, expected)
     direction, inputs = torch.randn_like(out), [x, *conv.parameters()]
@@ -32,32 +34,47 @@ def test_equals_the_sum_over_all_pairs(near_conv, arbitrary_graphs, equal, devic
 
 def test_self_loops_change_nothing(near_conv, arbitrary_graphs, equal):
     conv, data = near_conv, arbitrary_graphs(SIZES)
-    expected = conv(data.x, data.edge_index, data.edge_attr, batch=data.batch)
+    given = {"batch": data.batch, "pos": data.pos}
+    expected = conv(data.x, data.edge_index, edge_offset=data.edge_offset, **given)
     proper = data.edge_index[0] != data.edge_index[1]
     assert not bool(proper.all())
-    equal(conv(data.x, data.edge_index[:, proper], data.edge_attr[proper], batch=data.batch), expected, 0)
+    edges, offset = data.edge_index[:, proper], data.edge_offset[proper]
+    equal(conv(data.x, edges, edge_offset=offset, **given), expected, 0)
     loops = torch.arange(len(data.x)).repeat(2, 1)
-    edges = torch.cat([data.edge_index[:, proper], loops], 1)
-    attr = torch.cat([data.edge_attr[proper], torch.zeros(len(data.x), 2).double()])
-    equal(conv(data.x, edges, attr, batch=data.batch), expected, 0)
+    offset = torch.cat([offset, torch.zeros(len(data.x), 2).double()])
+    equal(conv(data.x, torch.cat([edges, loops], 1), edge_offset=offset, **given), expected, 0)
 
 
 def test_an_edge_given_twice_counts_twice(make_conv, arbitrary_graphs, equal, error):
-    """In "window": as log 2 on its bias."""
+    """As log 2 on its bias."""
     conv, data = make_conv(), arbitrary_graphs((13,))
     proper = data.edge_index[0] != data.edge_index[1]
-    edges, attr = data.edge_index[:, proper], data.edge_attr[proper]
-    once = conv(data.x, edges, attr)
-    twice = conv(data.x, edges.repeat(1, 2), attr.repeat(2, 1))
+    edges, offset = data.edge_index[:, proper], data.edge_offset[proper]
+    once = conv(data.x, edges, edge_offset=offset)
+    twice = conv(data.x, edges.repeat(1, 2), edge_offset=offset.repeat(2, 1))
     assert error(twice, once) > 1e-3
     with torch.no_grad():
         table = conv.attention.positions.offset_bias.table
         centre = table[:, table.shape[1] // 2].clone()
         table += math.log(2)
-        other = attr.abs().sum(1) > 0  # the table has one entry for a node itself and edges of offset 0
+        other = offset.abs().sum(1) > 0  # the table has one entry for a node itself and edges of offset 0
         table[:, table.shape[1] // 2] = centre
-    again = torch.cat([edges, edges[:, ~other]], 1), torch.cat([attr, attr[~other]])
-    equal(conv(data.x, *again), twice)
+    edges, offset = torch.cat([edges, edges[:, ~other]], 1), torch.cat([offset, offset[~other]])
+    equal(conv(data.x, edges, edge_offset=offset), twice)
+
+
+@pytest.mark.parametrize("method", ["features", "pairs"])
+def test_more_edges_than_pairs(method, make_conv, equal):
+    """Four times each way round a triangle: as log 4 on the bias."""
+    x, pos = torch.randn(3, 12).double().requires_grad_(), torch.randn(3, 2).double()
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    conv = make_conv(edge_dim=1, offset="mlp", values="offset", method=method)
+    with torch.no_grad():
+        conv.attention.positions.edge_bias.weight.fill_(math.log(4))
+    often = conv(x, edges.repeat(1, 4), edge_attr=torch.zeros(12, 1).double(), pos=pos)
+    heavy = conv(x, edges, edge_attr=torch.ones(3, 1).double(), pos=pos)
+    equal(often, heavy)
+    equal(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (often, heavy)), 1e-10)
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["edges", "found"])
@@ -65,7 +82,7 @@ def test_translation(on_device, joined, near_conv, point_graphs, error):
     """Exact for any draw of the features, though the draws differ, and for each graph's own translation."""
     conv, data = near_conv, point_graphs((11, 1, 23))
     moves = torch.tensor([[2.7, -31.4], [0.1, 5.9], [-7.3, 13.2]]).double()[data.batch]
-    if not joined and conv.attention.offset == "mlp":
+    if not joined and not conv.attention.whole_offsets:
         data.pos = data.pos + torch.rand_like(data.pos)  # no distance at the limit, where rounding decides
     edges = data.edge_index if joined else None
     draws = []
@@ -73,7 +90,7 @@ def test_translation(on_device, joined, near_conv, point_graphs, error):
         draws.append(conv(data.x, edges, pos=data.pos, batch=data.batch))
         assert error(conv(data.x, edges, pos=data.pos + moves, batch=data.batch), draws[-1]) <= 1e-10
         conv.redraw_features()
-    if conv.attention.method == "features":
+    if conv.attention.method != "pairs":
         assert error(draws[0], draws[1]) > 1e-3 < error(draws[1], draws[2])
 
 
@@ -88,7 +105,7 @@ def test_translation_is_seen_by_the_others(position, make_conv, point_graphs, er
 def test_no_position_sees_nodes_as_a_set(make_conv, point_graphs, equal):
     conv, data = make_conv(None), point_graphs((11, 1, 23))
     expected = conv(data.x, batch=data.batch)
-    equal(conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch), expected, 0)
+    equal(conv(data.x, data.edge_index, data.batch, pos=data.pos, edge_offset=data.edge_offset), expected, 0)
 
 
 ROLLS = [(1, 0), (0, 1), (2, 3), (-1, 5)]
@@ -97,41 +114,42 @@ ROLLS = [(1, 0), (0, 1), (2, 3), (-1, 5)]
 def rolled(conv, image, shift, transform):
     """Outputs of the rolled image, and the image's outputs rolled."""
     data, moved = transform(Data(image=image)), transform(Data(image=image.roll(shift, (1, 2))))
-    out = conv(data.x, data.edge_index, data.edge_attr, data.pos).view(*image.shape[1:], -1)
-    return conv(moved.x, moved.edge_index, moved.edge_attr, moved.pos), out.roll(shift, (0, 1)).flatten(0, 1)
+    out, moved = (conv(d.x, d.edge_index, pos=d.pos, edge_offset=d.edge_offset) for d in (data, moved))
+    return moved, out.view(*image.shape[1:], -1).roll(shift, (0, 1)).flatten(0, 1)
 
 
 @pytest.mark.parametrize("shift", ROLLS)
-def test_rolls_of_periodic_images(on_device, shift, near_conv, make_conv, error):
-    conv, image = near_conv, torch.randn(12, 5, 7).double()
+def test_rolls_of_periodic_images(on_device, shift, content_conv, make_conv, error):
+    conv, image = content_conv, torch.randn(12, 5, 7).double()
     assert error(*rolled(conv, image, shift, PixelGraph(3, periodic=True))) <= 1e-10
     assert error(*rolled(conv, image, shift, PixelGraph(3))) > 1e-3  # negative control: the border shows
     assert error(*rolled(make_conv("absolute"), image, shift, PixelGraph(3, periodic=True))) > 1e-3
 
 
 def test_window_sees_directions(make_conv, error):
-    """The offset's sign matters to "window" and not to "clipped", which sees distances."""
+    """The offset's sign matters to a table and not to "clipped", which sees distances."""
     data = PixelGraph(3, periodic=True)(Data(image=torch.randn(12, 5, 7).double()))
     for position, same in (("window", False), ("clipped", True)):
         conv = make_conv(position)
-        difference = error(*(conv(data.x, data.edge_index, s * data.edge_attr) for s in (-1, 1)))
+        difference = error(*(conv(data.x, data.edge_index, edge_offset=s * data.edge_offset) for s in (-1, 1)))
         assert (difference <= 1e-12) if same else (difference > 1e-3)
 
 
 def test_single_nodes_and_isolated_nodes(near_conv, equal, error):
     """A graph of one node attends to itself; nodes without edges are a graph like any other."""
-    conv, x = near_conv, torch.randn(7, 12).double()
+    conv, x, pos = near_conv, torch.randn(7, 12).double(), torch.randint(3, (7, 2)).double()
     edges = torch.zeros(2, 0, dtype=torch.long)
-    attr = torch.zeros(0, 2)
+    offset = torch.zeros(0, 2)
     itself = conv.attention.out(conv.attention.value(x))
-    if conv.attention.positions.needs_neighbours and getattr(conv.attention.positions, "offset_values", None):
-        itself = performer_double_sum(conv.attention, x, edges, attr, torch.arange(7))  # its own offset is a value
-    equal(conv(x, edges, attr, batch=torch.arange(7)), itself)
-    equal(conv(x[:1], edges, attr), itself[:1])
+    if getattr(conv.attention.positions, "offset_values", None):  # its own offset is a value
+        itself = performer_double_sum(conv.attention, x, edges, offset, torch.arange(7), pos=pos)
+    equal(conv(x, edges, torch.arange(7), pos=pos, edge_offset=offset), itself)
+    equal(conv(x[:1], edges, pos=pos[:1], edge_offset=offset), itself[:1])
     batch = torch.zeros(7, dtype=torch.long)
-    out = conv(x, edges, attr)
-    equal(out, performer_double_sum(conv.attention, x, edges, attr, batch))
+    out = conv(x, edges, pos=pos, edge_offset=offset)
+    equal(out, performer_double_sum(conv.attention, x, edges, offset, batch, pos=pos))
     assert error(out, itself) > 1e-3
     edges = torch.tensor([[2, 5], [5, 3]])  # the other four are isolated
-    attr = torch.tensor([[1.0, 0], [-1, 1]]).double()
-    equal(conv(x, edges, attr), performer_double_sum(conv.attention, x, edges, attr, batch))
+    offset = pos[edges[0]] - pos[edges[1]]
+    expected = performer_double_sum(conv.attention, x, edges, offset, batch, pos=pos)
+    equal(conv(x, edges, pos=pos, edge_offset=offset), expected)

@@ -25,11 +25,11 @@ def graph(point_graphs):
 def test_lazy_in_channels(graph, equal):
     torch.manual_seed(0)
     conv = RelativePerformerConv(-1, 15, heads=3, **WINDOW).double()
-    assert repr(conv) == "RelativePerformerConv(-1, 15, heads=3, position='window')"
+    assert repr(conv) == "RelativePerformerConv(-1, 15, heads=3, offset='mlp')"
     other = copy.deepcopy(conv)
     out = conv(**graph)
     assert conv.in_channels == conv.attention.in_channels == graph["x"].shape[1]
-    assert repr(conv) == "RelativePerformerConv(12, 15, heads=3, position='window')"
+    assert repr(conv) == "RelativePerformerConv(12, 15, heads=3, offset='mlp')"
     file = io.BytesIO()
     torch.save(conv.state_dict(), file)
     file.seek(0)
@@ -97,7 +97,7 @@ def test_attention_weights_of_some_pairs(method, make_conv, graph, equal):
     attention = conv.attention
     nodes = graph["x"]
     query, key = (f(nodes).unflatten(1, (5, -1)) for f in (attention.query, attention.key))
-    near = conv.neighbours(graph["edge_index"], None, graph["pos"], graph["batch"], num_nodes=32)
+    near = conv.neighbors(graph["edge_index"], graph["batch"], pos=graph["pos"], num_nodes=32)
 
     bias = attention.positions.offset_bias(near.offsets)
     itself = attention.positions.offset_bias(near.offsets.new_zeros(1, 2))[:, 0]
@@ -107,10 +107,10 @@ def test_attention_weights_of_some_pairs(method, make_conv, graph, equal):
         far_bias=attention.positions.far_bias, batch=graph["batch"],
     )  # fmt: skip
     equal(alpha, each[edges[1], :, edges[0]])
-    with pytest.raises(ValueError, match="edge_index or neighbours must be given with return_attention_weights"):
+    with pytest.raises(ValueError, match="edge_index or neighbors must be given with return_attention_weights"):
         conv(graph["x"], pos=graph["pos"], batch=graph["batch"], return_attention_weights=True)
-    with pytest.raises(ValueError, match="return_attention_weights must be with position='window'"):
-        make_conv("clipped")(**graph, return_attention_weights=True)
+    with pytest.raises(ValueError, match="return_attention_weights must be with near pairs"):
+        make_conv(None)(**graph, return_attention_weights=True)
 
 
 class Model(torch.nn.Module):
@@ -129,7 +129,7 @@ def test_explanations(kind, make_conv, graph, randomise):
     """GNNExplainer's mask of edges reaches near weights; a layer without near weights refuses to be explained so."""
     layer = make_conv(**WINDOW)
     if kind == "block":
-        layer = randomise(RelativeGPSBlock(12, None, 3, **WINDOW)).double().eval()
+        layer = randomise(RelativeGPSBlock(12, None, 3, attn_kwargs=WINDOW)).double().eval()
     model = Model(layer).double().eval()
     model(**graph)
     before = layer(**graph)
@@ -147,12 +147,10 @@ def test_a_masked_edge_is_no_edge(make_conv, graph, equal, error):
     """A mask of zero takes an edge's weight from the near part; with all it is the layer of no edges."""
     conv, count = make_conv(values="offset", **WINDOW), graph["edge_index"].shape[1]
     keep = torch.rand(count) < 0.5
-    near = conv.neighbours(graph["edge_index"], None, graph["pos"], graph["batch"], num_nodes=32)
+    near = conv.neighbors(graph["edge_index"], graph["batch"], pos=graph["pos"], num_nodes=32)
     conv.explain, conv._edge_mask, conv._apply_sigmoid = True, keep.double(), False
-    with pytest.raises(
-        ValueError, match=r"neighbours must come from this layer's neighbours\(\) where it is explained"
-    ):
-        conv(graph["x"], batch=graph["batch"], neighbours=near)
+    with pytest.raises(ValueError, match=r"neighbors must come from this layer's neighbors\(\) where it is explained"):
+        conv(graph["x"], batch=graph["batch"], neighbors=near)
     masked = conv(**graph)
     with pytest.raises(ValueError, match="edge_mask must have shape"):
         conv(**{**graph, "edge_index": graph["edge_index"][:, :-1]})
@@ -169,7 +167,9 @@ def test_heterogeneous_graphs(make_conv, equal):
         data[name].pos = torch.rand(count, 2, dtype=torch.float64) * 4
         edges = (torch.cdist(data[name].pos, data[name].pos) < 2).fill_diagonal_(False).nonzero().T
         data[name, "near", name].edge_index = edges
-    convs = {name: make_conv(check_batch=False, **WINDOW) for name in ("atom", "site")}
+    convs = {name: make_conv(**WINDOW) for name in ("atom", "site")}
+    for conv in convs.values():
+        conv.check_batch = False
     layer = HeteroConv({(name, "near", name): conv for name, conv in convs.items()})
     out = layer(data.x_dict, data.edge_index_dict, pos_dict=data.pos_dict)
     for name, conv in convs.items():

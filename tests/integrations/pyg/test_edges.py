@@ -1,4 +1,4 @@
-"""RelativePerformerConv takes the same graph written in any of PyG's ways."""
+"""The layers take the same graph written in any of PyG's ways."""
 
 import warnings
 
@@ -13,9 +13,9 @@ from torch_geometric.utils import to_torch_coo_tensor, to_torch_csc_tensor, to_t
 SIZES = (13, 2, 17)
 
 
-def by_rows(edge_index, edge_attr):
+def by_rows(edge_index, attr):
     order = torch.argsort(edge_index[1] * 10**6 + edge_index[0])
-    return edge_index[:, order], edge_attr[order]
+    return edge_index[:, order], attr[order]
 
 
 def permuted(edges, attr, n):
@@ -87,15 +87,40 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", list(WAYS))
-def test_every_way_to_write_edges(way, near_conv, arbitrary_graphs, equal, error):
-    conv, data = near_conv, arbitrary_graphs(SIZES)
-    expected = conv(data.x, data.edge_index, data.edge_attr, batch=data.batch)
-    reverse = conv(data.x, data.edge_index.flip(0), data.edge_attr, batch=data.batch)
+def test_every_way_to_write_edges(way, make_conv, arbitrary_graphs, equal, error):
+    """With features, which an adjacency holds as its values."""
+    conv, data = make_conv(values="offset", edge_dim=3), arbitrary_graphs(SIZES)
+    given = {"batch": data.batch, "pos": data.pos}
+    features = torch.randn(data.edge_index.shape[1], 3, dtype=torch.float64)
+    expected = conv(data.x, data.edge_index, edge_attr=features, **given)
+    reverse = conv(data.x, data.edge_index.flip(0), edge_attr=features, **given)
     assert error(reverse, expected) > 1e-3  # sources and targets are told apart
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is in beta state.*", UserWarning)
-        adj, attr = WAYS[way](data.edge_index, data.edge_attr, len(data.x))
-        equal(conv(data.x, adj, attr, batch=data.batch), expected)
+        adj, attr = WAYS[way](data.edge_index, features, len(data.x))
+        equal(conv(data.x, adj, edge_attr=attr, **given), expected)
+
+
+WITHOUT_FEATURES = {
+    "permuted": lambda edges, n: edges[:, torch.randperm(edges.shape[1])],
+    "int32": lambda edges, n: edges.int(),
+    "EdgeIndex": lambda edges, n: EdgeIndex(edges, sparse_size=(n, n)),
+    "EdgeIndex of int32": lambda edges, n: EdgeIndex(edges.int(), sparse_size=(n, n)),
+    "PyG COO": lambda edges, n: to_torch_coo_tensor(edges.flip(0), size=(n, n)),
+    "PyG CSR": lambda edges, n: to_torch_csr_tensor(edges.flip(0), size=(n, n)),
+    "PyG CSC": lambda edges, n: to_torch_csc_tensor(edges.flip(0), size=(n, n)),
+}
+
+
+@pytest.mark.parametrize("way", list(WITHOUT_FEATURES))
+def test_edges_alone(way, near_conv, arbitrary_graphs, equal, error):
+    conv, data = near_conv, arbitrary_graphs(SIZES)
+    given = {"batch": data.batch, "pos": data.pos}
+    expected = conv(data.x, data.edge_index, edge_offset=data.edge_offset, **given)
+    assert error(conv(data.x, data.edge_index.flip(0), **given), expected) > 1e-3
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is in beta state.*", UserWarning)
+        equal(conv(data.x, WITHOUT_FEATURES[way](data.edge_index, len(data.x)), **given), expected)
 
 
 @pytest.mark.parametrize("scatter", [True, False])
@@ -111,7 +136,7 @@ def test_clipped_fused_equals_messages(scatter, make_conv, arbitrary_graphs, equ
     for fuse in (True, False):
         conv.fuse = fuse
         x = data.x.detach().clone().requires_grad_()
-        out = conv(x, data.edge_index, data.edge_attr, batch=data.batch)
+        out = conv(x, data.edge_index, data.batch, edge_offset=data.edge_offset)
         results.append((out, torch.autograd.grad(out.square().sum(), x)[0]))
     assert calls == ["fused", "message"]
     for fused, messages in zip(*results, strict=True):
@@ -122,28 +147,30 @@ def test_clipped_fused_equals_messages(scatter, make_conv, arbitrary_graphs, equ
 def test_offsets_of_every_dtype(dtype, near_conv, point_graphs, equal):
     """Small and unsigned integers neither wrap around nor are refused."""
     data = point_graphs(SIZES)
-    expected = near_conv(data.x, data.edge_index, data.edge_attr, batch=data.batch)
-    equal(near_conv(data.x, data.edge_index, pos=data.pos.to(dtype), batch=data.batch), expected, 1e-6)
+    graph, pos = (data.x, data.edge_index, data.batch), data.pos.to(dtype)
+    expected = near_conv(*graph, pos=data.pos)
+    equal(near_conv(*graph, pos=pos), expected, 1e-6)
     if dtype != torch.uint8:
-        equal(near_conv(data.x, data.edge_index, data.edge_attr.to(dtype), batch=data.batch), expected, 1e-6)
+        equal(near_conv(*graph, pos=pos, edge_offset=data.edge_offset.to(dtype)), expected, 1e-6)
 
 
 @pytest.mark.parametrize("far", [3, 1e6, 1e19])
 def test_clipped_takes_any_distance(far, make_conv, point_graphs, equal):
     """An edge at the limit or beyond is as no edge."""
     conv, data = make_conv("clipped"), point_graphs(SIZES)
-    attr = data.edge_attr.clone()
-    attr[::3] = torch.tensor([0.0, far])
-    rest = torch.arange(len(attr)) % 3 > 0
-    expected = conv(data.x, data.edge_index[:, rest], attr[rest], batch=data.batch)
-    equal(conv(data.x, data.edge_index, attr, batch=data.batch), expected)
+    offset = data.edge_offset.clone()
+    offset[::3] = torch.tensor([0.0, far])
+    rest = torch.arange(len(offset)) % 3 > 0
+    expected = conv(data.x, data.edge_index[:, rest], data.batch, edge_offset=offset[rest])
+    equal(conv(data.x, data.edge_index, data.batch, edge_offset=offset), expected)
 
 
 def test_repeated_pairs_of_a_coo_adjacency_stay_apart(make_conv, equal):
-    """Their offsets must not be added up."""
-    conv, x = make_conv("window"), torch.randn(5, 12, dtype=torch.float64)
+    """Their features must not be added up."""
+    conv, x = make_conv(edge_dim=2), torch.randn(5, 12, dtype=torch.float64)
+    pos = torch.tensor([[0, 0], [1, 0], [1, 1], [2, 1], [0, 1]])
     edges = torch.tensor([[0, 0, 3], [1, 1, 2]])
     attr = torch.tensor([[1.0, 0], [1, 0], [0, -1]]).double()
     adj_t = torch.sparse_coo_tensor(edges.flip(0), attr, (5, 5, 2))
     batch = torch.zeros(5, dtype=torch.long)
-    equal(conv(x, adj_t, batch=batch), conv(x, edges, attr, batch=batch))
+    equal(conv(x, adj_t, batch, pos=pos), conv(x, edges, batch, attr, pos))

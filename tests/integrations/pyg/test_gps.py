@@ -23,6 +23,7 @@ LOCAL = {
     "GATv2Conv": lambda: pyg.GATv2Conv(CHANNELS, CHANNELS // HEADS, HEADS, edge_dim=BONDS),
     "TransformerConv": lambda: pyg.TransformerConv(CHANNELS, CHANNELS // HEADS, HEADS, edge_dim=BONDS),
     "GCNConv": lambda: pyg.GCNConv(CHANNELS, CHANNELS),
+    "GraphConv": lambda: pyg.GraphConv(CHANNELS, CHANNELS),
     "SAGEConv": lambda: pyg.SAGEConv(CHANNELS, CHANNELS),
     "PointTransformerConv": lambda: pyg.PointTransformerConv(CHANNELS, CHANNELS, torch.nn.Linear(2, CHANNELS)),
     "ResGatedGraphConv": lambda: pyg.ResGatedGraphConv(CHANNELS, CHANNELS, edge_dim=BONDS),
@@ -33,8 +34,10 @@ LOCAL = {
 @pytest.fixture
 def make(randomise):
     def make(local="GINEConv", **options):
-        options = {"num_features": 19, "offset": "mlp", "max_distance": 2.5, **options}
-        return randomise(RelativeGPSBlock(CHANNELS, LOCAL[local](), HEADS, **options), 0.4).double().eval()
+        attention = {"num_random_features": 19, "offset": "mlp", "max_distance": 2.5, "method": "features"}
+        attention |= options.pop("attention", {})
+        block = RelativeGPSBlock(CHANNELS, LOCAL[local](), HEADS, attn_kwargs=attention, **options)
+        return randomise(block, 0.4).double().eval()
 
     return make
 
@@ -92,21 +95,70 @@ def test_any_local_layer(local, make, graph, error):
 
 
 def test_bonds_reach_the_attention_with_edge_dim(make, graph, error):
-    with_bonds, without = make("None", edge_dim=BONDS), make("None")
+    with_bonds, without = make("None", attention={"edge_dim": BONDS}), make("None")
     other = {**graph, "edge_attr": graph["edge_attr"].flip(0)}
     assert error(with_bonds(**other), with_bonds(**graph)) > 1e-3
     with pytest.raises(ValueError, match="edge_attr must be None: neither None nor"):
         without(**graph)
 
 
+@pytest.mark.parametrize("local", ["GCNConv", "GraphConv"])
+def test_keywords_of_the_local_layer(local, make, graph, equal, error):
+    """Weights of edges reach its messages, and attention does not see them."""
+    block, given = make(local), {**graph, "edge_attr": None}
+    weight = torch.rand(graph["edge_index"].shape[1], dtype=torch.float64) + 0.5
+    out, ones = block(**given, edge_weight=weight), torch.ones_like(weight)
+    equal(block(**given, edge_weight=ones), block(**given))
+    assert error(out, block(**given)) > 1e-3
+    x, conv = graph["x"], block.conv
+    block.conv = Given(conv(x, graph["edge_index"], edge_weight=weight))
+    equal(block(**given), out)
+    with pytest.raises(TypeError, match="edge_wight"):
+        make(local)(**given, edge_wight=weight)
+    with pytest.raises(ValueError, match="edge_weight must not be given where conv is None"):
+        make("None")(**given, edge_weight=weight)
+
+
+class Given(torch.nn.Module):
+    """In place of a layer: its output."""
+
+    def __init__(self, out):
+        super().__init__()
+        self.out = out
+
+    def forward(self, x, edge_index):
+        return self.out
+
+
+def test_dropout_is_of_the_parts_and_of_weights(make, graph, equal, error):
+    """Of the outputs of parts by the block's, of weights by the attention's own; neither in eval."""
+    for options in ({"dropout": 0.5}, {"attention": {"dropout": 0.5}}):
+        block = make(**options)
+        expected = make(**options)
+        expected.load_state_dict(block.state_dict())
+        equal(block(**graph), expected(**graph), 0)
+        block.norm1 = block.norm2 = block.norm3 = None
+        still = block(**graph)
+        assert error(block.train()(**graph), still) > 1e-2
+    assert block.attention.attention.dropout == 0.5
+    assert make(dropout=0.5).attention.attention.dropout == 0.0
+
+
+def test_offsets_of_edges(make, graph, equal):
+    """In place of positions, for the attention; messages of the local layer do not get them."""
+    block, (source, target) = make(), graph["edge_index"]
+    offset = graph["pos"][source] - graph["pos"][target]
+    equal(block(**{**graph, "pos": None}, edge_offset=offset), block(**graph))
+
+
 def test_near_pairs_are_shared(make, graph, equal, error):
     """The same pairs once for all blocks, or others than messages pass along."""
     block = make()
     out = block(**graph)
-    near = block.neighbours(*(graph[name] for name in ("edge_index", "edge_attr", "pos", "batch")), num_nodes=32)
-    equal(block(**graph, neighbours=near), out)
-    fewer = block.neighbours(graph["edge_index"][:, ::2], None, graph["pos"], graph["batch"], num_nodes=32)
-    assert error(block(**graph, neighbours=fewer), out) > 1e-3
+    near = block.neighbors(*(graph[name] for name in ("edge_index", "batch", "edge_attr", "pos")), num_nodes=32)
+    equal(block(**graph, neighbors=near), out)
+    fewer = block.neighbors(graph["edge_index"][:, ::2], graph["batch"], pos=graph["pos"], num_nodes=32)
+    assert error(block(**graph, neighbors=fewer), out) > 1e-3
 
 
 def test_trains_and_comes_back(make, graph, equal):
@@ -143,12 +195,12 @@ def test_compiles(make, graph, equal):
         ("heads must divide", {"heads": 5}, {}),
         ("dropout must be", {"dropout": 1.5}, {}),
         (r"edge_attr must be None: neither GCNConv\(12, 12\)", {"conv": pyg.GCNConv(12, 12)}, {}),
-        ("edge_attr must hold a row for each", {}, {"edge_attr": torch.zeros(32, dtype=torch.long)}),
-        ("pos or edge_attr must be given", {}, {"pos": None}),
+        ("edge_weight must not be given where conv is None", {"conv": None}, {"edge_attr": None, "edge_weight": 1}),
+        ("pos or edge_offset must be given", {}, {"pos": None}),
     ],
 )
 def test_bad_arguments(message, options, arguments, graph):
-    options = {"conv": LOCAL["GINEConv"](), "heads": HEADS, "offset": "mlp", **options}
+    options = {"conv": LOCAL["GINEConv"](), "heads": HEADS, "attn_kwargs": {"offset": "mlp"}, **options}
     with pytest.raises(ValueError, match=message):
         RelativeGPSBlock(CHANNELS, **options).double()(**{**graph, **arguments})
 

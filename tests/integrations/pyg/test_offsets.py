@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tg_equiattn.integrations.pyg import RelativePerformerConv
+from tg_equiattn.integrations.pyg import PositionalPerformerConv, RelativePerformerConv
 
-from tg_equiattn.neighbours import near_pairs
-from tg_equiattn.nn import PerformerAttention
+from tg_equiattn.neighbors import near_pairs
+from tg_equiattn.nn import PerformerAttention, PositionalPerformerAttention
 
 LATTICE = torch.cartesian_prod(torch.arange(5), torch.arange(7))
 
@@ -17,21 +17,21 @@ def whole_conv(request, make_conv):
 
 
 def lattice_edges():
-    target, source = near_pairs(LATTICE, 3)
+    target, source = near_pairs(LATTICE, 3, metric="manhattan")
     return torch.stack([source, target])
 
 
 def ways(conv, x, pos):
-    """Calls that have offsets of positions: found, along edges, and as edge features."""
+    """Calls that have offsets of positions: found, along edges, and given for edges."""
     edges = lattice_edges()
     return {
         "found": lambda: conv(x, pos=pos),
         "edges": lambda: conv(x, edges, pos=pos),
-        "edge_attr": lambda: conv(x, edges, pos[edges[0]] - pos[edges[1]], pos),
+        "edge_offset": lambda: conv(x, edges, pos=pos, edge_offset=pos[edges[0]] - pos[edges[1]]),
     }
 
 
-@pytest.mark.parametrize("way", ["found", "edges", "edge_attr"])
+@pytest.mark.parametrize("way", ["found", "edges", "edge_offset"])
 @pytest.mark.parametrize("scale", [0.5, 1 / 7, 1.01])
 def test_fractional_offsets_are_refused(way, scale, whole_conv):
     """Rounded they would be those of other positions: of positions in [0, 1] all would be zero."""
@@ -40,7 +40,7 @@ def test_fractional_offsets_are_refused(way, scale, whole_conv):
         ways(whole_conv, x, LATTICE.double() * scale)[way]()
 
 
-@pytest.mark.parametrize("way", ["found", "edges", "edge_attr"])
+@pytest.mark.parametrize("way", ["found", "edges", "edge_offset"])
 @pytest.mark.parametrize(
     ("shift", "dtype"),
     [
@@ -65,11 +65,11 @@ def test_float32_refuses_positions_that_it_does_not_hold(whole_conv):
             ways(whole_conv, torch.randn(35, 12, dtype=torch.float64), pos)[way]()
 
 
-def test_neighbours_with_fractional_offsets_are_refused(whole_conv, make_conv):
+def test_neighbors_with_fractional_offsets_are_refused(whole_conv, make_conv):
     pos = LATTICE / 7
-    near = make_conv(offset="mlp").neighbours(lattice_edges(), pos=pos, num_nodes=35)
-    with pytest.raises(ValueError, match=r"offsets \(edge_attr\) must be whole numbers"):
-        whole_conv(torch.randn(35, 12, dtype=torch.float64), neighbours=near)
+    near = make_conv(offset="mlp").neighbors(lattice_edges(), pos=pos, num_nodes=35)
+    with pytest.raises(ValueError, match=r"offsets \(edge_offset\) must be whole numbers"):
+        whole_conv(torch.randn(35, 12, dtype=torch.float64), neighbors=near)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -91,13 +91,15 @@ def test_map_coordinates(position, dtype, make_conv, error):
         assert error(conv(x.double(), pos=(pos + origin).float()), rounded) > 1e-2
 
 
-@pytest.mark.parametrize("options", [{"offset": "table"}, {"offset": "mlp"}, {"position": "clipped"}])
-def test_clouds_of_too_many_near_pairs_are_refused(options):
+OURS, PAPERS = (RelativePerformerConv, PerformerAttention), (PositionalPerformerConv, PositionalPerformerAttention)
+
+
+@pytest.mark.parametrize(("kinds", "options"), [(OURS, {"offset": "table"}), (OURS, {"offset": "mlp"}), (PAPERS, {})])
+def test_clouds_of_too_many_near_pairs_are_refused(kinds, options):
     x, pos = torch.randn(3000, 12), torch.rand(3000, 2)
-    conv = RelativePerformerConv(12, 12, 3, **options)
-    for call in (lambda: conv(x, pos=pos), lambda: PerformerAttention(12, 12, 3, **options)(x, pos=pos)):
+    for kind in kinds:
         with pytest.raises(ValueError, match=r"more than 1000 pairs a node.*edge_index.*max_distance, or scale pos"):
-            call()
+            kind(12, 12, 3, **options)(x, pos=pos)
 
 
 @pytest.mark.filterwarnings("ignore:.*searchsorted.*non-contiguous")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 
-@pytest.mark.parametrize("options", [{"position": None}, {"position": "window", "offset": "mlp", "values": "offset"}])
+@pytest.mark.parametrize("options", [{"position": None}, {"offset": "mlp", "values": "offset"}])
 def test_features_come_to_it(options, make_conv, point_graphs, error):
     """The error falls as one over the root of their number."""
     data = point_graphs((13, 2, 17))
@@ -14,7 +14,7 @@ def test_features_come_to_it(options, make_conv, point_graphs, error):
     exact = make_conv(method="pairs", **options)
     expected, apart = exact(**given), {}
     for features in (16, 4096):
-        conv = make_conv(num_features=features, **options)
+        conv = make_conv(num_random_features=features, **options)
         conv.load_state_dict(exact.state_dict(), strict=False)
         errors = []
         for _ in range(4):
@@ -22,18 +22,6 @@ def test_features_come_to_it(options, make_conv, point_graphs, error):
             errors.append(error(conv(**given), expected))
         apart[features] = sum(errors) / 4
     assert 1e-3 < apart[4096] < apart[16] / 6
-
-
-def test_sinusoids_are_relative(make_conv, point_graphs, error):
-    """Strategy 1 is then exact; by features it is so in expectation only."""
-    data = point_graphs((13, 2, 17))
-    changes = {}
-    for method in ("pairs", "features"):
-        conv = make_conv("sinusoid", method=method)
-        outs = [conv(data.x, pos=data.pos + shift, batch=data.batch) for shift in (0, 7.25)]
-        changes[method] = error(*outs)
-    assert changes["pairs"] < 1e-12
-    assert changes["features"] > 1e-3
 
 
 def test_rotations_of_distances(make_conv, point_graphs, error):
@@ -46,7 +34,7 @@ def test_rotations_of_distances(make_conv, point_graphs, error):
 def test_bounds_of_nodes(make_conv, point_graphs, equal):
     """A larger bound changes nothing; torch.compile needs one."""
     conv, data = make_conv(method="pairs"), point_graphs((13, 2, 17))
-    graph = data.x, data.edge_index, data.edge_attr, data.pos, data.batch
+    graph = data.x, data.edge_index, data.batch, None, data.pos
     expected = conv(*graph)
     equal(conv(*graph, max_num_nodes=29), expected)
     with pytest.raises(ValueError, match=r"max_num_nodes must be at least 17, .* got 16"):
@@ -66,23 +54,23 @@ def test_pairs_given_twice(make_conv, equal):
     compiled, in_single = torch.compile(conv, fullgraph=True, backend="aot_eager"), copy.deepcopy(conv).float()
     for size in (1.0, 300.0, -300.0):
         bonds = size * torch.tensor([[0.5], [1.0], [0.9], [0.2], [1.0]], dtype=torch.float64)
-        out = conv(x, edges, bonds, pos)
-        near = conv.neighbours(edges, bonds, pos, num_nodes=4)
+        out = conv(x, edges, None, bonds, pos)
+        near = conv.neighbors(edges, None, bonds, pos, num_nodes=4)
         near._repeats = None
         assert near.repeats
-        once, twice = conv.neighbours(edges[:, 1:], bonds[1:], pos, num_nodes=4), near
+        once, twice = conv.neighbors(edges[:, 1:], None, bonds[1:], pos, num_nodes=4), near
         assert not once.repeats
-        for neighbours in (once, twice):
-            equal(compiled(x, neighbours=neighbours), conv(x, neighbours=neighbours), 1e-10)
-        single = in_single(x.float(), edges, bonds.float(), pos.float())
+        for neighbors in (once, twice):
+            equal(compiled(x, pos=pos, neighbors=neighbors), conv(x, pos=pos, neighbors=neighbors), 1e-10)
+        single = in_single(x.float(), edges, None, bonds.float(), pos.float())
         torch.testing.assert_close(single.double(), out, rtol=1e-3, atol=1e-3)
 
 
 def test_pairs_of_two_graphs_are_refused(make_conv, point_graphs):
     conv, data = make_conv(method="pairs", offset="mlp"), point_graphs((5, 4))
-    near = conv.neighbours(torch.tensor([[0], [7]]), None, data.pos, num_nodes=9)
-    with pytest.raises(ValueError, match="neighbours must not join nodes of different graphs"):
-        conv(data.x, batch=data.batch, neighbours=near)
+    near = conv.neighbors(torch.tensor([[0], [7]]), pos=data.pos, num_nodes=9)
+    with pytest.raises(ValueError, match="neighbors must not join nodes of different graphs"):
+        conv(data.x, batch=data.batch, neighbors=near)
 
 
 def test_there_is_nothing_to_draw(make_conv):

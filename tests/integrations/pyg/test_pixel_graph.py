@@ -1,11 +1,11 @@
-"""PixelGraph, and the block and the classifier that run on its graphs."""
+"""PixelGraph, and the classifier that runs on its graphs."""
 
 import itertools
 import pickle
 
 import pytest
 import torch
-from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier, RelativePerformerBlock
+from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier
 from torch_geometric.data import Batch, Data
 
 POSITIONS = ["window", "clipped", "sinusoid", "absolute", None]
@@ -34,13 +34,15 @@ def test_edges_are_all_near_pairs(shape, distance, periodic):
     """Sides are odd, so that the shortest way around is one."""
     data = PixelGraph(distance, periodic)(Data(image=torch.rand(3, *shape)))
     expected = brute_force(*shape, distance, periodic)
-    found = {tuple(e): tuple(o) for e, o in zip(data.edge_index.T.tolist(), data.edge_attr.int().tolist(), strict=True)}
+    found = {
+        tuple(e): tuple(o) for e, o in zip(data.edge_index.T.tolist(), data.edge_offset.int().tolist(), strict=True)
+    }
     assert data.edge_index.shape == (2, len(expected))
     assert found == expected
     assert bool((data.edge_index[1].diff() >= 0).all())
     if not periodic:
         source, target = data.edge_index
-        torch.testing.assert_close(data.edge_attr, data.pos[source] - data.pos[target], rtol=0, atol=0)
+        torch.testing.assert_close(data.edge_offset, data.pos[source] - data.pos[target], rtol=0, atol=0)
 
 
 def test_even_sides_go_half_way_around_once():
@@ -50,7 +52,7 @@ def test_even_sides_go_half_way_around_once():
     expected = brute_force(4, 6, 4, True)
     pairs = set(map(tuple, data.edge_index.T.tolist()))
     assert pairs == set(expected)
-    for edge, offset in zip(data.edge_index.T.tolist(), data.edge_attr.tolist(), strict=True):
+    for edge, offset in zip(data.edge_index.T.tolist(), data.edge_offset.tolist(), strict=True):
         assert sum(map(abs, offset)) == sum(map(abs, expected[tuple(edge)]))
 
 
@@ -78,15 +80,15 @@ def test_volumes_and_unequal_spacing(shape, distance, spacing, make_conv, equal)
     source, target = data.edge_index
     apart = torch.cdist(data.pos.double(), data.pos.double(), p=1)
     assert data.edge_index.shape[1] == int(((apart > 0) & (apart < distance * (1 - 1e-6))).sum())
-    assert float(data.edge_attr.abs().sum(1).max()) < distance
-    torch.testing.assert_close(data.edge_attr, data.pos[source] - data.pos[target])
+    assert float(data.edge_offset.abs().sum(1).max()) < distance
+    torch.testing.assert_close(data.edge_offset, data.pos[source] - data.pos[target])
     conv = make_conv(offset="mlp", pos_dim=len(shape), max_distance=float(distance))
-    by_edges = conv(data.x, data.edge_index, data.edge_attr.double(), data.pos.double())
-    equal(conv(data.x, grid=transform.grid(*shape)), by_edges, 1e-6 if spacing != 1 else 1e-12)
+    by_edges = conv(data.x, data.edge_index, edge_offset=data.edge_offset.double())
+    equal(conv(data.x, neighbors=transform.grid(*shape)), by_edges, 1e-6 if spacing != 1 else 1e-12)
     if spacing != 1:
         table = make_conv(pos_dim=len(shape))
         with pytest.raises(ValueError, match="grid must have spacing 1 where offsets are counted"):
-            table(data.x, grid=transform.grid(*shape))
+            table(data.x, neighbors=transform.grid(*shape))
 
 
 def test_periodic_images_of_other_sizes_in_a_batch(make_conv, equal):
@@ -94,8 +96,8 @@ def test_periodic_images_of_other_sizes_in_a_batch(make_conv, equal):
     transform, conv = PixelGraph(3, periodic=True), make_conv()
     graphs = [transform(Data(image=torch.rand(12, *shape, dtype=torch.float64))) for shape in ((4, 5), (6, 7))]
     data = Batch.from_data_list(graphs)
-    out = conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch)
-    equal(out, torch.cat([conv(g.x, g.edge_index, g.edge_attr, g.pos) for g in graphs]))
+    out = conv(data.x, data.edge_index, data.batch, edge_offset=data.edge_offset)
+    equal(out, torch.cat([conv(g.x, g.edge_index, edge_offset=g.edge_offset) for g in graphs]))
 
 
 def test_rolls_of_a_periodic_volume(make_conv, equal, error):
@@ -105,7 +107,8 @@ def test_rolls_of_a_periodic_volume(make_conv, equal, error):
     rolled = image.roll((1, 2, 3), (1, 2, 3))
     for periodic in (True, False):
         transform = PixelGraph(2.5, periodic, (1.0, 0.5, 1.5))
-        outs = [conv(d.x, d.edge_index, d.edge_attr) for d in (transform(Data(image=i)) for i in (image, rolled))]
+        graphs = [transform(Data(image=i)) for i in (image, rolled)]
+        outs = [conv(d.x, d.edge_index, edge_offset=d.edge_offset) for d in graphs]
         expected = outs[0].view(3, 5, 7, -1).roll((1, 2, 3), (0, 1, 2)).flatten(0, 2)
         assert error(outs[1], expected) < 1e-12 if periodic else error(outs[1], expected) > 1e-3
 
@@ -118,13 +121,13 @@ def test_nodes_and_positions():
         for column in range(7):
             assert torch.equal(data.x[7 * row + column], image[:, row, column])
             assert data.pos[7 * row + column].tolist() == [column, 4 - row]
-    assert data.edge_attr.dtype == data.pos.dtype == torch.get_default_dtype()
+    assert data.edge_offset.dtype == data.pos.dtype == torch.get_default_dtype()
 
 
 def test_images_of_a_shape_share_memory():
     shapes = (3, 5, 7), (1, 5, 7), (1, 7, 5)
     first, second, other = (PixelGraph(3)(Data(image=torch.rand(shape))) for shape in shapes)
-    for name in ("edge_index", "edge_attr", "pos"):
+    for name in ("edge_index", "edge_offset", "pos"):
         place = [torch._C._data_address(data[name]) for data in (first, second, other)]
         assert place[0] == place[1] != place[2]
 
@@ -134,7 +137,7 @@ def test_graphs_are_their_own():
     image = torch.rand(1, 5, 7)
     transform, kept = PixelGraph(3), image.clone()
     first, second = transform(Data(image=image)), transform(Data(image=image))
-    expected = {name: second[name].clone() for name in ("x", "edge_index", "edge_attr", "pos")}
+    expected = {name: second[name].clone() for name in ("x", "edge_index", "edge_offset", "pos")}
     for name in expected:
         first[name] += 100
     batch = Batch.from_data_list([second])
@@ -156,7 +159,7 @@ def test_integer_images_give_floats(dtype):
     if dtype == torch.uint8:  # as the lookup of intensities reads them
         model = make_classifier(embedding="lookup").eval()
         levels = image.flatten(1).T
-        torch.testing.assert_close(model(*arguments(data)), model(levels, *arguments(data)[1:]))
+        torch.testing.assert_close(model(**arguments(data)), model(**{**arguments(data), "x": levels}))
 
 
 def test_default_dtype_is_not_remembered():
@@ -166,7 +169,7 @@ def test_default_dtype_is_not_remembered():
         for dtype in (torch.float32, torch.float64, torch.float32):
             torch.set_default_dtype(dtype)
             data = PixelGraph(3)(Data(image=image))
-            assert data.pos.dtype == data.edge_attr.dtype == dtype
+            assert data.pos.dtype == data.edge_offset.dtype == dtype
     finally:
         torch.set_default_dtype(before)
 
@@ -190,8 +193,8 @@ def test_one_pixel(make_conv):
         assert data.x.shape == (1, 12)
         assert data.pos.tolist() == [[0, 0]]
         assert data.edge_index.shape == (2, 0)
-        assert data.edge_attr.shape == (0, 2)
-        assert make_conv()(data.x, data.edge_index, data.edge_attr, data.pos).shape == (1, 35)
+        assert data.edge_offset.shape == (0, 2)
+        assert make_conv()(data.x, data.edge_index, edge_offset=data.edge_offset).shape == (1, 35)
 
 
 def test_repr_and_pickle():
@@ -209,44 +212,26 @@ def double(data):
 
 
 def arguments(data):
-    return data.x, data.edge_index, data.edge_attr, data.pos
+    given = {name: data[name] for name in ("x", "edge_index", "pos", "edge_offset")}
+    return given if data.batch is None else {**given, "batch": data.batch}
 
 
 def make_classifier(position="window", **options):
-    options = {"channels": 20, "num_layers": 2, "heads": 5, "max_distance": 3, "num_features": 19, **options}
+    options = {"channels": 20, "num_layers": 2, "heads": 5, "max_distance": 3, "num_random_features": 19, **options}
     return PixelGraphClassifier(3, 11, position=position, **options)
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_block(on_device, position, randomise, equal):
-    """The formula of the block; alone equals in a batch; a grid equals edges."""
-    block = randomise(RelativePerformerBlock(20, 5, position=position, max_distance=3, feedforward_channels=13), 0.4)
-    block = block.double().eval()
-    data = double(Batch.from_data_list(images([(5, 7), (1, 1), (2, 11)], 20)))
-    out = block(*arguments(data), data.batch)
-    h = data.x + block.attention(block.attention_norm(data.x), *arguments(data)[1:], data.batch)
-    wide, narrow = block.feedforward[0], block.feedforward[3]
-    equal(out, h + narrow(torch.nn.functional.gelu(wide(block.feedforward_norm(h)))))
-    assert wide.out_features == 13
-    for number, graph in enumerate(data.to_data_list()):
-        equal(out[data.batch == number], block(*arguments(graph)))
-    equal(block(data.x[:35], grid=PixelGraph(3).grid(5, 7)), out[:35])
-    before = block.attention.attention.features.projection.clone()
-    block.redraw_features()
-    assert not torch.equal(block.attention.attention.features.projection, before)
-    assert repr(block).startswith("RelativePerformerBlock(20, heads=5, conv=RelativePerformerConv(20, 20, heads=5")
 
 
 @pytest.mark.parametrize("position", POSITIONS)
 def test_classifier_in_batches(on_device, position, randomise, equal):
     model = randomise(make_classifier(position), 0.4).double().eval()
     data = double(Batch.from_data_list(images([(5, 7), (1, 1), (2, 11), (7, 5)])))
-    out = model(*arguments(data), data.batch)
+    given = arguments(data)
+    out = model(**given)
     assert out.shape == (4, 11)
-    equal(model(*arguments(data), ptr=data.ptr), out)
-    equal(model(*arguments(data), data.batch, batch_size=4), out)
+    equal(model(**{**given, "batch": None, "ptr": data.ptr}), out)
+    equal(model(**given, batch_size=4), out)
     for number, graph in enumerate(data.to_data_list()):
-        equal(model(*arguments(graph)), out[number : number + 1])
+        equal(model(**arguments(graph)), out[number : number + 1])
     assert float((out[0] - out[3]).abs().max().detach()) > 1e-3
 
 
@@ -254,7 +239,7 @@ def test_classifier_in_batches(on_device, position, randomise, equal):
 def test_classifier_on_a_grid(position, randomise, equal):
     model = randomise(make_classifier(position), 0.4).double().eval()
     data = double(Batch.from_data_list(images(3 * [(5, 7)])))
-    equal(model(data.x, grid=PixelGraph(3).grid(5, 7)), model(*arguments(data), data.batch))
+    equal(model(data.x, neighbors=PixelGraph(3).grid(5, 7)), model(**arguments(data)))
 
 
 @pytest.mark.parametrize("position", ["window", "clipped", "absolute", None])
@@ -262,7 +247,7 @@ def test_classifier_sees_rolls_by_its_position_alone(position, randomise):
     """Invariant on periodic images, but for absolute positions."""
     model = randomise(make_classifier(position), 0.4).double().eval()
     image, transform = torch.rand(3, 5, 7).double(), PixelGraph(3, periodic=True)
-    first, second = (model(*arguments(double(transform(Data(image=i))))) for i in (image, image.roll((2, 3), (1, 2))))
+    first, second = (model(**arguments(double(transform(Data(image=i))))) for i in (image, image.roll((2, 3), (1, 2))))
     difference = float(((first - second).abs().max() / first.abs().max()).detach())
     assert (difference > 1e-6) if position == "absolute" else (difference <= 1e-10)
 
@@ -277,11 +262,11 @@ def test_classifier_has_the_papers_size(position, millions):
 @pytest.mark.parametrize("embedding", ["linear", "mlp", "lookup"])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_training_reaches_every_parameter(position, embedding):
-    model = make_classifier(position, embedding=embedding, dropout=0.0, attention_dropout=0.0, redraw_interval=None)
+    model = make_classifier(position, embedding=embedding, dropout=0.0, redraw_interval=None)
     data = Batch.from_data_list(images([(5, 7), (2, 11), (7, 5)]))
     optimizer, losses = torch.optim.Adam(model.parameters(), 0.003), []
     for _ in range(7):
-        loss = torch.nn.functional.cross_entropy(model(*arguments(data), data.batch), data.y)
+        loss = torch.nn.functional.cross_entropy(model(**arguments(data)), data.y)
         optimizer.zero_grad()
         loss.backward()
         if not losses:
@@ -297,10 +282,10 @@ def test_training_reaches_every_parameter(position, embedding):
 class OnGraph(torch.nn.Module):
     def __init__(self, model, data):
         super().__init__()
-        self.model, self.graph = model, (*arguments(data)[1:], data.batch)
+        self.model, self.graph = model, arguments(data)
 
     def forward(self, x):
-        return self.model(x, *self.graph)
+        return self.model(**{**self.graph, "x": x})
 
 
 @pytest.mark.parametrize("position", POSITIONS)

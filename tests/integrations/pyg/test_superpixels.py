@@ -48,6 +48,7 @@ def test_edges_are_the_nearest(graph):
     torch.testing.assert_close(distances[target, source].view(-1, 5), wanted)
     assert data.edge_index.unique(dim=1).shape == data.edge_index.shape
     assert "edge_attr" not in data
+    assert "edge_offset" not in data
 
 
 def test_segments_at_one_place():
@@ -132,10 +133,11 @@ def test_batches_in_a_layer():
     """Alone equals in a batch of a loader; moved positions change nothing, nor do turned ones to distances."""
     graphs = [Superpixels(20, k=4)(Data(image=smooth(3, *shape))) for shape in ((11, 13), (1, 1), (7, 17))]
     (batch,) = DataLoader(graphs, batch_size=3)
-    block = RelativeGPSBlock(3, None, offset="distance", max_distance=6.0, values="offset").double().eval()
+    attention = {"offset": "distance", "max_distance": 6.0, "values": "offset"}
+    block = RelativeGPSBlock(3, None, attn_kwargs=attention).double().eval()
 
     def out(data, pos, index=None):
-        return block(data.x.double(), data.edge_index, None, pos.double(), index)
+        return block(data.x.double(), data.edge_index, index, pos=pos.double())
 
     together = out(batch, batch.pos, batch.batch)
     for number, graph in enumerate(graphs):

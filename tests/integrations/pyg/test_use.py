@@ -1,13 +1,15 @@
-"""RelativePerformerConv within PyG: GPSConv, Sequential, loaders, compilation, half precision, copies."""
+"""The layers within PyG: GPSConv, Sequential, loaders, compilation, half precision, copies."""
 
 import warnings
 
 import pytest
 import torch
+from performers import EVERY
 from tg_equiattn.integrations.pyg import (
     PixelGraph,
     PixelGraphClassifier,
-    RelativePerformerBlock,
+    PositionalPerformerConv,
+    RelativeGPSBlock,
     RelativePerformerConv,
 )
 from torch_geometric.data import Batch, Data
@@ -22,7 +24,7 @@ def gps(make_conv, position="window"):
 
 
 def gps_arguments(data):
-    return {"edge_attr": data.edge_attr, "pos": data.pos}
+    return {"edge_offset": data.edge_offset, "pos": data.pos}
 
 
 @pytest.mark.parametrize("position", ["window", "clipped"])
@@ -49,14 +51,14 @@ def test_gps_conv_without_ptr_is_refused(position, make_conv, point_graphs):
 
 def test_sequential(make_conv, point_graphs, equal):
     first, second, data = make_conv(), make_conv("clipped", 35, 21, 7), point_graphs((11, 1, 23))
-    wiring = "x, edge_index, edge_attr, pos, batch -> x"
+    wirings = "x, edge_index, batch, edge_attr, pos -> x", "x, edge_index, batch, pos -> x"
     model = Sequential(
-        "x, edge_index, edge_attr, pos, batch",
-        [(first, wiring), torch.nn.GELU(), (second, wiring), (global_add_pool, "x, batch -> x")],
+        "x, edge_index, batch, edge_attr, pos",
+        [(first, wirings[0]), torch.nn.GELU(), (second, wirings[1]), (global_add_pool, "x, batch -> x")],
     )
-    graph = data.edge_index, data.edge_attr, data.pos, data.batch
-    expected = second(torch.nn.functional.gelu(first(data.x, *graph)), *graph)
-    equal(model(data.x, *graph), global_add_pool(expected, data.batch), 0)
+    graph = data.edge_index, data.batch
+    expected = second(torch.nn.functional.gelu(first(data.x, *graph, pos=data.pos)), *graph, data.pos)
+    equal(model(data.x, *graph, None, data.pos), global_add_pool(expected, data.batch), 0)
 
 
 def test_loader_and_to(make_conv, equal):
@@ -64,11 +66,11 @@ def test_loader_and_to(make_conv, equal):
     transform, conv = PixelGraph(3), make_conv(in_channels=3)
     shapes = [(5, 7), (1, 1), (2, 11), (3, 3), (1, 13)]
     graphs = [transform(Data(image=torch.rand(3, *shape), y=n)) for n, shape in enumerate(shapes)]
-    alone = [conv(g.x.double(), g.edge_index, g.edge_attr, g.pos) for g in graphs]
+    alone = [conv(g.x.double(), g.edge_index, edge_offset=g.edge_offset, pos=g.pos) for g in graphs]
     seen = 0
     for data in DataLoader(graphs, batch_size=3):
         data = data.to("cpu").apply(lambda t: t.double() if t.is_floating_point() else t)
-        out = conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch)
+        out = conv(data.x, data.edge_index, data.batch, edge_offset=data.edge_offset)
         equal(out, torch.cat([alone[int(y)] for y in data.y]))
         seen += len(data.y)
     assert seen == len(shapes)
@@ -76,29 +78,32 @@ def test_loader_and_to(make_conv, equal):
 
 def test_reset_parameters(make_conv, point_graphs, error):
     data = point_graphs((11,))
+    graph = {"edge_index": data.edge_index, "pos": data.pos}
     for position in ("window", "clipped", "sinusoid", "absolute", None):
         conv = make_conv(position)
-        before = conv(data.x, data.edge_index, data.edge_attr, data.pos)
+        before = conv(data.x, **graph)
         drawn = conv.attention.features.projection.clone()
         conv.reset_parameters()
-        assert error(conv(data.x, data.edge_index, data.edge_attr, data.pos), before) > 1e-3
+        assert error(conv(data.x, **graph), before) > 1e-3
         assert not torch.equal(conv.attention.features.projection, drawn)
 
 
 def test_repr(make_conv):
-    assert repr(make_conv("clipped")) == "RelativePerformerConv(12, 35, heads=5, position='clipped')"
-    assert repr(make_conv(None)) == "RelativePerformerConv(12, 35, heads=5, position=None)"
+    assert repr(make_conv("clipped")) == "PositionalPerformerConv(12, 35, heads=5, position='clipped')"
+    assert repr(make_conv(None)) == "RelativePerformerConv(12, 35, heads=5, offset=None)"
+    offsets = make_conv(offset="mlp", values="offset")
+    assert repr(offsets) == "RelativePerformerConv(12, 35, heads=5, offset='mlp', values='offset')"
 
 
-@pytest.mark.parametrize("position", ["window", pytest.param("clipped", marks=pytest.mark.slow), None])
-def test_compiles(on_device, position, make_conv, point_graphs, equal):
+@pytest.mark.parametrize("kind", ["window", "values", pytest.param("clipped", marks=pytest.mark.slow), "None"])
+def test_compiles(on_device, kind, make_conv, point_graphs, equal):
     """As one graph, forward and backward; batch_size spares reading it from batch."""
-    conv, data = make_conv(position), point_graphs((11, 1, 23))
+    conv, data = make_conv(**EVERY[kind]), point_graphs((11, 1, 23))
     torch.compiler.reset()
     results = []
     for layer in (conv, torch.compile(conv, fullgraph=True, backend="aot_eager")):
         x = data.x.clone().requires_grad_()
-        out = layer(x, data.edge_index, data.edge_attr, data.pos, data.batch, batch_size=3)
+        out = layer(x, data.edge_index, data.batch, pos=data.pos, batch_size=3)
         results.append((out, *torch.autograd.grad(out.square().sum(), [x, *conv.parameters()])))
     for eager, compiled in zip(*results, strict=True):
         equal(compiled, eager, 1e-10)
@@ -109,18 +114,18 @@ def test_compiles(on_device, position, make_conv, point_graphs, equal):
 def test_compiles_to_kernels(position, make_conv, point_graphs, equal):
     conv, data = make_conv(position), point_graphs((11, 1, 23))
     torch.compiler.reset()
-    graph = data.x, data.edge_index, data.edge_attr, data.pos, data.batch
+    graph = {"x": data.x, "edge_index": data.edge_index, "batch": data.batch, "pos": data.pos}
     with torch.no_grad():
-        equal(torch.compile(conv, fullgraph=True)(*graph, batch_size=3), conv(*graph), 1e-10)
+        equal(torch.compile(conv, fullgraph=True)(**graph, batch_size=3), conv(**graph), 1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(on_device, dtype, any_conv, point_graphs):
     conv, data = any_conv.float(), point_graphs((11, 1, 23))
-    x, attr, pos = data.x.float(), data.edge_attr.float(), data.pos.float()
-    expected = conv(x, data.edge_index, attr, pos, data.batch)
+    x, pos = data.x.float(), data.pos.float()
+    expected = conv(x, data.edge_index, data.batch, pos=pos)
     with torch.autocast(on_device, dtype):
-        out = conv(x, data.edge_index, attr, pos, data.batch)
+        out = conv(x, data.edge_index, data.batch, pos=pos)
     assert out.dtype == dtype
     assert bool(out.isfinite().all())
     largest = float(expected.abs().max().detach())
@@ -131,17 +136,17 @@ def test_autocast(on_device, dtype, any_conv, point_graphs):
 def test_gradcheck(near_conv):
     x = torch.randn(5, 12).double().requires_grad_()
     edges = torch.tensor([[0, 1, 2, 4, 3], [1, 0, 0, 3, 4]])
-    attr = torch.tensor([[1, 0], [-1, 0], [1, -1], [0, 2], [0, -2]]).double()
+    pos = torch.tensor([[1, 0], [0, 0], [1, -1], [0, 2], [0, 0]]).double()
     batch, inputs = torch.tensor([0, 0, 0, 1, 1]), tuple(near_conv.parameters())
 
     def run(x, *_):
-        return near_conv(x, edges, attr, batch=batch)
+        return near_conv(x, edges, batch, pos=pos)
 
     torch.autograd.gradcheck(run, (x, *inputs), fast_mode=True, atol=1e-6)
     torch.autograd.gradcheck(run, (x,), fast_mode=True, atol=1e-6)
-    if near_conv.attention.offset == "mlp":
-        soft = attr.clone().requires_grad_()
-        torch.autograd.gradcheck(lambda o: near_conv(x, edges, o, batch=batch), (soft,), fast_mode=True, atol=1e-6)
+    if not near_conv.attention.whole_offsets:
+        soft = pos.clone().requires_grad_()
+        torch.autograd.gradcheck(lambda p: near_conv(x, edges, batch, pos=p), (soft,), fast_mode=True, atol=1e-6)
 
 
 class OnGraph(torch.nn.Module):
@@ -149,25 +154,23 @@ class OnGraph(torch.nn.Module):
 
     def __init__(self, conv, data):
         super().__init__()
-        self.conv, self.graph = conv, (data.edge_index, data.edge_attr, data.pos, data.batch)
+        self.conv, self.graph = conv, {"edge_index": data.edge_index, "batch": data.batch, "pos": data.pos}
 
     def forward(self, x):
-        return self.conv(x, *self.graph)
+        return self.conv(x, **self.graph)
 
 
-def test_copies(any_conv, make_conv, point_graphs, check_copies):
-    data, attention = point_graphs((11, 1, 23)), any_conv.attention
-    heads = attention.heads - attention.positions.key_heads or None
-    options = {name: getattr(attention, name) for name in ("offset", "max_distance", "method")}
-    options["position_heads"] = heads
-    options["values"] = "offset" if getattr(attention.positions, "offset_values", None) else "content"
-    check_copies(lambda: OnGraph(make_conv(attention.position, **options), data), OnGraph(any_conv, data), data.x)
+@pytest.mark.parametrize("kind", EVERY)
+def test_copies(kind, make_conv, point_graphs, check_copies):
+    data = point_graphs((11, 1, 23))
+    first, *_ = layers = [OnGraph(make_conv(**EVERY[kind]), data) for _ in range(2)]
+    check_copies(layers.pop, first, data.x)
 
 
 def test_redraws_in_training_only(make_conv, point_graphs, equal, error):
     """As many steps as asked for between draws; an edge checked once or twice changes nothing."""
     conv, data = make_conv(redraw_interval=2), point_graphs((11, 1, 23))
-    graph = data.edge_index, data.edge_attr, data.pos, data.batch
+    graph = data.edge_index, data.batch, None, data.pos
     expected = conv(data.x, *graph)
     conv.train()
     for _ in range(2):
@@ -177,43 +180,34 @@ def test_redraws_in_training_only(make_conv, point_graphs, equal, error):
     assert error(conv.train()(data.x, *graph), expected) > 1e-3
 
 
-def test_shared_neighbours(near_conv, point_graphs, equal):
+def test_shared_neighbors(near_conv, point_graphs, equal):
     data = point_graphs((11, 1, 23))
-    expected = near_conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch)
-    near = near_conv.neighbours(data.edge_index, data.edge_attr, data.pos, data.batch, num_nodes=35)
+    expected = near_conv(data.x, data.edge_index, data.batch, pos=data.pos)
+    near = near_conv.neighbors(data.edge_index, data.batch, pos=data.pos, num_nodes=35)
     for _ in range(2):
-        equal(near_conv(data.x, pos=data.pos, batch=data.batch, neighbours=near), expected, 0)
+        equal(near_conv(data.x, pos=data.pos, batch=data.batch, neighbors=near), expected, 0)
 
 
 def test_grid_stands_for_edges(any_conv, equal):
     transform = PixelGraph(3)
     data = Batch.from_data_list([transform(Data(image=torch.randn(12, 5, 7).double())) for _ in range(3)])
-    data.edge_attr, data.pos = data.edge_attr.double(), data.pos.double()
-    expected = any_conv(data.x, data.edge_index, data.edge_attr, data.pos, data.batch)
-    equal(any_conv(data.x, grid=transform.grid(5, 7)), expected)
-
-
-def test_dropout(make_conv, point_graphs):
-    conv, data = make_conv(dropout=0.5), point_graphs((11,))
-    graph = data.edge_index, data.edge_attr
-    assert int((conv(data.x, *graph) == 0).sum()) == 0
-    dropped = (conv.train()(data.x, *graph) == 0).double().mean()
-    assert 0.35 < float(dropped) < 0.65
+    expected = any_conv(data.x, data.edge_index, data.batch, pos=data.pos.double())
+    equal(any_conv(data.x, neighbors=transform.grid(5, 7)), expected)
 
 
 @pytest.mark.parametrize("position", ["window", "clipped"])
 def test_training_after_inference_mode(position):
     """What evaluation leaves in caches can be trained with."""
     transform, image = PixelGraph(3), torch.rand(3, 5, 11)
-    conv = RelativePerformerConv(3, 8, 2, position=position, max_distance=3)
+    conv = {"window": RelativePerformerConv, "clipped": PositionalPerformerConv}[position](3, 8, 2, max_distance=3)
     grid = transform.grid(5, 11)
     with torch.inference_mode():
         data = transform(Data(image=image))
-        conv(data.x, data.edge_index, data.edge_attr)
-        conv(data.x, grid=grid)
+        conv(data.x, data.edge_index, edge_offset=data.edge_offset)
+        conv(data.x, neighbors=grid)
     data = transform(Data(image=image))
-    conv(data.x, data.edge_index, data.edge_attr).sum().backward()
-    conv(data.x, grid=grid).sum().backward()
+    conv(data.x, data.edge_index, edge_offset=data.edge_offset).sum().backward()
+    conv(data.x, neighbors=grid).sum().backward()
     assert all(p.grad.isfinite().all() for p in conv.parameters())
 
 
@@ -229,7 +223,7 @@ def test_clusters_of_one_graph(make_conv, equal):
     x, edges, pos = two_clusters()
     conv = make_conv()
     expected = conv(x, edges, pos=pos, batch=torch.zeros(7).long())
-    with pytest.warns(UserWarning, match=r"2 blocks that no edge leaves.*check_batch=False"):
+    with pytest.warns(UserWarning, match=r"2 blocks that no edge leaves.*check_batch to False"):
         equal(conv(x, edges, pos=pos), expected)
     conv.check_batch = False
     equal(conv(x, edges, pos=pos), expected)
@@ -243,22 +237,32 @@ def test_clusters_of_one_graph(make_conv, equal):
 def test_hetero_conv(make_conv, equal):
     """Which passes no batch on."""
     x, edges, pos = two_clusters()
-    near, far = make_conv(check_batch=False), make_conv("clipped", check_batch=False)
+    near, far = make_conv(), make_conv("clipped")
+    near.check_batch = far.check_batch = False
     layer = HeteroConv({("atom", "near", "atom"): near, ("atom", "bond", "atom"): far})
     edge_index = {("atom", "near", "atom"): edges, ("atom", "bond", "atom"): edges.flip(0)}
     offsets = {kind: pos[e[0]] - pos[e[1]] for kind, e in edge_index.items()}
-    out = layer({"atom": x}, edge_index, edge_attr_dict=offsets)["atom"]
+    out = layer({"atom": x}, edge_index, edge_offset_dict=offsets)["atom"]
     batch = torch.zeros(7).long()
     equal(out, near(x, edges, pos=pos, batch=batch) + far(x, edges.flip(0), pos=pos, batch=batch))
 
 
+class OfOffsets(RelativePerformerConv):
+    """A layer for models that pass edges and their features only."""
+
+    def forward(self, x, edge_index, edge_attr):
+        return super().forward(x, edge_index, edge_offset=edge_attr)
+
+
 class Stacked(BasicGNN):
-    """A model that PyG builds of layers, to which it passes edges and their features only."""
+    """A model that PyG builds of layers."""
 
     supports_edge_weight, supports_edge_attr = False, True
 
     def init_conv(self, in_channels, out_channels, **options):
-        return RelativePerformerConv(in_channels, out_channels, 3, max_distance=3, check_batch=False, **options)
+        conv = OfOffsets(in_channels, out_channels, 3, max_distance=3, **options)
+        conv.check_batch = False
+        return conv
 
 
 def test_basic_gnn(equal):
@@ -270,27 +274,22 @@ def test_basic_gnn(equal):
     equal(model(x[order], torch.argsort(order)[edges], edge_attr=offsets), out[order], 1e-10)
 
 
-@pytest.mark.parametrize("position", ["window", "clipped", "sinusoid", None])
-def test_batch_in_place_of_edge_features(position, make_conv, point_graphs):
-    data = point_graphs((11, 1, 23))
-    with pytest.raises(ValueError, match=r"edge_attr must hold .* got int64 of shape \(35,\).* as batch=batch"):
-        make_conv(position)(data.x, data.edge_index, data.batch)
-
-
 @pytest.mark.parametrize("position", ["window", "clipped", None])
 def test_positions_that_are_not_needed(position, make_conv, point_graphs, equal):
     """Of any width, where offsets are given or there are no positions."""
     conv, data = make_conv(position), point_graphs((11, 1, 23))
-    expected = conv(data.x, data.edge_index, data.edge_attr, batch=data.batch)
+    given = {"batch": data.batch, "edge_offset": data.edge_offset}
+    expected = conv(data.x, data.edge_index, **given)
     for pos in (torch.randn(35, 3), torch.rand(35) > 0.5, torch.randn(35, 0)):
-        equal(conv(data.x, data.edge_index, data.edge_attr, pos, data.batch), expected)
+        equal(conv(data.x, data.edge_index, pos=pos, **given), expected)
 
 
 @pytest.mark.parametrize(
     "make",
     [
         lambda: RelativePerformerConv(12, 12, 3),
-        lambda: RelativePerformerBlock(12, 3),
+        lambda: PositionalPerformerConv(12, 12, 3),
+        lambda: RelativeGPSBlock(12, None, 3),
         lambda: PixelGraphClassifier(12, 5, channels=12, num_layers=1, heads=3),
         lambda: GPSConv(12, RelativePerformerConv(12, 12, 3), heads=2),
     ],

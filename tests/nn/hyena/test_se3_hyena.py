@@ -141,7 +141,7 @@ def test_appended_tokens_change_nothing_earlier(name, make):
 
 
 def test_a_chain_among_zeros_is_as_alone(make):
-    """Wherever it stands. Neighbours on both sides spread keys to as many zeros next to the ends, which must be there;
+    """Wherever it stands. Neighbors on both sides spread keys to as many zeros next to the ends, which must be there;
     the filter that is data knows places."""
 
     def among_zeros(layer, x, start):

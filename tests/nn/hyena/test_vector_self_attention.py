@@ -79,7 +79,7 @@ def test_broken_equivariance_is_seen(make):
     assert broken(lambda x: x) <= 1e-10
     short, order = make("short"), torch.randperm(31)
     relabelled = {key: part[order] for key, part in x.items()}
-    assert error(short(**relabelled), [part[order] for part in short(**x)]) > 1e-3  # neighbours have an order
+    assert error(short(**relabelled), [part[order] for part in short(**x)]) > 1e-3  # neighbors have an order
     assert broken(lambda x: {**x, "vectors": x["vectors"][..., [1, 0, 2]]}) > 1e-3
     assert broken(lambda x: {**x, "scalars": x["pos"]}) > 1e-3
     with flipped_sign():

@@ -10,22 +10,32 @@ from oracles import positive_features
 
 from tg_equiattn.functional import orthogonal_projection
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.nn import MeanReadout, PerformerAttention, PerformerBlock, PixelEmbedding, RelativePerformer
+from tg_equiattn.nn import (
+    MeanReadout,
+    PerformerAttention,
+    PerformerBlock,
+    PixelEmbedding,
+    PositionalPerformerAttention,
+    RelativePerformer,
+)
 from tg_equiattn.testing import TOLERANCE
 
 CHANNELS, OUT, HEADS, M, REACH = 12, 15, 3, 19, 3
 POSITIONS = {
-    "window": {"position": "window"},
-    "mlp": {"position": "window", "offset": "mlp"},
-    "distance": {"position": "window", "offset": "distance", "max_distance": 1.6},
-    "values": {"position": "window", "values": "offset"},
-    "distance values": {"position": "window", "offset": "distance", "values": "offset", "max_distance": 1.6},
+    "window": {},
+    "mlp": {"offset": "mlp", "max_distance": 2.1},  # of a lattice, the pairs at Manhattan distance below 3
+    "distance": {"offset": "distance", "max_distance": 1.6},
+    "values": {"values": "offset"},
+    "distance values": {"offset": "distance", "values": "offset", "max_distance": 1.6},
+    "far values": {"offset": None, "values": "offset"},
+    "pairs": {"offset": "mlp", "values": "offset", "method": "pairs", "max_distance": 2.1},
     "clipped": {"position": "clipped"},
     "sinusoid": {"position": "sinusoid"},
     "absolute": {"position": "absolute"},
-    "None": {"position": None},
+    "None": {"offset": None},
 }
-EXACT = ("window", "mlp", "distance", "values", "distance values", "clipped")
+EXACT = ("window", "mlp", "distance", "values", "distance values", "far values", "pairs", "clipped")
+REACHING = ("values", "distance values", "far values", "pairs")  # offsets of all nodes, which a torus has not
 GRID = PixelGrid((5, 7), REACH)
 
 
@@ -34,12 +44,18 @@ def name(request):
     return request.param
 
 
+def layer_of(name, *sizes, **options):
+    """Of sizes as in most tests, or others; by random features, where not by pairs."""
+    options = {"num_random_features": M, "max_distance": REACH, **POSITIONS[name], **options}
+    if "position" in options:
+        return PositionalPerformerAttention(*(sizes or (CHANNELS, OUT, HEADS)), **options)
+    return PerformerAttention(*(sizes or (CHANNELS, OUT, HEADS)), **{"method": "features", **options})
+
+
 @pytest.fixture
 def make(randomise):
     def build(name="window", dtype=torch.float64, **options):
-        options = {"num_features": M, "max_distance": REACH, **POSITIONS[name], **options}
-        layer = PerformerAttention(CHANNELS, OUT, HEADS, **options)
-        return randomise(layer, 0.4).to(dtype).eval()
+        return randomise(layer_of(name, **options), 0.4).to(dtype).eval()
 
     return build
 
@@ -72,6 +88,10 @@ def test_translation(name, make, dtype, device):
 def test_rolls_of_a_torus(on_device, name, make, shift):
     layer, (x, _) = make(name), pixels()
     grid = PixelGrid(GRID.shape, REACH, periodic=True)
+    if name in REACHING:
+        with pytest.raises(ValueError, match="grid must not be periodic with values='offset'"):
+            layer(x, grid=grid)
+        return
 
     def roll(t):
         return t.unflatten(1, grid.shape).roll(shift, (1, 2)).flatten(1, 2)
@@ -112,12 +132,12 @@ def test_sinusoid_is_relative_in_expectation(make):
     assert math.log(means[1] / means[100]) / math.log(100) == pytest.approx(0.5, abs=0.1)
 
 
-def test_grid_positions_and_neighbours_agree(on_device, name, make):
+def test_grid_positions_and_neighbors_agree(on_device, name, make):
     layer, (x, pos) = make(name), pixels()
     expected = layer(x, grid=GRID)
     torch.testing.assert_close(layer(x, pos=pos), expected, rtol=0, atol=1e-12)
-    near = GRID.neighbours(2, on_device)
-    torch.testing.assert_close(layer(x, pos=pos, neighbours=near), expected, rtol=0, atol=1e-12)
+    near = GRID.neighbors(2, on_device)
+    torch.testing.assert_close(layer(x, pos=pos, neighbors=near), expected, rtol=0, atol=1e-12)
     flat = layer(x.flatten(0, 1), pos=pos.flatten(0, 1), batch=torch.arange(2).repeat_interleave(len(GRID)))
     torch.testing.assert_close(flat.view_as(expected), expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(layer(x.flatten(0, 1), grid=GRID).view_as(expected), expected, rtol=0, atol=1e-12)
@@ -136,7 +156,7 @@ def test_padding_changes_nothing(on_device, name, make, grid):
     torch.testing.assert_close(out[1:, :20], expected, rtol=0, atol=1e-12)
     assert out[1, 20:].abs().max() == 0
     torch.testing.assert_close(out[:1], layer(x[:1], pos=pos[:1]), rtol=0, atol=1e-12)
-    block = PerformerBlock(PerformerAttention(12, 12, 3, num_features=M, **POSITIONS[name]).double(), 12).double()
+    block = PerformerBlock(layer_of(name, 12, 12, 3), 12).double()
     (out.square().sum() + block(holes, mask=mask, **place)[mask].sum()).backward()
     for parameter in (*layer.parameters(), *block.parameters()):
         assert parameter.grad.isfinite().all()
@@ -147,11 +167,12 @@ def test_padding_changes_nothing(on_device, name, make, grid):
 def test_mask_keeps_the_grids_pairs(on_device, name, grid, make):
     layer, (x, _) = make(name), pixels()
     mask = torch.ones(2, len(GRID), dtype=torch.bool)
+    grid = PixelGrid(grid.shape, grid.max_distance) if name in REACHING else grid
     torch.testing.assert_close(layer(x, grid=grid, mask=mask), layer(x, grid=grid), rtol=0, atol=1e-12)
     mask[:, 20:] = False
-    near = GRID.neighbours(2, on_device)
+    near = GRID.neighbors(2, on_device)
     expected = layer(x[:, :20], pos=GRID.pos(on_device, x.dtype)[:20].expand(2, -1, -1))
-    out = layer(x, neighbours=near, pos=GRID.pos(on_device, x.dtype).expand(2, -1, -1), mask=mask)
+    out = layer(x, neighbors=near, pos=GRID.pos(on_device, x.dtype).expand(2, -1, -1), mask=mask)
     torch.testing.assert_close(out[:, :20], expected, rtol=0, atol=1e-12)
 
 
@@ -163,7 +184,7 @@ def test_lattices_off_the_grid_keep_their_pairs(make):
 
 
 def test_gradcheck(name, make):
-    layer = make(name, num_features=5)
+    layer = make(name, num_random_features=5)
     x = torch.randn(1, 6, CHANNELS, dtype=torch.float64, requires_grad=True)
     grid, names = PixelGrid((2, 3), REACH), [n for n, _ in layer.named_parameters()]
 
@@ -177,8 +198,9 @@ def test_gradcheck(name, make):
 
 @pytest.mark.parametrize("dim", [1, 3])
 def test_positions_of_any_dimension(name, dim, make):
-    layer = make(name, pos_dim=dim)
-    grid = PixelGrid((7,) if dim == 1 else (2, 3, 5), REACH)
+    near = {"max_distance": 1.1} if name in ("mlp", "pairs") else {}
+    layer = make(name, pos_dim=dim, **near)
+    grid = PixelGrid((7,) if dim == 1 else (2, 3, 5), 2 if near else REACH)
     x = torch.randn(2, len(grid), CHANNELS, dtype=torch.float64)
     expected = layer(x, grid=grid)
     found = layer(x, pos=grid.pos(dtype=torch.float64).expand(2, -1, -1))
@@ -190,7 +212,7 @@ def test_compiles_whole_with_redraws(on_device, position):
     """The model in one graph, in training, with draws at the same steps."""
     model = RelativePerformer(
         1, 3, channels=6, depth=1, heads=2, position=position, max_distance=2, redraw_interval=2, dropout=0.0,
-        attention_dropout=0.0, num_features=M,
+        num_random_features=M,
     )  # fmt: skip
     eager = copy.deepcopy(model)
     compiled, image = torch.compile(model, fullgraph=True, backend="aot_eager"), torch.rand(2, 1, 5, 7)
@@ -322,8 +344,9 @@ def test_mean_readout(norm):
 
 def test_what_positions_need():
     """A layer says whether it looks at near pairs, and whether their offsets have to be whole."""
-    needs = {name: PerformerAttention(12, 15, 3, **options) for name, options in POSITIONS.items()}
-    assert [name for name, layer in needs.items() if layer.needs_neighbours] == list(EXACT)
+    needs = {name: layer_of(name) for name in POSITIONS}
+    near = [name for name in EXACT if name != "far values"]
+    assert [name for name, layer in needs.items() if layer.needs_neighbors] == near
     assert [name for name, layer in needs.items() if layer.whole_offsets] == ["window", "values", "clipped"]
 
 
@@ -338,14 +361,20 @@ X, POS = torch.ones(2, 35, 12), torch.ones(2, 35, 2)
     ("message", "call"),
     [
         ("heads must divide out_channels=15, got 4", lambda: PerformerAttention(12, 15, 4)),
-        ("position must be one of", lambda: layer(position="rotary")),
-        ("position_heads must be at most heads=3", lambda: layer(position="clipped", position_heads=4)),
-        ("channels must be a multiple of 4", lambda: PerformerAttention(10, 15, 3, position="absolute")),
+        ("position must be one of", lambda: PositionalPerformerAttention(12, 15, 3, position="rotary")),
+        ("position must be one of", lambda: RelativePerformer(1, 10, position="rotary")),
+        ("channels must be a multiple of 4", lambda: PositionalPerformerAttention(10, 15, 3, position="absolute")),
+        ("method must be one of", lambda: layer(method="exact")),
+        ("values must be one of", lambda: layer(values="distance")),
+        ("edge_dim must be None with offset=None", lambda: layer(offset=None, edge_dim=2)),
+        ("num_features is no argument of PerformerAttention: it is now num_random", lambda: layer(num_features=8)),
+        ("pos must be given.*values='offset' needs it", lambda: layer(offset=None, values="offset")(X)),
+        ("return_vectors must be with values='offset'", lambda: layer()(X, pos=POS, return_vectors=True)),
         ("redraw_interval must be", lambda: layer(redraw_interval=0)),
         ("input must be", lambda: layer()(X[..., :5])),
         ("input must be", lambda: layer()(X[0, 0])),
         ("input must be torch.float32", lambda: layer()(X.double())),
-        ("pos must be given", lambda: layer(position="sinusoid")(X)),
+        ("pos must be given", lambda: PositionalPerformerAttention(12, 15, 3, position="sinusoid")(X)),
         ("pos must be given", lambda: layer()(X)),
         ("pos must have shape", lambda: layer()(X, pos=POS[..., :1])),
         ("mask must be bool", lambda: layer()(X, pos=POS, mask=torch.ones(2, 35))),
@@ -354,7 +383,7 @@ X, POS = torch.ones(2, 35, 12), torch.ones(2, 35, 2)
         ("batch must be sorted", lambda: layer()(X[0], pos=POS[0], batch=torch.arange(35).flip(0))),
         ("grid must have 2 axes and as many pixels", lambda: layer()(X, grid=PixelGrid((5, 6)))),
         ("grid must have 2 axes", lambda: layer()(X, grid=PixelGrid((35,)))),
-        ("neighbours must be of 70 nodes", lambda: layer()(X, neighbours=GRID.neighbours(1))),
+        ("neighbors must be of 70 nodes", lambda: layer()(X, neighbors=GRID.neighbors(1))),
         ("offsets .* must be below max_distance=3", lambda: layer()(X, grid=PixelGrid((5, 7), 5))),
         ("batch must be None", lambda: layer()(X[0], grid=GRID, batch=torch.zeros(35).long())),
         ("input must be", lambda: RelativePerformer(1, 10, depth=1)(torch.ones(2, 1, 5, 7).double())),

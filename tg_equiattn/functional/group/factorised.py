@@ -2,7 +2,7 @@ r"""The arithmetic of group self-attention on one tile of queries: no images, no
 
 Every tensor ends in one axis ``p`` of independent queries (pixels, images and heads alike), contiguous and
 innermost, so that each operation below runs over it as one vector. Sizes: ``T`` query elements, ``S`` key
-elements, ``H`` output elements, ``U`` arguments of the group encoding (``U = S``), ``D`` neighbours,
+elements, ``H`` output elements, ``U`` arguments of the group encoding (``U = S``), ``D`` neighbors,
 ``C`` channels.
 
     query  (T, C, p)      space  (T, D, H, p)  logits <q(i,t), rho_space(h^-1 D)>
@@ -98,7 +98,7 @@ def _factors(query: Tensor, key: Tensor, space: Tensor, group: Tensor, index: Te
 
 
 def _normalise(product: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """G / Z, Z and the sum over neighbours of S A, for a block of query elements."""
+    """G / Z, Z and the sum over neighbors of S A, for a block of query elements."""
     summed = product.sum(1)
     normaliser = (summed * group).sum(2, keepdim=True)
     return group / normaliser.clamp_min(torch.finfo(group.dtype).tiny), normaliser, summed

@@ -61,9 +61,9 @@ class AttentionPlan:
         self.full = rho_space.ndim == 4
         self.fused, self.dropout = path == "compiled" and (self.pointwise or not self.full), dropout
         outputs = index.shape[0] if index.ndim == 3 or (self.pointwise and self.fused) else 1
-        neighbours = math.prod(spatial) if kernel_size == 0 else rho_space.shape[1]
+        neighbors = math.prod(spatial) if kernel_size == 0 else rho_space.shape[1]
         direct = self.full or path == "plain"  # every score of all query elements of a block is formed
-        temporary = outputs * index.shape[-1] * neighbours * (query.shape[2] if direct and index.ndim == 3 else 1)
+        temporary = outputs * index.shape[-1] * neighbors * (query.shape[2] if direct and index.ndim == 3 else 1)
         kind = f"{path} pointwise" if self.pointwise else path if path in _TILE_BUDGET else "eager"
         self.budget = _TILE_BUDGET["other" if query.device.type != "cpu" else kind]
         width = None if path == "whole" else max(16 if direct else 64, self.budget // temporary)
@@ -83,9 +83,9 @@ class AttentionPlan:
         self.rho_group = rho_group
         self.hashes: tuple[Tensor, Tensor] | None = None
         if dropout:
-            columns = len(index) * index.shape[-1] * neighbours
+            columns = len(index) * index.shape[-1] * neighbors
             row, column = hashed_dropout.places(query.shape[0] * math.prod(spatial), columns, seed)
-            column = column.view(-1, index.shape[-1], neighbours).permute(2, 0, 1)[..., None]  # (D, H, S, 1)
+            column = column.view(-1, index.shape[-1], neighbors).permute(2, 0, 1)[..., None]  # (D, H, S, 1)
             self.hashes = to_lanes(row.view(-1, 1, 1, *spatial), lanes), column
 
     @staticmethod

@@ -63,7 +63,7 @@ class LocalTiling:
         self.bias: Tensor | None = None
         if not circular:
             inside = F.pad(reference.new_zeros(self.spatial), self._padding, value=-math.inf)
-            self.bias = torch.stack(list(self._neighbours(inside[None, None], self.spatial[0])))[:, 0, 0]
+            self.bias = torch.stack(list(self._neighbors(inside[None, None], self.spatial[0])))[:, 0, 0]
 
     @property
     def _padding(self) -> list[int]:
@@ -97,7 +97,7 @@ class LocalTiling:
         """What the windows of a tile cover of (S, C, *padded, m), as a view."""
         return padded[:, :, tile.start : tile.stop + 2 * self.radius]
 
-    def _neighbours(self, slab: Tensor, rows: int) -> Iterator[Tensor]:
+    def _neighbors(self, slab: Tensor, rows: int) -> Iterator[Tensor]:
         """For each offset of the window the part of a slab that the queries of so many rows see there, as a view."""
         for place in self._places:
             part = slab
@@ -107,14 +107,14 @@ class LocalTiling:
             yield part
 
     def _windows(self, slab: Tensor, rows: int) -> Tensor:
-        """All neighbours of the square window, (k, ..., k, S, C, rows, *spatial[1:], m), as a view."""
+        """All neighbors of the square window, (k, ..., k, S, C, rows, *spatial[1:], m), as a view."""
         n = len(self.spatial)
         for axis in range(n):
             slab = slab.unfold(2 + axis, self.spatial[axis] if axis else rows, 1)
         return slab.permute(*range(2, 2 + n), 0, 1, *range(3 + n, 3 + 2 * n), 2 + n)
 
     def _runs_of_window(self) -> Iterator[tuple[int, int, int]]:
-        """Neighbours side by side along the last axis: the first's number and place in the square window, how many."""
+        """Neighbors side by side along the last axis: the first's number and place in the square window, how many."""
         places, first = self._places, 0
         for n in range(1, len(places) + 1):
             if n == len(places) or places[n] != places[n - 1] + 1 or places[n] % self.kernel_size == 0:
@@ -126,7 +126,7 @@ class LocalTiling:
         rows, n = tile.stop - tile.start, len(self.spatial)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if traced or torch.is_grad_enabled() or transformed():  # unfold's backward is slow, and vmap has no rule for it
-            return torch.stack(list(self._neighbours(slab, rows))).flatten(3)
+            return torch.stack(list(self._neighbors(slab, rows))).flatten(3)
         windows = self._windows(slab, rows)
         if self._square:
             return windows.flatten(0, n - 1).flatten(3)
@@ -157,7 +157,7 @@ class LocalTiling:
             update = total
 
     def mask(self, tile: slice) -> Tensor | None:
-        """(D, p): 0 for neighbours inside the image, -inf outside; None where none is outside."""
+        """(D, p): 0 for neighbors inside the image, -inf outside; None where none is outside."""
         if self.bias is None:
             return None
         return self.bias[:, tile].flatten(1)[..., None].expand(-1, -1, self.lanes).flatten(1)

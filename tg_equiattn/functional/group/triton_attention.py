@@ -17,7 +17,7 @@ _TILE = 2048  # scores of a tile, which two to four warps hold in registers
 
 
 def _offsets(kernel_size: int, dim: int, selection: Sequence[int], device: torch.device) -> Tensor:
-    """Offsets (3, D) of the neighbours, int32, counted on the device: a table would have to be copied there."""
+    """Offsets (3, D) of the neighbors, int32, counted on the device: a table would have to be copied there."""
     runs: list[list[int]] = []  # of consecutive places in the window
     for place in selection or range(kernel_size**dim):
         if runs and runs[-1][1] == place:
@@ -47,19 +47,19 @@ class _Launch:
         self.rho_space, self.rho_group = rho_space, rho_group
         rho = rho_space.movedim(-1, 0).contiguous()  # (C + heads, H, D[, U])
         offsets = _offsets(kernel_size, len(spatial), selection, query.device)
-        self.neighbours = offsets.shape[1]
+        self.neighbors = offsets.shape[1]
         self.index = index
         flat_index = index.to(torch.int32).contiguous()
-        places = self.outputs * self.keys * self.neighbours
+        places = self.outputs * self.keys * self.neighbors
         hashes = hashed_dropout.places(self.sites, places, seed) if dropout else (flat_index, flat_index)  # or anything
         self.operands = (
             self.query, self.key, self.value, rho, rho_group.view(-1, rho_space.shape[-1]).T.contiguous(), flat_index,
             offsets, flat_index if mask is None else mask.contiguous().view(torch.uint8), *hashes,
         )  # fmt: skip
         self.dropout = dropout
-        self.padded = triton.next_power_of_2(self.neighbours), triton.next_power_of_2(self.keys)
+        self.padded = triton.next_power_of_2(self.neighbors), triton.next_power_of_2(self.keys)
         self.options = {
-            "C": self.channels, "CV": self.width, "T": self.elements, "H": self.outputs, "D": self.neighbours,
+            "C": self.channels, "CV": self.width, "T": self.elements, "H": self.outputs, "D": self.neighbors,
             "S": self.keys, "HEADS": self.heads, "DP": self.padded[0], "SP": self.padded[1], "FULL": self.full,
             "PAIRED": self.paired, "CIRCULAR": circular, "MASKED": mask is not None, "DROPOUT": dropout > 0,
         }  # fmt: skip
@@ -79,7 +79,7 @@ class _Launch:
     def runs(self, scratch: int) -> Iterator[slice]:
         """Runs of sites whose gradients of positions, about ``scratch`` numbers, are kept at a time."""
         outputs = 1 if self.paired else self.outputs
-        space = self.neighbours * (self.keys if self.full else 1)
+        space = self.neighbors * (self.keys if self.full else 1)
         step = max(1, scratch // (self.elements * outputs * (space + self.keys)))
         for start in range(0, self.sites, step):
             yield slice(start, min(start + step, self.sites))
@@ -105,7 +105,7 @@ class _Launch:
     ) -> tuple[Tensor, Tensor]:
         """Of a run of sites: adds to both gradients, and returns those of positions."""
         size, outputs = run.stop - run.start, 1 if self.paired else self.outputs
-        last = (self.neighbours, self.keys) if self.full else (self.neighbours,)
+        last = (self.neighbors, self.keys) if self.full else (self.neighbors,)
         to_space = grad.new_empty(size, self.elements, outputs, *last)
         to_group = grad.new_empty(0 if self.full else size, self.elements, outputs, self.keys)
         grid, block = self.blocks(size, self.elements, 512)

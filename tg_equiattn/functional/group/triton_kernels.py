@@ -1,14 +1,14 @@
 r"""Local group self-attention with nothing of size |H|^2 K^2 N in memory: every score lives in registers.
 
 One program attends from one pixel of one head of one image (a site), for a block of elements, with all scores of that
-block in a tile (rows, D, S), D neighbours and S key elements:
+block in a tile (rows, D, S), D neighbors and S key elements:
 
     rows h, loop over t    W(h, D, s) = sum_t softmax_(D,s) <q(t), k(D,s) + rho(h^-1 D, u)>,
                            then out = W v, or in backward dv = W dout
     rows t, loop over h    the gradient of the scores, p (dW - sum p dW), summed over h for q and k
 
 The softmax is the plain one of complete rows, so any score is safe. A site takes |H|^3 D exponentials and about
-10 |H|^3 D other operations beside 2 C |H|^2 D each for scores, positions and values: at |H| = 8, 25 neighbours and 28 x
+10 |H|^3 D other operations beside 2 C |H|^2 D each for scores, positions and values: at |H| = 8, 25 neighbors and 28 x
 28 pixels in 9 heads, 90 million exponentials an image, where a GPU's special function units do some 10^12 a second.
 Memory traffic is that of query, key, value and output.
 
@@ -33,9 +33,9 @@ _LOWEST = tl.constexpr(HIDDEN)
 
 
 @triton.jit
-def _neighbours(offsets, mask, pixel, depth, height, width, D: tl.constexpr, DP: tl.constexpr, CIRCULAR: tl.constexpr,
+def _neighbors(offsets, mask, pixel, depth, height, width, D: tl.constexpr, DP: tl.constexpr, CIRCULAR: tl.constexpr,
                 MASKED: tl.constexpr):  # fmt: skip
-    """Flat pixels of the neighbours, and which of them are there: inside the image (or around it), and in the mask."""
+    """Flat pixels of the neighbors, and which of them are there: inside the image (or around it), and in the mask."""
     d = tl.arange(0, DP)
     there = d < D
     dz = tl.load(offsets + d, mask=there, other=0)
@@ -96,7 +96,7 @@ def _position(q, rho, rho_group, index, head, element, output, rows, C: tl.const
 
 @triton.jit
 def _softmax(score, mask):
-    """Over neighbours and key elements, the last two axes, and the logarithm of the sum of exponentials. A row without
+    """Over neighbors and key elements, the last two axes, and the logarithm of the sum of exponentials. A row without
     keys has weights of zero and the lowest logarithm."""
     score = tl.where(mask[None], score, float("-inf"))
     top = tl.maximum(tl.max(tl.max(score, 2), 1), _LOWEST)
@@ -133,7 +133,7 @@ def weigh(q, k, v, rho, rho_group, index, offsets, pixel_mask, row_hash, column_
     image, pixel = site // pixels, (site % pixels).to(tl.int32)
     head = (image % HEADS).to(tl.int32) if HEADS > 0 else 0
     stride = tl.cast(pixels, tl.int64) * S
-    neighbour, inside = _neighbours(offsets, pixel_mask + image * pixels, pixel, depth, height, width, D, DP, CIRCULAR,
+    neighbour, inside = _neighbors(offsets, pixel_mask + image * pixels, pixel, depth, height, width, D, DP, CIRCULAR,
                                     MASKED)  # fmt: skip
     s = tl.arange(0, SP)
     place = neighbour[:, None] * S + s[None]
@@ -189,7 +189,7 @@ def differentiate(q, k, v, rho, rho_group, index, offsets, pixel_mask, row_hash,
     image, pixel = site // pixels, (site % pixels).to(tl.int32)
     head = (image % HEADS).to(tl.int32) if HEADS > 0 else 0
     stride = tl.cast(pixels, tl.int64) * S
-    neighbour, inside = _neighbours(offsets, pixel_mask + image * pixels, pixel, depth, height, width, D, DP, CIRCULAR,
+    neighbour, inside = _neighbors(offsets, pixel_mask + image * pixels, pixel, depth, height, width, D, DP, CIRCULAR,
                                     MASKED)  # fmt: skip
     d, s = tl.arange(0, DP), tl.arange(0, SP)
     place = neighbour[:, None] * S + s[None]

@@ -29,7 +29,7 @@ _BLADES = ((), (1,), (2,), (3,), (2, 3), (3, 1), (1, 2), (1, 2, 3))
 
 
 def _blade_product(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int]:
-    """Component and sign of the product of two basis blades: swap factors into order, equal neighbours square to 1."""
+    """Component and sign of the product of two basis blades: swap factors into order, equal neighbors square to 1."""
     factors, sign = [*a, *b], 1
     place = 0
     while place < len(factors) - 1:

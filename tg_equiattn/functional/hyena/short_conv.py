@@ -1,4 +1,4 @@
-"""Short convolutions along sequences: every token sees its neighbours, each channel by itself."""
+"""Short convolutions along sequences: every token sees its neighbors, each channel by itself."""
 
 from __future__ import annotations
 

@@ -109,6 +109,11 @@ def linear_attention_of_nodes(
     return rows.unpack(out), rows.unpack(lse)
 
 
+def kept_keys(value: Tensor, dropout: float) -> Tensor:
+    """Dropout of whole keys, of each head: factors (N, heads, 1) for values (N, heads, e)."""
+    return torch.nn.functional.dropout(torch.ones_like(value[..., :1]), dropout)
+
+
 def feature_norm(query: Tensor, projection: Tensor, scale: float | None) -> Tensor:
     """The part of a query's log features that is the same for all of them, (..., 1)."""
     size = abs(score_scale(query, scale))

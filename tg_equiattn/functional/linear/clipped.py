@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...neighbours import Neighbours, Pattern
+from ...neighbors import Neighbors, Pattern
 from ...precision import full_precision
 from .attention import check_operands, score_scale
 from .edge_products import edge_sum
@@ -32,7 +32,7 @@ def clipped_attention(
     value: Tensor,
     projection: Tensor,
     distance_table: Tensor,
-    neighbours: Neighbours,
+    neighbors: Neighbors,
     *,
     scale: float | None = None,
     mask: Tensor | None = None,
@@ -54,8 +54,8 @@ def clipped_attention(
     Args:
         query, value, projection, scale, mask, batch, batch_size: as :func:`linear_attention`.
         distance_table: ``(heads, k + 1, d)``, w.
-        neighbours: the near pairs of all nodes, counted through the batch, no pair twice; those at Manhattan distance
-            k or more are passed over. See :class:`~tg_equiattn.neighbours.Neighbours`.
+        neighbors: the near pairs of all nodes, counted through the batch, no pair twice; those at Manhattan distance
+            k or more are passed over. See :class:`~tg_equiattn.neighbors.Neighbors`.
         aggregate: ``aggregate(x, pattern)`` sums the rows of x, ``(N, C)``, over the columns of every row of a sparse
             relation, ``(rows, C)``. A library of graphs can hand in its own message passing.
 
@@ -70,7 +70,7 @@ def clipped_attention(
     Example:
         >>> import torch
         >>> from tg_equiattn.grids import PixelGrid
-        >>> near = PixelGrid((4, 5), max_distance=3).neighbours(batch_size=2)
+        >>> near = PixelGrid((4, 5), max_distance=3).neighbors(batch_size=2)
         >>> q, v = torch.randn(2, 2, 3, 20, 8)
         >>> clipped_attention(q, v, torch.randn(16, 8), torch.randn(3, 4, 8), near).shape
         torch.Size([2, 3, 20, 8])
@@ -78,15 +78,15 @@ def clipped_attention(
     check_operands(projection, scale, query=query, value=value)
     rows = rows_of(query, mask, batch, batch_size)
     heads, width = query.shape[1], query.shape[-1]
-    neighbours.check_nodes(query.shape[0] if query.ndim == 3 else query.shape[0] * query.shape[2])
+    neighbors.check_nodes(query.shape[0] if query.ndim == 3 else query.shape[0] * query.shape[2])
     table = distance_table
     if table.ndim != 3 or (table.shape[0], table.shape[2]) != (heads, width) or table.shape[1] < 2:
         raise ValueError(
             f"distance_table must be ({heads}, k + 1, {width}) with k at least 1, got {tuple(table.shape)}"
         )
-    neighbours = neighbours if mask is None else neighbours.restricted(mask.flatten())
+    neighbors = neighbors if mask is None else neighbors.restricted(mask.flatten())
     attend = partial(
-        clipped_attention_of_nodes, projection=projection, distance_table=table, neighbours=neighbours, scale=scale,
+        clipped_attention_of_nodes, projection=projection, distance_table=table, neighbors=neighbors, scale=scale,
         rows=rows, aggregate=aggregate,
     )  # fmt: skip
     return over_nodes(attend, query, value, mask=mask)
@@ -97,7 +97,7 @@ def clipped_attention_of_nodes(
     value: Tensor,
     projection: Tensor,
     distance_table: Tensor,
-    neighbours: Neighbours,
+    neighbors: Neighbors,
     scale: float | None,
     rows: Rows,
     aggregate: Aggregate,
@@ -105,7 +105,7 @@ def clipped_attention_of_nodes(
     """:func:`clipped_attention` of nodes (N, heads, d) in rows, unchecked."""
     weights = _distance_weights(query, distance_table, projection, scale)
     reach, dtype = distance_table.shape[1] - 1, weights.dtype
-    bins = neighbours.bins(reach)
+    bins = neighbors.bins(reach)
     sums = aggregate(value.flatten(1).to(dtype), bins)[:-1].view(value.shape[0], reach, *value.shape[1:])
     counts = bins.crow.diff()[:-1].view(value.shape[0], reach)
     return _mean_by_distance(value.to(dtype), weights, sums, counts.to(dtype), rows).to(value.dtype)

@@ -12,7 +12,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from ...neighbours import Pattern
+from ...neighbors import Pattern
 from ...precision import full_precision
 from ...transforms import transformed
 from ..backend import refuse_forward_mode
@@ -59,7 +59,8 @@ def csr_edge_dot(
 ) -> Tensor:  # fmt: skip
     """:func:`edge_dot` by sampled products of torch, of a pattern's tensors."""
     refuse_forward_mode()
-    if query.device.type == "cpu" and not torch.backends.mkl.is_available():
+    more_than_a_matrix = len(col) > query.shape[1] * key.shape[1]  # of pairs given often, which torch does not sample
+    if more_than_a_matrix or (query.device.type == "cpu" and not torch.backends.mkl.is_available()):
         return gathered_edge_dot(query, key, row, col)
     out = query.new_zeros(query.shape[0], col.shape[0])
     if not len(col):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...neighbours import Neighbours
+from ...neighbors import Neighbors
 from ...precision import full_precision
 from .attention import score_scale
 from .rows import Rows
@@ -15,10 +15,12 @@ from .rows import Rows
 _NONE = -1e4  # logarithm of a weight that is zero
 
 
-def pair_attention_of_nodes(query: Tensor, key: Tensor, value: Tensor, scale: float | None, rows: Rows) -> Tensor:
-    """Softmax attention of nodes (N, heads, d) in rows of whole graphs, unchecked."""
+def pair_attention_of_nodes(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, rows: Rows, dropout: float = 0.0
+) -> Tensor:
+    """Softmax attention of nodes (N, heads, d) in rows of whole graphs, unchecked; with dropout of weights."""
     with full_precision(query.device):
-        return _attended(_scores(query, key, scale, rows), value, rows)[0]
+        return _attended(_scores(query, key, scale, rows), value, rows, dropout)[0]
 
 
 def near_pair_attention_of_nodes(
@@ -27,8 +29,9 @@ def near_pair_attention_of_nodes(
     value: Tensor,
     scale: float | None,
     rows: Rows,
-    neighbours: Neighbours,
+    neighbors: Neighbors,
     biases: tuple[Tensor, Tensor, Tensor],
+    dropout: float = 0.0,
 ) -> tuple[Tensor, NearShares]:
     r"""The same with near pairs, of their biases b, those of nodes with themselves, and that of all pairs, f.
 
@@ -37,10 +40,10 @@ def near_pair_attention_of_nodes(
     """
     with full_precision(query.device):
         scores = _scores(query, key, scale, rows)
-        exists, place = _places(neighbours, rows, query.shape[1])
-        logs = _logs(neighbours, exists, [b.to(scores.dtype) for b in biases])
-        scores, added = _with_near(scores, place, logs, neighbours.repeats)
-        out, shares = _attended(scores, value, rows)
+        exists, place = _places(neighbors, rows, query.shape[1])
+        logs = _logs(neighbors, exists, [b.to(scores.dtype) for b in biases])
+        scores, added = _with_near(scores, place, logs, neighbors.repeats)
+        out, shares = _attended(scores, value, rows, dropout)
         return out, NearShares(shares, exists, place, logs, added)
 
 
@@ -76,35 +79,36 @@ def _scores(query: Tensor, key: Tensor, scale: float | None, rows: Rows) -> Tens
     return torch.baddbmm(absent, q, k.mT, alpha=score_scale(query, scale))
 
 
-def _attended(scores: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def _attended(scores: Tensor, value: Tensor, rows: Rows, dropout: float) -> tuple[Tensor, Tensor]:
     """Outputs of nodes (N, heads, e), and the shares of all pairs."""
     shares = scores.softmax(-1)
+    shares = torch.nn.functional.dropout(shares, dropout) if dropout else shares
     out = shares @ rows.pack(value.to(scores.dtype)).flatten(0, 1)
     return rows.unpack(out.unflatten(0, (rows.count, value.shape[1]))).to(value.dtype), shares
 
 
-def _places(neighbours: Neighbours, rows: Rows, heads: int) -> tuple[Tensor, Tensor]:
+def _places(neighbors: Neighbors, rows: Rows, heads: int) -> tuple[Tensor, Tensor]:
     """Which near pairs, and nodes with themselves, there are, (E + N,), and where each head's scores of them lie among
     all, (heads (E + N),)."""
-    target, source, length = neighbours.pattern.row, neighbours.pattern.col, rows.length
-    slot = torch.arange(neighbours.nodes, device=target.device) if rows.equal else rows.slot
+    target, source, length = neighbors.pattern.row, neighbors.pattern.col, rows.length
+    slot = torch.arange(neighbors.nodes, device=target.device) if rows.equal else rows.slot
     row, within = slot // length, slot % length
     target, source = (torch.cat([t, torch.arange(slot.shape[0], device=t.device)]) for t in (target, source))
     exists = row[target] == row[source]
-    if neighbours.exists is not None:
-        exists = exists & torch.cat([neighbours.exists, torch.ones_like(slot, dtype=torch.bool)])
+    if neighbors.exists is not None:
+        exists = exists & torch.cat([neighbors.exists, torch.ones_like(slot, dtype=torch.bool)])
     first = (row[target] * heads * length + within[target]) * length + within[source]
     return exists, (first + length**2 * torch.arange(heads, device=first.device)[:, None]).flatten()
 
 
-def _logs(neighbours: Neighbours, exists: Tensor, biases: list[Tensor]) -> Tensor:
+def _logs(neighbors: Neighbors, exists: Tensor, biases: list[Tensor]) -> Tensor:
     """b - f of near pairs and of nodes with themselves, (heads, E + N)."""
     pairs, itself, far = biases
-    if neighbours.weights is not None:
-        weights = neighbours.weights.to(pairs.dtype)
+    if neighbors.weights is not None:
+        weights = neighbors.weights.to(pairs.dtype)
         pairs = pairs + torch.where(weights > 0, weights, 1.0).log()
         pairs = pairs.masked_fill(weights <= 0, -torch.inf)
-    logs = torch.cat([pairs, itself[:, None].expand(-1, neighbours.nodes)], 1) - far[:, None]
+    logs = torch.cat([pairs, itself.expand(-1, neighbors.nodes)], 1) - far[:, None]
     return logs.masked_fill(~exists, _NONE).clamp(min=_NONE)  # finite, as its exponential's derivatives then are
 
 

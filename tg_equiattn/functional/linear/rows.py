@@ -113,6 +113,21 @@ class Rows:
             sizes = self.mask.sum(1, keepdim=True).expand(-1, self.length)
         return rows.sum(1, keepdim=True).expand_as(rows).flatten(0, 1), sizes.flatten()
 
+    def centred(self, pos: Tensor) -> Tensor:
+        """Positions (N, dim) relative to the mean of their graph, on all ranks, in double precision; the mean is
+        without gradients, as nothing depends on it that is made of these by weights that add up to nothing."""
+        pos = pos.double()
+        with torch.no_grad():
+            if self.ranks is not None:
+                batch = torch.zeros(len(pos), dtype=torch.int64, device=pos.device) if self.equal else self.batch
+                ones = torch.cat([pos, torch.ones_like(pos[:, :1])], 1)
+                sums = self.ranks.sum(ones.new_zeros(self.graphs, ones.shape[1]).index_add(0, batch, ones))
+                mean = (sums[:, :-1] / sums[:, -1:].clamp(min=1))[batch]
+            else:
+                total, sizes = self.graph_sum(pos)
+                mean = total / sizes.clamp(min=1)[:, None]
+        return pos - mean
+
 
 def longest_graph(batch: Tensor | None, graphs: int, max_num_nodes: int | None) -> int | None:
     """Nodes of the largest graph, read from ``batch`` where a bound is not given.

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...neighbours import Neighbours
+from ...neighbors import Neighbors
 from ...precision import full_precision
 from .attention import (
     check_operands,
     feature_norm,
+    kept_keys,
     linear_attention_of_nodes,
     log_feature_product,
     score_scale,
@@ -37,7 +38,7 @@ def window_attention(
     projection: Tensor | None,
     pair_bias: Tensor,
     self_bias: Tensor,
-    neighbours: Neighbours,
+    neighbors: Neighbors,
     *,
     far_bias: Tensor | None = None,
     pair_values: Tensor | None = None,
@@ -62,10 +63,10 @@ def window_attention(
     Args:
         query, key, value, scale, mask, batch, batch_size: as :func:`linear_attention`.
         projection: as there, or ``None``.
-        pair_bias: ``(heads, E)``, b of every pair in the order of ``neighbours``.
-        self_bias: ``(heads,)``, b of a node with itself.
-        neighbours: the near pairs of all nodes, counted through the batch; see
-            :class:`~tg_equiattn.neighbours.Neighbours`.
+        pair_bias: ``(heads, E)``, b of every pair in the order of ``neighbors``.
+        self_bias: ``(heads,)``, b of a node with itself, or ``(heads, N)``, of each one.
+        neighbors: the near pairs of all nodes, counted through the batch; see
+            :class:`~tg_equiattn.neighbors.Neighbors`.
         far_bias: ``(heads,)``, f; ``None`` means 0.
         pair_values, self_values, value_map: ``(E, r)``, ``(r,)`` and ``(heads, r, e)``: g of every pair, and of a node
             with itself, are their products with the map; all three, or none.
@@ -79,7 +80,7 @@ def window_attention(
     Example:
         >>> import torch
         >>> from tg_equiattn.grids import PixelGrid
-        >>> near = PixelGrid((4, 5), max_distance=2).neighbours(batch_size=3)
+        >>> near = PixelGrid((4, 5), max_distance=2).neighbors(batch_size=3)
         >>> q, k, v = torch.randn(3, 3, 2, 20, 8)
         >>> pair_bias, self_bias = torch.randn(2, len(near.offsets)), torch.randn(2)
         >>> window_attention(q, k, v, torch.randn(16, 8), pair_bias, self_bias, near).shape
@@ -89,15 +90,18 @@ def window_attention(
     rows = rows_of(query, mask, batch, batch_size, whole=projection is None)
     heads = query.shape[1]
     far_bias = query.new_zeros(heads) if far_bias is None else far_bias
-    neighbours.check_nodes(query.shape[0] if query.ndim == 3 else query.shape[0] * query.shape[2])
-    shapes = {"pair_bias": (heads, neighbours.offsets.shape[0]), "self_bias": (heads,), "far_bias": (heads,)}
+    neighbors.check_nodes(query.shape[0] if query.ndim == 3 else query.shape[0] * query.shape[2])
+    self_bias = self_bias[:, None] if self_bias.ndim == 1 else self_bias
+    shapes = {"pair_bias": (heads, neighbors.offsets.shape[0]), "self_bias": (heads, 1), "far_bias": (heads,)}
+    if self_bias.shape[1:] == (neighbors.nodes,):
+        shapes["self_bias"] = heads, neighbors.nodes
     for (name, shape), bias in zip(shapes.items(), (pair_bias, self_bias, far_bias), strict=True):
         if tuple(bias.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(bias.shape)}")
     extra = None
     if value_map is not None and pair_values is not None and self_values is not None:
         wanted = {
-            "pair_values": (pair_values, (neighbours.offsets.shape[0], value_map.shape[1])),
+            "pair_values": (pair_values, (neighbors.offsets.shape[0], value_map.shape[1])),
             "self_values": (self_values, (value_map.shape[1],)),
             "value_map": (value_map, (heads, value_map.shape[1], value.shape[-1])),
         }
@@ -107,10 +111,10 @@ def window_attention(
         extra = PairValues(pair_values, self_values, value_map)
     elif value_map is not None or pair_values is not None or self_values is not None:
         raise ValueError("pair_values, self_values and value_map must be given together, or none of them")
-    neighbours = neighbours if mask is None else neighbours.restricted(mask.flatten())
+    neighbors = neighbors if mask is None else neighbors.restricted(mask.flatten())
     attend = partial(
         window_attention_of_nodes, projection=projection, pair_bias=pair_bias, self_bias=self_bias, far_bias=far_bias,
-        neighbours=neighbours, scale=scale, rows=rows, extra=extra,
+        neighbors=neighbors, scale=scale, rows=rows, extra=extra,
     )  # fmt: skip
     return over_nodes(attend, query, key, value, mask=mask)
 
@@ -123,16 +127,18 @@ def window_attention_of_nodes(
     pair_bias: Tensor,
     self_bias: Tensor,
     far_bias: Tensor,
-    neighbours: Neighbours,
+    neighbors: Neighbors,
     scale: float | None,
     rows: Rows,
     extra: PairValues | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
-    """:func:`window_attention` of nodes (N, heads, d) in rows, unchecked."""
+    """:func:`window_attention` of nodes (N, heads, d) in rows, unchecked, with self_bias (heads, 1 or N); near weights
+    drop out one by one, those of features by whole keys."""
     biases = pair_bias, self_bias, far_bias
     if projection is None:
-        return _of_all_pairs(query, key, value, biases, neighbours, scale, rows, extra)
-    return _by_features(query, key, value, projection, biases, neighbours, scale, rows, extra)[0]
+        return _of_all_pairs(query, key, value, biases, neighbors, scale, rows, extra, dropout)
+    return _by_features(query, key, value, projection, biases, neighbors, scale, rows, extra, dropout)[0]
 
 
 def _of_all_pairs(
@@ -140,20 +146,29 @@ def _of_all_pairs(
     key: Tensor,
     value: Tensor,
     biases: tuple[Tensor, Tensor, Tensor],
-    neighbours: Neighbours,
+    neighbors: Neighbors,
     scale: float | None,
     rows: Rows,
     extra: PairValues | None,
+    dropout: float,
 ) -> Tensor:
-    out, shares = near_pair_attention_of_nodes(query, key, value, scale, rows, neighbours, biases)
+    out, shares = near_pair_attention_of_nodes(query, key, value, scale, rows, neighbors, biases, dropout)
     if extra is None:
         return out
     with full_precision(query.device):
         near = shares.of_near()
         pairs, itself, mapped = (t.to(near.dtype) for t in extra)
-        near, own = near.split([neighbours.offsets.shape[0], neighbours.nodes], 1)
-        summed = edge_sum(near.contiguous(), pairs.expand(len(near), -1, -1), neighbours.incidence)
-        return out + ((summed + own[..., None] * itself) @ mapped).transpose(0, 1).to(out.dtype)
+        near, own = near.split([neighbors.offsets.shape[0], neighbors.nodes], 1)
+        return out + (_pair_sums(near, pairs, neighbors) + own[..., None] * itself).matmul(mapped).transpose(0, 1).to(
+            out.dtype
+        )
+
+
+def _pair_sums(weights: Tensor, pairs: Tensor, neighbors: Neighbors) -> Tensor:
+    """Sums over each node's pairs of weights (heads, E) times what pairs have (E, r), (heads, N, r)."""
+    pattern, entries = neighbors.incidence(len(weights))
+    sums = edge_sum(weights.flatten()[None].index_select(1, entries), pairs[None], pattern)
+    return sums[0].unflatten(0, (-1, len(weights))).transpose(0, 1)
 
 
 def _by_features(
@@ -162,14 +177,16 @@ def _by_features(
     value: Tensor,
     projection: Tensor,
     biases: tuple[Tensor, Tensor, Tensor],
-    neighbours: Neighbours,
+    neighbors: Neighbors,
     scale: float | None,
     rows: Rows,
-    extra: PairValues | None,
+    extra: PairValues | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Outputs (N, heads, e), and the logarithm of the sum of a node's weights (N, heads)."""
     pair_bias, self_bias, far_bias = biases
-    far, far_level = linear_attention_of_nodes(query, key, value, projection, scale, rows)
+    seen = value * kept_keys(value, dropout) if dropout else value
+    far, far_level = linear_attention_of_nodes(query, key, seen, projection, scale, rows)
     far_level = far_level + feature_norm(query.to(far_level.dtype), projection, scale)
     dtype, out_dtype = far_level.dtype, value.dtype
     far_level = far_level + far_bias[:, None]
@@ -177,25 +194,27 @@ def _by_features(
         query = query.to(dtype) * score_scale(query, scale)
         q, k, v = (t.to(dtype).transpose(0, 1).contiguous() for t in (query, key, value))  # heads first
         far, far_level = far.to(dtype).transpose(0, 1), far_level.transpose(0, 1)
-        self_score = ((q * k).sum(-1) + self_bias[:, None]).unsqueeze(-1)
-        pattern = neighbours.pattern
+        self_score = ((q * k).sum(-1) + self_bias).unsqueeze(-1)
+        pattern = neighbors.pattern
         scores = edge_dot(q, k, pattern) + pair_bias.to(dtype)
-        if neighbours.exists is not None:
-            scores = scores.masked_fill(~neighbours.exists, -torch.inf)
-        if neighbours.weights is not None:
-            scores = scores.masked_fill(neighbours.weights <= 0, -torch.inf)
+        if neighbors.exists is not None:
+            scores = scores.masked_fill(~neighbors.exists, -torch.inf)
+        if neighbors.weights is not None:
+            scores = scores.masked_fill(neighbors.weights <= 0, -torch.inf)
         index = pattern.row.expand_as(scores)
         top = torch.maximum(self_score.detach(), far_level.detach())
         top = top.squeeze(-1).scatter_reduce(1, index, scores.detach(), "amax")
         near = (scores - top.index_select(1, pattern.row)).exp()
-        near = near if neighbours.weights is None else near * neighbours.weights.to(dtype)
+        near = near if neighbors.weights is None else near * neighbors.weights.to(dtype)
         total = torch.zeros_like(top).scatter_add(1, index, near)
         own, other = (self_score - top[..., None]).exp(), (far_level - top[..., None]).exp()
-        out = edge_sum(near, v, pattern) + own * v + other * far
+        weights, itself_weight = near, own
+        if dropout:
+            weights, itself_weight = (torch.nn.functional.dropout(w, dropout) for w in (near, own))
+        out = edge_sum(weights, v, pattern) + itself_weight * v + other * far
         if extra is not None:
             pairs, itself, mapped = (t.to(dtype) for t in extra)
-            summed = edge_sum(near, pairs.expand(len(near), -1, -1), neighbours.incidence)
-            out = out + (summed + own * itself) @ mapped
+            out = out + (_pair_sums(weights, pairs, neighbors) + itself_weight * itself) @ mapped
         total = total[..., None] + own + other
         out, level = out / total, top + total.squeeze(-1).log()
     return out.transpose(0, 1).to(out_dtype), level.T
@@ -208,7 +227,7 @@ def window_weights_of_nodes(
     pair_bias: Tensor,
     self_bias: Tensor,
     far_bias: Tensor,
-    neighbours: Neighbours,
+    neighbors: Neighbors,
     scale: float | None,
     rows: Rows,
     chunk: int = 4096,
@@ -217,19 +236,19 @@ def window_weights_of_nodes(
     together."""
     biases = pair_bias, self_bias, far_bias
     if projection is None:
-        return near_pair_attention_of_nodes(query, key, key, scale, rows, neighbours, biases)[1].of_all().T
-    level = _by_features(query, key, key, projection, biases, neighbours, scale, rows, None)[1]
+        return near_pair_attention_of_nodes(query, key, key, scale, rows, neighbors, biases)[1].of_all().T
+    level = _by_features(query, key, key, projection, biases, neighbors, scale, rows)[1]
     with full_precision(query.device):
         query, key, size = query.to(level.dtype), key.to(level.dtype), score_scale(query, scale)
         own = torch.arange(query.shape[0], device=query.device)
-        target, source = (torch.cat([t, own]) for t in (neighbours.pattern.row, neighbours.pattern.col))
-        bias = torch.cat([pair_bias, self_bias[:, None].expand(-1, own.shape[0])], 1).T.to(level.dtype)
+        target, source = (torch.cat([t, own]) for t in (neighbors.pattern.row, neighbors.pattern.col))
+        bias = torch.cat([pair_bias, self_bias.expand(-1, own.shape[0])], 1).T.to(level.dtype)
         exists = torch.ones_like(target, dtype=torch.bool)
-        if neighbours.exists is not None:
-            exists = torch.cat([neighbours.exists, torch.ones_like(own, dtype=torch.bool)])
+        if neighbors.exists is not None:
+            exists = torch.cat([neighbors.exists, torch.ones_like(own, dtype=torch.bool)])
         weights = torch.ones_like(bias[:, :1])
-        if neighbours.weights is not None:
-            weights = torch.cat([neighbours.weights.to(level.dtype), torch.ones_like(level[:, 0])])[:, None]
+        if neighbors.weights is not None:
+            weights = torch.cat([neighbors.weights.to(level.dtype), torch.ones_like(level[:, 0])])[:, None]
         shares = []
         for i, j, b, w in zip(*(t.split(chunk) for t in (target, source, bias, weights)), strict=True):
             score = (query[i] * key[j]).sum(-1) * size

@@ -18,7 +18,7 @@ class OperatorOptions:
         mlp_channels: multivector channels within the projections and messages; ``None`` means the most of any hidden
             grade.
         num_blocks: blocks of every Clifford MLP.
-        local_context: whether tokens are first updated from their neighbours.
+        local_context: whether tokens are first updated from their neighbors.
         edge_channels: scalars of an edge.
         short_conv: taps of a short convolution of query, key and value along the sequence, ``None`` for none.
         backend: of every Clifford MLP, and of vector attention.

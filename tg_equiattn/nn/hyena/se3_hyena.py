@@ -65,10 +65,10 @@ class SE3HyenaOperator(ScalarVectorModule):
             length, as published; ``"backward"``, nothing.
         short_conv: taps of a short convolution of query, key and value before the long one
             (:func:`~tg_equiattn.functional.short_conv`), an odd number, ``None`` for none: with 3, a token sees its
-            neighbours on both sides, or with ``mode="causal"`` the two before. Recall needs it
+            neighbors on both sides, or with ``mode="causal"`` the two before. Recall needs it
             (:doc:`/chains`).
         order: ``"input"`` or ``"radial"``, see above.
-        local_context: first update every token from its neighbours along ``edge_index``, by one step of Clifford
+        local_context: first update every token from its neighbors along ``edge_index``, by one step of Clifford
             message passing.
         edge_channels: scalars of an edge.
         backend: of the Clifford MLPs, as :class:`CliffordMLP`; the convolution is torch's.

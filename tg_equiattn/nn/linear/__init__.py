@@ -2,6 +2,7 @@
 
 from .performer import PerformerAttention
 from .pixel_layers import MeanReadout, PixelEmbedding
+from .positional_performer import PositionalPerformerAttention
 from .random_features import RandomFeatures
 from .relative_performer import PerformerBlock, RelativePerformer
 
@@ -10,6 +11,7 @@ __all__ = [
     "PerformerAttention",
     "PerformerBlock",
     "PixelEmbedding",
+    "PositionalPerformerAttention",
     "RandomFeatures",
     "RelativePerformer",
 ]

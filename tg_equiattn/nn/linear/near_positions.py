@@ -12,16 +12,16 @@ from ... import checks
 from ...encodings import OffsetDistance, OffsetMLP, OffsetTable, OffsetValues
 from ...functional.linear.clipped import clipped_attention_of_nodes
 from ...functional.linear.window import PairValues, window_attention_of_nodes, window_weights_of_nodes
-from ...neighbours import Neighbours, near_pairs
+from ...neighbors import Neighbors, near_pairs
 from ...offsets import offsets_between
 from ...precision import full_precision
 from ..children import reset_children
 from .positions import Position
 
 if TYPE_CHECKING:
-    from .nodes import Nodes
+    from .nodes import Graphs
 
-OFFSETS: dict[str, Callable[[int, int, Any], nn.Module]] = {
+OFFSETS: dict[str, Callable[[int, int, Any], OffsetTable | OffsetMLP | OffsetDistance]] = {
     "table": OffsetTable,
     "mlp": OffsetMLP,
     "distance": OffsetDistance,
@@ -42,45 +42,32 @@ def _length(max_distance: float | str) -> float:
 
 
 class NearPosition(Position):
-    """What the kinds that look at near pairs share: pairs are near whose Manhattan distance is below a limit."""
+    """What the kinds that look at near pairs share: pairs are near below a distance, which is the Manhattan distance
+    where offsets are whole and Euclidean elsewhere."""
 
-    needs_neighbours = whole_offsets = True
-    metric = "manhattan"
+    needs_neighbors = whole_offsets = True
 
-    def __init__(self, heads: int, pos_dim: int, scale: float | None, max_distance: float) -> None:
-        super().__init__(heads, pos_dim, scale)
-        self.max_distance = max_distance
-
-    def find_neighbours(self, pos: Tensor, batch: Tensor | None) -> Neighbours:
-        reach = self.max_distance + (self.pos_dim / 2 if self.whole_offsets else 0)
-        target, source = near_pairs(pos, reach, batch=batch, metric=self.metric)
-        offsets = offsets_between(pos, target, source, self.whole_offsets)
-        if not self.whole_offsets:
-            return Neighbours(target, source, offsets, pos.shape[0])
-        return Neighbours(target, source, offsets, pos.shape[0], offsets.abs().sum(-1) < self.max_distance)
+    def find_neighbors(self, pos: Tensor, batch: Tensor | None) -> Neighbors:
+        if self.whole_offsets:
+            target, source = near_pairs(pos, self.unit + self.pos_dim / 2, batch=batch, metric="manhattan")
+            offsets = offsets_between(pos, target, source, True)
+            near = Neighbors(target, source, offsets, pos.shape[0], offsets.abs().sum(-1) < self.unit)
+        else:
+            target, source = near_pairs(pos, self.unit, batch=batch)
+            near = Neighbors(target, source, pos[source] - pos[target], pos.shape[0])
+        near.between_positions = True
+        return near
 
 
 class ClippedPosition(NearPosition):
     """Strategy 2: some heads weigh values by the clipped distance alone, the others have no positions."""
 
-    needs_features = True
     why = "position='clipped' needs offsets, from pos, edges or a grid"
 
-    def __init__(
-        self,
-        heads: int,
-        pos_dim: int,
-        scale: float | None,
-        max_distance: float | str,
-        head_channels: int,
-        position_heads: int | None,
-    ) -> None:
+    def __init__(self, heads: int, pos_dim: int, max_distance: float | str, head_channels: int) -> None:
         max_distance = _whole(max_distance)
-        super().__init__(heads, pos_dim, scale, max_distance)
-        self.position_heads = max(1, heads // 2) if position_heads is None else position_heads
-        checks.positive(position_heads=self.position_heads)
-        if self.position_heads > heads:
-            raise ValueError(f"position_heads must be at most heads={heads}, got {position_heads}")
+        super().__init__(heads, pos_dim, max_distance)
+        self.position_heads = max(1, heads // 2)
         self.key_heads = heads - self.position_heads
         self.distance_table = nn.Parameter(torch.empty(self.position_heads, max_distance + 1, head_channels))
         self.reset_parameters()
@@ -88,26 +75,28 @@ class ClippedPosition(NearPosition):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.distance_table)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes) -> Tensor:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, graphs: Graphs, dropout: float = 0.0
+    ) -> Tensor:
         projection = cast(Tensor, projection)  # features are needed
         sizes = self.key_heads, self.position_heads
         (query, position_query), (value, position_value) = query.split(sizes, 1), value.split(sizes, 1)
         by_distance = clipped_attention_of_nodes(
-            position_query, position_value, projection, self.distance_table, nodes.neighbours, self.scale, nodes.rows,
-            nodes.aggregate,
+            position_query, position_value, projection, self.distance_table, graphs.neighbors, None, graphs.rows,
+            graphs.aggregate,
         )  # fmt: skip
         if not self.key_heads:
             return by_distance
-        return torch.cat([super().forward(query, key, value, projection, nodes), by_distance], 1)
+        return torch.cat([super().forward(query, key, value, projection, graphs), by_distance], 1)
 
 
 class WindowPosition(NearPosition):
     """Near pairs get a true softmax weight with a bias of their offset; everything is reached by features besides.
 
     Args:
-        heads, pos_dim, scale: of attention.
+        heads, pos_dim: of attention.
         max_distance: in the unit of positions; ``"auto"`` measures it once, as twice the mean length of the first
-            edges.
+            edges in training.
         offset: what the bias is made of.
         values: whether near pairs add a function of their offset to the value.
         head_channels: of values.
@@ -115,14 +104,13 @@ class WindowPosition(NearPosition):
     """
 
     weighs_pairs = True
-    why = "position='window' needs offsets, from pos, edges or a grid"
+    why = "near pairs need offsets, from pos, edges or a grid"
     length: Tensor
 
     def __init__(
         self,
         heads: int,
         pos_dim: int,
-        scale: float | None,
         max_distance: float | str,
         offset: str,
         values: str,
@@ -131,14 +119,13 @@ class WindowPosition(NearPosition):
     ) -> None:
         self.measures = max_distance == "auto" and offset != "table"
         unit = _whole(max_distance) if offset == "table" else 1.0 if self.measures else _length(max_distance)
-        super().__init__(heads, pos_dim, scale, unit)
+        super().__init__(heads, pos_dim, unit)
         self.whole_offsets = offset == "table"
-        self.invariant = offset == "distance"
-        self.metric = "euclidean" if self.invariant else "manhattan"
+        self.invariant, self.edge_dim = offset == "distance", edge_dim
         self.offset_bias = OFFSETS[offset](pos_dim, heads, unit)
         self.offset_values = None
         if values == "offset":
-            self.offset_values = OffsetValues(pos_dim, heads, head_channels, unit, self.invariant)
+            self.offset_values = OffsetValues(self.offset_bias, head_channels)
         self.edge_bias = None if edge_dim is None else nn.Linear(edge_dim, heads, bias=False)
         self.far_bias = nn.Parameter(torch.zeros(heads))
         if self.measures:
@@ -151,28 +138,37 @@ class WindowPosition(NearPosition):
         if self.measures:
             self.length.fill_(torch.nan)
 
-    def find_neighbours(self, pos: Tensor, batch: Tensor | None) -> Neighbours:
+    def find_neighbors(self, pos: Tensor, batch: Tensor | None) -> Neighbors:
         if self.measures:
             raise ValueError(
                 "max_distance must be a number where near pairs are found from pos, got 'auto': give edges"
             )
         if self.edge_bias is not None:
             raise ValueError("edge_index and edge_attr must be given with edge_dim, got neither")
-        return super().find_neighbours(pos, batch)
+        return super().find_neighbors(pos, batch)
 
-    def _in_units(self, offsets: Tensor, exists: Tensor | None) -> Tensor:
-        """Offsets by the length that is measured once, where it is."""
-        if not self.measures:
-            return offsets
-        if not self._is_known() and len(offsets):
-            if torch.compiler.is_compiling():
-                raise ValueError("max_distance='auto' must have seen edges before torch.compile: call the layer once")
-            with torch.no_grad():
-                lengths = torch.linalg.vector_norm(offsets.double(), dim=-1)
-                mean = _REACH * (lengths if exists is None else lengths[exists]).mean()
-                if 0 < float(mean) < float("inf"):
-                    self.length.copy_(mean)
-        return offsets / self.length.to(offsets.dtype) if self._is_known() else offsets
+    def in_units(self, lengths: Tensor) -> Tensor:
+        return self._measured(lengths) / self.unit
+
+    def _measured(self, lengths: Tensor) -> Tensor:
+        """By the length that is measured once, where it is."""
+        return lengths / self.length.to(lengths.dtype) if self.measures and self._is_known() else lengths
+
+    def measure(self, near: Neighbors) -> None:
+        if not self.measures or self._is_known() or not (len(near.offsets) or self.offset_values):
+            return
+        if torch.compiler.is_compiling() or not self.training:
+            raise ValueError(
+                "max_distance='auto' must have seen edges in training first: call the layer once in training mode, "
+                "outside torch.compile, or give a number"
+            )
+        if not len(near.offsets):
+            return
+        with torch.no_grad():
+            lengths = torch.linalg.vector_norm(near.offsets.double(), dim=-1)
+            mean = _REACH * (lengths if near.exists is None else lengths[near.exists]).mean()
+            if 0 < float(mean) < float("inf"):
+                self.length.copy_(mean)
 
     def _is_known(self) -> bool:
         """Whether there is a length; read anew where the buffer is another, or was written to."""
@@ -187,35 +183,46 @@ class WindowPosition(NearPosition):
         if self.measures:
             self._is_known()
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes) -> Tensor:
-        offsets, features, extra = self._offsets(query, nodes), None, None
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, graphs: Graphs, dropout: float = 0.0
+    ) -> Tensor:
+        offsets, features, extra = self._offsets(query, graphs), None, None
         if self.offset_values is not None:
-            features, itself = (self.offset_values(x) for x in (offsets, offsets.new_zeros(1, self.pos_dim)))
-            extra = PairValues(features, itself[0], self.offset_values.map)
+            own = offsets.new_zeros(1, self.pos_dim)
+            features, itself = (self.offset_values(x, self.offset_bias) for x in (offsets, own))
+            beside = value.shape[-1] - self.offset_values.map.shape[-1]  # positions, which stay as they are
+            extra = PairValues(features, itself[0], nn.functional.pad(self.offset_values.map, (0, beside)))
         return window_attention_of_nodes(
-            query, key, value, projection, *self._biases(offsets, nodes, features), nodes.neighbours, self.scale,
-            nodes.rows, extra,
+            query, key, value, None if graphs.pairs else projection, *self._biases(offsets, graphs, features),
+            graphs.neighbors, None, graphs.rows, extra, dropout,
         )  # fmt: skip
 
-    def weights(self, query: Tensor, key: Tensor, projection: Tensor | None, nodes: Nodes) -> Tensor:
-        biases = self._biases(self._offsets(query, nodes), nodes)
-        return window_weights_of_nodes(query, key, projection, *biases, nodes.neighbours, self.scale, nodes.rows)
+    def weights(self, query: Tensor, key: Tensor, projection: Tensor | None, graphs: Graphs) -> Tensor:
+        biases = self._biases(self._offsets(query, graphs), graphs)
+        projection = None if graphs.pairs else projection
+        return window_weights_of_nodes(query, key, projection, *biases, graphs.neighbors, None, graphs.rows)
 
-    def _offsets(self, query: Tensor, nodes: Nodes) -> Tensor:
-        offsets = nodes.neighbours.offsets
+    def _offsets(self, query: Tensor, graphs: Graphs) -> Tensor:
+        offsets = graphs.neighbors.offsets
         if not offsets.is_floating_point():
             offsets = offsets.to(torch.promote_types(query.dtype, torch.float32))
-        return self._in_units(offsets, nodes.neighbours.exists)
+        return self._measured(offsets)
 
-    def _biases(self, offsets: Tensor, nodes: Nodes, features: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Of pairs (heads, E), from the features of their values where these are radial, of a node with itself, and of
-        what random features reach (heads,)."""
-        known = () if features is None or not self.invariant else (features,)
-        bias, itself = self.offset_bias(offsets, *known), self.offset_bias(offsets.new_zeros(1, self.pos_dim))[:, 0]
+    def _biases(self, offsets: Tensor, graphs: Graphs, features: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Of pairs (heads, E), from the features of their values where they share them, of nodes with themselves
+        (heads, 1 or N), and of what random features reach (heads,)."""
+        known = () if features is None or self.whole_offsets else (features,)
+        bias, itself = self.offset_bias(offsets, *known), self.offset_bias(offsets.new_zeros(1, self.pos_dim))
         if self.edge_bias is not None:
-            of_edges = nodes.neighbours.features
+            of_edges, of_loops = graphs.neighbors.features, graphs.neighbors.self_features
             if of_edges is None:
                 raise ValueError("edge_attr must be given with edge_dim, got None")
             with full_precision(offsets.device):
-                bias = bias + self.edge_bias(of_edges.to(self.edge_bias.weight.dtype)).T
+                bias = bias + self._of_features(of_edges)
+                itself = itself if of_loops is None else itself + self._of_features(of_loops)
         return bias, itself, self.far_bias
+
+    def _of_features(self, features: Tensor) -> Tensor:
+        """What features (E, edge_dim) add to scores, (heads, E)."""
+        edge_bias = cast(nn.Linear, self.edge_bias)
+        return edge_bias(features.to(edge_bias.weight.dtype)).T

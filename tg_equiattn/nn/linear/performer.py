@@ -2,75 +2,76 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ... import checks
-from ...functional.linear.clipped import Aggregate, sum_aggregation
 from ...grids import PixelGrid
-from ...neighbours import Neighbours
-from ...ranks import Shared
-from ..children import reset_children
-from ..not_scriptable import NotScriptable
-from .nodes import Nodes
-from .position_kinds import make_position
-from .random_features import RandomFeatures
+from ...neighbors import Neighbors
+from .far_offsets import FarOffsets
+from .kernel_attention import KernelAttention
+from .near_positions import OFFSETS, WindowPosition
+from .positions import Position
 
-METHODS = ("features", "pairs")
+VALUES = ("content", "offset")
+RENAMED = {
+    "num_features": "num_random_features",
+    "position": "offset=None for attention without near pairs; PositionalPerformerAttention (PyG: "
+    "PositionalPerformerConv) has the others",
+    "position_heads": "PositionalPerformerAttention, whose position heads are half of the heads",
+    "scale": "none: it is 1 / sqrt(d)",
+    "bias": "none: the output has a bias",
+    "process_group": "the attribute process_group, after construction",
+    "check_batch": "the attribute check_batch, after construction",
+}
 
 
-class PerformerAttention(Shared, NotScriptable, nn.Module):
+class PerformerAttention(KernelAttention):
     r"""Global attention in linear time by random features, with translation-equivariant relative positions.
 
-    ==============  ================================================================================  ==============
-    position        weight of key j for query i                                                       translation
-    ==============  ================================================================================  ==============
-    ``"window"``    :math:`e^f \langle \phi(q_i), \phi(k_j) \rangle` plus, where j is near i,         exact, any draw
-                    :math:`\exp(c \langle q_i, k_j \rangle + b(x_j - x_i))`
-    ``"clipped"``   half of the heads :math:`\langle \phi(q_i), \phi(w_{d(i,j)}) \rangle`, d the      exact, any draw
-                    Manhattan distance up to ``max_distance``; the others as ``None``
-    ``"sinusoid"``  :math:`\langle \phi([q_i, q_p(x_i)]), \phi([k_j, k_p(x_j)]) \rangle`, where       in expectation
-                    :math:`\langle q_p, k_p \rangle` depends on :math:`x_i - x_j`                     over draws only
-    ``"absolute"``  as ``None``, after adding sinusoids of the position to the input                  no
-    ``None``        :math:`\langle \phi(q_i), \phi(k_j) \rangle`                                      no positions
-    ==============  ================================================================================  ==============
+    .. math::
+        \mathrm{out}_i = W_o \frac{\sum_j w_{ij} v_j}{\sum_j w_{ij}}, \qquad
+        w_{ij} = e^f \langle \phi(q_i), \phi(k_j) \rangle
+        + [j \text{ near } i \text{ or } i] \exp(c \langle q_i, k_j \rangle + b(x_j - x_i))
 
-    With ``method="pairs"`` :math:`\exp(c \langle q_i, k_j \rangle)` itself takes the place of its estimate
-    :math:`\langle \phi(q_i), \phi(k_j) \rangle`: softmax attention over all pairs of a graph, for graphs of up to about
-    a hundred nodes. ``"sinusoid"`` is then exact, too.
+    with :math:`c = 1/\sqrt{d}`, d the width of a head, and b and f learned for each head. Exact under translations for
+    every draw of the features. Small graphs, and all with ``method="pairs"``, have
+    :math:`\exp(c \langle q_i, k_j \rangle)` itself in place of its estimate
+    :math:`\langle \phi(q_i), \phi(k_j) \rangle`.
 
-    Outputs are the weighted means of the values, projected. b is a table over integer offsets (or an MLP of the
-    offset), b, f and w are learned for each head.
+    With ``values="offset"`` near pairs add a learned function :math:`g(x_j - x_i)` to the value, and every head e
+    attends to the offsets of all nodes, near and far,
+
+    .. math::
+        o_{ie} = \frac{\sum_j w_{ije} (x_j - x_i)}{\sum_j w_{ije}} = \frac{\sum_j w_{ije} x_j}{\sum_j w_{ije}} - x_i,
+
+    which add a linear map of all heads' :math:`o_{ie}`, in units of ``max_distance``, to the output; with
+    ``offset="distance"``, of their inner products between heads, so that outputs stay invariant to rotations.
 
     Args:
-        in_channels: channels of the input; -1 reads them from the first one (not with ``"absolute"``).
+        in_channels: channels of the input; -1 reads them from the first one.
         out_channels: channels of the output, a multiple of ``heads``.
         heads: attention heads.
-        position: see the table.
         pos_dim: dimension of positions.
-        num_features: random features m; ``None`` means :math:`\max(16, \lfloor d \ln d \rfloor)`, d the head width.
-        max_distance: pairs closer than this are near, in the unit of positions: whole where offsets are, real
-            with ``offset="mlp"`` and ``"distance"``, or there ``"auto"``: twice the mean length of the edges of
-            the first call, kept in checkpoints. Distances are Manhattan, and Euclidean with ``"distance"``.
-        offset: what b is (``"window"`` only): a ``"table"`` over integer offsets, an ``"mlp"`` of the offset in units
-            of ``max_distance``, for points off a grid, or of the ``"distance"``, invariant to rotations and smooth,
-            with weights that vanish at ``max_distance`` (:class:`~tg_equiattn.encodings.OffsetDistance`).
-        values: ``"content"``, or ``"offset"``: near pairs add a learned :math:`g(x_j - x_i)` to the value, of the
-            distance with ``offset="distance"``, so that equal features see the shape of a cloud (``"window"`` only).
-        edge_dim: features of the near pairs that add a linear map to their scores, beside offsets from ``pos``
-            (``"window"`` only); ``None`` for none.
-        position_heads: heads of ``"clipped"`` that see positions; ``None`` means half of them, at least one.
+        max_distance: pairs closer than this are near, in the unit of positions: whole with ``offset="table"``, where
+            distances are Manhattan; real elsewhere, where they are Euclidean, or there ``"auto"``: twice the mean
+            length of the edges of the first call in training, kept in checkpoints.
+        offset: what b is: a ``"table"`` over integer offsets, an ``"mlp"`` of the offset in units of ``max_distance``,
+            for points off a grid, or of the ``"distance"``, invariant to rotations and smooth, with weights that vanish
+            at ``max_distance`` (:class:`~tg_equiattn.encodings.OffsetDistance`). ``None`` leaves near pairs out.
+        values: ``"content"``, or ``"offset"``: see above.
+        edge_dim: features of the near pairs that add a linear map to their scores; ``None`` for none.
+        num_random_features: m; ``None`` means :math:`\max(64, \lfloor d \ln d \rfloor)`.
         redraw_interval: training steps between draws of the random features; ``None`` means none by itself.
-        method: ``"features"``, in linear time, or ``"pairs"``, in time and memory that grow as the square of a graph's
-            nodes; not for ``"clipped"``.
-        scale: c; ``None`` means :math:`1/\sqrt{d}`, d the width of queries with their position part.
-        bias: bias of the output projection.
-        dropout: probability of dropping an output channel in training.
-        process_group: of :mod:`torch.distributed`, among whose processes the nodes of every graph are shared (see
-            :doc:`/shared_graphs`), or ``None``. Not for positions with near pairs.
+        method: ``"features"``, in linear time; ``"pairs"``, in time and memory that grow as the square of a graph's
+            nodes; or ``"auto"``: pairs for each graph of at most 2 m nodes, features for the others. The two are
+            different functions, and what is learned for one does not hold for the other: where graphs of training and
+            test lie on both sides of 2 m, choose one.
+        dropout: probability of dropping, in training, the weights of near pairs, and of far ones whole keys.
+
+    Set the attribute ``process_group`` to one of :mod:`torch.distributed` among whose processes the nodes of every
+    graph are shared (see :doc:`/shared_graphs`); with ``offset=None``, and not with ``"pairs"``.
 
     Shapes:
         dense ``(B, N, in_channels)`` -> ``(B, N, out_channels)``; ragged ``(N, in_channels)`` -> ``(N, out_channels)``.
@@ -78,9 +79,8 @@ class PerformerAttention(Shared, NotScriptable, nn.Module):
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
-    Source: relative-performer section 2.3 (``"sinusoid"`` and ``"clipped"`` are its strategies 1 and 2, the last two
-    its baselines; ``"window"`` is ours); Choromanski et al. (2021) for the features. The paper has weights
-    :math:`w_1, ..., w_k`; here there is also :math:`w_0`, for a node with itself.
+    Source: Choromanski et al. (2021) for the features; relative-performer section 2.3 for the question. Near pairs and
+    far offsets are ours.
 
     Example:
         >>> import torch
@@ -96,70 +96,36 @@ class PerformerAttention(Shared, NotScriptable, nn.Module):
         out_channels: int,
         heads: int = 1,
         *,
-        position: str | None = "window",
         pos_dim: int = 2,
-        num_features: int | None = None,
         max_distance: float | str = 6,
-        offset: str = "table",
+        offset: str | None = "table",
         values: str = "content",
         edge_dim: int | None = None,
-        position_heads: int | None = None,
+        num_random_features: int | None = None,
         redraw_interval: int | None = None,
-        method: str = "features",
-        scale: float | None = None,
-        bias: bool = True,
+        method: str = "auto",
         dropout: float = 0.0,
-        process_group: Any = None,
+        **renamed: Any,
     ) -> None:
-        super().__init__()
-        lazy = in_channels == -1 and position != "absolute"
-        checks.positive(in_channels=1 if lazy else in_channels, out_channels=out_channels, heads=heads, pos_dim=pos_dim)
-        checks.probability(dropout=dropout)
-        checks.scale(scale)
-        checks.choice("method", method, METHODS)
-        if out_channels % heads:
-            raise ValueError(f"heads must divide out_channels={out_channels}, got {heads}")
-        self.out_channels, self.heads = out_channels, heads
-        self.head_channels = d = out_channels // heads
-        self.position, self.pos_dim, self.max_distance, self.offset = position, pos_dim, max_distance, offset
-        self.edge_dim, self.method, self.dropout = edge_dim, method, dropout
-        self.positions = make_position(
-            position, in_channels=in_channels, heads=heads, head_channels=d, pos_dim=pos_dim,
-            max_distance=max_distance, offset=offset, values=values, edge_dim=edge_dim,
-            position_heads=position_heads, scale=scale,
-        )  # fmt: skip
-        keys = self.positions.key_heads * d
-        self.query = _linear(in_channels, out_channels)
-        self.key = _linear(in_channels, keys) if keys else None
-        self.value = _linear(in_channels, out_channels)
-        self.out = nn.Linear(out_channels, out_channels, bias=bias)
-        self.features = None
-        if method == "features":
-            num_features = max(16, int(d * math.log(d))) if num_features is None else num_features
-            self.features = RandomFeatures(num_features, d + self.positions.extra_channels, redraw_interval)
-        elif self.positions.needs_features:
-            raise ValueError(f"method must be 'features' with position={position!r}, got {method!r}")
-        self.process_group = process_group
-
-    def why_not_shared(self) -> str | None:
-        if self.needs_neighbours:
-            return f"position={self.position!r}, whose near pairs may be of two processes"
-        return "method='pairs', whose pairs may be of two processes" if self.features is None else None
-
-    @property
-    def in_channels(self) -> int:
-        """Channels of the input; -1 where they are not known yet."""
-        weight = self.query.weight
-        return -1 if isinstance(weight, nn.UninitializedParameter) else weight.shape[1]
-
-    def reset_parameters(self) -> None:
-        """Give every parameter a new initial value and draw the random features again."""
-        reset_children(self)
-
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features, where there are any; see :class:`~tg_equiattn.nn.RandomFeatures`."""
-        if self.features is not None:
-            self.features.redraw_features(generator)
+        checks.renamed(renamed, RENAMED, type(self).__name__)
+        super().__init__(in_channels, out_channels, heads, dropout)
+        checks.positive(pos_dim=pos_dim)
+        checks.choice("values", values, VALUES)
+        if offset is not None:
+            checks.choice("offset", offset, OFFSETS)
+        if edge_dim is not None:
+            checks.positive(edge_dim=edge_dim)
+        self.pos_dim, self.max_distance, self.offset = pos_dim, max_distance, offset
+        positions: Position
+        if offset is None:
+            if edge_dim is not None:
+                raise ValueError(f"edge_dim must be None with offset=None, which has no near pairs, got {edge_dim}")
+            checks.positive_number(max_distance=max_distance)  # type: ignore[arg-type]
+            positions = Position(heads, pos_dim, float(max_distance))
+        else:
+            positions = WindowPosition(heads, pos_dim, max_distance, offset, values, self.head_channels, edge_dim)
+        far = FarOffsets(heads, pos_dim, out_channels, positions.invariant) if values == "offset" else None
+        self._build(in_channels, positions, num_random_features, redraw_interval, method, far)
 
     def forward(
         self,
@@ -171,9 +137,9 @@ class PerformerAttention(Shared, NotScriptable, nn.Module):
         max_num_nodes: int | None = None,
         pos: Tensor | None = None,
         grid: PixelGrid | None = None,
-        neighbours: Neighbours | None = None,
-        aggregate: Aggregate = sum_aggregation,
+        neighbors: Neighbors | None = None,
         return_attention_weights: bool = False,
+        return_vectors: bool = False,
     ) -> Any:
         """Attend.
 
@@ -182,57 +148,27 @@ class PerformerAttention(Shared, NotScriptable, nn.Module):
             mask: bool ``(B, N)``, true for the nodes that exist; the output of the others is zero.
             batch: sorted int64 ``(N,)`` graph index; ``None`` means one graph.
             batch_size: number of graphs; ``None`` reads it from ``batch``.
-            max_num_nodes: bound of a graph's nodes, for ``method="pairs"``; ``None`` reads it from ``batch``, which
-                torch.compile cannot.
+            max_num_nodes: bound of a graph's nodes, for pairs; ``None`` reads it from ``batch``, which torch.compile
+                cannot.
             pos: ``(B, N, pos_dim)`` or ``(N, pos_dim)`` positions. Offsets are their differences, in their precision:
                 give those far from the origin, such as map coordinates of 5e6 m, in float64, which x need not be.
             grid: the nodes of every graph are all pixels of this grid, in row order; stands for ``batch``, ``pos``
-                and ``neighbours``.
-            neighbours: near pairs among all nodes, counted through the batch. Without it they are found from ``pos``:
-                Manhattan distance below ``max_distance``, at most 1,000 a node on average (see
-                :func:`~tg_equiattn.neighbours.near_pairs`). ``"clipped"`` and tables need offsets that are whole up to
-                rounding.
-            aggregate: how ``"clipped"`` sums values over the pairs of a sparse relation; see
-                :func:`~tg_equiattn.functional.clipped_attention`.
-            return_attention_weights: with ``"window"``, return the output and the shares ``(E + N, heads)`` that near
-                pairs, in the order of ``neighbours``, and nodes themselves have in what a node attends to. Those of all
-                pairs, estimated by features where they are not near, add up to one.
+                and ``neighbors``.
+            neighbors: near pairs among all nodes, counted through the batch. Without it they are found from ``pos``:
+                those closer than ``max_distance``, at most 1,000 a node on average (see
+                :func:`~tg_equiattn.neighbors.near_pairs`). Tables need offsets that are whole up to rounding, and
+                ``values="offset"`` those that are differences of ``pos``: in a periodic box, far nodes have none.
+            return_attention_weights: return besides the shares ``(E + N, heads)`` that near pairs, in the order of
+                ``neighbors``, and nodes themselves have in what a node attends to. Those of all pairs, estimated by
+                features where they are not near, add up to one.
+            return_vectors: return besides, last, the means :math:`o` of ``values="offset"``, ``(..., heads, pos_dim)``,
+                in the unit of positions; with ``offset="distance"`` they turn along with positions.
         """
-        known = self.in_channels != -1
-        if x.ndim not in (2, 3) or (known and x.shape[-1] != self.in_channels):
-            raise ValueError(
-                f"input must be (B, N, {self.in_channels}), or (N, {self.in_channels}) with batch, got {tuple(x.shape)}"
-            )
-        checks.same_kind(x, self.query.weight)
-        nodes = Nodes(
-            x, self.positions, mask=mask, batch=batch, batch_size=batch_size, pos=pos, grid=grid,
-            neighbours=neighbours, aggregate=aggregate, whole=self.features is None, max_num_nodes=max_num_nodes,
-            ranks=self.ranks,
+        return self._attend(
+            x, mask=mask, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, pos=pos, grid=grid,
+            neighbors=neighbors, return_attention_weights=return_attention_weights, return_vectors=return_vectors,
         )  # fmt: skip
-        projection = None if self.features is None else self.features()
-        if not x.numel() and self.ranks is None:  # this counted a training step, as on ranks that have nodes
-            out = self.out(self.value(x))
-            return (out, out.new_zeros(0, self.heads)) if return_attention_weights else out
-        x = self.positions.encode(nodes.x, nodes.pos)
-        query, value = (project(x).unflatten(-1, (self.heads, -1)) for project in (self.query, self.value))
-        key = query[:, :0] if self.key is None else self.key(x).unflatten(-1, (-1, self.head_channels))
-        out = self.out(self.positions(query, key, value, projection, nodes).flatten(1))
-        out = nodes.restore(nn.functional.dropout(out, self.dropout, self.training))
-        return (out, self.positions.weights(query, key, projection, nodes)) if return_attention_weights else out
-
-    @property
-    def needs_neighbours(self) -> bool:
-        """Whether positions need near pairs with offsets."""
-        return self.positions.needs_neighbours
-
-    @property
-    def whole_offsets(self) -> bool:
-        """Whether offsets index a table, or are counted as distances, and have to be whole numbers up to rounding."""
-        return self.positions.whole_offsets
 
     def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, position={self.position!r}"
-
-
-def _linear(in_channels: int, out_channels: int) -> nn.Linear:
-    return nn.LazyLinear(out_channels, False) if in_channels == -1 else nn.Linear(in_channels, out_channels, False)
+        values = "" if self.far_offsets is None else ", values='offset'"
+        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, offset={self.offset!r}{values}"

@@ -13,8 +13,19 @@ from ...encodings import AbsoluteEncoding
 from ...grids import PixelGrid
 from ...layer_norm import LayerNorm
 from ..children import reset_children
+from .kernel_attention import KernelAttention
 from .performer import PerformerAttention
 from .pixel_layers import MeanReadout, PixelEmbedding
+from .positional_performer import POSITIONS, PositionalPerformerAttention
+
+
+def pixel_attention(channels: int, heads: int, position: str | None, **options: Any) -> KernelAttention:
+    """The attention of a model of pixels whose positions are of this kind; ``"absolute"`` ones are added before."""
+    if position in ("clipped", "sinusoid"):
+        return PositionalPerformerAttention(channels, channels, heads, position=position, **options)
+    checks.choice("position", "None" if position is None else position, ("window", *POSITIONS, "None"))
+    options = {"offset": "table" if position == "window" else None, "method": "features", **options}
+    return PerformerAttention(channels, channels, heads, **options)
 
 
 class PerformerBlock(nn.Module):
@@ -25,7 +36,7 @@ class PerformerBlock(nn.Module):
         attention: a module from channels to channels; it gets all other arguments of the call.
         channels: width.
         feedforward_channels: width between the two linear maps; ``None`` means four times ``channels``.
-        dropout: of the feed-forward part.
+        dropout: of both parts' outputs, and within the feed-forward part.
     """
 
     def __init__(
@@ -36,7 +47,7 @@ class PerformerBlock(nn.Module):
         checks.positive(channels=channels, feedforward_channels=feedforward_channels)
         checks.probability(dropout=dropout)
         self.attention_norm, self.attention = LayerNorm(channels), attention
-        self.feedforward_norm = LayerNorm(channels)
+        self.feedforward_norm, self.dropout = LayerNorm(channels), nn.Dropout(dropout)
         self.feedforward = nn.Sequential(
             nn.Linear(channels, feedforward_channels), nn.GELU(), nn.Dropout(dropout),
             nn.Linear(feedforward_channels, channels), nn.Dropout(dropout),
@@ -46,7 +57,7 @@ class PerformerBlock(nn.Module):
         mask = kwargs.get("mask")
         if mask is not None:
             x = torch.where(mask[..., None], x, 0.0)
-        x = x + self.attention(self.attention_norm(x), *args, **kwargs)
+        x = x + self.dropout(self.attention(self.attention_norm(x), *args, **kwargs))
         return x + self.feedforward(self.feedforward_norm(x))
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
@@ -71,14 +82,15 @@ class RelativePerformer(nn.Module):
         depth: number of blocks.
         heads: attention heads.
         embedding: of a pixel: ``"linear"``, ``"mlp"`` or ``"lookup"``.
-        position: as :class:`PerformerAttention`; ``"absolute"`` is added once, to the embedding.
+        position: ``"window"``, near pairs as :class:`PerformerAttention` has them; ``"clipped"`` and ``"sinusoid"``, as
+            :class:`PositionalPerformerAttention`; ``"absolute"``, added once, to the embedding; or ``None``.
         max_distance, periodic: which pixels are near, as :class:`~tg_equiattn.grids.PixelGrid`.
         redraw_interval: training steps between draws. Drawing at every step keeps the paper's models from learning
             (the authors' log has 42 % on MNIST against 98.5 % at every 100 steps).
-        attention_dropout, dropout: of attention's output and of the feed-forward part.
+        dropout: of the outputs of attention and of the feed-forward part.
         norm: before the last linear map: ``"layer"``, at every pixel before the mean, or ``"batch"``, after it, with
             which small data are learned far faster.
-        options: further keyword arguments of :class:`PerformerAttention`.
+        options: further keyword arguments of the attention.
 
     Shapes:
         ``(B, in_channels, H, W)`` -> ``(B, num_classes)``; any H and W, not fixed at construction.
@@ -109,7 +121,6 @@ class RelativePerformer(nn.Module):
         max_distance: int = 6,
         periodic: bool = False,
         redraw_interval: int | None = 100,
-        attention_dropout: float = 0.1,
         dropout: float = 0.1,
         norm: str = "layer",
         **options: Any,
@@ -121,9 +132,8 @@ class RelativePerformer(nn.Module):
         self.max_distance, self.periodic = max_distance, periodic
         self.blocks = nn.ModuleList(
             PerformerBlock(
-                PerformerAttention(
-                    channels, channels, heads, position=None if position == "absolute" else position,
-                    max_distance=max_distance, redraw_interval=redraw_interval, dropout=attention_dropout, **options,
+                pixel_attention(
+                    channels, heads, position, max_distance=max_distance, redraw_interval=redraw_interval, **options
                 ),
                 channels, dropout=dropout,
             )
@@ -142,9 +152,9 @@ class RelativePerformer(nn.Module):
             pos = grid.pos(x.device, torch.promote_types(x.dtype, torch.float32))
             x = x + self.absolute(pos).to(x.dtype)
         first: Any = self.blocks[0]
-        near = grid.neighbours(image.shape[0], x.device) if first.attention.needs_neighbours else None
+        near = grid.neighbors(image.shape[0], x.device) if first.attention.needs_neighbors else None
         for block in self.blocks:
-            x = block(x, grid=grid, neighbours=near)
+            x = block(x, grid=grid, neighbors=near)
         return self.readout(x, lambda x: x.mean(1))
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.neighbours import Neighbours, near_pairs
+from tg_equiattn.neighbors import Neighbors, near_pairs
 
 
 def as_set(target, source, offsets):
@@ -39,32 +39,42 @@ def test_pixel_grids(shape, distance, periodic):
         assert torch.equal(pos[edge_index[0]] - pos[edge_index[1]], offsets.to(pos.dtype))
 
 
-def test_grid_neighbours_are_those_of_every_copy():
+def test_grid_neighbors_are_those_of_every_copy():
     grid = PixelGrid((3, 5), 2)
     (source, target), offsets = grid.edges()
-    near = grid.neighbours(2)
+    near = grid.neighbors(2)
     expected = as_set(target, source, offsets) | as_set(target + 15, source + 15, offsets)
     assert as_set(near.pattern.row, near.pattern.col, near.offsets) == expected
-    assert grid.neighbours(2) is near
+    assert grid.neighbors(2) is near
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.fixture(params=["tree", "cells"])
+def search(request, monkeypatch):
+    """How near pairs are searched for: by scipy's tree, and where it is not installed."""
+    if request.param == "tree":
+        pytest.importorskip("scipy")
+    monkeypatch.setattr("tg_equiattn.neighbors.has_scipy", lambda: request.param == "tree")
+
+
+@pytest.mark.usefixtures("search")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 40), st.integers(1, 3), st.integers(0, 2**20))
 def test_pairs_found_by_position(nodes, dim, seed):
     generator = torch.Generator().manual_seed(seed)
     pos = 7 * torch.randn(nodes, dim, generator=generator).double()  # float32 is not exact enough to tell at the limit
     batch = torch.randint(3, (nodes,), generator=generator).sort().values
     target, source = near_pairs(pos, 2.5, batch=batch)
-    distance = torch.cdist(pos, pos, p=1)
+    distance = torch.cdist(pos, pos, p=2)
     near = (distance < 2.5) & (batch[:, None] == batch) & ~torch.eye(nodes, dtype=torch.bool)
     assert torch.equal(torch.stack([target, source]), near.nonzero().T)
 
 
+@pytest.mark.usefixtures("search")
 def test_pairs_in_parts():
     """More candidates than are looked at together, and no more pairs than are asked for."""
     pos = torch.rand(1200, 2)
     target, source = near_pairs(pos, 1.0, max_pairs=1200)
-    near = (torch.cdist(pos, pos, p=1) < 1) & ~torch.eye(1200, dtype=torch.bool)
+    near = (torch.cdist(pos, pos, p=2) < 1) & ~torch.eye(1200, dtype=torch.bool)
     assert (target * 1200 + source).diff().min() > 0
     assert abs(len(target) - int(near.sum())) <= 10  # cdist rounds otherwise at the limit
     average = len(target) / 1200
@@ -73,6 +83,7 @@ def test_pairs_in_parts():
         near_pairs(pos, 1.0, max_pairs=int(average))
 
 
+@pytest.mark.usefixtures("search")
 def test_pairs_at_the_same_place_and_far_away():
     pos = torch.tensor([[0.0, 0], [0, 0], [1e6, -1e6], [1e6, -1e6 + 1]])
     target, source = near_pairs(pos, 2)
@@ -82,7 +93,7 @@ def test_pairs_at_the_same_place_and_far_away():
 
 def test_order_and_transpose():
     target, source = torch.tensor([4, 0, 2, 2, 0]), torch.tensor([1, 3, 2, 0, 1])
-    near = Neighbours(target, source, torch.arange(10).view(5, 2), nodes=5)
+    near = Neighbors(target, source, torch.arange(10).view(5, 2), nodes=5)
     pattern = near.pattern
     assert pattern.row.tolist() == [0, 0, 2, 4]  # the pair of node 2 with itself is passed over
     assert pattern.col.tolist() == [3, 1, 0, 1]
@@ -98,7 +109,7 @@ def test_order_and_transpose():
 
 
 def test_bins():
-    near = Neighbours(torch.tensor([0, 0, 1]), torch.tensor([1, 2, 0]), torch.tensor([[1, -1], [5, 0], [0, 0]]), 3)
+    near = Neighbors(torch.tensor([0, 0, 1]), torch.tensor([1, 2, 0]), torch.tensor([[1, -1], [5, 0], [0, 0]]), 3)
     bins = near.bins(3)
     assert bins.row.tolist() == [2, 3, 9]  # (0, 2), (1, 0), and the far pair in the last bin
     assert bins.col.tolist() == [1, 0, 2]
@@ -119,7 +130,7 @@ def test_bins():
 )
 def test_bad_pairs(message, arguments):
     with pytest.raises(ValueError, match=message):
-        Neighbours(*arguments)
+        Neighbors(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -139,14 +150,14 @@ def test_bad_grids(message, arguments):
 
 
 def test_distances_refuse_repeated_pairs():
-    near = Neighbours(torch.tensor([0, 0]), torch.tensor([1, 1]), torch.tensor([[1, 0], [2, 0]]), 3)
+    near = Neighbors(torch.tensor([0, 0]), torch.tensor([1, 1]), torch.tensor([[1, 0], [2, 0]]), 3)
     with pytest.raises(ValueError, match="must not join a pair twice"):
         near.bins(3)
 
 
 def test_restricted():
     """To nodes that exist: the pairs stay in their order, and a second restriction adds to the first."""
-    near = Neighbours(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), torch.tensor([[1], [2], [3]]), 3)
+    near = Neighbors(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), torch.tensor([[1], [2], [3]]), 3)
     less = near.restricted(torch.tensor([True, True, False]))
     assert less.exists.tolist() == [True, False, False]
     assert torch.equal(less.offsets, near.offsets)
@@ -157,19 +168,20 @@ def test_restricted():
 
 
 def test_repeated_pairs_may_be_masked():
-    near = Neighbours(torch.tensor([0, 1, 1]), torch.tensor([1, 2, 2]), torch.ones(3, 1), 3)
+    near = Neighbors(torch.tensor([0, 1, 1]), torch.tensor([1, 2, 2]), torch.ones(3, 1), 3)
     assert near.restricted(torch.tensor([True, True, False])).bins(2).row.tolist() == [1, 6, 6]
 
 
 @pytest.mark.parametrize(("nodes", "dim"), [(4, None), (4, 1), (3, 2)])
 def test_pairs_of_other_nodes(nodes, dim):
-    near = Neighbours(torch.tensor([0]), torch.tensor([1]), torch.ones(1, 1), 3)
+    near = Neighbors(torch.tensor([0]), torch.tensor([1]), torch.ones(1, 1), 3)
     near.check_nodes(3)
     near.check_nodes(3, 1)
-    with pytest.raises(ValueError, match=f"neighbours must be of {nodes} nodes.*, got 3 in 1"):
+    with pytest.raises(ValueError, match=f"neighbors must be of {nodes} nodes.*, got 3 in 1"):
         near.check_nodes(nodes, dim)
 
 
+@pytest.mark.usefixtures("search")
 def test_many_dimensions():
     """Cells have three axes at most."""
     pos = torch.randn(60, 12, dtype=torch.float64)
@@ -181,4 +193,4 @@ def test_many_dimensions():
 def test_weights_that_are_none():
     for weights in (torch.tensor([-1.0]), torch.tensor([torch.nan])):
         with pytest.raises(ValueError, match="weights must not be negative"):
-            Neighbours(torch.tensor([0]), torch.tensor([1]), torch.zeros(1, 2), 2, weights=weights)
+            Neighbors(torch.tensor([0]), torch.tensor([1]), torch.zeros(1, 2), 2, weights=weights)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .cells import METRICS, CellPairs
+from .cells import METRICS, CellPairs, has_scipy, tree_pairs
 from .kept import ordinary_tensors
 from .offsets import GIVEN, whole_offsets
 
@@ -73,12 +73,12 @@ class Pattern:
         return self.crow.shape[0] - 1
 
 
-class Neighbours:
+class Neighbors:
     r"""The near pairs of a graph, (target i, source j), with offsets :math:`x_j - x_i`.
 
     A node is always its own neighbour, at offset 0: attention adds that pair itself, and pairs of a node with itself
-    given here are passed over, so that graphs with and without self-loops give equal results. A pair given twice
-    counts twice in a window, and is refused for distances.
+    given here are passed over, so that graphs with and without self-loops give equal results; but for their features,
+    which that pair then has. A pair given twice counts twice in a window, and is refused for distances.
 
     Building it sorts the pairs, unless they come sorted by target. Layers that share a graph should share one.
 
@@ -95,7 +95,9 @@ class Neighbours:
         offsets: ``(E, dim)``, in its order.
         exists: bool ``(E,)`` in its order, or ``None`` where all pairs do.
         features: ``(E, F)`` in its order, or ``None``.
+        self_features: ``(N, F)`` of nodes with themselves, sums where there are several; ``None`` where none is given.
         weights: ``(E,)`` in its order, or ``None``.
+        between_positions: whether offsets are known to be differences of positions.
 
     Raises:
         ValueError: for shapes or dtypes that do not fit, and (on the CPU, outside torch.compile) for indices out of
@@ -112,17 +114,18 @@ class Neighbours:
         features: Tensor | None = None,
         weights: Tensor | None = None,
     ) -> None:
+        self.between_positions = False
         for name, index in (("target", target), ("source", source)):
             if index.dtype != torch.int64 or index.ndim != 1 or index.shape[0] != target.shape[0]:
                 raise ValueError(f"{name} must be int64 (E,), got {index.dtype} of shape {tuple(index.shape)}")
         if offsets.ndim != 2 or offsets.shape[0] != target.shape[0]:
             raise ValueError(f"offsets must have shape ({target.shape[0]}, dim), got {tuple(offsets.shape)}")
         if offsets.is_complex() or offsets.dtype == torch.bool:
-            raise ValueError(f"offsets (edge_attr) must be real numbers, got {offsets.dtype}")
+            raise ValueError(f"offsets (edge_offset) must be real numbers, got {offsets.dtype}")
         offsets = offsets if offsets.is_floating_point() else offsets.long()
         free = checks.values_are_free(target)
         if checks.values_are_free(offsets) and not bool(offsets.isfinite().all()):
-            raise ValueError("offsets (edge_attr, or differences of pos) must be finite, got NaN or infinity")
+            raise ValueError("offsets (edge_offset, or differences of pos) must be finite, got NaN or infinity")
         if free and len(target):
             low = min(int(target.min()), int(source.min()))
             high = max(int(target.max()), int(source.max()))
@@ -135,6 +138,11 @@ class Neighbours:
         if weights is not None and checks.values_are_free(weights) and not bool((weights >= 0).all()):
             raise ValueError("weights must not be negative, nor NaN")
         distinct = target != source
+        self.self_features = None
+        if features is not None and not (free and bool(distinct.all())):
+            alone = ~distinct if exists is None else exists & ~distinct
+            of_loops = torch.where(alone[:, None], features, 0.0)
+            self.self_features = features.new_zeros(nodes, features.shape[1]).index_add(0, target, of_loops)
         exists = distinct if exists is None else exists & distinct
         if free and not bool(exists.all()):
             target, source, offsets = target[exists], source[exists], offsets[exists]
@@ -149,7 +157,7 @@ class Neighbours:
         self.pattern = Pattern(target.contiguous(), source.contiguous(), nodes, nodes)
         self._repeats: bool | None = None
         self._bins: dict[int, Pattern] = {}
-        self._incidence: Pattern | None = None
+        self._incidence: dict[int, tuple[Pattern, Tensor]] = {}
 
     @property
     def dim(self) -> int:
@@ -165,19 +173,28 @@ class Neighbours:
             self._repeats = bool((pairs.diff() == 0).any())
         return self._repeats
 
-    @property
-    def incidence(self) -> Pattern:
-        """Pairs by target: the relation of nodes to the pairs they are the target of."""
+    def incidence(self, heads: int) -> tuple[Pattern, Tensor]:
+        """The relation of nodes' heads, ``(N heads)``, to the pairs they are the target of; and where each of its
+        entries' weights lie among those of all pairs, ``(heads, E)`` flattened."""
         if torch.compiler.is_compiling():
-            return self._make_incidence()
-        if self._incidence is None:
+            return self._make_incidence(heads)
+        if heads not in self._incidence:
             with ordinary_tensors(self.offsets, *self.pattern.tensors):
-                self._incidence = self._make_incidence()
-        return self._incidence
+                self._incidence[heads] = self._make_incidence(heads)
+        return self._incidence[heads]
 
-    def _make_incidence(self) -> Pattern:
-        pairs = torch.arange(self.offsets.shape[0], device=self.offsets.device)
-        return Pattern(self.pattern.row, pairs, self.nodes, self.offsets.shape[0], pairs)
+    def _make_incidence(self, heads: int) -> tuple[Pattern, Tensor]:
+        row, crow, pairs = self.pattern.row, self.pattern.crow, self.offsets.shape[0]
+        node = row.repeat_interleave(heads, output_size=heads * pairs)
+        first, degree = crow[:-1][node], crow.diff()[node]
+        within = torch.arange(heads * pairs, device=row.device) - heads * first  # entries go by node, head, pair
+        head, pair = within // degree, first + within % degree
+        each = torch.arange(pairs, device=row.device)
+        first, degree = crow[:-1][row], crow.diff()[row]
+        along = torch.arange(heads, device=row.device)
+        order = (heads * first + each - first)[:, None] + along * degree[:, None]  # by pair, then head
+        pattern = Pattern(node * heads + head, pair, heads * self.nodes, pairs, order.flatten())
+        return pattern, head * pairs + pair
 
     def bins(self, max_distance: int) -> Pattern:
         """Sources by (target, Manhattan distance) bin, i * max_distance + d; a last bin takes every other pair."""
@@ -192,15 +209,30 @@ class Neighbours:
         """Raise ValueError unless these are pairs of so many nodes, with offsets of this dimension if one is given."""
         if self.nodes != nodes or (dim is not None and self.dim != dim):
             where = "" if dim is None else f" in {dim} dimensions"
-            raise ValueError(f"neighbours must be of {nodes} nodes{where}, got {self.nodes} in {self.dim}")
+            raise ValueError(f"neighbors must be of {nodes} nodes{where}, got {self.nodes} in {self.dim}")
 
-    def restricted(self, mask: Tensor) -> Neighbours:
+    def restricted(self, mask: Tensor) -> Neighbors:
         """Only the pairs between nodes that exist, bool ``(N,)``: the same pairs in order, the others passed over."""
         exists = mask[self.pattern.row] & mask[self.pattern.col]
         out = copy.copy(self)
         out.exists = exists if self.exists is None else exists & self.exists
         out._bins = {}
         return out
+
+    def of_nodes(self, index: Tensor) -> tuple[Neighbors, Tensor]:
+        """The pairs among some of the nodes, int64 ``(n,)``, rising, which are then counted from 0; and which they are,
+        int64. Pairs that do not exist are left out."""
+        place = torch.full((self.nodes,), -1, device=index.device)
+        place = place.index_copy(0, index, torch.arange(len(index), device=index.device))
+        target, source = place[self.pattern.row], place[self.pattern.col]
+        here = (target >= 0) & (source >= 0)
+        edges = (here if self.exists is None else here & self.exists).nonzero()[:, 0]
+        features, weights = (None if t is None else t[edges] for t in (self.features, self.weights))
+        out = Neighbors(
+            target[edges], source[edges], self.offsets[edges], len(index), features=features, weights=weights
+        )
+        out.self_features = None if self.self_features is None else self.self_features[index]
+        return out, edges
 
     def _make_bins(self, max_distance: int) -> Pattern:
         row, col = self.pattern.row, self.pattern.col
@@ -228,12 +260,13 @@ def near_pairs(
     *,
     batch: Tensor | None = None,
     max_pairs: int = MAX_PAIRS,
-    metric: str = "manhattan",
+    metric: str = "euclidean",
 ) -> tuple[Tensor, Tensor]:
     r"""Pairs of nodes of the same graph closer than ``max_distance``, in time linear in nodes at bounded density.
 
-    Nodes are sorted into cells of side ``max_distance``; only neighbouring cells are compared. Shapes depend on
-    values, so this runs outside torch.compile only, and waits for the device on CUDA.
+    On the CPU by scipy's k-d tree, where it is installed; elsewhere nodes are sorted into cells of side
+    ``max_distance``, and only neighbouring cells are compared. Shapes depend on values, so this runs outside
+    torch.compile only, and waits for the device on CUDA.
 
     Args:
         pos: ``(N, dim)`` positions. In float32 they are exact to about 1e-7 of their size: give those far from the
@@ -242,7 +275,7 @@ def near_pairs(
             moving all positions does not change which pairs of a lattice are near.
         batch: int64 ``(N,)`` graph index; ``None`` means one graph.
         max_pairs: the most pairs a node, on average, that are returned. They are counted first, in bounded memory.
-        metric: ``"manhattan"``, sums of the differences along the axes, or ``"euclidean"``.
+        metric: ``"euclidean"``, or ``"manhattan"``, sums of the differences along the axes.
 
     Returns:
         int64 targets i and sources j, sorted by target; no node with itself.
@@ -262,17 +295,27 @@ def near_pairs(
         empty = torch.zeros(0, dtype=torch.int64, device=pos.device)
         return empty, empty
     checks.choice("metric", metric, METRICS)
+    refusal = (
+        f"pos has more than {max_pairs} pairs a node at distances below {max_distance} among {nodes} nodes, so that "
+        "attention to near pairs would not be linear: give edge_index (or neighbors), take a smaller max_distance, or "
+        "scale pos"
+    )
+    if has_scipy() and checks.values_are_free(pos) and bool(pos.isfinite().all()):
+        _, pairs = tree_pairs(pos.detach(), max_distance, batch, metric, max_pairs * nodes)
+        if pairs is None:
+            raise ValueError(refusal)
+        return _sorted(pairs, nodes)
     candidates = CellPairs(pos.detach(), max_distance, batch, METRICS[metric])
     if candidates.count > max_pairs * nodes:
         found = 0
         for target, _ in candidates.near():
             found += len(target)
             if found > max_pairs * nodes:
-                raise ValueError(
-                    f"pos has more than {max_pairs} pairs a node at distances below {max_distance} among {nodes} "
-                    "nodes, so that attention to near pairs would not be linear: give edge_index (or neighbours), take "
-                    "a smaller max_distance, or scale pos"
-                )
-    pairs = torch.cat([torch.stack(pair) for pair in candidates.near()], 1)
+                raise ValueError(refusal)
+    return _sorted(torch.cat([torch.stack(pair) for pair in candidates.near()], 1), nodes)
+
+
+def _sorted(pairs: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """Targets and sources, sorted by target."""
     pairs = pairs[:, torch.argsort(pairs[0] * nodes + pairs[1])]
     return pairs[0], pairs[1]

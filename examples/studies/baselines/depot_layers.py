@@ -1,0 +1,148 @@
+"""Predictions for every node of a graph: layers of messages and attention, which all see the same edges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from tg_equiattn.integrations.pyg import RelativeGPSBlock
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+from torch_geometric.nn import MLP, GATv2Conv, GPSConv, PointTransformerConv
+from torch_geometric.utils import scatter
+
+Positions = Literal["none", "as they are", "shifted", "centred"]
+NEVER = -1e4  # logarithm of a weight
+
+
+class NodePredictor(nn.Module):
+    """Layers between a linear map of every node's features and one to its outputs.
+
+    Args:
+        layer: makes one of a width; called with features (N, C), those of edges (E, 2 or 1), near pairs and the batch.
+        channels: the width.
+        layers: how many.
+        inputs, outputs: channels of a node.
+        invariant: whether edges have lengths in place of offsets, and positions among the inputs turn in training.
+        positions: whether they are among the inputs: from the middle of the square, with random shifts of the graph by
+            up to its side in training, or from the mean of the graph.
+        side: of the square that nodes lie in, in training.
+    """
+
+    def __init__(
+        self,
+        layer: Callable[[int], nn.Module],
+        channels: int,
+        layers: int,
+        inputs: int,
+        outputs: int,
+        invariant: bool,
+        positions: Positions,
+        side: float,
+    ) -> None:
+        super().__init__()
+        self.invariant, self.positions, self.side = invariant, positions, side
+        self.of_edges = EdgeFeatures(invariant)
+        self.embed = nn.Linear(inputs + 2 * (positions != "none"), channels)
+        self.layers = nn.ModuleList(layer(channels) for _ in range(layers))
+        self.head = nn.Linear(channels, outputs)
+
+    def forward(self, data: Batch) -> Tensor:
+        x, (source, target) = data.x, data.edge_index
+        if self.positions != "none":
+            x = torch.cat([x, self._places(data).to(x.dtype)], 1)
+        edge_attr = self.of_edges(data.pos[source] - data.pos[target])
+        near, x = None, self.embed(x)
+        for layer in self.layers:
+            if isinstance(layer, RelativeGPSBlock):
+                if near is None:
+                    near = layer.neighbors(data.edge_index, data.batch, pos=data.pos, num_nodes=len(x))
+                x = layer(
+                    x, data.edge_index, data.batch, edge_attr, data.pos, batch_size=data.num_graphs, neighbors=near
+                )
+            else:
+                x = layer(x, edge_attr, data)
+        return self.head(x)
+
+    def _places(self, data: Batch) -> Tensor:
+        """Positions as inputs."""
+        pos, graphs = data.pos, data.num_graphs
+        if self.positions == "centred":
+            pos = pos - scatter(pos, data.batch, 0, graphs, "mean")[data.batch]
+        else:
+            pos = pos - self.side / 2
+        if self.training and self.invariant:
+            angle = 2 * math.pi * torch.rand(graphs, device=pos.device, dtype=pos.dtype)
+            turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], -1).view(-1, 2, 2)
+            pos = (turn[data.batch] @ pos[:, :, None])[:, :, 0]
+        if self.training and self.positions == "shifted":
+            pos = pos + self.side * (2 * torch.rand(graphs, 2, device=pos.device, dtype=pos.dtype) - 1)[data.batch]
+        return 2 * pos / self.side
+
+
+def messages(channels: int, heads: int, edge_dim: int) -> GATv2Conv:
+    """What all attentions stand beside: ``GATv2Conv`` that sees features of edges."""
+    return GATv2Conv(channels, channels // heads, heads, edge_dim=edge_dim)
+
+
+def relative_layer(channels: int, heads: int, edge_dim: int, far: bool = True, **attention: Any) -> RelativeGPSBlock:
+    """``RelativeGPSBlock``; with ``far=False`` its attention is among near pairs alone."""
+    block = RelativeGPSBlock(channels, messages(channels, heads, edge_dim), heads, attn_kwargs=attention)
+    if not far:
+        far_bias = block.attention.attention.positions.far_bias
+        far_bias.requires_grad_(False).fill_(NEVER)
+    return block
+
+
+class GlobalLayer(GPSConv):
+    """``GPSConv`` with an attention of its own, ``"performer"`` or ``"multihead"``."""
+
+    def __init__(self, channels: int, heads: int, edge_dim: int, attention: str) -> None:
+        width = {"head_channels": channels // heads} if attention == "performer" else {}
+        super().__init__(channels, messages(channels, heads, edge_dim), heads, attn_type=attention, attn_kwargs=width)
+
+    def forward(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
+        return super().forward(x, data.edge_index, data.batch, edge_attr=edge_attr)
+
+
+class LocalLayer(GPSConv):
+    """``GPSConv`` without attention."""
+
+    def __init__(self, channels: int, conv: nn.Module) -> None:
+        super().__init__(channels, conv)
+        self.attn = self.norm2 = None
+
+    def forward(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
+        x = self.norm1(x + self.local(x, edge_attr, data))
+        return self.norm3(x + self.mlp(x))
+
+    def local(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
+        """Messages."""
+        return self.conv(x, data.edge_index, edge_attr)
+
+
+class EdgeFeatures(nn.Module):
+    """Features of an edge from the difference of its ends' positions, (E, 2): itself in single precision, or its
+    length."""
+
+    def __init__(self, invariant: bool) -> None:
+        super().__init__()
+        self.invariant = invariant
+
+    def forward(self, offsets: Tensor) -> Tensor:
+        offsets = offsets.to(torch.get_default_dtype())
+        return offsets.norm(dim=1, keepdim=True) if self.invariant else offsets
+
+
+class PointTransformerLayer(LocalLayer):
+    """The same with ``PointTransformerConv`` and the perceptrons of its paper."""
+
+    def __init__(self, channels: int, edge_dim: int) -> None:
+        perceptrons = (MLP([width, channels, channels], norm=None) for width in (edge_dim, channels))
+        of_edges = nn.Sequential(EdgeFeatures(edge_dim == 1), next(perceptrons))
+        super().__init__(channels, PointTransformerConv(channels, channels, of_edges, next(perceptrons)))
+
+    def local(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
+        return self.conv(x, data.pos, data.edge_index)

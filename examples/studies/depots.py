@@ -1,0 +1,363 @@
+"""Where is my depot? Nodes at random places of a square look for the one flagged node of their colour, far away.
+
+Every node has one of a few colours and edges to its nearest neighbors, and one node of each colour is flagged
+(data/depots.py). All nodes predict their displacement to the flagged node of their colour; or (``--tasks distance``)
+how far it is, in graphs that the test turns, where edges have lengths in place of offsets. Layers have the same
+messages, torch_geometric's GATv2Conv, which sees the offsets (lengths) of edges, and beside them, at about equal
+numbers of parameters,
+
+far offsets              RelativeGPSBlock with values="offset", offset="mlp" (or "distance"), method="features": 256
+                         random features, four draws of them in training
+far offsets, pairs       the same with method="pairs"
+far offsets, near only   the same without its far part
+content                  the same with values="content": far nodes are seen by content
+GATv2                    no attention; twice as many layers
+PointTransformer         PointTransformerConv in place of GATv2Conv, no attention; twice as many layers
+Performer                GPSConv, attn_type="performer", positions among the inputs
+Performer, shifts        the same, with random shifts in training
+Performer, centred       the same, with positions from the mean of the graph
+dense, shifts            GPSConv, attn_type="multihead", positions among the inputs, with random shifts in training
+
+Positions among the inputs are turned at random in training where the task is the distance. Tests are graphs as in
+training, moved, turned, and of two and four times the nodes at the same density.
+
+    python examples/studies/depots.py --models "far offsets" Performer           # minutes
+    python examples/studies/depots.py --tasks distance --models "far offsets"
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import matplotlib
+import numpy as np
+import torch
+from baselines.depot_layers import (
+    GlobalLayer,
+    LocalLayer,
+    NodePredictor,
+    PointTransformerLayer,
+    Positions,
+    messages,
+    relative_layer,
+)
+from data.depots import depots
+from harness import study
+from harness.loading import Batches
+from harness.results import Row
+from harness.settings import Settings, flag
+from harness.tables import grouped, markdown, mean_and_spread
+from harness.training import Outcome, Regressor, fit, parameters
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+from torch_geometric.data import Batch, Data
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+TRAINING, VALIDATION, TEST = 45, 46, 47  # seeds of the graphs, which do not depend on the seed of training
+FAR = 100.0  # that test graphs are moved by on both axes
+TIMES = 2, 4  # the nodes of training
+LARGER = tuple(f"{times} times the nodes" for times in TIMES)
+FEATURES, DRAWS = 256, 4  # random features, and how many draws of them training sees
+REACH = 3.0  # near pairs' offsets are divided by it; in the unit of positions, about two edges
+Task = Literal["displacement", "distance"]
+Model = Literal[
+    "far offsets", "far offsets, pairs", "far offsets, near only", "content", "GATv2", "PointTransformer", "Performer",
+    "Performer, shifts", "Performer, centred", "dense, shifts",
+]  # fmt: skip
+OF_DISPLACEMENTS_ONLY = "far offsets, near only", "Performer", "Performer, shifts"
+POSITIONS: dict[str, Positions] = {"Performer": "as they are", "shifts": "shifted", "centred": "centred"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DepotsStudy(Settings):
+    """Settings of this example."""
+
+    STUDY: ClassVar[str] = "depots"
+    SWEEP: ClassVar[tuple[str, ...]] = ("tasks", "models", "seeds")
+    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "epochs")
+
+    tasks: tuple[Task, ...] = ("displacement",)
+    """what to predict"""
+    models: tuple[Model, ...] = Model.__args__
+    """which to train"""
+    nodes: int = 100
+    """of a graph"""
+    colours: int = 6
+    k: int = 8
+    """nearest neighbors of a node"""
+    train: int = 480
+    """graphs to train on"""
+    held_out: int = 64
+    """graphs to choose the epoch and the learning rate on; as many of each test"""
+    channels: int = 64
+    """width of ours; the others' are chosen for as many parameters"""
+    layers: int = 2
+    heads: int = 4
+    """of attention"""
+    epochs: int = 8
+    batch: int = 8
+    learning_rate: float = 0.006
+    warmup: float = 0.2
+
+    def check(self) -> None:
+        super().check()
+        for name in ("colours", "k", "train", "held_out", "channels", "layers", "heads"):
+            self.positive(name)
+        if self.nodes < max(self.colours, self.k + 1):
+            raise ValueError(
+                f"--nodes must be at least --colours {self.colours} and more than --k {self.k}, got {self.nodes}"
+            )
+        if self.channels % self.heads:
+            raise ValueError(f"{flag('channels')} must divide among {flag('heads')} {self.heads}, got {self.channels}")
+
+    def runs(self) -> Iterator[DepotsStudy]:
+        """Some models are there for displacements only."""
+        for run in super().runs():
+            (task,), (model,) = run.tasks, run.models
+            if task == "displacement" or model not in OF_DISPLACEMENTS_ONLY:
+                yield run
+
+
+PRESETS = {
+    "quick": DepotsStudy(
+        nodes=12, colours=3, k=3, train=8, held_out=4, channels=8, layers=1, heads=2, epochs=1, batch=4
+    ),
+    "study": DepotsStudy(
+        tasks=("displacement", "distance"), seeds=(0, 1, 2), results=study.committed("depots")
+    ),
+}  # fmt: skip
+
+
+def layers_of(settings: DepotsStudy) -> tuple[Callable[[int], nn.Module], int]:
+    """What makes a layer of a width, and how many layers there are."""
+    (task,), (name,), heads = settings.tasks, settings.models, settings.heads
+    edge_dim = 1 if task == "distance" else 2
+    if name == "GATv2":
+        return lambda width: LocalLayer(width, messages(width, heads, edge_dim)), 2 * settings.layers
+    if name == "PointTransformer":
+        return lambda width: PointTransformerLayer(width, edge_dim), 2 * settings.layers
+    kind = name.split(",")[0]
+    if kind in ("Performer", "dense"):
+        attention = "performer" if kind == "Performer" else "multihead"
+        return lambda width: GlobalLayer(width, heads, edge_dim, attention), settings.layers
+    steps = settings.epochs * max(1, settings.train // settings.batch)
+    options = {
+        "num_random_features": FEATURES, "redraw_interval": max(1, steps // DRAWS),
+        "max_distance": REACH, "offset": "distance" if task == "distance" else "mlp",
+        "values": "content" if name == "content" else "offset", "method": "pairs" if "pairs" in name else "features",
+    }  # fmt: skip
+    return lambda width: relative_layer(width, heads, edge_dim, "near only" not in name, **options), settings.layers
+
+
+def build(settings: DepotsStudy) -> NodePredictor:
+    """The model, as wide as it takes to have as many parameters as ours."""
+    (task,), (name,) = settings.tasks, settings.models
+    layer, count = layers_of(settings)
+
+    def of(width: int) -> NodePredictor:
+        return NodePredictor(
+            layer, width, count, settings.colours + 1, 1 if task == "distance" else 2, task == "distance",
+            POSITIONS.get(name.split(", ")[-1], "none"), math.sqrt(settings.nodes),
+        )  # fmt: skip
+
+    if name.startswith("far offsets"):
+        return of(settings.channels)
+    wanted = parameters(build(dataclasses.replace(settings, models=("far offsets",))))
+    widths = range(settings.channels // 2, 2 * settings.channels, settings.heads)
+    with torch.random.fork_rng():  # so that weights do not depend on what was tried
+        width = min(widths, key=lambda width: abs(parameters(of(width)) - wanted))
+    return of(width)
+
+
+def graphs(settings: DepotsStudy, count: int, times: int, seed: int) -> list[Data]:
+    """Graphs of so many times the nodes; targets ``y`` (N, 2 or 1) in the unit of positions."""
+    (task,) = settings.tasks
+    found = []
+    drawn = depots(count, times * settings.nodes, settings.colours, settings.k, seed)
+    for pos, colours, flagged, neighbors, displacements in zip(*drawn, strict=True):
+        target = torch.arange(len(pos)).repeat_interleave(settings.k)
+        x = torch.cat([one_hot(colours, settings.colours), flagged[:, None]], 1).float()
+        y = displacements.norm(dim=1, keepdim=True) if task == "distance" else displacements
+        edge_index = torch.stack([neighbors.flatten(), target])
+        found.append(Data(x=x, pos=pos, y=y.float(), edge_index=edge_index))
+    return found
+
+
+def batches(graphs: list[Data], size: int, device: str, seed: int | None = None) -> Batches:
+    """Of graphs that lie on the device."""
+    graphs = [graph.to(device) for graph in graphs]
+    return Batches(lambda indices: Batch.from_data_list([graphs[n] for n in indices]), len(graphs), size, seed)
+
+
+class Scaled(nn.Module):
+    """A model whose outputs are in units of the targets' spread, from their mean.
+
+    Args:
+        model: of a batch.
+        targets: of training, (N, d).
+    """
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, model: NodePredictor, targets: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", targets.mean(0))
+        self.register_buffer("spread", (targets - self.mean).square().mean().sqrt())
+
+    def forward(self, data: Batch) -> Tensor:
+        return self.mean + self.spread * self.model(data)
+
+
+def predict(model: Scaled, data: Batch) -> tuple[Tensor, Tensor]:
+    """Predictions and targets, in units of the spread in training."""
+    return model(data) / model.spread, data.y / model.spread
+
+
+def moved(data: Batch) -> Batch:
+    """By ``FAR`` on both axes."""
+    data = copy.copy(data)
+    data.pos = data.pos + FAR
+    return data
+
+
+def turned(data: Batch) -> Batch:
+    """Every graph about the corner of its square, by an angle of its own; displacements do not turn along."""
+    data = copy.copy(data)
+    angles = 2 * math.pi * (torch.arange(data.num_graphs, device=data.pos.device) + 0.5) / data.num_graphs
+    turns = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], -1).view(-1, 2, 2)
+    data.pos = (turns.to(data.pos)[data.batch] @ data.pos[:, :, None])[:, :, 0]
+    return data
+
+
+@torch.no_grad()
+def measures(model: Scaled, settings: DepotsStudy) -> dict[str, float]:
+    """Squared errors as shares of the targets' variance about their mean, of each test; and by how much outputs
+    change, of their largest, where graphs are moved and turned."""
+    (task,) = settings.tasks
+    device = settings.data_device
+    model.to(device).eval()
+    same: Callable[[Batch], Batch] = copy.copy
+    tests = {"as trained": (1, same), "moved": (1, moved)}
+    if task == "distance":
+        tests["turned"] = 1, turned
+    tests |= {name: (times, same) for name, times in zip(LARGER, TIMES, strict=True)}
+    found: dict[str, float] = {}
+    outputs: dict[str, Tensor] = {}
+    for name, (times, change) in tests.items():
+        count = max(1, settings.held_out // times)
+        testing = batches(graphs(settings, count, times, TEST), 8, device)
+        pairs = [predict(model, change(data)) for data in testing.whole()]
+        out, target = (torch.cat(part) for part in zip(*pairs, strict=True))
+        found[name] = float((out - target).square().mean() / (target - target.mean(0)).square().mean())
+        outputs[name] = out
+    here = outputs["as trained"]
+    for name in {"moved", "turned"} & outputs.keys():
+        found[f"change, {name}"] = float((outputs[name] - here).abs().max() / here.abs().max())
+    return found
+
+
+def train(settings: DepotsStudy) -> Outcome:
+    """One model, trained and tested."""
+    device = settings.data_device
+    training = graphs(settings, settings.train, 1, TRAINING)
+    validation, testing = (
+        batches(graphs(settings, settings.held_out, 1, seed), 8, device) for seed in (VALIDATION, TEST)
+    )
+    model = Scaled(build(settings), torch.cat([graph.y for graph in training]))
+    learner = Regressor(model, predict, settings)
+    outcome = fit(learner, batches(training, settings.batch, device, settings.seed), validation, testing)
+    more = outcome.more | measures(learner.model, settings)
+    return dataclasses.replace(outcome, metric="share of the variance", value=more["as trained"], more=more)
+
+
+def validation(row: Row) -> float:
+    """The best error of a run on validation graphs."""
+    return min(error for _, error in row.more["curve"])
+
+
+def chosen(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Rows by task and label, a model with its epochs where these are not the usual ones, of the learning rate that is
+    best on validation graphs with the first seed."""
+    groups = {}
+    for (task, name, epochs), group in grouped(in_order(rows), "tasks", "models", "epochs").items():
+        first = min(row.setting("seeds") for row in group)
+        best = min((row for row in group if row.setting("seeds") == first), key=validation)
+        rate = best.setting("learning_rate")
+        label = name if epochs == DepotsStudy.epochs else f"{name}; {epochs} epochs"
+        groups[task, label] = [row for row in group if row.setting("learning_rate") == rate]
+    return groups
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    """As the settings name tasks and models."""
+    tasks, names = Task.__args__, Model.__args__
+    return sorted(rows, key=lambda row: (tasks.index(row.setting("tasks")), names.index(row.setting("models"))))
+
+
+def table(rows: list[Row], task: Task) -> str:
+    """Shares of the variance that remain in each test, and what moving and turning does to outputs."""
+    groups = {label: group for (of, label), group in chosen(rows).items() if of == task}
+    tests = ["as trained", "moved", *(["turned"] if task == "distance" else []), *LARGER]
+    changes = [f"change, {name}" for name in tests if name in ("moved", "turned")]
+    lines = []
+    for label, group in groups.items():
+        cells = [mean_and_spread((row.more[test] for row in group), 4) for test in tests]
+        cells += [f"{max(row.more[change] for row in group):.0e}" for change in changes]
+        lines.append([label, *cells, f"{group[0].parameters:,}", f"{group[0].setting('learning_rate'):g}"])
+    return markdown(["model", *tests, *changes, "parameters", "learning rate"], lines)
+
+
+def rates(rows: list[Row]) -> str:
+    """Errors on validation graphs by learning rate, first seed."""
+    first = min(row.setting("seeds") for row in rows)
+    rows = [row for row in rows if row.setting("seeds") == first and row.setting("epochs") == DepotsStudy.epochs]
+    tried = sorted({row.setting("learning_rate") for row in rows})
+    lines = []
+    for (task, name), group in grouped(in_order(rows), "tasks", "models").items():
+        measured = {row.setting("learning_rate"): f"{validation(row):.4f}" for row in group}
+        lines.append([task, name, *(measured.get(rate, "-") for rate in tried)])
+    return markdown(["task", "model", *(f"{rate:g}" for rate in tried)], lines)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Errors against the number of nodes, means over seeds."""
+    groups = chosen(rows)
+    tasks = list(dict.fromkeys(task for task, _ in groups))
+    figure, axes = plt.subplots(
+        1, len(tasks), figsize=(3 + 3.5 * len(tasks), 4), layout="constrained", sharey=True, squeeze=False
+    )
+    names = ["as trained", *LARGER]
+    for axis, task in zip(axes[0], tasks, strict=True):
+        for label, group in ((label, group) for (of, label), group in groups.items() if of == task):
+            name = group[0].setting("models")
+            nodes = [times * group[0].setting("nodes") for times in (1, *TIMES)]
+            means = [np.mean([row.more[test] for row in group]) for test in names]
+            line = ":" if label != name else "-" if name.startswith("far") else "--"
+            color = f"C{Model.__args__.index(name)}"
+            axis.plot(nodes, means, line, color=color, marker="o", markersize=4, label=label)
+        axis.set(title=task, xlabel="nodes", xscale="log", yscale="log", xticks=nodes, xticklabels=nodes)
+        axis.minorticks_off()
+    axes[0, 0].set_ylabel("share of the variance")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def report(rows: list[Row], folder: Path) -> dict[str, str]:
+    """A table a task, one of learning rates, and a figure."""
+    draw(rows, folder / "nodes.png")
+    tasks = dict.fromkeys(row.setting("tasks") for row in rows)
+    return {task: table(rows, task) for task in tasks} | {"rates": rates(rows)}
+
+
+if __name__ == "__main__":
+    study.main(DepotsStudy(), PRESETS, __doc__, train, report)

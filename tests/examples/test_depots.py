@@ -1,0 +1,165 @@
+"""Graphs whose nodes look for their depot, and the study of what finds it."""
+
+import dataclasses
+
+import pytest
+import torch
+from running import rows_of, run_here
+from torch_geometric.data import Batch
+
+
+@pytest.fixture(scope="module")
+def study():
+    import depots
+
+    return depots
+
+
+def small(study, task, name):
+    return dataclasses.replace(study.PRESETS["quick"], nodes=23, tasks=(task,), models=(name,))
+
+
+@pytest.mark.parametrize("nodes", [13, 52])
+def test_every_colour_has_one_depot(nodes):
+    """Places fill a square of one node a unit of area; targets lead to the flagged node of the same colour."""
+    from data.depots import depots
+
+    drawn = depots(7, nodes, 5, 3, seed=1)
+    for pos, colours, flagged, neighbors, targets in zip(*drawn, strict=True):
+        assert pos.min() >= 0
+        assert 0.8 * nodes**0.5 < pos.max() <= nodes**0.5
+        assert sorted(colours[flagged].tolist()) == [0, 1, 2, 3, 4]
+        for n in range(nodes):
+            depot = (colours == colours[n]) & flagged
+            torch.testing.assert_close(pos[n] + targets[n], pos[depot][0])
+            distances = (pos - pos[n]).norm(dim=1)
+            assert sorted(neighbors[n].tolist()) == sorted(distances.argsort()[1:4].tolist())
+    again = depots(7, nodes, 5, 3, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(drawn, again, strict=True))
+    assert not torch.equal(drawn.positions, depots(7, nodes, 5, 3, seed=2).positions)
+
+
+@pytest.mark.parametrize("task", ["displacement", "distance"])
+def test_what_is_exact(study, task):
+    """Outputs stay where graphs move, of all but the models with positions as they are among the inputs; and, of
+    distances, where they turn."""
+    for name in study.Model.__args__:
+        torch.manual_seed(0)
+        settings = small(study, task, name)
+        data = Batch.from_data_list(study.graphs(settings, 3, 1, 1))
+        model = study.build(settings).train()
+        model(data)  # batch norm
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                torch.nn.init.normal_(parameter, std=0.3)
+        model.eval()
+        with torch.no_grad():
+            out, there, turn = model(data), model(study.moved(data)), model(study.turned(data))
+        size = out.abs().max()
+        seen = name in ("Performer", "Performer, shifts", "dense, shifts")
+        assert ((there - out).abs().max() > 1e-2 * size) == seen, name
+        by_lengths = task == "distance" and name.split(",")[0] not in ("Performer", "dense")
+        assert ((turn - out).abs().max() < 1e-5 * size) == by_lengths, name
+
+
+@pytest.mark.parametrize("name", ["far offsets", "content", "far offsets, near only"])
+def test_what_reaches_far(study, name):
+    """Whether the place of a far node is seen in one layer."""
+    torch.manual_seed(0)
+    settings = small(study, "displacement", name)
+    data = Batch.from_data_list(study.graphs(settings, 1, 1, 1))
+    model = study.build(settings).eval()
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.3)
+    far = int((data.pos - data.pos[0]).norm(dim=1).argmax())
+    assert far not in data.edge_index[:, (data.edge_index == 0).any(0)]
+    with torch.no_grad():
+        before = model(data)[0]
+        data.pos[far] += 5.0  # along edges that stay
+        change = (model(data)[0] - before).abs().max()
+    assert (change > 1e-4) == (name == "far offsets")
+
+
+def test_shifts_are_for_training(study):
+    """And turns, where the task is the distance."""
+    for task, name, moves in [
+        ("displacement", "Performer", False),
+        ("displacement", "Performer, centred", False),
+        ("displacement", "dense, shifts", True),
+        ("distance", "Performer, centred", True),
+    ]:
+        settings = small(study, task, name)
+        data, model = Batch.from_data_list(study.graphs(settings, 2, 1, 1)), study.build(settings)
+        first, second = model.train()._places(data), model._places(data)
+        assert torch.equal(first, second) != moves
+        assert torch.equal(model.eval()._places(data), model._places(data))
+
+
+def test_the_error_is_a_share_of_the_variance(study):
+    """Of a model that predicts targets' mean it is one."""
+    settings = small(study, "displacement", "GATv2")
+    data = Batch.from_data_list(study.graphs(settings, settings.held_out, 1, study.TEST))
+    model = study.Scaled(study.build(settings), data.y)
+    torch.nn.init.zeros_(model.model.head.weight)
+    torch.nn.init.zeros_(model.model.head.bias)
+    found = study.measures(model, settings)
+    assert found["as trained"] == pytest.approx(1.0)
+    assert found["moved"] == pytest.approx(1.0)
+    assert found["4 times the nodes"] > 1
+
+
+def test_the_rate_is_that_of_validation(study):
+    """Chosen with the first seed, not by the test."""
+
+    def row(rate, seed, error, validation, epochs=8):
+        settings = {
+            "tasks": ["displacement"], "models": ["GATv2"], "seeds": [seed], "learning_rate": rate, "epochs": epochs,
+        }  # fmt: skip
+        more = {"curve": [[1, 2 * validation], [2, validation]], "change, moved": 2e-7}
+        more |= {"as trained": error, "moved": 0.6, "2 times the nodes": 0.7, "4 times the nodes": 0.8}
+        return study.Row("depots", "error", error, 15000, 3.0, "", "", "", settings, more)
+
+    rows = [row(0.01, 0, 0.3, 0.1), row(0.03, 0, 0.2, 0.2), row(0.01, 1, 0.5, 0.9), row(0.03, 0, 0.05, 0.05, 16)]
+    table = study.table(rows, "displacement").splitlines()
+    seeds = "0.6000 ± 0.0000 | 0.7000 ± 0.0000 | 0.8000 ± 0.0000"
+    assert table[2] == f"| GATv2 | 0.4000 ± 0.1414 | {seeds} | 2e-07 | 15,000 | 0.01 |"
+    assert table[3].startswith("| GATv2; 16 epochs | 0.0500 | 0.6000 |")
+    assert "| displacement | GATv2 | 0.1000 | 0.2000 |" in study.rates(rows)
+
+
+@pytest.mark.slow
+def test_models_are_of_one_size(study):
+    settings = study.DepotsStudy()
+    for task in ("displacement", "distance"):
+        one = dataclasses.replace(settings, tasks=(task,))
+        sizes = [study.parameters(study.build(dataclasses.replace(one, models=(name,)))) for name in settings.models]
+        assert max(sizes) < 1.15 * min(sizes)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"nodes": 8}, "--nodes must be at least --colours 6 and more than --k 8, got 8"),
+        ({"heads": 5}, "--channels must divide among --heads 5, got 64"),
+        ({"held_out": 0}, "--held-out must be positive, got 0"),
+    ],
+)
+def test_bad_settings(study, wrong, said):
+    with pytest.raises(ValueError, match=said):
+        study.DepotsStudy(**wrong).check()
+
+
+def test_the_study(study, tmp_path):
+    tasks = "--tasks", "displacement", "distance"
+    names = "--models", "far offsets", "far offsets, pairs", "Performer, centred"
+    result = run_here("studies/depots.py", "--quick", *tasks, *names, "--no-progress", "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows, folder = rows_of(tmp_path, "depots"), tmp_path / "depots"
+    assert len(rows) == 6
+    for row in rows:
+        assert row.more["change, moved"] < 1e-5
+        assert row.value == pytest.approx(row.more["as trained"], rel=1e-5)
+        assert ("turned" in row.more) == (row.setting("tasks") == "distance")
+    assert "| far offsets, pairs; 1 epochs |" in (folder / "distance.md").read_text()
+    assert (folder / "nodes.png").stat().st_size > 5000

@@ -1,0 +1,184 @@
+"""Offsets of all nodes in values: moved, turned, of few nodes, in batches of small and large graphs; and where far
+nodes have no offset."""
+
+import pytest
+import torch
+from space import motion
+from tg_equiattn.integrations.pyg import PixelGraph
+from torch_geometric.data import Batch, Data
+
+SIZES = (13, 1, 29, 2, 17)
+KINDS = {
+    "table": {},
+    "mlp": {"offset": "mlp", "max_distance": 2.1},
+    "distance": {"offset": "distance", "max_distance": 1.6},
+    "None": {"position": None},
+    "pairs": {"offset": "mlp", "method": "pairs", "max_distance": 2.1},
+    "auto": {"offset": "mlp", "method": "auto", "num_random_features": 7, "max_distance": 2.1},
+}
+
+
+@pytest.fixture
+def make(make_conv):
+    return lambda name, **options: make_conv(**{"values": "offset", **KINDS[name], **options})
+
+
+@pytest.fixture(params=list(KINDS))
+def conv(request, make):
+    return make(request.param)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e6])
+def test_each_graph_may_be_moved_by_itself(size, conv, point_graphs, error):
+    """At 1e6 positions are exact to 1e-10; vectors do not move with them, and nor does what nodes see of them."""
+    data = point_graphs(SIZES)
+    moves = (size * (1 + torch.rand(len(SIZES), 2, dtype=torch.float64)))[data.batch]
+    outs = [
+        conv(data.x, data.edge_index, data.batch, pos=pos, return_vectors=True) for pos in (data.pos, data.pos + moves)
+    ]
+    for here, there in zip(*outs, strict=True):
+        assert error(there, here) < (1e-12 if size == 1 else 1e-8)
+    still = torch.arange(len(data.x)) % 2 == 0  # of each graph some nodes only are moved
+    moves = torch.where(still[:, None], 0.0, moves.round())
+    bent = conv(data.x, batch=data.batch, pos=data.pos + moves)
+    assert error(bent, outs[0][0]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["table", "distance", "pairs", "auto"])
+def test_features_in_single_precision(name, make, point_graphs, error):
+    """Beside positions of map coordinates in double; in single precision these are not exact."""
+    conv, data = make(name).float(), point_graphs(SIZES)
+    x, graph = data.x.float(), (data.edge_index, data.batch)
+    here = conv(x, *graph, pos=data.pos)
+    there = data.pos + torch.tensor([4.5e5, 5e6], dtype=torch.float64)
+    out, vectors = conv(x, *graph, pos=there, return_vectors=True)
+    assert out.dtype == vectors.dtype == torch.float32
+    assert error(out, here) < 1e-5
+    if name != "table":
+        assert error(conv(x, *graph, pos=(there / 7).float()), conv(x, *graph, pos=there / 7)) > 1e-3
+
+
+@pytest.mark.parametrize("places", ["one node", "one place", "two places"])
+def test_few_places(places, conv, equal):
+    """Means of offsets are zero where there is one place, and point to the other one where there are two."""
+    pos = torch.tensor([[3.0, 5.0]] * (1 if places == "one node" else 7), dtype=torch.float64)
+    if places == "two places":
+        pos[4:] += torch.tensor([1.0, 0.0])
+    x = torch.randn(len(pos), 12, dtype=torch.float64, requires_grad=True)
+    out, vectors = conv(x, pos=pos.requires_grad_(), return_vectors=True)
+    assert vectors.shape == (len(pos), 5, 2)
+    if places == "two places":
+        equal(vectors[..., 1], torch.zeros(7, 5).double())
+        assert bool((vectors[:4, :, 0] > 0).all())
+        assert bool((vectors[4:, :, 0] < 0).all())
+        assert float(vectors.abs().max().detach()) < 1
+    else:
+        equal(vectors, torch.zeros_like(vectors))
+    grads = torch.autograd.grad(out.square().sum(), [x, pos, *conv.parameters()], allow_unused=True)
+    assert all(g is None or bool(g.isfinite().all()) for g in grads)
+    batch = torch.zeros(len(pos), dtype=torch.long)
+    equal(torch.cat([conv(x, pos=pos, batch=batch), conv(x, pos=pos)]), torch.cat([out, out]))
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["edges", "found"])
+def test_small_and_large_graphs_in_a_batch(joined, make, point_graphs, equal, error):
+    """Those of at most twice as many nodes as there are features are attended to by pairs, the others by features."""
+    conv, data = make("auto", edge_dim=3 if joined else None), point_graphs(SIZES)
+    width = conv.attention.positions.edge_dim
+    by = {method: make("auto", method=method, edge_dim=width) for method in ("pairs", "features")}
+    for layer in by.values():
+        layer.load_state_dict(conv.state_dict(), strict=False)
+
+    def run(layer, data, batch):
+        edges = {"edge_index": data.edge_index, "edge_attr": data.x[data.edge_index[0], :3]} if joined else {}
+        more = {"return_vectors": True, "return_attention_weights": joined}
+        return layer(data.x, batch=batch, pos=data.pos, **edges, **more)
+
+    out, *weighted, vectors = run(conv, data, data.batch)
+    for number, graph in enumerate(data.to_data_list()):
+        small = graph.num_nodes <= 14
+        for layer, same in ((conv, True), (by["pairs"], small), (by["features"], not small)):
+            alone, *weights, turned = run(layer, graph, torch.zeros_like(graph.x[:, 0]).long())
+            here = data.batch == number
+            if same:
+                equal(out[here], alone)
+                equal(vectors[here], turned)
+            elif graph.num_nodes > 1:
+                assert error(out[here], alone) > 1e-3
+            if same and joined:
+                (edges, shares), (some, own) = weighted[0], weights[0]
+                within = here[edges[1]]
+                equal(shares[within], own)
+                equal(edges[:, within] - int(data.ptr[number]), some)
+
+
+@pytest.mark.parametrize("reflect", [False, True])
+@pytest.mark.parametrize("method", ["features", "pairs", "auto"])
+def test_distances_are_invariant_and_vectors_turn_along(method, reflect, make, error):
+    """For any draw of the features; an MLP of the offset sees the motion."""
+    x, pos = torch.randn(23, 12, dtype=torch.float64), 2 * torch.rand(23, 3, dtype=torch.float64)
+    turn = motion(torch.float64, reflect)
+    options = {"pos_dim": 3, "method": method, "num_random_features": 7}
+    conv, seen = make("distance", **options), make("mlp", **options)
+    for _ in range(2):
+        out, vectors = conv(x, pos=pos, return_vectors=True)
+        moved, turned = conv(x, pos=pos @ turn.T - 31, return_vectors=True)
+        assert error(moved, out) < 1e-12
+        assert error(turned, vectors @ turn.T) < 1e-12
+        assert error(turned, vectors) > 1e-1
+        conv.redraw_features()
+    assert error(seen(x, pos=pos @ turn.T), seen(x, pos=pos)) > 1e-3
+
+
+def test_far_nodes_are_seen(make, error):
+    """Moving a node that is near no other changes outputs of all; with values of content it does not."""
+    x, pos = torch.randn(11, 12, dtype=torch.float64), torch.rand(11, 2, dtype=torch.float64)
+    pos[10] += 100
+    other = pos.clone()
+    other[10] += torch.tensor([0.0, 50.0])
+    for name, values, seen in (("mlp", "offset", True), ("distance", "offset", True), ("mlp", "content", False)):
+        conv = make(name, values=values)
+        change = (conv(x, pos=pos) - conv(x, pos=other)).detach().abs().amax(1)
+        assert bool((change > 1e-3).all()) if seen else bool((change < 1e-12).all())
+
+
+def test_vectors_are_asked_for_where_there_are_some(make_conv):
+    with pytest.raises(ValueError, match="return_vectors must be with values='offset'"):
+        make_conv()(torch.randn(3, 12).double(), pos=torch.eye(3, 2), return_vectors=True)
+
+
+def test_periodic_images_have_no_far_offsets(make, make_conv):
+    """By edges, by shared pairs, and by grids; in a batch of one that is not periodic, too."""
+    conv, message = make("table"), "edge_offset must be differences of pos with values='offset'"
+    images = [torch.randn(12, 5, 7).double() for _ in range(2)]
+    wrapped, plain = (PixelGraph(3, periodic)(Data(image=i)) for periodic, i in zip((True, False), images, strict=True))
+    batch = Batch.from_data_list([plain, wrapped])
+    graph = batch.edge_index, batch.batch
+    with pytest.raises(ValueError, match=message):
+        conv(batch.x, *graph, pos=batch.pos, edge_offset=batch.edge_offset)
+    near = conv.neighbors(wrapped.edge_index, edge_offset=wrapped.edge_offset, num_nodes=35)
+    with pytest.raises(ValueError, match=message):
+        conv(wrapped.x, pos=wrapped.pos, neighbors=near)
+    with pytest.raises(ValueError, match="grid must not be periodic with values='offset'"):
+        conv(wrapped.x, neighbors=PixelGraph(3, True).grid(5, 7))
+    with pytest.raises(ValueError, match="pos must be given"):
+        conv(plain.x, plain.edge_index, edge_offset=plain.edge_offset)
+    assert conv(plain.x, plain.edge_index, pos=plain.pos, edge_offset=plain.edge_offset).shape == (35, 35)
+    assert make_conv()(batch.x, *graph, edge_offset=batch.edge_offset).shape == (70, 35)
+
+
+@pytest.mark.parametrize("corner", [0.0, 1e6])
+def test_periodic_boxes_have_no_far_offsets(corner, make):
+    """Nearest images across the border of a box."""
+    box, conv = 5.0, make("distance", pos_dim=3)
+    pos = (corner + box * torch.rand(31, 3, dtype=torch.float64)).requires_grad_()
+    apart = (pos[None] - pos[:, None]).detach()
+    nearest = apart - box * (apart / box).round()
+    target, source = ((nearest.norm(dim=-1) < 1.6) & ~torch.eye(31, dtype=torch.bool)).nonzero().T
+    edges, offset = torch.stack([source, target]), nearest[target, source]
+    x = torch.randn(31, 12, dtype=torch.float64)
+    with pytest.raises(ValueError, match="in a periodic box far nodes have no offset; take values='content'"):
+        conv(x, edges, pos=pos, edge_offset=offset)
+    assert make("distance", pos_dim=3, values="content")(x, edges, pos=pos, edge_offset=offset).shape == (31, 35)
+    inside = (offset - apart[target, source]).abs().amax(1) < 1e-9
+    assert conv(x, edges[:, inside], pos=pos, edge_offset=offset[inside]).shape == (31, 35)

@@ -1,0 +1,117 @@
+"""One large graph in parts, as PyG's loaders cut it: neighbourhoods of seeds, clusters, random nodes."""
+
+import pytest
+import torch
+import torch_geometric.typing
+from torch_geometric.data import Data
+from torch_geometric.loader import ClusterData, ClusterLoader, NeighborLoader, NodeLoader, RandomNodeLoader
+from torch_geometric.sampler import BaseSampler, SamplerOutput
+from torch_geometric.utils import k_hop_subgraph
+
+NODES, PARTS = 101, 7
+FOUND = torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE
+
+
+@pytest.fixture
+def graph():
+    """Points in a square, joined where near, far from the origin; which node of the graph each is."""
+    pos = 10 * torch.rand(NODES, 2, dtype=torch.float64)
+    edges = (torch.cdist(pos, pos) < 1.8).fill_diagonal_(False).nonzero().T
+    x = torch.randn(NODES, 12, dtype=torch.float64)
+    return Data(x=x, pos=pos + 1e3, edge_index=edges, number=torch.arange(NODES), num_nodes=NODES)
+
+
+class AllNeighbors(BaseSampler):
+    """What NeighborLoader's sampler finds with all neighbors of one hop, seeds first, without its C++."""
+
+    def __init__(self, edge_index):
+        super().__init__()
+        self.edge_index = edge_index
+
+    def sample_from_nodes(self, inputs, **kwargs):
+        seeds = inputs.node
+        some, _, _, kept = k_hop_subgraph(seeds, 1, self.edge_index, num_nodes=NODES)
+        node = torch.cat([seeds, some[~torch.isin(some, seeds)]])
+        place = torch.full((NODES,), -1).scatter(0, node, torch.arange(len(node)))
+        row, col = place[self.edge_index[:, kept]]
+        return SamplerOutput(node, row, col, kept.nonzero()[:, 0], metadata=(inputs.input_id, inputs.time))
+
+    def sample_from_edges(self, *args, **kwargs):
+        raise NotImplementedError
+
+
+class Stripes(ClusterData):
+    """Clusters by position, without the C++ of METIS."""
+
+    def __init__(self, data):
+        self.cluster = (data.pos[:, 0].argsort().argsort() * PARTS) // NODES
+        super().__init__(data, PARTS, log=False)
+
+    def _metis(self, edge_index, num_nodes):
+        return self.cluster
+
+
+def neighbor_loader(graph):
+    if not FOUND:
+        pytest.skip("NeighborLoader needs pyg-lib or torch-sparse")
+    return NeighborLoader(graph, [-1, 5], batch_size=17)
+
+
+def cluster_loader(graph):
+    if not (torch_geometric.typing.WITH_METIS or torch_geometric.typing.WITH_TORCH_SPARSE):
+        pytest.skip("ClusterData needs pyg-lib or torch-sparse, with METIS")
+    return ClusterLoader(ClusterData(graph, PARTS, log=False), batch_size=2)
+
+
+LOADERS = {
+    "NeighborLoader": neighbor_loader,
+    "NodeLoader": lambda graph: NodeLoader(graph, AllNeighbors(graph.edge_index), batch_size=17),
+    "ClusterLoader": cluster_loader,
+    "ClusterLoader of stripes": lambda graph: ClusterLoader(Stripes(graph), batch_size=2, shuffle=True),
+    "RandomNodeLoader": lambda graph: RandomNodeLoader(graph, PARTS),
+}
+LAYERS = {
+    "near": {"offset": "mlp", "max_distance": 1.8},
+    "far": {"offset": "distance", "values": "offset", "max_distance": 1.8},
+    "far auto": {"offset": "mlp", "values": "offset", "max_distance": 1.8, "method": "auto", "num_random_features": 14},
+    "clipped": {"position": "clipped"},
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_parts_are_graphs(kind, name, graph, make_conv, equal, error):
+    """A part is the graph of its nodes and edges, whichever way they are numbered; it may be moved; all nodes come."""
+    conv, seen = make_conv(**LAYERS[name]), []
+    conv.check_batch = False  # parts may have several clusters
+    if name == "clipped":
+        graph.pos = graph.pos.round()
+    for part in LOADERS[kind](graph):
+        count, edges = part.num_nodes, part.edge_index
+        seen.append(part.number[: part.get("batch_size", count)])
+        assert torch.equal(part.x, graph.x[part.number])
+        out = conv(part.x, edges, pos=part.pos)
+        order = torch.argsort(part.number)  # as they are in the graph
+        nodes = part.number[order]
+        again = conv(graph.x[nodes], torch.argsort(order)[edges], pos=graph.pos[nodes] - 1e3)
+        equal(again, out[order], 1e-9)
+        if edges.shape[1]:
+            assert error(conv(part.x, edges[:, :0], pos=part.pos), out) > 1e-6
+    assert torch.equal(torch.cat(seen).sort().values, torch.arange(NODES))
+
+
+@pytest.mark.parametrize("kind", ["NodeLoader", "ClusterLoader of stripes"])
+def test_a_part_of_everything_is_the_graph(kind, graph, make_conv, equal):
+    """Also offsets that loaders cut along with edges."""
+    conv = make_conv(offset="mlp", values="offset")
+    source, target = graph.edge_index
+    graph.edge_offset = graph.pos[source] - graph.pos[target]
+    given = {"batch": torch.zeros(NODES, dtype=torch.long)}
+    expected = conv(graph.x, graph.edge_index, pos=graph.pos, **given)
+    loader = LOADERS[kind](graph)
+    whole = NodeLoader(graph, loader.node_sampler, batch_size=NODES) if kind == "NodeLoader" else loader
+    if kind != "NodeLoader":
+        whole = ClusterLoader(loader.cluster_data, batch_size=PARTS)
+    (part,) = whole
+    out = conv(part.x, part.edge_index, pos=part.pos, edge_offset=part.edge_offset, **given)
+    equal(out, expected[part.number], 1e-10)
