@@ -38,10 +38,8 @@ def has_scipy() -> bool:
     return True
 
 
-def tree_pairs(
-    pos: Tensor, max_distance: float, batch: Tensor | None, metric: str, most: int
-) -> tuple[int, Tensor | None]:
-    """Pairs (2, E) of nodes of one graph, each both ways, by scipy's tree; how many there are, and none where more than
+def tree_pairs(pos: Tensor, max_distance: float, batch: Tensor | None, metric: str, most: int) -> Tensor | None:
+    """Pairs (2, E) of nodes of one graph, each both ways, by scipy's tree; ``None`` where there are more than
     ``most``."""
     from scipy.spatial import KDTree
 
@@ -49,12 +47,10 @@ def tree_pairs(
     if batch is not None:  # graphs apart from each other
         places = torch.cat([places, 2.0 * max_distance * batch[:, None]], 1)
     tree, limit = KDTree(places.numpy()), math.nextafter(float(limit_of(pos, max_distance)), 0.0)
-    if len(pos) * (len(pos) - 1) > most:
-        count = int(tree.count_neighbors(tree, limit, norm)) - len(pos)
-        if count > most:
-            return count, None
+    if len(pos) * (len(pos) - 1) > most and int(tree.count_neighbors(tree, limit, norm)) - len(pos) > most:
+        return None
     pairs = torch.from_numpy(tree.query_pairs(limit, norm, output_type="ndarray")).T.long()
-    return 2 * pairs.shape[1], torch.cat([pairs, pairs.flip(0)], 1)
+    return torch.cat([pairs, pairs.flip(0)], 1)
 
 
 class CellPairs:

@@ -301,7 +301,7 @@ def near_pairs(
         "scale pos"
     )
     if has_scipy() and checks.values_are_free(pos) and bool(pos.isfinite().all()):
-        _, pairs = tree_pairs(pos.detach(), max_distance, batch, metric, max_pairs * nodes)
+        pairs = tree_pairs(pos.detach(), max_distance, batch, metric, max_pairs * nodes)
         if pairs is None:
             raise ValueError(refusal)
         return _sorted(pairs, nodes)

@@ -38,20 +38,18 @@ import matplotlib
 import numpy as np
 import torch
 from baselines.depot_layers import (
-    GlobalLayer,
-    LocalLayer,
     NodePredictor,
     PointTransformerLayer,
     Positions,
-    messages,
     relative_layer,
 )
+from baselines.graph_layers import AttentionLayer, LocalLayer, messages
 from data.depots import depots
-from harness import study
+from harness import study, tables
 from harness.loading import Batches
 from harness.results import Row
 from harness.settings import Settings, flag
-from harness.tables import grouped, markdown, mean_and_spread
+from harness.tables import at_best_rates, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit, parameters
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
@@ -146,7 +144,7 @@ def layers_of(settings: DepotsStudy) -> tuple[Callable[[int], nn.Module], int]:
     kind = name.split(",")[0]
     if kind in ("Performer", "dense"):
         attention = "performer" if kind == "Performer" else "multihead"
-        return lambda width: GlobalLayer(width, heads, edge_dim, attention), settings.layers
+        return lambda width: AttentionLayer(width, heads, messages(width, heads, edge_dim), attention), settings.layers
     steps = settings.epochs * max(1, settings.train // settings.batch)
     options = {
         "num_random_features": FEATURES, "redraw_interval": max(1, steps // DRAWS),
@@ -279,21 +277,11 @@ def train(settings: DepotsStudy) -> Outcome:
     return dataclasses.replace(outcome, metric="share of the variance", value=more["as trained"], more=more)
 
 
-def validation(row: Row) -> float:
-    """The best error of a run on validation graphs."""
-    return min(error for _, error in row.more["curve"])
-
-
 def chosen(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Rows by task and label, a model with its epochs where these are not the usual ones, of the learning rate that is
-    best on validation graphs with the first seed."""
+    """Rows by task and label, a model with its epochs where these are not the usual ones, of the best learning rate."""
     groups = {}
-    for (task, name, epochs), group in grouped(in_order(rows), "tasks", "models", "epochs").items():
-        first = min(row.setting("seeds") for row in group)
-        best = min((row for row in group if row.setting("seeds") == first), key=validation)
-        rate = best.setting("learning_rate")
-        label = name if epochs == DepotsStudy.epochs else f"{name}; {epochs} epochs"
-        groups[task, label] = [row for row in group if row.setting("learning_rate") == rate]
+    for (task, name, epochs), group in at_best_rates(in_order(rows), "tasks", "models", "epochs").items():
+        groups[task, name if epochs == DepotsStudy.epochs else f"{name}; {epochs} epochs"] = group
     return groups
 
 
@@ -317,15 +305,9 @@ def table(rows: list[Row], task: Task) -> str:
 
 
 def rates(rows: list[Row]) -> str:
-    """Errors on validation graphs by learning rate, first seed."""
-    first = min(row.setting("seeds") for row in rows)
-    rows = [row for row in rows if row.setting("seeds") == first and row.setting("epochs") == DepotsStudy.epochs]
-    tried = sorted({row.setting("learning_rate") for row in rows})
-    lines = []
-    for (task, name), group in grouped(in_order(rows), "tasks", "models").items():
-        measured = {row.setting("learning_rate"): f"{validation(row):.4f}" for row in group}
-        lines.append([task, name, *(measured.get(rate, "-") for rate in tried)])
-    return markdown(["task", "model", *(f"{rate:g}" for rate in tried)], lines)
+    """Errors on validation graphs by learning rate."""
+    rows = [row for row in in_order(rows) if row.setting("epochs") == DepotsStudy.epochs]
+    return tables.rates(rows, "tasks", "models", digits=4)
 
 
 def draw(rows: list[Row], path: Path) -> None:

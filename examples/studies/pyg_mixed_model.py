@@ -31,6 +31,7 @@ from typing import Any, ClassVar, Literal
 import matplotlib
 import numpy as np
 import torch
+from baselines.graph_layers import without_far_part
 from data.digits import sklearn_digits
 from harness import study
 from harness.loading import Batches, tensor_batches
@@ -50,7 +51,6 @@ SEED = 45  # of the test graphs, which do not depend on the seed of training
 BRIGHT = 0.25  # pixels from this on are nodes
 BOX = 12, 20  # that holds two digits
 REACH = 12  # attention knows the offset of pairs whose Manhattan distance is below it
-NEVER = -1e4  # logarithm of a weight
 Model = Literal["local only", "Performer", "Performer + positions", "ours", "ours, near only"]
 Edges = Literal["touching", "near pairs"]
 
@@ -151,7 +151,7 @@ def _layer(name: str, channels: int, heads: int) -> GPSConv:
     if name.startswith("ours"):
         attention = RelativePerformerConv(channels, channels, heads, max_distance=REACH)
         if name.endswith("near only"):
-            attention.attention.positions.far_bias.requires_grad_(False).fill_(NEVER)
+            without_far_part(attention)
         return RelativeGPSConv(channels, local, attention)
     return BuiltInGPSConv(channels, local, heads)
 

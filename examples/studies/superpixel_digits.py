@@ -43,6 +43,7 @@ from baselines.graph_layers import (
     PixelNetwork,
     PointTransformerLayer,
     messages,
+    without_far_part,
 )
 from data.superpixel_digits import SIDE, graphs
 from harness import study
@@ -152,8 +153,7 @@ def ours(settings: SuperpixelDigits) -> RelativeGPS:
         conv = messages(width, settings.heads, 1 if lengths else 2)
         block = RelativeGPSBlock(width, conv, settings.heads, attn_kwargs=attention)
         if name.endswith("off"):
-            far = block.attention.attention.positions.far_bias.requires_grad_(False)
-            nn.init.constant_(far, -1e4)
+            without_far_part(block.attention)
         return block
 
     return RelativeGPS(layer, settings.channels, settings.layers, CENTRE, UNIT, lengths=lengths)

@@ -13,8 +13,9 @@ from tg_equiattn.encodings import AbsoluteEncoding
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import MeanReadout, PerformerBlock, PixelEmbedding
 from tg_equiattn.nn.children import reset_children
+from tg_equiattn.nn.linear.relative_performer import pixel_attention
 
-from .conv import KernelAttentionConv, PositionalPerformerConv, RelativePerformerConv
+from .conv import PositionalPerformerConv, RelativePerformerConv
 from .graph import batch_of, check_sources
 
 
@@ -77,8 +78,9 @@ class PixelGraphClassifier(torch.nn.Module):
         self.embedding = PixelEmbedding(in_channels, channels, embedding)
         self.absolute = AbsoluteEncoding(channels, pos_dim) if position == "absolute" else None
         kwargs |= {"pos_dim": pos_dim, "max_distance": max_distance, "redraw_interval": redraw_interval}
+        layers = RelativePerformerConv, PositionalPerformerConv
         self.blocks = torch.nn.ModuleList(
-            PerformerBlock(_conv(channels, heads, position, **kwargs), channels, dropout=dropout)
+            PerformerBlock(pixel_attention(channels, heads, position, *layers, **kwargs), channels, dropout=dropout)
             for _ in range(num_layers)
         )
         self.readout = MeanReadout(channels, num_classes, norm)
@@ -141,12 +143,3 @@ class PixelGraphClassifier(torch.nn.Module):
             f"{self.__class__.__name__}({self.in_channels}, {self.num_classes}, num_layers={len(self.blocks)}, "
             f"position={self.position!r})"
         )
-
-
-def _conv(channels: int, heads: int, position: str | None, **kwargs: Any) -> KernelAttentionConv:
-    """The layer whose positions are of this kind; absolute ones are added before."""
-    if position in ("clipped", "sinusoid"):
-        return PositionalPerformerConv(channels, channels, heads, position=position, **kwargs)
-    checks.choice("position", str(position), ("window", "clipped", "sinusoid", "absolute", "None"))
-    kwargs = {"offset": "table" if position == "window" else None, "method": "features", **kwargs}
-    return RelativePerformerConv(channels, channels, heads, **kwargs)

@@ -10,11 +10,12 @@ import torch
 from tg_equiattn.integrations.pyg import RelativeGPSBlock
 from torch import Tensor, nn
 from torch_geometric.data import Batch
-from torch_geometric.nn import MLP, GATv2Conv, GPSConv, PointTransformerConv
+from torch_geometric.nn import MLP, PointTransformerConv
 from torch_geometric.utils import scatter
 
+from .graph_layers import LocalLayer, messages, without_far_part
+
 Positions = Literal["none", "as they are", "shifted", "centred"]
-NEVER = -1e4  # logarithm of a weight
 
 
 class NodePredictor(nn.Module):
@@ -82,45 +83,12 @@ class NodePredictor(nn.Module):
         return 2 * pos / self.side
 
 
-def messages(channels: int, heads: int, edge_dim: int) -> GATv2Conv:
-    """What all attentions stand beside: ``GATv2Conv`` that sees features of edges."""
-    return GATv2Conv(channels, channels // heads, heads, edge_dim=edge_dim)
-
-
 def relative_layer(channels: int, heads: int, edge_dim: int, far: bool = True, **attention: Any) -> RelativeGPSBlock:
     """``RelativeGPSBlock``; with ``far=False`` its attention is among near pairs alone."""
     block = RelativeGPSBlock(channels, messages(channels, heads, edge_dim), heads, attn_kwargs=attention)
     if not far:
-        far_bias = block.attention.attention.positions.far_bias
-        far_bias.requires_grad_(False).fill_(NEVER)
+        without_far_part(block.attention)
     return block
-
-
-class GlobalLayer(GPSConv):
-    """``GPSConv`` with an attention of its own, ``"performer"`` or ``"multihead"``."""
-
-    def __init__(self, channels: int, heads: int, edge_dim: int, attention: str) -> None:
-        width = {"head_channels": channels // heads} if attention == "performer" else {}
-        super().__init__(channels, messages(channels, heads, edge_dim), heads, attn_type=attention, attn_kwargs=width)
-
-    def forward(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
-        return super().forward(x, data.edge_index, data.batch, edge_attr=edge_attr)
-
-
-class LocalLayer(GPSConv):
-    """``GPSConv`` without attention."""
-
-    def __init__(self, channels: int, conv: nn.Module) -> None:
-        super().__init__(channels, conv)
-        self.attn = self.norm2 = None
-
-    def forward(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
-        x = self.norm1(x + self.local(x, edge_attr, data))
-        return self.norm3(x + self.mlp(x))
-
-    def local(self, x: Tensor, edge_attr: Tensor, data: Batch) -> Tensor:
-        """Messages."""
-        return self.conv(x, data.edge_index, edge_attr)
 
 
 class EdgeFeatures(nn.Module):
@@ -137,7 +105,7 @@ class EdgeFeatures(nn.Module):
 
 
 class PointTransformerLayer(LocalLayer):
-    """The same with ``PointTransformerConv`` and the perceptrons of its paper."""
+    """Without attention, with ``PointTransformerConv`` and the perceptrons of its paper."""
 
     def __init__(self, channels: int, edge_dim: int) -> None:
         perceptrons = (MLP([width, channels, channels], norm=None) for width in (edge_dim, channels))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
+from tg_equiattn.integrations.pyg import RelativePerformerConv
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import MLP, GATv2Conv, GPSConv, MessagePassing, PointTransformerConv, global_mean_pool
@@ -67,6 +68,12 @@ class GraphClassifier(nn.Module):
 def messages(channels: int, heads: int, edge_dim: int) -> GATv2Conv:
     """What all attentions stand beside: ``GATv2Conv`` that sees features of edges."""
     return GATv2Conv(channels, channels // heads, heads, edge_dim=edge_dim)
+
+
+def without_far_part(layer: RelativePerformerConv) -> None:
+    """Leave attention among near pairs alone: what all pairs weigh is next to nothing, and stays so."""
+    far_bias = layer.attention.positions.far_bias
+    far_bias.requires_grad_(False).fill_(-1e4)
 
 
 class AttentionLayer(GPSConv):

@@ -13,6 +13,8 @@ from torch_geometric.nn import GINEConv, GPSConv, global_add_pool
 from torch_geometric.nn.models.schnet import GaussianSmearing, InteractionBlock
 from torch_geometric.utils import scatter
 
+from .graph_layers import without_far_part
+
 Attention = Literal["none", "performer", "multihead", "features", "pairs", "near", "SchNet"]
 Edges = Literal["bonds", "pairs"]
 KINDS = 2  # of bonds
@@ -110,7 +112,7 @@ def _layer(attention: Attention, channels: int, heads: int, cutoff: float) -> nn
         },
     )  # fmt: skip
     if attention == "near":
-        nn.init.constant_(block.attention.attention.positions.far_bias.requires_grad_(False), -1e4)
+        without_far_part(block.attention)
     return block
 
 

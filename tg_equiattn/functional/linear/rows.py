@@ -101,31 +101,33 @@ class Rows:
         return content.index_select(0, self.graph), sums.log() + top
 
     def graph_sum(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum of nodes (N, ...) over each node's graph, and the graph's number of nodes (N,)."""
+        """Sum of nodes (N, ...) over each node's graph, on all ranks, and the graph's number of nodes (N,)."""
         if not self.equal:
-            sums = x.new_zeros(self.graphs, *x.shape[1:]).index_add(0, self.batch, x)
-            return sums[self.batch], self.sizes[self.batch]
-        rows = x.view(self.count, self.length, *x.shape[1:])
-        if self.mask is None:
-            sizes = torch.full((self.count, self.length), self.length, device=x.device)
+            sums, sizes = x.new_zeros(self.graphs, *x.shape[1:]).index_add(0, self.batch, x), self.sizes
         else:
-            rows = torch.where(self.mask.view(*self.mask.shape, *[1] * (x.ndim - 1)), rows, 0.0)
-            sizes = self.mask.sum(1, keepdim=True).expand(-1, self.length)
-        return rows.sum(1, keepdim=True).expand_as(rows).flatten(0, 1), sizes.flatten()
+            rows = x.view(self.count, self.length, *x.shape[1:])
+            sizes = torch.full((self.count,), self.length, device=x.device)
+            if self.mask is not None:
+                rows = torch.where(self.mask.view(*self.mask.shape, *[1] * (x.ndim - 1)), rows, 0.0)
+                sizes = self.mask.sum(1)
+            sums = rows.sum(1)
+        if self.ranks is not None:
+            sums, sizes = self.ranks.sum(sums), self.ranks.sum(sizes)
+        if not self.equal:
+            return sums[self.batch], sizes[self.batch]
+        return self._of_rows(sums), self._of_rows(sizes)
+
+    def _of_rows(self, x: Tensor) -> Tensor:
+        """Of graphs that are rows as they come, (graphs, ...), for every node."""
+        return x[:, None].expand(-1, self.length, *x.shape[1:]).flatten(0, 1)
 
     def centred(self, pos: Tensor) -> Tensor:
-        """Positions (N, dim) relative to the mean of their graph, on all ranks, in double precision; the mean is
-        without gradients, as nothing depends on it that is made of these by weights that add up to nothing."""
+        """Positions (N, dim) relative to the mean of their graph, in double precision; the mean is without gradients,
+        as nothing depends on it that is made of these by weights that add up to nothing."""
         pos = pos.double()
         with torch.no_grad():
-            if self.ranks is not None:
-                batch = torch.zeros(len(pos), dtype=torch.int64, device=pos.device) if self.equal else self.batch
-                ones = torch.cat([pos, torch.ones_like(pos[:, :1])], 1)
-                sums = self.ranks.sum(ones.new_zeros(self.graphs, ones.shape[1]).index_add(0, batch, ones))
-                mean = (sums[:, :-1] / sums[:, -1:].clamp(min=1))[batch]
-            else:
-                total, sizes = self.graph_sum(pos)
-                mean = total / sizes.clamp(min=1)[:, None]
+            total, sizes = self.graph_sum(pos)
+            mean = total / sizes.clamp(min=1)[:, None]
         return pos - mean
 
 

@@ -140,11 +140,10 @@ class Nodes:
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """What there is of nodes of each part (n, ...), of all nodes (N, ...); zero where masked."""
-        out, (first, *rest) = parts[0], self.graphs
-        if first.index is None:
-            return out
-        out = out.new_zeros(self.x.shape[0], *out.shape[1:])
-        for graphs, part in zip((first, *rest), parts, strict=True):
+        if self.graphs[0].index is None:
+            return parts[0]
+        out = parts[0].new_zeros(self.x.shape[0], *parts[0].shape[1:])
+        for graphs, part in zip(self.graphs, parts, strict=True):
             out = out.index_copy(0, cast(Tensor, graphs.index), part)
         return out
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,19 +13,26 @@ from ...encodings import AbsoluteEncoding
 from ...grids import PixelGrid
 from ...layer_norm import LayerNorm
 from ..children import reset_children
-from .kernel_attention import KernelAttention
 from .performer import PerformerAttention
 from .pixel_layers import MeanReadout, PixelEmbedding
 from .positional_performer import POSITIONS, PositionalPerformerAttention
 
 
-def pixel_attention(channels: int, heads: int, position: str | None, **options: Any) -> KernelAttention:
-    """The attention of a model of pixels whose positions are of this kind; ``"absolute"`` ones are added before."""
+def pixel_attention(
+    channels: int,
+    heads: int,
+    position: str | None,
+    relative: Callable[..., nn.Module] = PerformerAttention,
+    positional: Callable[..., nn.Module] = PositionalPerformerAttention,
+    **options: Any,
+) -> nn.Module:
+    """The attention of a model of pixels whose positions are of this kind, of the core's layers or a host's;
+    ``"absolute"`` ones are added before."""
     if position in ("clipped", "sinusoid"):
-        return PositionalPerformerAttention(channels, channels, heads, position=position, **options)
+        return positional(channels, channels, heads, position=position, **options)
     checks.choice("position", "None" if position is None else position, ("window", *POSITIONS, "None"))
     options = {"offset": "table" if position == "window" else None, "method": "features", **options}
-    return PerformerAttention(channels, channels, heads, **options)
+    return relative(channels, channels, heads, **options)
 
 
 class PerformerBlock(nn.Module):
