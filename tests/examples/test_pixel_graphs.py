@@ -117,7 +117,7 @@ def test_batches_are_the_images(pixels):
     part = pixels.parts(settings)[0]
     (batch, *_) = pixels.batches(part, 7, 3, settings)
     assert batch.num_graphs == 3
-    torch.testing.assert_close(batch.x.view(3, 9, 9), part.images[:3][:, 0])
+    torch.testing.assert_close(batch.x.view(3, 9, 9), part[:3][0][:, 0])
     assert batch.y.tolist() == part.labels[:3].tolist()
     assert len(pixels.batches(part, 7, 3, settings)) == 3
     assert pixels.batches(part, 10_000, 3, settings).length == 1200
@@ -167,7 +167,7 @@ def test_mnist_files(tmp_path, pixels):
     assert (len(training), validation, len(testing)) == (9, None, 9)
     images, labels = pixels.movable(testing[:], settings)
     assert labels.tolist() == [1]
-    torch.testing.assert_close(images, testing.images[1:2])
+    torch.testing.assert_close(images, pixels.floats(testing[1:2][0]))
     images, labels = pixels.movable(testing[:], dataclasses.replace(settings, label=None, size=32, shift=10))
     assert images.shape == (9, 1, 32, 32)
 
