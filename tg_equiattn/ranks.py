@@ -56,6 +56,14 @@ class Ranks:
         total = sums[..., -1]
         return sums[..., :-1] / total[..., None], total.log() + top
 
+    def check_graphs(self, count: int, device: torch.device) -> None:
+        """Raise ValueError unless all ranks have as many graphs."""
+        most, fewest = self.largest(torch.tensor([count, -count], device=device)).tolist()
+        if most != -fewest:
+            raise ValueError(
+                f"batch_size must be the same on all ranks of process_group, got {count} here, and {-fewest} to {most}"
+            )
+
     def graphs(self, x: Tensor, batch: Tensor | None, batch_size: int | None) -> tuple[Tensor, Tensor, int]:
         """The graph of every node of this rank, how many nodes it has of each, and at how many to pad them: one at
         least, so that kernels run on every rank.
@@ -68,11 +76,7 @@ class Ranks:
         count = checks.batch_index(batch, batch_size, x)
         if batch is None:
             batch = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-        most, fewest = self.largest(torch.tensor([count, -count], device=x.device)).tolist()
-        if most != -fewest:
-            raise ValueError(
-                f"batch_size must be the same on all ranks of process_group, got {count} here, and {-fewest} to {most}"
-            )
+        self.check_graphs(count, x.device)
         sizes = torch.searchsorted(batch, torch.arange(count + 1, device=x.device)).diff()
         return batch, sizes, max([1, *sizes.tolist()])
 

@@ -98,7 +98,7 @@ OURS, PAPERS = (RelativePerformerConv, PerformerAttention), (PositionalPerformer
 def test_clouds_of_too_many_near_pairs_are_refused(kinds, options):
     x, pos = torch.randn(3000, 12), torch.rand(3000, 2)
     for kind in kinds:
-        with pytest.raises(ValueError, match=r"more than 1000 pairs a node.*edge_index.*max_distance, or scale pos"):
+        with pytest.raises(ValueError, match=r"more than 1000 pairs a node.*edge_index.*cutoff, or scale pos"):
             kind(12, 12, 3, **options)(x, pos=pos)
 
 

@@ -56,7 +56,6 @@ def test_pairs_given_twice(make_conv, equal):
         bonds = size * torch.tensor([[0.5], [1.0], [0.9], [0.2], [1.0]], dtype=torch.float64)
         out = conv(x, edges, None, bonds, pos)
         near = conv.neighbors(edges, None, bonds, pos, num_nodes=4)
-        near._repeats = None
         assert near.repeats
         once, twice = conv.neighbors(edges[:, 1:], None, bonds[1:], pos, num_nodes=4), near
         assert not once.repeats

@@ -79,7 +79,7 @@ def _extents(graph: int, pos: Tensor, ragged: Ragged, cells: Cells | None) -> tu
             return float(vectors.det().abs()), []
         across = torch.linalg.cross(*vectors[periodic])
         area, normals = float(across.norm()), (across / across.norm())[:, None]
-    start, known = int(ragged.starts[graph]), ragged.known or ragged.sizes.tolist()
+    start, known = int(ragged.starts[graph]), ragged.read()
     along = pos.detach()[start : start + known[graph]] @ normals
     nothing = along.new_full((1, along.shape[1]), -math.inf)  # of a rank without nodes of this graph
     ends = torch.stack([torch.cat([nothing, end]).amax(0) for end in (along, -along)])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ... import checks
 from ...precision import full_precision
-from ...ragged import Group, Ragged, readable
+from ...ragged import Ragged, Rows, readable
 from ...transforms import transformed
 from .costs import cheapest
 from .kernels import EwaldKernels, MaxWaves, Product, every_product, waves_of_kernels
@@ -112,9 +112,7 @@ def attention_of_nodes(
         return _without_reading(query, key, value, pos, kernels, ragged, cells, product, method, max_waves)
     if ragged.ranks is None and (not ragged.nodes or not ragged.count):
         return product(value, value.new_zeros(1, 1), 0)
-    if ragged.known is None:
-        ragged.known = ragged.sizes.tolist()
-    sizes = ragged.known if ragged.ranks is None else ragged.ranks.sum(ragged.sizes.double()).long().tolist()
+    sizes = ragged.read() if ragged.ranks is None else ragged.totals.tolist()
     repeats = [False] * ragged.count if cells is None else cells.periodic.any(1).tolist()
     if method == "pairs" and any(repeats):
         raise ValueError("method must be 'auto', 'waves' or 'mesh' for graphs that repeat, got 'pairs'")
@@ -140,26 +138,28 @@ def attention_of_nodes(
                 mesh,
             )
             chosen.setdefault((way, splits, waves, size.bit_length()), []).append(graph)
-    out = [
-        group.unpack(_of_group(way, group, query, key, value, pos, kernels, cells, product, max_waves, splits))
-        for way, splits, group in ((way, splits, Group(ragged, graphs)) for (way, splits, *_), graphs in chosen.items())
-    ]
-    return sum(out[1:], out[0]) if out else product(value, value.new_zeros(1, 1), 0) * 0
+    if not chosen:
+        return product(value, value.new_zeros(1, 1), 0) * 0
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, pos: Tensor, rows: Rows) -> Tensor:
+        way, splits, *_ = rows.key
+        return _of_rows(way, rows, query, key, value, pos, kernels, cells, product, max_waves, splits)
+
+    return ragged.mix(kernel, query, key, value, pos, groups=chosen)
 
 
-def _of_group(
-    way: str, group: Group, query: Tensor, key: Tensor, value: Tensor, pos: Tensor, kernels: EwaldKernels,
+def _of_rows(
+    way: str, rows: Rows, query: Tensor, key: Tensor, value: Tensor, pos: Tensor, kernels: EwaldKernels,
     cells: Cells | None, product: Product, max_waves: MaxWaves, splits: tuple[float, ...] = (),
 ) -> Tensor:  # fmt: skip
     """(b, longest, H, E) of a group of graphs."""
-    pos, query, key, value = (group.pack(x) for x in (pos, query, key, value))
     if way == "pairs":
         return _pairs_in_blocks(pos, query, key, value, kernels, product)
     if cells is None:
-        cells = Cells.none(group.ragged.count, pos)
+        cells = Cells.none(rows.ragged.count, pos)
     return lattice_sums(
-        pos, group.mask, query, key, value, kernels, cells.of(group.graphs), product,
-        splits=() if max_waves else splits, max_waves=max_waves, mesh=way == "mesh", ranks=group.ragged.ranks,
+        pos, rows.mask, query, key, value, kernels, cells.of(rows.graph), product,
+        splits=() if max_waves else splits, max_waves=max_waves, mesh=way == "mesh", ranks=rows.ragged.ranks,
     )  # fmt: skip
 
 
@@ -173,18 +173,18 @@ def _without_reading(
         raise ValueError(f"{what} while a model is traced or mapped over")
     if method == "pairs" and cells is not None:
         raise ValueError("method must be 'auto' or 'waves' with cell, got 'pairs'")
-    group = Group(ragged)
-    arguments, more = (query, key, value, pos, kernels), (product, max_waves)
+    rows = ragged.rows(whole=True)
+    arguments, more = (*map(rows.pack, (query, key, value, pos)), kernels), (product, max_waves)
     if cells is None and method != "waves":
-        return group.unpack(_of_group("pairs", group, *arguments, cells, *more))
+        return rows.unpack(_of_rows("pairs", rows, *arguments, cells, *more))
     if max_waves is None:
         raise ValueError("max_waves must be given with cell while a model is traced or mapped over, got None")
     if method == "waves" or cells is None:
-        return group.unpack(_of_group("waves", group, *arguments, cells, *more))
+        return rows.unpack(_of_rows("waves", rows, *arguments, cells, *more))
     repeats = cells.periodic.any(1)
     small = Cells(cells.vectors, cells.periodic | ~repeats[:, None])  # of open graphs: what they give is not used
-    waves, pairs = (_of_group(way, group, *arguments, small, *more) for way in ("waves", "pairs"))
-    return group.unpack(torch.where(repeats[:, None, None, None], waves, pairs))
+    waves, pairs = (_of_rows(way, rows, *arguments, small, *more) for way in ("waves", "pairs"))
+    return rows.unpack(torch.where(repeats[:, None, None, None], waves, pairs))
 
 
 def _pairs_in_blocks(

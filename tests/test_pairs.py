@@ -6,7 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.neighbors import Neighbors, near_pairs
+from tg_equiattn.pairs import Pairs, near_pairs
+
+EDGE = torch.tensor([[1, 1], [0, 0]])
 
 
 def as_set(target, source, offsets):
@@ -44,7 +46,7 @@ def test_grid_neighbors_are_those_of_every_copy():
     (source, target), offsets = grid.edges()
     near = grid.neighbors(2)
     expected = as_set(target, source, offsets) | as_set(target + 15, source + 15, offsets)
-    assert as_set(near.pattern.row, near.pattern.col, near.offsets) == expected
+    assert as_set(near.target, near.source, near.offsets) == expected
     assert grid.neighbors(2) is near
 
 
@@ -53,7 +55,7 @@ def search(request, monkeypatch):
     """How near pairs are searched for: by scipy's tree, and where it is not installed."""
     if request.param == "tree":
         pytest.importorskip("scipy")
-    monkeypatch.setattr("tg_equiattn.neighbors.has_scipy", lambda: request.param == "tree")
+    monkeypatch.setattr("tg_equiattn.pairs.has_scipy", lambda: request.param == "tree")
 
 
 @pytest.mark.usefixtures("search")
@@ -63,7 +65,7 @@ def test_pairs_found_by_position(nodes, dim, seed):
     generator = torch.Generator().manual_seed(seed)
     pos = 7 * torch.randn(nodes, dim, generator=generator).double()  # float32 is not exact enough to tell at the limit
     batch = torch.randint(3, (nodes,), generator=generator).sort().values
-    target, source = near_pairs(pos, 2.5, batch=batch)
+    (source, target), _ = near_pairs(pos, 2.5, batch=batch)
     distance = torch.cdist(pos, pos, p=2)
     near = (distance < 2.5) & (batch[:, None] == batch) & ~torch.eye(nodes, dtype=torch.bool)
     assert torch.equal(torch.stack([target, source]), near.nonzero().T)
@@ -73,12 +75,12 @@ def test_pairs_found_by_position(nodes, dim, seed):
 def test_pairs_in_parts():
     """More candidates than are looked at together, and no more pairs than are asked for."""
     pos = torch.rand(1200, 2)
-    target, source = near_pairs(pos, 1.0, max_pairs=1200)
+    (source, target), _ = near_pairs(pos, 1.0, max_pairs=1200)
     near = (torch.cdist(pos, pos, p=2) < 1) & ~torch.eye(1200, dtype=torch.bool)
     assert (target * 1200 + source).diff().min() > 0
     assert abs(len(target) - int(near.sum())) <= 10  # cdist rounds otherwise at the limit
     average = len(target) / 1200
-    assert len(near_pairs(pos, 1.0, max_pairs=int(average) + 1)[0]) == len(target)
+    assert len(near_pairs(pos, 1.0, max_pairs=int(average) + 1)[1]) == len(target)
     with pytest.raises(ValueError, match=f"more than {int(average)} pairs a node at distances below 1.0 among 1200"):
         near_pairs(pos, 1.0, max_pairs=int(average))
 
@@ -86,15 +88,15 @@ def test_pairs_in_parts():
 @pytest.mark.usefixtures("search")
 def test_pairs_at_the_same_place_and_far_away():
     pos = torch.tensor([[0.0, 0], [0, 0], [1e6, -1e6], [1e6, -1e6 + 1]])
-    target, source = near_pairs(pos, 2)
+    (source, target), _ = near_pairs(pos, 2)
     assert target.tolist() == [0, 1, 2, 3]
     assert source.tolist() == [1, 0, 3, 2]
 
 
 def test_order_and_transpose():
     target, source = torch.tensor([4, 0, 2, 2, 0]), torch.tensor([1, 3, 2, 0, 1])
-    near = Neighbors(target, source, torch.arange(10).view(5, 2), nodes=5)
-    pattern = near.pattern
+    near = Pairs(torch.stack([source, target]), 5, torch.arange(10).view(5, 2))
+    pattern = near.csr
     assert pattern.row.tolist() == [0, 0, 2, 4]  # the pair of node 2 with itself is passed over
     assert pattern.col.tolist() == [3, 1, 0, 1]
     assert near.offsets.tolist() == [[2, 3], [8, 9], [6, 7], [0, 1]]
@@ -109,7 +111,7 @@ def test_order_and_transpose():
 
 
 def test_bins():
-    near = Neighbors(torch.tensor([0, 0, 1]), torch.tensor([1, 2, 0]), torch.tensor([[1, -1], [5, 0], [0, 0]]), 3)
+    near = Pairs(torch.tensor([[1, 2, 0], [0, 0, 1]]), 3, torch.tensor([[1, -1], [5, 0], [0, 0]]))
     bins = near.bins(3)
     assert bins.row.tolist() == [2, 3, 9]  # (0, 2), (1, 0), and the far pair in the last bin
     assert bins.col.tolist() == [1, 0, 2]
@@ -120,17 +122,18 @@ def test_bins():
 @pytest.mark.parametrize(
     ("message", "arguments"),
     [
-        ("target must be int64", (torch.zeros(2), torch.zeros(2).long(), torch.zeros(2, 2), 3)),
-        ("source must be int64", (torch.zeros(2).long(), torch.zeros(3).long(), torch.zeros(2, 2), 3)),
-        ("offsets must have shape", (torch.zeros(2).long(), torch.ones(2).long(), torch.zeros(3, 2), 3)),
-        ("offsets .* must be finite", (torch.zeros(2).long(), torch.ones(2).long(), torch.full((2, 2), torch.nan), 3)),
-        (r"nodes in \[0, 3\)", (torch.zeros(2).long(), torch.full((2,), 3), torch.zeros(2, 2), 3)),
-        (r"nodes in \[0, 3\)", (torch.zeros(2).long(), torch.full((2,), -1), torch.zeros(2, 2), 3)),
+        ("edge_index must be a tensor", ([[0], [1]], 3)),
+        ("edge_index must be int64", (torch.zeros(2, 2), 3)),
+        ("edge_index must be int64", (torch.zeros(3, 2).long(), 3)),
+        ("offsets must have shape", (EDGE, 3, torch.zeros(3, 2))),
+        ("offsets .* must be finite", (EDGE, 3, torch.full((2, 2), torch.nan))),
+        (r"nodes in \[0, 3\)", (3 * EDGE, 3)),
+        (r"nodes in \[0, 3\)", (-EDGE, 3)),
     ],
 )
 def test_bad_pairs(message, arguments):
     with pytest.raises(ValueError, match=message):
-        Neighbors(*arguments)
+        Pairs(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -150,14 +153,14 @@ def test_bad_grids(message, arguments):
 
 
 def test_distances_refuse_repeated_pairs():
-    near = Neighbors(torch.tensor([0, 0]), torch.tensor([1, 1]), torch.tensor([[1, 0], [2, 0]]), 3)
+    near = Pairs(torch.tensor([[1, 1], [0, 0]]), 3, torch.tensor([[1, 0], [2, 0]]))
     with pytest.raises(ValueError, match="must not join a pair twice"):
         near.bins(3)
 
 
 def test_restricted():
     """To nodes that exist: the pairs stay in their order, and a second restriction adds to the first."""
-    near = Neighbors(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), torch.tensor([[1], [2], [3]]), 3)
+    near = Pairs(torch.tensor([[1, 2, 0], [0, 1, 2]]), 3, torch.tensor([[1], [2], [3]]))
     less = near.restricted(torch.tensor([True, True, False]))
     assert less.exists.tolist() == [True, False, False]
     assert torch.equal(less.offsets, near.offsets)
@@ -168,13 +171,13 @@ def test_restricted():
 
 
 def test_repeated_pairs_may_be_masked():
-    near = Neighbors(torch.tensor([0, 1, 1]), torch.tensor([1, 2, 2]), torch.ones(3, 1), 3)
+    near = Pairs(torch.tensor([[1, 2, 2], [0, 1, 1]]), 3, torch.ones(3, 1))
     assert near.restricted(torch.tensor([True, True, False])).bins(2).row.tolist() == [1, 6, 6]
 
 
 @pytest.mark.parametrize(("nodes", "dim"), [(4, None), (4, 1), (3, 2)])
 def test_pairs_of_other_nodes(nodes, dim):
-    near = Neighbors(torch.tensor([0]), torch.tensor([1]), torch.ones(1, 1), 3)
+    near = Pairs(torch.tensor([[1], [0]]), 3, torch.ones(1, 1))
     near.check_nodes(3)
     near.check_nodes(3, 1)
     with pytest.raises(ValueError, match=f"neighbors must be of {nodes} nodes.*, got 3 in 1"):
@@ -182,10 +185,79 @@ def test_pairs_of_other_nodes(nodes, dim):
 
 
 @pytest.mark.usefixtures("search")
+@pytest.mark.parametrize("cutoff", [2.0, 3.5])
+def test_pairs_with_images(cutoff):
+    """A crystal, a slab and a molecule in one batch, found one by one."""
+    pos, sizes = 4 * torch.randn(9, 3, dtype=torch.float64), (4, 2, 3)
+    cells = torch.stack(
+        [3 * torch.eye(3) + torch.randn(3, 3) / 3, torch.tensor([[3.0, 0, 0], [1, 4, 0], [7, 7, 7]]), torch.ones(3, 3)]
+    ).double()
+    pbc = torch.tensor([[True, True, True], [True, True, False], [False, False, False]])
+    batch = torch.arange(3).repeat_interleave(torch.tensor(sizes))
+    numbers = torch.cartesian_prod(*[torch.arange(-9, 10)] * 3).double()
+    expected = []
+    for graph, points in enumerate(pos.split(sizes)):
+        shifts = numbers[~(numbers != 0)[:, ~pbc[graph]].any(1)] @ cells[graph]
+        offsets = points - points[:, None] + shifts[:, None, None]
+        length = offsets.norm(dim=-1)
+        expected.append(offsets[(length < cutoff) & (length > 0)])
+    pos.requires_grad_()
+    edge_index, offsets = near_pairs(pos, cutoff, batch=batch, cell=cells, pbc=pbc)
+    assert bool((edge_index[1].diff() >= 0).all())
+    assert torch.equal(batch[edge_index[0]], batch[edge_index[1]])
+    got, wanted = (sorted(map(tuple, (1e6 * x).round().tolist())) for x in (offsets, torch.cat(expected)))
+    assert got == wanted
+    shift = offsets - (pos[edge_index[0]] - pos[edge_index[1]])
+    steps = torch.linalg.lstsq(cells[0].T, shift[batch[edge_index[1]] == 0].T).solution
+    assert (steps - steps.round()).abs().max() < 1e-9
+    (grad,) = torch.autograd.grad(offsets.square().sum(), pos)
+    assert grad.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("cell must be", {"cell": torch.eye(2)}),
+        ("cell must have independent", {"cell": torch.ones(3, 3)}),
+        ("pbc must be bool", {"cell": torch.eye(3), "pbc": torch.ones(3)}),
+        ("cutoff must be", {"cutoff": 0}),
+        ("metric must be", {"metric": "l2"}),
+    ],
+)
+def test_bad_cells(message, options):
+    with pytest.raises(ValueError, match=message):
+        near_pairs(torch.randn(5, 3), **{"cutoff": 1.0, **options})
+
+
+def test_edges_as_given():
+    edge_index = torch.tensor([[0, 1, 2, 2], [1, 0, 1, 2]])
+    pos, features = torch.tensor([[0.0, 0], [1, 0], [5, 0]]), torch.arange(4.0)
+    pairs = Pairs.from_edges(edge_index, 3, dim=2, pos=pos, edge_dim=1, features=features, whole=True)
+    assert pairs.offsets.tolist() == [[1, 0], [-1, 0], [4, 0]]
+    assert pairs.features.flatten().tolist() == [1, 0, 2]
+    assert pairs.self_features.flatten().tolist() == [0, 0, 3]
+    assert pairs.between_positions
+    kept = Pairs.from_edges(edge_index, 3, edge_dim=1, features=features, loops=True)
+    assert kept.features.flatten().tolist() == [1, 0, 2, 3]
+    assert kept.self_features is None
+    for message, options in [
+        ("edge_index must not join nodes of different graphs", {"batch": torch.tensor([0, 0, 1])}),
+        ("edge_index must join nodes that exist", {"mask": torch.tensor([True, True, False])}),
+        ("pos or edge_offset must be given", {"dim": 2}),
+        (r"edge_offset must be real numbers of shape \(4, 2\)", {"dim": 2, "offsets": torch.zeros(4, 3)}),
+        (r"edge_attr must be real numbers of shape \(4, 1\)", {"edge_dim": 1, "features": torch.zeros(3)}),
+        ("edge_attr must be a tensor", {"edge_dim": 1, "features": [0.0]}),
+        ("must be finite", {"dim": 2, "pos": torch.full((3, 2), torch.inf)}),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Pairs.from_edges(edge_index, 3, **options)
+
+
+@pytest.mark.usefixtures("search")
 def test_many_dimensions():
     """Cells have three axes at most."""
     pos = torch.randn(60, 12, dtype=torch.float64)
-    pairs = torch.stack(near_pairs(pos, 4.0, metric="euclidean"))
+    pairs = near_pairs(pos, 4.0)[0].flip(0)
     near = torch.cdist(pos, pos) < 4
     assert pairs.T.tolist() == near.fill_diagonal_(False).nonzero().tolist()
 
@@ -193,4 +265,4 @@ def test_many_dimensions():
 def test_weights_that_are_none():
     for weights in (torch.tensor([-1.0]), torch.tensor([torch.nan])):
         with pytest.raises(ValueError, match="weights must not be negative"):
-            Neighbors(torch.tensor([0]), torch.tensor([1]), torch.zeros(1, 2), 2, weights=weights)
+            Pairs(torch.tensor([[1], [0]]), 2, torch.zeros(1, 2), weights=weights)

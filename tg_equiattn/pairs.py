@@ -1,0 +1,433 @@
+"""Pairs of nodes with their offsets: the edges of a graph, those of a pixel grid, or near pairs found by position."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .cells import METRICS, CellPairs, has_scipy, images, limit_of, tree_pairs
+from .kept import ordinary_tensors
+from .offsets import GIVEN, offsets_between, whole_offsets
+
+__all__ = ["Pairs", "near_pairs"]
+
+MAX_PAIRS = 1000  # a node, on average: more near pairs than that are not found from positions unasked
+
+
+class CSR:
+    """A sparse relation of rows and columns, sorted by row, with its transpose: what products over pairs need.
+
+    Args:
+        row: ``(E,)`` sorted.
+        col: ``(E,)``.
+        rows, cols: numbers of rows and columns.
+        order: the order of the pairs in the transpose, where it is known.
+
+    Attributes:
+        crow: ``(rows + 1,)`` where each row's pairs begin.
+        order: ``(E,)`` the pairs sorted by column.
+        tensors: ``[crow, col, row]``, the same of the transpose, ``order``, and that of the transpose.
+    """
+
+    def __init__(self, row: Tensor, col: Tensor, rows: int, cols: int, order: Tensor | None = None) -> None:
+        crow = torch.searchsorted(row, torch.arange(rows + 1, device=row.device))
+        order = torch.argsort(col, stable=True) if order is None else order
+        back_row, back_col = col[order], row[order]
+        back_crow = torch.searchsorted(back_row, torch.arange(cols + 1, device=row.device))
+        back_order = torch.empty_like(order).scatter(0, order, torch.arange(row.shape[0], device=row.device))
+        self._set([crow, col, row, back_crow, back_col, back_row, order, back_order])
+
+    def _set(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+        self.crow, self.col, self.row, self.order = *tensors[:3], tensors[6]
+
+    @classmethod
+    def of(cls, tensors: list[Tensor]) -> CSR:
+        """The relation of these :attr:`tensors`."""
+        out = cls.__new__(cls)
+        out._set(tensors)
+        return out
+
+    def transposed(self) -> CSR:
+        """The relation of columns and rows."""
+        here, back, (order, back_order) = self.tensors[:3], self.tensors[3:6], self.tensors[6:]
+        return CSR.of([*back, *here, back_order, order])
+
+    @property
+    def rows(self) -> int:
+        return self.crow.shape[0] - 1
+
+
+class Pairs:
+    r"""Pairs of a graph's nodes, (target i, source j), with offsets :math:`x_j - x_i`.
+
+    For attention a node is always its own neighbour, at offset 0: that pair is added there, and pairs of a node with
+    itself given here are passed over, so that graphs with and without self-loops give equal results; but for their
+    features, which that pair then has. A pair given twice counts twice in a window, and is refused for distances.
+
+    Building it sorts the pairs, unless they come sorted by target. Layers that share a graph should share one.
+
+    Args:
+        edge_index: int64 ``(2, E)``, sources and targets.
+        nodes: number of nodes.
+        offsets: ``(E, dim)``; ``None`` where there are none.
+        exists: bool ``(E,)``, false for pairs to pass over; shapes then do not depend on values.
+        features: ``(E, F)`` of the pairs, bonds say.
+        weights: ``(E,)`` of the pairs, not negative, which a window's weights are multiplied by; ``None`` means 1.
+        loops: whether pairs of a node with itself are pairs as others.
+
+    Attributes:
+        target, source: int64 ``(E,)``, sorted by target.
+        csr: the :class:`CSR` of targets and sources.
+        offsets: ``(E, dim)``, in its order.
+        exists: bool ``(E,)`` in its order, or ``None`` where all pairs do.
+        features: ``(E, F)`` in its order, or ``None``.
+        self_features: ``(N, F)`` of nodes with themselves, sums where there are several; ``None`` where none is given.
+        weights: ``(E,)`` in its order, or ``None``.
+        between_positions: whether offsets are known to be differences of positions.
+
+    Raises:
+        ValueError: for shapes or dtypes that do not fit, and (on the CPU, outside torch.compile) for indices out of
+            range.
+    """
+
+    def __init__(
+        self,
+        edge_index: Tensor,
+        nodes: int,
+        offsets: Tensor | None = None,
+        *,
+        exists: Tensor | None = None,
+        features: Tensor | None = None,
+        weights: Tensor | None = None,
+        loops: bool = False,
+    ) -> None:
+        if not isinstance(edge_index, Tensor):
+            raise ValueError(f"edge_index must be a tensor, got {type(edge_index).__name__}")
+        if edge_index.dtype != torch.int64 or edge_index.ndim != 2 or len(edge_index) != 2:
+            came = f"{edge_index.dtype} of shape {tuple(edge_index.shape)}"
+            raise ValueError(f"edge_index must be int64 (2, E), got {came}")
+        (source, target), free = edge_index, checks.values_are_free(edge_index)
+        edges = edge_index.shape[1]
+        if free and edges:
+            low, high = (int(x) for x in edge_index.aminmax())
+            if low < 0 or high >= nodes:
+                raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
+        offsets = torch.zeros(edges, 0, device=edge_index.device) if offsets is None else offsets
+        if offsets.ndim != 2 or offsets.shape[0] != edges:
+            raise ValueError(f"offsets must have shape ({edges}, dim), got {tuple(offsets.shape)}")
+        if offsets.is_complex() or offsets.dtype == torch.bool:
+            raise ValueError(f"offsets (edge_offset) must be real numbers, got {offsets.dtype}")
+        offsets = offsets if offsets.is_floating_point() else offsets.long()
+        if checks.values_are_free(offsets) and not bool(offsets.isfinite().all()):
+            raise ValueError("offsets (edge_offset, or differences of pos) must be finite, got NaN or infinity")
+        if features is not None and (features.ndim != 2 or features.shape[0] != edges):
+            raise ValueError(f"features must have shape ({edges}, F), got {tuple(features.shape)}")
+        if weights is not None and weights.shape != target.shape:
+            raise ValueError(f"weights must have shape ({edges},), got {tuple(weights.shape)}")
+        if weights is not None and checks.values_are_free(weights) and not bool((weights >= 0).all()):
+            raise ValueError("weights must not be negative, nor NaN")
+        distinct = torch.ones_like(target, dtype=torch.bool) if loops else target != source
+        self.self_features = None
+        if features is not None and not loops and not (free and bool(distinct.all())):
+            alone = ~distinct if exists is None else exists & ~distinct
+            of_loops = torch.where(alone[:, None], features, 0.0)
+            self.self_features = features.new_zeros(nodes, features.shape[1]).index_add(0, target, of_loops)
+        exists = distinct if exists is None else exists & distinct
+        chosen = None
+        if free and not bool(exists.all()):
+            chosen = exists.nonzero()[:, 0]
+            target, source, offsets = target[chosen], source[chosen], offsets[chosen]
+            features, weights = (None if t is None else t[chosen] for t in (features, weights))
+        if not free or bool((target.diff() < 0).any()):
+            order = torch.argsort(target, stable=True)
+            target, source, offsets = target[order], source[order], offsets[order]
+            features, weights = (None if t is None else t[order] for t in (features, weights))
+            exists = exists if free else exists[order]
+        self.nodes, self.offsets, self.features, self.weights = nodes, offsets, features, weights
+        self.exists, self.between_positions = None if free else exists, False
+        self.csr = CSR(target.contiguous(), source.contiguous(), nodes, nodes)
+        self._cache: dict[Hashable, Any] = {}
+
+    @classmethod
+    def from_edges(
+        cls,
+        edge_index: Tensor,
+        nodes: int,
+        *,
+        batch: Tensor | None = None,
+        mask: Tensor | None = None,
+        dim: int | None = None,
+        pos: Tensor | None = None,
+        offsets: Tensor | None = None,
+        whole: bool = False,
+        edge_dim: int | None = None,
+        features: Tensor | None = None,
+        weights: Tensor | None = None,
+        loops: bool = False,
+    ) -> Pairs:
+        """Of edges as users give them, checked.
+
+        Args:
+            batch, mask: ``(nodes,)``, the graph of each node, which edges must not leave, and which nodes exist.
+            dim: of offsets, where they are needed: those given, or differences of ``pos``.
+            whole: whether offsets have to be whole numbers, up to rounding.
+            edge_dim: of features, where they are needed: ``(E, edge_dim)``, or ``(E,)`` for one.
+
+        Raises:
+            ValueError: naming the argument (``edge_offset`` for offsets, ``edge_attr`` for features), what came and
+                what is allowed; values are read on the CPU, outside torch.compile.
+        """
+        if isinstance(edge_index, Tensor) and batch is not None and edge_index.device != batch.device:
+            raise ValueError(f"edge_index must be on {batch.device} as the input is, got {edge_index.device}")
+        features = _of_edges("edge_attr", features, edge_index, edge_dim)
+        offsets, between = _of_edges("edge_offset", offsets, edge_index, dim), False
+        if dim is not None and offsets is None:
+            if pos is None:
+                raise ValueError("pos or edge_offset must be given where offsets are needed, got None")
+            pos, between = checks.positions(pos, (nodes, dim), edge_index, ""), True
+            free = checks.values_are_free(edge_index) and edge_index.numel()
+            if not free or 0 <= int(edge_index.min()) <= int(edge_index.max()) < nodes:
+                offsets = offsets_between(pos, edge_index[1], edge_index[0], whole)
+        elif offsets is not None and whole:
+            measured = isinstance(pos, Tensor) and pos.is_floating_point() and checks.values_are_free(pos)
+            offsets = whole_offsets(offsets, pos if measured and len(pos) else None, "edge_offset must hold")
+        out = cls(edge_index, nodes, offsets, features=features, weights=weights, loops=loops)
+        out.between_positions = between
+        out.check_graphs("edge_index", batch, mask)
+        return out
+
+    @property
+    def pattern(self) -> CSR:
+        return self.csr
+
+    @property
+    def target(self) -> Tensor:
+        return self.csr.row
+
+    @property
+    def source(self) -> Tensor:
+        return self.csr.col
+
+    @property
+    def dim(self) -> int:
+        return self.offsets.shape[1]
+
+    def check_nodes(self, nodes: int, dim: int | None = None) -> None:
+        """Raise ValueError unless these are pairs of so many nodes, with offsets of this dimension if one is given."""
+        if self.nodes != nodes or (dim is not None and self.dim != dim):
+            where = "" if dim is None else f" in {dim} dimensions"
+            raise ValueError(f"neighbors must be of {nodes} nodes{where}, got {self.nodes} in {self.dim}")
+
+    def check_graphs(self, name: str, batch: Tensor | None, mask: Tensor | None = None) -> None:
+        """Raise ValueError where a pair is of different graphs, or of nodes that do not exist, where values are
+        free."""
+        target, source = self.target, self.source
+        if not checks.values_are_free(target):
+            return
+        if batch is not None and checks.values_are_free(batch) and not torch.equal(batch[target], batch[source]):
+            raise ValueError(f"{name} must not join nodes of different graphs of batch, got such a pair")
+        if mask is not None and not bool((mask[target] & mask[source]).all()):
+            raise ValueError(f"{name} must join nodes that exist, got one beyond its graph's length")
+
+    def restricted(self, mask: Tensor) -> Pairs:
+        """Only the pairs between nodes that exist, bool ``(N,)``: the same pairs in order, the others passed over."""
+        exists = mask[self.target] & mask[self.source]
+        out = copy.copy(self)
+        out.exists = exists if self.exists is None else exists & self.exists
+        out._cache = {}
+        return out
+
+    def of_nodes(self, index: Tensor) -> tuple[Pairs, Tensor]:
+        """The pairs among some of the nodes, int64 ``(n,)``, rising, which are then counted from 0; and which they are,
+        int64. Pairs that do not exist are left out."""
+        place = torch.full((self.nodes,), -1, device=index.device)
+        place = place.index_copy(0, index, torch.arange(len(index), device=index.device))
+        edge_index = torch.stack([place[self.source], place[self.target]])
+        here = (edge_index >= 0).all(0)
+        edges = (here if self.exists is None else here & self.exists).nonzero()[:, 0]
+        features, weights = (None if t is None else t[edges] for t in (self.features, self.weights))
+        out = Pairs(edge_index[:, edges], len(index), self.offsets[edges], features=features, weights=weights)
+        out.self_features = None if self.self_features is None else self.self_features[index]
+        return out, edges
+
+    def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` makes of these pairs, once; anew within torch.compile."""
+        if torch.compiler.is_compiling():
+            return make()
+        if key not in self._cache:
+            with ordinary_tensors(self.offsets, *self.csr.tensors):
+                self._cache[key] = make()
+        return self._cache[key]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a pair may come more than once."""
+        return not checks.values_are_free(self.target) or self.cached("repeats", self._repeats)
+
+    def _repeats(self) -> bool:
+        pairs = self.target * self.nodes + self.source
+        pairs = (pairs if self.exists is None else pairs[self.exists]).sort().values
+        return bool((pairs.diff() == 0).any())
+
+    def incidence(self, heads: int) -> tuple[CSR, Tensor]:
+        """The relation of nodes' heads, ``(N heads)``, to the pairs they are the target of; and where each of its
+        entries' weights lie among those of all pairs, ``(heads, E)`` flattened."""
+        return self.cached(("incidence", heads), lambda: self._incidence(heads))
+
+    def _incidence(self, heads: int) -> tuple[CSR, Tensor]:
+        row, crow, pairs = self.target, self.csr.crow, self.offsets.shape[0]
+        node = row.repeat_interleave(heads, output_size=heads * pairs)
+        first, degree = crow[:-1][node], crow.diff()[node]
+        within = torch.arange(heads * pairs, device=row.device) - heads * first  # entries go by node, head, pair
+        head, pair = within // degree, first + within % degree
+        each = torch.arange(pairs, device=row.device)
+        first, degree = crow[:-1][row], crow.diff()[row]
+        along = torch.arange(heads, device=row.device)
+        order = (heads * first + each - first)[:, None] + along * degree[:, None]  # by pair, then head
+        pattern = CSR(node * heads + head, pair, heads * self.nodes, pairs, order.flatten())
+        return pattern, head * pairs + pair
+
+    def bins(self, distances: int) -> CSR:
+        """Sources by (target, Manhattan distance) bin, i * distances + d; a last bin takes every other pair."""
+        return self.cached(("bins", distances), lambda: self._bins(distances))
+
+    def _bins(self, distances: int) -> CSR:
+        if checks.values_are_free(self.target) and self.repeats:
+            raise ValueError(
+                "edge_index must not join a pair twice where position='clipped': its nodes have one distance; see "
+                "torch_geometric.utils.coalesce"
+            )
+        distance = whole_offsets(self.offsets, what=GIVEN).abs().sum(-1).long()
+        last = self.nodes * distances
+        near = (distance >= 0) & (distance < distances)  # sums of huge integers wrap around
+        near = near if self.exists is None else near & self.exists
+        key = torch.where(near, self.target * distances + distance, last)
+        order = torch.argsort(key, stable=True)
+        source = self.source[order]
+        return CSR(key[order], source, last + 1, self.nodes, torch.argsort(source, stable=True))
+
+
+def _of_edges(name: str, given: object, edge_index: Tensor, width: int | None) -> Tensor | None:
+    """Offsets or features (E, width) of a checked shape, where they are wanted."""
+    if given is None or width is None:
+        return None
+    edges = edge_index.shape[-1]
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{name} must be a tensor, got {type(given).__name__}")
+    given = given[:, None] if given.ndim == 1 and width == 1 else given
+    if tuple(given.shape) != (edges, width) or given.is_complex():
+        came = f"{given.dtype} of shape {tuple(given.shape)}"
+        raise ValueError(f"{name} must be real numbers of shape ({edges}, {width}), got {came}")
+    if given.device != edge_index.device:
+        raise ValueError(f"{name} must be on {edge_index.device} as edge_index is, got {given.device}")
+    return given
+
+
+def near_pairs(
+    pos: Tensor,
+    cutoff: float,
+    *,
+    batch: Tensor | None = None,
+    cell: Tensor | None = None,
+    pbc: Tensor | None = None,
+    max_pairs: int = MAX_PAIRS,
+    metric: str = "euclidean",
+) -> tuple[Tensor, Tensor]:
+    r"""Pairs of nodes of the same graph closer than ``cutoff``, in time linear in nodes at bounded density.
+
+    On the CPU by scipy's k-d tree, where it is installed; elsewhere nodes are sorted into cells of side ``cutoff``, and
+    only neighbouring cells are compared. Shapes depend on values, so this runs outside torch.compile only, and waits
+    for the device on CUDA.
+
+    Args:
+        pos: ``(N, dim)`` positions. In float32 they are exact to about 1e-7 of their size: give those far from the
+            origin, such as map coordinates of 5e6 m, in float64.
+        cutoff: pairs at this distance or farther are not near, nor those nearer to it than positions are exact: moving
+            all positions does not change which pairs of a lattice are near.
+        batch: sorted int64 ``(N,)`` graph index; ``None`` means one graph.
+        cell: lattice vectors as rows, ``(dim, dim)`` or ``(B, dim, dim)``, of graphs that repeat: pairs with images of
+            nodes are found then too, their own among them.
+        pbc: bool ``(dim,)`` or ``(B, dim)``, along which lattice vectors graphs repeat; ``None`` for those that are not
+            zero.
+        max_pairs: the most pairs a node, on average, that are returned. They are counted first, in bounded memory.
+        metric: ``"euclidean"``, or ``"manhattan"``, sums of the differences along the axes.
+
+    Returns:
+        ``edge_index`` int64 ``(2, E)``, sources j and targets i, sorted by target, no node with itself (but for its
+        images); and offsets ``(E, dim)``, :math:`x_j - x_i`, of images where these are nearer, with gradients.
+
+    Raises:
+        ValueError: for more than ``max_pairs`` pairs a node.
+
+    Example:
+        >>> import torch
+        >>> near_pairs(torch.tensor([[0.0], [1.0], [5.0]]), 2)[0]
+        tensor([[1, 0],
+                [0, 1]])
+    """
+    if checks.is_batched(pos):
+        raise ValueError("pos must not be what torch.vmap goes through where near pairs are found from it: give edges")
+    checks.choice("metric", metric, METRICS)
+    checks.positive_number(cutoff=cutoff)
+    nodes, lattice = len(pos), None
+    if cell is not None:
+        lattice = _lattice(cell, pbc, int(batch.max()) + 1 if batch is not None and nodes else 1, pos)
+    if not nodes:
+        return torch.zeros(2, 0, dtype=torch.int64, device=pos.device), pos.new_zeros(0, pos.shape[1])
+    refusal = (
+        f"pos has more than {max_pairs} pairs a node at distances below {cutoff} among {nodes} nodes, so that "
+        "attention to near pairs would not be linear: give edge_index (or neighbors), take a smaller cutoff, or "
+        "scale pos"
+    )
+    points, owner, steps = pos.detach(), torch.arange(nodes, device=pos.device), None
+    if lattice is not None:  # images after the nodes
+        points, owner, steps = images(points, cutoff, batch, lattice.detach())
+    graph, limit = None if batch is None else batch[owner], limit_of(pos.detach(), cutoff)
+    if has_scipy() and checks.values_are_free(pos) and bool(points.isfinite().all()):
+        pairs = tree_pairs(points, cutoff, limit, graph, metric, max_pairs * nodes, nodes)
+        if pairs is None:
+            raise ValueError(refusal)
+    else:
+        candidates = CellPairs(points, cutoff, limit, graph, METRICS[metric], nodes)
+        if candidates.count > max_pairs * nodes:
+            found = 0
+            for target, _ in candidates.near():
+                found += len(target)
+                if found > max_pairs * nodes:
+                    raise ValueError(refusal)
+        pairs = torch.cat([torch.stack(pair) for pair in candidates.near()], 1)
+    pairs = pairs[:, torch.argsort(pairs[0] * len(points) + pairs[1])]
+    target, image = pairs
+    source = owner[image]
+    offsets = pos[source] - pos[target]
+    if lattice is not None and steps is not None:
+        shifts = steps[image] - steps[target]
+        each = lattice[0] if batch is None else lattice[batch[target]]
+        offsets = offsets + (shifts[:, None].to(each) @ each)[:, 0].to(offsets.dtype)
+    return torch.stack([source, target]), offsets
+
+
+def _lattice(cell: Tensor, pbc: Tensor | None, graphs: int, pos: Tensor) -> Tensor:
+    """Lattice vectors (graphs, dim, dim) in double precision, zero where a graph does not repeat."""
+    dim = pos.shape[1]
+    fits = isinstance(cell, Tensor) and tuple(cell.shape[-2:]) == (dim, dim)
+    if not fits or cell.ndim > 3 or (cell.ndim == 3 and 1 != len(cell) < graphs):
+        came = tuple(cell.shape) if isinstance(cell, Tensor) else type(cell).__name__
+        raise ValueError(f"cell must be ({dim}, {dim}) or ({graphs}, {dim}, {dim}), got {came}")
+    graphs = max(graphs, len(cell) if cell.ndim == 3 else 1)
+    lattice = cell.to(pos.device, torch.float64).expand(graphs, dim, dim)
+    if pbc is not None:
+        pbc = torch.as_tensor(pbc, device=pos.device)
+        if pbc.dtype != torch.bool or tuple(pbc.shape) not in ((dim,), (1, dim), (graphs, dim)):
+            raise ValueError(f"pbc must be bool of shape ({dim},) or ({graphs}, {dim}), got {tuple(pbc.shape)}")
+        lattice = torch.where(pbc.expand(graphs, dim)[..., None], lattice, 0.0)
+    rank, wanted = torch.linalg.matrix_rank(lattice.detach()), (lattice != 0).any(-1).sum(-1)
+    if bool((rank != wanted).any()):
+        raise ValueError("cell must have independent lattice vectors where graphs repeat, got some that are not")
+    return lattice
