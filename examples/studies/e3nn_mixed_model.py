@@ -33,12 +33,11 @@ from data.charged_particles import cached, linear_error
 from e3nn import o3
 from e3nn.util.test import equivariance_error
 from harness import study
-from harness.checkpoints import load
 from harness.loading import tensor_batches
 from harness.results import Row
 from harness.settings import Settings
 from harness.tables import grouped, markdown, mean_and_spread
-from harness.training import Outcome, Regressor, fit
+from harness.training import Outcome, Regressor, fit, load
 from tg_equiattn.integrations.e3nn import SE3HyenaOperator, TensorProductHyenaOperator, VectorSelfAttention
 from torch import Tensor, nn
 

@@ -9,9 +9,8 @@ from typing import Any
 import matplotlib
 import torch
 import torch.nn.functional as F
-from harness.checkpoints import CheckpointError, load
 from harness.settings import Settings
-from harness.training import Learner
+from harness.training import CheckpointError, Learner, load
 from torch import Tensor, nn
 
 matplotlib.use("Agg")

@@ -118,7 +118,7 @@ def test_batches_are_the_images(pixels):
     (batch, *_) = pixels.batches(part, 7, 3, settings)
     assert batch.num_graphs == 3
     torch.testing.assert_close(batch.x.view(3, 9, 9), part[:3][0][:, 0])
-    assert batch.y.tolist() == part.labels[:3].tolist()
+    assert batch.y.tolist() == part[:3][1].tolist()
     assert len(pixels.batches(part, 7, 3, settings)) == 3
     assert pixels.batches(part, 10_000, 3, settings).length == 1200
 
