@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from oracles import positions
 
 from tg_equiattn.grids import Neighbourhood, PixelGrid, transform_grid
-from tg_equiattn.groups import cyclic, dihedral, full_octahedral
+from tg_equiattn.groups import cyclic, dihedral, octahedral
 
 
 @pytest.mark.parametrize(("dim", "size"), [(2, 5), (3, 3)])
@@ -47,7 +47,7 @@ def test_transform_is_an_action(height, width, g, h):
 def test_transform_moves_positions(spatial):
     """Value at x of the transformed image is the value at g^-1 x of the image, about the centre."""
     x = torch.randn(spatial)
-    group = dihedral(4) if len(spatial) == 2 else full_octahedral()
+    group = dihedral(4) if len(spatial) == 2 else octahedral(reflections=True)
     centred = positions(spatial) - positions(spatial).mean(0)
     for matrix in group.matrices:
         moved = transform_grid(x, matrix)

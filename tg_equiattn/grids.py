@@ -18,7 +18,9 @@ from torch import Tensor
 
 from . import checks
 from .kept import ordinary_tensors
-from .neighbors import Neighbors
+from .pairs import Pairs
+
+__all__ = ["Neighbourhood", "PixelGrid"]
 
 NEIGHBOURHOODS = ("square", "disk")
 PADDING_MODES = ("mask", "circular")
@@ -245,7 +247,7 @@ class PixelGrid:
         """
         return _edges(self)
 
-    def neighbors(self, batch_size: int = 1, device: torch.device | str = "cpu") -> Neighbors:
+    def neighbors(self, batch_size: int = 1, device: torch.device | str = "cpu") -> Pairs:
         """The near pairs of ``batch_size`` images, one after the other; kept for the last few grids asked for."""
         if torch.compiler.is_compiling():
             return _repeated(*self.pairs(device), batch_size, len(self))
@@ -257,10 +259,9 @@ def _corner_grid(shape: Sequence[int], device: torch.device | str) -> Tensor:
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
 
 
-def _repeated(target: Tensor, source: Tensor, offsets: Tensor, exists: Tensor, copies: int, nodes: int) -> Neighbors:
-    shift = nodes * torch.arange(copies, device=target.device)[:, None]
-    pairs = (shift + target).flatten(), (shift + source).flatten()
-    return Neighbors(*pairs, offsets.repeat(copies, 1), copies * nodes, exists.repeat(copies))
+def _repeated(target: Tensor, source: Tensor, offsets: Tensor, exists: Tensor, copies: int, nodes: int) -> Pairs:
+    edge_index = torch.stack([source, target])[:, None] + nodes * torch.arange(copies, device=target.device)[:, None]
+    return Pairs(edge_index.flatten(1), copies * nodes, offsets.repeat(copies, 1), exists=exists.repeat(copies))
 
 
 @functools.lru_cache(maxsize=32)
@@ -272,7 +273,7 @@ def _edges(grid: PixelGrid) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=8)
 @ordinary_tensors()
-def _neighbors(grid: PixelGrid, copies: int, device: torch.device) -> Neighbors:
+def _neighbors(grid: PixelGrid, copies: int, device: torch.device) -> Pairs:
     return _repeated(*grid.pairs(device), copies, len(grid))
 
 

@@ -10,6 +10,10 @@ from torch import Tensor
 
 from . import checks
 
+__all__ = [
+    "FiniteGroup", "cyclic", "dihedral", "dyadic", "from_generators", "icosahedral", "mirror", "octahedral", "trivial"
+]  # fmt: skip
+
 _TOLERANCE = 1e-6
 
 
@@ -49,14 +53,20 @@ class FiniteGroup:
             raise ValueError(f"matrices must have shape (|H|, 2, 2) or (|H|, 3, 3), got {tuple(matrices.shape)}")
         if len(matrices) == 0:
             raise ValueError("matrices must hold at least the identity, got none")
-        _check_orthogonal(matrices)
-        self.matrices = _snap(matrices)
-        self.name = name
-        self.cayley = _cayley_table(self.matrices)
-        self.identity = self._find_identity()
-        self.inverse = self._find_inverses()
-        self._check_associative()
+        self.matrices, self.name = _snap(matrices), name
+        self.cayley = table = _cayley_table(self.matrices)
         self.lattice = (self.matrices == self.matrices.round()).flatten(1).all(1)
+        every = torch.arange(len(table), device="cpu")
+        neutral = (table == every).all(1) & (table == every[:, None]).all(0)
+        if not neutral.any():
+            raise ValueError("matrices must hold the identity, got none that leaves every element unchanged")
+        self.identity = int(neutral.nonzero()[0])
+        inverse = table == self.identity
+        if not bool((inverse.sum(1) == 1).all()):
+            raise ValueError("matrices must hold the inverse of every element, got an element without one")
+        self.inverse = inverse.int().argmax(1)
+        if not torch.equal(table[table[:, :, None], every], table[every[:, None, None], table[None]]):
+            raise ValueError("matrices must multiply associatively, got a Cayley table that does not")
 
     @property
     def dim(self) -> int:
@@ -89,27 +99,6 @@ class FiniteGroup:
     def __hash__(self) -> int:
         return hash((self.order, self.dim))
 
-    def _find_identity(self) -> int:
-        every = torch.arange(self.order, device="cpu")
-        neutral = (self.cayley == every).all(1) & (self.cayley == every[:, None]).all(0)
-        if not neutral.any():
-            raise ValueError("matrices must hold the identity, got none that leaves every element unchanged")
-        return int(neutral.nonzero()[0])
-
-    def _find_inverses(self) -> Tensor:
-        hits = self.cayley == self.identity
-        if not bool((hits.sum(1) == 1).all()):
-            raise ValueError("matrices must hold the inverse of every element, got an element without one")
-        return hits.int().argmax(1)
-
-    def _check_associative(self) -> None:
-        table = self.cayley
-        every = torch.arange(self.order, device="cpu")
-        left = table[table[:, :, None], every]
-        right = table[every[:, None, None], table[None]]
-        if not torch.equal(left, right):
-            raise ValueError("matrices must multiply associatively, got a Cayley table that does not")
-
 
 class DilationGroup:
     r"""Dilations by 1, 2, 4, ... :math:`2^{J-1}`, each with all elements of a finite group.
@@ -125,9 +114,6 @@ class DilationGroup:
 
     Attributes:
         matrices, lattice, identity: as :class:`FiniteGroup`'s; no dilation but 1 maps the grid onto itself.
-
-    Raises:
-        ValueError: if ``scales`` is not a positive integer or ``isometries`` no FiniteGroup.
 
     Source: GSA-Nets App. E; Worrall & Welling (2019) for scales that are powers of two.
     """
@@ -190,21 +176,18 @@ def check_group(group: FiniteGroup | DilationGroup, scales: bool = False) -> Non
         raise ValueError(f"group must be a tg_equiattn.groups.FiniteGroup, got {type(group).__name__}")
 
 
-def _check_orthogonal(matrices: Tensor) -> None:
-    identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device="cpu")
-    deviation = (matrices @ matrices.mT - identity).abs().max()
+def _snap(matrices: Tensor) -> Tensor:
+    """Orthogonal matrices, with what is almost an integer made one."""
+    deviation = (matrices @ matrices.mT - torch.eye(matrices.shape[-1], dtype=matrices.dtype, device="cpu")).abs().max()
     if not deviation <= _TOLERANCE:
         raise ValueError(f"matrices must be orthogonal, got one with |M M^T - 1| = {deviation:.3g}")
-
-
-def _snap(matrices: Tensor) -> Tensor:
     rounded = matrices.round()
     return torch.where((matrices - rounded).abs() < _TOLERANCE, rounded, matrices) + 0.0  # no negative zeros
 
 
 def _matches(candidates: Tensor, elements: Tensor) -> Tensor:
-    distance = (candidates[..., None, :, :] - elements).abs().amax((-1, -2))
-    return distance < 1e-4
+    """Which elements each candidate is, (..., |H|)."""
+    return (candidates[..., None, :, :] - elements).abs().amax((-1, -2)) < 1e-4
 
 
 def _cayley_table(matrices: Tensor) -> Tensor:
@@ -248,17 +231,14 @@ def dihedral(n: int) -> FiniteGroup:
     return FiniteGroup(torch.cat([rotations, rotations @ mirror().matrices[1]]), f"D{n}")
 
 
-def octahedral() -> FiniteGroup:
-    """The 24 rotations of the cube."""
+def octahedral(reflections: bool = False) -> FiniteGroup:
+    """The 24 rotations of the cube; with ``reflections`` all its 48 symmetries."""
     quarter_z = [[0.0, -1, 0], [1, 0, 0], [0, 0, 1]]
     quarter_x = [[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]
-    return from_generators([quarter_z, quarter_x], name="octahedral")
-
-
-def full_octahedral() -> FiniteGroup:
-    """The 48 rotations and reflections of the cube."""
-    rotations = octahedral().matrices
-    return FiniteGroup(torch.cat([rotations, -rotations]), "full_octahedral")
+    rotations = from_generators([quarter_z, quarter_x], name="octahedral")
+    if not reflections:
+        return rotations
+    return FiniteGroup(torch.cat([rotations.matrices, -rotations.matrices]), "octahedral with reflections")
 
 
 def icosahedral() -> FiniteGroup:
@@ -284,18 +264,14 @@ def from_generators(matrices: Tensor | Sequence, *, max_order: int = 200, name: 
     generators = torch.as_tensor(matrices, dtype=torch.float64, device="cpu")
     if generators.ndim != 3 or generators.shape[-1] != generators.shape[-2]:
         raise ValueError(f"matrices must have shape (n, d, d), got {tuple(generators.shape)}")
-    _check_orthogonal(generators)
     generators = _snap(generators)
-    elements = torch.eye(generators.shape[-1], dtype=torch.float64, device="cpu")[None]
-    frontier = elements
+    elements = frontier = torch.eye(generators.shape[-1], dtype=torch.float64, device="cpu")[None]
     while len(frontier):
-        products = _snap((generators[:, None] @ frontier[None]).flatten(0, 1))
-        fresh: list[Tensor] = []
-        for product in products:
-            if not _matches(product, torch.cat([elements, *(m[None] for m in fresh)])).any():
-                fresh.append(product)
-        frontier = torch.stack(fresh) if fresh else elements[:0]
-        elements = torch.cat([elements, frontier])
+        before = len(elements)
+        for product in (generators[:, None] @ frontier[None]).flatten(0, 1):
+            if not _matches(product, elements).any():
+                elements = torch.cat([elements, _snap(product[None])])
+        frontier = elements[before:]
         if len(elements) > max_order:
             raise ValueError(f"matrices must generate at most max_order={max_order} elements, got more")
     return FiniteGroup(elements, name=name)

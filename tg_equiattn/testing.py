@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from .grids import PixelGrid, transform_grid
 from .groups import DilationGroup, FiniteGroup
 
+__all__ = ["TOLERANCE", "act", "dilation_errors", "equivariance_error", "off_lattice_errors"]
+
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 Group = FiniteGroup | DilationGroup

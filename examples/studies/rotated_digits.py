@@ -37,7 +37,7 @@ from harness.training import Classifier, Outcome, fit, parameters
 from tg_equiattn.integrations.escnn import GEViT
 from torch import Tensor
 
-from tg_equiattn.encodings import CONTENT
+from tg_equiattn.encodings.locality import CONTENT
 from tg_equiattn.nn import GroupAttention, LiftingAttention
 
 Model = Literal["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA", "C4 G-CNN", "C8 G-CNN", "D4 G-CNN"]

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 from torch import Tensor, nn
 
-from tg_equiattn.groups import full_octahedral, octahedral, trivial
+from tg_equiattn.groups import octahedral, trivial
 from tg_equiattn.nn import GEViT
 from tg_equiattn.testing import equivariance_error
 
@@ -158,7 +158,7 @@ def confusions(model: nn.Module, settings: SolidShapes) -> dict[str, list[list[i
 
 def errors(model: nn.Module, boxes: Tensor) -> dict[str, float]:
     """The worst relative error of logits, over all rotations and over all reflections of the cube."""
-    cube = full_octahedral()
+    cube = octahedral(reflections=True)
     rotates = cube.matrices.det() > 0
     return {
         name: equivariance_error(model, cube, boxes, elements=part.nonzero().flatten().tolist())

@@ -9,7 +9,7 @@ from torch_geometric.nn import global_mean_pool
 from torch_geometric.typing import Adj
 
 from tg_equiattn import checks
-from tg_equiattn.encodings import AbsoluteEncoding
+from tg_equiattn.encodings.positions import AbsoluteEncoding
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import MeanReadout, PerformerBlock, PixelEmbedding
 from tg_equiattn.nn.children import reset_children

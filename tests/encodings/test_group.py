@@ -3,7 +3,8 @@ import torch
 from oracles import relation_argument
 from small_groups import GROUPS
 
-from tg_equiattn.encodings import ENCODINGS, RELATIONS, make_encoding, relation_index, rotated_offsets
+from tg_equiattn.encodings import relation_index, rotated_offsets
+from tg_equiattn.encodings.group import ENCODINGS, RELATIONS, make_encoding
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic, dihedral
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from space import motion
 
-from tg_equiattn.encodings import solid_harmonics, spherical_bessel
+from tg_equiattn.encodings.harmonics import solid_harmonics, spherical_bessel
 
 
 def harmonics(u):

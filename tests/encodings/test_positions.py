@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tg_equiattn.encodings import AbsoluteEncoding, OffsetMLP, OffsetTable, SinusoidEncoding
+from tg_equiattn.encodings.positions import AbsoluteEncoding, OffsetMLP, OffsetTable, SinusoidEncoding
 
 
 @pytest.mark.parametrize("pos_dim", [1, 2, 3])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from running import rows_of, run_here
 
-from tg_equiattn.groups import full_octahedral, octahedral
+from tg_equiattn.groups import octahedral
 from tg_equiattn.testing import act, equivariance_error
 
 
@@ -43,7 +43,7 @@ def test_turning_a_shape_permutes_its_voxels():
     from data.solids import shapes, volumes
     from scipy.spatial.transform import Rotation
 
-    cube, (solids, _) = full_octahedral(), shapes(8, 3)
+    cube, (solids, _) = octahedral(reflections=True), shapes(8, 3)
     boxes = volumes(solids, 8)
     for element, matrix in enumerate(cube.matrices.numpy()):
         there = volumes(solids, 8, np.broadcast_to(matrix, (8, 3, 3)))

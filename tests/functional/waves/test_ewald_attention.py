@@ -8,7 +8,7 @@ import pytest
 import torch
 from space import batch_of, error
 
-from tg_equiattn.encodings import solid_harmonics
+from tg_equiattn.encodings.harmonics import solid_harmonics
 from tg_equiattn.functional import EwaldKernels, ewald_attention
 from tg_equiattn.functional.waves.kernels import boys_functions
 

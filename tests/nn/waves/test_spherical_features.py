@@ -6,7 +6,7 @@ import pytest
 import torch
 from space import motion
 
-from tg_equiattn.encodings import solid_harmonics
+from tg_equiattn.encodings.harmonics import solid_harmonics
 from tg_equiattn.nn.waves.spherical_features import gaunt_coupling
 
 DEGREES = [

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...encodings import CONTENT, Locality, make_encoding, relation_index, rotated_offsets
+from ...encodings import relation_index, rotated_offsets
+from ...encodings.group import make_encoding
+from ...encodings.locality import CONTENT, Locality
 from ...functional.group.attention import check_window_backend, checked_group_attention
 from ...functional.group.dilation import checked_dilation_attention
 from ...functional.group.frames import check_frame_backend, checked_frame_attention, checked_separable

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...encodings import OffsetDistance, OffsetMLP, OffsetTable, OffsetValues
+from ...encodings.positions import OffsetDistance, OffsetMLP, OffsetTable, OffsetValues
 from ...functional.linear.clipped import clipped_attention_of_nodes
 from ...functional.linear.window import PairValues, window_attention_of_nodes, window_weights_of_nodes
 from ...neighbors import Neighbors, near_pairs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ...encodings import AbsoluteEncoding, SinusoidEncoding
+from ...encodings.positions import AbsoluteEncoding, SinusoidEncoding
 from ...functional.linear.attention import kept_keys, linear_attention_of_nodes
 from ...functional.linear.pairs import pair_attention_of_nodes
 from ...neighbors import Neighbors

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...encodings import AbsoluteEncoding
+from ...encodings.positions import AbsoluteEncoding
 from ...grids import PixelGrid
 from ...layer_norm import LayerNorm
 from ..children import reset_children
