@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 import torch
 from e3nn import nn, o3
 from e3nn.util.test import equivariance_error
-from tg_equiattn.integrations.e3nn import EwaldAttention, SE3HyenaOperator, VectorSelfAttention
+from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention, SE3HyenaOperator, VectorSelfAttention
 
 torch.manual_seed(0)
 operator = SE3HyenaOperator("4x0e + 1x1o", "16x0e + 8x1o")
@@ -232,7 +232,7 @@ def clouds(count, points=24):
 
 layers = {
     "SE3HyenaOperator, sorted by radius": SE3HyenaOperator("2x0e", "1x0e", "8x0e + 8x1o", order="radial"),
-    "EwaldAttention": EwaldAttention("2x0e", "1x0e", width=0.5, lmax=0),
+    "EwaldAttention": IrrepsEwaldAttention("2x0e", "1x0e", width=0.5, lmax=0),
 }
 figure, axis = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
 for (name, layer), color in zip(layers.items(), ("C1", "C0"), strict=True):

@@ -531,7 +531,9 @@ CASES = {
     "e3nn SE3Hyena": on_irreps("SE3Hyena", irreps_out=OUT, irreps_hidden="2x0e+3x1o+2x1e+1x0o", depth=1, pool="mean"),
     "e3nn VectorSelfAttention": on_irreps("VectorSelfAttention", irreps_out=OUT),
     "e3nn VectorSelfAttention local": on_irreps("VectorSelfAttention", irreps_out=OUT, **LOCAL),
-    "e3nn EwaldAttention": on_irreps("EwaldAttention", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1e", width=1.0, lmax=2),
+    "e3nn IrrepsEwaldAttention": on_irreps(
+        "IrrepsEwaldAttention", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1e", width=1.0, lmax=2
+    ),
     "TensorProductHyenaOperator": on_irreps(
         "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", permuted=True
     ),

@@ -24,7 +24,8 @@ from .linear import (
     sum_aggregation,
     window_attention,
 )
-from .waves import EwaldKernels, ewald_attention
+from .waves.ewald_attention import ewald_attention
+from .waves.kernels import EwaldKernels
 
 __all__ = [
     "EwaldKernels",

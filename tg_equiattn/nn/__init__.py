@@ -26,7 +26,7 @@ from .linear import (
     RandomFeatures,
     RelativePerformer,
 )
-from .waves import EwaldAttention
+from .waves.ewald_attention import EwaldAttention
 
 __all__ = [
     "CliffordMLP",

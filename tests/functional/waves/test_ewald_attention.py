@@ -1,5 +1,6 @@
 """Ewald attention: its kernels by their definition, waves and meshes against pairs and images, each graph by itself."""
 
+import dataclasses
 import itertools
 import math
 
@@ -16,12 +17,13 @@ BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
 PROMISED = 1e-4
 
 
-def kernels(lmax=1, heads=2, error=PROMISED, narrow=False, gaussians=2):
+def kernels(lmax=1, heads=2, error=PROMISED, narrow=False, gaussians=2, max_waves=None):
     """Two Gaussians and two potentials a head, at their least widths if ``narrow``."""
     lows = torch.tensor([low for low, _ in BOUNDS], dtype=torch.float64)
     widths = lows * (1 if narrow else 1 + 0.2 * torch.rand(heads, 4, dtype=torch.float64))
     widths = widths.expand(heads, 4).contiguous()
-    return EwaldKernels(widths, torch.randn(heads, 4, lmax + 1, dtype=torch.float64), BOUNDS, gaussians, error)
+    gains = torch.randn(heads, 4, lmax + 1, dtype=torch.float64)
+    return EwaldKernels(widths, gains, BOUNDS, gaussians, error, max_waves)
 
 
 def operands(count, heads=2, contracted=3, channels=2, spread=2.0):
@@ -94,9 +96,9 @@ def test_open_clouds_by_waves(method, narrow):
         q, k, v, pos = operands(11)
         pos.requires_grad_()
         found = []
-        for way in ("pairs", method):
+        for one in ("pairs", method):
             torch.manual_seed(3)
-            out = ewald_attention(q, k, v, pos, ker, method=way)
+            out = ewald_attention(q, k, v, pos, ker, method=one)
             (slope,) = torch.autograd.grad((out * torch.randn_like(out)).sum(), pos, create_graph=True)
             (bend,) = torch.autograd.grad((slope * torch.randn_like(slope)).sum(), pos)
             found.append([out, slope, bend])
@@ -175,7 +177,7 @@ def test_potentials_of_slabs(method):
 
 
 def test_each_graph_by_itself():
-    """Molecules, crystals and slabs in one batch are what they are alone, by the same way, whatever the others are."""
+    """Molecules, crystals and slabs in one batch are what they are alone, by the same method, whatever the others are."""
     sizes = [5, 0, 9, 1, 7]
     batch, ker = batch_of(sizes), kernels()
     q, k, v, pos = operands(sum(sizes))
@@ -192,9 +194,8 @@ def test_each_graph_by_itself():
                 assert error(together[here], alone) <= 1e-12
     flat = ewald_attention(q, k, v, pos, ker, batch, cell=cell.flatten(0, 1), pbc=pbc.flatten(), batch_size=5)
     assert error(flat, ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, batch_size=5)) <= 1e-12
-    bounded = ewald_attention(
-        q, k, v, pos, ker, batch, cell=cell, pbc=pbc, batch_size=5, max_num_nodes=11, max_waves=(6, 6, 17)
-    )
+    ker = dataclasses.replace(ker, max_waves=(6, 6, 17))
+    bounded = ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, batch_size=5, max_num_nodes=11)
     assert error(bounded, flat) <= 1e-6
 
 
@@ -251,7 +252,7 @@ def test_gradients_of_all_operands():
             {"cell": torch.eye(3), "pbc": torch.tensor([True, False, False])}),
         ("pbc must be bool", {"cell": torch.eye(3), "pbc": torch.ones(3)}),
         (r"width must be larger, .* waves shorter than", {"cell": 1e4 * torch.eye(3), "method": "waves"}),
-        (r"max_waves must be at least \(\d+, \d+, \d+\)", {"cell": 9 * torch.eye(3), "max_waves": (2, 2, 2)}),
+        (r"max_waves must be at least \(\d+, \d+, \d+\)", {"cell": 9 * torch.eye(3), "kernels": kernels(max_waves=(2, 2, 2))}),
     ],
 )  # fmt: skip
 def test_bad_arguments(message, change):

@@ -1,4 +1,4 @@
-"""Which way is least work, for each graph by itself."""
+"""Which method is least work, for each graph by itself."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ _KERNEL, _PRODUCT, _PHASE, _SPREAD, _GRID = 8.0, 0.04, 4.0, 1.8, 10.0
 def cheapest(
     method: str, graph: int, size: int, pos: Tensor, ragged: Ragged, cells: Cells | None, kernels: EwaldKernels,
     contracted: int, channels: int, mesh: bool,
-) -> tuple[str, int, tuple[float, ...]]:  # fmt: skip
-    """The way for one graph, the logarithm of its number of waves, by which like graphs are told, and the widths
-    at which potentials of an open one are split for waves.
+) -> tuple[str, tuple[float, ...], int]:  # fmt: skip
+    """The method for one graph of this many nodes on all ranks, the widths at which potentials of an open one are split
+    for waves, and the logarithm of its number of waves, by which like graphs are told.
 
     Args:
-        size: nodes of the graph, on all ranks.
         cells: those of all graphs if this one repeats.
         contracted: A, of queries and keys.
         channels: V + E, of values and outputs of a head.
-        mesh: whether there is that way.
+        mesh: whether there is that method.
     """
     open_ = cells is None
     if method == "pairs" or (open_ and method == "auto" and ragged.ranks is None and size <= _ALWAYS_PAIRS):
-        return "pairs", 0, ()
-    splits, waves = _waves(graph, pos, ragged, cells, kernels)
+        return "pairs", (), 0
+    splits, waves = _waves(*_extents(graph, pos, ragged, cells), kernels)
     bits = max(1, int(max(waves))).bit_length()
     if method != "auto":
-        return method, bits, splits
+        return method, splits, bits
     heads, count = kernels.widths.shape
     harmonics = (kernels.lmax + 1) ** 2
     width = heads * contracted * channels
@@ -49,18 +48,15 @@ def cheapest(
     if mesh:
         cells_of_a_point = (1 - math.log10(kernels.error)) ** 3
         prices["mesh"] = sum(width / 2 * (size * cells_of_a_point * _SPREAD + 30 * n * _GRID) for n in waves)
-    return min(prices, key=lambda way: prices[way]), bits, splits
+    return min(prices, key=lambda name: prices[name]), splits, bits
 
 
-def _waves(
-    graph: int, pos: Tensor, ragged: Ragged, cells: Cells | None, kernels: EwaldKernels
-) -> tuple[tuple[float, ...], list[float]]:
+def _waves(volume: float, sides: list[float], kernels: EwaldKernels) -> tuple[tuple[float, ...], list[float]]:
     """The widths to split potentials of an open cloud at that leave fewest waves, and how many each part has."""
-    area, sides = _extents(graph, pos, ragged, cells)
+    phase = kernels.phase
 
     def count(parts: list[Part]) -> list[float]:
-        boxes = [area * _box(sides, part, kernels.phase) for part in parts]
-        return [count_of_waves(box, TAPER * kernels.phase / p.least) for box, p in zip(boxes, parts, strict=True)]
+        return [count_of_waves(volume * _box(sides, part, phase), TAPER * phase / part.least) for part in parts]
 
     splits: list[float] = []
     if len(sides) == 3:
@@ -72,23 +68,16 @@ def _waves(
 
 def _extents(graph: int, pos: Tensor, ragged: Ragged, cells: Cells | None) -> tuple[float, list[float]]:
     """The volume of a cell and no sides, the area and the thickness of a slab, or one and the sides of a cloud."""
-    area, normals = 1.0, torch.eye(3, dtype=pos.dtype, device=pos.device)
-    if cells is not None:
-        vectors, periodic = cells.vectors[graph].detach(), cells.periodic[graph]
-        if bool(periodic.all()):
-            return float(vectors.det().abs()), []
-        across = torch.linalg.cross(*vectors[periodic])
-        area, normals = float(across.norm()), (across / across.norm())[:, None]
-    start, known = int(ragged.starts[graph]), ragged.read()
-    along = pos.detach()[start : start + known[graph]] @ normals
-    nothing = along.new_full((1, along.shape[1]), -math.inf)  # of a rank without nodes of this graph
-    ends = torch.stack([torch.cat([nothing, end]).amax(0) for end in (along, -along)])
-    ends = ends if ragged.ranks is None else ragged.ranks.largest(ends)
-    return area, ends.sum(0).nan_to_num(0.0, 0.0, 0.0).tolist()
+    which = torch.tensor([graph], device=pos.device)
+    cell = Cells.none(1, pos.device) if cells is None else cells.of(which)
+    start, size = int(ragged.starts[graph]), int(ragged.sizes[graph])
+    sides = cell.extents(pos.detach()[None, start : start + size], None, ragged.ranks)[0]
+    volume = torch.where(cell.periodic[..., None], cell.vectors, cell.normals()).detach().det().abs()
+    return float(volume), sides[~cell.periodic[0]].tolist()
 
 
 def _box(sides: list[float], part: Part, phase: float) -> float:
-    """The volume, or for slabs the thickness, of the box around a graph of these sides."""
+    """The volume, or for slabs the thickness, of the box around a graph of these sides, as lattices have it."""
     margin = phase * part.largest
     if not part.ends:
         return math.prod(side + margin for side in sides)

@@ -1,14 +1,4 @@
-r"""Gaussians and smeared Coulomb potentials, in space and as waves, with their derivatives.
-
-Both have a width s. With :math:`t = r^2 / 2 s^2`,
-
-.. math:: K(r) = e^{-t} \quad \text{or} \quad s\, \mathrm{erf}(r / \sqrt 2 s) / r = \sqrt{2 / \pi}\, F_0(t)
-
-and their derivatives by a solid harmonic are :math:`s^l\, Y_l(\nabla) K = (-1)^l\, Y_l(r / s)\, f_l(t)` with
-:math:`f_l = e^{-t}` or :math:`\sqrt{2 / \pi}\, F_l(t)`, F Boys functions. As waves, :math:`Y_l(\nabla)` is
-:math:`Y_l(i k)`, and :math:`\hat K(k) = (2 \pi)^{3/2} s^3 e^{-s^2 k^2 / 2}` or
-:math:`4 \pi s\, e^{-s^2 k^2 / 2} / k^2`.
-"""
+"""Gaussians and smeared Coulomb potentials, in space and as waves, with their derivatives."""
 
 from __future__ import annotations
 
@@ -23,12 +13,20 @@ from torch import Tensor
 from ...transforms import transformed
 
 Product = Callable[[Tensor, Tensor, int], Tensor]
-MaxWaves = tuple[tuple[int, int, int], ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class EwaldKernels:
-    """Some Gaussians, then some potentials, C kernels of each head.
+    r"""Some Gaussians, then some smeared Coulomb potentials, C kernels of each head.
+
+    Both have a width s. With :math:`t = r^2 / 2 s^2`,
+
+    .. math:: K(r) = e^{-t} \quad \text{or} \quad s\, \mathrm{erf}(r / \sqrt 2 s) / r = \sqrt{2 / \pi}\, F_0(t)
+
+    and their derivatives by a solid harmonic are :math:`s^l\, Y_l(\nabla) K = (-1)^l\, Y_l(r / s)\, f_l(t)` with
+    :math:`f_l = e^{-t}` or :math:`\sqrt{2 / \pi}\, F_l(t)`, F Boys functions. As waves, :math:`Y_l(\nabla)` is
+    :math:`Y_l(i k)`, and :math:`\hat K(k) = (2 \pi)^{3/2} s^3 e^{-s^2 k^2 / 2}` or
+    :math:`4 \pi s\, e^{-s^2 k^2 / 2} / k^2`.
 
     Args:
         widths: ``(heads, C)``, s, each between its bounds.
@@ -36,7 +34,8 @@ class EwaldKernels:
         bounds: the least and the largest width of each kernel, as numbers: waves and margins hang on them alone.
         gaussians: how many kernels are Gaussians; the rest are potentials.
         error: what is promised of sums by waves, relative to a kernel's largest value.
-        phase: the product of width and wavenumber up to which waves are summed; found from ``error`` if 0.
+        max_waves: bounds of the three integers of a wave, along the lattice vectors, for the narrowest kernel: given,
+            no cell is read, which torch.compile needs.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -47,7 +46,7 @@ class EwaldKernels:
     bounds: tuple[tuple[float, float], ...]
     gaussians: int
     error: float = 1e-4
-    phase: float = dataclasses.field(default=0.0, repr=False)
+    max_waves: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         heads, count = self.widths.shape if self.widths.ndim == 2 else (0, 0)
@@ -62,12 +61,42 @@ class EwaldKernels:
             raise ValueError(f"gaussians must be in [0, {count}], got {self.gaussians}")
         if not 1e-14 <= self.error < 1:
             raise ValueError(f"error must be in [1e-14, 1), got {self.error}")
-        if not self.phase:
-            object.__setattr__(self, "phase", largest_phase(self.error, self.lmax))
 
     @property
     def lmax(self) -> int:
         return self.gains.shape[2] - 1
+
+    @property
+    def phase(self) -> float:
+        """The s k beyond which (s k)^(lmax + 2) exp(-(s k)^2 / 2), the waves of outputs and their second derivatives,
+        is below ``error``; in space, the r / s beyond which kernels of that kind are."""
+        phase = 2 * math.sqrt(self.lmax + 2)  # beyond the maximum, from where it falls
+        for _ in range(40):  # x^n exp(-x^2 / 2) = error, solved for the x of the exponential
+            phase = math.sqrt(2 * math.log(1 / self.error) + 2 * (self.lmax + 2) * math.log(phase))
+        return phase
+
+    def waves_of(self, kernel: int) -> tuple[int, int, int] | None:
+        """The bounds of one kernel from those of the narrowest."""
+        if self.max_waves is None:
+            return None
+        ratio = min(low for low, _ in self.bounds) / self.bounds[kernel][0]
+        first, second, third = self.max_waves
+        return math.ceil(first * ratio), math.ceil(second * ratio), math.ceil(third * ratio)
+
+
+class Nodes(NamedTuple):
+    """Of flat nodes (T, ...), or of packed graphs (B, N, ...), zeros for padding.
+
+    Attributes:
+        pos: ``(..., 3)``, in double precision, near the origin but for what repeats.
+        query, key: ``(..., H, C, A)``.
+        value: ``(..., H, V)``.
+    """
+
+    pos: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
 
 
 def every_product(lmax: int) -> Product:
@@ -84,39 +113,23 @@ class _Boys(torch.autograd.Function):
     """F_0 to F_l with their own derivatives, dF_l / dt = -F_{l+1}: of any order, at 0 too."""
 
     @staticmethod
-    def forward(ctx, t: Tensor, degrees: int) -> Tensor:
-        out = _boys(t, degrees + 1)
+    def forward(ctx, t: Tensor, lmax: int) -> Tensor:
+        out = _boys(t, lmax + 1)
         ctx.save_for_backward(t, out)
-        ctx.degrees = degrees
+        ctx.lmax = lmax
         return out[:-1]
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         t, known = ctx.saved_tensors
         # what is differentiated again is evaluated again, as a function of t
-        higher = _Boys.apply(t, ctx.degrees + 1) if torch.is_grad_enabled() else known
+        higher = _Boys.apply(t, ctx.lmax + 1) if torch.is_grad_enabled() else known
         return -(grad * higher[1:]).sum(0), None
 
 
 def boys_functions(t: Tensor, lmax: int) -> Tensor:
-    r""":math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` for every degree up to ``lmax``, stacked before the axes of t.
-
-    Differentiable any number of times, at 0 too.
-
-    Args:
-        t: not negative.
-        lmax: the highest degree.
-
-    Example:
-        >>> import torch
-        >>> boys_functions(torch.zeros(1), 2)
-        tensor([[1.0000],
-                [0.3333],
-                [0.2000]])
-    """
-    if torch.compiler.is_compiling() or transformed():
-        return _boys(t, lmax)
-    return _Boys.apply(t, lmax)
+    r""":math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` of t >= 0, for every degree stacked before the axes of t."""
+    return _boys(t, lmax) if torch.compiler.is_compiling() or transformed() else _Boys.apply(t, lmax)
 
 
 def _boys(t: Tensor, lmax: int) -> Tensor:
@@ -162,15 +175,6 @@ def radial_factors(t: Tensor, gaussians: int, lmax: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, -3)
 
 
-def largest_phase(error: float, lmax: int) -> float:
-    """The s k beyond which (s k)^(lmax + 2) exp(-(s k)^2 / 2), the waves of outputs and their second derivatives, is
-    below ``error``; in space, the r / s beyond which kernels of that kind are."""
-    phase = 2 * math.sqrt(lmax + 2)  # beyond the maximum, from where it falls
-    for _ in range(40):  # x^n exp(-x^2 / 2) = error, solved for the x of the exponential
-        phase = math.sqrt(2 * math.log(1 / error) + 2 * (lmax + 2) * math.log(phase))
-    return phase
-
-
 class Part(NamedTuple):
     r"""What is summed over the waves of one lattice: a kernel, or the near or far part of a potential in an open cloud.
 
@@ -191,7 +195,7 @@ class Part(NamedTuple):
 
     @property
     def ends(self) -> bool:
-        """Whether it reaches so far that it has to end where there are no more nodes."""
+        """Whether it falls so slowly that it has to end where there are no more nodes."""
         return self.kind in ("potential", "far")
 
     def spectrum(self, square: Tensor, width: Tensor) -> Tensor:
@@ -213,10 +217,8 @@ def parts_of(kernels: EwaldKernels, splits: Sequence[float] = ()) -> list[Part]:
     """Of all kernels; potentials in two where there are widths to split them at, one a potential."""
     out = []
     for c, (low, high) in enumerate(kernels.bounds):
-        if c < kernels.gaussians:
-            out.append(Part(c, low, high, "gaussian"))
-        elif not splits:
-            out.append(Part(c, low, high, "potential"))
+        if c < kernels.gaussians or not splits:
+            out.append(Part(c, low, high, "gaussian" if c < kernels.gaussians else "potential"))
         else:
             out += split_at(c, low, splits[c - kernels.gaussians])
     return out
@@ -225,12 +227,3 @@ def parts_of(kernels: EwaldKernels, splits: Sequence[float] = ()) -> list[Part]:
 def split_at(kernel: int, low: float, width: float) -> list[Part]:
     """Near and far part of a potential."""
     return [Part(kernel, low, width, "near"), Part(kernel, width, width, "far")]
-
-
-def waves_of_kernels(max_waves: tuple[int, int, int] | None, bounds: tuple[tuple[float, float], ...]) -> MaxWaves:
-    """Bounds of wave numbers of every kernel from those of the narrowest."""
-    if max_waves is None:
-        return None
-    first, second, third = max_waves
-    ratios = [min(low for low, _ in bounds) / low for low, _ in bounds]
-    return tuple((math.ceil(first * r), math.ceil(second * r), math.ceil(third * r)) for r in ratios)

@@ -13,77 +13,53 @@ from ... import checks
 from ...encodings.harmonics import solid_harmonics
 from ...ranks import Ranks
 from ...transforms import transformed
-from .kernels import EwaldKernels, MaxWaves, Product, parts_of
-from .lattices import TAPER, Cells, coulomb, lattice_of, taper
+from .kernels import EwaldKernels, Nodes, Product, parts_of
+from .lattices import Cells, Lattice, lattice_of
 from .mesh import mesh_point_sums, mesh_wave_sums
 
 _BLOCK = {"cpu": 1 << 22, "other": 1 << 27}  # numbers in the largest tensor of a block of waves
 
 
 def lattice_sums(
-    pos: Tensor, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor, kernels: EwaldKernels, cells: Cells,
-    product: Product, *, splits: Sequence[float] = (), max_waves: MaxWaves = None, mesh: bool = False,
-    ranks: Ranks | None = None,
+    nodes: Nodes, mask: Tensor | None, kernels: EwaldKernels, cells: Cells, product: Product,
+    splits: Sequence[float] = (), mesh: bool = False, ranks: Ranks | None = None,
 ) -> Tensor:  # fmt: skip
-    r"""Sums over the nodes of each graph and all their images.
+    r"""Sums over the nodes of each graph and all their images, (B, N, H, E).
 
     .. math:: \mathrm{out}_i = \sum_c q_i^c \cdot \frac{1}{V} \sum_k \hat K_c(k)\, s_c^l\, e^{i k \cdot x_i}
         \Big[ \sum_j e^{-i k \cdot x_j}\, k_j^c\, v_j \Big] \otimes Y_l(i k)
 
     Args:
-        pos: ``(B, N, 3)``, in double precision, near the origin but for what repeats.
         mask: bool ``(B, N)``, where there are nodes.
-        query, key, value: ``(B, N, H, C, A)``, ``(B, N, H, C, A)``, ``(B, N, H, V)``, zeros for padding.
         splits: of open clouds, the widths at which potentials are split; none to sum them whole.
-        max_waves: bounds of the wave numbers of each kernel; ``None`` to find those of the cells.
         mesh: whether sums go through a non-uniform fast Fourier transform.
         ranks: among which nodes are shared.
-
-    Returns:
-        ``(B, N, H, E)``.
     """
-    out = []
-    most = pos.shape[1]
+    pos, query, key, value = nodes
+    most, extent, out = pos.shape[1], cells.extents(pos, mask, ranks), []
     if ranks is not None:
         most = int(ranks.largest(torch.tensor([most], device=pos.device)))
+
+    def mix(sums: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
+        return _mixed(sums if ranks is None else ranks.sum(sums), weights, harmonics, product)
+
     for part in parts_of(kernels, splits):
-        c, largest = part.kernel, TAPER * kernels.phase / part.least
-        lattice = lattice_of(
-            cells, pos, mask, ends=part.ends, margin=kernels.phase * part.largest, largest=largest, dtype=value.dtype,
-            bound=None if max_waves is None else max_waves[c], ranks=ranks,
-        )  # fmt: skip
-        weights = lattice.weights * taper(lattice.wavevectors, largest)
-        weights = weights * coulomb(lattice, cells.periodic) if part.ends else weights
-        width = kernels.widths[:, c].to(weights.dtype)
+        c = part.kernel
+        lattice = lattice_of(cells, pos, extent, part, kernels.phase, value.dtype, kernels.waves_of(c))
+        width = kernels.widths[:, c].to(lattice.weights.dtype)
         square = lattice.wavevectors.square().sum(2, keepdim=True)
-        weights = weights[..., None] * part.spectrum(square, width)  # B, D, H
+        weights = lattice.weights[..., None] * part.spectrum(square, width)  # B, D, H
         gains = kernels.gains[:, c].to(width.dtype).unbind(1)
         factors = torch.stack([gain * width**n * (-1) ** ((n + 1) // 2) for n, gain in enumerate(gains)], 1)
         weights = (weights[..., None] * factors).to(value.dtype)  # B, D, H, L
         harmonics = solid_harmonics(lattice.wavevectors, kernels.lmax).to(value.dtype)
-
-        def mix(sums: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
-            return _mixed(sums if ranks is None else ranks.sum(sums), weights, harmonics, product)
-
         sources = key[:, :, :, c].transpose(2, 3)[..., None] * value[:, :, None]  # B, N, A, H, V
         if mesh:
-            found = again(
-                _through_mesh, mix, lattice.angles, lattice.numbers, sources, weights, harmonics, kernels.error
-            )
+            found = again(_through_mesh, mix, *lattice[:2], sources, weights, harmonics, kernels.error)
         else:
-            found = _in_blocks(mix, lattice.angles, lattice.numbers, sources, weights, harmonics, most)
+            found = _in_blocks(mix, lattice, sources, weights, harmonics, most)
         out.append((found * query[:, :, :, c].transpose(2, 3)[..., None]).sum(2))
     return sum(out[1:], out[0])
-
-
-def _through_mesh(
-    mix: Callable[..., Tensor], angles: Tensor, numbers: Tensor, sources: Tensor, weights: Tensor, harmonics: Tensor,
-    error: float,
-) -> Tensor:  # fmt: skip
-    """Sums by non-uniform fast Fourier transforms."""
-    sums = mesh_point_sums(angles, numbers, sources.flatten(2), error)
-    table = mix(sums.unflatten(3, sources.shape[2:]), weights, harmonics)
-    return mesh_wave_sums(angles, numbers, table.flatten(3), error).unflatten(2, table.shape[3:])
 
 
 def again(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -103,12 +79,22 @@ def _mixed(sums: Tensor, weights: Tensor, harmonics: Tensor, product: Product) -
     return sum(out[1:], out[0])
 
 
-def _in_blocks(
+def _through_mesh(
     mix: Callable[..., Tensor], angles: Tensor, numbers: Tensor, sources: Tensor, weights: Tensor, harmonics: Tensor,
-    most: int,
+    error: float,
 ) -> Tensor:  # fmt: skip
+    """Sums by non-uniform fast Fourier transforms."""
+    sums = mesh_point_sums(angles, numbers, sources.flatten(2), error)
+    table = mix(sums.unflatten(3, sources.shape[2:]), weights, harmonics)
+    return mesh_wave_sums(angles, numbers, table.flatten(3), error).unflatten(2, table.shape[3:])
+
+
+def _in_blocks(
+    mix: Callable[..., Tensor], lattice: Lattice, sources: Tensor, weights: Tensor, harmonics: Tensor, most: int
+) -> Tensor:
     """Sums by matrix products, a block of waves after the other, which backward computes again. The largest number of
     nodes of a rank decides how many blocks there are, as in each block ranks add up their sums."""
+    angles, numbers = lattice.angles, lattice.numbers
 
     def block(angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
         steps = numbers.to(angles.dtype)  # no matrix product, whose TF32 would round phases

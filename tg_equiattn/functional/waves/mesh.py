@@ -26,55 +26,35 @@ def mesh_available() -> bool:
 
 
 def mesh_point_sums(angles: Tensor, numbers: Tensor, sources: Tensor, error: float) -> Tensor:
-    """Sums over points (B, N, M) in waves, (B, 2, D, M).
-
-    Args:
-        angles: ``(B, N, 3)``, any real numbers.
-        numbers: int64 ``(B, D, 3)``.
-        error: relative, of the transform.
-    """
-    return _PointSums.apply(angles, numbers, sources, error)
+    """Sums over points (B, N, M), at any angles (B, N, 3), in waves of integers (B, D, 3), (B, 2, D, M), to a relative
+    error."""
+    return _Sums.apply(_points, _waves, angles, numbers, sources, error)
 
 
 def mesh_wave_sums(angles: Tensor, numbers: Tensor, table: Tensor, error: float) -> Tensor:
     """Sums over waves (B, 2, D, M) at points, (B, N, M)."""
-    return _WaveSums.apply(angles, numbers, table, error)
+    return _Sums.apply(_waves, _points, angles, numbers, table, error)
 
 
-class _PointSums(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, angles: Tensor, numbers: Tensor, sources: Tensor, error: float) -> Tensor:
-        ctx.save_for_backward(angles, numbers, sources)
-        ctx.error = error
-        return torch.stack([_points(*graph, error) for graph in zip(angles, numbers, sources, strict=True)])
+class _Sums(torch.autograd.Function):
+    """One of the two sums, of each graph, and the other as its transpose."""
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
-        angles, numbers, sources = ctx.saved_tensors
-        of_angles = of_sources = None
-        if ctx.needs_input_grad[2]:
-            of_sources = mesh_wave_sums(angles, numbers, grad, ctx.error)
-        if ctx.needs_input_grad[0]:
-            of_angles = _slopes(angles, numbers, grad, sources, ctx.error)
-        return of_angles, None, of_sources, None
-
-
-class _WaveSums(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, angles: Tensor, numbers: Tensor, table: Tensor, error: float) -> Tensor:
-        ctx.save_for_backward(angles, numbers, table)
-        ctx.error = error
-        return torch.stack([_waves(*graph, error) for graph in zip(angles, numbers, table, strict=True)])
+    def forward(ctx, sums, transpose, angles: Tensor, numbers: Tensor, x: Tensor, error: float) -> Tensor:
+        ctx.save_for_backward(angles, numbers, x)
+        ctx.sums, ctx.transpose, ctx.error = sums, transpose, error
+        return torch.stack([sums(*graph, error) for graph in zip(angles, numbers, x, strict=True)])
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        angles, numbers, table = ctx.saved_tensors
-        of_angles = of_table = None
+        angles, numbers, x = ctx.saved_tensors
+        of_angles = of_x = None
+        if ctx.needs_input_grad[4]:
+            of_x = _Sums.apply(ctx.transpose, ctx.sums, angles, numbers, grad, ctx.error)
         if ctx.needs_input_grad[2]:
-            of_table = mesh_point_sums(angles, numbers, grad, ctx.error)
-        if ctx.needs_input_grad[0]:
-            of_angles = _slopes(angles, numbers, table, grad, ctx.error)
-        return of_angles, None, of_table, None
+            table, at_points = (grad, x) if ctx.sums is _points else (x, grad)
+            of_angles = _slopes(angles, numbers, table, at_points, ctx.error)
+        return None, None, of_angles, None, of_x, None
 
 
 def _slopes(angles: Tensor, numbers: Tensor, table: Tensor, at_points: Tensor, error: float) -> Tensor:
