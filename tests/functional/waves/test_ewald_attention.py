@@ -177,7 +177,7 @@ def test_potentials_of_slabs(method):
 
 
 def test_each_graph_by_itself():
-    """Molecules, crystals and slabs in one batch are what they are alone, by the same method, whatever the others are."""
+    """Molecules, crystals and slabs in one batch are what they are alone, by the same method."""
     sizes = [5, 0, 9, 1, 7]
     batch, ker = batch_of(sizes), kernels()
     q, k, v, pos = operands(sum(sizes))
@@ -252,7 +252,8 @@ def test_gradients_of_all_operands():
             {"cell": torch.eye(3), "pbc": torch.tensor([True, False, False])}),
         ("pbc must be bool", {"cell": torch.eye(3), "pbc": torch.ones(3)}),
         (r"width must be larger, .* waves shorter than", {"cell": 1e4 * torch.eye(3), "method": "waves"}),
-        (r"max_waves must be at least \(\d+, \d+, \d+\)", {"cell": 9 * torch.eye(3), "kernels": kernels(max_waves=(2, 2, 2))}),
+        (r"max_waves must be at least \(\d+, \d+, \d+\)",
+            {"cell": 9 * torch.eye(3), "kernels": kernels(max_waves=(2, 2, 2))}),
     ],
 )  # fmt: skip
 def test_bad_arguments(message, change):

@@ -22,15 +22,9 @@ def cheapest(
     method: str, graph: int, size: int, pos: Tensor, ragged: Ragged, cells: Cells | None, kernels: EwaldKernels,
     contracted: int, channels: int, mesh: bool,
 ) -> tuple[str, tuple[float, ...], int]:  # fmt: skip
-    """The method for one graph of this many nodes on all ranks, the widths at which potentials of an open one are split
-    for waves, and the logarithm of its number of waves, by which like graphs are told.
-
-    Args:
-        cells: those of all graphs if this one repeats.
-        contracted: A, of queries and keys.
-        channels: V + E, of values and outputs of a head.
-        mesh: whether there is that method.
-    """
+    """The method for one graph of this size on all ranks, which repeats where there are cells (those of all graphs); the
+    widths at which potentials of an open one are split for waves; the logarithm of its number of waves, by which like
+    graphs are told. Contracted are A axes of queries and keys, channels of values and outputs of a head V + E."""
     open_ = cells is None
     if method == "pairs" or (open_ and method == "auto" and ragged.ranks is None and size <= _ALWAYS_PAIRS):
         return "pairs", (), 0

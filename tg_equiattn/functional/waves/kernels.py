@@ -85,13 +85,8 @@ class EwaldKernels:
 
 
 class Nodes(NamedTuple):
-    """Of flat nodes (T, ...), or of packed graphs (B, N, ...), zeros for padding.
-
-    Attributes:
-        pos: ``(..., 3)``, in double precision, near the origin but for what repeats.
-        query, key: ``(..., H, C, A)``.
-        value: ``(..., H, V)``.
-    """
+    """Positions (..., 3) in double precision, queries and keys (..., H, C, A) and values (..., H, V): of flat nodes
+    (T, ...), or of packed graphs (B, N, ...) with zeros for padding."""
 
     pos: Tensor
     query: Tensor
@@ -176,16 +171,10 @@ def radial_factors(t: Tensor, gaussians: int, lmax: int) -> Tensor:
 
 
 class Part(NamedTuple):
-    r"""What is summed over the waves of one lattice: a kernel, or the near or far part of a potential in an open cloud.
+    r"""What is summed over the waves of one lattice: a kernel ("gaussian", "potential"), or a part of a potential.
 
-    With a width S beyond its own, a potential is :math:`s\, \mathrm{erf}(r / \sqrt 2 S) / r`, which has few waves, and
-    what is left, :math:`s\, [\mathrm{erf}(r / \sqrt 2 s) - \mathrm{erf}(r / \sqrt 2 S)] / r`, which falls as a
-    Gaussian does.
-
-    Attributes:
-        kernel: which.
-        least, largest: of the widths that waves and margins hang on.
-        kind: ``"gaussian"``, ``"potential"``, ``"near"`` or ``"far"``.
+    With a width S beyond its own, the "far" part is :math:`s\, \mathrm{erf}(r / \sqrt 2 S) / r`, which has few waves,
+    and what is left falls as a Gaussian does: "near". Waves and margins hang on the least and the largest width.
     """
 
     kernel: int
@@ -200,17 +189,14 @@ class Part(NamedTuple):
 
     def spectrum(self, square: Tensor, width: Tensor) -> Tensor:
         """As waves of square wavenumbers, of a kernel of this width; where it ends, without 4 pi / k^2."""
-        wave = (-square * width.square() / 2).exp()
+        wave = width * (-square * (self.largest**2 if self.kind == "far" else width.square()) / 2).exp()
+        if self.ends:
+            return wave
         if self.kind == "gaussian":
-            return (2 * math.pi) ** 1.5 * width**3 * wave
-        if self.kind == "potential":
-            return width * wave
-        if self.kind == "far":
-            return width * (-square * self.largest**2 / 2).exp()
+            return (2 * math.pi) ** 1.5 * width**2 * wave
         beyond = (self.largest**2 - width.square()) / 2
         some = torch.where(square == 0, 1.0, square)
-        share = torch.where(square == 0, beyond, -torch.expm1(-some * beyond) / some)
-        return 4 * math.pi * width * wave * share
+        return 4 * math.pi * wave * torch.where(square == 0, beyond, -torch.expm1(-some * beyond) / some)
 
 
 def parts_of(kernels: EwaldKernels, splits: Sequence[float] = ()) -> list[Part]:

@@ -29,11 +29,8 @@ def lattice_sums(
     .. math:: \mathrm{out}_i = \sum_c q_i^c \cdot \frac{1}{V} \sum_k \hat K_c(k)\, s_c^l\, e^{i k \cdot x_i}
         \Big[ \sum_j e^{-i k \cdot x_j}\, k_j^c\, v_j \Big] \otimes Y_l(i k)
 
-    Args:
-        mask: bool ``(B, N)``, where there are nodes.
-        splits: of open clouds, the widths at which potentials are split; none to sum them whole.
-        mesh: whether sums go through a non-uniform fast Fourier transform.
-        ranks: among which nodes are shared.
+    Potentials of open clouds are split at these widths, if any; with ``mesh``, sums go through non-uniform fast Fourier
+    transforms.
     """
     pos, query, key, value = nodes
     most, extent, out = pos.shape[1], cells.extents(pos, mask, ranks), []

@@ -26,12 +26,8 @@ TAPER = 1.1  # from the largest wavenumber that is promised to this times it, wa
 
 
 class Cells(NamedTuple):
-    """What repeats, of each graph of a batch.
-
-    Attributes:
-        vectors: ``(B, 3, 3)``, rows the lattice vectors, unit vectors where there are none, in double precision.
-        periodic: bool ``(B, 3)``, along which of them it repeats: all three, two, or none.
-    """
+    """What repeats: lattice vectors as rows, (B, 3, 3) in float64, unit vectors where there are none; and along
+    which a graph repeats, bool (B, 3): all three, two, or none."""
 
     vectors: Tensor
     periodic: Tensor
@@ -67,18 +63,8 @@ class Cells(NamedTuple):
 
 
 def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) -> Cells | None:
-    """What users give as cells, checked; ``None`` where nothing repeats.
-
-    Args:
-        cell: ``(3, 3)``, of all graphs, or ``(count, 3, 3)``, or ``(3 count, 3)``; rows are lattice vectors.
-        pbc: bool ``(3,)`` or ``(count, 3)``, ``(3 count,)``, along which vectors graphs repeat; ``None`` for those
-            that are not zero.
-        count: of graphs.
-        like: features of nodes.
-
-    Raises:
-        ValueError: for other shapes, cells that are flat or not finite, ``pbc`` without ``cell``, and wires.
-    """
+    """What users give, of so many graphs with features ``like``, checked; ``None`` where nothing repeats. As PyG
+    batches them, cells may be ``(3 count, 3)`` and pbc ``(3 count,)``."""
     if cell is None:
         none = isinstance(pbc, Tensor) and checks.values_are_free(pbc) and not bool(pbc.any())
         if pbc is not None and not none:
@@ -139,9 +125,9 @@ class Lattice(NamedTuple):
     Attributes:
         angles: ``(B, N, 3)``, 2 pi times the fractions of nodes.
         numbers: int64 ``(B, D, 3)``, n.
-        wavevectors: ``(B, D, 3)``, in radians per unit of length, in double precision.
-        weights: ``(B, D)``, how many waves each stands for (2, 1 for n = 0, none for padding), divided by the volume,
-            fading towards the largest, times 4 pi / k^2 where the kernel ends.
+        wavevectors: ``(B, D, 3)``, in double precision.
+        weights: ``(B, D)``, how many waves each stands for, divided by the volume, fading towards the largest, times
+            4 pi / k^2 where the kernel ends.
     """
 
     angles: Tensor
@@ -154,19 +140,13 @@ def lattice_of(
     cells: Cells, pos: Tensor, extent: Tensor, part: Part, phase: float, dtype: torch.dtype,
     bound: tuple[int, int, int] | None = None,
 ) -> Lattice:  # fmt: skip
-    r"""The waves of a part of which phases s k are up to ``phase``, and fade beyond.
+    """The waves of a part up to the phase s k and what fades beyond, within ``bound`` or, where there is none, by
+    reading cells; for nodes (B, N, 3) whose extents are (B, 3).
 
     Boxes and where potentials end hang on positions without gradients, as sums do not hang on them but for what is
     promised. With a margin, of the phase times the largest width, boxes are: of Gaussians, the extent and the margin;
     of potentials, which end at R, the largest distance and the margin, the extent, R and the margin, or twice R across
     a slab.
-
-    Args:
-        pos: ``(B, N, 3)``, in double precision.
-        extent: ``(B, 3)``, of the nodes along what does not repeat.
-        dtype: of angles.
-        bound: of the integers n, which then are all within it, whatever the cells are; ``None`` to look for them, which
-            reads values.
     """
     periodic, largest, margin = cells.periodic, TAPER * phase / part.least, phase * part.largest
     normals = cells.normals()
@@ -226,21 +206,14 @@ def _found(vectors: Tensor, largest: float) -> tuple[Tensor, Tensor]:
     if checks.is_traced(vectors) or checks.is_batched(vectors):
         raise ValueError("max_waves must be given where cells are traced or mapped over, got None")
     cells = vectors.detach().to("cpu", torch.float64).flatten(1).tolist()
-    found = [_numbers_of(tuple(cell), largest) for cell in cells]
-    longest = max((len(numbers) for numbers in found), default=0)
-    numbers = torch.zeros(len(found), longest, 3, dtype=torch.int64, device="cpu")
-    counts = torch.zeros(len(found), longest, dtype=torch.int64, device="cpu")
-    for row, own in enumerate(found):
-        numbers[row, : len(own)] = own
-        counts[row, : len(own)] = 2
-        counts[row, 0] = 1
-    return numbers.to(vectors.device), counts.to(vectors.device)
+    found = torch.nn.utils.rnn.pad_sequence([_numbers_of(tuple(cell), largest) for cell in cells], batch_first=True)
+    return found[..., :3].to(vectors.device), found[..., 3].to(vectors.device)
 
 
 @functools.lru_cache(maxsize=1024)
 @ordinary_tensors()
 def _numbers_of(entries: tuple[float, ...], largest: float) -> Tensor:
-    """(D, 3) of one cell, the first zero."""
+    """Of one cell (D, 4), n and how many waves it stands for, the first zero."""
     cell = torch.tensor(entries, dtype=torch.float64, device="cpu").view(3, 3)
     count = count_of_waves(float(cell.det().abs()), largest)
     if count > _MOST:
@@ -253,7 +226,12 @@ def _numbers_of(entries: tuple[float, ...], largest: float) -> Tensor:
     first, second, third = (math.floor(length * largest / (2 * math.pi)) for length in cell.norm(dim=1).tolist())
     numbers = _half_lattice(first, second, third, cell.device)
     wavevectors = 2 * math.pi * numbers.double() @ torch.linalg.inv(cell).T
-    return numbers[wavevectors.square().sum(1) < largest**2]
+    return torch.cat([numbers, _weights(numbers)[:, None]], 1)[wavevectors.square().sum(1) < largest**2]
+
+
+def _weights(numbers: Tensor) -> Tensor:
+    """How many waves each stands for."""
+    return torch.where((numbers == 0).all(-1), 1, 2)
 
 
 def _half_lattice(first: int, second: int, third: int, device: torch.device) -> Tensor:
@@ -268,7 +246,7 @@ def _fixed(vectors: Tensor, bound: tuple[int, int, int], largest: float) -> tupl
     needed = vectors.detach().norm(dim=2) * largest / (2 * math.pi)
     fits = torch.stack([needed[:, axis] < n + 1 for axis, n in enumerate(bound)]).all()
     numbers = _half_lattice(*bound, vectors.device).expand(vectors.shape[0], -1, -1)
-    counts = torch.where((numbers == 0).all(2), 1, 2)
+    counts = _weights(numbers)
     if checks.values_are_free(vectors):
         if vectors.shape[0] and not bool(fits):
             most = needed.floor().amax(0).long().tolist()
