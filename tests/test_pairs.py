@@ -218,7 +218,7 @@ def test_pairs_with_images(cutoff):
     ("message", "options"),
     [
         ("cell must be", {"cell": torch.eye(2)}),
-        ("cell must have independent", {"cell": torch.ones(3, 3)}),
+        ("cell must have a volume", {"cell": torch.ones(3, 3)}),
         ("pbc must be bool", {"cell": torch.eye(3), "pbc": torch.ones(3)}),
         ("cutoff must be", {"cutoff": 0}),
         ("metric must be", {"metric": "l2"}),

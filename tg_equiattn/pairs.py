@@ -12,6 +12,7 @@ from torch import Tensor
 from . import checks
 from .cells import METRICS, CellPairs, has_scipy, images, limit_of, tree_pairs
 from .kept import ordinary_tensors
+from .lattices import read_lattice
 from .offsets import GIVEN, offsets_between, whole_offsets
 
 __all__ = ["Pairs", "near_pairs"]
@@ -377,7 +378,9 @@ def near_pairs(
     checks.positive_number(cutoff=cutoff)
     nodes, lattice = len(pos), None
     if cell is not None:
-        lattice = _lattice(cell, pbc, int(batch.max()) + 1 if batch is not None and nodes else 1, pos)
+        graphs = int(batch.max()) + 1 if batch is not None and nodes else 1
+        graphs = max(graphs, len(cell)) if isinstance(cell, Tensor) and cell.ndim == 3 else graphs
+        lattice, _ = read_lattice(cell, pbc, graphs, pos, pos.shape[1])
     if not nodes:
         return torch.zeros(2, 0, dtype=torch.int64, device=pos.device), pos.new_zeros(0, pos.shape[1])
     refusal = (
@@ -411,23 +414,3 @@ def near_pairs(
         each = lattice[0] if batch is None else lattice[batch[target]]
         offsets = offsets + (shifts[:, None].to(each) @ each)[:, 0].to(offsets.dtype)
     return torch.stack([source, target]), offsets
-
-
-def _lattice(cell: Tensor, pbc: Tensor | None, graphs: int, pos: Tensor) -> Tensor:
-    """Lattice vectors (graphs, dim, dim) in double precision, zero where a graph does not repeat."""
-    dim = pos.shape[1]
-    fits = isinstance(cell, Tensor) and tuple(cell.shape[-2:]) == (dim, dim)
-    if not fits or cell.ndim > 3 or (cell.ndim == 3 and 1 != len(cell) < graphs):
-        came = tuple(cell.shape) if isinstance(cell, Tensor) else type(cell).__name__
-        raise ValueError(f"cell must be ({dim}, {dim}) or ({graphs}, {dim}, {dim}), got {came}")
-    graphs = max(graphs, len(cell) if cell.ndim == 3 else 1)
-    lattice = cell.to(pos.device, torch.float64).expand(graphs, dim, dim)
-    if pbc is not None:
-        pbc = torch.as_tensor(pbc, device=pos.device)
-        if pbc.dtype != torch.bool or tuple(pbc.shape) not in ((dim,), (1, dim), (graphs, dim)):
-            raise ValueError(f"pbc must be bool of shape ({dim},) or ({graphs}, {dim}), got {tuple(pbc.shape)}")
-        lattice = torch.where(pbc.expand(graphs, dim)[..., None], lattice, 0.0)
-    rank, wanted = torch.linalg.matrix_rank(lattice.detach()), (lattice != 0).any(-1).sum(-1)
-    if bool((rank != wanted).any()):
-        raise ValueError("cell must have independent lattice vectors where graphs repeat, got some that are not")
-    return lattice

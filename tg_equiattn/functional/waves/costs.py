@@ -22,7 +22,7 @@ def cheapest(
     method: str, graph: int, size: int, pos: Tensor, ragged: Ragged, cells: Cells | None, kernels: EwaldKernels,
     contracted: int, channels: int, mesh: bool,
 ) -> tuple[str, tuple[float, ...], int]:  # fmt: skip
-    """The method for one graph of this size on all ranks, which repeats where there are cells (those of all graphs); the
+    """The method for one graph of this size on all ranks, which repeats where there are cells (of all); the
     widths at which potentials of an open one are split for waves; the logarithm of its number of waves, by which like
     graphs are told. Contracted are A axes of queries and keys, channels of values and outputs of a head V + E."""
     open_ = cells is None

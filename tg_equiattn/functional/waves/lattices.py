@@ -17,11 +17,11 @@ from torch import Tensor
 
 from ... import checks
 from ...kept import ordinary_tensors
+from ...lattices import read_lattice
 from ...ranks import Ranks
 from .kernels import Part
 
 _MOST = 2**23  # waves of one graph and kernel, whose table would be larger than a memory
-_FLAT = 1e-6  # the smallest volume of a cell, as a share of that of a box with edges as long
 TAPER = 1.1  # from the largest wavenumber that is promised to this times it, waves fade
 
 
@@ -63,60 +63,22 @@ class Cells(NamedTuple):
 
 
 def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) -> Cells | None:
-    """What users give, of so many graphs with features ``like``, checked; ``None`` where nothing repeats. As PyG
-    batches them, cells may be ``(3 count, 3)`` and pbc ``(3 count,)``."""
+    """What users give, of so many graphs with features ``like``, checked; ``None`` where nothing repeats."""
     if cell is None:
         none = isinstance(pbc, Tensor) and checks.values_are_free(pbc) and not bool(pbc.any())
         if pbc is not None and not none:
             raise ValueError("cell must be given with pbc, got None")
         return None
-    fits = isinstance(cell, Tensor) and cell.ndim in (2, 3) and cell.shape[-1] == 3 and cell.shape[-2] % 3 == 0
-    if not fits or not (tuple(cell.shape) == (3, 3) or cell.numel() == 9 * count):
-        came = str(tuple(cell.shape)) if isinstance(cell, Tensor) else type(cell).__name__
-        raise ValueError(f"cell must be (3, 3) or one a graph, ({count}, 3, 3), got {came}")
-    if cell.device != like.device or not cell.is_floating_point():
-        raise ValueError(f"cell must be floating point on {like.device} as x is, got {cell.dtype} on {cell.device}")
-    vectors = cell.double().reshape(-1, 3, 3).expand(count, 3, 3)
-    if pbc is None:
-        periodic = (vectors != 0).any(2)
-    else:
-        fits = isinstance(pbc, Tensor) and pbc.ndim in (1, 2) and (pbc.ndim == 1 or pbc.shape[1] == 3)
-        fits = fits and (tuple(pbc.shape) == (3,) or pbc.numel() == 3 * count)
-        if not fits or pbc.dtype != torch.bool or pbc.device != like.device:
-            came = f"{pbc.dtype} of shape {tuple(pbc.shape)}" if isinstance(pbc, Tensor) else type(pbc).__name__
-            came += f" on {pbc.device}" if isinstance(pbc, Tensor) else ""
-            raise ValueError(f"pbc must be bool (3,) or ({count}, 3) on {like.device} as x is, got {came}")
-        periodic = pbc.reshape(-1, 3).expand(count, 3)
-    unit = torch.eye(3, dtype=vectors.dtype, device=vectors.device)
-    cells = Cells(torch.where(periodic[..., None], vectors, unit), periodic)
-    if checks.values_are_free(cell) and checks.values_are_free(periodic):
-        _check_values(vectors.detach(), cells, "pbc" if pbc is not None else "cell")
-    return cells
-
-
-def _check_values(vectors: Tensor, cells: Cells, name: str) -> None:
-    """Raise ValueError for lattice vectors that are not finite, missing or in one plane, and for wires."""
-    periodic = cells.periodic
-    if not bool(vectors.isfinite().all()):
-        raise ValueError(f"cell must be finite, got {vectors.tolist()}")
-    wire = _first(periodic.sum(1) == 1)
-    if wire is not None:
+    vectors, periodic = read_lattice(cell, pbc, count, like)
+    wires = periodic.sum(1) == 1
+    if checks.values_are_free(wires) and bool(wires.any()):
         raise ValueError(
-            f"{name} must let graph {wire} repeat along three directions, two or none, got one: the potential of a "
-            "wire grows with the logarithm of the distance, whatever its waves; give it two vectors more, with vacuum"
+            f"{'cell' if pbc is None else 'pbc'} must let graph {int(wires.nonzero()[0])} repeat along three "
+            "directions, two or none, got one: the potential of a wire grows with the logarithm of the distance, "
+            "whatever its waves; give it two vectors more, with vacuum"
         )
-    missing = _first((periodic & (vectors == 0).all(2)).any(1))
-    if missing is not None:
-        raise ValueError(f"cell must have a lattice vector wherever pbc is true, got {vectors[missing].tolist()}")
-    full = torch.where(periodic[..., None], vectors, cells.normals())
-    flat = _first(full.det().abs() <= _FLAT * full.norm(dim=2).prod(1))
-    if flat is not None:
-        raise ValueError(f"cell must have a volume, got lattice vectors in one plane: {vectors[flat].tolist()}")
-
-
-def _first(bad: Tensor) -> int | None:
-    """The first graph that is, if any."""
-    return int(bad.nonzero()[0]) if bool(bad.any()) else None
+    unit = torch.eye(3, dtype=vectors.dtype, device=vectors.device)
+    return Cells(torch.where(periodic[..., None], vectors, unit), periodic)
 
 
 class Lattice(NamedTuple):

@@ -123,7 +123,7 @@ class EwaldAttention(EwaldLayer):
         )
         pos = checks.positions(pos, (*shape, 3), scalars, "attention depends on them").reshape(-1, 3)
         scalars, vectors = self.attention([scalars[..., None], vectors], pos, ragged, cell, pbc)
-        return scalars.reshape(*shape, self.out_channels[0]), vectors.reshape(*shape, self.out_channels[1], 3)
+        return scalars.reshape(*shape, scalars.shape[1]), vectors.contiguous().view(*shape, *vectors.shape[1:])
 
     def extra_repr(self) -> str:
         options = self.attention.options

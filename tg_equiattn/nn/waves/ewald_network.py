@@ -99,10 +99,7 @@ class EwaldNetwork(ExactTables):
         self.options, self.given, self.wanted = options, tuple(given), tuple(wanted)
         self.inside, self.outside = _each_once(given), _each_once(wanted)
         heads, count = options.heads, sum(options.counts)
-        values, found = (
-            [irrep.with_channels(-(-irrep.channels // heads)) for irrep in irreps]
-            for irreps in (self.inside, self.outside)
-        )
+        values, found = ([irrep.shared(heads) for irrep in irreps] for irreps in (self.inside, self.outside))
         self.product = HarmonicProduct(values, found, options.lmax, heads, coupling)
         missing = self.product.missing()
         if missing:
@@ -164,8 +161,7 @@ class EwaldNetwork(ExactTables):
                 channels = [other.channels for other in self.wanted if other[:2] == irrep[:2]]
                 found[irrep[:2]] = list(x.split(channels, 1))
             none = out.new_zeros(out.shape[0], 0, 1)
-            blocks = [(found[i[:2]].pop(0) if i[:2] in found else none.expand(-1, -1, i.size)) for i in self.wanted]
-            return [x.contiguous() for x in blocks]
+            return [(found[i[:2]].pop(0) if i[:2] in found else none.expand(-1, -1, i.size)) for i in self.wanted]
 
 
 class EwaldLayer(Shared, NotScriptable, nn.Module):
