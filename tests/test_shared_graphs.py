@@ -15,7 +15,8 @@ import ranks
 import torch
 import torch.distributed as dist
 
-from tg_equiattn.nn import EwaldAttention, PerformerAttention, PositionalPerformerAttention
+from tg_equiattn.nn import EwaldAttention, PerformerAttention
+from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
 GRAPHS, NODES = 4, 23

@@ -42,7 +42,7 @@ def whole_offsets(offsets: Tensor, pos: Tensor | None = None, what: str = "diffe
         return whole
     size = (offsets if pos is None else pos).abs().max().double().clamp(min=1)
     exact = (16 * max(torch.finfo(t).eps for t in (offsets.dtype, torch.float32)) * size).clamp(max=0.25)
-    apart = torch.where(offsets == whole, 0.0, offsets - whole).abs()  # infinity is Neighbors' to refuse
+    apart = torch.where(offsets == whole, 0.0, offsets - whole).abs()  # infinity is Pairs' to refuse
     near = (apart <= exact).all(1)
     if not bool(near.all()):
         came = offsets[~near][0].tolist()

@@ -108,17 +108,9 @@ class Pairs:
         weights: Tensor | None = None,
         loops: bool = False,
     ) -> None:
-        if not isinstance(edge_index, Tensor):
-            raise ValueError(f"edge_index must be a tensor, got {type(edge_index).__name__}")
-        if edge_index.dtype != torch.int64 or edge_index.ndim != 2 or len(edge_index) != 2:
-            came = f"{edge_index.dtype} of shape {tuple(edge_index.shape)}"
-            raise ValueError(f"edge_index must be int64 (2, E), got {came}")
+        check_edges(edge_index, nodes)
         (source, target), free = edge_index, checks.values_are_free(edge_index)
         edges = edge_index.shape[1]
-        if free and edges:
-            low, high = (int(x) for x in edge_index.aminmax())
-            if low < 0 or high >= nodes:
-                raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
         offsets = torch.zeros(edges, 0, device=edge_index.device) if offsets is None else offsets
         if offsets.ndim != 2 or offsets.shape[0] != edges:
             raise ValueError(f"offsets must have shape ({edges}, dim), got {tuple(offsets.shape)}")
@@ -202,10 +194,6 @@ class Pairs:
         out.between_positions = between
         out.check_graphs("edge_index", batch, mask)
         return out
-
-    @property
-    def pattern(self) -> CSR:
-        return self.csr
 
     @property
     def target(self) -> Tensor:
@@ -312,6 +300,18 @@ class Pairs:
         order = torch.argsort(key, stable=True)
         source = self.source[order]
         return CSR(key[order], source, last + 1, self.nodes, torch.argsort(source, stable=True))
+
+
+def check_edges(edge_index: Tensor, nodes: int) -> None:
+    """Raise ValueError unless these are int64 (2, E), of so many nodes."""
+    if not isinstance(edge_index, Tensor):
+        raise ValueError(f"edge_index must be a tensor, got {type(edge_index).__name__}")
+    if edge_index.dtype != torch.int64 or edge_index.ndim != 2 or len(edge_index) != 2:
+        raise ValueError(f"edge_index must be int64 (2, E), got {edge_index.dtype} of shape {tuple(edge_index.shape)}")
+    if checks.values_are_free(edge_index) and edge_index.numel():
+        low, high = (int(x) for x in edge_index.aminmax())
+        if low < 0 or high >= nodes:
+            raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
 
 
 def _of_edges(name: str, given: object, edge_index: Tensor, width: int | None) -> Tensor | None:

@@ -30,7 +30,8 @@ from harness.tables import markdown
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from tg_equiattn.nn import EwaldAttention, PositionalPerformerAttention
+from tg_equiattn.nn import EwaldAttention
+from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -181,11 +181,13 @@ def predict(model: PixelGraphClassifier, data: Batch) -> tuple[Tensor, Tensor]:
 def build(in_channels: int, settings: PixelGraphs) -> PixelGraphClassifier:
     (position,) = settings.positions
     width = settings.channels // settings.heads
+    features = {
+        "redraw_interval": settings.redraw_interval, "num_random_features": max(16, int(width * math.log(width))),
+    }  # fmt: skip
     return PixelGraphClassifier(
         in_channels, 10, channels=settings.channels, num_layers=settings.layers, heads=settings.heads,
         embedding=settings.embedding, position=None if position == "none" else position,
-        max_distance=settings.max_distance, redraw_interval=settings.redraw_interval,
-        dropout=settings.dropout, norm=settings.norm, num_random_features=max(16, int(width * math.log(width))),
+        cutoff=settings.max_distance, dropout=settings.dropout, norm=settings.norm, attn_kwargs=features,
     )  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """The Relative Performer on graphs of pixels."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,11 +10,12 @@ from torch_geometric.typing import Adj
 from tg_equiattn import checks
 from tg_equiattn.encodings.positions import AbsoluteEncoding
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.nn import MeanReadout, PerformerBlock, PixelEmbedding
 from tg_equiattn.nn.children import reset_children
-from tg_equiattn.nn.linear.relative_performer import pixel_attention
+from tg_equiattn.nn.performer.attention import CUTOFF
+from tg_equiattn.nn.performer.pixel_layers import MeanReadout, PixelEmbedding
+from tg_equiattn.nn.performer.relative_performer import PerformerBlock, pixel_attention, redraw_blocks
 
-from .conv import PositionalPerformerConv, RelativePerformerConv
+from .conv import KernelAttentionConv
 from .graph import batch_of, check_sources
 
 
@@ -32,15 +32,15 @@ class PixelGraphClassifier(torch.nn.Module):
         embedding (str, optional): :obj:`"linear"`, :obj:`"mlp"`, or :obj:`"lookup"` of 8-bit intensities.
             (default: :obj:`"linear"`)
         position (str, optional): :obj:`"window"`, near pairs as :class:`RelativePerformerConv` has them;
-            :obj:`"clipped"` or :obj:`"sinusoid"`, as :class:`PositionalPerformerConv`; :obj:`"absolute"`, added once,
-            to the embedding; or :obj:`None`. (default: :obj:`"window"`)
+            :obj:`"clipped"` or :obj:`"sinusoid"`, the paper's (see :class:`tg_equiattn.nn.RelativePerformer`);
+            :obj:`"absolute"`, added once, to the embedding; or :obj:`None`. (default: :obj:`"window"`)
         pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
-        max_distance (int, optional): As :class:`RelativePerformerConv`. (default: :obj:`6`)
-        redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`100`)
+        cutoff (int, optional): As :class:`RelativePerformerConv`. (default: :obj:`6`)
         dropout (float, optional): Of the outputs of attention and of the feed-forward part. (default: :obj:`0.1`)
         norm (str, optional): Before the last linear map: :obj:`"layer"`, at every pixel before the mean, or
             :obj:`"batch"`, after it, with which small data are learned far faster. (default: :obj:`"layer"`)
-        **kwargs (optional): Additional arguments of the attention.
+        attn_kwargs (Dict[str, Any], optional): Further arguments of the attention; :obj:`redraw_interval` is
+            :obj:`100` unless it is among them. (default: :obj:`None`)
 
     Shapes:
         Arguments as :class:`RelativePerformerConv`, output :math:`(|\mathcal{G}|, \mathrm{num\_classes})`.
@@ -51,7 +51,7 @@ class PixelGraphClassifier(torch.nn.Module):
         >>> from tg_equiattn.integrations.pyg import PixelGraph
         >>> data = [PixelGraph(max_distance=3)(Data(image=torch.rand(1, 8, 8))) for _ in range(3)]
         >>> data = Batch.from_data_list(data)
-        >>> model = PixelGraphClassifier(1, 10, channels=16, num_layers=2, heads=4, max_distance=3)
+        >>> model = PixelGraphClassifier(1, 10, channels=16, num_layers=2, heads=4, cutoff=3)
         >>> model(data.x, data.edge_index, data.batch, data.pos).shape
         torch.Size([3, 10])
     """
@@ -67,22 +67,19 @@ class PixelGraphClassifier(torch.nn.Module):
         embedding: str = "linear",
         position: str | None = "window",
         pos_dim: int = 2,
-        max_distance: int = 6,
-        redraw_interval: int | None = 100,
+        cutoff: int = CUTOFF,
         dropout: float = 0.1,
         norm: str = "layer",
-        **kwargs: Any,
+        attn_kwargs: dict[str, Any] | None = None,
     ):
         super().__init__()
         checks.positive(num_layers=num_layers)
         self.embedding = PixelEmbedding(in_channels, channels, embedding)
         self.absolute = AbsoluteEncoding(channels, pos_dim) if position == "absolute" else None
-        kwargs |= {"pos_dim": pos_dim, "max_distance": max_distance, "redraw_interval": redraw_interval}
-        layers = RelativePerformerConv, PositionalPerformerConv
-        self.blocks = torch.nn.ModuleList(
-            PerformerBlock(pixel_attention(channels, heads, position, *layers, **kwargs), channels, dropout=dropout)
-            for _ in range(num_layers)
-        )
+        self.blocks = torch.nn.ModuleList()
+        for _ in range(num_layers):
+            attention = pixel_attention(channels, heads, position, attn_kwargs, pos_dim=pos_dim, cutoff=cutoff)
+            self.blocks.append(PerformerBlock(KernelAttentionConv(attention), channels, dropout))
         self.readout = MeanReadout(channels, num_classes, norm)
         self.in_channels, self.num_classes, self.position = in_channels, num_classes, position
 
@@ -92,9 +89,7 @@ class PixelGraphClassifier(torch.nn.Module):
 
     def redraw_features(self, generator: torch.Generator | None = None):
         """Draws new random features in every block."""
-        blocks: Iterable[Any] = self.blocks
-        for block in blocks:
-            block.redraw_features(generator)
+        redraw_blocks(self.blocks, generator)
 
     def forward(
         self,

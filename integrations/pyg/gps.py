@@ -10,8 +10,8 @@ from torch_geometric.typing import Adj
 from torch_geometric.utils import is_sparse
 
 from tg_equiattn import checks
-from tg_equiattn.neighbors import Neighbors
 from tg_equiattn.nn.children import reset_children
+from tg_equiattn.pairs import Pairs
 
 from .conv import RelativePerformerConv
 from .graph import plain_edges
@@ -57,7 +57,7 @@ class RelativeGPSBlock(torch.nn.Module):
         >>> import torch
         >>> from torch_geometric.nn import MLP, GINEConv
         >>> conv = GINEConv(MLP([16, 16, 16]), edge_dim=4)
-        >>> attention = {"pos_dim": 3, "offset": "distance", "max_distance": 2.0, "edge_dim": 4}
+        >>> attention = {"pos_dim": 3, "offset": "distance", "cutoff": 2.0, "edge_dim": 4}
         >>> block = RelativeGPSBlock(16, conv, heads=4, attn_kwargs=attention)
         >>> bonds = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
         >>> block(torch.randn(3, 16), bonds, edge_attr=torch.randn(4, 4), pos=torch.rand(3, 3)).shape
@@ -114,7 +114,7 @@ class RelativeGPSBlock(torch.nn.Module):
         edge_offset: Tensor | None = None,
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
-        neighbors: Neighbors | None = None,
+        neighbors: Pairs | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Runs the forward pass of the module.
@@ -129,7 +129,7 @@ class RelativeGPSBlock(torch.nn.Module):
             edge_offset (torch.Tensor, optional): Offsets of the edges in their place, for the attention.
             batch_size, max_num_nodes (int, optional): The number of graphs and a bound of their nodes; see
                 :meth:`RelativePerformerConv.forward`.
-            neighbors (Neighbors, optional): Near pairs of the attention in place of the edges, from
+            neighbors (Pairs, optional): Near pairs of the attention in place of the edges, from
                 :meth:`neighbors`: shared among blocks, or other ones than messages pass along, or with offsets across
                 the border of a periodic cell.
             **kwargs (optional): Additional arguments of :obj:`conv`, such as :obj:`edge_weight`.
@@ -162,7 +162,7 @@ class RelativeGPSBlock(torch.nn.Module):
         *,
         edge_offset: Tensor | None = None,
         num_nodes: int,
-    ) -> Neighbors | None:
+    ) -> Pairs | None:
         """The near pairs of these edges, once for all blocks that share them. Arguments as :meth:`forward`."""
         if not self._features_in_attention:
             edge_attr = None

@@ -29,14 +29,14 @@ import torch
 from linear_attention import CHANNELS, CLIPPED, HEADS, WINDOW, GatheredClipped, PerformerAttention, PixelGrid, bias_of
 from linear_attention import PositionalPerformerAttention
 grid, x = PixelGrid((9, 7), CLIPPED), torch.randn(1, 63, CHANNELS)
-gathered = GatheredClipped(CHANNELS, CHANNELS, HEADS, max_distance=CLIPPED).window_of(grid, "cpu")
-layer = PositionalPerformerAttention(CHANNELS, CHANNELS, HEADS, max_distance=CLIPPED)
+gathered = GatheredClipped(CHANNELS, CHANNELS, HEADS, cutoff=CLIPPED).window_of(grid, "cpu")
+layer = PositionalPerformerAttention(CHANNELS, CHANNELS, HEADS, cutoff=CLIPPED)
 layer.load_state_dict(gathered.state_dict())
 torch.testing.assert_close(gathered(x, grid=grid), layer(x, grid=grid), rtol=1e-4, atol=1e-5)
-window = PerformerAttention(CHANNELS, CHANNELS, HEADS, max_distance=WINDOW, method="features")
+window = PerformerAttention(CHANNELS, CHANNELS, HEADS, cutoff=WINDOW, method="features")
 near = PixelGrid((9, 7), WINDOW).neighbors()
 bias = bias_of(PixelGrid((9, 7), WINDOW), window.positions.offset_bias.table)[0]
-row, col = near.pattern.row, near.pattern.col
+row, col = near.target, near.source
 torch.testing.assert_close(bias[:, row, col], window.positions.offset_bias(near.offsets))
 print("equal")
 """

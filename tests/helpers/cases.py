@@ -17,7 +17,11 @@ from tg_equiattn import nn as layers
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.grids import Neighbourhood, PixelGrid
 from tg_equiattn.groups import cyclic, dihedral, dyadic, octahedral
-from tg_equiattn.neighbors import Neighbors
+from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
+from tg_equiattn.nn.performer.pixel_layers import MeanReadout, PixelEmbedding
+from tg_equiattn.nn.performer.random_features import RandomFeatures
+from tg_equiattn.nn.performer.relative_performer import PerformerBlock
+from tg_equiattn.pairs import Pairs
 
 C4, GRID, SIZES, RAGGED = cyclic(4), PixelGrid((5, 7), 3), [5, 11, 3], [2, 17, 1, 5]
 SMALL = {"hidden_scalars": 5, "hidden_vectors": 7}
@@ -170,11 +174,11 @@ def near(loops=True, sizes=RAGGED):
 
 
 def performer(position=None, form="grid", **options):
-    options = {"num_random_features": 11, "max_distance": 3, "redraw_interval": 100, **options}
+    options = {"num_random_features": 11, "cutoff": 3, "redraw_interval": 100, **options}
 
     def make():
         if position is not None:
-            return layers.PositionalPerformerAttention(12, 15, 3, position=position, **options)
+            return PositionalPerformerAttention(12, 15, 3, position=position, **options)
         return layers.PerformerAttention(12, 15, 3, **{"method": "features", **options})
 
     if form == "grid":
@@ -183,7 +187,7 @@ def performer(position=None, form="grid", **options):
         return Case(make, lambda: {"x": d(2, len(GRID), 12), "grid": GRID, "mask": torch.rand(2, len(GRID)) < 0.7})
 
     def on_nodes(layer, x, pos, batch, batch_size, target, source, offsets):
-        pairs = Neighbors(target, source, offsets, x.shape[0])
+        pairs = Pairs(torch.stack([source, target]), x.shape[0], offsets)
         return layer(x, pos=pos, batch=batch, batch_size=batch_size, neighbors=pairs)
 
     def inputs(step):
@@ -195,22 +199,16 @@ def performer(position=None, form="grid", **options):
 
 
 def relative_performer(**options):
-    options = {"channels": 12, "depth": 2, "heads": 3, "max_distance": 3, "dropout": 0.0, **options}
+    options = {"channels": 12, "depth": 2, "heads": 3, "cutoff": 3, "dropout": 0.0, **options}
     return Case(
         lambda: layers.RelativePerformer(2, 5, **options),
         lambda: {"image": torch.rand(3, 2, 5, 7)},
     )
 
 
-def clipped(projection, table, mask=None, **operands):
-    near = GRID.neighbors(1, projection.device)
-    return F.clipped_attention(
-        **operands, projection=projection.detach(), distance_table=table, neighbors=near, mask=mask
-    )
-
-
 def window(query, key, value, projection, bias, self_bias, far_bias, target, source, offsets, batch):
-    pairs, ragged = Neighbors(target, source, offsets, len(query)), {"batch": batch, "batch_size": len(RAGGED)}
+    pairs = Pairs(torch.stack([source, target]), len(query), offsets)
+    ragged = {"batch": batch, "batch_size": len(RAGGED)}
     biases = bias, self_bias, pairs
     return F.window_attention(query, key, value, projection.detach(), *biases, far_bias=far_bias, **ragged)
 
@@ -260,16 +258,8 @@ CORE = {
     "linear_attention": function(linear(), **QKV),
     "linear_attention masked": function(linear(), **QKV, mask=lambda: torch.rand(3, 13) < 0.7),
     "linear_attention ragged": function(linear(batch_size=len(RAGGED)), **FLAT, batch=flat_batch(RAGGED)),
-    "clipped_attention": function(clipped, query=(35, 3, 5), value=(35, 3, 7), table=(3, 4, 5), projection=(11, 5)),
-    "clipped_attention masked": function(
-        clipped, query=(1, 3, 35, 5), value=(1, 3, 35, 7), table=(3, 4, 5), projection=(11, 5),
-        mask=lambda: torch.rand(1, 35) < 0.7,
-    ),
     "window_attention": Case(lambda: Call(window), window_inputs),
     "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
-    "sum_aggregation": function(
-        lambda value: F.sum_aggregation(value, GRID.neighbors(1, value.device).bins(3))[:-1], value=(35, 5)
-    ),
     "geometric_product": function(F.geometric_product, x=(5, 1, 7, 8), y=(3, 7, 8)),
     "scalar_long_conv": function(F.scalar_long_conv, **SCALARS),
     "scalar_long_conv linear": function(lambda **t: F.scalar_long_conv(**t, mode="linear"), **SCALARS, lengths=lengths),
@@ -348,7 +338,7 @@ CORE = {
     "GlobalPooling": layer(layers.GlobalPooling, 2, 7, 4, 3, 5),
     "SpatialMaxPool": layer(lambda: layers.SpatialMaxPool(2), 2, 7, 4, 6, 4),
     "SpatialCrop": layer(lambda: layers.SpatialCrop(1), 2, 7, 4, 6, 4),
-    "RandomFeatures": Case(lambda: layers.RandomFeatures(11, 5, redraw_interval=3), dict),
+    "RandomFeatures": Case(lambda: RandomFeatures(11, 5, redraw_interval=3), dict),
     "PerformerAttention": performer(offset=None),
     "PerformerAttention window": performer(),
     "PerformerAttention mlp": performer(offset="mlp", values="offset"),
@@ -364,15 +354,15 @@ CORE = {
     "PositionalPerformerAttention ragged": performer("clipped", "ragged"),
     "PositionalPerformerAttention ragged sinusoid": performer("sinusoid", "ragged"),
     "PerformerBlock": Case(
-        lambda: layers.PerformerBlock(layers.PerformerAttention(12, 12, 3, max_distance=3), 12),
+        lambda: PerformerBlock(layers.PerformerAttention(12, 12, 3, cutoff=3), 12),
         lambda: {"x": d(2, len(GRID), 12), "grid": GRID},
     ),
-    "PixelEmbedding": layer(lambda: layers.PixelEmbedding(3, 5, "mlp"), 2, 7, 3, axes=(0, 1)),
+    "PixelEmbedding": layer(lambda: PixelEmbedding(3, 5, "mlp"), 2, 7, 3, axes=(0, 1)),
     "PixelEmbedding lookup": Case(
-        lambda: layers.PixelEmbedding(3, 5, "lookup"), lambda: {"x": torch.randint(256, (2, 7, 3))}
+        lambda: PixelEmbedding(3, 5, "lookup"), lambda: {"x": torch.randint(256, (2, 7, 3))}
     ),
     "MeanReadout": layer(
-        lambda: Call(lambda readout, x: readout(x, lambda x: x.mean(1)), layers.MeanReadout(5, 3)), 2, 7, 5, axes=(0, 1)
+        lambda: Call(lambda readout, x: readout(x, lambda x: x.mean(1)), MeanReadout(5, 3)), 2, 7, 5, axes=(0, 1)
     ),
     "RelativePerformer": relative_performer(),
     "RelativePerformer clipped": relative_performer(position="clipped"),
@@ -448,16 +438,15 @@ def on_graphs(kind, **options):
     def make():
         from tg_equiattn.integrations import pyg
 
-        wide = {"num_random_features": 11, "max_distance": 3, **options}
+        wide = {"num_random_features": 11, "cutoff": 3, **options}
         if kind == "RelativePerformerConv":
             return pyg.RelativePerformerConv(12, 15, 3, **{"method": "features", **wide})
-        if kind == "PositionalPerformerConv":
-            return pyg.PositionalPerformerConv(12, 15, 3, **wide)
         if kind == "RelativeGPSBlock":
             from torch_geometric.nn import SAGEConv
 
             attention = {"method": "features", **wide}
             return pyg.RelativeGPSBlock(12, SAGEConv(12, 12), 3, norm="layer_norm", attn_kwargs=attention)
+        wide = {"cutoff": 3, "attn_kwargs": {"num_random_features": 11}, **options}
         return pyg.PixelGraphClassifier(12, 5, channels=12, num_layers=2, heads=3, dropout=0.0, **wide)
 
     def inputs(step):
@@ -518,8 +507,8 @@ CASES = {
     "RelativePerformerConv": on_graphs("RelativePerformerConv"),
     "RelativePerformerConv mlp": on_graphs("RelativePerformerConv", offset="mlp", values="offset"),
     "RelativePerformerConv pairs": on_graphs("RelativePerformerConv", method="pairs", offset="mlp", values="offset"),
-    "PositionalPerformerConv": on_graphs("PositionalPerformerConv"),
-    "PositionalPerformerConv sinusoid": on_graphs("PositionalPerformerConv", position="sinusoid"),
+    "PixelGraphClassifier clipped": on_graphs("PixelGraphClassifier", position="clipped"),
+    "PixelGraphClassifier sinusoid": on_graphs("PixelGraphClassifier", position="sinusoid"),
     "RelativeGPSBlock": on_graphs("RelativeGPSBlock", offset="distance"),
     "PixelGraphClassifier": on_graphs("PixelGraphClassifier"),
     "e3nn CliffordMLP": on_irreps("CliffordMLP", "3x0e+2x1o", "2x1e+5x0e", 3),

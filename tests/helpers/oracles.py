@@ -168,7 +168,7 @@ def positive_features(x, projection):
 
 def offset_bias(attention, offset):
     """b of one offset, for every head, read from the parameters."""
-    bias, k = attention.positions.offset_bias, attention.max_distance
+    bias, k = attention.positions.offset_bias, attention.cutoff
     if attention.offset == "mlp":
         return bias.last.weight @ F.silu(bias.first.weight @ (offset / k) + bias.first.bias) + bias.last.bias
     if attention.offset == "distance":
@@ -183,7 +183,7 @@ def offset_bias(attention, offset):
 
 def offset_value(attention, offset):
     """g of one offset, (heads, d)."""
-    values, k = attention.positions.offset_values, attention.max_distance
+    values, k = attention.positions.offset_values, attention.cutoff
     if attention.offset == "distance":
         u = math.sqrt(float((offset / k).square().sum()))
         features = [math.sin(math.pi * n * u) / (math.pi * n * u) if u else 1.0 for n in range(1, 17)]
@@ -196,7 +196,7 @@ def offset_value(attention, offset):
 
 def far_offsets(attention, means):
     """What mean offsets (heads, dim) of one node add to its output, read from the parameters."""
-    means, weight = means / attention.max_distance, attention.far_offsets.map.weight
+    means, weight = means / attention.cutoff, attention.far_offsets.map.weight
     if attention.offset != "distance":
         return weight @ means.flatten()
     heads = range(len(means))
@@ -207,7 +207,7 @@ def far_offsets(attention, means):
 def performer_double_sum(attention, x, edge_index, offsets, batch, features=None, pos=None):
     """A PerformerAttention, or a PositionalPerformerAttention, from its parameters: every weight of every pair by the
     definition, one pair at a time."""
-    heads, d, k = attention.heads, attention.head_channels, attention.max_distance
+    heads, d, k = attention.heads, attention.head_channels, attention.cutoff
     position = getattr(attention, "position", "window")  # the paper's, or ours
     near_pairs, content = getattr(attention, "offset", None) is not None, attention.positions.key_heads
     query = (x @ attention.query.weight.T).view(-1, heads, d)

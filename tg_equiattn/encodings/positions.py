@@ -112,12 +112,12 @@ class SinusoidEncoding(nn.Module):
 
 
 class OffsetTable(nn.Module):
-    r"""A bias for each head and each integer offset with coordinates below ``max_distance``.
+    r"""A bias for each head and each integer offset with coordinates below ``cutoff``.
 
     Args:
         pos_dim: dimension of offsets.
         heads: attention heads.
-        max_distance: offsets run from ``1 - max_distance`` to ``max_distance - 1`` on each axis.
+        cutoff: offsets run from ``1 - cutoff`` to ``cutoff - 1`` on each axis.
 
     Shapes:
         ``(E, pos_dim)`` -> ``(heads, E)``.
@@ -127,22 +127,22 @@ class OffsetTable(nn.Module):
             and compiled, such pairs get minus infinity: they are not near.
     """
 
-    def __init__(self, pos_dim: int, heads: int, max_distance: int) -> None:
+    def __init__(self, pos_dim: int, heads: int, cutoff: int) -> None:
         super().__init__()
-        self.pos_dim, self.heads, self.max_distance = pos_dim, heads, max_distance
-        self.table = nn.Parameter(torch.empty(heads, (2 * max_distance - 1) ** pos_dim))
+        self.pos_dim, self.heads, self.cutoff = pos_dim, heads, cutoff
+        self.table = nn.Parameter(torch.empty(heads, (2 * cutoff - 1) ** pos_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=STD)
 
     def forward(self, offsets: Tensor) -> Tensor:
-        radius = self.max_distance - 1
+        radius = self.cutoff - 1
         whole = offsets.round() if offsets.is_floating_point() else offsets
         inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # neither NaN nor infinity is
         if checks.values_are_free(offsets) and not bool(inside.all()):
             raise ValueError(
-                f"offsets (edge_offset, or differences of pos) must be below max_distance={self.max_distance} on every "
+                f"offsets (edge_offset, or differences of pos) must be below cutoff={self.cutoff} on every "
                 f"axis, got {offsets.min()} to {offsets.max()}"
             )
         whole = torch.where(inside[:, None], whole, torch.zeros_like(whole)).long()
@@ -153,16 +153,16 @@ class OffsetTable(nn.Module):
         return bias if checks.values_are_free(offsets) else bias.masked_fill(~inside, -math.inf)
 
     def extra_repr(self) -> str:
-        return f"pos_dim={self.pos_dim}, heads={self.heads}, max_distance={self.max_distance}"
+        return f"pos_dim={self.pos_dim}, heads={self.heads}, cutoff={self.cutoff}"
 
 
-def radial_basis(offsets: Tensor, max_distance: float, count: int) -> Tensor:
+def radial_basis(offsets: Tensor, cutoff: float, count: int) -> Tensor:
     r"""Functions of the distance, (E, count): :math:`\mathrm{sinc}(n |x| / r)`, n from 1 on, smooth up to r.
 
-    Spherical Bessel functions of degree 0, which vanish at the radius r (``max_distance``), as of DimeNet: analytic in
+    Spherical Bessel functions of degree 0, which vanish at the radius r (``cutoff``), as of DimeNet: analytic in
     the squared distance, so that derivatives of any order exist where points meet, too. Beyond r they are zero.
     """
-    phase = math.pi**2 * (offsets / max_distance).square().sum(-1).clamp(max=1)  # squared
+    phase = math.pi**2 * (offsets / cutoff).square().sum(-1).clamp(max=1)  # squared
     sinc, half = (spherical_bessel(part, 0)[0] for part in (phase, phase / 4))
     twice_cosine = 2 - phase * half.square()
     waves = [torch.zeros_like(sinc), sinc]  # sin(n x) / x, by their recursion: no wave is a function of its own
@@ -177,16 +177,16 @@ class OffsetDistance(nn.Module):
 
     .. math:: b(x) = \sum_n a_n\, \mathrm{sinc}(n |x| / r) + 1 - \frac{1}{1 - |x|^2 / r^2}
 
-    with r = ``max_distance``: the weight :math:`e^b` of a pair vanishes smoothly where the distance reaches r, with all
+    with r = ``cutoff``: the weight :math:`e^b` of a pair vanishes smoothly where the distance reaches r, with all
     its derivatives, and beyond r it is zero. Arguments and shapes as :class:`OffsetTable`; no offset is refused. Where
     :meth:`features` of the offsets are known they may be given.
 
     Source: Gasteiger et al., DimeNet (2020), for the basis.
     """
 
-    def __init__(self, pos_dim: int, heads: int, max_distance: float) -> None:
+    def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
         super().__init__()
-        self.pos_dim, self.heads, self.max_distance = pos_dim, heads, max_distance
+        self.pos_dim, self.heads, self.cutoff = pos_dim, heads, cutoff
         self.last = nn.Linear(RADIAL, heads, bias=False)
         self.reset_parameters()
 
@@ -196,31 +196,31 @@ class OffsetDistance(nn.Module):
     def features(self, offsets: Tensor) -> Tensor:
         """The functions of the distance that the bias is a linear map of, (E, 16)."""
         with full_precision(offsets.device):
-            return radial_basis(offsets.to(self.last.weight.dtype), self.max_distance, RADIAL)
+            return radial_basis(offsets.to(self.last.weight.dtype), self.cutoff, RADIAL)
 
     def forward(self, offsets: Tensor, features: Tensor | None = None) -> Tensor:
         with full_precision(offsets.device):
             offsets = offsets.to(self.last.weight.dtype)
             bias = self.last(self.features(offsets) if features is None else features).T
-            square = (offsets / self.max_distance).square().sum(-1)
+            square = (offsets / self.cutoff).square().sum(-1)
             inside = square < 1
             gap = torch.where(inside, 1 - square, torch.ones_like(square))
             return (bias + 1 - 1 / gap).masked_fill(~inside, -math.inf)
 
     def extra_repr(self) -> str:
-        return f"pos_dim={self.pos_dim}, heads={self.heads}, max_distance={self.max_distance}"
+        return f"pos_dim={self.pos_dim}, heads={self.heads}, cutoff={self.cutoff}"
 
 
 class OffsetMLP(nn.Module):
     r"""A bias for each head as an MLP of the offset, for points off a grid.
 
-    Offsets enter in units of ``max_distance``. Arguments and shapes as :class:`OffsetTable`; no offset is refused.
+    Offsets enter in units of ``cutoff``. Arguments and shapes as :class:`OffsetTable`; no offset is refused.
     Where :meth:`features` of the offsets are known they may be given.
     """
 
-    def __init__(self, pos_dim: int, heads: int, max_distance: float) -> None:
+    def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
         super().__init__()
-        self.pos_dim, self.heads, self.max_distance = pos_dim, heads, max_distance
+        self.pos_dim, self.heads, self.cutoff = pos_dim, heads, cutoff
         self.first, self.last = nn.Linear(pos_dim, HIDDEN), nn.Linear(HIDDEN, heads)
         self.reset_parameters()
 
@@ -232,14 +232,14 @@ class OffsetMLP(nn.Module):
     def features(self, offsets: Tensor) -> Tensor:
         """The hidden layer, (E, 32)."""
         with full_precision(offsets.device):
-            return nn.functional.silu(self.first(offsets.to(self.first.weight.dtype) / self.max_distance))
+            return nn.functional.silu(self.first(offsets.to(self.first.weight.dtype) / self.cutoff))
 
     def forward(self, offsets: Tensor, features: Tensor | None = None) -> Tensor:
         with full_precision(offsets.device):
             return self.last(self.features(offsets) if features is None else features).T
 
     def extra_repr(self) -> str:
-        return f"pos_dim={self.pos_dim}, heads={self.heads}, max_distance={self.max_distance}"
+        return f"pos_dim={self.pos_dim}, heads={self.heads}, cutoff={self.cutoff}"
 
 
 class OffsetValues(nn.Module):
@@ -257,7 +257,7 @@ class OffsetValues(nn.Module):
 
     def __init__(self, bias: OffsetTable | OffsetMLP | OffsetDistance, head_channels: int) -> None:
         super().__init__()
-        self.max_distance = bias.max_distance
+        self.cutoff = bias.cutoff
         self.first = nn.Linear(bias.pos_dim, HIDDEN) if isinstance(bias, OffsetTable) else None
         features = RADIAL if isinstance(bias, OffsetDistance) else HIDDEN
         self.map = nn.Parameter(torch.empty(bias.heads, features, head_channels))
@@ -272,7 +272,7 @@ class OffsetValues(nn.Module):
         if self.first is None:
             return bias.features(offsets)  # type: ignore[operator, union-attr]
         with full_precision(offsets.device):
-            return nn.functional.silu(self.first(offsets.to(self.map.dtype) / self.max_distance))
+            return nn.functional.silu(self.first(offsets.to(self.map.dtype) / self.cutoff))
 
     def extra_repr(self) -> str:
         return f"features={self.map.shape[1]}"

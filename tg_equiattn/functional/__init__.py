@@ -16,21 +16,15 @@ from .hyena import (
     vector_attention,
     vector_long_conv,
 )
-from .linear import (
-    clipped_attention,
-    linear_attention,
-    orthogonal_projection,
-    softmax_features,
-    sum_aggregation,
-    window_attention,
-)
+from .performer.attention import linear_attention
+from .performer.random_features import orthogonal_projection, softmax_features
+from .performer.window import window_attention
 from .waves.ewald_attention import ewald_attention
 from .waves.kernels import EwaldKernels
 
 __all__ = [
     "EwaldKernels",
     "bilinear_long_conv",
-    "clipped_attention",
     "ewald_attention",
     "frame_attention",
     "geometric_product",
@@ -44,7 +38,6 @@ __all__ = [
     "separable_group_convolution",
     "short_conv",
     "softmax_features",
-    "sum_aggregation",
     "vector_attention",
     "vector_long_conv",
     "window_attention",

@@ -17,15 +17,8 @@ from .group import (
     SpatialMaxPool,
 )
 from .hyena import CliffordMLP, SE3Hyena, SE3HyenaOperator, VectorSelfAttention, VectorTransformer
-from .linear import (
-    MeanReadout,
-    PerformerAttention,
-    PerformerBlock,
-    PixelEmbedding,
-    PositionalPerformerAttention,
-    RandomFeatures,
-    RelativePerformer,
-)
+from .performer.attention import PerformerAttention
+from .performer.relative_performer import RelativePerformer
 from .waves.ewald_attention import EwaldAttention
 
 __all__ = [
@@ -39,13 +32,8 @@ __all__ = [
     "GroupLinear",
     "GroupPooling",
     "LiftingAttention",
-    "MeanReadout",
     "PerformerAttention",
-    "PerformerBlock",
-    "PixelEmbedding",
     "Pointwise",
-    "PositionalPerformerAttention",
-    "RandomFeatures",
     "RegularBatchNorm",
     "RegularGlobalNorm",
     "RegularLayerNorm",

@@ -6,13 +6,13 @@ import functools
 from pathlib import Path
 
 import torch.nn.functional as F
-from tg_equiattn.integrations.pyg import Superpixels
 from torch import Tensor
 from torch_geometric.data import Data
 from tqdm import tqdm
 
 from .digits import sklearn_digits
 from .image_files import floats, load
+from .superpixels import Superpixels
 
 SIDE, BOX = 28, 20  # of the canvas and of the digit in its middle, as in MNIST
 

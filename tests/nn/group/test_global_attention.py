@@ -8,7 +8,8 @@ from small_groups import GROUPS, PLANAR
 from tg_equiattn.functional import global_group_attention, orthogonal_projection
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic, dihedral, from_generators
-from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention, GroupAttentionBlock, RandomFeatures
+from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention, GroupAttentionBlock
+from tg_equiattn.nn.performer.random_features import RandomFeatures
 from tg_equiattn.testing import TOLERANCE, equivariance_error, off_lattice_errors
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...grids import Neighbourhood
 from ...precision import full_precision
 from ..backend import use_plain
-from ..linear.attention import attention_in_rows, feature_norm
+from ..performer.attention import attention_in_rows, feature_norm
 from .attention import checked_group_attention
 from .frames import checked_frame_attention
 from .masks import zero_where_hidden
@@ -184,8 +184,8 @@ def _far(
     # (B, heads |H|, pixels, C)
     q, k, v = (x.flatten(4).permute(0, 1, 3, 4, 2).flatten(1, 2) for x in (query, key, value))
     mask = None if mask is None else mask.flatten(1).expand(query.shape[0], -1)
-    out, level = attention_in_rows(q, k, v, projection, scale, _Elements(mask, far_bias), plain)
-    level = level + feature_norm(q.to(level.dtype), projection, scale)
+    out, level = attention_in_rows(q, k, v, projection, _Elements(mask, far_bias), plain)
+    level = level + feature_norm(q.to(level.dtype), projection)
     if mask is None:
         keys = level.new_full((), k.shape[2] * key.shape[3])
     else:
