@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 import os
 import re
 import shlex
@@ -15,7 +14,7 @@ import pytest
 import torch
 from devices import DEVICES
 from report import STUDIES
-from running import EXAMPLES, rows_of, run
+from running import EXAMPLES, rows_of
 
 CUDA = DEVICES[1]
 SLOW = pytest.mark.slow
@@ -379,28 +378,6 @@ def test_a_killed_run_resumes_on_a_gpu(toy, tmp_path, device):
     assert resumed.returncode == 0, resumed.stderr
     assert losses(toy, killed) == pytest.approx(losses(toy, whole), rel=1e-5)
     assert toy_rows(killed)[0].value == pytest.approx(toy_rows(whole)[0].value, rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_study_starts_in_a_process_of_its_own(name):
-    """As a user starts it, from whatever folder; the tests of each run it in theirs."""
-    result = run(f"studies/{name}.py", "--help")
-    assert result.returncode == 0, result.stderr
-    assert f"usage: {name}.py" in result.stdout
-
-
-@pytest.mark.parametrize("device", [CUDA])
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_study_trains_on_a_gpu(tmp_path, name, device):
-    result = run(f"studies/{name}.py", "--quick", "--no-progress", "--device", device, "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows = rows_of(tmp_path, name)
-    assert rows
-    for row in rows:
-        assert row.machine == torch.cuda.get_device_name()
-        assert math.isfinite(row.value)
-        assert "--device" not in row.command
 
 
 @pytest.mark.slow

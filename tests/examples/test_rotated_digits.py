@@ -38,30 +38,6 @@ def row(digits, value=50.0, more=None, **swept):
     return row_of(settings, Outcome("accuracy", value, 1234, 5.0, more or {}))
 
 
-def test_rotated_digits(digits, tmp_path):
-    result = run_here("studies/rotated_digits.py", "--quick", "--no-progress", "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows = rows_of(tmp_path, "rotated_digits")
-    pairs = [(row.setting("models"), row.setting("relation")) for row in rows]
-    two = [(name, relation) for name in ATTENTION[1:] for relation in ("ge_vit", "gsa")]
-    assert pairs == [("Z2_SA", "ge_vit"), *two, *((name, "ge_vit") for name in digits.EQUALS)]
-    assert all(0 <= one.value <= 100 and one.parameters > 100 for one in rows)
-    errors = {pair: one.more["max error"] for pair, one in zip(pairs, rows, strict=True) if "max error" in one.more}
-    assert set(errors) == set(pairs) - {("Z2_SA", "ge_vit")}
-    assert all(error < 5e-6 for (_, relation), error in errors.items() if relation == "ge_vit")
-    # after four steps of training the broken relation shows little, and yet
-    assert all(errors[name, "gsa"] > 5 * errors[name, "ge_vit"] for name in ATTENTION[1:])
-    folder = tmp_path / "rotated_digits"
-    for figure in ("accuracy", "translation", "rotation", "reflection", "errors"):
-        assert (folder / f"{figure}.png").stat().st_size > 5000
-    lines = cells((folder / "accuracy.md").read_text())
-    assert [line[0] for line in lines] == list(dict.fromkeys(name for name, _ in pairs))
-    assert lines[0][1] == lines[0][3] == "-"
-    assert lines[1][2:4] == [f"{rows[1].value:.2f}", f"{rows[2].value:.2f}"]
-    assert len(cells((folder / "equivariance.md").read_text())) == len(rows) - 1
-    assert not (folder / "windows.md").exists()
-
-
 def test_published_files_choose_the_epoch(tmp_path):
     write_rotmnist(tmp_path, train=24, test=5)
     flags = [x for name, value in TINY.items() for x in (f"--{name.replace('_', '-')}", value)]
@@ -79,22 +55,6 @@ def test_published_files_choose_the_epoch(tmp_path):
     assert again.returncode != 0
     assert str(tmp_path / AMAT["test"]) in again.stderr.strip().splitlines()[-1]
     assert "Traceback" not in again.stderr
-
-
-def test_mixed_model(tmp_path):
-    result = run_here("studies/escnn_mixed_model.py", "--quick", "--no-progress", "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    plain, attention = rows_of(tmp_path, "escnn_mixed_model")
-    assert plain.setting("models") == "G-CNN"
-    assert attention.parameters == pytest.approx(plain.parameters, rel=0.15)
-    assert attention.more["width"] != plain.more["width"]
-    for one in (plain, attention):
-        assert one.more["max error"] < 1e-5
-    folder = tmp_path / "escnn_mixed_model"
-    assert [line[1] for line in cells((folder / "accuracy.md").read_text())] == [
-        f"{one.value:.2f}" for one in (plain, attention)
-    ]
-    assert (folder / "accuracy.png").stat().st_size > 5000
 
 
 def test_runs_leave_out_what_is_the_same_model(digits):
@@ -118,43 +78,6 @@ def test_the_two_commands_of_the_study(digits):
     windows.check()
     assert len(list(windows.runs())) == 3 * (4 + 1)
     assert len(list(digits.PRESETS["ablations"].runs())) == 3 * 5
-
-
-@pytest.mark.parametrize("preset", ["quick", "study", "full"])
-def test_presets_are_allowed(digits, mixed, preset):
-    digits.PRESETS[preset].check()
-    mixed.PRESETS[preset].check()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"size": 9}, "--size must be even where the models pool 2 x 2, got 9"),
-        ({"kernel_size": (3, 4)}, "--kernel-size must be odd, or 0, got 4"),
-        ({"crops": (1,)}, "--crops must be 2 numbers"),
-        ({"crops": (3, 3)}, "--crops must leave some of 16 x 16 pixels"),
-        ({"pool": 3}, "--pool must be from 0 to the number of blocks, 2, got 3"),
-        ({"dropout": 1.0}, "--dropout must be from 0 to below 1"),
-        ({"train_images": 0}, "--train-images must be positive"),
-        ({"patience": 2}, "--patience needs validation data"),
-    ],
-)
-def test_settings_that_cannot_be(digits, wrong, said):
-    with pytest.raises(ValueError, match=said):
-        digits.RotatedDigits(**wrong).check()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"size": 9}, "--size must be even"),
-        ({"attention": 1}, "--attention must be from 2 to 3"),
-        ({"convolutions": 1}, "--convolutions must be 2 or more"),
-    ],
-)
-def test_mixed_settings_that_cannot_be(mixed, wrong, said):
-    with pytest.raises(ValueError, match=said):
-        mixed.EscnnMixedModel(**wrong).check()
 
 
 def test_a_quarter_turn_of_the_data_is_exact():
