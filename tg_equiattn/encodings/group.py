@@ -66,30 +66,38 @@ def rotated_offsets(matrices: Tensor, neighbourhood: Neighbourhood, spatial: tup
     return torch.einsum("hyx,ny->hnx", matrices, offsets) / neighbourhood.scale(spatial)  # h^-1 is the transpose
 
 
-class _CoordinateMLP(nn.Sequential):
-    """1 or d coordinates -> 16 -> layer norm -> swish -> width, as in the published GSA-Nets and GE-ViT models.
-
-    The last weights start so that encodings have about the variance of the table over u, which is 1; with torch's own
-    start attention begins as a blur, and is slow to leave it.
-    """
-
-    def __init__(self, in_features: int, out_features: int, eps: float, hidden: int = 16) -> None:
-        last = nn.Linear(hidden, out_features)
-        nn.init.normal_(last.weight, std=(3 / hidden) ** 0.5)
-        super().__init__(nn.Linear(in_features, hidden), LayerNorm(hidden, eps), nn.SiLU(), last)
-        self.hidden = hidden
+def _coordinate_mlp(in_features: int, out_features: int, hidden: int = 16) -> nn.Sequential:
+    """1 or d coordinates -> 16 -> layer norm -> swish -> width, as in the published GSA-Nets and GE-ViT models; with
+    last weights by which encodings have about the variance of the table over u, 1: torch's own start is a blur, which
+    attention is slow to leave."""
+    last = nn.Linear(hidden, out_features)
+    nn.init.normal_(last.weight, std=(3 / hidden) ** 0.5)
+    return nn.Sequential(nn.Linear(in_features, hidden), LayerNorm(hidden), nn.SiLU(), last)
 
 
 class _Encoding(nn.Module):
-    """Encodings run in their parameters' dtype whatever autocast says: it does not round geometry to half precision."""
+    r"""Of rotated offsets and group elements u, in the dtype of its parameters whatever autocast says.
 
-    def __init__(self, dim: int, channels: int, elements: int | None, eps: float) -> None:
+    Args:
+        dim: 2 or 3.
+        channels: width of the encoding.
+        elements: size of the table over u, or ``None`` without one (lifting).
+
+    Shapes:
+        ``(|H|, D, dim)`` offsets -> :math:`\rho_{space}` ``(|H|, D, channels)`` and :math:`\rho_{group}`
+        ``(elements, channels)`` or ``None``.
+    """
+
+    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
         super().__init__()
-        checks.positive_number(eps=eps)
-        self.dim, self.channels, self.elements, self.eps = dim, channels, elements, eps
+        self.dim, self.channels, self.elements = dim, channels, elements
+
+    def _add_mlp(self, width: int) -> None:
+        self.mlp = _coordinate_mlp(self.dim, self.channels)
+        self.table = nn.Parameter(torch.randn(self.elements, width)) if self.elements is not None else None
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, channels={self.channels}, elements={self.elements}, eps={self.eps}"
+        return f"dim={self.dim}, channels={self.channels}, elements={self.elements}"
 
     def forward(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
         with full_precision(offsets.device):
@@ -100,53 +108,36 @@ class _Encoding(nn.Module):
 
 
 class AxialEncoding(_Encoding):
-    r"""One MLP per rotated axis and a table over u, each on channels of its own (the published encoding).
+    r"""One MLP per rotated axis and a table over u, each on channels of its own, split evenly, the remainder going to
+    the last part (the published encoding).
 
     .. math:: \rho(h^{-1}D, u) = [\,\mathrm{mlp}_1((h^{-1}D)_1), ..., \mathrm{mlp}_d((h^{-1}D)_d), \mathrm{table}(u)\,]
-
-    Args:
-        dim: 2 or 3.
-        channels: width of the encoding; split evenly, the remainder going to the last part.
-        elements: size of the table over u, or ``None`` without one (lifting).
-        eps: of the MLPs' layer norm; the published models have 1e-12.
-
-    Shapes:
-        ``(|H|, D, dim)`` offsets -> :math:`\rho_{space}` ``(|H|, D, channels)`` and :math:`\rho_{group}`
-        ``(elements, channels)`` or ``None``.
-
-    Raises:
-        ValueError: if there are fewer channels than parts.
     """
 
-    def __init__(self, dim: int, channels: int, elements: int | None, eps: float = 1e-5) -> None:
-        super().__init__(dim, channels, elements, eps)
+    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
+        super().__init__(dim, channels, elements)
         parts = dim + (elements is not None)
         if channels < parts:
             raise ValueError(f"head_channels must be at least {parts} for the axial encoding, got {channels}")
         widths = [channels // parts] * parts
         widths[-1] += channels % parts
-        self.axes = nn.ModuleList(_CoordinateMLP(1, width, eps) for width in widths[:dim])
+        self.axes = nn.ModuleList(_coordinate_mlp(1, width) for width in widths[:dim])
         self.table = nn.Parameter(torch.randn(elements, widths[-1])) if elements is not None else None
 
     def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
-        axial = [mlp(offsets[..., axis, None]) for axis, mlp in enumerate(self.axes)]
+        axial = torch.cat([mlp(offsets[..., axis, None]) for axis, mlp in enumerate(self.axes)], -1)
         if self.table is None:
-            return torch.cat(axial, -1), None
-        space = torch.cat([*axial, offsets.new_zeros(*offsets.shape[:-1], self.table.shape[-1])], -1)
-        group = torch.cat([self.table.new_zeros(len(self.table), self.channels - self.table.shape[-1]), self.table], -1)
-        return space, group
+            return axial, None
+        width = self.table.shape[1]
+        return nn.functional.pad(axial, (0, width)), nn.functional.pad(self.table, (self.channels - width, 0))
 
 
 class JointEncoding(_Encoding):
-    r"""One MLP of the whole rotated offset plus a table over u: :math:`\mathrm{mlp}(h^{-1}D) + \mathrm{table}(u)`.
+    r"""One MLP of the whole rotated offset plus a table over u: :math:`\mathrm{mlp}(h^{-1}D) + \mathrm{table}(u)`."""
 
-    Arguments and shapes as :class:`AxialEncoding`.
-    """
-
-    def __init__(self, dim: int, channels: int, elements: int | None, eps: float = 1e-5) -> None:
-        super().__init__(dim, channels, elements, eps)
-        self.mlp = _CoordinateMLP(dim, channels, eps)
-        self.table = nn.Parameter(torch.randn(elements, channels)) if elements is not None else None
+    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
+        super().__init__(dim, channels, elements)
+        self._add_mlp(channels)
 
     def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
         return self.mlp(offsets), self.table
@@ -155,17 +146,13 @@ class JointEncoding(_Encoding):
 class FullEncoding(_Encoding):
     r"""One MLP of offset and u together: :math:`\mathrm{mlp}(h^{-1}D, u)`, u entering the hidden layer by a table.
 
-    It does not split into a sum, so attention takes the direct formula.
-
-    Shapes:
-        ``(|H|, D, dim)`` offsets -> ``(|H|, D, elements, channels)`` (``(|H|, D, channels)`` without elements) and
-        ``None``.
+    It does not split into a sum, so attention takes the direct formula: the encoding is ``(|H|, D, elements,
+    channels)`` (``(|H|, D, channels)`` without elements) and ``None``.
     """
 
-    def __init__(self, dim: int, channels: int, elements: int | None, eps: float = 1e-5) -> None:
-        super().__init__(dim, channels, elements, eps)
-        self.mlp = _CoordinateMLP(dim, channels, eps)
-        self.table = nn.Parameter(torch.randn(elements, self.mlp.hidden)) if elements is not None else None
+    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
+        super().__init__(dim, channels, elements)
+        self._add_mlp(16)
 
     def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
         if self.table is None:
@@ -177,7 +164,7 @@ class FullEncoding(_Encoding):
 ENCODINGS: dict[str, type[_Encoding]] = {"axial": AxialEncoding, "joint": JointEncoding, "full": FullEncoding}
 
 
-def make_encoding(name: str, dim: int, channels: int, elements: int | None, eps: float = 1e-5) -> _Encoding:
+def make_encoding(name: str, dim: int, channels: int, elements: int | None) -> _Encoding:
     """The encoding called ``name``; ValueError for an unknown one."""
     checks.choice("encoding", name, ENCODINGS)
-    return ENCODINGS[name](dim, channels, elements, eps)
+    return ENCODINGS[name](dim, channels, elements)

@@ -14,10 +14,6 @@ def solid_harmonics(x: Tensor, lmax: int) -> Tensor:
     In e3nn's order and convention (m from -l to l, y the polar axis, so that degree 1 is x, y, z times the root of 3)
     and with its ``normalization="component"``: the mean of :math:`Y_{lm}^2` over the sphere is 1.
 
-    Args:
-        x: ``(..., 3)``.
-        lmax: the highest degree.
-
     Shapes:
         ``(..., 3)`` -> ``(..., (lmax + 1)**2)``.
 
@@ -55,15 +51,6 @@ def spherical_bessel(square: Tensor, lmax: int) -> list[Tensor]:
 
     So :math:`j_l(\omega r)\, Y_l = \omega^l \cdot j_l(z) / z^l` times a solid harmonic, with derivatives of any order
     where two points meet.
-
-    Args:
-        square: :math:`z^2`, not negative, of any shape.
-        lmax: the highest degree.
-
-    Example:
-        >>> import torch
-        >>> spherical_bessel(torch.zeros(1), 2)
-        [tensor([1.]), tensor([0.3333]), tensor([0.0667])]
     """
     edge = (1 + lmax / 2) ** 2  # above it z is large enough for the recursion upwards
     small = square < edge

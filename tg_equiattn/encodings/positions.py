@@ -32,15 +32,8 @@ class AbsoluteEncoding(nn.Module):
 
     .. math:: [\sin(\omega_1 x), \cos(\omega_1 x), \sin(\omega_2 x), ...], \qquad \omega_i = 10000^{-i/n}
 
-    Args:
-        channels: width, a multiple of ``2 * pos_dim``.
-        pos_dim: dimension of positions.
-
     Shapes:
-        ``(..., pos_dim)`` -> ``(..., channels)``.
-
-    Raises:
-        ValueError: if the channels do not split into pairs.
+        ``(..., pos_dim)`` -> ``(..., channels)``, a multiple of ``2 * pos_dim``.
     """
 
     def __init__(self, channels: int, pos_dim: int) -> None:
@@ -71,10 +64,6 @@ class SinusoidEncoding(nn.Module):
 
     for every learned frequency :math:`\omega` of every axis, with :math:`\alpha, \beta` learned for each head
     (Lemma 1). The product is exact; attention through random features then has it in expectation over draws only.
-
-    Args:
-        pos_dim: dimension of positions.
-        heads: attention heads.
 
     There are 4 frequencies an axis; they start at 1 and fall geometrically towards 1e-4.
 
@@ -111,25 +100,30 @@ class SinusoidEncoding(nn.Module):
         return f"pos_dim={self.pos_dim}, heads={self.heads}"
 
 
-class OffsetTable(nn.Module):
-    r"""A bias for each head and each integer offset with coordinates below ``cutoff``.
+class _OffsetBias(nn.Module):
+    """A bias for each head as a function of the offset, in units of ``cutoff``: ``(E, pos_dim)`` -> ``(heads,
+    E)``."""
 
-    Args:
-        pos_dim: dimension of offsets.
-        heads: attention heads.
-        cutoff: offsets run from ``1 - cutoff`` to ``cutoff - 1`` on each axis.
+    def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
+        super().__init__()
+        self.pos_dim, self.heads, self.cutoff = pos_dim, heads, cutoff
 
-    Shapes:
-        ``(E, pos_dim)`` -> ``(heads, E)``.
+    def extra_repr(self) -> str:
+        return f"pos_dim={self.pos_dim}, heads={self.heads}, cutoff={self.cutoff}"
+
+
+class OffsetTable(_OffsetBias):
+    """A bias for each head and each integer offset with coordinates from ``1 - cutoff`` to ``cutoff - 1``.
 
     Raises:
         ValueError: (on the CPU, outside torch.compile) for offsets that are not in the table, after rounding. On CUDA,
             and compiled, such pairs get minus infinity: they are not near.
     """
 
+    cutoff: int
+
     def __init__(self, pos_dim: int, heads: int, cutoff: int) -> None:
-        super().__init__()
-        self.pos_dim, self.heads, self.cutoff = pos_dim, heads, cutoff
+        super().__init__(pos_dim, heads, cutoff)
         self.table = nn.Parameter(torch.empty(heads, (2 * cutoff - 1) ** pos_dim))
         self.reset_parameters()
 
@@ -152,9 +146,6 @@ class OffsetTable(nn.Module):
         bias = nn.functional.embedding(index, self.table.T).T
         return bias if checks.values_are_free(offsets) else bias.masked_fill(~inside, -math.inf)
 
-    def extra_repr(self) -> str:
-        return f"pos_dim={self.pos_dim}, heads={self.heads}, cutoff={self.cutoff}"
-
 
 def radial_basis(offsets: Tensor, cutoff: float, count: int) -> Tensor:
     r"""Functions of the distance, (E, count): :math:`\mathrm{sinc}(n |x| / r)`, n from 1 on, smooth up to r.
@@ -172,21 +163,19 @@ def radial_basis(offsets: Tensor, cutoff: float, count: int) -> Tensor:
     return torch.stack(waves[1:], -1) / numbers
 
 
-class OffsetDistance(nn.Module):
+class OffsetDistance(_OffsetBias):
     r"""A bias for each head as a function of the distance, invariant to rotations and reflections; smooth.
 
     .. math:: b(x) = \sum_n a_n\, \mathrm{sinc}(n |x| / r) + 1 - \frac{1}{1 - |x|^2 / r^2}
 
     with r = ``cutoff``: the weight :math:`e^b` of a pair vanishes smoothly where the distance reaches r, with all
-    its derivatives, and beyond r it is zero. Arguments and shapes as :class:`OffsetTable`; no offset is refused. Where
-    :meth:`features` of the offsets are known they may be given.
+    its derivatives, and beyond r it is zero. Where :meth:`features` of the offsets are known they may be given.
 
     Source: Gasteiger et al., DimeNet (2020), for the basis.
     """
 
     def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
-        super().__init__()
-        self.pos_dim, self.heads, self.cutoff = pos_dim, heads, cutoff
+        super().__init__(pos_dim, heads, cutoff)
         self.last = nn.Linear(RADIAL, heads, bias=False)
         self.reset_parameters()
 
@@ -207,20 +196,12 @@ class OffsetDistance(nn.Module):
             gap = torch.where(inside, 1 - square, torch.ones_like(square))
             return (bias + 1 - 1 / gap).masked_fill(~inside, -math.inf)
 
-    def extra_repr(self) -> str:
-        return f"pos_dim={self.pos_dim}, heads={self.heads}, cutoff={self.cutoff}"
 
-
-class OffsetMLP(nn.Module):
-    r"""A bias for each head as an MLP of the offset, for points off a grid.
-
-    Offsets enter in units of ``cutoff``. Arguments and shapes as :class:`OffsetTable`; no offset is refused.
-    Where :meth:`features` of the offsets are known they may be given.
-    """
+class OffsetMLP(_OffsetBias):
+    """A bias for each head as an MLP of the offset, for points off a grid; :meth:`features` may be given where known."""
 
     def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
-        super().__init__()
-        self.pos_dim, self.heads, self.cutoff = pos_dim, heads, cutoff
+        super().__init__(pos_dim, heads, cutoff)
         self.first, self.last = nn.Linear(pos_dim, HIDDEN), nn.Linear(HIDDEN, heads)
         self.reset_parameters()
 
@@ -238,21 +219,15 @@ class OffsetMLP(nn.Module):
         with full_precision(offsets.device):
             return self.last(self.features(offsets) if features is None else features).T
 
-    def extra_repr(self) -> str:
-        return f"pos_dim={self.pos_dim}, heads={self.heads}, cutoff={self.cutoff}"
-
 
 class OffsetValues(nn.Module):
     r"""What near pairs add to values: a map of features of the offset for each head, g(x) = f(x) M.
 
-    Features f are those of the bias of offsets, or, of a table, a layer of their own as :class:`OffsetMLP` has.
-
-    Args:
-        bias: of offsets.
-        head_channels: of values.
+    Features f are those of the bias of offsets, or, of a table, a layer of their own as :class:`OffsetMLP` has; M is
+    ``map``, ``(heads, features, head_channels)``.
 
     Shapes:
-        ``(E, pos_dim)`` -> ``(E, features)``; ``map`` is ``(heads, features, head_channels)``.
+        ``(E, pos_dim)`` -> ``(E, features)``.
     """
 
     def __init__(self, bias: OffsetTable | OffsetMLP | OffsetDistance, head_channels: int) -> None:

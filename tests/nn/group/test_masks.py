@@ -284,7 +284,7 @@ def test_models(options, randomise):
         (torch.ones(5, 6, dtype=torch.bool), r"mask must be bool of shape .* got torch.bool of shape \(5, 6\)"),
         (torch.ones((), dtype=torch.bool), r"mask must be bool of shape .* got torch.bool of shape \(\)"),
         (torch.ones(2, 5, 6, dtype=torch.bool, device="meta"), "mask must be on cpu as the input is, got meta"),
-        ([[True]], "mask must be a bool tensor, true where there are pixels, got list"),
+        ([[True]], "mask must be bool of shape .* got list"),
     ],
 )
 def test_bad_masks(mask, message):
