@@ -117,12 +117,14 @@ def full_parameters(reference: Tensor) -> None:
         )
 
 
-def _tensor(name: str, value: object, dtype: torch.dtype, shapes: Sequence[tuple], device: torch.device | None) -> None:
+def _tensor(
+    name: str, value: object, dtype: torch.dtype, shapes: Sequence[tuple], device: torch.device | None, shape: str = ""
+) -> None:
     """Raise ValueError unless value is a tensor of this kind, of one of these shapes, on this device."""
     if not isinstance(value, Tensor) or value.dtype != dtype or tuple(value.shape) not in shapes:
         came = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        wanted = " or ".join(str(tuple(map(int, shape))) for shape in shapes)
-        raise ValueError(f"{name} must be {str(dtype).removeprefix('torch.')} of shape {wanted}, got {came}")
+        shape = shape or str(tuple(map(int, shapes[0])))
+        raise ValueError(f"{name} must be {str(dtype).removeprefix('torch.')} of shape {shape}, got {came}")
     if device is not None and value.device != device:
         raise ValueError(f"{name} must be on {device} as the input is, got {value.device}")
 
@@ -145,7 +147,8 @@ def mask(value: Tensor | None, shape: tuple[int, ...], device: torch.device | No
 def pixel_mask(value: Tensor | None, batch_size: int, spatial: Sequence[int], device: torch.device) -> None:
     """Raise ValueError unless value is None or a boolean mask (B or 1, *spatial) of images on this device."""
     if value is not None:
-        _tensor("mask", value, torch.bool, [(batch_size, *spatial), (1, *spatial)], device)
+        shape = f"({', '.join([f'{batch_size} or 1', *map(str, spatial)])}), true where there are pixels"
+        _tensor("mask", value, torch.bool, [(batch_size, *spatial), (1, *spatial)], device, shape)
 
 
 def values_are_free(x: Tensor) -> bool:
