@@ -122,7 +122,7 @@ def test_bins():
 @pytest.mark.parametrize(
     ("message", "arguments"),
     [
-        ("edge_index must be a tensor", ([[0], [1]], 3)),
+        ("edge_index must be a tensor, got list", ([[0], [1]], 3)),
         ("edge_index must be int64", (torch.zeros(2, 2), 3)),
         ("edge_index must be int64", (torch.zeros(3, 2).long(), 3)),
         ("offsets must have shape", (EDGE, 3, torch.zeros(3, 2))),
@@ -246,7 +246,7 @@ def test_edges_as_given():
         ("pos or edge_offset must be given", {"dim": 2}),
         (r"edge_offset must be real numbers of shape \(4, 2\)", {"dim": 2, "offsets": torch.zeros(4, 3)}),
         (r"edge_attr must be real numbers of shape \(4, 1\)", {"edge_dim": 1, "features": torch.zeros(3)}),
-        ("edge_attr must be a tensor", {"edge_dim": 1, "features": [0.0]}),
+        ("edge_attr must be .* got list", {"edge_dim": 1, "features": [0.0]}),
         ("must be finite", {"dim": 2, "pos": torch.full((3, 2), torch.inf)}),
     ]:
         with pytest.raises(ValueError, match=message):

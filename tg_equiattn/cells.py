@@ -41,8 +41,8 @@ def has_scipy() -> bool:
 def tree_pairs(
     pos: Tensor, cutoff: float, limit: float, batch: Tensor | None, metric: str, most: int, nodes: int
 ) -> Tensor | None:
-    """Pairs (2, E) of the first nodes with all points of their graph, by scipy's tree; ``None`` where there are more
-    than ``most``."""
+    """Pairs (2, E) of the first ``nodes`` with points of their graph nearer than ``limit``, by scipy's tree; ``None``
+    where there are more than ``most``."""
     from scipy.spatial import KDTree
 
     places, norm = pos.double(), NORMS[metric]
@@ -90,46 +90,41 @@ def images(pos: Tensor, cutoff: float, batch: Tensor | None, lattice: Tensor) ->
     return pos.double()[node] + (moved[:, None] @ lattice[graph[node]])[:, 0], node, moved
 
 
-class CellPairs:
-    """Pairs of the first nodes and all points in neighbouring cells of side ``cutoff``, of which the near ones are told
-    apart in parts."""
+def cell_pairs(
+    pos: Tensor, cutoff: float, limit: float, batch: Tensor | None, metric: str, most: int, nodes: int
+) -> Tensor | None:
+    """:func:`tree_pairs` by torch alone: points in cells of side ``cutoff``, of which only neighbours are compared,
+    some pairs at a time, which are counted first where they may be too many."""
+    device, mirror, length = pos.device, nodes == len(pos), METRICS[metric]
+    graph = torch.zeros(len(pos), dtype=torch.int64, device=device) if batch is None else batch
+    places = (pos[:, :_CELL_AXES].double() / cutoff).floor().long()
+    cell = torch.cat([graph[:, None], places], 1)
+    cell = cell - cell.amin(0)
+    sides = cell.amax(0) + 3  # a margin, so that no neighbouring cell wraps around
+    strides = torch.cat([sides.flip(0).cumprod(0).flip(0)[1:], sides.new_ones(1)])
+    cell = ((cell + 1) * strides).sum(1)
+    ordered, order = torch.sort(cell)
+    steps = list(itertools.product((-1, 0, 1), repeat=places.shape[1]))
+    steps = steps[: len(steps) // 2 + 1] if mirror else steps  # up to no step, the last; the others mirror them
+    wanted = cell[:nodes] + (torch.tensor(steps, device=device) * strides[1:]).sum(1, keepdim=True)  # (steps, N)
+    first = torch.searchsorted(ordered, wanted)
+    counts = torch.searchsorted(ordered, wanted, right=True) - first
 
-    def __init__(
-        self, pos: Tensor, cutoff: float, limit: float, batch: Tensor | None, length: Callable[[Tensor], Tensor],
-        nodes: int,
-    ) -> None:  # fmt: skip
-        self.length, self.pos, self.limit, self.mirror = length, pos, limit, nodes == len(pos)
-        graph = torch.zeros(len(pos), dtype=torch.int64, device=pos.device) if batch is None else batch
-        places = pos[:, :_CELL_AXES].double() / cutoff
-        dim = places.shape[1]
-        cell = torch.cat([graph[:, None], places.floor().long()], 1)
-        cell = cell - cell.amin(0)
-        sides = cell.amax(0) + 3  # a margin, so that no neighbouring cell wraps around
-        strides = torch.cat([sides.flip(0).cumprod(0).flip(0)[1:], sides.new_ones(1)])
-        cell = ((cell + 1) * strides).sum(1)
-        ordered, self.order = torch.sort(cell)
-        steps = list(itertools.product((-1, 0, 1), repeat=dim))
-        if self.mirror:
-            steps = steps[: len(steps) // 2 + 1]  # up to no step; the others mirror them
-        along = (torch.tensor(steps, device=pos.device) * strides[1:]).sum(1, keepdim=True)
-        wanted = cell[:nodes] + along  # (steps, N)
-        self.first = torch.searchsorted(ordered, wanted)
-        self.counts = torch.searchsorted(ordered, wanted, right=True) - self.first
-        self.count = int(self.counts.sum())
-        if self.mirror:
-            self.count = 2 * self.count - int(self.counts[-1].sum())
-
-    def near(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Targets and sources of near pairs."""
-        device = self.pos.device
-        for step, (first, counts) in enumerate(zip(self.first, self.counts, strict=True)):
-            ends = counts.cumsum(0)
-            for begin in range(0, int(ends[-1]), _PART):
-                place = torch.arange(begin, min(begin + _PART, int(ends[-1])), device=device)
+    def near() -> Iterator[Tensor]:
+        for step, (firsts, ends) in enumerate(zip(first, counts.cumsum(1), strict=True)):
+            total = int(ends[-1])
+            for begin in range(0, total, _PART):
+                place = torch.arange(begin, min(begin + _PART, total), device=device)
                 i = torch.searchsorted(ends, place, right=True)
-                j = self.order[place - (ends - counts)[i] + first[i]]
-                near = (self.length(self.pos[j] - self.pos[i]) < self.limit) & (i != j)
-                i, j = i[near], j[near]
-                yield i, j
-                if self.mirror and step < len(self.counts) - 1:
-                    yield j, i
+                j = order[place - (ends - counts[step])[i] + firsts[i]]
+                pair = torch.stack([i, j])[:, (length(pos[j] - pos[i]) < limit) & (i != j)]
+                yield pair if not mirror or step == len(steps) - 1 else torch.cat([pair, pair.flip(0)], 1)
+
+    if int(counts.sum()) * (1 + mirror) > most:
+        found = 0
+        for pair in near():
+            found += pair.shape[1]
+            if found > most:
+                return None
+    nothing = torch.zeros(2, 0, dtype=torch.int64, device=device)
+    return torch.cat([nothing, *near()], 1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .cells import METRICS, CellPairs, has_scipy, images, limit_of, tree_pairs
+from .cells import METRICS, cell_pairs, has_scipy, images, limit_of, tree_pairs
 from .kept import ordinary_tensors
 from .lattices import read_lattice
 from .offsets import GIVEN, offsets_between, whole_offsets
@@ -23,16 +23,8 @@ MAX_PAIRS = 1000  # a node, on average: more near pairs than that are not found 
 class CSR:
     """A sparse relation of rows and columns, sorted by row, with its transpose: what products over pairs need.
 
-    Args:
-        row: ``(E,)`` sorted.
-        col: ``(E,)``.
-        rows, cols: numbers of rows and columns.
-        order: the order of the pairs in the transpose, where it is known.
-
-    Attributes:
-        crow: ``(rows + 1,)`` where each row's pairs begin.
-        order: ``(E,)`` the pairs sorted by column.
-        tensors: ``[crow, col, row]``, the same of the transpose, ``order``, and that of the transpose.
+    ``tensors`` are where each row's pairs begin, ``crow`` (rows + 1,), ``col`` and ``row`` (E,); the same of the
+    transpose; and the ``order`` of the pairs in it, and back.
     """
 
     def __init__(self, row: Tensor, col: Tensor, rows: int, cols: int, order: Tensor | None = None) -> None:
@@ -56,8 +48,7 @@ class CSR:
 
     def transposed(self) -> CSR:
         """The relation of columns and rows."""
-        here, back, (order, back_order) = self.tensors[:3], self.tensors[3:6], self.tensors[6:]
-        return CSR.of([*back, *here, back_order, order])
+        return CSR.of([*self.tensors[3:6], *self.tensors[:3], self.tensors[7], self.tensors[6]])
 
     @property
     def rows(self) -> int:
@@ -98,31 +89,21 @@ class Pairs:
     """
 
     def __init__(
-        self,
-        edge_index: Tensor,
-        nodes: int,
-        offsets: Tensor | None = None,
-        *,
-        exists: Tensor | None = None,
-        features: Tensor | None = None,
-        weights: Tensor | None = None,
-        loops: bool = False,
-    ) -> None:
+        self, edge_index: Tensor, nodes: int, offsets: Tensor | None = None, *, exists: Tensor | None = None,
+        features: Tensor | None = None, weights: Tensor | None = None, loops: bool = False,
+    ) -> None:  # fmt: skip
         check_edges(edge_index, nodes)
-        (source, target), free = edge_index, checks.values_are_free(edge_index)
-        edges = edge_index.shape[1]
+        (source, target), edges, free = edge_index, edge_index.shape[1], checks.values_are_free(edge_index)
         offsets = torch.zeros(edges, 0, device=edge_index.device) if offsets is None else offsets
-        if offsets.ndim != 2 or offsets.shape[0] != edges:
-            raise ValueError(f"offsets must have shape ({edges}, dim), got {tuple(offsets.shape)}")
+        for name, given, axes in (("offsets", offsets, 2), ("features", features, 2), ("weights", weights, 1)):
+            if given is not None and (given.ndim != axes or len(given) != edges):
+                wanted = f"({edges}, {'dim' if name == 'offsets' else 'F'})" if axes == 2 else f"({edges},)"
+                raise ValueError(f"{name} must have shape {wanted}, got {tuple(given.shape)}")
         if offsets.is_complex() or offsets.dtype == torch.bool:
             raise ValueError(f"offsets (edge_offset) must be real numbers, got {offsets.dtype}")
         offsets = offsets if offsets.is_floating_point() else offsets.long()
         if checks.values_are_free(offsets) and not bool(offsets.isfinite().all()):
             raise ValueError("offsets (edge_offset, or differences of pos) must be finite, got NaN or infinity")
-        if features is not None and (features.ndim != 2 or features.shape[0] != edges):
-            raise ValueError(f"features must have shape ({edges}, F), got {tuple(features.shape)}")
-        if weights is not None and weights.shape != target.shape:
-            raise ValueError(f"weights must have shape ({edges},), got {tuple(weights.shape)}")
         if weights is not None and checks.values_are_free(weights) and not bool((weights >= 0).all()):
             raise ValueError("weights must not be negative, nor NaN")
         distinct = torch.ones_like(target, dtype=torch.bool) if loops else target != source
@@ -131,17 +112,15 @@ class Pairs:
             alone = ~distinct if exists is None else exists & ~distinct
             of_loops = torch.where(alone[:, None], features, 0.0)
             self.self_features = features.new_zeros(nodes, features.shape[1]).index_add(0, target, of_loops)
-        exists = distinct if exists is None else exists & distinct
-        chosen = None
+        exists, order = distinct if exists is None else exists & distinct, None
         if free and not bool(exists.all()):
-            chosen = exists.nonzero()[:, 0]
-            target, source, offsets = target[chosen], source[chosen], offsets[chosen]
-            features, weights = (None if t is None else t[chosen] for t in (features, weights))
-        if not free or bool((target.diff() < 0).any()):
+            order = exists.nonzero()[:, 0]
+            order = order[torch.argsort(target[order], stable=True)]
+        elif not free or bool((target.diff() < 0).any()):
             order = torch.argsort(target, stable=True)
-            target, source, offsets = target[order], source[order], offsets[order]
+        if order is not None:
+            target, source, offsets, exists = target[order], source[order], offsets[order], exists[order]
             features, weights = (None if t is None else t[order] for t in (features, weights))
-            exists = exists if free else exists[order]
         self.nodes, self.offsets, self.features, self.weights = nodes, offsets, features, weights
         self.exists, self.between_positions = None if free else exists, False
         self.csr = CSR(target.contiguous(), source.contiguous(), nodes, nodes)
@@ -149,21 +128,10 @@ class Pairs:
 
     @classmethod
     def from_edges(
-        cls,
-        edge_index: Tensor,
-        nodes: int,
-        *,
-        batch: Tensor | None = None,
-        mask: Tensor | None = None,
-        dim: int | None = None,
-        pos: Tensor | None = None,
-        offsets: Tensor | None = None,
-        whole: bool = False,
-        edge_dim: int | None = None,
-        features: Tensor | None = None,
-        weights: Tensor | None = None,
-        loops: bool = False,
-    ) -> Pairs:
+        cls, edge_index: Tensor, nodes: int, *, batch: Tensor | None = None, mask: Tensor | None = None,
+        dim: int | None = None, pos: Tensor | None = None, offsets: Tensor | None = None, whole: bool = False,
+        edge_dim: int | None = None, features: Tensor | None = None, weights: Tensor | None = None, loops: bool = False,
+    ) -> Pairs:  # fmt: skip
         """Of edges as users give them, checked.
 
         Args:
@@ -176,7 +144,8 @@ class Pairs:
             ValueError: naming the argument (``edge_offset`` for offsets, ``edge_attr`` for features), what came and
                 what is allowed; values are read on the CPU, outside torch.compile.
         """
-        if isinstance(edge_index, Tensor) and batch is not None and edge_index.device != batch.device:
+        check_edges(edge_index, nodes)
+        if batch is not None and edge_index.device != batch.device:
             raise ValueError(f"edge_index must be on {batch.device} as the input is, got {edge_index.device}")
         features = _of_edges("edge_attr", features, edge_index, edge_dim)
         offsets, between = _of_edges("edge_offset", offsets, edge_index, dim), False
@@ -184,9 +153,7 @@ class Pairs:
             if pos is None:
                 raise ValueError("pos or edge_offset must be given where offsets are needed, got None")
             pos, between = checks.positions(pos, (nodes, dim), edge_index, ""), True
-            free = checks.values_are_free(edge_index) and edge_index.numel()
-            if not free or 0 <= int(edge_index.min()) <= int(edge_index.max()) < nodes:
-                offsets = offsets_between(pos, edge_index[1], edge_index[0], whole)
+            offsets = offsets_between(pos, edge_index[1], edge_index[0], whole)
         elif offsets is not None and whole:
             measured = isinstance(pos, Tensor) and pos.is_floating_point() and checks.values_are_free(pos)
             offsets = whole_offsets(offsets, pos if measured and len(pos) else None, "edge_offset must hold")
@@ -302,44 +269,39 @@ class Pairs:
         return CSR(key[order], source, last + 1, self.nodes, torch.argsort(source, stable=True))
 
 
-def check_edges(edge_index: Tensor, nodes: int) -> None:
-    """Raise ValueError unless these are int64 (2, E), of so many nodes."""
+def check_edges(edge_index: object, nodes: int) -> None:
+    """Raise ValueError unless these are pairs of nodes, int64 (2, E), where values are free in range."""
     if not isinstance(edge_index, Tensor):
-        raise ValueError(f"edge_index must be a tensor, got {type(edge_index).__name__}")
-    if edge_index.dtype != torch.int64 or edge_index.ndim != 2 or len(edge_index) != 2:
-        raise ValueError(f"edge_index must be int64 (2, E), got {edge_index.dtype} of shape {tuple(edge_index.shape)}")
+        raise ValueError(f"edge_index must be a tensor, got {_described(edge_index)}")
+    if edge_index.dtype != torch.int64 or edge_index.shape[:-1] != (2,):
+        raise ValueError(f"edge_index must be int64 (2, E), got {_described(edge_index)}")
     if checks.values_are_free(edge_index) and edge_index.numel():
         low, high = (int(x) for x in edge_index.aminmax())
         if low < 0 or high >= nodes:
             raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
 
 
-def _of_edges(name: str, given: object, edge_index: Tensor, width: int | None) -> Tensor | None:
+def _of_edges(name: str, given: Tensor | None, edge_index: Tensor, width: int | None) -> Tensor | None:
     """Offsets or features (E, width) of a checked shape, where they are wanted."""
     if given is None or width is None:
         return None
-    edges = edge_index.shape[-1]
-    if not isinstance(given, Tensor):
-        raise ValueError(f"{name} must be a tensor, got {type(given).__name__}")
-    given = given[:, None] if given.ndim == 1 and width == 1 else given
-    if tuple(given.shape) != (edges, width) or given.is_complex():
-        came = f"{given.dtype} of shape {tuple(given.shape)}"
-        raise ValueError(f"{name} must be real numbers of shape ({edges}, {width}), got {came}")
+    shape = edge_index.shape[-1], width
+    given = given[:, None] if isinstance(given, Tensor) and given.ndim == 1 == width else given
+    if not isinstance(given, Tensor) or tuple(given.shape) != shape or given.is_complex():
+        raise ValueError(f"{name} must be real numbers of shape {shape}, got {_described(given)}")
     if given.device != edge_index.device:
         raise ValueError(f"{name} must be on {edge_index.device} as edge_index is, got {given.device}")
     return given
 
 
+def _described(x: object) -> str:
+    return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+
+
 def near_pairs(
-    pos: Tensor,
-    cutoff: float,
-    *,
-    batch: Tensor | None = None,
-    cell: Tensor | None = None,
-    pbc: Tensor | None = None,
-    max_pairs: int = MAX_PAIRS,
-    metric: str = "euclidean",
-) -> tuple[Tensor, Tensor]:
+    pos: Tensor, cutoff: float, *, batch: Tensor | None = None, cell: Tensor | None = None, pbc: Tensor | None = None,
+    max_pairs: int = MAX_PAIRS, metric: str = "euclidean",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     r"""Pairs of nodes of the same graph closer than ``cutoff``, in time linear in nodes at bounded density.
 
     On the CPU by scipy's k-d tree, where it is installed; elsewhere nodes are sorted into cells of side ``cutoff``, and
@@ -383,34 +345,22 @@ def near_pairs(
         lattice, _ = read_lattice(cell, pbc, graphs, pos, pos.shape[1])
     if not nodes:
         return torch.zeros(2, 0, dtype=torch.int64, device=pos.device), pos.new_zeros(0, pos.shape[1])
-    refusal = (
-        f"pos has more than {max_pairs} pairs a node at distances below {cutoff} among {nodes} nodes, so that "
-        "attention to near pairs would not be linear: give edge_index (or neighbors), take a smaller cutoff, or "
-        "scale pos"
-    )
     points, owner, steps = pos.detach(), torch.arange(nodes, device=pos.device), None
     if lattice is not None:  # images after the nodes
         points, owner, steps = images(points, cutoff, batch, lattice.detach())
     graph, limit = None if batch is None else batch[owner], limit_of(pos.detach(), cutoff)
-    if has_scipy() and checks.values_are_free(pos) and bool(points.isfinite().all()):
-        pairs = tree_pairs(points, cutoff, limit, graph, metric, max_pairs * nodes, nodes)
-        if pairs is None:
-            raise ValueError(refusal)
-    else:
-        candidates = CellPairs(points, cutoff, limit, graph, METRICS[metric], nodes)
-        if candidates.count > max_pairs * nodes:
-            found = 0
-            for target, _ in candidates.near():
-                found += len(target)
-                if found > max_pairs * nodes:
-                    raise ValueError(refusal)
-        pairs = torch.cat([torch.stack(pair) for pair in candidates.near()], 1)
+    find = tree_pairs if has_scipy() and points.device.type == "cpu" and bool(points.isfinite().all()) else cell_pairs
+    pairs = find(points, cutoff, limit, graph, metric, max_pairs * nodes, nodes)
+    if pairs is None:
+        raise ValueError(
+            f"pos has more than {max_pairs} pairs a node at distances below {cutoff} among {nodes} nodes, so that "
+            "attention to near pairs would not be linear: give edge_index (or neighbors), take a smaller cutoff, or "
+            "scale pos"
+        )
     pairs = pairs[:, torch.argsort(pairs[0] * len(points) + pairs[1])]
-    target, image = pairs
-    source = owner[image]
+    (target, image), source = pairs, owner[pairs[1]]
     offsets = pos[source] - pos[target]
     if lattice is not None and steps is not None:
-        shifts = steps[image] - steps[target]
         each = lattice[0] if batch is None else lattice[batch[target]]
-        offsets = offsets + (shifts[:, None].to(each) @ each)[:, 0].to(offsets.dtype)
+        offsets = offsets + ((steps[image] - steps[target])[:, None] @ each)[:, 0].to(offsets.dtype)
     return torch.stack([source, target]), offsets

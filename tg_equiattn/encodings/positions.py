@@ -198,7 +198,7 @@ class OffsetDistance(_OffsetBias):
 
 
 class OffsetMLP(_OffsetBias):
-    """A bias for each head as an MLP of the offset, for points off a grid; :meth:`features` may be given where known."""
+    """A bias for each head as an MLP of the offset, for points off a grid; :meth:`features` may be given if known."""
 
     def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
         super().__init__(pos_dim, heads, cutoff)
