@@ -8,18 +8,15 @@ from torch_geometric.nn import global_mean_pool
 from torch_geometric.typing import Adj
 
 from tg_equiattn import checks
-from tg_equiattn.encodings.positions import AbsoluteEncoding
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.nn.children import reset_children
 from tg_equiattn.nn.performer.attention import CUTOFF
-from tg_equiattn.nn.performer.pixel_layers import MeanReadout, PixelEmbedding
-from tg_equiattn.nn.performer.relative_performer import PerformerBlock, pixel_attention, redraw_blocks
+from tg_equiattn.nn.performer.pixel_model import PixelModel
 
 from .conv import KernelAttentionConv
 from .graph import batch_of, check_sources
 
 
-class PixelGraphClassifier(torch.nn.Module):
+class PixelGraphClassifier(PixelModel):
     r"""The Relative Performer of the `"Translational Equivariance in Kernelizable Attention"
     <https://arxiv.org/abs/2102.07680>`_ paper on pixel graphs: embedding, blocks, mean over each graph, linear.
 
@@ -72,24 +69,12 @@ class PixelGraphClassifier(torch.nn.Module):
         norm: str = "layer",
         attn_kwargs: dict[str, Any] | None = None,
     ):
-        super().__init__()
         checks.positive(num_layers=num_layers)
-        self.embedding = PixelEmbedding(in_channels, channels, embedding)
-        self.absolute = AbsoluteEncoding(channels, pos_dim) if position == "absolute" else None
-        self.blocks = torch.nn.ModuleList()
-        for _ in range(num_layers):
-            attention = pixel_attention(channels, heads, position, attn_kwargs, pos_dim=pos_dim, cutoff=cutoff)
-            self.blocks.append(PerformerBlock(KernelAttentionConv(attention), channels, dropout))
-        self.readout = MeanReadout(channels, num_classes, norm)
+        super().__init__(
+            in_channels, num_classes, channels, num_layers, heads, embedding, position, pos_dim, cutoff, dropout, norm,
+            attn_kwargs, around=KernelAttentionConv,
+        )  # fmt: skip
         self.in_channels, self.num_classes, self.position = in_channels, num_classes, position
-
-    def reset_parameters(self):
-        """Resets all learnable parameters of the module."""
-        reset_children(self)
-
-    def redraw_features(self, generator: torch.Generator | None = None):
-        """Draws new random features in every block."""
-        redraw_blocks(self.blocks, generator)
 
     def forward(
         self,

@@ -102,13 +102,9 @@ class KernelAttentionConv(NotScriptable, MessagePassing):
                 offsets of :obj:`values="offset"`, :math:`(|\\mathcal{V}|, H, d)`, which turn along with positions with
                 :obj:`offset="distance"`. (default: :obj:`False`)
         """
-        if isinstance(x, tuple | list):
-            raise ValueError(
-                f"x must be one tensor of shape (N, {self.in_channels}), got {type(x).__name__}: {ONE_SET}"
-            )
         if not isinstance(x, Tensor) or x.ndim != 2:
-            what = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x must be a tensor of shape (N, {self.in_channels}), got {what}")
+            what = tuple(x.shape) if isinstance(x, Tensor) else f"{type(x).__name__}: {ONE_SET}"
+            raise ValueError(f"x must be one tensor of shape (N, {self.in_channels}), got {what}")
         grid = neighbors if isinstance(neighbors, PixelGrid) else None
         near = None if isinstance(neighbors, PixelGrid) else neighbors
         check_sources(edge_index, edge_attr, edge_offset, grid)
@@ -178,16 +174,8 @@ class RelativePerformerConv(KernelAttentionConv):
     r"""Global attention over the nodes of each graph in linear time, whose output depends on relative positions only;
     after the `"Translational Equivariance in Kernelizable Attention" <https://arxiv.org/abs/2102.07680>`_ paper.
 
-    Near pairs (the edges) have exact softmax weights and all pairs are reached through random features:
-
-    .. math::
-        \mathbf{x}^{\prime}_i = \mathbf{W}_o \frac{\sum_j w_{ij} \mathbf{v}_j}{\sum_j w_{ij}}, \qquad
-        w_{ij} = e^{f} \langle \phi(\mathbf{q}_i), \phi(\mathbf{k}_j) \rangle + [j \in \mathcal{N}(i) \cup \{i\}]
-        \exp \left( \mathbf{q}_i^{\top} \mathbf{k}_j / \sqrt{d} + b(\mathbf{p}_j - \mathbf{p}_i) \right)
-
-    With :obj:`values="offset"` heads attend to offsets of all nodes beside content:
-    :math:`\sum_j w_{ij} (\mathbf{p}_j - \mathbf{p}_i) / \sum_j w_{ij}` joins the output. Everything is exact under
-    translations for any draw of the features. See :class:`tg_equiattn.nn.PerformerAttention`;
+    Near pairs (the edges) have exact softmax weights with a bias of their offset, and all pairs are reached through
+    random features; see :class:`tg_equiattn.nn.PerformerAttention` for the formula and what its arguments mean.
     :class:`PixelGraphClassifier` has the paper's own positions, too.
 
     Args:
@@ -196,26 +184,20 @@ class RelativePerformerConv(KernelAttentionConv):
         heads (int, optional): Number of attention heads. (default: :obj:`1`)
         pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
         cutoff (float or str, optional): In the unit of :obj:`pos`, the length that offsets are measured in, and
-            below which nodes are near where there are no edges. With :obj:`offset="table"` a whole number, below which
-            offsets are on every axis, and Manhattan distances; elsewhere real, and Euclidean, or there :obj:`"auto"`:
-            twice the mean length of the edges of the first call in training, kept in checkpoints. :obj:`None` means
-            :obj:`6` for tables and without near pairs. (default: :obj:`None`)
-        offset (str, optional): Bias :math:`b`: a :obj:`"table"` over integer offsets, an :obj:`"mlp"` of the offset for
-            points off a grid, or a function of the :obj:`"distance"`, invariant to rotations and smooth, also where an
-            edge reaches :obj:`cutoff`. :obj:`None` leaves near pairs out. (default: :obj:`"table"`)
-        values (str, optional): With :obj:`"offset"`, heads attend to the offsets of all nodes, and near pairs add a
-            learned function of their offset to the value. With :obj:`offset="distance"` only inner products of the
-            heads' mean offsets, and functions of near distances, enter: outputs stay invariant to rotations.
+            below which nodes are near where there are no edges; or :obj:`"auto"`: twice the mean length of the first
+            edges in training. :obj:`None` means :obj:`6` for tables and without near pairs. (default: :obj:`None`)
+        offset (str, optional): Bias of the offset: a :obj:`"table"` over integer offsets, an :obj:`"mlp"` for points
+            off a grid, or a function of the :obj:`"distance"`, invariant to rotations. :obj:`None` leaves near pairs
+            out. (default: :obj:`"table"`)
+        values (str, optional): With :obj:`"offset"`, heads attend to the offsets of all nodes beside content.
             (default: :obj:`"content"`)
         edge_dim (int, optional): Edge feature dimensionality: :obj:`edge_attr` then adds a linear map to the scores of
             edges. (default: :obj:`None`)
         num_random_features (int, optional): :obj:`None` means :math:`\max(64, \lfloor d \ln d \rfloor)` for heads of
             width :math:`d`. (default: :obj:`None`)
         redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`None`)
-        method (str, optional): :obj:`"features"`, in linear time; :obj:`"pairs"`: softmax attention over all pairs of a
-            graph, whose weights the features estimate; or :obj:`"auto"`: pairs for each graph of at most twice as many
-            nodes as there are features, features for the others. What is learned for one does not hold for the other:
-            where sizes of training and test lie on both sides, choose one. (default: :obj:`"auto"`)
+        method (str, optional): :obj:`"features"`, in linear time, :obj:`"pairs"`, exact over all pairs of a graph, or
+            :obj:`"auto"`, by the size of each graph. (default: :obj:`"auto"`)
         dropout (float, optional): Dropout probability of the weights of near pairs, and of whole keys among all.
             (default: :obj:`0.0`)
         **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.

@@ -117,18 +117,11 @@ class RelativeGPSBlock(torch.nn.Module):
         neighbors: Pairs | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Runs the forward pass of the module.
+        """Runs the forward pass of the module; arguments as :meth:`RelativePerformerConv.forward`.
 
         Args:
-            x (torch.Tensor): The node features.
-            edge_index (torch.Tensor or SparseTensor or EdgeIndex): The edges.
-            batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
             edge_attr (torch.Tensor, optional): The edge features. They go to :obj:`conv`, and to the attention with
                 :obj:`edge_dim` only.
-            pos (torch.Tensor, optional): The positions of nodes, of which the attention takes the differences.
-            edge_offset (torch.Tensor, optional): Offsets of the edges in their place, for the attention.
-            batch_size, max_num_nodes (int, optional): The number of graphs and a bound of their nodes; see
-                :meth:`RelativePerformerConv.forward`.
             neighbors (Pairs, optional): Near pairs of the attention in place of the edges, from
                 :meth:`neighbors`: shared among blocks, or other ones than messages pass along, or with offsets across
                 the border of a periodic cell.

@@ -18,9 +18,8 @@ from tg_equiattn.encodings import relation_index
 from tg_equiattn.grids import Neighbourhood, PixelGrid
 from tg_equiattn.groups import cyclic, dihedral, dyadic, octahedral
 from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
-from tg_equiattn.nn.performer.pixel_layers import MeanReadout, PixelEmbedding
+from tg_equiattn.nn.performer.pixel_model import MeanReadout, PerformerBlock, PixelEmbedding
 from tg_equiattn.nn.performer.random_features import RandomFeatures
-from tg_equiattn.nn.performer.relative_performer import PerformerBlock
 from tg_equiattn.pairs import Pairs
 
 C4, GRID, SIZES, RAGGED = cyclic(4), PixelGrid((5, 7), 3), [5, 11, 3], [2, 17, 1, 5]
@@ -349,7 +348,6 @@ CORE = {
     "PerformerAttention ragged window": performer(form="ragged"),
     "PositionalPerformerAttention": performer("clipped"),
     "PositionalPerformerAttention sinusoid": performer("sinusoid"),
-    "PositionalPerformerAttention absolute": performer("absolute"),
     "PositionalPerformerAttention masked": performer("clipped", "masked"),
     "PositionalPerformerAttention ragged": performer("clipped", "ragged"),
     "PositionalPerformerAttention ragged sinusoid": performer("sinusoid", "ragged"),

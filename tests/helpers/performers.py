@@ -18,7 +18,6 @@ NEAR = {
 EVERY = {
     **NEAR,
     "sinusoid": {"position": "sinusoid"},
-    "absolute": {"position": "absolute"},
     "None": {"position": None},
     "None pairs": {"position": None, "method": "pairs"},
     "None values": {"position": None, "values": "offset"},

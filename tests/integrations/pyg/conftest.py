@@ -1,4 +1,4 @@
-"""Graphs and layers for the PyG tests. Sizes are distinct primes, but for the 12 channels that "absolute" can take."""
+"""Graphs and layers for the PyG tests. Sizes are distinct primes, but for 12 channels."""
 
 import pytest
 import torch

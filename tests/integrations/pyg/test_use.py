@@ -37,7 +37,7 @@ def test_gps_conv_with_ptr(position, make_conv, point_graphs, equal):
         equal(out[data.batch == number], alone)
 
 
-@pytest.mark.parametrize("position", ["window", "clipped", "sinusoid", "absolute", None])
+@pytest.mark.parametrize("position", ["window", "clipped", "sinusoid", None])
 def test_gps_conv_without_ptr_is_refused(position, make_conv, point_graphs):
     """Otherwise graphs of a batch would attend to each other in silence."""
     layer, data = gps(make_conv, position), point_graphs((11, 1, 23))
@@ -78,7 +78,7 @@ def test_loader_and_to(make_conv, equal):
 def test_reset_parameters(make_conv, point_graphs, error):
     data = point_graphs((11,))
     graph = {"edge_index": data.edge_index, "pos": data.pos}
-    for position in ("window", "clipped", "sinusoid", "absolute", None):
+    for position in ("window", "clipped", "sinusoid", None):
         conv = make_conv(position)
         before = conv(data.x, **graph)
         drawn = conv.attention.features.projection.clone()

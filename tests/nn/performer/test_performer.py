@@ -12,8 +12,7 @@ from tg_equiattn.functional import orthogonal_projection
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention, RelativePerformer
 from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
-from tg_equiattn.nn.performer.pixel_layers import MeanReadout, PixelEmbedding
-from tg_equiattn.nn.performer.relative_performer import PerformerBlock
+from tg_equiattn.nn.performer.pixel_model import MeanReadout, PerformerBlock, PixelEmbedding
 from tg_equiattn.testing import TOLERANCE
 
 CHANNELS, OUT, HEADS, M, REACH = 12, 15, 3, 19, 3
@@ -27,7 +26,6 @@ POSITIONS = {
     "pairs": {"offset": "mlp", "values": "offset", "method": "pairs", "cutoff": 2.1},
     "clipped": {"position": "clipped"},
     "sinusoid": {"position": "sinusoid"},
-    "absolute": {"position": "absolute"},
     "None": {"offset": None},
 }
 EXACT = ("window", "mlp", "distance", "values", "distance values", "far values", "pairs", "clipped")
@@ -360,7 +358,7 @@ X, POS = torch.ones(2, 35, 12), torch.ones(2, 35, 2)
         ("heads must divide out_channels=15, got 4", lambda: PerformerAttention(12, 15, 4)),
         ("position must be one of", lambda: PositionalPerformerAttention(12, 15, 3, position="rotary")),
         ("position must be one of", lambda: RelativePerformer(1, 10, position="rotary")),
-        ("channels must be a multiple of 4", lambda: PositionalPerformerAttention(10, 15, 3, position="absolute")),
+        ("channels must be a multiple of 4", lambda: RelativePerformer(1, 3, channels=10, position="absolute")),
         ("method must be one of", lambda: layer(method="exact")),
         ("values must be one of", lambda: layer(values="distance")),
         ("edge_dim must be None with offset=None", lambda: layer(offset=None, edge_dim=2)),

@@ -17,13 +17,13 @@ from ...ranks import Shared
 from ..children import reset_children
 from ..not_scriptable import NotScriptable
 from .nodes import Graphs, Nodes
-from .positions import AbsolutePosition, ClippedPosition, Position, SinusoidPosition
+from .positions import ClippedPosition, Position, SinusoidPosition
 from .random_features import RandomFeatures
 from .window_position import OFFSETS, WindowPosition
 
 METHODS = ("auto", "features", "pairs")
 VALUES = ("content", "offset")
-POSITIONS = ("clipped", "sinusoid", "absolute")
+POSITIONS = ("clipped", "sinusoid")
 CUTOFF = 6  # pixels, as of the Relative Performer's windows
 FEATURES = 64  # random features at least: see docs/graph_settings.md for their error
 PAIRS = 2  # as many nodes for each feature a graph has at most whose pairs are less work: see the same page
@@ -31,32 +31,20 @@ PAIRS = 2  # as many nodes for each feature a graph has at most whose pairs are 
 
 class KernelAttention(Shared, NotScriptable, nn.Module):
     """Projections, random features and outputs around a kind of positions, which says how values are weighed.
-
-    Args:
-        in_channels, out_channels: of the layer; ``in_channels`` may be -1, to read it from the first input.
-        positions: the kind, of so many heads.
-        num_random_features, redraw_interval, method, dropout: as :class:`PerformerAttention`.
-        far_offsets: whether heads attend to offsets of all nodes; where ``invariant``, outputs are to rotations.
-    """
+    Arguments as of :class:`PerformerAttention`; with ``far_offsets`` heads attend to offsets of all nodes."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        positions: Position,
-        num_random_features: int | None,
-        redraw_interval: int | None,
-        method: str = "features",
-        dropout: float = 0.0,
-        far_offsets: bool = False,
+        self, in_channels: int, out_channels: int, positions: Position, num_random_features: int | None,
+        redraw_interval: int | None, method: str = "features", dropout: float = 0.0, far_offsets: bool = False,
         invariant: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         checks.choice("method", method, METHODS)
         checks.probability(dropout=dropout)
         heads, pos_dim, d = positions.heads, positions.pos_dim, out_channels // positions.heads
         self.out_channels, self.heads, self.head_channels, self.dropout = out_channels, heads, d, dropout
         self.positions, self.pos_dim, self.method = positions, pos_dim, method
+        self.needs_neighbors, self.whole_offsets = positions.needs_neighbors, positions.whole_offsets
         self.far_offsets = FarOffsets(heads, pos_dim, out_channels, invariant) if far_offsets else None
         keys = positions.key_heads * d
         self.query = _linear(in_channels, out_channels)
@@ -81,16 +69,6 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
         """Channels of the input; -1 where they are not known yet."""
         weight = self.query.weight
         return -1 if isinstance(weight, nn.UninitializedParameter) else weight.shape[1]
-
-    @property
-    def needs_neighbors(self) -> bool:
-        """Whether positions need near pairs with offsets."""
-        return self.positions.needs_neighbors
-
-    @property
-    def whole_offsets(self) -> bool:
-        """Whether offsets index a table, or are counted as distances, and have to be whole numbers up to rounding."""
-        return self.positions.whole_offsets
 
     def reset_parameters(self) -> None:
         """Give every parameter a new initial value and draw the random features again."""
@@ -153,7 +131,7 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
         if not x.numel() and self.ranks is None:  # this counted a training step, as on ranks that have nodes
             out = self.out(self.value(x))
             return (out, out.new_zeros(*x.shape[:-1], self.heads, self.pos_dim)) if return_vectors else out
-        x = self.positions.encode(nodes.x, nodes.pos)
+        x = nodes.x
         query, value = (project(x).unflatten(-1, (self.heads, -1)) for project in (self.query, self.value))
         key = query[:, :0] if self.key is None else self.key(x).unflatten(-1, (-1, self.head_channels))
         means = [
@@ -307,24 +285,8 @@ class PerformerAttention(KernelAttention):
 
 
 class PositionalPerformerAttention(KernelAttention):
-    r"""Attention by random features with the positions that the Relative Performer's paper compares.
-
-    ==============  ================================================================================  ==============
-    position        weight of key j for query i                                                       translation
-    ==============  ================================================================================  ==============
-    ``"clipped"``   half of the heads, one at least, :math:`\langle \phi(q_i), \phi(w_{d(i,j)})       exact, any draw
-                    \rangle`, d the Manhattan distance up to ``cutoff``; the others without
-                    positions
-    ``"sinusoid"``  :math:`\langle \phi([q_i, q_p(x_i)]), \phi([k_j, k_p(x_j)]) \rangle`, where       in expectation
-                    :math:`\langle q_p, k_p \rangle` depends on :math:`x_i - x_j`                     over draws only
-    ``"absolute"``  without positions, after adding sinusoids of them to the input                    no
-    ==============  ================================================================================  ==============
-
-    Other arguments and shapes as :class:`PerformerAttention`; ``in_channels`` is not -1 with ``"absolute"``.
-
-    Source: relative-performer section 2.3, strategies 1 (``"sinusoid"``) and 2 (``"clipped"``). The paper has weights
-    :math:`w_1, ..., w_k`; here there is also :math:`w_0`, for a node with itself.
-    """
+    """Attention by random features with the positions that the Relative Performer's paper compares, ``"clipped"`` and
+    ``"sinusoid"``: see :class:`RelativePerformer`. Other arguments as of :class:`PerformerAttention`."""
 
     def __init__(
         self,
@@ -334,21 +296,16 @@ class PositionalPerformerAttention(KernelAttention):
         *,
         position: str = "clipped",
         pos_dim: int = 2,
-        cutoff: int | None = None,
+        cutoff: int = CUTOFF,
         num_random_features: int | None = None,
         redraw_interval: int | None = None,
     ) -> None:
         head_channels = _check_sizes(in_channels, out_channels, heads, pos_dim)
         checks.choice("position", position, POSITIONS)
-        cutoff = CUTOFF if cutoff is None else cutoff
-        positions: Position
         if position == "clipped":
-            positions = ClippedPosition(heads, pos_dim, cutoff, head_channels)
-        elif position == "sinusoid":
-            positions = SinusoidPosition(heads, pos_dim)
+            positions: Position = ClippedPosition(heads, pos_dim, cutoff, head_channels)
         else:
-            checks.positive(in_channels=in_channels)
-            positions = AbsolutePosition(heads, pos_dim, in_channels)
+            positions = SinusoidPosition(heads, pos_dim)
         super().__init__(in_channels, out_channels, positions, num_random_features, redraw_interval)
         self.position, self.cutoff = position, cutoff
 

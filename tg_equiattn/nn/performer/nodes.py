@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,31 +18,19 @@ from ...ranks import Ranks
 from .positions import Position
 
 
-@dataclasses.dataclass
-class Graphs:
-    """Whole graphs that are attended to in one way.
-
-    Attributes:
-        rows: their nodes.
-        pairs: whether weights are of all pairs, not of random features.
-        pos: ``(nodes, dim)``, zero where masked, or ``None`` where positions are not needed.
-        near: their near pairs, where they are needed.
-        index: their nodes among all; ``None`` where these are all.
-    """
+class Graphs(NamedTuple):
+    """Whole graphs that are attended to in one way: rows of their nodes, by all pairs or by random features, positions
+    (nodes, dim), near pairs, and their nodes among all, ``None`` for all."""
 
     rows: Rows
     pairs: bool
-    pos: Tensor | None
-    near: Pairs | None
+    pos: Any
+    near: Any
     index: Tensor | None = None
 
     @property
     def ragged(self) -> Ragged:
         return self.rows.ragged
-
-    @property
-    def neighbors(self) -> Pairs:
-        return cast(Pairs, self.near)
 
     def take(self, x: Tensor) -> Tensor:
         """Of all nodes (N, ...) those of these graphs."""
@@ -51,24 +38,8 @@ class Graphs:
 
 
 class Nodes:
-    """What a layer was called with, checked, and what its kind of positions needs of it.
-
-    Args:
-        x: dense ``(B, N, C)``, or ragged ``(N, C)``.
-        position: says whether positions or near pairs are needed, and finds pairs where none are given.
-        needs_positions: whether they are needed besides, for offsets of all nodes.
-        mask, batch, batch_size, max_num_nodes, pos, grid, neighbors: as the layer's ``forward``.
-        most: up to so many nodes graphs are attended to by pairs; infinity for all, 0 for none.
-        ranks: among which the nodes of every graph are shared.
-
-    Attributes:
-        x: ``(nodes, C)``, zero where masked.
-        pos: ``(nodes, dim)``, zero where masked, or ``None`` where they are not needed.
-        graphs: the graphs, by how they are attended to.
-
-    Raises:
-        ValueError: naming the argument, what came and what is allowed.
-    """
+    """What a layer was called with, checked: x (nodes, C) and pos (nodes, dim), zero where masked, and graphs by how
+    they are attended to; by pairs where they have at most ``most`` nodes."""
 
     def __init__(
         self,
@@ -112,12 +83,12 @@ class Nodes:
             if needs_positions and not neighbors.between_positions:
                 _refuse_periodic(neighbors, cast(Tensor, pos))
             position.measure(neighbors)
-        near_pairs = neighbors if near else None
+        neighbors = neighbors if near else None
         small = ranks is None and _small(self.ragged, max_num_nodes, most)
         if isinstance(small, bool):
-            self.graphs = [Graphs(self.ragged.rows(whole=small), small, pos, near_pairs)]
+            self.graphs = [Graphs(self.ragged.rows(whole=small), small, pos, neighbors)]
         else:
-            self.graphs = [self._those(near_pairs, *choice) for choice in ((small, True), (~small, False))]
+            self.graphs = [self._those(neighbors, *choice) for choice in ((small, True), (~small, False))]
 
     def _near(self, position: Position, neighbors: Pairs | None, batch: Tensor | None, grid: PixelGrid | None) -> Pairs:
         """Near pairs among all nodes: those that are given, or a grid's, or found."""

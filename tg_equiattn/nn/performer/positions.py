@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...encodings.positions import AbsoluteEncoding, SinusoidEncoding
+from ...encodings.positions import SinusoidEncoding
 from ...functional.performer.attention import linear_attention_of_nodes
 from ...functional.performer.clipped import clipped_attention_of_nodes
 from ...functional.performer.pairs import pair_attention_of_nodes
@@ -20,32 +20,18 @@ if TYPE_CHECKING:
 
 
 class Position(nn.Module):
-    """No positions, and what all kinds of positions have in common: how the weighted means of values are made.
+    """No positions, and what all kinds of positions have in common: how the weighted means of values are made."""
 
-    Attributes:
-        needs_positions: whether :meth:`encode` or :meth:`forward` read the positions of nodes.
-        needs_neighbors: whether :meth:`forward` reads near pairs.
-        whole_offsets: whether offsets of near pairs have to be whole numbers, up to rounding.
-        weighs_pairs: whether each near pair has a weight of its own.
-        edge_dim: features that near pairs have; ``None`` for none.
-        unit: the length that offsets are measured in, and below which nodes are near.
-        key_heads: heads that have keys.
-        extra_channels: of queries and keys at the random features, beside those of a head.
-        why: what an error says positions are needed for.
-    """
-
-    needs_positions = needs_neighbors = whole_offsets = weighs_pairs = False
-    extra_channels = 0
-    edge_dim: int | None = None
-    why = ""
+    needs_positions = False  # whether forward reads the positions of nodes
+    needs_neighbors = whole_offsets = False  # whether forward reads near pairs, and their offsets are whole numbers
+    weighs_pairs = False  # whether each near pair has a weight of its own
+    extra_channels = 0  # of queries and keys at the random features, beside those of a head
+    edge_dim: int | None = None  # features of near pairs
+    why = ""  # an error says that positions are needed
 
     def __init__(self, heads: int, pos_dim: int, unit: float = 1.0) -> None:
         super().__init__()
         self.heads, self.key_heads, self.pos_dim, self.unit = heads, heads, pos_dim, unit
-
-    def encode(self, x: Tensor, pos: Tensor | None) -> Tensor:
-        """The features (N, in_channels) that queries, keys and values are projected from."""
-        return x
 
     def in_units(self, lengths: Tensor) -> Tensor:
         """Vectors (..., pos_dim) in the unit of offsets."""
@@ -74,20 +60,6 @@ class Position(nn.Module):
         if graphs.pairs or projection is None:
             return pair_attention_of_nodes(query, key, value, graphs.rows, dropout)
         return linear_attention_of_nodes(query, key, value, projection, graphs.rows, dropout)[0]
-
-
-class AbsolutePosition(Position):
-    """Sinusoids of the position, added to the features."""
-
-    needs_positions = True
-    why = "position='absolute' needs it"
-
-    def __init__(self, heads: int, pos_dim: int, in_channels: int) -> None:
-        super().__init__(heads, pos_dim)
-        self.absolute = AbsoluteEncoding(in_channels, pos_dim)
-
-    def encode(self, x: Tensor, pos: Tensor | None) -> Tensor:
-        return x + self.absolute(pos).to(x.dtype)
 
 
 class SinusoidPosition(Position):
@@ -133,7 +105,7 @@ class ClippedPosition(Position):
         sizes = self.key_heads, self.position_heads
         (query, position_query), (value, position_value) = query.split(sizes, 1), value.split(sizes, 1)
         by_distance = clipped_attention_of_nodes(
-            position_query, position_value, projection, self.distance_table, graphs.neighbors, graphs.ragged
+            position_query, position_value, projection, self.distance_table, graphs.near, graphs.ragged
         )
         if not self.key_heads:
             return by_distance

@@ -33,19 +33,10 @@ class RandomFeatures(nn.Module):
     DistributedDataParallel makes them) draw alike, and a resumed run goes on as an uninterrupted one. In eval nothing
     is ever drawn.
 
-    Args:
-        num_features: m.
-        dim: width of queries and keys.
-        redraw_interval: training steps, that is forward passes in training mode, between draws; ``None`` means draws
-            happen in :meth:`redraw_features` only. Passes that activation checkpointing repeats in backward do not
-            count; they use the directions of the time, so call backward before the next draw. A call that a transform
-            of ``torch.func`` makes counts as one step, however many samples or tangents it goes through at once; what
-            is drawn in it stays drawn. Where the transform goes through the directions themselves, as through the
-            stacked buffers of an ensemble, a draw that is due raises.
-
-    Raises:
-        ValueError: for arguments that are not positive integers.
-        RuntimeError: where a draw is due while a transform of ``torch.func`` goes through the directions.
+    ``redraw_interval`` counts training steps, that is forward passes in training mode. Passes that activation
+    checkpointing repeats in backward do not count; they use the directions of the time, so call backward before the
+    next draw. A call that a transform of ``torch.func`` makes counts as one step, and what is drawn in it stays drawn;
+    where the transform goes through the directions themselves, as of an ensemble, a draw that is due raises.
     """
 
     projection: Tensor

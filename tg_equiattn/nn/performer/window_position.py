@@ -30,31 +30,16 @@ _LENGTHS = 2.0  # mean lengths of edges that "auto" takes for the cutoff
 
 class WindowPosition(Position):
     """Near pairs get a true softmax weight with a bias of their offset; everything is reached by features besides.
-
-    Args:
-        heads, pos_dim: of attention.
-        cutoff: in the unit of positions; ``"auto"`` measures it once, as twice the mean length of the first edges in
-            training.
-        offset: what the bias is made of.
-        values: whether near pairs add a function of their offset to the value.
-        head_channels: of values.
-        edge_dim: features of an edge, which bias its score too; ``None`` for none.
-    """
+    Arguments as of PerformerAttention."""
 
     needs_neighbors = weighs_pairs = True
     why = "near pairs need offsets, from pos, edges or a grid"
     length: Tensor
 
     def __init__(
-        self,
-        heads: int,
-        pos_dim: int,
-        cutoff: float | str,
-        offset: str,
-        values: bool,
-        head_channels: int,
+        self, heads: int, pos_dim: int, cutoff: float | str, offset: str, values: bool, head_channels: int,
         edge_dim: int | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.whole_offsets, self.edge_dim = offset == "table", edge_dim
         self.measures = cutoff == "auto" and not self.whole_offsets
         if self.whole_offsets:
@@ -90,41 +75,39 @@ class WindowPosition(Position):
 
     def _measured(self, lengths: Tensor) -> Tensor:
         """By the length that is measured once, where it is."""
-        return lengths / self.length.to(lengths.dtype) if self.measures and self._is_known() else lengths
+        return lengths / torch.where(self.length > 0, self.length, 1.0).to(lengths.dtype) if self.measures else lengths
+
+    def _look(self) -> None:
+        """See whether there is a length, where the buffer is another, or was written to."""
+        now = id(self.length), self.length._version
+        if now != self._looked_at:
+            self._known, self._looked_at = bool(self.length > 0), now
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        if self.measures:
+            self._look()
 
     def measure(self, near: Pairs) -> None:
-        if not self.measures or self._is_known() or not (len(near.offsets) or self.offset_values):
+        if self.measures and not torch.compiler.is_compiling():
+            self._look()
+        if not self.measures or self._known or not (len(near.offsets) or self.offset_values):
             return
         if torch.compiler.is_compiling() or not self.training:
             raise ValueError(
                 "cutoff='auto' must have seen edges in training first: call the layer once in training mode, outside "
                 "torch.compile, or give a number"
             )
-        if not len(near.offsets):
-            return
         with torch.no_grad():
             lengths = torch.linalg.vector_norm(near.offsets.double(), dim=-1)
             mean = _LENGTHS * (lengths if near.exists is None else lengths[near.exists]).mean()
             if 0 < float(mean) < float("inf"):
                 self.length.copy_(mean)
 
-    def _is_known(self) -> bool:
-        """Whether there is a length; read anew where the buffer is another, or was written to."""
-        if not torch.compiler.is_compiling():
-            now = id(self.length), self.length._version
-            if now != self._looked_at:
-                self._known, self._looked_at = bool(self.length > 0), now
-        return self._known
-
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        if self.measures:
-            self._is_known()
-
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, graphs: Graphs, dropout: float = 0.0
     ) -> Tensor:
-        offsets, values = graphs.neighbors.offsets, None
+        offsets, values = graphs.near.offsets, None
         if not offsets.is_floating_point():
             offsets = offsets.to(torch.promote_types(query.dtype, torch.float32))
         offsets = self._measured(offsets)
@@ -137,17 +120,13 @@ class WindowPosition(Position):
             known = () if self.whole_offsets else (features,)  # which a bias that is no table shares
         bias, self_bias = self.offset_bias(offsets, *known), self.offset_bias(own)
         if self.edge_bias is not None:
-            of_edges, of_loops = graphs.neighbors.features, graphs.neighbors.self_features
+            of_edges, of_loops = graphs.near.features, graphs.near.self_features
             if of_edges is None:
                 raise ValueError("edge_attr must be given with edge_dim, got None")
             with full_precision(offsets.device):
-                bias = bias + self._of_features(of_edges)
-                self_bias = self_bias if of_loops is None else self_bias + self._of_features(of_loops)
-        near = Near(graphs.neighbors, bias, self_bias, self.far_bias, values)
+                dtype = self.edge_bias.weight.dtype
+                bias = bias + self.edge_bias(of_edges.to(dtype)).T
+                self_bias = self_bias if of_loops is None else self_bias + self.edge_bias(of_loops.to(dtype)).T
+        near = Near(graphs.near, bias, self_bias, self.far_bias, values)
         projection = None if graphs.pairs else projection
         return window_attention_of_nodes(query, key, value, projection, near, graphs.rows, dropout)
-
-    def _of_features(self, features: Tensor) -> Tensor:
-        """What features (E, edge_dim) add to scores, (heads, E)."""
-        edge_bias = cast(nn.Linear, self.edge_bias)
-        return edge_bias(features.to(edge_bias.weight.dtype)).T
