@@ -28,14 +28,16 @@ def test_unknown_backends_are_refused(name, bad):
 
 def test_global_attention_has_no_kernel():
     for kind in (LiftingAttention, GroupAttention):
-        with pytest.raises(ValueError, match="backend must be 'auto' or 'torch' with global attention, got 'triton'"):
+        with pytest.raises(
+            ValueError, match="backend must be 'auto', 'torch' or 'plain' with global attention, got 'triton'"
+        ):
             kind(cyclic(2), 3, 4, heads=1, kernel_size=None, backend="triton")
 
 
 def test_kernels_want_a_gpu():
     pytest.importorskip("triton")
     with pytest.raises(ValueError, match=r"for tensors that are not on a CUDA device .* got 'triton' with tensors on"):
-        use_triton("triton", "group_attention", torch.device("meta"))
+        use_triton("triton", torch.device("meta"))
 
 
 def without(statement, **environment):
@@ -62,7 +64,7 @@ def test_without_triton_or_a_gpu(statement, message):
     assert set(said["auto"].values()) == set(said["torch"].values()) == {""}
     if message.startswith("for tensors"):
         pytest.importorskip("triton")
-    assert all(f"backend must be 'auto' or 'torch' {message}" in text for text in said["triton"].values())
+    assert all(f"backend must be 'auto', 'torch' or 'plain' {message}" in text for text in said["triton"].values())
 
 
 def test_refusals_are_counted():

@@ -41,8 +41,11 @@ def assert_same(actual, expected, tensors, atol=1e-12):
         torch.testing.assert_close(a, b, rtol=0, atol=atol * max(1.0, float(b.abs().max())))
 
 
-def opposed(dtype, size=200.0):
-    """Scores of +-size whose content maxima and spatial maxima sit at different neighbors."""
+LARGE = 200 * 3**0.5  # of three channels: scores of +-200
+
+
+def opposed(dtype, size=LARGE):
+    """Scores of +-200 whose content maxima and spatial maxima sit at different neighbors."""
     tensors, neighbourhood = operands(2, (3, 5), channels=3, dtype=dtype)
     query, key, value, rho_space, rho_group = (x.detach() for x in tensors)
     query = torch.ones_like(query)
@@ -56,8 +59,8 @@ def opposed(dtype, size=200.0):
     return [x.clone().requires_grad_() for x in (query, key, value, rho_space, rho_group)], neighbourhood
 
 
-def at_the_border(dtype, size=200.0):
-    """Scores of +-size whose spatial maximum lies outside the image for the queries of two sides."""
+def at_the_border(dtype, size=LARGE):
+    """Scores of +-200 whose spatial maximum lies outside the image for the queries of two sides."""
     (query, key, value, rho_space, rho_group), neighbourhood = opposed(dtype, size)
     with torch.no_grad():
         key[:, :, 0] = -size

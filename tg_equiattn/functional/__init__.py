@@ -1,12 +1,8 @@
 """Kernels: pure functions of tensors and tables, without parameters. One folder a family, every function here."""
 
-from .group import (
-    frame_attention,
-    global_group_attention,
-    group_attention,
-    lifting_attention,
-    separable_group_convolution,
-)
+from .group.attention import group_attention, lifting_attention
+from .group.frames import frame_attention
+from .group.global_attention import global_group_attention
 from .hyena import (
     bilinear_long_conv,
     geometric_product,
@@ -35,7 +31,6 @@ __all__ = [
     "linear_attention",
     "orthogonal_projection",
     "scalar_long_conv",
-    "separable_group_convolution",
     "short_conv",
     "softmax_features",
     "vector_attention",

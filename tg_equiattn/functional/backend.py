@@ -16,31 +16,31 @@ from torch.autograd import forward_ad
 from .. import checks
 from ..transforms import transformed
 
+# "auto" is what was measured faster on the device: of no operator a kernel yet
 BACKENDS = ("auto", "torch", "triton", "plain")
-
-# Operators whose kernel was measured faster than torch on a GPU, which is what "auto" goes by: none has been yet.
-_FASTER: frozenset[str] = frozenset()
 
 INSTALLED = importlib.util.find_spec("triton") is not None  # Triton
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # its kernels run on the CPU
 
 
-def check_backend(backend: str) -> None:
-    """ValueError for an unknown backend, or Triton's where it is not installed."""
+def check_backend(backend: str, without: str = "") -> None:
+    """ValueError for an unknown backend, or Triton's where it is not installed or ``without`` says what has no
+    kernel."""
     checks.choice("backend", backend, BACKENDS)
-    if backend == "triton" and not INSTALLED:
-        raise ValueError("backend must be 'auto' or 'torch' without Triton (pip install triton), got 'triton'")
+    if backend == "triton" and (without or not INSTALLED):
+        why = f"with {without}" if without else "without Triton (pip install triton)"
+        raise ValueError(f"backend must be 'auto', 'torch' or 'plain' {why}, got 'triton'")
 
 
-def use_triton(backend: str, operator: str, device: torch.device) -> bool:
-    """Whether ``operator`` runs on its kernel for tensors on ``device``."""
+def use_triton(backend: str, device: torch.device) -> bool:
+    """Whether an operator runs on its kernel for tensors on ``device``."""
     check_backend(backend)
     if backend == "triton" and device.type != "cuda" and not (INTERPRETED and device.type == "cpu"):
         raise ValueError(
-            "backend must be 'auto' or 'torch' for tensors that are not on a CUDA device (or set TRITON_INTERPRET=1 "
-            f"to run kernels on the CPU in Triton's interpreter, slowly), got 'triton' with tensors on {device}"
+            "backend must be 'auto', 'torch' or 'plain' for tensors that are not on a CUDA device (or set "
+            f"TRITON_INTERPRET=1 to run kernels on the CPU, slowly), got 'triton' with tensors on {device}"
         )
-    return backend == "triton" or (backend == "auto" and operator in _FASTER and INSTALLED and device.type == "cuda")
+    return backend == "triton"
 
 
 def use_plain(backend: str = "auto") -> bool:

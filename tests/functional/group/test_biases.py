@@ -23,7 +23,7 @@ def attend(tensors, index, neighbourhood, full=False, **options):
         rho_space, rho_group = rho_space[:, :, None] + rho_group, None
     return group_attention(
         *features, rho_space, rho_group, index, neighbourhood=neighbourhood, space_bias=space_bias,
-        group_bias=group_bias, scale=0.3, **options,
+        group_bias=group_bias, **options,
     )  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def test_matches_materialised_formula(backend, relation, full, device):
     added = biases(tensors)
     index = relation_index(cyclic(3), relation).to(device)
     out = attend([*tensors, *added], index, neighbourhood, full, backend=backend)
-    expected = attention_materialised(*tensors, index, 3, 0.3, *added)
+    expected = attention_materialised(*tensors, index, 3, 5**-0.5, *added)
     assert_same(out, expected, [*tensors, *added])
 
 
@@ -133,7 +133,7 @@ def test_sharp_biases_stay_exact(device):
     index = relation_index(cyclic(3), "ge_vit")
     single = [x.detach().float().to(device).requires_grad_() for x in exact]
     out = attend(single, index.to(device), neighbourhood)
-    expected = attention_materialised(*exact[:5], index, 3, 0.3, *exact[5:])
+    expected = attention_materialised(*exact[:5], index, 3, 5**-0.5, *exact[5:])
     torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-3)
     assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(out.sum(), single))
 

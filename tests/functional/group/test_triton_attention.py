@@ -44,15 +44,15 @@ def both(tensors, index, neighbourhood, **options):
 def test_matches_materialised_formula(relation, device):
     tensors, neighbourhood = small(3, device=device)
     index = relation_index(cyclic(3), relation).to(device)
-    out = group_attention(*tensors, index, neighbourhood=neighbourhood, scale=0.3, backend="triton")
-    assert_same(out, attention_materialised(*tensors, index, 3, 0.3), tensors)
+    out = group_attention(*tensors, index, neighbourhood=neighbourhood, backend="triton")
+    assert_same(out, attention_materialised(*tensors, index, 3, 3**-0.5), tensors)
 
 
 def test_windows_larger_than_the_image(device):
     tensors, neighbourhood = small(2, (2, 3), 5, batch=1, device=device)
     index = relation_index(cyclic(2), "ge_vit").to(device)
-    out = group_attention(*tensors, index, neighbourhood=neighbourhood, scale=0.3, backend="triton")
-    assert_same(out, attention_materialised(*tensors, index, 5, 0.3), tensors)
+    out = group_attention(*tensors, index, neighbourhood=neighbourhood, backend="triton")
+    assert_same(out, attention_materialised(*tensors, index, 5, 3**-0.5), tensors)
 
 
 def test_wrong_table_fails(device):
@@ -100,7 +100,7 @@ def test_runs_change_nothing(full, relation, device):
     rho = [rho_space[:, :, None] * rho_group, rho_group[:0]] if full else [rho_space, rho_group]
     options = (*(x.detach() for x in rho), relation_index(cyclic(3), relation).to(device))
     options += (None, torch.tensor(0, device=device), 3, (), False, 0.3)
-    grads = torch.randn_like(flat[2]), torch.randn_like(flat[2][:, 0]) if relation == "relative" else None
+    grads = torch.randn_like(flat[2]), torch.randn_like(flat[2][:, 0]) if relation == "relative" else torch.empty(0)
     expected = kernels.backward(*grads, *flat, *options)
     for some, all_at_once in zip(kernels.backward(*grads, *flat, *options, scratch=700), expected, strict=True):
         torch.testing.assert_close(some, all_at_once, rtol=0, atol=1e-12)
@@ -115,7 +115,7 @@ def test_masks_and_circular_windows(padding_mode, relation, device):
     index = relation_index(cyclic(3), relation).to(device)
     mask = torch.ones(2, 4, 3, dtype=torch.bool, device=device)
     mask[0, 1:], mask[1, 2, 1] = False, False
-    options = {"space_bias": None, "group_bias": None, "scale": None, "dropout": 0.0}
+    options = {"space_bias": None, "group_bias": None, "dropout": 0.0}
     results = [
         checked_group_attention(*tensors, index, neighbourhood=neighbourhood, mask=mask,
                                 backend=backend, **options)
@@ -153,7 +153,7 @@ def test_no_tensor_holds_all_factors():
     options = (*(x.detach() for x in tensors[3:]), relation_index(cyclic(4), "ge_vit"), torch.tensor(0), 3, (), 0.0)
     with Largest() as largest:
         out = kernels.forward(*flat, *options)
-        kernels.backward(out, *flat, *options, scratch=1000)
+        kernels.backward(*out, *flat, *options, scratch=1000)
     assert largest.count < 4**2 * 9 * 7 * 6 * len(flat[0]) / 4
 
 
@@ -163,8 +163,8 @@ def test_extreme_scores(extreme, device):
     index = relation_index(cyclic(2), "ge_vit")
     exact, neighbourhood = extreme(torch.float64)
     single = [x.detach().float().to(device).requires_grad_() for x in exact]
-    expected = attention_materialised(*exact, index, 3, 1.0)
-    out = group_attention(*single, index.to(device), neighbourhood=neighbourhood, scale=1.0, backend="triton")
+    expected = attention_materialised(*exact, index, 3, 3**-0.5)
+    out = group_attention(*single, index.to(device), neighbourhood=neighbourhood, backend="triton")
     torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-3)
     for a, b in zip(gradients(out, single), gradients(expected, exact), strict=True):
         torch.testing.assert_close(a.cpu().double(), b, rtol=0, atol=2e-3 * max(1.0, float(b.abs().max())))

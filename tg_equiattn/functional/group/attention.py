@@ -7,9 +7,10 @@ from torch import Tensor
 
 from ...grids import Neighbourhood
 from ..backend import check_backend, use_plain, use_triton
+from .hashed_dropout import draw_seed
 from .masks import zero_where_hidden
 from .operands import check_group_attention
-from .plain_attention import plain_group_attention
+from .plan import plain_group_attention
 from .tiled_attention import group_attention_op
 
 
@@ -24,7 +25,6 @@ def group_attention(
     neighbourhood: Neighbourhood,
     space_bias: Tensor | None = None,
     group_bias: Tensor | None = None,
-    scale: float | None = None,
     dropout: float = 0.0,
     mask: Tensor | None = None,
     backend: str = "auto",
@@ -37,8 +37,8 @@ def group_attention(
         + b_{space}(h^{-1}(x_j - x_i)) + b_{group}(u), \qquad
         \mathrm{out}(i, h) = \sum_t \sum_{(j,s)} \mathrm{softmax}_{(j,s)}(\mathrm{score})\; v(j, s)
 
-    with u = ``index[h, t, s]``, c the scale, and biases that each head has of its own. With an ``index`` of two axes
-    (relation ``"relative"``) only h = t is formed and there is no sum over t.
+    with u = ``index[h, t, s]``, :math:`c = 1/\sqrt{C}`, and biases that each head has of its own. With an ``index`` of
+    two axes (relation ``"relative"``) only h = t is formed and there is no sum over t.
 
     The factorised form writes the softmax weight as a product of a content, a spatial and a group factor, needs
     :math:`|H|^2(2D + 1)` exponentials per pixel instead of :math:`|H|^3 D` and, working through the pixels in tiles
@@ -54,7 +54,6 @@ def group_attention(
         neighbourhood: the window, or the whole grid; it also says what is outside of the image.
         space_bias: of rotated offsets, for each head; ``None`` means none.
         group_bias: of u, for each head; ``None`` means none.
-        scale: c; ``None`` means :math:`1/\sqrt{C}`.
         dropout: probability of dropping a weight after the sum over t.
         mask: true where there are pixels. The others are no keys, whatever they hold, and their outputs are zero; so a
             rectangle of pixels gets what it would as an image of its own, where windows end at the border.
@@ -80,71 +79,45 @@ def group_attention(
     scores by the square root of the layer's input width; here by that of the head width.
     """
     check_group_attention(
-        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, scale, dropout, mask
+        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask
     )
     query, key, value = (zero_where_hidden(x, mask) for x in (query, key, value))
     return checked_group_attention(
-        query, key, value, rho_space, rho_group, index,
-        neighbourhood=neighbourhood, space_bias=space_bias, group_bias=group_bias, scale=scale, dropout=dropout,
-        mask=mask, backend=backend,
-    )[0]  # fmt: skip
+        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask, backend
+    )[0]
 
 
 def checked_group_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rho_space: Tensor,
-    rho_group: Tensor | None,
-    index: Tensor,
-    *,
-    neighbourhood: Neighbourhood,
-    space_bias: Tensor | None,
-    group_bias: Tensor | None,
-    scale: float | None,
-    dropout: float,
-    mask: Tensor | None,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
+    query, key, value, rho_space, rho_group, index, neighbourhood, space_bias=None, group_bias=None, dropout=0.0,
+    mask=None, backend="auto",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """:func:`group_attention` of operands that are known to fit and to hold numbers, as the layers' own do.
 
     Also the logarithm (B, heads, |H|, *spatial) of the sum of exponentials of a query's scores, where an ``index`` of
     two axes gives every output one query; else an empty tensor.
     """
-    check_window_backend(backend, neighbourhood)
+    check_backend(backend, "global attention" if neighbourhood.is_global else "")
     path = "compiled" if torch.compiler.is_compiling() else "eager"
     if use_plain(backend):
         path = "plain"
-    elif not neighbourhood.is_global and use_triton(backend, "group_attention", query.device):
+    elif use_triton(backend, query.device):
         path = "triton"
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    scale = query.shape[2] ** -0.5 if scale is None else scale
     rho_space, rho_group = rho_space.to(dtype), None if rho_group is None else rho_group.to(dtype)
     if space_bias is not None or group_bias is not None:
         rho_space, rho_group = _with_biases(rho_space, rho_group, query.shape[1], space_bias, group_bias)
-    if mask is not None:  # of images and heads
-        batch, heads = query.shape[:2]
-        mask = mask[:, None].expand(batch, heads, *mask.shape[1:]).flatten(0, 1)
-    seed = torch.randint(2**31, (), device=query.device) if dropout else index.new_zeros(())
-    operands = (
-        query.to(dtype).flatten(0, 1) * scale,
-        key.to(dtype).flatten(0, 1),
-        value.to(dtype).flatten(0, 1),
-        rho_space,
-        rho_space.new_zeros(0) if rho_group is None else rho_group,
-        index,
-        mask,
-        seed,
-        neighbourhood.kernel_size or 0,
-        neighbourhood.selection,
-        neighbourhood.circular,
-        dropout,
-    )
-    out, level = plain_group_attention(*operands) if path == "plain" else group_attention_op(*operands, path)
-    if mask is not None:
-        out = zero_where_hidden(out, mask)
-    level = level.unflatten(0, query.shape[:2]) if index.ndim == 2 else level
-    return out.unflatten(0, query.shape[:2]).to(value.dtype), level
+    batch_and_heads = query.shape[:2]
+    query, key, features = (x.to(dtype).flatten(0, 1) for x in (query, key, value))
+    there = None if mask is None else mask[:, None].expand(*batch_and_heads, *mask.shape[1:]).flatten(0, 1)
+    attend = plain_group_attention if path == "plain" else group_attention_op
+    out, level = attend(
+        query * query.shape[1] ** -0.5, key, features, rho_space,
+        rho_space.new_zeros(0) if rho_group is None else rho_group, index, there,
+        draw_seed(dropout, query.device), neighbourhood.kernel_size or 0, neighbourhood.selection,
+        neighbourhood.circular, dropout, path,
+    )  # fmt: skip
+    level = level.unflatten(0, batch_and_heads) if index.ndim == 2 else level
+    return zero_where_hidden(out.unflatten(0, batch_and_heads), mask).to(value.dtype), level
 
 
 def lifting_attention(
@@ -155,7 +128,6 @@ def lifting_attention(
     *,
     neighbourhood: Neighbourhood,
     space_bias: Tensor | None = None,
-    scale: float | None = None,
     dropout: float = 0.0,
     mask: Tensor | None = None,
     backend: str = "auto",
@@ -182,20 +154,12 @@ def lifting_attention(
         raise ValueError(f"query must have shape (B, heads, C, *spatial), got {tuple(query.shape)}")
     if rho_space.ndim != 3:
         raise ValueError(f"rho_space must have shape (|H|, D, C), got {tuple(rho_space.shape)}")
+    query, key, value = (x.unsqueeze(3) for x in (query, key, value))
+    index = torch.zeros(len(rho_space), 1, 1, dtype=torch.int64, device=query.device)
     return group_attention(
-        query.unsqueeze(3),
-        key.unsqueeze(3),
-        value.unsqueeze(3),
-        rho_space,
-        rho_space.new_zeros(1, rho_space.shape[-1]),
-        torch.zeros(len(rho_space), 1, 1, dtype=torch.int64, device=query.device),
-        neighbourhood=neighbourhood,
-        space_bias=space_bias,
-        scale=scale,
-        dropout=dropout,
-        mask=mask,
-        backend=backend,
-    )
+        query, key, value, rho_space, rho_space.new_zeros(1, rho_space.shape[-1]), index, neighbourhood=neighbourhood,
+        space_bias=space_bias, dropout=dropout, mask=mask, backend=backend,
+    )  # fmt: skip
 
 
 def _with_biases(
@@ -215,10 +179,3 @@ def _with_biases(
         torch.cat([rho_space, space.to(rho_space.dtype).movedim(0, -1)], -1),
         torch.cat([rho_group, group.to(rho_group.dtype).T], -1),
     )
-
-
-def check_window_backend(backend: str, neighbourhood: Neighbourhood) -> None:
-    """ValueError for a backend that cannot be: the fused kernel has windows only."""
-    check_backend(backend)
-    if backend == "triton" and neighbourhood.is_global:
-        raise ValueError("backend must be 'auto' or 'torch' with global attention, got 'triton'")

@@ -6,13 +6,12 @@ scales of a window are attended to one at a time, and join by the logarithms of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...grids import Neighbourhood
 from ...precision import full_precision
 from .attention import checked_group_attention
 from .masks import zero_where_hidden
@@ -49,33 +48,10 @@ def _for_all_sizes() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def scale_pairs(scales: int, window: int) -> Iterator[tuple[int, int, int]]:
-    """Scales j of queries, scales of keys near them, and the place u of the key's scale in the window."""
-    for query in range(scales):
-        for place in range(window):
-            key = query + place - window // 2
-            if 0 <= key < scales:
-                yield query, key, place
-
-
 def checked_dilation_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rho_space: Tensor,
-    rho_group: Tensor | None,
-    index: Tensor,
-    *,
-    scales: int,
-    scale_window: int,
-    neighbourhood: Neighbourhood,
-    space_bias: Tensor | None,
-    group_bias: Tensor | None,
-    scale: float | None,
-    dropout: float,
-    mask: Tensor | None,
-    backend: str,
-) -> Tensor:
+    query, key, value, rho_space, rho_group, index, scales, scale_window, neighbourhood, space_bias=None,
+    group_bias=None, dropout=0.0, mask=None, backend="auto",
+) -> Tensor:  # fmt: skip
     r"""Lifting and group attention on a dilation group, of operands that are known to fit and to hold numbers.
 
     With H the product of scales :math:`2^j` and a finite group M of which m and n are elements,
@@ -103,15 +79,19 @@ def checked_dilation_attention(
         return x if lifts else x.narrow(axis, number * elements, elements)
 
     parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(scales)]
-    for number, other, place in scale_pairs(scales, 1 if lifts else scale_window):
+    near = 1 if lifts else scale_window
+    for number, place in itertools.product(range(scales), range(near)):  # of queries, and of the key's in the window
+        other = number + place - near // 2
+        if not 0 <= other < scales:
+            continue
         step = 2**number
         operands = part(query, 3, number), part(key, 3, other), part(value, 3, other)
         q, k, v = (phases(x, step, len(spatial)) for x in operands)
         out, level = checked_group_attention(
             q, k, v, part(rho_space, 2, place) if rho_space.ndim == 4 else rho_space,
-            None if rho_group is None else part(rho_group, 0, place), index, neighbourhood=neighbourhood,
-            space_bias=space_bias, group_bias=None if group_bias is None else part(group_bias, 1, place), scale=scale,
-            dropout=dropout, mask=_phases_there(mask, step, batch, spatial, query.device), backend=backend,
+            None if rho_group is None else part(rho_group, 0, place), index, neighbourhood, space_bias,
+            None if group_bias is None else part(group_bias, 1, place), dropout,
+            _phases_there(mask, step, batch, spatial, query.device), backend,
         )  # fmt: skip
         level = level if lifts else from_phases(level, step, batch, spatial)
         parts[number].append((from_phases(out, step, batch, spatial), level))

@@ -12,6 +12,11 @@ from torch import Tensor
 MULTIPLIERS = (0x7FEB352D, 0x846CA68B - 2**32)  # of the finaliser lowbias32, as int32
 
 
+def draw_seed(dropout: float, device: torch.device) -> Tensor:
+    """From torch's generator, if anything is to be dropped."""
+    return torch.randint(2**31, (), device=device) if dropout else torch.zeros((), dtype=torch.int64, device=device)
+
+
 def scrambled(x: Tensor) -> Tensor:
     """int64 numbers to well mixed int32."""
     x = x & 0xFFFFFFFF

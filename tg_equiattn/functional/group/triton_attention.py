@@ -1,4 +1,4 @@
-"""Launches of the kernels of local group self-attention (:mod:`.group_kernels`), forward and backward."""
+"""Launches of the kernels of local group self-attention (:mod:`.triton_kernels`), forward and backward."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from torch import Tensor
 
 from . import hashed_dropout
 from .triton_kernels import differentiate, weigh
+from .window import window
 
 _TILE = 2048  # scores of a tile, which two to four warps hold in registers
 
 
 def _offsets(kernel_size: int, dim: int, selection: Sequence[int], device: torch.device) -> Tensor:
     """Offsets (3, D) of the neighbors, int32, counted on the device: a table would have to be copied there."""
-    runs: list[list[int]] = []  # of consecutive places in the window
-    for place in selection or range(kernel_size**dim):
-        if runs and runs[-1][1] == place:
-            runs[-1][1] += 1
-        else:
-            runs.append([place, place + 1])
-    flat = torch.cat([torch.arange(*run, device=device, dtype=torch.int32) for run in runs])
-    axes = [flat // kernel_size**axis % kernel_size - kernel_size // 2 for axis in reversed(range(dim))]
-    return torch.stack([torch.zeros_like(flat)] * (3 - dim) + axes)
+    places, blocks = window(kernel_size, selection, dim), []
+    for block in places.blocks:
+        ends = zip(block.start, block.counts, strict=True)
+        axes = [torch.arange(first, first + count, device=device, dtype=torch.int32) for first, count in ends]
+        blocks.append(torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1) - places.radius)
+    offsets = torch.cat(blocks, 1)
+    return torch.cat([offsets.new_zeros(3 - dim, offsets.shape[1]), offsets])
 
 
 class _Launch:
@@ -101,7 +100,7 @@ class _Launch:
             )
 
     def differentiate(
-        self, run: slice, grad: Tensor, grad_level: Tensor | None, grad_query: Tensor, grad_key: Tensor
+        self, run: slice, grad: Tensor, grad_level: Tensor, grad_query: Tensor, grad_key: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Of a run of sites: adds to both gradients, and returns those of positions."""
         size, outputs = run.stop - run.start, 1 if self.paired else self.outputs
@@ -111,8 +110,8 @@ class _Launch:
         grid, block = self.blocks(size, self.elements, 512)
         with torch.cuda.device_of(grad):
             differentiate[grid](
-                *self.operands, grad, grad if grad_level is None else grad_level, grad_query, grad_key, to_space,
-                to_group, run.start, *self.sizes, **self.options, **block, LEVEL=grad_level is not None,
+                *self.operands, grad, grad_level, grad_query, grad_key, to_space, to_group, run.start, *self.sizes,
+                **self.options, **block,
             )  # fmt: skip
         return to_space, to_group
 
@@ -137,7 +136,7 @@ def backward(
     _alert_not_deterministic()
     a = _Launch(query, key, value, rho_space, rho_group, *settings)
     grad = (grad / (1 - a.dropout)).flatten(3).permute(0, 3, 2, 1).contiguous()
-    if grad_level is not None:
+    if a.paired:
         grad_level = grad_level.flatten(2).transpose(1, 2).contiguous()  # (M, pixels, H)
     grad_query, grad_key, grad_value = torch.zeros_like(a.query), torch.zeros_like(a.key), torch.zeros_like(a.value)
     grad_space, grad_group = rho_space.new_zeros(rho_space.shape), rho_group.new_zeros(rho_group.shape)

@@ -176,8 +176,7 @@ def differentiate(q, k, v, rho, rho_group, index, offsets, pixel_mask, row_hash,
                   grad_k, to_space, to_group, start, pixels, depth, height, width, cut, C: tl.constexpr,
                   CV: tl.constexpr, T: tl.constexpr, H: tl.constexpr, D: tl.constexpr, S: tl.constexpr, R: tl.constexpr,
                   DP: tl.constexpr, SP: tl.constexpr, HEADS: tl.constexpr, FULL: tl.constexpr, PAIRED: tl.constexpr,
-                  CIRCULAR: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
-                  LEVEL: tl.constexpr):  # fmt: skip
+                  CIRCULAR: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr):  # fmt: skip
     """Gradients of the scores of a site and a block of query elements, from site ``start`` on.
 
     Writes grad_q (sites, T, C) without the positions' part, adds to grad_k (M, C, pixels, S), and leaves the sums over
@@ -218,7 +217,7 @@ def differentiate(q, k, v, rho, rho_group, index, offsets, pixel_mask, row_hash,
                 slope = tl.where(there, slope, 0.0)
         slope = p * slope
         mean = tl.sum(tl.sum(slope, 2), 1)
-        if LEVEL:
+        if PAIRED:
             mean -= tl.load(grad_level + site * H + output, mask=rows, other=0.0)
         logit = slope - p * mean[:, None, None]
         logit = tl.where(rows[:, None, None], logit, 0.0)

@@ -24,7 +24,6 @@ from ..backend import refuse_forward_mode, use_plain, use_triton
 GRADE_SIZES = (1, 3, 3, 1)
 GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # of each component
 COMPONENTS = 8
-OPERATOR = "geometric_product"  # as backends know it
 _BLADES = ((), (1,), (2,), (3,), (2, 3), (3, 1), (1, 2), (1, 2, 3))
 
 
@@ -185,7 +184,7 @@ _fused_gradients.register_autograd(_second_derivatives, setup_context=_save)
 
 def channelwise_product(x: Tensor, y: Tensor, weight: Tensor, backend: str = "auto") -> Tensor:
     """Products of multivectors (8, C, T) with weights by grade path (20, C)."""
-    fused = use_triton(backend, OPERATOR, x.device)
+    fused = use_triton(backend, x.device)
     plain = use_plain(backend)
     if fused and not plain:
         return _fused_product(x, y, weight)
@@ -233,7 +232,7 @@ def geometric_product(x: Tensor, y: Tensor, *, backend: str = "auto") -> Tensor:
         checks.half_precision(**{name: value})
     if x.dtype != y.dtype or x.device != y.device:
         raise ValueError(f"y must be {x.dtype} on {x.device} as x is, got {y.dtype} on {y.device}")
-    if use_triton(backend, OPERATOR, x.device) and not use_plain(backend):
+    if use_triton(backend, x.device) and not use_plain(backend):
         x, y = torch.broadcast_tensors(x, y)
         rows = [z.reshape(-1, COMPONENTS).T[:, None] for z in (x, y)]
         return _fused_product(*rows, None)[:, 0].T.reshape(x.shape)

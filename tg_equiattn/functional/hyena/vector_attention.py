@@ -79,7 +79,7 @@ def vector_attention_by_component(
     backend: str = "auto",
 ) -> Tensor:
     """:func:`vector_attention` on (3, C, B, N)."""
-    fused = use_triton(backend, "vector_attention", q.device)
+    fused = use_triton(backend, q.device)
     channels, count, length = q.shape[1:]
     dtype = torch.promote_types(q.dtype, torch.float32)
     there = tokens_there(lengths, length)

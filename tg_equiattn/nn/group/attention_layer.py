@@ -15,11 +15,11 @@ from ... import checks
 from ...encodings import relation_index, rotated_offsets
 from ...encodings.group import make_encoding
 from ...encodings.locality import CONTENT, Locality
-from ...functional.group.attention import check_window_backend, checked_group_attention
+from ...functional.backend import check_backend
+from ...functional.group.attention import checked_group_attention
 from ...functional.group.dilation import checked_dilation_attention
-from ...functional.group.frames import check_frame_backend, checked_frame_attention, checked_separable
-from ...functional.group.maps import attention_weights
-from ...functional.group.masks import zero_where_hidden
+from ...functional.group.frames import checked_frame_attention, checked_separable
+from ...functional.group.masks import attention_weights, zero_where_hidden
 from ...grids import Neighbourhood
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..not_scriptable import NotScriptable
@@ -136,9 +136,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
 
     @backend.setter
     def backend(self, backend: str) -> None:
-        check_window_backend(backend, self.neighbourhood)
-        if self.frames:
-            check_frame_backend(backend)
+        without = "relation 'frame'" if self.frames else ""
+        check_backend(backend, "global attention" if self.neighbourhood.is_global else without)
         self._backend = backend
 
     @torch.no_grad()
@@ -265,6 +264,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         self.check_context(x, context)
         context = None if context is None else zero_where_hidden(context, mask)
         query, key, value = self.project(x, context)
+        if self.scale is not None:
+            query = query * (self.scale * self.head_channels**0.5)
         if self._elements is None:
             query, key, value = (t.unsqueeze(3) for t in (query, key, value))
         return query, key, value
@@ -323,7 +324,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]))
         options: dict[str, Any] = {
             "neighbourhood": self.neighbourhood, "space_bias": space_bias, "group_bias": group_bias,
-            "scale": self.scale, "dropout": dropout, "mask": mask, "backend": self.backend,
+            "dropout": dropout, "mask": mask, "backend": self.backend,
         }  # fmt: skip
         if isinstance(self.group, DilationGroup):
             options |= {"scales": self.group.scales, "scale_window": self.scale_window}
@@ -340,8 +341,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
             rho_space, _ = self.encoding(offsets)
             out, _ = checked_frame_attention(
                 query, key, value[:, :count], rho_space, neighbourhood=self.neighbourhood,
-                space_bias=None if bias is None else bias[:count], scale=self.scale, dropout=dropout, mask=mask,
-                backend=self.backend,
+                space_bias=None if bias is None else bias[:count], dropout=dropout, mask=mask, backend=self.backend,
             )  # fmt: skip
             parts.append(out)
         if bias is not None and count < self.heads:

@@ -128,11 +128,11 @@ class GlobalGroupAttention(AttentionLayer):
         if self.frames:
             return checked_global_frame_attention(
                 query, key, value, self.features.projection, rho_space, self.far_bias, neighbourhood=self.neighbourhood,
-                space_bias=space_bias, scale=self.scale, dropout=dropout, mask=mask, backend=self.backend,
+                space_bias=space_bias, dropout=dropout, mask=mask, backend=self.backend,
             )  # fmt: skip
         return checked_global_group_attention(
             query, key, value, self.features.projection, rho_space, rho_group, index, self.far_bias,
-            neighbourhood=self.neighbourhood, space_bias=space_bias, group_bias=group_bias, scale=self.scale,
+            neighbourhood=self.neighbourhood, space_bias=space_bias, group_bias=group_bias,
             dropout=dropout, mask=mask, backend=self.backend,
         )  # fmt: skip
 
