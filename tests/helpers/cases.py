@@ -243,8 +243,9 @@ CORE = {
     "group_attention relative": group_attention("relative", 3),
     "group_attention full": group_attention("ge_vit", 3, full=True),
     "global_group_attention": function(
-        lambda projection, **t: F.global_group_attention(
-            **t, projection=projection.detach(), neighbourhood=Neighbourhood(2, 3, padding_mode="circular")
+        lambda projection, far_bias, **t: F.global_group_attention(
+            **t, projection=projection.detach(), neighbourhood=Neighbourhood(2, 3, padding_mode="circular"),
+            biases=(None, None, far_bias),
         ),
         query=(2, 2, 5, 3, 4, 5), key=(2, 2, 5, 3, 4, 5), value=(2, 2, 7, 3, 4, 5), rho_space=(3, 9, 5),
         rho_group=(3, 5), far_bias=(2, 3), projection=(11, 5), index=lambda: relation_index(cyclic(3), "relative"),
@@ -284,10 +285,6 @@ CORE = {
     "frame_attention global": function(
         lambda **t: F.frame_attention(**t, neighbourhood=Neighbourhood(2, None)),
         query=(2, 2, 5, 3, 2, 3), key=(2, 2, 5, 3, 2, 3), value=(2, 2, 7, 3, 2, 3), rho_space=(3, 15, 5),
-    ),
-    "separable_group_convolution": function(
-        lambda **t: F.separable_group_convolution(**t, neighbourhood=Neighbourhood(2, 3)),
-        value=(2, 2, 7, 3, 4, 6), space_bias=(2, 3, 9),
     ),
     "GroupAttention": attention(layers.GroupAttention, 4, 4, 6),
     "GroupAttention ge_vit": attention(layers.GroupAttention, 4, 4, 6, relation="ge_vit"),

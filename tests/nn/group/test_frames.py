@@ -8,7 +8,7 @@ from small_groups import GROUPS
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from tg_equiattn.functional import frame_attention, separable_group_convolution
+from tg_equiattn.functional import frame_attention
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic, dihedral
 from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention, GroupLinear
@@ -204,7 +204,7 @@ def test_bad_arguments(options, message):
     ("change", "message"),
     [
         ({"rho_space": torch.zeros(4, 8, 3)}, r"rho_space must have 9 offsets on axis 1"),
-        ({"rho_space": torch.zeros(3, 9, 3)}, r"rho_space must have shape \(4, D, 3\), got \(3, 9, 3\)"),
+        ({"rho_space": torch.zeros(3, 9, 3)}, r"rho_space must have shape \(4, D, 3\), .*got \(3, 9, 3\)"),
         ({"space_bias": torch.zeros(2, 4, 8)}, r"space_bias must have shape \(2, 4, 9\), got \(2, 4, 8\)"),
         ({"key": torch.zeros(1, 2, 2, 4, 5, 6)}, r"key must have the shape of query"),
         ({"mask": torch.ones(3, 5, 6)}, "mask must be bool of shape"),
@@ -219,11 +219,3 @@ def test_bad_operands(change, message):
     frame_attention(**operands)
     with pytest.raises(ValueError, match=message):
         frame_attention(**operands | change)
-
-
-def test_bad_operands_of_convolutions():
-    value, window = torch.randn(1, 2, 3, 4, 5, 6), Neighbourhood(2, 3)
-    with pytest.raises(ValueError, match=r"space_bias must have shape \(2, 4, 9\) for .*, got \(2, 4, 8\)"):
-        separable_group_convolution(value, torch.zeros(2, 4, 8), neighbourhood=window)
-    with pytest.raises(ValueError, match="mask must be bool"):
-        separable_group_convolution(value, torch.zeros(2, 4, 9), neighbourhood=window, mask=torch.ones(1, 5, 6))

@@ -108,8 +108,8 @@ def test_many_features_are_the_softmax_over_all_pixels():
     nothing = torch.zeros(2, 9, 3, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64)
     far_bias = torch.zeros(2, 2, dtype=torch.float64)
     estimate = global_group_attention(
-        query, key, value, orthogonal_projection(60_000, 3), *nothing, index, far_bias,
-        neighbourhood=Neighbourhood(2, 3), space_bias=torch.full((2, 2, 9), -90.0).double(),
+        query, key, value, orthogonal_projection(60_000, 3), *nothing, index,
+        neighbourhood=Neighbourhood(2, 3), biases=(torch.full((2, 2, 9), -90.0).double(), None, far_bias),
     )  # fmt: skip
     q, k, v = (x.flatten(3).mT for x in (query, key, value))
     exact = torch.nn.functional.scaled_dot_product_attention(q, k, v).mT.view_as(estimate)
@@ -303,7 +303,7 @@ def test_bad_block_arguments():
     [
         ({"index": torch.zeros(2, 2, 2, dtype=torch.int64) + torch.arange(2)}, r"index must have shape .*'relative'"),
         ({"projection": torch.randn(7, 4)}, r"projection must be \(m, 3\), got \(7, 4\)"),
-        ({"far_bias": torch.randn(2, 3)}, r"far_bias must have shape \(2, 2\), got \(2, 3\)"),
+        ({"biases": (None, None, torch.randn(2, 3))}, r"far_bias must have shape \(2, 2\), got \(2, 3\)"),
         ({"neighbourhood": Neighbourhood(2, None), "rho_space": torch.zeros(2, 63, 3)}, r"must be a window"),
         ({"mask": torch.ones(2, 4, 5)}, r"mask must be bool of shape \(1 or 1, 4, 5\)"),
     ],
@@ -312,7 +312,7 @@ def test_bad_operands(change, message):
     pixel = (1, 2, 3, 2, 4, 5)
     operands = {n: torch.randn(pixel) for n in ("query", "key", "value")}
     operands |= {"projection": torch.randn(7, 3), "rho_space": torch.zeros(2, 9, 3), "rho_group": torch.zeros(2, 3)}
-    operands |= {"index": torch.tensor([[0, 1], [1, 0]]), "far_bias": torch.zeros(2, 2)}
+    operands |= {"index": torch.tensor([[0, 1], [1, 0]])}
     operands |= {"neighbourhood": Neighbourhood(2, 3)}
     global_group_attention(**operands)
     with pytest.raises(ValueError, match=message):
