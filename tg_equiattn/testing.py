@@ -46,11 +46,7 @@ def act(x: Tensor, group: Group, element: int) -> Tensor:
     """
     if x.ndim == 2:
         return x
-    if x.ndim not in (2 + group.dim, 3 + group.dim):
-        raise ValueError(
-            f"x must have {2 + group.dim} axes (image or volume) or {3 + group.dim} (regular features), "
-            f"got shape {tuple(x.shape)}"
-        )
+    _check_axes("x", x.shape, group)
     if not group.lattice[element]:
         raise ValueError(f"element must be a lattice element of {group!r}, got {element}")
     if x.ndim == 3 + group.dim:
@@ -58,6 +54,12 @@ def act(x: Tensor, group: Group, element: int) -> Tensor:
             raise ValueError(f"x must have |H|={len(group)} on axis 2, got {x.shape[2]}")
         x = x[:, :, group.moved(element).to(x.device)]
     return transform_grid(x, group.matrices[element])
+
+
+def _check_axes(name: str, shape: Sequence[int], group: Group) -> None:
+    if len(shape) not in (2 + group.dim, 3 + group.dim):
+        axes = f"{2 + group.dim} axes (image or volume) or {3 + group.dim} (regular features)"
+        raise ValueError(f"{name} must have {axes}, got {tuple(shape)}")
 
 
 @torch.no_grad()
@@ -102,24 +104,24 @@ def equivariance_error(
     if elements is None and chosen == [group.identity] and len(group) > 1:
         raise ValueError(f"group must have lattice elements besides the identity, got {group!r}; name elements to test")
     expected = _finite(module(x))
-    size = expected.abs().max()
-    if size == 0:
-        raise ValueError("module must not give zeros alone, which any symmetry maps to themselves")
-    worst = 0.0
-    for element in chosen:
-        moved, target = _finite(module(input_action(x, group, element))), output_action(expected, group, element)
-        if moved.shape != target.shape:
-            raise ValueError(
-                f"module must keep shapes: {tuple(moved.shape)} for L_g x, {tuple(target.shape)} for L_g f(x)"
-            )
-        worst = max(worst, float((moved - target).abs().max() / size))
-    return worst
+    moved = ((_finite(module(input_action(x, group, g))), output_action(expected, group, g)) for g in chosen)
+    return max(float(_difference(*pair, expected).max()) for pair in moved)
 
 
 def _finite(out: Tensor) -> Tensor:
     if not bool(out.isfinite().all()):
         raise ValueError("module must give finite outputs, got NaN or infinity")
     return out
+
+
+def _difference(moved: Tensor, target: Tensor, expected: Tensor) -> Tensor:
+    """Of an output of what was moved from the moved output, relative to the largest output."""
+    if moved.shape != target.shape:
+        raise ValueError(f"module must keep shapes: {tuple(moved.shape)} for L_g x, {tuple(target.shape)} for L_g f(x)")
+    size = expected.abs().max()
+    if size == 0:
+        raise ValueError("module must not give zeros alone, which any symmetry maps to themselves")
+    return (moved - target).abs() / size
 
 
 _WAVES = 6  # plane waves a channel
@@ -193,11 +195,7 @@ def off_lattice_errors(
         >>> list(errors), max(errors.values()) < 0.03
         ([1, 3, 5, 7], True)
     """
-    if len(shape) not in (2 + group.dim, 3 + group.dim):
-        raise ValueError(
-            f"shape must have {2 + group.dim} axes (image or volume) or {3 + group.dim} (regular features), "
-            f"got {tuple(shape)}"
-        )
+    _check_axes("shape", shape, group)
     images = _SmoothImages(group, shape, wavelength, torch.empty(0, dtype=dtype, device=device))
     expected = _middle(module(images.moved(group.identity)), group)
     size, errors = expected.square().mean().sqrt(), {}
@@ -245,13 +243,7 @@ def dilation_errors(module: nn.Module | Callable[[Tensor], Tensor], group: Dilat
     for out in (expected, moved):
         if out.ndim != 3 + group.dim or out.shape[2] != len(group):
             raise ValueError(f"module must give (B, C, {len(group)}, *spatial), got shape {tuple(out.shape)}")
-    size = expected.abs().max()
-    if size == 0:
-        raise ValueError("module must not give zeros alone, which any symmetry maps to themselves")
-    target = _repeated(expected, group)
-    if target.shape != moved.shape:
-        raise ValueError(f"module must keep shapes: {tuple(moved.shape)} for L x, {tuple(target.shape)} for L f(x)")
-    error = (moved - target).unflatten(2, (group.scales, -1)).abs() / size
+    error = _difference(moved, _repeated(expected, group), expected).unflatten(2, (group.scales, -1))
     return [float(error[:, :, j + 1].max()) for j in range(group.scales - 1)]
 
 
