@@ -266,7 +266,7 @@ def _neighbors(grid: PixelGrid, copies: int, device: torch.device) -> Pairs:
 def transform_grid(x: Tensor, matrix: Tensor) -> Tensor:
     r"""Act with a lattice element on the last ``d`` axes: :math:`(L_g f)(x) = f(g^{-1} x)` about the grid's centre.
 
-    x is ``(..., H, W)`` or ``(..., D, H, W)``, whose sides quarter turns exchange; the matrix is a signed permutation in
+    x is ``(..., H, W)`` or ``(..., D, H, W)``, whose sides quarter turns exchange; the matrix a signed permutation in
     (x, y[, z]) coordinates, else ValueError.
     """
     dim = matrix.shape[-1]

@@ -48,14 +48,9 @@ class Ragged:
 
     @classmethod
     def flat(
-        cls,
-        x: Tensor,
-        batch: Tensor | None,
-        batch_size: int | None = None,
-        max_num_nodes: int | None = None,
-        ranks: Ranks | None = None,
-        whole: bool = True,
-    ) -> Ragged:
+        cls, x: Tensor, batch: Tensor | None, batch_size: int | None = None, max_num_nodes: int | None = None,
+        ranks: Ranks | None = None, whole: bool = True,
+    ) -> Ragged:  # fmt: skip
         """Of nodes x ``(T, ...)`` with a sorted graph index as users give it, ``None`` for one graph.
 
         Args:
@@ -83,9 +78,8 @@ class Ragged:
         out = cls(nodes, sizes, batch, max_num_nodes, None, ranks, known)
         if max_num_nodes is None:
             return out
-        if out.known is not None and max(out.known, default=0) > max_num_nodes:
-            longest = max(out.known)
-            raise ValueError(f"max_num_nodes must be at least {longest}, the largest graph, got {max_num_nodes}")
+        if out.known is not None and out.longest > max(1, max_num_nodes):
+            raise ValueError(f"max_num_nodes must be at least {out.longest}, the largest graph, got {max_num_nodes}")
         if out.known is None and (torch.compiler.is_compiling() or not checks.is_batched(sizes)):
             torch._assert_async((sizes <= max_num_nodes).all(), "max_num_nodes must be at least the largest graph")
         return out
@@ -113,17 +107,16 @@ class Ragged:
 
     @property
     def starts(self) -> Tensor:
-        if self._starts is None:
-            even = torch.arange(self.count, device=self.sizes.device) * self.longest if self.even else None
-            self._starts = self.sizes.cumsum(0) - self.sizes if even is None else even
-        return self._starts
+        if self._starts is None and self.even:
+            self._starts = torch.arange(self.count, device=self.sizes.device) * self.longest
+        elif self._starts is None:
+            self._starts = self.sizes.cumsum(0) - self.sizes
+        return cast(Tensor, self._starts)
 
     @property
     def totals(self) -> Tensor:
-        if self.ranks is None:
-            return self.sizes
         if self._totals is None:
-            self._totals = self.ranks.sum(self.sizes)
+            self._totals = self.sizes if self.ranks is None else self.ranks.sum(self.sizes)
         return self._totals
 
     @property
@@ -197,30 +190,24 @@ class Ragged:
         """Rows of one length, which let one dense kernel serve graphs of any sizes: a graph each, or, unless they have
         to be ``whole``, graphs cut into several, so that a long graph among short ones costs no padding to its length.
         """
-        average = max(1, self.nodes // max(1, self.count))
+        average, known = max(1, self.nodes // max(1, self.count)), self.known is not None
         if self.even:
             length = max(1, self.longest)
             mask = None if self.mask is None else self.mask.view(-1, length)
-            slots = None if self.order is None else _in_order(None, self.order)
-            return Rows(self, self.nodes // length, length, mask, slots)
-        whole = whole or self.ranks is not None or (self.known is not None and self.longest <= 2 * average)
-        if whole:
-            return self._whole_rows(max(1, self.longest))
-        length = max(16, average if self.known is not None else -(-average // 4))
-        count = self.nodes // length + self.count  # a bound
-        parts = (self.sizes + length - 1) // length
-        first = torch.cat([parts.new_zeros(1), parts.cumsum(0)])
-        row = torch.arange(count, device=parts.device)
-        graph = (torch.searchsorted(first, row, right=True) - 1).clamp(max=self.count - 1)
-        begin = self.starts[graph] + (row - first[graph]) * length
-        to, mask = _places(begin, (self.starts + self.sizes)[graph] - begin, length, self.nodes)
-        slot = first[self.batch] * length + self._within()
-        return Rows(self, count, length, mask, _in_order(_Slots(to, mask.flatten(), slot, None), self.order), graph)
-
-    def _whole_rows(self, length: int) -> Rows:
-        to, mask = _places(self.starts, self.sizes, length, self.nodes)
-        slots = _Slots(to, mask.flatten(), self.batch * length + self._within(), None)
-        return Rows(self, self.count, length, mask, _in_order(slots, self.order))
+            return Rows(self, self.nodes // length, length, mask, _in_order(None, self.order))
+        row, begin, sizes, graph = torch.arange(self.count, device=self.sizes.device), self.starts, self.sizes, None
+        if whole or self.ranks is not None or (known and self.longest <= 2 * average):
+            first, length = row, max(1, self.longest)
+        else:
+            length = max(16, average if known else -(-average // 4))
+            row = torch.arange(self.nodes // length + self.count, device=row.device)  # there may be fewer
+            first = torch.cat([row.new_zeros(1), ((sizes + length - 1) // length).cumsum(0)])
+            graph = (torch.searchsorted(first, row, right=True) - 1).clamp(max=self.count - 1)
+            before = (row - first[graph]) * length
+            begin, sizes = begin[graph] + before, sizes[graph] - before
+        to, mask = _places(begin, sizes, length, self.nodes)
+        slots = _Slots(to, mask.flatten(), first[self.batch] * length + self._within(), None)
+        return Rows(self, row.shape[0], length, mask, _in_order(slots, self.order), graph)
 
     def _within(self) -> Tensor:
         """The place of each node in its graph, (T,)."""
@@ -277,13 +264,12 @@ class Ragged:
             base = base.index_copy(0, index, count + length * torch.arange(len(graphs), device=device))
             count += length * len(graphs)
         first, within = base[self.batch], self._within()
-        there = None
+        there, slot = None, first + within
         if self.mask is not None or sum(map(len, groups.values())) < self.count:
             there = (first >= 0) & (within < self.sizes[self.batch])
-        slot = first + within if there is None else torch.where(there, first + within, 0)
-        all_full = all(rows.mask is None for rows in parts)
-        slots = _Slots(torch.cat(to), None if all_full else torch.cat(filled), slot, there)
-        return parts, _in_order(slots, self.order)
+            slot = torch.where(there, slot, 0)
+        full = all(rows.mask is None for rows in parts)
+        return parts, _in_order(_Slots(torch.cat(to), None if full else torch.cat(filled), slot, there), self.order)
 
 
 class Rows:

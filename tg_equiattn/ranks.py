@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks
-
 
 class Ranks:
     """The processes that share every graph of a batch.
@@ -63,22 +61,6 @@ class Ranks:
             raise ValueError(
                 f"batch_size must be the same on all ranks of process_group, got {count} here, and {-fewest} to {most}"
             )
-
-    def graphs(self, x: Tensor, batch: Tensor | None, batch_size: int | None) -> tuple[Tensor, Tensor, int]:
-        """The graph of every node of this rank, how many nodes it has of each, and at how many to pad them: one at
-        least, so that kernels run on every rank.
-
-        Raises:
-            ValueError: where these do not fit x, or ranks have other numbers of graphs.
-        """
-        if batch is not None and batch_size is None:
-            raise ValueError("batch_size must be given with batch and process_group, the same on all ranks, got None")
-        count = checks.batch_index(batch, batch_size, x)
-        if batch is None:
-            batch = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-        self.check_graphs(count, x.device)
-        sizes = torch.searchsorted(batch, torch.arange(count + 1, device=x.device)).diff()
-        return batch, sizes, max([1, *sizes.tolist()])
 
     def __deepcopy__(self, memo: dict) -> Ranks:
         return self
