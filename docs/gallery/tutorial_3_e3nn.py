@@ -217,7 +217,7 @@ plt.show()
 # ------------------
 #
 # The potential of every charge in the field of all others. There is no order here, and none should be made:
-# ``EwaldAttention`` sums kernels of the distance over all points, is smooth, and does not change when points are
+# ``IrrepsEwaldAttention`` sums kernels of the distance over all points, is smooth, and does not change when points are
 # relabelled. Sorting by radius lets the long convolution see all points too, but distances it hardly learns.
 
 
@@ -232,7 +232,7 @@ def clouds(count, points=24):
 
 layers = {
     "SE3HyenaOperator, sorted by radius": SE3HyenaOperator("2x0e", "1x0e", "8x0e + 8x1o", order="radial"),
-    "EwaldAttention": IrrepsEwaldAttention("2x0e", "1x0e", width=0.5, lmax=0),
+    "IrrepsEwaldAttention": IrrepsEwaldAttention("2x0e", "1x0e", width=0.5, lmax=0),
 }
 figure, axis = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
 for (name, layer), color in zip(layers.items(), ("C1", "C0"), strict=True):

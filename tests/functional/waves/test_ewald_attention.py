@@ -136,7 +136,7 @@ def test_gaussians_over_images(pbc, method):
 
 
 def test_potentials_of_crystals_are_ewalds():
-    """The energy of a cell of Gaussian charges by Ewald's two sums, and Madelung's constant of sharp ones."""
+    """The energy of a cell of Gaussian charges by torch-pme, and Madelung's constant of sharp ones."""
     charges, pos, cell, nearest = ewald.rock_salt()
     one = torch.ones(8, 1, 1, 1, dtype=torch.float64)
     for s, wanted in ((0.5, None), (0.12, ewald.ROCK_SALT)):
@@ -144,7 +144,7 @@ def test_potentials_of_crystals_are_ewalds():
         potential = ewald_attention(one, one, charges[:, None, None], pos, ker, cell=cell).flatten() / s
         energy = (charges * potential).sum() / 2 - charges.square().sum() * math.sqrt(2 / math.pi) / (2 * s)
         if wanted is None:
-            wanted = -2 * float(ewald.two_sums(charges, pos, cell, s / math.sqrt(2), 1.0)) / 8
+            wanted = -2 * float(ewald.by_torch_pme(charges, pos, cell, s / math.sqrt(2))) / 8
         torch.testing.assert_close(-2 * float(energy) / 8 * nearest, wanted, rtol=1e-7, atol=0)
 
 

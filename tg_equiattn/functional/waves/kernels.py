@@ -134,7 +134,9 @@ def _boys(t: Tensor, lmax: int) -> Tensor:
     small = t < edge
     near = torch.where(small, t, 0.0)
     exponential = (-near).exp()
-    terms = _terms(edge, lmax, torch.finfo(t.dtype).eps)
+    terms = [1 / (2 * lmax + 1)]  # of F_l(t) exp(t) = sum_k (2 t)^k / (2 l + 1)(2 l + 3)...(2 l + 2 k + 1)
+    while terms[-1] * edge ** (len(terms) - 1) > torch.finfo(t.dtype).eps / 8 * terms[0]:  # which ``edge`` has all of
+        terms.append(terms[-1] * 2 / (2 * lmax + 2 * len(terms) + 1))
     series = torch.full_like(near, terms[-1])
     for term in reversed(terms[:-1]):
         series = series * near + term
@@ -147,17 +149,6 @@ def _boys(t: Tensor, lmax: int) -> Tensor:
     for degree in range(lmax):
         up.append(((2 * degree + 1) * up[-1] - exponential) / (2 * far))
     return torch.stack([torch.where(small, a, b) for a, b in zip(reversed(down), up, strict=True)])
-
-
-def _terms(edge: float, degree: int, eps: float) -> list[float]:
-    """Of F_l(t) exp(t) = sum_k (2 t)^k / (2 l + 1)(2 l + 3)...(2 l + 2 k + 1), exact to rounding up to ``edge``."""
-    terms, size, total = [1 / (2 * degree + 1)], 1.0, 0.0
-    while size > eps / 8 * total or len(terms) < 4:
-        k = len(terms)
-        terms.append(terms[-1] * 2 / (2 * degree + 2 * k + 1))
-        size = terms[-1] * edge**k
-        total += size
-    return terms
 
 
 def radial_factors(t: Tensor, gaussians: int, lmax: int) -> Tensor:

@@ -1,10 +1,4 @@
-r"""Cells of crystals, slabs and open clouds, and the waves that repeat with them.
-
-The rows of a cell A are lattice vectors. Waves that repeat with it have wavevectors :math:`k = 2 \pi A^{-1} n` with n
-three integers, so at a position x = f A their phase is :math:`2 \pi\, n \cdot f`: it hangs on the fractions f alone,
-which are wrapped before they are multiplied. Along directions in which a graph does not repeat it gets a box so wide
-that no image comes near, and potentials end at a distance that no two of its nodes have.
-"""
+"""Cells of crystals, slabs and open clouds, and the waves that repeat with them."""
 
 from __future__ import annotations
 
@@ -82,15 +76,9 @@ def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) 
 
 
 class Lattice(NamedTuple):
-    """The waves of one kernel in each graph of a batch, one of each pair of opposite ones.
-
-    Attributes:
-        angles: ``(B, N, 3)``, 2 pi times the fractions of nodes.
-        numbers: int64 ``(B, D, 3)``, n.
-        wavevectors: ``(B, D, 3)``, in double precision.
-        weights: ``(B, D)``, how many waves each stands for, divided by the volume, fading towards the largest, times
-            4 pi / k^2 where the kernel ends.
-    """
+    """The waves of a part, one of each pair of opposite ones: 2 pi times the fractions of nodes, (B, N, 3); int64 n and
+    wavevectors in double precision, (B, D, 3); how many waves each stands for, divided by the volume, fading towards
+    the largest, times 4 pi / k^2 where the kernel ends, (B, D)."""
 
     angles: Tensor
     numbers: Tensor
@@ -102,13 +90,15 @@ def lattice_of(
     cells: Cells, pos: Tensor, extent: Tensor, part: Part, phase: float, dtype: torch.dtype,
     bound: tuple[int, int, int] | None = None,
 ) -> Lattice:  # fmt: skip
-    """The waves of a part up to the phase s k and what fades beyond, within ``bound`` or, where there is none, by
-    reading cells; for nodes (B, N, 3) whose extents are (B, 3).
+    r"""The waves of a part up to the phase s k and what fades beyond, within a bound of their integers or, where there
+    is none, by reading cells; for nodes (B, N, 3) whose extents are (B, 3).
 
-    Boxes and where potentials end hang on positions without gradients, as sums do not hang on them but for what is
-    promised. With a margin, of the phase times the largest width, boxes are: of Gaussians, the extent and the margin;
-    of potentials, which end at R, the largest distance and the margin, the extent, R and the margin, or twice R across
-    a slab.
+    Waves that repeat with a cell A have wavevectors :math:`k = 2 \pi A^{-1} n` with n three integers, so at a position
+    x = f A their phase is :math:`2 \pi\, n \cdot f`: it hangs on the fractions f alone, which are wrapped before they
+    are multiplied. Along what does not repeat there is a box so wide that no image comes near: with a margin, of the
+    phase times the largest width, of Gaussians the extent and the margin; of potentials, which end at R, the largest
+    distance and the margin, the extent, R and the margin, or twice R across a slab. It hangs on positions without
+    gradients, as sums do not hang on it but for what is promised.
     """
     periodic, largest, margin = cells.periodic, TAPER * phase / part.least, phase * part.largest
     normals = cells.normals()

@@ -26,11 +26,8 @@ class EwaldAttention(EwaldLayer):
     without a residual connection, and extensive: see ``avg_num_nodes``. Equivariant to rotations, reflections,
     translations and permutations; smooth in positions and cells, with derivatives of any order: it is for energies,
     forces and stress. By pairs it is exact; by waves of a cell exact but for ``error`` in what they approximate; by
-    waves of a box, around a large open graph, to ``error``. Under autocast it is computed and returned in float32.
-
-    What to know of potentials: in crystals a uniform background makes every cell neutral (the wave k = 0 is left out),
-    in slabs and open graphs there is none. So where attended values do not sum to zero in every volume, potentials of
-    ever larger open graphs grow with the square of their size, and do not tend to those of the crystal.
+    waves of a box, around a large open graph, to ``error``. In crystals a uniform background makes every cell neutral,
+    in slabs and open graphs there is none (:doc:`/crystals`). Under autocast it is computed and returned in float32.
 
     Args:
         scalar_channels, vector_channels: of the input.

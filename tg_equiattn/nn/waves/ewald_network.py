@@ -47,13 +47,9 @@ class EwaldOptions:
                 raise ValueError(
                     f"max_width must be at least an octave above width, {2 * self.width:g}, got {self.max_width:g}"
                 )
-        if isinstance(self.kernels, tuple):
-            fits = len(self.kernels) == 2 and all(isinstance(n, int) and n >= 0 for n in self.kernels)
-            if not fits or not sum(self.kernels):
-                raise ValueError(f"kernels must be a number, or of Gaussians and of potentials, got {self.kernels!r}")
-        else:
-            checks.positive(kernels=self.kernels)
-        checks.positive(heads=self.heads)
+        checks.positive(heads=self.heads, kernels=1 if isinstance(self.kernels, tuple) else self.kernels)
+        if len(self.counts) != 2 or not all(isinstance(n, int) and n >= 0 for n in self.counts) or not any(self.counts):
+            raise ValueError(f"kernels must be a number, or of Gaussians and of potentials, got {self.kernels!r}")
         if isinstance(self.lmax, bool) or not isinstance(self.lmax, int) or self.lmax < 0:
             raise ValueError(f"lmax must be an integer from 0 on, got {self.lmax!r}")
         if not isinstance(self.error, float) or not 1e-14 <= self.error <= 0.1:
@@ -79,16 +75,9 @@ class EwaldOptions:
 
 
 class EwaldNetwork(ExactTables):
-    """Query, key and value of each node; attention through kernels; with several heads, a map of what they found.
-
-    A new layer gives potentials and fields of its values: queries and keys of invariants are near 1, others near 0.
-
-    Args:
-        given, wanted: features of a node, of each degree and parity once or in several blocks.
-        coupling: of three degrees, see :class:`HarmonicProduct`.
-        options: of attention.
-        name: what an error calls the output.
-    """
+    """Query, key and value of each node, of features given in blocks of irreps; attention through kernels; with several
+    heads, a map of what they found; blocks of the wanted irreps, which errors call by a name. At the start queries and
+    keys of invariants are near 1, others near 0."""
 
     lows: Tensor
 
@@ -101,12 +90,12 @@ class EwaldNetwork(ExactTables):
         heads, count = options.heads, sum(options.counts)
         values, found = ([irrep.shared(heads) for irrep in irreps] for irreps in (self.inside, self.outside))
         self.product = HarmonicProduct(values, found, options.lmax, heads, coupling)
-        missing = self.product.missing()
-        if missing:
-            raise ValueError(
-                f"{name} must be reachable from the input by products with harmonics up to "
-                f"lmax={options.lmax}, got {missing[0].channels} channels or more that would always be zero"
-            )
+        for b, irrep in enumerate(found):
+            if not any(b == path[2] for path in self.product.paths):
+                raise ValueError(
+                    f"{name} must be reachable from the input by products with harmonics up to "
+                    f"lmax={options.lmax}, got {irrep.channels} channels or more that would always be zero"
+                )
         self.query_key = nn.ParameterList(torch.empty(irrep.channels, 2 * heads * count) for irrep in self.inside)
         self.query_key_bias = nn.Parameter(torch.empty(2, heads, count))
         self.value = _maps((irrep.channels, heads * v.channels) for irrep, v in zip(self.inside, values, strict=True))

@@ -50,16 +50,11 @@ def gaunt_coupling(first: int, second: int, out: int) -> Tensor:
 
 
 class HarmonicProduct(ExactTables):
-    r"""Products of features with spherical harmonics, mixed by weights: a bilinear, equivariant map of each head.
+    r"""Products of a head's features with harmonics up to lmax, mixed by weights: a bilinear, equivariant map, with
+    couplings C of three degrees, of norm 1.
 
     .. math:: \mathrm{out}^{c'}_{m'} = \sum_{\text{paths}} \sum_{c, m, n} w_{c c'}\,
         \sqrt{2 l'' + 1}\, C_{m n m'}\, x^c_m\, Y_n
-
-    Args:
-        inside, outside: features of a head.
-        lmax: the highest degree of harmonics.
-        heads: H.
-        coupling: of three degrees, C, of norm 1.
     """
 
     def __init__(
@@ -89,10 +84,6 @@ class HarmonicProduct(ExactTables):
         for (_, _, b), weight in zip(self.paths, self.weights, strict=True):
             into = sum(self.inside[a].channels for a, _, other in self.paths if other == b)
             nn.init.normal_(weight, std=into**-0.5)
-
-    def missing(self) -> list[Irrep]:
-        """What no path leads to."""
-        return [out for b, out in enumerate(self.outside) if all(b != path[2] for path in self.paths)]
 
     def forward(self, features: Tensor, harmonics: Tensor, degree: int) -> Tensor:
         """Features (..., H, V) and harmonics of one degree (..., 1, 2 l + 1), broadcast, to (..., H, E)."""
