@@ -2,24 +2,10 @@
 
 import pytest
 import torch
-from running import evaluate_here, number, run
+from running import evaluate_here
 
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention
-
-
-@pytest.mark.slow
-def test_linear_attention_benchmark(tmp_path):
-    table = tmp_path / "table.md"
-    result = run("benchmarks/linear_attention.py", "--sizes", 8, 12, "--repeats", 1, "--output", table, "--rates",
-                 1e10, 1e11, 1e9, "--variants", "PyG Performer", "SDPA", "window")  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    text = table.read_text()
-    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith(("| window |", "| SDPA |"))]
-    assert len(rows) == 2 * 2 * 2
-    for _, time, _, floor, times in rows:
-        assert number(times) == pytest.approx(number(time) / number(floor), rel=0.02)
-    assert text.count("- window, forward: time per doubling of N") == 1
 
 
 def test_benchmark_baselines_compute_the_same():
@@ -41,20 +27,6 @@ torch.testing.assert_close(bias[:, row, col], window.positions.offset_bias(near.
 print("equal")
 """
     assert evaluate_here(code) == "equal"
-
-
-@pytest.mark.slow
-def test_group_attention_benchmark(tmp_path):
-    table = tmp_path / "table.md"
-    result = run("benchmarks/group_attention.py", "--cases", "C4", "--size", 6, "--batch", 1, "--repeats", 1,
-                 "--variants", "baseline", "eager", "--rates", 1e10, 1e11, 1e9, "--output", table)  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    rows = [line.split("|")[1:-1] for line in table.read_text().splitlines() if line.startswith("| C4")]
-    assert [row[2].strip() for row in rows] == 2 * ["forward"] + 2 * ["forward+backward"]
-    assert [row[3].strip() for row in rows] == 2 * ["materialised", "eager"]
-    assert all("x)" in row[4] for row in rows[1::2])
-    for row in rows:
-        assert number(row[7]) == pytest.approx(number(row[4]) / number(row[6]), rel=0.02)
 
 
 def test_memory_is_the_most_that_is_held_at_once():

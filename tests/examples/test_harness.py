@@ -8,12 +8,19 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
+import lightning
 import pytest
 import torch
 from devices import DEVICES
-from report import STUDIES
+from harness import loading, results
+from harness.loading import tensor_batches
+from harness.settings import command, parse
+from harness.tables import at_best_rates, rates
+from harness.training import CheckpointError, load, logged
+from report import STUDIES, kind_of
 from running import EXAMPLES, rows_of
 
 CUDA = DEVICES[1]
@@ -53,8 +60,6 @@ def run_folder(folder):
 
 
 def losses(toy, folder, **changes):
-    from harness.training import logged
-
     return logged(toy.Toy(output=folder, **changes), "loss")
 
 
@@ -62,8 +67,6 @@ def losses(toy, folder, **changes):
 
 
 def test_a_command_gives_its_settings(toy):
-    from harness.settings import command, parse
-
     changed = toy.Toy(seeds=(3, 5), widths=(4, 9), epochs=7, validate=False, patience=2, precision="bf16-mixed")
     words = command(changed).split()
     assert words[:2] == ["python", "examples/studies/toy_study.py"]
@@ -73,11 +76,6 @@ def test_a_command_gives_its_settings(toy):
 
 
 def test_every_preset_of_every_example_has_a_command():
-    from importlib import import_module
-
-    from harness.settings import command, parse
-    from report import kind_of
-
     for name in STUDIES:
         module = import_module(name)
         for preset in module.PRESETS.values():
@@ -111,23 +109,17 @@ def test_single_runs(toy):
     ],
 )
 def test_settings_that_cannot_be(toy, flags, said):
-    from harness.settings import parse
-
     with pytest.raises(ValueError, match=re.escape(said)):
         parse(toy.Toy(), toy.PRESETS | {"full": toy.Toy()}, "", flags)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_bars_are_for_terminals(toy, monkeypatch, terminal):
-    from harness.settings import parse
-
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     assert parse(toy.Toy(), toy.PRESETS, "", ["--progress"]).progress == terminal
 
 
 def test_copies_that_srun_started_are_refused_but_for_torchrun(toy, monkeypatch):
-    from harness.settings import parse
-
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     with pytest.raises(ValueError, match="let each node's one task be torchrun"):
         parse(toy.Toy(), toy.PRESETS, "", [])
@@ -152,16 +144,12 @@ def test_help_and_refusals_for_a_newcomer(toy, monkeypatch, capsys):
 
 @pytest.fixture
 def row():
-    from harness.results import Row
-
-    return Row(
+    return results.Row(
         "toy_study", "error", 0.125, 41, 2.5, "one, CPU", "v1", 'python "x", y', {"seeds": [0]}, {"curve": [[1, 2.0]]}
     )
 
 
 def test_rows_come_back_and_one_cut_short_is_overwritten(tmp_path, row, capsys):
-    from harness import results
-
     path = tmp_path / "deep" / "results.csv"
     assert results.read(path) == []
     second = dataclasses.replace(row, value=0.5, settings={"seeds": [1]})
@@ -180,8 +168,6 @@ def test_rows_come_back_and_one_cut_short_is_overwritten(tmp_path, row, capsys):
     ("text", "said"), [("a,b\n1,2\n", "must begin with the line"), (None, "row 2, is not a result")]
 )
 def test_a_file_of_another_format(tmp_path, text, said):
-    from harness import results
-
     path = tmp_path / "results.csv"
     path.write_text(text or f"{','.join(results.COLUMNS)}\n{'x,' * (len(results.COLUMNS) - 1)}x\n")
     with pytest.raises(ValueError, match=f"{path}.*{said}"):
@@ -189,8 +175,6 @@ def test_a_file_of_another_format(tmp_path, text, said):
 
 
 def test_rows_are_found_by_their_settings(toy, row):
-    from harness import results
-
     settings = toy.Toy()
     old = {name: value for name, value in settings.identity().items() if name != "dropout"}  # a field came later
     rows = [dataclasses.replace(row, settings=old, value=1.0), dataclasses.replace(row, settings=old, value=2.0)]
@@ -208,7 +192,6 @@ def test_rows_are_found_by_their_settings(toy, row):
 @pytest.mark.parametrize(("metric", "best"), [("accuracy", 0.03), ("error", 0.01)])
 def test_validation_data_choose_the_learning_rate(row, metric, best):
     """By the first seed alone, and never by test data."""
-    from harness.tables import at_best_rates, rates
 
     def measured(rate, seed, value, *checks):
         settings = {"models": ["one"], "seeds": [seed], "learning_rate": rate}
@@ -232,8 +215,6 @@ def test_validation_data_choose_the_learning_rate(row, metric, best):
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text"])
 def test_damaged_checkpoints_are_named(tmp_path, damage):
-    from harness.training import CheckpointError, load
-
     path = tmp_path / "a.ckpt"
     torch.save({"x": torch.arange(1000.0)}, path)
     whole = bytearray(path.read_bytes())
@@ -253,8 +234,6 @@ class Dangerous:
 
 
 def test_loading_runs_no_code(tmp_path):
-    from harness.training import CheckpointError, load
-
     path, touched = tmp_path / "a.ckpt", tmp_path / "touched"
     torch.save({"x": Dangerous(touched)}, path)
     with pytest.raises(CheckpointError, match="is not a whole checkpoint"):
@@ -267,11 +246,9 @@ def test_loading_runs_no_code(tmp_path):
 
 def gathered(batches, monkeypatch, world):
     """The batches of every rank."""
-    import harness.loading
-
     shares = []
     for rank in range(world):
-        monkeypatch.setattr(harness.loading, "rank_and_world", lambda rank=rank: (rank, world))
+        monkeypatch.setattr(loading, "rank_and_world", lambda rank=rank: (rank, world))
         shares.append([batch[0].tolist() for batch in batches])
     return shares
 
@@ -282,8 +259,6 @@ def add_noise(batch, generator):
 
 @pytest.mark.parametrize("augment", [None, add_noise], ids=["plain", "augmented"])
 def test_processes_share_every_batch(monkeypatch, augment):
-    from harness.loading import tensor_batches
-
     batches = tensor_batches([torch.arange(29)], 6, seed=3, augment=augment)
     (alone,) = gathered(batches, monkeypatch, 1)
     first, second = gathered(batches, monkeypatch, 2)
@@ -301,8 +276,6 @@ def test_processes_share_every_batch(monkeypatch, augment):
 
 @pytest.mark.parametrize("length", [1, 7, 12, 13])
 def test_evaluation_sees_every_example_once(monkeypatch, length):
-    from harness.loading import tensor_batches
-
     batches = tensor_batches([torch.arange(length)], 6)
     (alone,) = gathered(batches, monkeypatch, 1)
     assert [n for batch in alone for n in batch] == list(range(length))
@@ -327,8 +300,6 @@ def uninterrupted(tmp_path_factory):
 
 
 def checkpoint(folder, name="last"):
-    from harness.training import load
-
     return load(run_folder(folder) / f"{name}.ckpt")["state_dict"]
 
 
@@ -419,8 +390,6 @@ def test_a_full_disk_while_training(toy, tmp_path, uninterrupted):
     assert full.returncode != 0
     last = run_folder(tmp_path) / "last.ckpt"
     assert not list(last.parent.glob("*.part"))
-    from harness.training import load
-
     assert load(last)["epoch"] == 1  # counted from 0: the one before
     resumed = start("--output", tmp_path)
     assert resumed.returncode == 0, resumed.stderr
@@ -470,8 +439,6 @@ def test_two_processes_learn_as_one(toy, tmp_path, monkeypatch, launcher, device
 
 def fitted(toy, **changes):
     """One run in this process."""
-    import lightning
-
     settings = toy.Toy(**changes)
     lightning.seed_everything(0, verbose=False)
     with contextlib.redirect_stderr(None):

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from running import evaluate_here, run
+from running import evaluate_here
 
 
 @pytest.fixture(scope="module")
@@ -186,18 +186,6 @@ def test_chain_is_out_of_reach_of_messages():
         changed = (outs[0] != outs[1]).any(-1)
         assert changed[distance <= 2].all()
         assert changed[distance > 2].any() == (name != "none")
-
-
-@pytest.mark.slow
-def test_long_context_benchmark(tmp_path):
-    result = run("benchmarks/long_context.py", "--tokens", 20, 31, "--lengths", 17, "--repeats", 1, "--directions",
-                 "forward", "--rates", 1e10, 1e11, 1e9, "--layers", "hyena", "attention", "pairs", "--output",
-                 tmp_path / "table.md")  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    text = (tmp_path / "table.md").read_text()
-    assert text.count("| forward |") == 2 + 2 * 3
-    assert text.count("times faster than attention, streamed") == 2
-    assert (tmp_path / "table.png").stat().st_size > 5000
 
 
 def test_benchmark_baselines_compute_the_same():

@@ -37,13 +37,9 @@ class Batches:
     """
 
     def __init__(
-        self,
-        get: Callable[[list[int]], Any],
-        length: int,
-        size: int,
-        seed: int | None = None,
+        self, get: Callable[[list[int]], Any], length: int, size: int, seed: int | None = None,
         augment: Augment | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not length:
             raise ValueError("a data set must hold at least one example, got none")
         self.get, self.length, self.size, self.seed, self.augment = get, length, min(size, length), seed, augment

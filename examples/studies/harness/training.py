@@ -131,8 +131,6 @@ def load(path: Path, map_location: Any = "cpu") -> Any:
         if damaged := zipfile.ZipFile(path).testzip():
             raise ValueError(f"the checksum of {damaged} is wrong")
         return torch.load(path, map_location, weights_only=True)
-    except FileNotFoundError:
-        raise
     except (ValueError, zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
@@ -180,7 +178,7 @@ def fit(learner: Learner, training: Batches, validation: Batches | None, testing
         shutil.rmtree(settings.folder, ignore_errors=True)
     options: dict[str, Any] = {"dirpath": settings.folder, "enable_version_counter": False}
     timer, every = Timer(), 1
-    callbacks = [timer, ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **options)]
+    callbacks: list = [timer, ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **options)]
     if validation is not None:
         options |= {"monitor": metric, "mode": mode, "save_weights_only": True, "save_on_train_epoch_end": False}
         callbacks.insert(0, Best(filename="best", **options))  # the first is the one that Lightning tests
