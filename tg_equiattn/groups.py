@@ -17,13 +17,37 @@ __all__ = [
 _TOLERANCE = 1e-6
 
 
-class FiniteGroup:
+class _Elements:
+    """What a finite group and its products with scales have in common."""
+
+    matrices: Tensor
+
+    @property
+    def dim(self) -> int:
+        """The dimension ``d`` of the space acted on."""
+        return self.matrices.shape[-1]
+
+    @property
+    def order(self) -> int:
+        """The number of elements."""
+        return len(self.matrices)
+
+    def __len__(self) -> int:
+        return self.order
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and torch.equal(self.matrices, other.matrices)
+
+    def __hash__(self) -> int:
+        return hash((self.order, self.dim))
+
+
+class FiniteGroup(_Elements):
     r"""A finite group :math:`H \subset O(d)`, given by the orthogonal matrices of all its elements.
 
-    Elements are indices ``0 ... |H|-1``. Floats are compared once, at construction, to fill the
-    Cayley table; after that only integer tables decide anything. Matrix entries within 1e-6 of an
-    integer are made exactly that integer, so lattice elements (multiples of 90 degrees, axis flips)
-    are exact, from float32 cosines too.
+    Elements are indices ``0 ... |H|-1``. Floats are compared once, at construction, to fill the Cayley table; after
+    that only integer tables decide anything. Matrix entries within 1e-6 of an integer are made exactly that integer, so
+    lattice elements (multiples of 90 degrees, axis flips) are exact, from float32 cosines too.
 
     Args:
         matrices: the elements, ``(|H|, d, d)`` with ``d`` 2 or 3, in any order, identity included.
@@ -37,8 +61,7 @@ class FiniteGroup:
         lattice: ``(|H|,)`` bool, whether the element maps the integer grid onto itself.
 
     Raises:
-        ValueError: if the matrices are not orthogonal, repeat, or are not closed under products
-            and inverses.
+        ValueError: if the matrices are not orthogonal, repeat, or are not closed under products and inverses.
 
     Example:
         >>> from tg_equiattn.groups import cyclic
@@ -69,16 +92,6 @@ class FiniteGroup:
             raise ValueError("matrices must multiply associatively, got a Cayley table that does not")
 
     @property
-    def dim(self) -> int:
-        """The dimension ``d`` of the space acted on."""
-        return self.matrices.shape[-1]
-
-    @property
-    def order(self) -> int:
-        """The number of elements."""
-        return len(self.matrices)
-
-    @property
     def isometries(self) -> FiniteGroup:
         """The elements that keep lengths: all of them."""
         return self
@@ -87,20 +100,11 @@ class FiniteGroup:
         """``(|H|,)`` indices of :math:`g^{-1} k`: regular features f moved by g are f(g^-1 k) at k."""
         return self.cayley[self.inverse[element]]
 
-    def __len__(self) -> int:
-        return self.order
-
     def __repr__(self) -> str:
         return f"{self.name}(order={self.order}, dim={self.dim})"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FiniteGroup) and torch.equal(self.matrices, other.matrices)
 
-    def __hash__(self) -> int:
-        return hash((self.order, self.dim))
-
-
-class DilationGroup:
+class DilationGroup(_Elements):
     r"""Dilations by 1, 2, 4, ... :math:`2^{J-1}`, each with all elements of a finite group.
 
     .. math:: H = \{2^j m : 0 \le j < J,\; m \in M\}, \qquad M \subset O(d) \text{ finite}
@@ -108,12 +112,7 @@ class DilationGroup:
     J scales of the group of all dilations, which is not compact: the first and the last one see fewer scales than the
     others, as pixels at a border see fewer pixels. Elements are indices :math:`j |M| + m`. Made by :func:`dyadic`.
 
-    Args:
-        scales: J, their number.
-        isometries: M.
-
-    Attributes:
-        matrices, lattice, identity: as :class:`FiniteGroup`'s; no dilation but 1 maps the grid onto itself.
+    Attributes are as :class:`FiniteGroup`'s; no dilation but 1 maps the grid onto itself.
 
     Source: GSA-Nets App. E; Worrall & Welling (2019) for scales that are powers of two.
     """
@@ -124,19 +123,9 @@ class DilationGroup:
             raise ValueError(f"isometries must be a tg_equiattn.groups.FiniteGroup, got {isometries!r}")
         self.scales, self.isometries = scales, isometries
         self.matrices = torch.cat([2.0**j * isometries.matrices for j in range(scales)])
-        first = torch.arange(self.order, device="cpu") < isometries.order
+        first = torch.arange(len(self.matrices), device="cpu") < isometries.order
         self.lattice = first & isometries.lattice.repeat(scales)
         self.identity = isometries.identity
-
-    @property
-    def dim(self) -> int:
-        """The dimension ``d`` of the space acted on."""
-        return self.isometries.dim
-
-    @property
-    def order(self) -> int:
-        """The number of elements."""
-        return self.scales * self.isometries.order
 
     def moved(self, element: int) -> Tensor:
         """As :meth:`FiniteGroup.moved`, for an isometry, which leaves scales as they are."""
@@ -145,17 +134,8 @@ class DilationGroup:
         scales = self.isometries.order * torch.arange(self.scales, device="cpu")
         return (scales[:, None] + self.isometries.moved(element)).flatten()
 
-    def __len__(self) -> int:
-        return self.order
-
     def __repr__(self) -> str:
         return f"dyadic({self.scales}, {self.isometries!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DilationGroup) and (self.scales, self.isometries) == (other.scales, other.isometries)
-
-    def __hash__(self) -> int:
-        return hash((self.scales, self.isometries))
 
 
 def dyadic(scales: int, isometries: FiniteGroup | None = None) -> DilationGroup:

@@ -24,17 +24,8 @@ def offsets_between(pos: Tensor, target: Tensor, source: Tensor, whole: bool) ->
 
 
 def whole_offsets(offsets: Tensor, pos: Tensor | None = None, what: str = "differences of pos must be") -> Tensor:
-    """Offsets rounded to whole numbers, which tables and counted distances need.
-
-    Args:
-        offsets: ``(E, dim)`` differences of ``pos``, or what stands in ``edge_offset``.
-        pos: the positions, at whose size offsets are exact up to rounding: a grid shifted by 3.7 stays one.
-        what: how an error begins.
-
-    Raises:
-        ValueError: for offsets that are farther from whole numbers than rounding explains (on the CPU, outside
-            torch.compile and torch.vmap).
-    """
+    """Offsets (E, dim) rounded to whole numbers; ValueError, which begins with ``what``, for those farther from them
+    than rounding at the size of positions explains: a grid shifted by 3.7 stays one."""
     if not offsets.is_floating_point():
         return offsets
     whole = offsets.round()

@@ -155,8 +155,9 @@ class Pairs:
             pos, between = checks.positions(pos, (nodes, dim), edge_index, ""), True
             offsets = offsets_between(pos, edge_index[1], edge_index[0], whole)
         elif offsets is not None and whole:
-            measured = isinstance(pos, Tensor) and pos.is_floating_point() and checks.values_are_free(pos)
-            offsets = whole_offsets(offsets, pos if measured and len(pos) else None, "edge_offset must hold")
+            if not (isinstance(pos, Tensor) and pos.is_floating_point() and checks.values_are_free(pos) and len(pos)):
+                pos = None
+            offsets = whole_offsets(offsets, pos, "edge_offset must hold")
         out = cls(edge_index, nodes, offsets, features=features, weights=weights, loops=loops)
         out.between_positions = between
         out.check_graphs("edge_index", batch, mask)

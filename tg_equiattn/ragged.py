@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -415,8 +416,10 @@ def node_blocks(function: Callable[..., Tensor], step: int, tensors: Iterable[Te
     if transformed():
         return torch.cat([function(*block) for block in blocks])
     if torch.is_grad_enabled():
-        options = {"use_reentrant": False, "preserve_rng_state": False}
-        return torch.cat([torch.utils.checkpoint.checkpoint(function, *block, **options) for block in blocks])
+        again = functools.partial(
+            torch.utils.checkpoint.checkpoint, function, use_reentrant=False, preserve_rng_state=False
+        )
+        return torch.cat([again(*block) for block in blocks])
     first = function(*next(blocks))
     out = first.new_empty(nodes, *first.shape[1:])
     out[:step] = first
