@@ -69,7 +69,7 @@ def main() -> None:
     rows = table(["tokens", "pass", "product", "s", "GiB", "floor, s", "times floor"])
     sizes = options.tokens or [2**20 if is_cuda(options.device) else 2**16]
     work = [(tokens, direction) for tokens in sizes for direction in DIRECTIONS]
-    for tokens, direction in tqdm(work, desc="Clifford product"):
+    for tokens, direction in tqdm(work, desc="Clifford product", disable=None):
         floor = clifford_product(options.channels, tokens, direction == "forward+backward")
         base: dict | str = "-"
         for variant in variants:

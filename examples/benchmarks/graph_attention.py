@@ -179,7 +179,7 @@ def crossovers(options: argparse.Namespace) -> None:
     counts, sizes = (32, 64, 128), (32, 64, 96, 128, 192, 256, 512)
     rows = ["time by pairs as a multiple of that by random features, far offsets alone / near pairs besides:", ""]
     rows += table(["nodes of a graph", *(f"{m} features" for m in counts)])
-    for nodes in tqdm(sizes, desc="sizes"):
+    for nodes in tqdm(sizes, desc="sizes", disable=None):
         cells = []
         for m in counts:
             times = crossover(nodes, m, options.repeats, options.device)
@@ -210,7 +210,7 @@ def main() -> None:
         return
 
     rows = []
-    for load, direction in tqdm(list(itertools.product(options.loads, DIRECTIONS)), desc="attention on graphs"):
+    for load, direction in tqdm(list(itertools.product(options.loads, DIRECTIONS)), desc="attention on graphs", disable=None):
         variants = [v for v in options.variants if load == "molecules" or v not in SMALL]
         times = in_own_process(__file__, "seconds", variants, load, direction, options.repeats, options.device)
         times = dict.fromkeys(variants, times) if isinstance(times, str) else dict(zip(variants, times, strict=True))

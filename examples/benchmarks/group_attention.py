@@ -135,7 +135,7 @@ def main() -> None:
     columns = ["group", "batch", "pass", "layer", "s", "GiB", "floor, s", "times floor"]
     rows, lines = table(columns), []
     work = [(case, direction) for case in options.cases for direction in DIRECTIONS]
-    for case, direction in tqdm(work, desc="group attention"):
+    for case, direction in tqdm(work, desc="group attention", disable=None):
         group, kernel_size = CASES[case]
         asked = options.batch or (GOAL_BATCH if case == GOAL_CASE and is_cuda(device) else BATCH)
         materialised = kernel_size is not None  # all pairs of all pixels fit nowhere

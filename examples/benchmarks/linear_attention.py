@@ -288,7 +288,7 @@ def main() -> None:
     sizes = sorted(options.sizes)
     results: dict[tuple, dict | str] = dict.fromkeys(itertools.product(every, sizes, DIRECTIONS), "-")
     work = [(v, n, d) for n in sizes for d in DIRECTIONS for v in variants]
-    for variant, size, direction in tqdm(work, desc="linear attention"):
+    for variant, size, direction in tqdm(work, desc="linear attention", disable=None):
         results[variant, size, direction] = in_own_process(
             __file__, variant, size, direction, options.repeats, options.device
         )

@@ -141,7 +141,7 @@ def layers(options: argparse.Namespace, rates: Rates) -> tuple[list[str], dict]:
     found: dict[tuple[str, int, str], dict | str] = {}
     jobs = [(d, n) for d in options.directions for n in options.tokens]
     before: dict[tuple[str, str], tuple[float, int]] = {}  # seconds, tokens
-    for direction, tokens in tqdm(jobs, desc="layers"):
+    for direction, tokens in tqdm(jobs, desc="layers", disable=None):
         for name in options.layers:
             seconds, last = before.get((name, direction), (0.0, tokens))
             linear = name.startswith("hyena")
@@ -197,7 +197,7 @@ def _against(value: dict | str, base: dict | str, what: str) -> str:
 def convolutions(options: argparse.Namespace, rates: Rates) -> list[str]:
     """Rows of the convolution alone against the published code."""
     rows = table(["tokens", "pass", "convolution", "s", "GiB", "floor, s", "times floor"])
-    for tokens in tqdm(options.lengths, desc="convolutions"):
+    for tokens in tqdm(options.lengths, desc="convolutions", disable=None):
         for direction in options.directions:
             floor = vector_convolution(tokens, BATCH, direction != "forward")
             base: dict | str = "-"

@@ -117,7 +117,7 @@ def main() -> None:
         return
     measured = [f"{direction}, {unit}" for unit in ("s", "GiB") for direction in DIRECTIONS]
     rows = table(["layer", *measured, "times the time", "times the memory"])
-    for name in tqdm(options.layers, desc="second derivatives"):
+    for name in tqdm(options.layers, desc="second derivatives", disable=None):
         first, second = (in_own_process(__file__, name, d, options.repeats, options.device) for d in DIRECTIONS)
         if isinstance(first, str) or isinstance(second, str):
             rows.append(f"| {name} | {first if isinstance(first, str) else second} |" + " - |" * 5)

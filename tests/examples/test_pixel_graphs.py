@@ -24,12 +24,6 @@ def mixed():
     return pyg_mixed_model
 
 
-def cells(path):
-    """A markdown table, without the line below its header."""
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in path.read_text().splitlines()]
-    return [lines[0], *lines[2:]]
-
-
 # Pixel graphs
 
 
@@ -96,17 +90,6 @@ def test_batches_are_the_images(pixels):
     assert batch.y.tolist() == part[:3][1].tolist()
     assert len(pixels.batches(part, 7, 3, settings)) == 3
     assert pixels.batches(part, 10_000, 3, settings).length == 1200
-
-
-def test_report_needs_no_shifts(tmp_path, pixels, capsys):
-    from harness.results import Row
-
-    settings = dataclasses.replace(pixels.PRESETS["quick"], positions=("window",)).identity()
-    row = Row("pixel_graphs", "accuracy", 50.0, 900, 1.0, "", "", "", settings | {"data": "/here/cifar"})
-    tables = pixels.report([row], tmp_path)
-    assert list(tables) == ["accuracy"]
-    assert "| model | cifar | parameters |" in tables["accuracy"]
-    assert "--shift sets how far" in capsys.readouterr().out
 
 
 def test_the_full_preset_is_the_papers_model(pixels):

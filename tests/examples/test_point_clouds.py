@@ -14,11 +14,6 @@ def particles():
     return charged_particles
 
 
-def lines_of(path):
-    """The cells of a table's lines under its header."""
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in path.read_text().splitlines()[2:]]
-
-
 def slow_force(positions, charges, i):
     total = torch.zeros(3, dtype=torch.float64)
     for j in range(len(positions)):

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from image_writers import write_mnist
 from torch_geometric.data import Batch
 
 
@@ -35,16 +36,11 @@ def test_images_of_mnist(tmp_path):
     """Read from its files, 28 x 28 as they are."""
     from data.superpixel_digits import graphs
 
-    images = (torch.rand(2, 3, 28, 28) * 255).byte()
-    for part, some in zip(("train", "t10k"), images, strict=True):
-        for kind, axes, data in (("images-idx3", (3, 28, 28), some), ("labels-idx1", (3,), torch.arange(3).byte())):
-            sizes = b"".join(n.to_bytes(4, "big") for n in axes)
-            header = bytes([0, 0, 8, len(axes)]) + sizes
-            (tmp_path / f"{part}-{kind}-ubyte").write_bytes(header + data.numpy().tobytes())
+    _, (images, _) = write_mnist(tmp_path, 3, 3)
     with pytest.warns(UserWarning, match="a subset"):
         train, test = graphs(tmp_path, 30, 4, None, 2, False)
     assert (len(train), len(test)) == (3, 2)
-    assert torch.equal(test[1].pixels, images[1, 1][None].float() / 255)
+    assert torch.equal(test[1].pixels, torch.from_numpy(images[1]).float() / 255)
     assert int(test[1].y) == 1
 
 
