@@ -210,7 +210,7 @@ def main() -> None:
         return
 
     rows = []
-    for load, direction in tqdm(list(itertools.product(options.loads, DIRECTIONS)), desc="attention on graphs", disable=None):
+    for load, direction in tqdm(list(itertools.product(options.loads, DIRECTIONS)), disable=None):
         variants = [v for v in options.variants if load == "molecules" or v not in SMALL]
         times = in_own_process(__file__, "seconds", variants, load, direction, options.repeats, options.device)
         times = dict.fromkeys(variants, times) if isinstance(times, str) else dict(zip(variants, times, strict=True))
