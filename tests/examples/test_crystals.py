@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from ewald import CAESIUM_CHLORIDE, ROCK_SALT, by_torch_pme, caesium_chloride, lattice, over_images, rock_salt
+from ewald import CAESIUM_CHLORIDE, ROCK_SALT, by_torch_pme, caesium_chloride, lattice, rock_salt
 
 OPERATORS = "none", "EwaldAttention"
 
@@ -51,18 +51,6 @@ def test_ewald(few):
         assert float(energy) == pytest.approx(wanted.item(), rel=1e-11)
         torch.testing.assert_close(forces, -slope, rtol=0, atol=1e-11)
         assert abs(float(by_torch_pme(charges, positions, cell, 0.45)) - float(energy)) > 1e-3  # of softer charges
-
-
-def test_ewald_is_the_sum_over_images(few):
-    """Of a cell with a centre, and so without a dipole."""
-    from data.periodic_charges import ewald
-
-    half, cell = torch.tensor([[0.3, 0.2, 0.5], [1.1, 0.9, 0.4]]).double(), few.cells[0]
-    crystal = torch.tensor([1.0, -1, 1, -1]).double(), torch.cat([half, -half]), cell
-    energy = float(ewald(*crystal, 0.4)[0])
-    errors = [abs(float(over_images(*crystal, 0.4, reach)) - energy) for reach in (4.0, 24.0)]
-    assert errors[1] < 2e-5 * abs(energy)
-    assert errors[0] > 10 * errors[1]
 
 
 def test_crystals_are_neutral_and_described_in_many_ways(few):

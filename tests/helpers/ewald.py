@@ -24,17 +24,6 @@ def by_torch_pme(charges, positions, cell, softness):
     return (charges * calculator(charges[:, None], cell, positions, *no_pairs)[:, 0]).sum()
 
 
-def over_images(charges, positions, cell, softness, reach):
-    """The same by adding up all pairs of a cell with its images no farther than ``reach``, whole cells in a sphere: in
-    the limit that of Ewald for cells without a dipole."""
-    images, total = lattice(cell, reach), torch.zeros((), dtype=torch.float64)
-    for i, j in itertools.product(range(len(charges)), repeat=2):
-        r = (positions[i] - positions[j] + images).norm(dim=1)
-        r = r[r > 0] if i == j else r
-        total = total + charges[i] * charges[j] / 2 * (torch.erf(r / (2 * softness)) / r).sum()
-    return total
-
-
 def rock_salt():
     """Charges, positions, the cubic cell and the nearest distance in sodium chloride."""
     places = torch.tensor(list(itertools.product(range(2), repeat=3)), dtype=torch.float64)
