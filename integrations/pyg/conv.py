@@ -215,17 +215,11 @@ class RelativePerformerConv(KernelAttentionConv):
         ValueError: naming the argument, what came and what is allowed.
 
     .. note::
-        :class:`torch_geometric.nn.GPSConv` does not pass :obj:`batch` on to its :obj:`conv`. Give it
-        :obj:`ptr=data.ptr` besides, which reaches this layer. Where neither came and nodes lie in blocks that no edge
-        leaves, several graphs may have come as one: a :obj:`ValueError` is raised if two nodes of different blocks have
-        the same :obj:`pos`, as pixels of different images have, and a warning is given otherwise, as one graph may have
-        several clusters. Within :class:`torch_geometric.nn.HeteroConv` give :obj:`batch_dict`. What edges do not show
-        passes as one graph: graphs without edges, any call under :meth:`torch.compile`, and on CUDA all calls of a
-        layer but the first.
-
-    .. note::
-        Offsets are differences of :obj:`pos`, in its precision. Give positions far from the origin, such
-        as map coordinates of 5e6 m, in float64, which features need not be: in float32 they are exact to 0.5 m there.
+        :class:`torch_geometric.nn.GPSConv` does not pass :obj:`batch` on to its :obj:`conv`: give it
+        :obj:`ptr=data.ptr` besides. Where neither came and nodes lie in blocks that no edge leaves, a
+        :obj:`ValueError` is raised if two nodes of different blocks have the same :obj:`pos`, as pixels of different
+        images have, and a warning is given otherwise, as one graph may have several clusters. Graphs without edges, any
+        call under :meth:`torch.compile`, and on CUDA all calls of a layer but the first pass as one graph.
 
     Example:
         >>> import torch

@@ -51,7 +51,13 @@ class PixelGraph(BaseTransform):
         return PixelGrid(shape, self.max_distance, self.periodic, self.spacing)
 
     def forward(self, data: Data) -> Data:
-        image = image_of(data, (3, 4), "(C, H, W) or (C, D, H, W)")
+        image = data.get("image") if hasattr(data, "get") else getattr(data, "image", None)
+        if not isinstance(image, torch.Tensor) or image.ndim not in (3, 4) or 0 in image.shape:
+            what = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__name__
+            raise ValueError(
+                f"data.image must be a tensor of shape (C, H, W) or (C, D, H, W) with pixels, got {what}; of a batch "
+                "of images make one Data each"
+            )
         data = copy.copy(data)
         grid = self.grid(*image.shape[1:])
         edge_index, offsets, pos = _graph(grid, torch.get_default_dtype())
@@ -63,17 +69,6 @@ class PixelGraph(BaseTransform):
     def __repr__(self) -> str:
         spacing = "" if self.spacing == 1 else f", spacing={self.spacing}"
         return f"{self.__class__.__name__}(max_distance={self.max_distance}, periodic={self.periodic}{spacing})"
-
-
-def image_of(data: Data, axes: tuple[int, ...], shape: str) -> torch.Tensor:
-    """The checked ``data.image``, of so many axes."""
-    image = data.get("image") if hasattr(data, "get") else getattr(data, "image", None)
-    if not isinstance(image, torch.Tensor) or image.ndim not in axes or 0 in image.shape:
-        what = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__name__
-        batched = isinstance(image, torch.Tensor) and image.ndim == max(axes) + 1
-        remedy = "; for a batch of images make one Data of each, Data(image=image[0])" if batched else ""
-        raise ValueError(f"data.image must be a tensor of shape {shape} with pixels, got {what}{remedy}")
-    return image
 
 
 def intensities(image: torch.Tensor) -> torch.Tensor:

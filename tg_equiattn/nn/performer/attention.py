@@ -16,7 +16,7 @@ from ...precision import full_precision
 from ...ranks import Shared
 from ..children import reset_children
 from ..not_scriptable import NotScriptable
-from .nodes import Graphs, Nodes
+from .nodes import Nodes
 from .positions import ClippedPosition, Position, SinusoidPosition
 from .random_features import RandomFeatures
 from .window_position import OFFSETS, WindowPosition
@@ -131,17 +131,25 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
         if not x.numel() and self.ranks is None:  # this counted a training step, as on ranks that have nodes
             out = self.out(self.value(x))
             return (out, out.new_zeros(*x.shape[:-1], self.heads, self.pos_dim)) if return_vectors else out
-        x = nodes.x
-        query, value = (project(x).unflatten(-1, (self.heads, -1)) for project in (self.query, self.value))
-        key = query[:, :0] if self.key is None else self.key(x).unflatten(-1, (-1, self.head_channels))
-        means = [
-            self._means(graphs.take(query), graphs.take(key), graphs.take(value), projection, graphs)
+        query, value = (project(nodes.x).unflatten(-1, (self.heads, -1)) for project in (self.query, self.value))
+        key = query[:, :0] if self.key is None else self.key(nodes.x).unflatten(-1, (-1, self.head_channels))
+        dtype, dropout = value.dtype, self.dropout if self.training else 0.0
+        parts = [value]
+        if self.far_offsets is not None:
+            parts = [value.to(torch.promote_types(dtype, torch.float32))]
+            places = nodes.ragged.centred(cast(Tensor, nodes.pos), detach=True).to(parts[0].dtype)
+            parts.append(places[:, None].expand(-1, self.heads, -1))
+            parts += [torch.ones_like(parts[1][..., :1])] if dropout else []  # what is left of the sum of weights
+        value = torch.cat(parts, -1) if len(parts) > 1 else value
+        means = nodes.joined([
+            self.positions(*map(graphs.take, (query, key, value)), projection, graphs, dropout)
             for graphs in nodes.graphs
-        ]
-        out = self.out(nodes.joined([content for content, _ in means]).flatten(1))
+        ])  # fmt: skip
+        content, *far = means.split([part.shape[-1] for part in parts], -1)
+        out = self.out(content.to(dtype).flatten(1))
         if self.far_offsets is None:
             return nodes.restore(out)
-        vectors = nodes.joined([vectors for _, vectors in means])
+        vectors = far[0] - (parts[1] * far[1] if dropout else parts[1])
         out = nodes.restore(out + self.far_offsets(self.positions.in_units(vectors)).to(out.dtype))
         return (out, nodes.restore(vectors.to(self.out.weight.dtype))) if return_vectors else out
 
@@ -157,23 +165,6 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
                 "method='features', or 'pairs'",
                 stacklevel=4,
             )
-
-    def _means(
-        self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, graphs: Graphs
-    ) -> tuple[Tensor, Tensor]:
-        """The weighted means of values (N, heads, e), and of offsets of all nodes (N, heads, dim), if wanted."""
-        dropout = self.dropout if self.training else 0.0
-        if self.far_offsets is None:
-            return self.positions(query, key, value, projection, graphs, dropout), value
-        dtype = torch.promote_types(value.dtype, torch.float32)
-        places = (
-            graphs.ragged.centred(cast(Tensor, graphs.pos), detach=True).to(dtype)[:, None].expand(-1, self.heads, -1)
-        )
-        parts = [value.to(dtype), places]
-        parts += [torch.ones_like(places[..., :1])] if dropout else []  # what is left of the sum of weights
-        means = self.positions(query, key, torch.cat(parts, -1), projection, graphs, dropout)
-        content, there, *total = means.split([part.shape[-1] for part in parts], -1)
-        return content.to(value.dtype), there - (places * total[0] if total else places)
 
 
 class PerformerAttention(KernelAttention):
