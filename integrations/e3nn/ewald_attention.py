@@ -19,7 +19,7 @@ from .layout import Features, check_features, describe
 class IrrepsEwaldAttention(EwaldLayer):
     r"""Attention in space through Gaussians and smeared Coulomb potentials: molecules, slabs, crystals, any size.
 
-    As :class:`tg_equiattn.nn.EwaldAttention`, which says what it is, how exact, and what to know of potentials, on any
+    :class:`tg_equiattn.nn.EwaldAttention`, which says what it computes, how exact, and its errors and sources, on any
     irreps: queries, keys and values are linear maps of the features, inner products are over all their irreps, and
     products of values with harmonics those of Clebsch and Gordan.
 
@@ -28,34 +28,9 @@ class IrrepsEwaldAttention(EwaldLayer):
     irreps_in, irreps_out : `e3nn.o3.Irreps`
         any irreps
 
-    width : float
-        of the narrowest kernel, in the unit of positions: about half the cutoff of the messages beside it. Widths are
-        learned, each within an octave of its own between this and ``max_width``
-
-    max_width : float, optional
-        of the widest kernel; eight times ``width`` by default
-
-    kernels : int or (int, int)
-        how many, half Gaussians and half potentials, or how many of each
-
-    heads : int
-        of attention; each has queries, keys and widths of its own, and a share of the values
-
-    lmax : int
-        the highest l of spherical harmonics
-
-    avg_num_nodes : float
-        of nodes that a node attends to, by which sums are divided: the same for all graphs, so that outputs stay
-        extensive
-
-    error : float
-        what is promised of sums by waves, relative to the largest value of a kernel
-
-    method : {'auto', 'pairs', 'waves', 'mesh'}
-        'auto' takes for every graph by itself what is least work; 'mesh' needs the extra ``mesh``
-
-    max_waves : (int, int, int), optional
-        as there; given, cells are not read, which torch.compile needs
+    width, max_width, kernels, heads, lmax, avg_num_nodes, error, method, max_waves
+        as there: ``width`` is that of the narrowest kernel, about half the cutoff of the messages beside it, ``lmax``
+        the highest l of spherical harmonics, ``avg_num_nodes`` what sums are divided by
 
     Examples
     --------

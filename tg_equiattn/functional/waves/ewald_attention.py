@@ -176,9 +176,9 @@ def _cheapest(
     method: str, graph: int, size: int, pos: Tensor, ragged: Ragged, cells: Cells | None, kernels: EwaldKernels,
     contracted: int, channels: int, mesh: bool,
 ) -> tuple[str, tuple[float, ...], int]:  # fmt: skip
-    """The method for one graph of this size on all ranks, which repeats where there are cells (of all); the
-    widths at which potentials of an open one are split for waves; the logarithm of its number of waves, by which like
-    graphs are told. Contracted are A axes of queries and keys, channels of values and outputs of a head V + E."""
+    """The method for one graph of this size on all ranks, which repeats where there are cells (of all); the widths at
+    which potentials of an open one are split for waves; the logarithm of its number of waves, by which like graphs are
+    told. Contracted are A axes of queries and keys; channels are V + E, of values and outputs of a head."""
     open_ = cells is None
     if method == "pairs" or (open_ and method == "auto" and ragged.ranks is None and size <= _ALWAYS_PAIRS):
         return "pairs", (), 0
@@ -216,9 +216,8 @@ def _waves(volume: float, sides: list[float], kernels: EwaldKernels) -> tuple[tu
 
 def _extents(graph: int, pos: Tensor, ragged: Ragged, cells: Cells | None) -> tuple[float, list[float]]:
     """The volume of a cell and no sides, the area and the thickness of a slab, or one and the sides of a cloud."""
-    which = torch.tensor([graph], device=pos.device)
-    cell = Cells.none(1, pos.device) if cells is None else cells.of(which)
-    start, size = int(ragged.starts[graph]), int(ragged.sizes[graph])
+    device, start, size = pos.device, int(ragged.starts[graph]), int(ragged.sizes[graph])
+    cell = Cells.none(1, device) if cells is None else cells.of(torch.tensor([graph], device=device))
     sides = cell.extents(pos.detach()[None, start : start + size], None, ragged.ranks)[0]
     volume = torch.where(cell.periodic[..., None], cell.vectors, cell.normals()).detach().det().abs()
     return float(volume), sides[~cell.periodic[0]].tolist()

@@ -41,19 +41,18 @@ class Cells(NamedTuple):
         across = torch.linalg.cross(self.vectors.roll(-1, 1), self.vectors.roll(-2, 1))  # of the two others, for each
         length = across.square().sum(2, keepdim=True)
         across = across / torch.where(length > 0, length, 1.0).sqrt()
-        unit = torch.eye(3, dtype=across.dtype, device=across.device)
+        unit = Cells.none(1, across.device).vectors
         return torch.where(self.periodic.any(1)[:, None, None], across, unit)
 
     def extents(self, pos: Tensor, mask: Tensor | None, ranks: Ranks | None) -> Tensor:
         """How far nodes ``(B, N, 3)`` lie apart along what does not repeat, (B, 3), zero along the rest."""
         with torch.no_grad():
             along = torch.einsum("bnx,bax->bna", pos, self.normals())
-            least = along.new_full((along.shape[0], 1, 3), -torch.inf)  # where there are no nodes at all
-            ends = along if mask is None else along.masked_fill(~mask[..., None], -torch.inf)
-            starts = -along if mask is None else (-along).masked_fill(~mask[..., None], -torch.inf)
-            sides = torch.stack([torch.cat([x, least], 1).amax(1) for x in (ends, starts)])
-            sides = sides if ranks is None else ranks.largest(sides)
-            return torch.where(self.periodic, 0.0, sides.sum(0).clamp(min=0).nan_to_num(0, 0, 0))
+            ends = torch.stack([along, -along], 2)
+            ends = ends if mask is None else ends.masked_fill(~mask[..., None, None], -torch.inf)
+            ends = torch.nn.functional.pad(ends, (0, 0, 0, 0, 0, 1), value=-torch.inf).amax(1)  # if there are no nodes
+            ends = ends if ranks is None else ranks.largest(ends)
+            return torch.where(self.periodic, 0.0, ends.sum(1).clamp(min=0).nan_to_num(0, 0, 0))
 
 
 def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) -> Cells | None:
@@ -71,8 +70,7 @@ def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) 
             "directions, two or none, got one: the potential of a wire grows with the logarithm of the distance, "
             "whatever its waves; give it two vectors more, with vacuum"
         )
-    unit = torch.eye(3, dtype=vectors.dtype, device=vectors.device)
-    return Cells(torch.where(periodic[..., None], vectors, unit), periodic)
+    return Cells(torch.where(periodic[..., None], vectors, Cells.none(count, like.device).vectors), periodic)
 
 
 class Lattice(NamedTuple):
@@ -177,28 +175,25 @@ def _numbers_of(entries: tuple[float, ...], largest: float) -> Tensor:
     # |n_a| = |a . k| / 2 pi <= |a| largest / 2 pi
     first, second, third = (math.floor(length * largest / (2 * math.pi)) for length in cell.norm(dim=1).tolist())
     numbers = _half_lattice(first, second, third, cell.device)
-    wavevectors = 2 * math.pi * numbers.double() @ torch.linalg.inv(cell).T
-    return torch.cat([numbers, _weights(numbers)[:, None]], 1)[wavevectors.square().sum(1) < largest**2]
-
-
-def _weights(numbers: Tensor) -> Tensor:
-    """How many waves each stands for."""
-    return torch.where((numbers == 0).all(-1), 1, 2)
+    wavevectors = 2 * math.pi * numbers[:, :3].double() @ torch.linalg.inv(cell).T
+    return numbers[wavevectors.square().sum(1) < largest**2]
 
 
 def _half_lattice(first: int, second: int, third: int, device: torch.device) -> Tensor:
-    """Three integers within these bounds, (D, 3): zero, then one of each pair of opposite ones."""
+    """Three integers within these bounds and how many waves they stand for, (D, 4): zero, then one of each pair of
+    opposite ones."""
     axes = [torch.arange(-n, n + 1, device=device) for n in (first, second, third)]
     numbers = torch.cartesian_prod(*axes)
-    return numbers[len(numbers) // 2 :]  # in this order n and -n lie opposite about zero
+    numbers = numbers[len(numbers) // 2 :]  # in this order n and -n lie opposite about zero
+    return torch.cat([numbers, torch.where((numbers == 0).all(1, keepdim=True), 1, 2)], 1)
 
 
 def _fixed(vectors: Tensor, bound: tuple[int, int, int], largest: float) -> tuple[Tensor, Tensor]:
     """All numbers within ``bound``, whatever the cells are, if these have no waves beyond."""
     needed = vectors.detach().norm(dim=2) * largest / (2 * math.pi)
     fits = torch.stack([needed[:, axis] < n + 1 for axis, n in enumerate(bound)]).all()
-    numbers = _half_lattice(*bound, vectors.device).expand(vectors.shape[0], -1, -1)
-    counts = _weights(numbers)
+    found = _half_lattice(*bound, vectors.device).expand(vectors.shape[0], -1, -1)
+    numbers, counts = found[..., :3], found[..., 3]
     if checks.values_are_free(vectors):
         if vectors.shape[0] and not bool(fits):
             most = needed.floor().amax(0).long().tolist()
