@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import checks
 from ...kept import ordinary_tensors
-from ...lattices import read_lattice
+from ...pairs import read_lattice
 from ...ranks import Ranks
 from .kernels import Part
 
