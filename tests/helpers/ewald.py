@@ -1,4 +1,4 @@
-"""Energies of crystals that share nothing with the studies' data: torch-pme's, a sum over images, known ones."""
+"""Energies of crystals that share nothing with the studies' data: torch-pme's and known ones."""
 
 import itertools
 import math
