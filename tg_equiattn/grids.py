@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .kept import ordinary_tensors
+from .modes import ordinary_tensors
 from .pairs import Pairs
 
 __all__ = ["Neighbourhood", "PixelGrid"]

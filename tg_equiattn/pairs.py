@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import checks
 from .cells import METRICS, cell_pairs, has_scipy, images, limit_of, tree_pairs
-from .kept import ordinary_tensors
+from .modes import ordinary_tensors
 from .offsets import GIVEN, offsets_between, whole_offsets
 
 __all__ = ["Pairs", "near_pairs"]

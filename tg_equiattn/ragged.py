@@ -12,8 +12,8 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from . import checks
+from .modes import transformed
 from .ranks import Ranks
-from .transforms import transformed
 
 
 class Ragged:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from .. import checks
 from ..grids import Neighbourhood
 from ..groups import FiniteGroup, check_group
-from ..layer_norm import LayerNorm
-from ..precision import full_precision
+from ..modes import LayerNorm, full_precision
 
 RELATIONS = ("ge_vit", "lifted", "relative", "gsa")  # of the group encoding, which frames have none of
 

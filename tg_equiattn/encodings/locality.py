@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..grids import Neighbourhood
-from ..precision import full_precision
+from ..modes import full_precision
 
 CONTENT = 0.3  # of the usual size of queries at the start: with locality, places decide first
 CONTRAST = 2.0  # of the preferred group element over the others at the start

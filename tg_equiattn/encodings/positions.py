@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..precision import full_precision
+from ..modes import full_precision
 from .harmonics import spherical_bessel
 
 LONGEST = 1e4  # scale of the sinusoids, in units of positions: Vaswani et al., Attention is all you need (2017), 3.5

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..transforms import transformed
+from ..modes import transformed
 
 
 def second_derivatives(

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...precision import full_precision
+from ...modes import full_precision, transformed
 from ...ragged import Ragged, Rows, readable
-from ...transforms import transformed
 from .kernels import EwaldKernels, Nodes, Part, Product, every_product, parts_of, split_at
 from .lattices import TAPER, Cells, cells_of, count_of_waves
 from .mesh import mesh_available

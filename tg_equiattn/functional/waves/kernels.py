@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...transforms import transformed
+from ...modes import transformed
 
 Product = Callable[[Tensor, Tensor, int], Tensor]
 

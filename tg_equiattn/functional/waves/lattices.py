@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...kept import ordinary_tensors
+from ...modes import ordinary_tensors
 from ...pairs import read_lattice
 from ...ranks import Ranks
 from .kernels import Part

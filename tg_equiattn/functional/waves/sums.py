@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ... import checks
 from ...encodings.harmonics import solid_harmonics
+from ...modes import transformed
 from ...ranks import Ranks
-from ...transforms import transformed
 from .kernels import EwaldKernels, Nodes, Product, parts_of, radial_factors
 from .lattices import Cells, Lattice, lattice_of
 from .mesh import mesh_point_sums, mesh_wave_sums

@@ -14,12 +14,10 @@ from ... import checks
 from ...functional.waves.ewald_attention import METHODS, attention_of_nodes
 from ...functional.waves.kernels import EwaldKernels, Nodes
 from ...functional.waves.lattices import cells_of
-from ...precision import full_precision
+from ...modes import full_precision
 from ...ragged import Ragged
 from ...ranks import Shared
-from ..children import reset_children
-from ..exact_tables import ExactTables
-from ..not_scriptable import NotScriptable
+from ..modules import ExactTables, NotScriptable, reset_children
 from .spherical_features import Coupling, HarmonicProduct, Irrep
 
 _CONTENT = 0.1  # how much of queries and keys hangs on features at the start, where the rest is 1

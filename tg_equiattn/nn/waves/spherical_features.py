@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...encodings.harmonics import solid_harmonics
-from ...kept import ordinary_tensors
-from ..exact_tables import ExactTables
+from ...modes import ordinary_tensors
+from ..modules import ExactTables
 
 Coupling = Callable[[int, int, int], Tensor]
 
