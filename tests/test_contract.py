@@ -142,7 +142,7 @@ def test_vmap_and_gradients_of_samples(case):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
-    "name", ["GroupAttention", "PerformerBlock", "SE3Hyena", "VectorSelfAttention", "R2AttentionBlock", "escnn GEViT"]
+    "name", ["GroupAttention", "PerformerBlock", "SE3Hyena", "VectorSelfAttention", "R2AttentionBlock", "GEViT"]
 )
 def test_torchscript_is_refused_with_what_to_use(name):
     """Those of PyG and e3nn in their own tests."""

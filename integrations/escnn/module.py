@@ -22,7 +22,7 @@ class RdModule(EquivariantModule):
     Fields are viewed as ``(B, fields, |H|, *spatial)``, escnn's own order of a regular type.
     """
 
-    dim: ClassVar[int | None] = None  # of the gspaces that a class is for; None for images and volumes
+    dim: ClassVar[int]  # of the gspaces that a class is for
 
     def __init__(
         self, core: nn.Module, group: FiniteGroup, in_type: FieldType, out_type: FieldType, lifts: bool
@@ -38,13 +38,19 @@ class RdModule(EquivariantModule):
     def group_of(cls, in_type: FieldType, out_type: FieldType) -> FiniteGroup:
         """The group of both types; ValueError for gspaces of another dimension than the module's."""
         gspace = common_gspace(in_type, out_type)
-        if cls.dim not in (None, gspace.dimensionality):
+        cls.check_dimension(in_type, "in_type")
+        return group_from_gspace(gspace)
+
+    @classmethod
+    def check_dimension(cls, field_type: FieldType, argument: str) -> None:
+        """ValueError, with the class to use, for fields of another dimension than the module's."""
+        gspace = field_type.gspace
+        if cls.dim != gspace.dimensionality:
             name = next(c.__name__ for c in cls.__mro__ if "dim" in vars(c))
             raise ValueError(
-                f"in_type must have a gspace of dimensionality {cls.dim}, got {gspace}; "
+                f"{argument} must have a gspace of dimensionality {cls.dim}, got {gspace}; "
                 f"use {prefix(gspace)}{name.removeprefix(f'R{cls.dim}')}"
             )
-        return group_from_gspace(gspace)
 
     def forward(self, input: GeometricTensor, mask: Tensor | None = None) -> GeometricTensor:
         """``mask`` is bool, ``(B, *spatial)`` or ``(1, *spatial)``, true where there are pixels; the others count in
@@ -52,7 +58,7 @@ class RdModule(EquivariantModule):
         return self._wrap(self.core(self._fields(input), mask))
 
     def _wrap(self, x: Tensor) -> GeometricTensor:
-        return GeometricTensor(self.join(x), self.out_type)
+        return GeometricTensor(x.flatten(1, 2), self.out_type)
 
     def _fields(self, x: GeometricTensor, name: str = "input", field_type: FieldType | None = None) -> Tensor:
         """Fields of the input's type, or of this one, in the layout of the core."""
@@ -60,20 +66,12 @@ class RdModule(EquivariantModule):
         if not isinstance(x, GeometricTensor) or x.type != field_type:
             got = x.type if isinstance(x, GeometricTensor) else type(x).__name__
             raise ValueError(f"{name} must be a GeometricTensor of type {field_type}, got {got}")
-        return self.split(x.tensor)
+        return x.tensor if self.lifts else x.tensor.unflatten(1, (-1, len(self.group)))
 
     @property
     def _inputs(self) -> dict[str, FieldType]:
         """The fields that a call needs, by the argument's name."""
         return {"input": self.in_type}
-
-    def split(self, x: Tensor) -> Tensor:
-        """``(B, size, *spatial)`` to the layout of the core."""
-        return x if self.lifts else x.unflatten(1, (-1, len(self.group)))
-
-    def join(self, x: Tensor) -> Tensor:
-        """The core's output to ``(B, size, *spatial)``."""
-        return x.flatten(1, 2)
 
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(input_shape) != 2 + self.group.dim or input_shape[1] != self.in_type.size:
@@ -178,21 +176,7 @@ class RdModule(EquivariantModule):
             return export(self, backend)
         self.eval()
         before = nn.Identity() if self.lifts else nn.Unflatten(1, (-1, len(self.group)))
-        return Exported(before, copy.deepcopy(self.core), self._after()).eval()
-
-    def _after(self) -> nn.Module:
-        """As a module what :meth:`join` is."""
-        return nn.Flatten(1, 2)
+        return Exported(before, copy.deepcopy(self.core), nn.Flatten(1, 2)).eval()
 
     def extra_repr(self) -> str:
         return f"{self.in_type}, {self.out_type}"
-
-
-class Redrawn:
-    """A mixin for modules whose core may have random features."""
-
-    core: Any
-
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features, where there are any; see :class:`tg_equiattn.nn.RandomFeatures`."""
-        self.core.redraw_features(generator)

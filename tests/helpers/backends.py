@@ -30,11 +30,16 @@ FUNCTIONS = {
     "geometric_product": lambda b: F.geometric_product(*torch.ones(2, 3, 8), backend=b),
 }
 
+
+def group_attention(backend):
+    return layers.GroupAttention(C2, 2, 2, **SMALL, relation="ge_vit", options={"backend": backend})
+
+
 LAYERS = {
-    "LiftingAttention": lambda b: layers.LiftingAttention(C2, 1, 2, **SMALL, backend=b),
-    "GroupAttention": lambda b: layers.GroupAttention(C2, 2, 2, **SMALL, relation="ge_vit", backend=b),
-    "GroupAttentionBlock": lambda b: layers.GroupAttentionBlock(C2, 2, 2, **SMALL, relation="ge_vit", backend=b),
-    "GEViT": lambda b: layers.GEViT(C2, 1, 3, channels=(4,), **SMALL, relation="ge_vit", backend=b),
+    "LiftingAttention": lambda b: layers.LiftingAttention(C2, 1, 2, **SMALL, options={"backend": b}),
+    "GroupAttention": group_attention,
+    "GroupAttentionBlock": lambda b: layers.GroupAttentionBlock(group_attention(b)),
+    "GEViT": lambda b: layers.GEViT(C2, 1, 3, channels=(4,), **SMALL, relation="ge_vit", attention={"backend": b}),
     "CliffordMLP": lambda b: layers.CliffordMLP(2, 2, backend=b),
     "SE3HyenaOperator": lambda b: layers.SE3HyenaOperator(2, 1, backend=b),
     "SE3Hyena": lambda b: layers.SE3Hyena(2, 1, hidden_scalars=2, hidden_vectors=2, depth=1, backend=b),

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import group_layers
 import torch
 from clouds import EDGE, S, V, dense, sample
 from space import batch_of
@@ -17,6 +18,9 @@ from tg_equiattn import nn as layers
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.grids import Neighbourhood, PixelGrid
 from tg_equiattn.groups import cyclic, dihedral, dyadic, octahedral
+from tg_equiattn.nn.group.linear import Pointwise
+from tg_equiattn.nn.group.norm import RegularBatchNorm
+from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
 from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 from tg_equiattn.nn.performer.pixel_model import MeanReadout, PerformerBlock, PixelEmbedding
 from tg_equiattn.nn.performer.random_features import RandomFeatures
@@ -91,8 +95,7 @@ def layer(make, *shape, axes=(0, -2, -1)):
 
 
 def attention(kind, *shape, group=C4, **options):
-    options = {"heads": 2, "head_channels": 5, "kernel_size": 3, **options}
-    return layer(lambda: kind(group, 3, 7, **options), 2, 3, *shape)
+    return layer(lambda: group_layers.layer(kind, group, **{"head_channels": 5} | options), 2, 3, *shape)
 
 
 def masked(make, *shape, context=None):
@@ -299,41 +302,45 @@ CORE = {
     "LiftingAttention scales": attention(layers.LiftingAttention, 5, 6, group=dyadic(3)),
     "GroupAttention scales": attention(layers.GroupAttention, 4, 5, 6, group=dyadic(2, cyclic(2))),
     "GroupAttention masked": masked(
-        lambda: layers.GroupAttention(C4, 3, 7, heads=2, kernel_size=3, context_channels=4), 2, 3, 4, 4, 6, context=4
+        lambda: group_layers.layer(layers.GroupAttention, C4, context_channels=4), 2, 3, 4, 4, 6, context=4
     ),
     "GlobalGroupAttention": attention(
         layers.GlobalGroupAttention, 4, 4, 6, relation="relative", padding_mode="circular"
     ),
     "GlobalGroupAttention masked": masked(
-        lambda: layers.GlobalGroupAttention(C4, 3, 7, heads=2, kernel_size=3, redraw_interval=100), 2, 3, 4, 4, 6
+        lambda: group_layers.layer(layers.GlobalGroupAttention, C4, redraw_interval=100), 2, 3, 4, 4, 6
     ),
     "GroupAttentionBlock masked": masked(
-        lambda: layers.GroupAttentionBlock(
-            C4, 6, 8, heads=2, kernel_size=3, reach="global", layer_scale=0.1, crop=1, norm="global"
+        lambda: group_layers.block(
+            C4, 6, 8, layers.GlobalGroupAttention, layer_scale=0.1, crop=1, norm="global"
         ),
         2, 6, 4, 5, 6, context=6,
     ),
-    "GroupAttentionBlock": layer(lambda: layers.GroupAttentionBlock(C4, 6, 8, heads=2, kernel_size=3), 2, 6, 4, 5, 4),
+    "GroupAttentionBlock": layer(lambda: group_layers.block(C4, 6, 8), 2, 6, 4, 5, 4),
     "GEViT": layer(
-        lambda: layers.GEViT(dihedral(2), 2, 5, channels=(6, 8), heads=2, kernel_size=3, pools=(1,), crops=1),
+        lambda: layers.GEViT(
+            dihedral(2), 2, 5, channels=(6, 8), heads=2, kernel_size=3, pools=(1,), options={"crops": 1}
+        ),
         2, 2, 12, 10,
     ),
     "GEViT masked": masked(
-        lambda: layers.GEViT(C4, 1, 3, channels=(6,), heads=2, kernel_size=3, norm="batch", padding_mode="circular"),
+        lambda: layers.GEViT(
+            C4, 1, 3, channels=(6,), heads=2, kernel_size=3, attention={"padding_mode": "circular"}
+        ),
         2, 1, 5, 6,
     ),
     "GEViT batch": layer(
         lambda: layers.GEViT(C4, 1, 3, channels=(6,), heads=2, kernel_size=3, norm="batch"), 2, 1, 5, 6
     ),
     "GroupLinear": layer(lambda: layers.GroupLinear(C4, 3, 5), 2, 3, 4, 5, axes=(0, -1)),
-    "Pointwise": layer(lambda: layers.Pointwise(3, 5), 2, 3, 4, 5),
+    "Pointwise": layer(lambda: Pointwise(3, 5), 2, 3, 4, 5),
     "RegularGlobalNorm": layer(lambda: layers.RegularGlobalNorm(7), 2, 7, 4, 3, 5),
     "RegularLayerNorm": layer(lambda: layers.RegularLayerNorm(7), 2, 7, 4, 3, 5),
-    "RegularBatchNorm": layer(lambda: layers.RegularBatchNorm(7), 2, 7, 4, 3, 5),
-    "GroupPooling": layer(lambda: layers.GroupPooling("max"), 2, 7, 4, 3, 5),
+    "RegularBatchNorm": layer(lambda: RegularBatchNorm(7), 2, 7, 4, 3, 5),
+    "GlobalPooling of the group": layer(lambda: layers.GlobalPooling(None, "max"), 2, 7, 4, 3, 5),
     "GlobalPooling": layer(layers.GlobalPooling, 2, 7, 4, 3, 5),
-    "SpatialMaxPool": layer(lambda: layers.SpatialMaxPool(2), 2, 7, 4, 6, 4),
-    "SpatialCrop": layer(lambda: layers.SpatialCrop(1), 2, 7, 4, 6, 4),
+    "SpatialMaxPool": layer(lambda: SpatialMaxPool(2), 2, 7, 4, 6, 4),
+    "SpatialCrop": layer(lambda: SpatialCrop(1), 2, 7, 4, 6, 4),
     "RandomFeatures": Case(lambda: RandomFeatures(11, 5, redraw_interval=3), dict),
     "PerformerAttention": performer(offset=None),
     "PerformerAttention window": performer(),
@@ -396,7 +403,7 @@ CORE = {
 
 def on_fields(kind):
     """A layer of the escnn integration as a module of tensors."""
-    volumes = kind.startswith("R3") or kind.endswith("volume")
+    volumes = kind.startswith("R3")
 
     def make():
         with contextlib.redirect_stdout(io.StringIO()):
@@ -407,12 +414,12 @@ def on_fields(kind):
         space = gspaces.invOnR3() if volumes else gspaces.flipRot2dOnR2(2)
         image, hidden = (enn.FieldType(space, 3 * [r]) for r in (space.trivial_repr, space.regular_repr))
         options = {"heads": 2, "kernel_size": 3}
-        if "GEViT" in kind:
-            module = escnn.GEViT(image, 4, channels=(6, 8), **options)
-        elif "Norm" in kind:
+        if "Norm" in kind:
             module = getattr(escnn, kind)(hidden)
         elif "Lifting" in kind:
             module = getattr(escnn, kind)(image, hidden, locality=4.0, **options)
+        elif "Block" in kind:
+            module = getattr(escnn, kind)(getattr(escnn, f"{kind[:2]}GroupAttention")(hidden, hidden, **options))
         else:
             module = getattr(escnn, kind)(hidden, hidden, **options)
 
@@ -422,7 +429,7 @@ def on_fields(kind):
 
         return Call(run, module)
 
-    channels = 3 if "Lifting" in kind or "GEViT" in kind else 3 * (2 if volumes else 4)
+    channels = 3 if "Lifting" in kind else 3 * (2 if volumes else 4)
     sides = (2, 3, 4) if volumes else (5, 6)
     return Case.varying(make, lambda step: {"x": d(2 + step, channels, *(n + step for n in sides))}, "escnn")
 
@@ -491,10 +498,8 @@ def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, permuted=False,
 
 OUT = "2x1o+3x0e+1x1e+1x0o"
 ON_FIELDS = (
-    "R2LiftingAttention", "R2GroupAttention", "R2GlobalAttention", "R2AttentionBlock", "R2RegularGlobalNorm",
-    "R2RegularLayerNorm", "R3LiftingAttention", "R3GroupAttention", "R3GlobalAttention", "R3AttentionBlock",
-    "R3RegularGlobalNorm", "R3RegularLayerNorm",
-    "escnn GEViT", "escnn GEViT volume",
+    "R2LiftingAttention", "R2GroupAttention", "R2GlobalAttention", "R2AttentionBlock", "R2RegularLayerNorm",
+    "R3LiftingAttention", "R3GroupAttention", "R3GlobalAttention", "R3AttentionBlock", "R3RegularLayerNorm",
 )  # fmt: skip
 CASES = {
     **CORE,

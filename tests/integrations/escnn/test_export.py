@@ -9,13 +9,19 @@ import torch
 with contextlib.redirect_stdout(io.StringIO()):
     from escnn import gspaces, nn
 
-from tg_equiattn.integrations.escnn import GEViT, R2GroupAttention, R2LiftingAttention, between_fields, export
+from tg_equiattn.integrations.escnn import (
+    R2AttentionBlock,
+    R2GroupAttention,
+    R2LiftingAttention,
+    between_fields,
+    export,
+)
 
 GSPACE = gspaces.flipRot2dOnR2(2)
 IMAGE, HIDDEN = (nn.FieldType(GSPACE, 3 * [r]) for r in (GSPACE.trivial_repr, GSPACE.regular_repr))
 MIXED = nn.FieldType(GSPACE, [GSPACE.trivial_repr, GSPACE.irrep(1, 1)])
 MODELS = {
-    "GEViT": lambda: GEViT(IMAGE, 5, channels=(6, 8), heads=2, kernel_size=3, pools=(1,)),
+    "block": lambda: R2AttentionBlock(R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=3), crop=1),
     "global": lambda: R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=None),
     "mixed": lambda: nn.SequentialModule(
         R2LiftingAttention(IMAGE, HIDDEN, heads=2, kernel_size=3),
@@ -46,9 +52,9 @@ def test_plain_export_traces(name, randomise):
 
 def test_without_it_our_operator_is_left(randomise):
     """Negative control."""
-    model = MODELS["GEViT"]()
+    model = MODELS["block"]()
     with pytest.warns(torch.jit.TracerWarning):
-        traced = torch.jit.trace(model.export(), torch.randn(2, 3, 6, 8))
+        traced = torch.jit.trace(model.export(), torch.randn(2, 12, 6, 8))
     assert "tg_equiattn::" in str(traced.inlined_graph)
 
 
@@ -73,7 +79,7 @@ def test_plain_export_to_onnx(name, randomise, tmp_path):
 
 def test_unknown_backends_are_refused():
     with pytest.raises(ValueError, match="backend must be one of"):
-        MODELS["GEViT"]().export(backend="onnx")
+        MODELS["block"]().export(backend="onnx")
     with pytest.raises(ValueError, match="with global attention, got 'triton'"):
         MODELS["global"]().export(backend="triton")
     with pytest.raises(ValueError, match="with relation 'frame', got 'triton'"):

@@ -31,7 +31,7 @@ def test_a_head_for_each_place_is_a_group_convolution(name):
     """Of any filters, at borders too: places are sharp, values mix elements, nothing looks by content."""
     group, kernel = GROUPS[name], torch.randn(3, 2, 9, len(GROUPS[name]), dtype=torch.float64)
     layer = GroupAttention(
-        group, 2, 3, heads=9, head_channels=3, kernel_size=3, locality=60.0, content_heads=0
+        group, 2, 3, heads=9, head_channels=3, kernel_size=3, locality=60.0, options={"content_heads": 0}
     ).double()
     centres = layer.locality.centre.detach()
     order = [int((Neighbourhood(2, 3).offsets() == centre).all(1).nonzero()) for centre in centres]

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from group_layers import LAYERS, image
+from group_layers import block as small_block
 from small_groups import GROUPS
 
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import GroupAttention, GroupAttentionBlock
+from tg_equiattn.nn import GlobalGroupAttention, GroupAttention
 from tg_equiattn.testing import act
 
 NAMES = ["ge_vit", "lifted"]  # whose outputs sum over several queries
@@ -70,9 +71,9 @@ def test_maps_turn_with_the_image(name, randomise):
             assert (turned - weights).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("options", [{}, {"reach": "global", "context_channels": 5}])
+@pytest.mark.parametrize("options", [{}, {"kind": GlobalGroupAttention, "context_channels": 5}])
 def test_maps_of_blocks(options, randomise):
-    block = randomise(GroupAttentionBlock(GROUPS["C4"], 3, 4, heads=2, kernel_size=3, **options)).double()
+    block = randomise(small_block(GROUPS["C4"], 3, 4, **options)).double()
     x, context = image(GROUPS["C4"], (4, 5), True), None
     if options:
         context = torch.randn(2, 5, 4, 4, 5, dtype=torch.float64)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from ...encodings import relation_index
 from ...groups import DilationGroup, FiniteGroup, check_group
 from .attention_layer import AttentionLayer
-from .fitting import fitting_relation
+from .options import AttentionOptions, default_relation, make_options
+
+SHARED = ("encoding", "neighbourhood", "context_channels", "backend")
 
 
 class LiftingAttention(AttentionLayer):
@@ -20,33 +20,31 @@ class LiftingAttention(AttentionLayer):
         \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_{j \in \eta(i)}
         \mathrm{softmax}_j\big(c\,\langle q_i,\; k_j + \rho(h^{-1}(x_j - x_i)) \rangle + l(h^{-1}(x_j - x_i))\big)\; v_j
 
-    with the locality l of the head.
+    with the locality l of the head and :math:`c = 1/\sqrt{\mathrm{head\_channels}}` (the published code uses the input
+    width).
 
     Args:
         group: the finite group H; its dimension (2 or 3) is that of the input. Or scales times one
             (:func:`tg_equiattn.groups.dyadic`): offsets then are those of the window times h, with as many pixels.
         in_channels: channels of the input.
         out_channels: channels of the output.
-        heads: attention heads. With locality each starts at a place of its own: nine fill a 3 x 3 window.
+        heads: attention heads. With locality each starts at a place of its own: nine fill a 3 x 3 window, 27 a cube.
         head_channels: width of a head; ``None`` means half of ``out_channels``, as published.
         kernel_size: odd side of the window in pixels, or ``None`` for global attention at any image size. A window may
             be larger than the image; outside is masked, as at any border.
-        encoding: ``"axial"``, ``"joint"`` or ``"full"``; see :mod:`tg_equiattn.encodings`.
-        encoding_eps: of the layer norm in the encoding's MLP; the published models have 1e-12.
-        neighbourhood: ``"square"`` or ``"disk"``; ``None`` means the disk where the group has elements that do not map
-            the pixel grid to itself (rotations by 45 degrees), which a square window serves badly, and the square
-            elsewhere. Global attention has none.
-        padding_mode: ``"mask"``, where windows end at the border; or ``"circular"``, where they go on at the other side
-            and the layer is equivariant to rolls of the image. Not for global attention.
-        context_channels: channels of the ``context`` of cross attention, which every call then needs; ``None`` for
-            self-attention, which still takes a context with ``in_channels``.
         locality: sharpness in 1 / pixel^2 by which every head looks at a place of its own at the start, not negative;
             ``"auto"`` means 4, and 1 for groups with elements that do not map the pixel grid to itself, which turn
-            broad places better; ``None`` leaves attention to content and encoding alone, as the papers. See
-            :class:`tg_equiattn.encodings.Locality`.
+            broad places better; ``None`` leaves attention to content and encoding alone, as the papers. A head e adds
+            :math:`-\alpha_e |h^{-1}(x_j - x_i) - \Delta_e|^2` to its scores, both learned.
+        padding_mode: ``"mask"``, where windows end at the border; or ``"circular"``, where they go on at the other side
+            and the layer is equivariant to rolls of the image. Not for global attention.
         dropout: probability of dropping an attention weight in training.
-        scale: c; ``None`` means :math:`1/\sqrt{\mathrm{head\_channels}}` (the published code uses the input width).
-        backend: ``"torch"``, ``"triton"`` (windows only, on CUDA), ``"plain"`` or ``"auto"``; see
+        options: what few set, by name: ``encoding``, ``"axial"`` (an MLP for each axis), ``"joint"`` (one of the
+            offset) or ``"full"`` (one of offset and element); ``neighbourhood``, ``"square"`` or ``"disk"``, by default
+            the disk where the group has elements that do not map the pixel grid to itself (rotations by 45 degrees),
+            which a square window serves badly; ``context_channels`` of the ``context`` of cross attention, which every
+            call then needs, where without them the layer still takes one with ``in_channels``; ``backend``, which is
+            ``"torch"``, ``"triton"`` (windows only, on CUDA), ``"plain"`` or ``"auto"``, see
             :func:`~tg_equiattn.functional.group_attention`.
 
     Shapes:
@@ -75,32 +73,16 @@ class LiftingAttention(AttentionLayer):
         heads: int = 8,
         head_channels: int | None = None,
         kernel_size: int | None = 5,
-        encoding: str = "axial",
-        encoding_eps: float = 1e-5,
-        neighbourhood: str | None = None,
-        padding_mode: str = "mask",
-        context_channels: int | None = None,
         locality: float | str | None = "auto",
+        padding_mode: str = "mask",
         dropout: float = 0.0,
-        scale: float | None = None,
-        backend: str = "auto",
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood, padding_mode=padding_mode,
-            context_channels=context_channels, locality=locality, preferring=False, dropout=dropout, scale=scale,
-            backend=backend, elements=None,
+            relation=None, locality=locality, padding_mode=padding_mode, dropout=dropout,
+            options=make_options(AttentionOptions, options, SHARED),
         )  # fmt: skip
-        nothing = torch.zeros(len(group.isometries), 1, 1, dtype=torch.int64, device=self.out.weight.device)
-        self.register_buffer("index", nothing, persistent=False)
-
-    def _weigh(
-        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor, mask: Tensor | None, dropout: float
-    ) -> Tensor:
-        """Pixels of one element, seen from the frame of each."""
-        if isinstance(self.group, DilationGroup) or self.backend == "triton":
-            return super()._weigh(query, key, value, index, mask, dropout)
-        return self._weigh_frames(query, key, value, mask, dropout)
 
 
 class GroupAttention(AttentionLayer):
@@ -129,16 +111,15 @@ class GroupAttention(AttentionLayer):
             warns. ``None`` means ``"frame"``, and ``"relative"`` with scales, which allow no other: the pixels of the
             window hang on the scale of h, so that a query (i, t) cannot be compared with the keys of another scale's
             window.
-        content_heads: with ``"frame"``, how many heads look by content as well as by place; the others, behind them,
-            look by place alone: :func:`~tg_equiattn.functional.separable_group_convolution`, which is what the layer is
-            with 0. ``None`` means an eighth of the heads, rounded up; all of them where all pixels are keys, and where
-            there is no locality to look by.
-        scale_window: with scales, how many of them a scale attends to: an odd number, its own in the middle, the others
-            where there are any; ``None`` means 3. Without scales ``None``.
-        group, in_channels, out_channels, heads, head_channels, kernel_size: as :class:`LiftingAttention`.
-        encoding, encoding_eps, neighbourhood, padding_mode, context_channels, dropout, scale, backend: as
+        group, in_channels, out_channels, heads, head_channels, kernel_size, padding_mode, dropout: as
             :class:`LiftingAttention`.
         locality: as :class:`LiftingAttention`; with ``"relative"`` a head prefers a group element at the start, too.
+        options: those of :class:`LiftingAttention`; and ``content_heads``, with ``"frame"``, how many heads look by
+            content as well as by place, where the others, behind them, look by place alone (a separable group
+            convolution, which is what the layer is with 0): by default an eighth of the heads, rounded up, and all of
+            them where all pixels are keys or there is no locality to look by; and ``scale_window``, with scales, how
+            many of them a scale attends to: an odd number, 3 by default, its own in the middle, the others where there
+            are any.
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
@@ -169,39 +150,20 @@ class GroupAttention(AttentionLayer):
         head_channels: int | None = None,
         kernel_size: int | None = 5,
         relation: str | None = None,
-        content_heads: int | None = None,
-        scale_window: int | None = None,
-        encoding: str = "axial",
-        encoding_eps: float = 1e-5,
-        neighbourhood: str | None = None,
-        padding_mode: str = "mask",
-        context_channels: int | None = None,
         locality: float | str | None = "auto",
+        padding_mode: str = "mask",
         dropout: float = 0.0,
-        scale: float | None = None,
-        backend: str = "auto",
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         check_group(group, scales=True)
-        relation = fitting_relation(group, relation)
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood, padding_mode=padding_mode,
-            context_channels=context_channels, locality=locality, preferring=relation == "relative", dropout=dropout,
-            scale=scale, backend=backend, elements=len(group), scale_window=scale_window, frames=relation == "frame",
-            content_heads=content_heads,
+            relation=default_relation(group, relation), locality=locality, padding_mode=padding_mode, dropout=dropout,
+            options=make_options(AttentionOptions, options, (*SHARED, "content_heads", "scale_window")),
         )  # fmt: skip
-        self.relation = relation
-        if relation == "frame":
-            index = torch.zeros(len(group), 1, dtype=torch.int64)
-        else:
-            index = relation_index(group.isometries, relation)
-        self.register_buffer("index", index.to(self.out.weight.device), persistent=False)
         if relation == "gsa":
             warnings.warn(
                 "relation='gsa' (GSA-Nets section 5.2) is not equivariant; it is kept to reproduce the comparison, "
                 "use 'frame', 'ge_vit', 'lifted' or 'relative' otherwise",
                 stacklevel=2,
             )
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, relation={self.relation!r}"

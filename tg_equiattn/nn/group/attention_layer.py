@@ -1,4 +1,4 @@
-"""What lifting, group and global group attention layers share: projections, encoding, tables, masks, maps."""
+"""What lifting, group and global group attention layers share."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from ...functional.group.masks import attention_weights, zero_where_hidden
 from ...grids import Neighbourhood
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..not_scriptable import NotScriptable
-from .fitting import fitting_content, fitting_shape, fitting_sharpness, window_of_scales
-from .group_linear import GroupLinear
+from .linear import GroupLinear, Pointwise
 from .masked import Masked
-from .pointwise import Pointwise
+from .options import AttentionOptions, default_content, default_scale_window, default_sharpness
 
 
 def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], bool]:
@@ -45,7 +44,7 @@ def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], boo
 
 
 class AttentionLayer(NotScriptable, Masked, nn.Module):
-    """A layer of self-attention or cross attention; subclasses say how values are weighed where there is more to it."""
+    """A layer of self-attention or cross attention; ``relation`` is None where it lifts."""
 
     geometry: Tensor
     index: Tensor
@@ -59,75 +58,66 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         heads: int,
         head_channels: int | None,
         kernel_size: int | None,
-        encoding: str,
-        encoding_eps: float,
-        neighbourhood: str | None,
-        padding_mode: str,
-        context_channels: int | None,
+        relation: str | None,
         locality: float | str | None,
-        preferring: bool,
+        padding_mode: str,
         dropout: float,
-        scale: float | None,
-        backend: str,
-        elements: int | None,
-        scale_window: int | None = None,
-        frames: bool = False,
-        content_heads: int | None = None,
+        options: AttentionOptions,
     ) -> None:
         super().__init__()
         check_group(group, scales=True)
-        self.scale_window = window_of_scales(group, kernel_size, scale_window)
+        self.scale_window = default_scale_window(group, kernel_size, options.scale_window)
         checks.positive(in_channels=in_channels, out_channels=out_channels, heads=heads)
         head_channels = max(out_channels // 2, group.dim + 1) if head_channels is None else head_channels
-        checks.positive(head_channels=head_channels)
-        self.crosses = context_channels is not None  # keys are of a context, always
-        context_channels = in_channels if context_channels is None else context_channels
-        checks.positive(context_channels=context_channels)
+        self.crosses = options.context_channels is not None  # keys are of a context, always
+        context_channels = in_channels if options.context_channels is None else options.context_channels
+        checks.positive(head_channels=head_channels, context_channels=context_channels)
         checks.probability(dropout=dropout)
-        checks.scale(scale)
-        checks.positive_number(encoding_eps=encoding_eps)
-        self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
+        self.group, self.in_channels, self.out_channels, self.relation = group, in_channels, out_channels, relation
         self.heads, self.head_channels, self.context_channels = heads, head_channels, context_channels
-        self.frames = frames
-        self._elements = elements  # on the group axis of the input; None where there is none
+        self.frames, self.dropout, self.encoding_name = relation == "frame", dropout, options.encoding
+        self._elements = elements = None if relation is None else len(group)  # of the input; None where it has none
         if elements is not None and self.scale_window is not None:
             elements = len(group.isometries) * self.scale_window  # seen from one of them, whose scale is zero
-        locality = fitting_sharpness(group.isometries, locality)
-        shape = fitting_shape(group.isometries, kernel_size) if neighbourhood is None else neighbourhood
+        locality = default_sharpness(group.isometries, locality)
+        shape = options.neighbourhood
+        if shape is None:
+            shape = "square" if kernel_size is None or bool(group.isometries.lattice.all()) else "disk"
         self.neighbourhood = Neighbourhood(group.dim, kernel_size, shape, padding_mode)
-        self.dropout, self.scale, self.encoding_name, self.backend = dropout, scale, encoding, backend
-        self.content_heads = fitting_content(heads, content_heads, frames, kernel_size, locality)
+        self.backend = options.backend
+        self.content_heads = default_content(heads, options.content_heads, self.frames, kernel_size, locality)
         width = self.content_heads * head_channels
-        linear: Any = functools.partial(GroupLinear, group.isometries) if frames else Pointwise
-        compares = frames and kernel_size is None  # an element with others
+        linear: Any = functools.partial(GroupLinear, group.isometries) if self.frames else Pointwise
+        compares = self.frames and kernel_size is None  # an element with others
         matching = linear if compares else Pointwise
         self.query = matching(in_channels, width) if width else None
         self.key = matching(context_channels, width) if width else None
         self.value = linear(context_channels, heads * head_channels)
         self.out = Pointwise(heads * head_channels, out_channels)
         self.encoding: nn.Module | None = None
+        elements = None if self.frames else elements
         if self.query is not None:
             # a pixel where x = 0, too, looks at some places more than at others
             nn.init.normal_(cast(Tensor, self.query.bias))
-            if locality is not None and not frames:
+            if locality is not None and not self.frames:
                 with torch.no_grad():
                     for parameter in self.query.parameters():
                         parameter.mul_(CONTENT)
             if compares and not self.crosses:
                 self._compare_turned()
-            self.encoding = make_encoding(
-                encoding, group.dim, head_channels, None if frames else elements, encoding_eps
-            )
-        self.locality = (
-            None
-            if locality is None
-            else Locality(
-                heads, self.neighbourhood, locality, elements=None if frames else elements, preferring=preferring
-            )
-        )
+            self.encoding = make_encoding(options.encoding, group.dim, head_channels, elements)
+        self.locality: Locality | None = None
+        if locality is not None:
+            preferring = relation == "relative"
+            self.locality = Locality(heads, self.neighbourhood, locality, elements=elements, preferring=preferring)
         exact = group.isometries.matrices
         exact = exact if kernel_size is None else rotated_offsets(exact, self.neighbourhood)
         self.register_buffer("geometry", exact.to(self.out.weight.device), persistent=False)
+        if relation is None or self.frames:
+            index = torch.zeros(len(group.isometries), 1, *([1] if relation is None else []), dtype=torch.int64)
+        else:
+            index = relation_index(group.isometries, relation)
+        self.register_buffer("index", index.to(self.out.weight.device), persistent=False)
 
     @property
     def backend(self) -> str:
@@ -161,11 +151,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         """What weights are for, as JSON has it; with scales, whatever their number."""
         exact = (1e6 * self.group.isometries.matrices).round().long().flatten().tolist()
         digest = hashlib.sha256(json.dumps(exact).encode()).hexdigest()[:16]
-        relation = getattr(self, "relation", None)
-        return {
-            "relation": relation, "kernel_size": self.neighbourhood.kernel_size, "group": repr(self.group.isometries),
-            "elements": digest,
-        }  # fmt: skip
+        size, group = self.neighbourhood.kernel_size, repr(self.group.isometries)
+        return {"relation": self.relation, "kernel_size": size, "group": group, "elements": digest}
 
     def get_extra_state(self) -> Tensor:
         """Relation, kernel size and group, for the checkpoint: JSON as bytes, since some tools take tensors alone."""
@@ -319,14 +306,16 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
     ) -> Tensor:
         """What heads put out, ``(B, heads, channels, |H|, *spatial)``: linear in the value, which may have any number
         of channels."""
-        if self.frames:
+        scales = isinstance(self.group, DilationGroup)
+        lifts = self.relation is None and not scales and self.backend != "triton"
+        if self.frames or lifts:  # pixels of one element, seen from the frame of each
             return self._weigh_frames(query, key, value, mask, dropout)
         rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]))
         options: dict[str, Any] = {
             "neighbourhood": self.neighbourhood, "space_bias": space_bias, "group_bias": group_bias,
             "dropout": dropout, "mask": mask, "backend": self.backend,
         }  # fmt: skip
-        if isinstance(self.group, DilationGroup):
+        if scales:
             options |= {"scales": self.group.scales, "scale_window": self.scale_window}
             return checked_dilation_attention(query, key, value, rho_space, rho_group, index, **options)
         return checked_group_attention(query, key, value, rho_space, rho_group, index, **options)[0]
@@ -357,8 +346,9 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         scales = "" if self.scale_window is None or self._elements is None else f", scale_window={self.scale_window}"
         content = f", content_heads={self.content_heads}" if self.content_heads < self.heads else ""
         backend = "" if self.backend == "auto" else f", backend={self.backend!r}"
+        relation = "" if self.relation is None else f", relation={self.relation!r}"
         return (
             f"{self.group!r}, {self.in_channels}, {self.out_channels}, heads={self.heads}, "
             f"head_channels={self.head_channels}, kernel_size={self.neighbourhood.kernel_size}{window}"
-            f"{circular}, encoding={self.encoding_name!r}{content}{scales}{locality}{context}{backend}"
+            f"{circular}, encoding={self.encoding_name!r}{content}{scales}{locality}{context}{backend}{relation}"
         )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...encodings import relation_index
 from ...functional.group.global_attention import checked_global_frame_attention, checked_global_group_attention
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..performer.random_features import RandomFeatures
+from .attention import SHARED
 from .attention_layer import AttentionLayer
+from .options import AttentionOptions, make_options
 
 FAR = 4.0  # f of every second head at the start; weights of a window with sharp places sum to about e^2 or e^3
 
@@ -37,12 +41,11 @@ class GlobalGroupAttention(AttentionLayer):
         kernel_size: odd side of the window in pixels.
         relation: ``"frame"`` or ``"relative"``; ``None`` means ``"frame"``.
         num_features: random features m; ``None`` means :math:`d \log d`, d the width of a head, at least 16.
-        redraw_interval: training steps between draws of the random features; ``None`` means none by itself. See
-            :class:`RandomFeatures`, which keeps the directions, their seed and the count of steps in the checkpoint.
-        encoding, encoding_eps, neighbourhood, padding_mode, context_channels, scale, backend: as
-            :class:`LiftingAttention`.
         locality: as :class:`GroupAttention`, of the window.
+        padding_mode: as :class:`LiftingAttention`.
         dropout: probability, in training, of dropping a weight of the window, and an output of the far part.
+        options: those of :class:`LiftingAttention`; and ``redraw_interval``, training steps between draws of the random
+            features, by default none by itself. Directions, their seed and the count of steps are in the checkpoint.
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
@@ -72,21 +75,15 @@ class GlobalGroupAttention(AttentionLayer):
         kernel_size: int = 5,
         relation: str | None = None,
         num_features: int | None = None,
-        redraw_interval: int | None = None,
-        encoding: str = "axial",
-        encoding_eps: float = 1e-5,
-        neighbourhood: str | None = None,
-        padding_mode: str = "mask",
-        context_channels: int | None = None,
         locality: float | str | None = "auto",
+        padding_mode: str = "mask",
         dropout: float = 0.0,
-        scale: float | None = None,
-        backend: str = "auto",
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(group, DilationGroup):
             raise ValueError(
                 f"group must be finite, without scales, got {group!r}: features sum over all scales, and that sum "
-                "changes where features move up one; take GroupAttention (reach='window')"
+                "changes where features move up one; take GroupAttention"
             )
         check_group(group)
         if kernel_size is None:
@@ -96,25 +93,21 @@ class GlobalGroupAttention(AttentionLayer):
             )
         relation = "frame" if relation is None else relation
         checks.choice("relation", relation, ("frame", "relative"))
-        frames = relation == "frame"
+        chosen = make_options(AttentionOptions, options, (*SHARED, "redraw_interval"))
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood, padding_mode=padding_mode,
-            context_channels=context_channels, locality=locality, preferring=not frames, dropout=dropout, scale=scale,
-            backend=backend, elements=len(group), frames=frames, content_heads=heads if frames else None,
+            relation=relation, locality=locality, padding_mode=padding_mode, dropout=dropout,
+            options=dataclasses.replace(chosen, content_heads=heads if relation == "frame" else None),
         )  # fmt: skip
         width = self.head_channels
         num_features = max(16, int(width * math.log(width))) if num_features is None else num_features
-        self.features = RandomFeatures(num_features, width, redraw_interval)
-        self.relation = relation
-        self.far_bias = nn.Parameter(torch.zeros(heads, 1 if frames else len(group)))
+        self.features = RandomFeatures(num_features, width, chosen.redraw_interval)
+        self.far_bias = nn.Parameter(torch.zeros(heads, 1 if self.frames else len(group)))
         with torch.no_grad():
             self.far_bias[1::2] = FAR
-        index = relation_index(group, "relative").to(self.out.weight.device)
-        self.register_buffer("index", index, persistent=False)
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features; see :class:`RandomFeatures`."""
+        """Draw new random features: the seed's next, or from a CPU ``generator`` (give every rank an equal one)."""
         self.features.redraw_features(generator)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
@@ -137,4 +130,4 @@ class GlobalGroupAttention(AttentionLayer):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, relation={self.relation!r}, num_features={self.features.projection.shape[0]}"
+        return f"{super().extra_repr()}, num_features={self.features.projection.shape[0]}"

@@ -1,22 +1,49 @@
-"""What layers take where nothing is said: by their group; and what a group does not allow."""
+"""What few set of attention layers and models, and what a group allows of the rest."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from ... import checks
 from ...encodings.group import RELATIONS
 from ...groups import DilationGroup, FiniteGroup
 
-
-def fitting_shape(group: FiniteGroup, kernel_size: int | None) -> str:
-    """A disk where the group has elements that do not map a square window to itself."""
-    return "square" if kernel_size is None or bool(group.lattice.all()) else "disk"
+T = TypeVar("T")
 
 
-def fitting_sharpness(group: FiniteGroup, locality: float | str | None) -> float | None:
+@dataclass(frozen=True)
+class AttentionOptions:
+    """The ``options`` of attention layers; see :class:`LiftingAttention`, :class:`GroupAttention` and
+    :class:`GlobalGroupAttention`."""
+
+    encoding: str = "axial"
+    neighbourhood: str | None = None
+    context_channels: int | None = None
+    backend: str = "auto"
+    content_heads: int | None = None
+    scale_window: int | None = None
+    redraw_interval: int | None = None
+
+
+def check_names(argument: str, given: Mapping[str, Any] | None, allowed: Collection[str]) -> dict[str, Any]:
+    """The mapping, empty for None; ValueError for names that are not allowed."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(f"{argument} must be a mapping of {', '.join(allowed)}, got {given!r}")
+    given = dict(given or {})
+    if unknown := [name for name in given if name not in allowed]:
+        raise ValueError(f"{argument} must be of {', '.join(allowed)}, got {', '.join(map(str, unknown))}")
+    return given
+
+
+def make_options(kind: type[T], given: Mapping[str, Any] | None, allowed: Collection[str] = ()) -> T:
+    """The dataclass of these options; ValueError for others than those allowed, or than it has."""
+    names = allowed or [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**check_names("options", given, names))
+
+
+def default_sharpness(group: FiniteGroup, locality: float | str | None) -> float | None:
     """Where elements do not map pixels to pixels, broad places, which lie between pixels as well as on them."""
     if locality == "auto":
         return 4.0 if bool(group.lattice.all()) else 1.0
@@ -25,7 +52,7 @@ def fitting_sharpness(group: FiniteGroup, locality: float | str | None) -> float
     return locality
 
 
-def window_of_scales(
+def default_scale_window(
     group: FiniteGroup | DilationGroup, kernel_size: int | None, scale_window: int | None
 ) -> int | None:
     """How many scales a scale attends to, None without scales; ValueError for what dilations do not allow."""
@@ -48,7 +75,7 @@ def window_of_scales(
     return scale_window
 
 
-def fitting_content(
+def default_content(
     heads: int, content_heads: int | None, frames: bool, kernel_size: int | None, locality: float | None
 ) -> int:
     """How many heads look by content; ValueError for more than there are, or for a relation without such a choice."""
@@ -67,7 +94,8 @@ def fitting_content(
     return content_heads
 
 
-def fitting_relation(group: FiniteGroup | DilationGroup, relation: str | None) -> str:
+def default_relation(group: FiniteGroup | DilationGroup, relation: str | None) -> str:
+    """``"frame"``, and with scales ``"relative"``, which is all that they allow."""
     scales = isinstance(group, DilationGroup)
     if relation is None:
         return "relative" if scales else "frame"
@@ -80,30 +108,17 @@ def fitting_relation(group: FiniteGroup | DilationGroup, relation: str | None) -
     return relation
 
 
-def fitting_norm(group: FiniteGroup | DilationGroup, norm: str | None) -> str:
-    """Of every channel, which trains best; one mean for all would mix scales, where there are some."""
-    scales = isinstance(group, DilationGroup)
-    if norm is None:
-        return "batch"
-    if scales and norm == "global":
+def check_scales(group: FiniteGroup | DilationGroup, norm: str = "batch", **sizes: object) -> None:
+    """ValueError for what models with scales cannot have: a mean over all of them, pools and crops."""
+    if not isinstance(group, DilationGroup):
+        return
+    if norm == "global":
         raise ValueError(
             "norm must be 'batch' or 'layer' for groups of scales (dyadic), got 'global': the mean over all scales "
             "changes where features move up one, because the last has nowhere to go"
         )
-    return norm
-
-
-def check_keywords(name: str, given: Iterable[str], *kinds: Any) -> None:
-    """TypeError, which names the class the user wrote, for keyword arguments that none of these constructors have."""
-    known = {key for kind in kinds for key in inspect.signature(kind).parameters}
-    if unknown := sorted(set(given) - known):
-        raise TypeError(f"{name} got unexpected keyword arguments: {', '.join(unknown)}")
-
-
-def check_whole(group: FiniteGroup | DilationGroup, **sizes: object) -> None:
-    """ValueError for pools and crops (if any) of a model with scales."""
     for name, size in sizes.items():
-        if isinstance(group, DilationGroup) and size:
+        if size:
             raise ValueError(
                 f"{name} must be {0 if isinstance(size, int) else ()} for groups of scales (dyadic), got {size!r}: "
                 "of an image twice as large it would have to be twice as large"

@@ -1,4 +1,4 @@
-"""The linear map of regular features that commutes with the group."""
+"""Linear maps of single pixels: of channels alone, and of channels and group elements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,36 @@ from torch import Tensor, nn
 from ... import checks
 from ...encodings import relation_index
 from ...groups import FiniteGroup, check_group
-from .pointwise import columns
+
+
+def columns(x: Tensor) -> Tensor:
+    """(B, C, *any) as (B, C, n)."""
+    return x.flatten(2) if x.ndim > 2 else x[..., None]
+
+
+class Pointwise(nn.Conv1d):
+    """A linear map of channels, (B, in_channels, *any) to (B, out_channels, *any), the same at every pixel and group
+    element; weights start as in the published models."""
+
+    def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
+        checks.positive(in_channels=in_channels, out_channels=out_channels)
+        super().__init__(in_channels, out_channels, 1, bias=bias)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=math.sqrt(2 / self.in_channels))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or x.shape[1] != self.in_channels:
+            raise ValueError(f"input must have shape (B, {self.in_channels}, ...), got {tuple(x.shape)}")
+        out = torch.einsum("oc,bcn->bon", self.weight.squeeze(-1), columns(x))
+        if self.bias is not None:
+            out = out + self.bias[:, None].to(out.dtype)
+        return out.reshape(x.shape[0], self.out_channels, *x.shape[2:])
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}, bias={self.bias is not None}"
 
 
 class GroupLinear(nn.Module):
@@ -20,7 +49,7 @@ class GroupLinear(nn.Module):
     .. math:: y(o, h) = \sum_{c, s} W[o, c, h^{-1} s]\; x(c, s) + b[o]
 
     Every linear map of regular features that commutes with the group at every pixel is one. Weights start normal with
-    standard deviation :math:`\sqrt{2 / (C |H|)}`, as :class:`Pointwise` with its fan-in, biases zero.
+    standard deviation :math:`\sqrt{2 / (C |H|)}`, biases zero.
 
     Args:
         group: the finite group H.
@@ -50,7 +79,6 @@ class GroupLinear(nn.Module):
         check_group(group)
         checks.positive(in_channels=in_channels, out_channels=out_channels)
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
-        self.elements = len(group)
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, len(group)))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
         index = relation_index(group, "relative").to(self.weight.device)
@@ -58,7 +86,7 @@ class GroupLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=math.sqrt(2 / (self.in_channels * self.elements)))
+        nn.init.normal_(self.weight, std=math.sqrt(2 / (self.in_channels * len(self.group))))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -67,14 +95,13 @@ class GroupLinear(nn.Module):
         return self.weight[:, :, self.index].transpose(1, 2).flatten(2).flatten(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim < 3 or tuple(x.shape[1:3]) != (self.in_channels, self.elements):
-            raise ValueError(
-                f"input must have shape (B, {self.in_channels}, {self.elements}, ...), got {tuple(x.shape)}"
-            )
+        elements = self.weight.shape[-1]
+        if x.ndim < 3 or tuple(x.shape[1:3]) != (self.in_channels, elements):
+            raise ValueError(f"input must have shape (B, {self.in_channels}, {elements}, ...), got {tuple(x.shape)}")
         out = torch.einsum("oc,bcn->bon", self.matrix(), columns(x.flatten(1, 2)))
         if self.bias is not None:
-            out = out + self.bias.repeat_interleave(self.elements)[:, None].to(out.dtype)
-        return out.reshape(x.shape[0], self.out_channels, self.elements, *x.shape[3:])
+            out = out + self.bias.repeat_interleave(elements)[:, None].to(out.dtype)
+        return out.reshape(x.shape[0], self.out_channels, elements, *x.shape[3:])
 
     def extra_repr(self) -> str:
         return f"{self.group!r}, {self.in_channels}, {self.out_channels}, bias={self.bias is not None}"
