@@ -17,13 +17,13 @@ from tg_equiattn.testing import equivariance_error
 CUDA = DEVICES[1]
 SMALL = {"hidden_scalars": 8, "hidden_vectors": 8, "depth": 2}
 MODELS = {
-    "GEViT": lambda: GEViT.rotmnist(cyclic(4), channels=(8, 8), heads=2, crops=0, pools=()),
+    "GEViT": lambda: GEViT.rotmnist(cyclic(4), channels=(8, 8), heads=2, pools=(), options={"crops": 0}),
     "RelativePerformer": lambda: RelativePerformer(
         1, 10, channels=16, depth=2, heads=2, max_distance=3, redraw_interval=None, dropout=0.0
     ),
     "SE3Hyena": lambda: SE3Hyena(3, 2, 0, 1, order="radial", **SMALL),
     "VectorTransformer": lambda: VectorTransformer(3, 2, 0, 1, **SMALL),
-    "GEViT, Triton": lambda: GEViT(cyclic(4), 1, 10, channels=(8, 8), heads=2, backend="triton"),
+    "GEViT, Triton": lambda: GEViT(cyclic(4), 1, 10, channels=(8, 8), heads=2, attention={"backend": "triton"}),
     "SE3Hyena, Triton": lambda: SE3Hyena(3, 2, 0, 1, order="radial", backend="triton", **SMALL),
     "VectorTransformer, Triton": lambda: VectorTransformer(3, 2, 0, 1, backend="triton", **SMALL),
 }
@@ -118,7 +118,9 @@ def test_training_step_in_a_cuda_graph(fixed, device):
 @pytest.mark.parametrize("device", [CUDA])
 def test_a_replay_drops_other_weights(backend, device):
     """Dropout's seed is part of the graph, not a constant in it."""
-    layer = GroupAttention(cyclic(4), 3, 7, heads=2, kernel_size=3, dropout=0.5, backend=backend).to(device)
+    layer = GroupAttention(cyclic(4), 3, 7, heads=2, kernel_size=3, dropout=0.5, options={"backend": backend}).to(
+        device
+    )
     x = torch.randn(2, 3, 4, 6, 6, device=device)
     with on_a_side_stream():
         layer(x)

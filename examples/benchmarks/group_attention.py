@@ -81,9 +81,10 @@ def measure_case(
     group, kernel_size = CASES[case]
     x = torch.randn(batch, CHANNELS, len(group), size, size, device=device)
     kind = MaterialisedAttention if variant == "baseline" else GroupAttention
-    options = {"locality": None} if variant == "baseline" else {"backend": "triton" if variant == "triton" else "torch"}
+    locality = None if variant == "baseline" else "auto"
+    options = {"neighbourhood": "square", "backend": "triton" if variant == "triton" else "torch"}
     layer = kind(group, CHANNELS, CHANNELS, heads=HEADS, head_channels=HEAD_CHANNELS, kernel_size=kernel_size,
-                 relation="ge_vit", neighbourhood="square", **options).to(device)  # fmt: skip
+                 relation="ge_vit", locality=locality, options=options).to(device)  # fmt: skip
     compiled = variant == "compiled"
     torch.compile(lambda x: x + 1)(torch.zeros(2, device=device)) if compiled else None  # the compiler's own memory
     call = torch.compile(layer, fullgraph=True) if compiled else layer

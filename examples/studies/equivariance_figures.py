@@ -22,7 +22,7 @@ from tg_equiattn.testing import act
 @torch.no_grad()
 def features(model: nn.Module, images: Tensor) -> Tensor:
     """The last regular feature map (B, C, |H|, H, W)."""
-    return getattr(model, "core", model).features(images)
+    return model.features(images)
 
 
 def moving_elements(model: nn.Module) -> list[int]:

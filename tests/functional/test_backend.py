@@ -31,7 +31,7 @@ def test_global_attention_has_no_kernel():
         with pytest.raises(
             ValueError, match="backend must be 'auto', 'torch' or 'plain' with global attention, got 'triton'"
         ):
-            kind(cyclic(2), 3, 4, heads=1, kernel_size=None, backend="triton")
+            kind(cyclic(2), 3, 4, heads=1, kernel_size=None, options={"backend": "triton"})
 
 
 def test_kernels_want_a_gpu():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from group_layers import layer as small_layer
 
 from tg_equiattn.functional import geometric_product, vector_attention
 from tg_equiattn.functional.hyena.clifford import channelwise_product
@@ -65,7 +66,7 @@ def outside(monkeypatch):
 ])  # fmt: skip
 def test_group_attention(kind, options, dropout, outside):
     """Three elements, which fill no block."""
-    layer = kind(cyclic(3), 2, 2, heads=1, head_channels=3, kernel_size=3, dropout=dropout, backend="triton", **options)
+    layer = small_layer(kind, cyclic(3), 2, 2, heads=1, head_channels=3, dropout=dropout, backend="triton", **options)
     x = torch.randn(1, 2, 3, 4) if kind is LiftingAttention else torch.randn(1, 2, 3, 3, 4)
     layer(x, torch.rand(1, 3, 4) < 0.7 if dropout else None).sum().backward()
     assert not outside
@@ -85,6 +86,6 @@ def test_a_wrong_address_is_seen(outside, monkeypatch):
     places = kernels.hashed_dropout.places
     monkeypatch.setattr(kernels.hashed_dropout, "places", lambda rows, columns, seed: places(rows, columns - 1, seed))
     options = {"heads": 1, "head_channels": 3, "kernel_size": 3, "relation": "ge_vit"}
-    layer = GroupAttention(cyclic(4), 2, 2, **options, dropout=0.3, backend="triton")
+    layer = GroupAttention(cyclic(4), 2, 2, **options, dropout=0.3, options={"backend": "triton"})
     layer(torch.randn(1, 2, 4, 3, 3))
     assert outside

@@ -202,7 +202,7 @@ def test_batch_mates_do_not_matter(device):
 
 
 def layer(group, kind=GroupAttention, **options):
-    return kind(group, 3, 4, heads=1, head_channels=4, kernel_size=3, backend="triton", **options)
+    return kind(group, 3, 4, heads=1, head_channels=4, kernel_size=3, options={"backend": "triton"}, **options)
 
 
 @pytest.mark.slow
@@ -256,8 +256,8 @@ def test_compile(randomise, device):
 @pytest.mark.slow
 def test_backends_share_checkpoints(randomise, device):
     options = {"channels": (4,), "heads": 1, "kernel_size": 3}
-    fused = randomise(GEViT(cyclic(2), 1, 3, backend="triton", **options), std=0.4).to(device).eval()
-    plain = GEViT(cyclic(2), 1, 3, backend="torch", **options).to(device).eval()
+    fused = randomise(GEViT(cyclic(2), 1, 3, attention={"backend": "triton"}, **options), std=0.4).to(device).eval()
+    plain = GEViT(cyclic(2), 1, 3, attention={"backend": "torch"}, **options).to(device).eval()
     plain.load_state_dict(fused.state_dict())
     x = torch.randn(1, 1, 4, 4, device=device)
     torch.testing.assert_close(fused(x), plain(x), rtol=1e-4, atol=1e-5)
@@ -323,14 +323,17 @@ BUILD = """
 import torch
 from tg_equiattn.groups import cyclic, dihedral, octahedral
 from tg_equiattn.nn import GroupAttention
-def build(group, **options):
-    layer = GroupAttention(group, 20, 20, heads=1, head_channels=10, backend="triton", **options)
+def build(group, kernel_size, relation=None, **options):
+    layer = GroupAttention(
+        group, 20, 20, heads=1, head_channels=10, kernel_size=kernel_size, relation=relation,
+        options={"backend": "triton", **options},
+    )
     layer(torch.randn(1, 20, len(group), *(7,) * group.dim)).sum().backward()
 build(cyclic(8), kernel_size=5, neighbourhood="square")
 build(cyclic(8), kernel_size=5, relation="relative")
 build(dihedral(4), kernel_size=7, encoding="full")
 build(octahedral(), kernel_size=3)
-small = GroupAttention(cyclic(8), 20, 20, heads=1, head_channels=10, kernel_size=1, backend="triton")
+small = GroupAttention(cyclic(8), 20, 20, heads=1, head_channels=10, kernel_size=1, options={"backend": "triton"})
 small(torch.randn(1, 20, 8, 1, 1)).sum().backward()
 """
 

@@ -162,9 +162,8 @@ def test_convolutions_off_the_lattice():
 
 def test_check_of_blocks_off_the_lattice():
     hidden = regular(GSPACES["rot8"], 4)
-    errors = block(R2GroupAttention(hidden, hidden, heads=1, kernel_size=3), crop=1).check_equivariance(
-        off_lattice=True
-    )
+    layer = block(R2GroupAttention(hidden, hidden, heads=1, kernel_size=3), crop=1)
+    errors = layer.check_equivariance(off_lattice=True)
     assert len(errors) == 8
     assert 0 < max(error for _, error in errors) < 0.3
 
