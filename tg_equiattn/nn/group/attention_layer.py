@@ -251,8 +251,6 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         self.check_context(x, context)
         context = None if context is None else zero_where_hidden(context, mask)
         query, key, value = self.project(x, context)
-        if self.scale is not None:
-            query = query * (self.scale * self.head_channels**0.5)
         if self._elements is None:
             query, key, value = (t.unsqueeze(3) for t in (query, key, value))
         return query, key, value
