@@ -2,15 +2,14 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch_geometric.nn import global_mean_pool
 from torch_geometric.typing import Adj
 
 from tg_equiattn import checks
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn.performer.attention import CUTOFF
 from tg_equiattn.nn.performer.pixel_model import PixelModel
+from tg_equiattn.ragged import Ragged
 
 from .conv import KernelAttentionConv
 from .graph import batch_of, check_sources
@@ -93,30 +92,27 @@ class PixelGraphClassifier(PixelModel):
         batch, graphs = batch_of(batch, ptr, x.shape[0])
         near: Any = neighbors
         if neighbors is not None:
-            batch_size = x.shape[0] // len(neighbors)
-            if batch is not None or batch_size * len(neighbors) != x.shape[0]:
+            if batch is not None or x.shape[0] % len(neighbors):
                 raise ValueError(
                     f"neighbors must fill every graph and stand for batch, got {neighbors} for {x.shape[0]} nodes"
                 )
-            graph = torch.arange(batch_size, device=x.device).repeat_interleave(len(neighbors))
-            places = neighbors.pos(x.device, self.readout.head.weight.dtype).repeat(batch_size, 1)
-            pos = places if pos is None else pos
+            ragged, size = Ragged.dense(x.shape[0] // len(neighbors), len(neighbors), None, x.device), None
+            if pos is None:
+                pos = neighbors.pos(x.device, self.readout.head.weight.dtype).repeat(ragged.count, 1)
         else:
-            batch_size = checks.batch_index(batch, graphs if batch_size is None else batch_size, x)
+            size = graphs if batch_size is None else batch_size
+            ragged = Ragged.flat(x, batch, 1 if batch is None and size is None else size, whole=False)
+            size = ragged.count
             if edge_index is not None:
-                first: Any = self.blocks[0]
-                near = first.attention.neighbors(
-                    edge_index, batch, pos=pos, edge_offset=edge_offset, num_nodes=x.shape[0]
-                )
-            graph = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device) if batch is None else batch
+                conv: Any = self.blocks[0].attention
+                near = conv.neighbors(edge_index, batch, pos=pos, edge_offset=edge_offset, num_nodes=x.shape[0])
         x = self.embedding(x)
         if self.absolute is not None:
             pos = checks.positions(pos, (x.shape[0], self.absolute.pos_dim), x, "position='absolute' needs it")
             x = x + self.absolute(pos).to(x.dtype)
-        size = None if neighbors is not None else batch_size
         for block in self.blocks:
             x = block(x, pos=pos, batch=batch, batch_size=size, neighbors=near)
-        return self.readout(x, lambda x: global_mean_pool(x, graph, batch_size))
+        return self.readout(x, ragged.mean)
 
     def __repr__(self) -> str:
         return (

@@ -83,24 +83,22 @@ class KernelAttentionConv(NotScriptable, MessagePassing):
         Args:
             x (torch.Tensor): The node features.
             edge_index (torch.Tensor or SparseTensor or EdgeIndex, optional): The near pairs, in any order. Without
-                it they are found from :obj:`pos`: distance below :obj:`cutoff`, at most 1,000 pairs a node on
-                average.
+                it they are found from :obj:`pos`: nearer than :obj:`cutoff`, at most 1,000 a node on average.
             batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
             edge_attr (torch.Tensor, optional): The edge features, with :obj:`edge_dim`. Those of self-loops are of the
                 pair that every node is with itself.
-            pos (torch.Tensor, optional): The positions of nodes, of which offsets are differences.
+            pos (torch.Tensor, optional): The positions of nodes, of which offsets are differences, in their precision:
+                give map coordinates in float64, which features need not be.
             edge_offset (torch.Tensor, optional): Offsets :math:`\\mathbf{p}_j - \\mathbf{p}_i` of the edges, in place
-                of differences of :obj:`pos`, as across the border of a periodic box. With :obj:`values="offset"` they
-                must be such differences, as far nodes have no offset in a periodic box.
+                of differences of :obj:`pos`, as across the border of a periodic box; with
+                :obj:`values="offset"` they must be such differences, as far nodes have no offset there.
             ptr (torch.Tensor, optional): Where graphs begin, in place of :obj:`batch`.
-            batch_size (int, optional): The number of graphs; spares reading it from :obj:`batch`, and is needed for a
-                full graph in :meth:`torch.compile`.
+            batch_size (int, optional): The number of graphs, which :meth:`torch.compile` needs.
             max_num_nodes (int, optional): A bound of the nodes of a graph, which pairs need in :meth:`torch.compile`.
             neighbors (Pairs or PixelGrid, optional): Near pairs from :meth:`neighbors`, to share among layers; or a
                 grid whose pixels every graph has, which stands for edges, positions and :obj:`batch`.
-            return_vectors (bool, optional): If set to :obj:`True`, will additionally return the heads' mean
-                offsets of :obj:`values="offset"`, :math:`(|\\mathcal{V}|, H, d)`, which turn along with positions with
-                :obj:`offset="distance"`. (default: :obj:`False`)
+            return_vectors (bool, optional): If set to :obj:`True`, will additionally return the heads' mean offsets
+                of :obj:`values="offset"`, :math:`(|\\mathcal{V}|, H, d)`. (default: :obj:`False`)
         """
         if not isinstance(x, Tensor) or x.ndim != 2:
             what = tuple(x.shape) if isinstance(x, Tensor) else f"{type(x).__name__}: {ONE_SET}"

@@ -36,12 +36,7 @@ class RelativeGPSBlock(torch.nn.Module):
             :obj:`batch`, and all further keywords of the call. :obj:`None` leaves it out.
         heads (int, optional): Number of attention heads. (default: :obj:`1`)
         dropout (float, optional): Dropout probability of the parts' outputs. (default: :obj:`0.0`)
-        act (str or Callable, optional): The non-linear activation function to use. (default: :obj:`"relu"`)
-        act_kwargs (Dict[str, Any], optional): Arguments passed to the respective activation function defined by
-            :obj:`act`. (default: :obj:`None`)
-        norm (str or Callable, optional): The normalization function to use. (default: :obj:`"batch_norm"`)
-        norm_kwargs (Dict[str, Any], optional): Arguments passed to the respective normalization function defined by
-            :obj:`norm`. (default: :obj:`None`)
+        act, act_kwargs, norm, norm_kwargs (optional): As of :class:`~torch_geometric.nn.conv.GPSConv`.
         attn_kwargs (Dict[str, Any], optional): Arguments of :class:`RelativePerformerConv`, dropout of its weights
             among them. (default: :obj:`None`)
 
@@ -93,6 +88,7 @@ class RelativeGPSBlock(torch.nn.Module):
         norms = [normalization_resolver(norm, channels, **(norm_kwargs or {})) for _ in range(3)]
         self.norm1, self.norm2, self.norm3 = norms if conv is not None else (None, *norms[1:])
         self._conv_takes = _named(conv, ("edge_attr", "pos", "batch"))
+        self._features_in_attention = self.attention.attention.positions.edge_dim is not None
         self._norm_takes = _named(norms[0], ("batch", "batch_size"))
 
     def reset_parameters(self):
@@ -162,10 +158,6 @@ class RelativeGPSBlock(torch.nn.Module):
             if is_sparse(edge_index):  # without the values, which are not for the attention
                 edge_index, _ = plain_edges(edge_index, None, num_nodes)
         return self.attention.neighbors(edge_index, batch, edge_attr, pos, edge_offset=edge_offset, num_nodes=num_nodes)
-
-    @property
-    def _features_in_attention(self) -> bool:
-        return self.attention.attention.positions.edge_dim is not None
 
     def _normalised(
         self, norm: torch.nn.Module | None, x: Tensor, batch: Tensor | None, batch_size: int | None

@@ -86,14 +86,10 @@ def check_hidden_batch(edge_index: Tensor, pos: Tensor | None, nodes: int) -> No
     )
     within = joined | torch.cat([joined.new_zeros(1), joined[:-1]])
     placed = isinstance(pos, Tensor) and pos.shape[:1] == (nodes,) and not checks.is_batched(pos)
-    if pos is not None and placed and _meet(pos[within], (starts.cumsum(0) - 1)[within]):
-        raise ValueError(f"batch must be given for several graphs: nodes of different blocks have one pos; {message}")
+    if pos is not None and placed:
+        places, place = pos[within].detach().unique(dim=0, return_inverse=True)
+        if len((place * nodes + starts.cumsum(0)[within]).unique()) > len(places):
+            raise ValueError(
+                f"batch must be given for several graphs: nodes of different blocks have one pos; {message}"
+            )
     warnings.warn(message, stacklevel=2)
-
-
-def _meet(pos: Tensor, block: Tensor) -> bool:
-    """Whether two nodes of different blocks are at the same place."""
-    _, place = pos.detach().unique(dim=0, return_inverse=True)
-    order = torch.argsort(place * pos.shape[0] + block)
-    place, block = place[order], block[order]
-    return bool(((place.diff() == 0) & (block.diff() != 0)).any())

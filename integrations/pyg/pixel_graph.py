@@ -62,20 +62,16 @@ class PixelGraph(BaseTransform):
         grid = self.grid(*image.shape[1:])
         edge_index, offsets, pos = _graph(grid, torch.get_default_dtype())
         data.edge_index, data.edge_offset = _own(edge_index, image.device), _own(offsets, image.device)
-        data.x, data.pos = intensities(image).flatten(1).T.contiguous(), _own(pos, image.device)
+        if not (image.is_floating_point() or image.is_complex()):
+            image = image.to(torch.get_default_dtype()) / (255 if image.dtype == torch.uint8 else 1)
+        data.x = image.flatten(1).T.clone(memory_format=torch.contiguous_format)  # of memory of its own
+        data.pos = _own(pos, image.device)
         del data.image
         return data
 
     def __repr__(self) -> str:
         spacing = "" if self.spacing == 1 else f", spacing={self.spacing}"
         return f"{self.__class__.__name__}(max_distance={self.max_distance}, periodic={self.periodic}{spacing})"
-
-
-def intensities(image: torch.Tensor) -> torch.Tensor:
-    """A floating point image that shares no memory with the given one."""
-    if image.is_floating_point() or image.is_complex():
-        return image.clone()
-    return image.to(torch.get_default_dtype()) / (255 if image.dtype == torch.uint8 else 1)
 
 
 def _own(shared: torch.Tensor, device: torch.device) -> torch.Tensor:

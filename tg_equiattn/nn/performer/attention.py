@@ -120,11 +120,8 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
         if return_vectors and self.far_offsets is None:
             raise ValueError("return_vectors must be with values='offset', whose means vectors are")
         checks.same_kind(x, self.query.weight)
-        nodes = Nodes(
-            x, self.positions, needs_positions=self.far_offsets is not None, mask=mask, batch=batch,
-            batch_size=batch_size, pos=pos, grid=grid, neighbors=neighbors, most=self._most,
-            max_num_nodes=max_num_nodes, ranks=self.ranks,
-        )  # fmt: skip
+        given = mask, batch, batch_size, max_num_nodes, pos, grid, neighbors
+        nodes = Nodes(x, self.positions, self.far_offsets is not None, self._most, self.ranks, *given)
         if self.method == "auto" and not torch.compiler.is_compiling():
             self._watch({graphs.pairs for graphs in nodes.graphs})
         projection = None if self.features is None else self.features()

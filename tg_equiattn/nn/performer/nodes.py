@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,28 +13,9 @@ from ... import checks
 from ...grids import PixelGrid
 from ...offsets import GIVEN, whole_offsets
 from ...pairs import Pairs
-from ...ragged import Ragged, Rows, readable
+from ...ragged import Ragged, readable
 from ...ranks import Ranks
-from .positions import Position
-
-
-class Graphs(NamedTuple):
-    """Whole graphs that are attended to in one way: rows of their nodes, by all pairs or by random features, positions
-    (nodes, dim), near pairs, and their nodes among all, ``None`` for all."""
-
-    rows: Rows
-    pairs: bool
-    pos: Any
-    near: Any
-    index: Tensor | None = None
-
-    @property
-    def ragged(self) -> Ragged:
-        return self.rows.ragged
-
-    def take(self, x: Tensor) -> Tensor:
-        """Of all nodes (N, ...) those of these graphs."""
-        return x if self.index is None else x.index_select(0, self.index)
+from .positions import Graphs, Position
 
 
 class Nodes:
@@ -42,21 +23,10 @@ class Nodes:
     they are attended to; by pairs where they have at most ``most`` nodes."""
 
     def __init__(
-        self,
-        x: Tensor,
-        position: Position,
-        *,
-        needs_positions: bool,
-        mask: Tensor | None,
-        batch: Tensor | None,
-        batch_size: int | None,
-        max_num_nodes: int | None,
-        pos: Tensor | None,
-        grid: PixelGrid | None,
-        neighbors: Pairs | None,
-        most: float,
-        ranks: Ranks | None,
-    ) -> None:
+        self, x: Tensor, position: Position, needs_positions: bool, most: float, ranks: Ranks | None,
+        mask: Tensor | None, batch: Tensor | None, batch_size: int | None, max_num_nodes: int | None,
+        pos: Tensor | None, grid: PixelGrid | None, neighbors: Pairs | None,
+    ) -> None:  # fmt: skip
         self.shape, count = x.shape[:-1], math.prod(x.shape[:-1])
         if x.ndim == 2 and mask is not None:
             raise ValueError("mask must be None where the input is (N, channels): leave the masked nodes out")

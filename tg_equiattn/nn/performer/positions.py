@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,26 @@ from ...functional.performer.clipped import clipped_attention_of_nodes
 from ...functional.performer.pairs import pair_attention_of_nodes
 from ...offsets import offsets_between
 from ...pairs import Pairs, near_pairs
+from ...ragged import Ragged, Rows
 
-if TYPE_CHECKING:
-    from .nodes import Graphs
+
+class Graphs(NamedTuple):
+    """Whole graphs that are attended to in one way: rows of their nodes, by all pairs or by random features, positions
+    (nodes, dim), near pairs, and their nodes among all, ``None`` for all."""
+
+    rows: Rows
+    pairs: bool
+    pos: Any
+    near: Any
+    index: Tensor | None = None
+
+    @property
+    def ragged(self) -> Ragged:
+        return self.rows.ragged
+
+    def take(self, x: Tensor) -> Tensor:
+        """Of all nodes (N, ...) those of these graphs."""
+        return x if self.index is None else x.index_select(0, self.index)
 
 
 class Position(nn.Module):
@@ -73,12 +90,10 @@ class SinusoidPosition(Position):
         self.sinusoid = SinusoidEncoding(pos_dim, heads)
         self.extra_channels = self.sinusoid.channels
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, graphs: Graphs, dropout: float = 0.0
-    ) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Any, graphs: Graphs, *rest: Any) -> Tensor:
         position_query, position_key = self.sinusoid(graphs.pos)
         query, key = torch.cat([query, position_query], -1), torch.cat([key, position_key], -1)
-        return super().forward(query, key, value, projection, graphs, dropout)
+        return super().forward(query, key, value, projection, graphs, *rest)
 
 
 class ClippedPosition(Position):
@@ -98,10 +113,7 @@ class ClippedPosition(Position):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.distance_table)
 
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, graphs: Graphs, dropout: float = 0.0
-    ) -> Tensor:
-        projection = cast(Tensor, projection)  # features are needed
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, projection: Any, graphs: Graphs, *rest: Any) -> Tensor:
         sizes = self.key_heads, self.position_heads
         (query, position_query), (value, position_value) = query.split(sizes, 1), value.split(sizes, 1)
         by_distance = clipped_attention_of_nodes(
@@ -109,4 +121,4 @@ class ClippedPosition(Position):
         )
         if not self.key_heads:
             return by_distance
-        return torch.cat([super().forward(query, key, value, projection, graphs), by_distance], 1)
+        return torch.cat([super().forward(query, key, value, projection, graphs, *rest), by_distance], 1)

@@ -96,6 +96,3 @@ class RandomFeatures(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         self._clock = state.to("cpu", torch.int64).clone()
-
-    def extra_repr(self) -> str:
-        return f"{self.projection.shape[0]}, {self.projection.shape[1]}, redraw_interval={self.redraw_interval}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,7 @@ from ...functional.performer.window import window_attention_of_nodes
 from ...pairs import Pairs
 from ...precision import full_precision
 from ..children import reset_children
-from .positions import Position
-
-if TYPE_CHECKING:
-    from .nodes import Graphs
+from .positions import Graphs, Position
 
 OFFSETS: dict[str, Callable[[int, int, Any], OffsetTable | OffsetMLP | OffsetDistance]] = {
     "table": OffsetTable,
