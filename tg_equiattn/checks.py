@@ -37,13 +37,6 @@ def probability(**arguments: float) -> None:
     _each(arguments, lambda x: isinstance(x, (int, float)) and 0 <= x < 1, "in [0, 1)")
 
 
-def renamed(given: Mapping[str, object], names: Mapping[str, str], where: str) -> None:
-    """Raise ValueError for arguments that have another name now, or are not there."""
-    for name in given:
-        now = f"it is now {names[name]}" if name in names else "there is none of that name"
-        raise ValueError(f"{name} is no argument of {where}: {now}")
-
-
 def scale(value: float | None) -> None:
     """Raise ValueError unless a scale of scores is None or a finite number."""
     if value is not None and (not isinstance(value, (int, float)) or not math.isfinite(value)):

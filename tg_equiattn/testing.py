@@ -127,29 +127,25 @@ def _difference(moved: Tensor, target: Tensor, expected: Tensor) -> Tensor:
 _WAVES = 6  # plane waves a channel
 
 
-class _SmoothImages:
-    """Random smooth functions on a grid of this shape, zero near its rim, so that turning them loses nothing."""
+def _smooth_images(group: Group, shape: Sequence[int], wavelength: float, like: Tensor) -> Callable[[int], Tensor]:
+    """Random smooth functions f, zero near a grid's rim, so that turning them loses nothing: a function of an element g
+    that gives L_g f at the pixels, f at the pixels' places before, exactly."""
+    spatial, functions = tuple(shape[-group.dim :]), (*shape[: -group.dim], _WAVES)
+    wavevectors = torch.randn(*functions, group.dim, dtype=torch.float64, device="cpu")
+    wavevectors = wavevectors * (2 * math.pi / wavelength / math.sqrt(group.dim))
+    phases = 2 * math.pi * torch.rand(functions, dtype=torch.float64, device="cpu")
+    place = PixelGrid(spatial).pos(dtype=torch.float64)
+    place = place - place.mean(0)
 
-    def __init__(self, group: Group, shape: Sequence[int], wavelength: float, like: Tensor) -> None:
-        self.group, self.shape, self.like = group, tuple(shape), like
-        self.spatial = self.shape[-group.dim :]
-        functions = (*self.shape[: -group.dim], _WAVES)
-        wavevectors = torch.randn(*functions, group.dim, dtype=torch.float64, device="cpu")
-        self.wavevectors = wavevectors * (2 * math.pi / wavelength / math.sqrt(group.dim))
-        self.phases = 2 * math.pi * torch.rand(functions, dtype=torch.float64, device="cpu")
-        place = PixelGrid(self.spatial).pos(dtype=torch.float64)
-        self.place = place - place.mean(0)
-
-    def moved(self, element: int) -> Tensor:
-        """The functions turned by an element, L_g f, at the pixels: f at the pixels' places before, exactly."""
-        place = self.place @ self.group.matrices[element]  # g^-1 x
-        angle = torch.einsum("...wd,pd->...wp", self.wavevectors, place) + self.phases[..., None]
-        within = (0.5 - place.norm(dim=-1) / min(self.spatial)) / 0.2  # 1 from 30 % of a side on inwards
+    def moved(element: int) -> Tensor:
+        before = place @ group.matrices[element]  # g^-1 x
+        angle = torch.einsum("...wd,pd->...wp", wavevectors, before) + phases[..., None]
+        within = (0.5 - before.norm(dim=-1) / min(spatial)) / 0.2  # 1 from 30 % of a side on inwards
         rim = (math.pi / 2 * within.clamp(0, 1)).sin().square()
-        x = (math.sqrt(2 / _WAVES) * angle.cos().sum(-2) * rim).unflatten(-1, self.spatial).to(self.like)
-        if x.ndim == 3 + self.group.dim:
-            x = x[:, :, self.group.moved(element).to(x.device)]
-        return x
+        x = (math.sqrt(2 / _WAVES) * angle.cos().sum(-2) * rim).unflatten(-1, spatial).to(like)
+        return x[:, :, group.moved(element).to(x.device)] if x.ndim == 3 + group.dim else x
+
+    return moved
 
 
 @torch.no_grad()
@@ -196,14 +192,12 @@ def off_lattice_errors(
         ([1, 3, 5, 7], True)
     """
     _check_axes("shape", shape, group)
-    images = _SmoothImages(group, shape, wavelength, torch.empty(0, dtype=dtype, device=device))
-    expected = _middle(module(images.moved(group.identity)), group)
+    moved = _smooth_images(group, shape, wavelength, torch.empty(0, dtype=dtype, device=device))
+    expected = _middle(module(moved(group.identity)), group)
     size, errors = expected.square().mean().sqrt(), {}
     for element in (~group.isometries.lattice).nonzero().flatten().tolist() if elements is None else elements:
-        target = expected
-        if target.ndim == 3:
-            target = target[:, :, group.moved(element).to(target.device)]
-        error = _middle(module(images.moved(element)), group) - target
+        target = expected[:, :, group.moved(element).to(expected.device)] if expected.ndim == 3 else expected
+        error = _middle(module(moved(element)), group) - target
         errors[element] = float(error.square().mean().sqrt() / size)
     return errors
 

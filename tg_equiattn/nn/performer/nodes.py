@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ... import checks
 from ...grids import PixelGrid
-from ...offsets import GIVEN, whole_offsets
-from ...pairs import Pairs
+from ...pairs import GIVEN, Pairs, whole_offsets
 from ...ragged import Ragged, readable
 from ...ranks import Ranks
 from .positions import Graphs, Position

@@ -12,8 +12,7 @@ from ...encodings.positions import SinusoidEncoding
 from ...functional.performer.attention import linear_attention_of_nodes
 from ...functional.performer.clipped import clipped_attention_of_nodes
 from ...functional.performer.pairs import pair_attention_of_nodes
-from ...offsets import offsets_between
-from ...pairs import Pairs, near_pairs
+from ...pairs import Pairs, near_pairs, offsets_between
 from ...ragged import Ragged, Rows
 
 
