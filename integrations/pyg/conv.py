@@ -11,7 +11,7 @@ from torch_geometric.utils import is_sparse
 from tg_equiattn import checks
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention
-from tg_equiattn.nn.not_scriptable import NotScriptable
+from tg_equiattn.nn.modules import NotScriptable
 from tg_equiattn.nn.performer.attention import KernelAttention
 from tg_equiattn.pairs import Pairs
 

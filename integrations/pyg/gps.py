@@ -10,7 +10,7 @@ from torch_geometric.typing import Adj
 from torch_geometric.utils import is_sparse
 
 from tg_equiattn import checks
-from tg_equiattn.nn.children import reset_children
+from tg_equiattn.nn.modules import reset_children
 from tg_equiattn.pairs import Pairs
 
 from .conv import RelativePerformerConv

@@ -9,7 +9,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.kept import ordinary_tensors
+from tg_equiattn.modes import ordinary_tensors
 
 
 @functional_transform("pixel_graph")

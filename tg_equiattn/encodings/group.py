@@ -163,7 +163,7 @@ class FullEncoding(_Encoding):
 ENCODINGS: dict[str, type[_Encoding]] = {"axial": AxialEncoding, "joint": JointEncoding, "full": FullEncoding}
 
 
-def make_encoding(name: str, dim: int, channels: int, elements: int | None, *_: float) -> _Encoding:
+def make_encoding(name: str, dim: int, channels: int, elements: int | None) -> _Encoding:
     """The encoding called ``name``; ValueError for an unknown one."""
     checks.choice("encoding", name, ENCODINGS)
     return ENCODINGS[name](dim, channels, elements)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...precision import full_precision
+from ...modes import full_precision
 from .attention import checked_group_attention
 from .masks import zero_where_hidden
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...transforms import transformed
+from ...modes import transformed
 
 
 def _written_whole() -> bool:

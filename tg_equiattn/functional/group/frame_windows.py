@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...precision import full_precision
+from ...modes import full_precision
 from ..backend import refuse_forward_mode
 from ..second_derivatives import register_derivatives
 from . import hashed_dropout

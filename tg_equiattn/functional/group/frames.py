@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ...grids import Neighbourhood
-from ...precision import full_precision
-from ...transforms import transformed
+from ...modes import full_precision, transformed
 from ..backend import check_backend, use_plain
 from .frame_windows import chunks, frame_attention_op, plain_frame_attention
 from .hashed_dropout import draw_seed

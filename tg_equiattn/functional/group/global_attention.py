@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...grids import Neighbourhood
-from ...precision import full_precision
+from ...modes import full_precision
 from ..backend import use_plain
 from ..performer.attention import attention_in_rows, feature_norm
 from .attention import checked_group_attention

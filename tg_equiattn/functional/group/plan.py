@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ...precision import full_precision
-from ...transforms import transformed
+from ...modes import full_precision, transformed
 from . import direct, hashed_dropout
 from .tiles import from_lanes, tiling, to_lanes
 

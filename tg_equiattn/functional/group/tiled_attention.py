@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...precision import full_precision
+from ...modes import full_precision
 from ..backend import refuse_forward_mode
 from ..second_derivatives import register_derivatives, second_derivatives
 from . import direct, factorised, pointwise

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ...transforms import transformed
+from ...modes import transformed
 from .window import places_of_pairs, window
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...precision import full_precision
+from ...modes import full_precision
 from ...ragged import Ragged, Rows
 from .feature_attention import feature_readout, feature_summary
 

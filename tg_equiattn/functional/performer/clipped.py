@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...modes import full_precision
 from ...pairs import Pairs
-from ...precision import full_precision
 from ...ragged import Ragged
 from .edge_products import edge_sum
 from .feature_attention import feature_readout

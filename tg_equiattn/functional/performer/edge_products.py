@@ -12,9 +12,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from ...modes import full_precision, transformed
 from ...pairs import CSR
-from ...precision import full_precision
-from ...transforms import transformed
 from ..backend import refuse_forward_mode
 
 with warnings.catch_warnings():  # torch says once in a process that CSR tensors are in beta

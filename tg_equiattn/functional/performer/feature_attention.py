@@ -17,8 +17,7 @@ import functools
 import torch
 from torch import Tensor
 
-from ...precision import full_precision
-from ...transforms import transformed
+from ...modes import full_precision, transformed
 from ..backend import refuse_forward_mode
 from .feature_formulas import (
     Tensors,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ...precision import full_precision
+from ...modes import full_precision
 
 _BUDGET = {"cpu": 1 << 18, "other": 1 << 26}  # scores of one chunk: a core's cache, or enough work for a GPU
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...modes import full_precision
 from ...pairs import Pairs
-from ...precision import full_precision
 from ...ragged import Rows
 from .near import Near
 

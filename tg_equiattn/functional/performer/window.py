@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...modes import full_precision
 from ...pairs import Pairs
-from ...precision import full_precision
 from ...ragged import Ragged, Rows
 from .attention import check_operands, feature_norm, linear_attention_of_nodes
 from .edge_products import edge_dot, edge_sum

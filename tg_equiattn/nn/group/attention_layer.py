@@ -22,7 +22,7 @@ from ...functional.group.frames import checked_frame_attention, checked_separabl
 from ...functional.group.masks import attention_weights, zero_where_hidden
 from ...grids import Neighbourhood
 from ...groups import DilationGroup, FiniteGroup, check_group
-from ..not_scriptable import NotScriptable
+from ..modules import NotScriptable
 from .linear import GroupLinear, Pointwise
 from .masked import Masked
 from .options import AttentionOptions, default_content, default_scale_window, default_sharpness

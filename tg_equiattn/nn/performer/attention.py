@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...grids import PixelGrid
+from ...modes import full_precision
 from ...pairs import Pairs
-from ...precision import full_precision
 from ...ranks import Shared
-from ..children import reset_children
-from ..not_scriptable import NotScriptable
+from ..modules import NotScriptable, reset_children
 from .nodes import Nodes
 from .positions import ClippedPosition, Position, SinusoidPosition
 from .random_features import RandomFeatures

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...encodings.positions import AbsoluteEncoding
-from ...layer_norm import LayerNorm
-from ..children import reset_children
+from ...modes import LayerNorm
+from ..modules import reset_children
 from .attention import POSITIONS, KernelAttention, PerformerAttention, PositionalPerformerAttention
 
 REDRAW = 100  # training steps: drawing at every one keeps the paper's models from learning

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.performer.random_features import orthogonal_projection
-from ...kept import ordinary_tensors
+from ...modes import ordinary_tensors
 
 
 def _draw(seed: int, number: int, like: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from ... import checks
 from ...encodings.positions import OffsetDistance, OffsetMLP, OffsetTable, OffsetValues
 from ...functional.performer.near import Near
 from ...functional.performer.window import window_attention_of_nodes
+from ...modes import full_precision
 from ...pairs import Pairs
-from ...precision import full_precision
-from ..children import reset_children
+from ..modules import reset_children
 from .positions import Graphs, Position
 
 OFFSETS: dict[str, Callable[[int, int, Any], OffsetTable | OffsetMLP | OffsetDistance]] = {
