@@ -12,7 +12,7 @@ from tg_equiattn.functional import orthogonal_projection
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention, RelativePerformer
 from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
-from tg_equiattn.nn.performer.pixel_model import MeanReadout, PerformerBlock, PixelEmbedding
+from tg_equiattn.nn.performer.pixel_model import MeanReadout, PixelEmbedding
 from tg_equiattn.testing import TOLERANCE
 
 CHANNELS, OUT, HEADS, M, REACH = 12, 15, 3, 19, 3
@@ -150,9 +150,8 @@ def test_padding_changes_nothing(on_device, name, make, grid):
     torch.testing.assert_close(out[1:, :20], expected, rtol=0, atol=1e-12)
     assert out[1, 20:].abs().max() == 0
     torch.testing.assert_close(out[:1], layer(x[:1], pos=pos[:1]), rtol=0, atol=1e-12)
-    block = PerformerBlock(layer_of(name, 12, 12, 3), 12).double()
-    (out.square().sum() + block(holes, mask=mask, **place)[mask].sum()).backward()
-    for parameter in (*layer.parameters(), *block.parameters()):
+    out.square().sum().backward()
+    for parameter in layer.parameters():
         assert parameter.grad.isfinite().all()
     assert holes.grad[1, 20:].nan_to_num(0).abs().max() == 0
 

@@ -83,9 +83,6 @@ class PerformerBlock(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        mask = kwargs.get("mask")
-        if mask is not None:
-            x = torch.where(mask[..., None], x, 0.0)
         x = x + self.dropout(self.attention(self.attention_norm(x), *args, **kwargs))
         return x + self.feedforward(self.feedforward_norm(x))
 
