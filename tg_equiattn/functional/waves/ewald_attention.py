@@ -10,7 +10,7 @@ from torch import Tensor
 from ... import checks
 from ...modes import full_precision, transformed
 from ...ragged import Ragged, Rows, readable
-from .kernels import EwaldKernels, Nodes, Part, Product, every_product, parts_of, split_at
+from .kernels import EwaldKernels, EwaldNodes, Part, Product, every_product, parts_of, split_at
 from .lattices import TAPER, Cells, cells_of, count_of_waves
 from .mesh import mesh_available
 from .sums import lattice_sums, pair_sums
@@ -92,12 +92,12 @@ def ewald_attention(
     cells = cells_of(cell, pbc, ragged.count, query)
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
-        nodes = Nodes(pos, *(x.to(dtype) for x in (query, key, value)))
+        nodes = EwaldNodes(pos, *(x.to(dtype) for x in (query, key, value)))
         return attention_of_nodes(nodes, kernels, ragged, cells, every_product(kernels.lmax), method)
 
 
 def attention_of_nodes(
-    nodes: Nodes, kernels: EwaldKernels, ragged: Ragged, cells: Cells | None, product: Product, method: str
+    nodes: EwaldNodes, kernels: EwaldKernels, ragged: Ragged, cells: Cells | None, product: Product, method: str
 ) -> Tensor:
     """:func:`ewald_attention`, unchecked but for what hangs on values, with any product of values with harmonics of a
     degree, linear in both."""
@@ -128,13 +128,13 @@ def attention_of_nodes(
 
     def kernel(pos: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
         best, splits, *_ = single or rows.key
-        return _of_rows(best, rows, Nodes(pos, query, key, value), kernels, cells, product, splits)
+        return _of_rows(best, rows, EwaldNodes(pos, query, key, value), kernels, cells, product, splits)
 
     return ragged.mix(kernel, *nodes, groups=None if single else chosen)
 
 
 def _of_rows(
-    method: str, rows: Rows, nodes: Nodes, kernels: EwaldKernels, cells: Cells | None, product: Product,
+    method: str, rows: Rows, nodes: EwaldNodes, kernels: EwaldKernels, cells: Cells | None, product: Product,
     splits: tuple[float, ...] = (),
 ) -> Tensor:  # fmt: skip
     """(b, longest, H, E) of some graphs."""
@@ -146,7 +146,7 @@ def _of_rows(
 
 
 def _without_reading(
-    nodes: Nodes, kernels: EwaldKernels, ragged: Ragged, cells: Cells | None, product: Product, method: str
+    nodes: EwaldNodes, kernels: EwaldKernels, ragged: Ragged, cells: Cells | None, product: Product, method: str
 ) -> Tensor:
     """All graphs in one group, by both methods where some may repeat and others not."""
     if method == "mesh" or ragged.ranks is not None:
@@ -155,7 +155,7 @@ def _without_reading(
     if method == "pairs" and cells is not None:
         raise ValueError("method must be 'auto' or 'waves' with cell, got 'pairs'")
     rows = ragged.rows(whole=True)
-    packed = Nodes(*map(rows.pack, nodes))
+    packed = EwaldNodes(*map(rows.pack, nodes))
 
     def run(method: str, cells: Cells | None) -> Tensor:
         return rows.unpack(_of_rows(method, rows, packed, kernels, cells, product))

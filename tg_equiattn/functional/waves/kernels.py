@@ -84,7 +84,7 @@ class EwaldKernels:
         return math.ceil(first * ratio), math.ceil(second * ratio), math.ceil(third * ratio)
 
 
-class Nodes(NamedTuple):
+class EwaldNodes(NamedTuple):
     """Positions (..., 3) in double precision, queries and keys (..., H, C, A) and values (..., H, V): of flat nodes
     (T, ...), or of packed graphs (B, N, ...) with zeros for padding."""
 

@@ -14,7 +14,7 @@ from ... import checks
 from ...encodings.harmonics import solid_harmonics
 from ...modes import transformed
 from ...ranks import Ranks
-from .kernels import EwaldKernels, Nodes, Product, parts_of, radial_factors
+from .kernels import EwaldKernels, EwaldNodes, Product, parts_of, radial_factors
 from .lattices import Cells, Lattice, lattice_of
 from .mesh import mesh_point_sums, mesh_wave_sums
 
@@ -29,7 +29,7 @@ def again(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     return torch.utils.checkpoint.checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
-def pair_sums(nodes: Nodes, kernels: EwaldKernels, product: Product) -> Tensor:
+def pair_sums(nodes: EwaldNodes, kernels: EwaldKernels, product: Product) -> Tensor:
     """(B, N, H, E), exactly: by blocks of graphs, or of nodes that attend, which backward computes again."""
     pos, query, key, value = nodes.pos.to(nodes.value.dtype), *nodes[1:]
     block = functools.partial(_pair_block, kernels, product)
@@ -71,7 +71,7 @@ def _pair_block(
 
 
 def lattice_sums(
-    nodes: Nodes, mask: Tensor | None, kernels: EwaldKernels, cells: Cells, product: Product,
+    nodes: EwaldNodes, mask: Tensor | None, kernels: EwaldKernels, cells: Cells, product: Product,
     splits: Sequence[float] = (), mesh: bool = False, ranks: Ranks | None = None,
 ) -> Tensor:  # fmt: skip
     r"""Sums over the nodes of each graph and all their images, (B, N, H, E).

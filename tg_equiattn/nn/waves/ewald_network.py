@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.waves.ewald_attention import METHODS, attention_of_nodes
-from ...functional.waves.kernels import EwaldKernels, Nodes
+from ...functional.waves.kernels import EwaldKernels, EwaldNodes
 from ...functional.waves.lattices import cells_of
 from ...modes import full_precision
 from ...ragged import Ragged
@@ -138,7 +138,7 @@ class EwaldNetwork(ExactTables):
             if not any(irrep[:2] == (0, 1) for irrep in self.inside):
                 scores.append(self.query_key_bias.expand(pos.shape[0], 1, -1, -1, -1))
             query, key = torch.cat(scores, 1).movedim(1, 4).unbind(1)  # T, H, C, A
-            nodes = Nodes(pos, query, key, torch.cat(values, 2) / self.options.avg_num_nodes)
+            nodes = EwaldNodes(pos, query, key, torch.cat(values, 2) / self.options.avg_num_nodes)
             out = attention_of_nodes(nodes, self.kernels(), ragged, cells, self.product, self.options.method)
             found: dict[tuple[int, int], list[Tensor]] = {}
             parts = out.split([irrep.rows for irrep in self.product.outside], 2)
