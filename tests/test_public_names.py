@@ -37,9 +37,8 @@ FAMILIES = ("group", "performer", "hyena", "waves", "vector")
 BUILDS_ON = {"hyena": {"vector"}}  # of other families, in nn and functional alike
 DIALECT = re.compile(r"(^|_)(kept|fitting|shell|ways|reach)(_|$)")
 
-NOT_YET_NAMES = {"functional", "nn", "integrations.escnn", "integrations.e3nn"}
-NOT_YET_EMPTY = {"functional/hyena", "functional/group", "functional/waves"}
-NOT_YET_EMPTY |= {"nn/hyena", "nn/group", "nn/waves"}
+NOT_YET_NAMES = {"functional", "nn", "integrations.e3nn"}
+NOT_YET_EMPTY = {"functional/hyena", "nn/hyena"}
 
 
 def file_of(place):
