@@ -3,35 +3,26 @@
 from .group.attention import group_attention, lifting_attention
 from .group.frames import frame_attention
 from .group.global_attention import global_group_attention
-from .hyena import (
-    bilinear_long_conv,
-    geometric_product,
-    lag_long_conv,
-    scalar_long_conv,
-    short_conv,
-    vector_attention,
-    vector_long_conv,
-)
+from .hyena.long_conv import scalar_long_conv, vector_long_conv
 from .performer.attention import linear_attention
 from .performer.random_features import orthogonal_projection, softmax_features
 from .performer.window import window_attention
+from .vector.attention import vector_attention
+from .vector.clifford import geometric_product
 from .waves.ewald_attention import ewald_attention
 from .waves.kernels import EwaldKernels
 
 __all__ = [
     "EwaldKernels",
-    "bilinear_long_conv",
     "ewald_attention",
     "frame_attention",
     "geometric_product",
     "global_group_attention",
     "group_attention",
-    "lag_long_conv",
     "lifting_attention",
     "linear_attention",
     "orthogonal_projection",
     "scalar_long_conv",
-    "short_conv",
     "softmax_features",
     "vector_attention",
     "vector_long_conv",

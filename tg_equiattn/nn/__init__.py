@@ -7,9 +7,11 @@ from .group.global_attention import GlobalGroupAttention
 from .group.linear import GroupLinear
 from .group.norm import RegularGlobalNorm, RegularLayerNorm
 from .group.pooling import GlobalPooling
-from .hyena import CliffordMLP, SE3Hyena, SE3HyenaOperator, VectorSelfAttention, VectorTransformer
+from .hyena.se3_hyena import SE3Hyena, SE3HyenaOperator
 from .performer.attention import PerformerAttention
 from .performer.relative_performer import RelativePerformer
+from .vector.clifford import CliffordMLP
+from .vector.self_attention import VectorSelfAttention, VectorTransformer
 from .waves.ewald_attention import EwaldAttention
 
 __all__ = [

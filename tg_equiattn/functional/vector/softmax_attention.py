@@ -6,29 +6,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...sequences import token_blocks
+from ...ragged import node_blocks
 from ..backend import use_plain
 
 _BLOCK_PAIRS = {"cpu": 1 << 20, "other": 1 << 26}
 
 
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, backend: str = "auto") -> Tensor:
-    """Softmax attention of (1, C, B, N), the tokens last as :class:`~tg_equiattn.sequences.Sequences` gives them; all
-    channels are one head. lengths (B,) are the sequences' own, None where all are N. It is torch's own attention: any
-    ``backend`` but ``"plain"`` means that."""
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+    """Softmax attention of (B, N, C) of own lengths (B,), None where all are N; all channels are one head."""
     mask = None
     if lengths is not None:
-        inside = torch.arange(q.shape[-1], device=q.device) < lengths.clamp(min=1)[:, None]  # one key at least: no NaN
-        q, k, v = (torch.where(inside, x, 0.0) for x in (q, k, v))
+        inside = torch.arange(q.shape[1], device=q.device) < lengths.clamp(min=1)[:, None]  # one key at least: no NaN
+        q, k, v = (torch.where(inside[..., None], x, 0.0) for x in (q, k, v))
         mask = inside[:, None, None]
-    q, k, v = (x.permute(2, 0, 3, 1).contiguous() for x in (q, k, v))  # as kernels in O(N) memory want them
-    if use_plain(backend):
+    q, k, v = (x[:, None].contiguous() for x in (q, k, v))  # as kernels in O(N) memory want them
+    if use_plain():
         out = _plain_attention(q, k, v, mask)
     elif torch.compiler.is_compiling() or not torch.is_grad_enabled():
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     else:
         out = _TorchAttention.apply(q, k, v, mask)
-    return out.permute(1, 3, 0, 2)
+    return out[:, 0]
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -36,13 +34,13 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Te
     scale = max(1, q.shape[-1]) ** -0.5
 
     def of_queries(q: Tensor) -> Tensor:
-        score = scale * (q.mT @ k.mT)
+        score = scale * (q.movedim(0, 2) @ k.mT)
         score = score if mask is None else score.masked_fill(~mask, torch.finfo(q.dtype).min)
-        return (score.softmax(-1) @ v).mT
+        return (score.softmax(-1) @ v).movedim(2, 0)
 
     pairs = _BLOCK_PAIRS.get(q.device.type, _BLOCK_PAIRS["other"])
     step = max(1, pairs // max(1, q.shape[0] * q.shape[2]))
-    return token_blocks(of_queries, step, (q.mT,)).mT
+    return node_blocks(of_queries, step, (q.movedim(2, 0),)).movedim(0, 2)
 
 
 class _TorchAttention(torch.autograd.Function):

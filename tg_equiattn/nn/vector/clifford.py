@@ -1,20 +1,19 @@
-"""Clifford group equivariant layers over Cl(3,0), on tokens kept as (rows, T) by grade (:class:`Grades`).
+"""Clifford group equivariant layers over Cl(3,0), on tokens as parts by grade (:mod:`.grades`).
 
 Norms are sqrt(x^2 + eps), whose derivative is finite at zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
-from ...functional.hyena.clifford import COMPONENTS, GRADE_SIZES, PATHS, channelwise_product
-from ...sequences import token_blocks
+from ... import checks
+from ...functional.vector.clifford import COMPONENTS, GRADE_SIZES, PATHS, channelwise_product
+from ...precision import full_precision
+from ...ragged import node_blocks
 from ..children import reset_children
-from .grades import Grades
-from .options import OperatorOptions
+from .grades import Grades, Parts
 
 _EPS = 1e-12
 _BLOCK_NUMBERS = {"cpu": 1 << 16, "other": 1 << 22}  # channels times tokens of one block
@@ -38,17 +37,15 @@ class CliffordLinear(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, parts: Parts) -> Parts:
         weights = iter(self.weights)
-        out = []
-        for part, o in zip(self.in_grades.split(x), self.out_grades, strict=True):
-            if o and part.shape[1]:
-                out.append((next(weights) @ part).flatten(0, 1))
-            elif o:
-                out.append(x.new_zeros(o * len(part), x.shape[-1]))
+        out = [
+            next(weights) @ part if o and part.shape[1] else part.new_zeros(len(part), o, part.shape[2])
+            for part, o in zip(parts, self.out_grades, strict=True)
+        ]
         if self.bias is not None:
             out[0] = out[0] + self.bias[:, None]
-        return torch.cat(out) if out else x.new_zeros(0, x.shape[-1])
+        return out
 
     def extra_repr(self) -> str:
         return f"{tuple(self.in_grades)}, {tuple(self.out_grades)}"
@@ -66,7 +63,7 @@ def _square_norms(x: Tensor) -> Tensor:
 
 
 class CliffordBlock(nn.Module):
-    r"""Activation, linear map, geometric product, layer normalisation of multivectors (8 C, T), C channels.
+    r"""Activation, linear map, geometric product, layer normalisation of multivectors (8, C, T), C channels.
 
     With x the activated input (each grade times sigmoid(a inv + b), inv the scalar or the grade's squared norm),
     y = linear(x) and n = y with each grade divided by sigmoid(a)(\|y\| - 1) + 1,
@@ -78,14 +75,14 @@ class CliffordBlock(nn.Module):
     One linear map serves both sums, with which the published model of 16 scalars and 128 vectors has about the
     published 800 thousand parameters.
 
-    ``backend`` is of the product. Without ``bias`` zero stays zero.
+    Without ``bias`` zero stays zero.
 
     Source: Ruhe et al. (2023), Clifford Group Equivariant Neural Networks.
     """
 
-    def __init__(self, channels: int, backend: str = "auto", bias: bool = True) -> None:
+    def __init__(self, channels: int, bias: bool = True) -> None:
         super().__init__()
-        self.channels, self.backend = channels, backend
+        self.channels = channels
         self.gate = nn.Parameter(torch.empty(4, channels))
         self.gate_bias = nn.Parameter(torch.empty(4, channels))
         self.weight = nn.Parameter(torch.empty(4, channels, channels))
@@ -106,7 +103,6 @@ class CliffordBlock(nn.Module):
         nn.init.ones_(self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.unflatten(0, (COMPONENTS, self.channels))
         squares = _square_norms(x)
         invariants = torch.cat([x[:1], squares[1:]])
         x = x * _by_component(torch.sigmoid(torch.addcmul(self.gate_bias[..., None], self.gate[..., None], invariants)))
@@ -115,40 +111,35 @@ class CliffordBlock(nn.Module):
             y = torch.cat([y[:1] + self.bias[:, None], y[1:]])
         norms = (_square_norms(y) + _EPS).sqrt()
         normal = y / _by_component(torch.sigmoid(self.grade_norm)[..., None] * (norms - 1) + 1)
-        z = (y + channelwise_product(x, normal, self.paths, self.backend)) * 0.5**0.5
+        z = (y + channelwise_product(x, normal, self.paths)) * 0.5**0.5
         size = (z.square().sum(0) + _EPS).sqrt().mean(0)
-        return (z * (self.scale[:, None] / (size + 1e-6))).flatten(0, 1)
+        return z * (self.scale[:, None] / (size + 1e-6))
 
     def extra_repr(self) -> str:
-        return f"{self.channels}" if self.backend == "auto" else f"{self.channels}, backend={self.backend!r}"
+        return f"{self.channels}"
 
 
-class GradedMLP(nn.Module):
-    """Linear map into ``hidden`` full multivectors, blocks, linear map out; on tokens (rows, T).
+class MultivectorMLP(nn.Module):
+    """Linear map into ``hidden`` full multivectors, blocks, linear map out; on parts.
 
     Args:
         in_grades, out_grades: channels by grade.
         hidden: channels of full multivectors between.
-        options: ``num_blocks``, how many blocks, and ``backend``, theirs.
+        num_blocks: how many blocks.
         bias: whether there are biases; without them zeros are mapped to zeros.
     """
 
     def __init__(
-        self, in_grades: Grades, out_grades: Grades, hidden: int, options: OperatorOptions, bias: bool = True
+        self, in_grades: Grades, out_grades: Grades, hidden: int, num_blocks: int = 1, bias: bool = True
     ) -> None:
         super().__init__()
         self.in_grades, self.out_grades, self.hidden = in_grades, out_grades, hidden
         self.embed = CliffordLinear(in_grades, Grades(*[hidden] * 4), bias)
-        self.blocks = nn.Sequential(*(CliffordBlock(hidden, options.backend, bias) for _ in range(options.num_blocks)))
+        self.blocks = nn.Sequential(*(CliffordBlock(hidden, bias) for _ in range(num_blocks)))
         self.out = CliffordLinear(Grades(*[hidden] * 4), out_grades, bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Without blocks of tokens, for use within one."""
-        return self.out(self.blocks(self.embed(x)))
-
-    def by_blocks(self, *tensors: Tensor, function: Callable[..., Tensor] | None = None) -> Tensor:
-        """Block after block of tokens: this MLP on rows, or a function of tensors (..., T) around it."""
-        return token_blocks(function or self, self.tokens_per_block(tensors[0].device), tensors)
+    def forward(self, parts: Parts) -> Parts:
+        return self.out(list(self.blocks(torch.cat(self.embed(parts))).split(GRADE_SIZES)))
 
     def tokens_per_block(self, device: torch.device) -> int:
         """So many that what is between stays in the cache, or on a GPU fills it; backward computes blocks again."""
@@ -161,3 +152,66 @@ class GradedMLP(nn.Module):
 
     def reset_parameters(self) -> None:
         reset_children(self)
+
+
+class CliffordMLP(nn.Module):
+    r"""An O(3)-equivariant multilayer perceptron on multivectors of Cl(3,0).
+
+    A linear map (one channel matrix a grade), ``num_blocks`` blocks of activation, linear map, geometric product and
+    layer normalisation (:class:`CliffordBlock`), and a linear map. Tokens are worked through in blocks, which backward
+    computes again, so memory is that of inputs and outputs.
+
+    Args:
+        in_channels, out_channels: multivector channels.
+        hidden_channels: multivector channels between; ``None`` means the larger of both.
+        num_blocks: how many blocks. With two, as by default, scalars and vectors reach every grade.
+
+    Shapes:
+        ``(..., in_channels, 8)`` -> ``(..., out_channels, 8)``, components (1; e1, e2, e3; e23, e31, e12; e123).
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Source: se3-hyena section 3.2; Ruhe et al., Clifford Group Equivariant Neural Networks (2023).
+
+    Example:
+        >>> import torch
+        >>> mlp = CliffordMLP(3, 5, hidden_channels=7)
+        >>> mlp(torch.randn(2, 11, 3, 8)).shape
+        torch.Size([2, 11, 5, 8])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        hidden_channels: int | None = None,
+        *,
+        num_blocks: int = 2,
+    ) -> None:
+        super().__init__()
+        checks.positive(in_channels=in_channels, out_channels=out_channels)
+        hidden_channels = max(in_channels, out_channels) if hidden_channels is None else hidden_channels
+        checks.positive(hidden_channels=hidden_channels, num_blocks=num_blocks)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        inside, outside = Grades(*[in_channels] * 4), Grades(*[out_channels] * 4)
+        self.mlp = MultivectorMLP(inside, outside, hidden_channels, num_blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or tuple(x.shape[-2:]) != (self.in_channels, COMPONENTS):
+            raise ValueError(f"input must be (..., {self.in_channels}, 8), got {tuple(x.shape)}")
+        reference = self.mlp.reference_parameter
+        checks.full_parameters(reference)
+        checks.same_kind(x, reference)
+        checks.half_precision(input=x)
+        with full_precision(x.device):
+            tokens = x.to(reference.dtype).reshape(-1, *x.shape[-2:])
+            out = node_blocks(self._of_block, self.mlp.tokens_per_block(x.device), (tokens,))
+            return out.view(*x.shape[:-2], self.out_channels, COMPONENTS)
+
+    def _of_block(self, x: Tensor) -> Tensor:
+        out = torch.cat(self.mlp(list(x.permute(2, 1, 0).split(GRADE_SIZES))))
+        return out.permute(2, 1, 0).contiguous()
+
+    def reset_parameters(self) -> None:
+        self.mlp.reset_parameters()

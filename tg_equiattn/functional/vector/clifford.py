@@ -19,7 +19,7 @@ from torch import Tensor
 from ... import checks
 from ...precision import full_precision
 from ...transforms import transformed
-from ..backend import refuse_forward_mode, use_plain, use_triton
+from ..backend import use_plain
 
 GRADE_SIZES = (1, 3, 3, 1)
 GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # of each component
@@ -127,75 +127,16 @@ class _ChannelwiseProduct(torch.autograd.Function):
         return grad_x, grad_y, torch.stack(grad_weight)
 
 
-@torch.library.custom_op("tg_equiattn::clifford_product", mutates_args=())
-def _fused_product(x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-    """Products of (8, C, T) in one kernel, with weights by grade path (20, C) or without any."""
-    from . import triton_clifford as kernels
-
-    refuse_forward_mode()
-    return kernels.product(x, y, weight)
-
-
-@_fused_product.register_fake
-def _(x: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op("tg_equiattn::clifford_product_backward", mutates_args=())
-def _fused_gradients(grad: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Those of x, y and the weights, which are of no size where there are none."""
-    from . import triton_clifford as kernels
-
-    refuse_forward_mode()
-    return kernels.gradients(grad, x, y, weight)
-
-
-@_fused_gradients.register_fake
-def _(grad: Tensor, x: Tensor, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    grad_weight = x.new_empty(0) if weight is None else weight.new_empty(weight.shape)
-    return torch.empty_like(x), torch.empty_like(y), grad_weight
-
-
-def _save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _first_derivatives(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, y, weight = ctx.saved_tensors
-    grad_x, grad_y, grad_weight = _fused_gradients(grad, x, y, weight)
-    return grad_x, grad_y, None if weight is None else grad_weight
-
-
-def _second_derivatives(ctx, to_x: Tensor, to_y: Tensor, to_weight: Tensor) -> tuple[Tensor | None, ...]:
-    """The product is linear in x, y and weight, so its derivative along a direction has that in one factor's place."""
-    grad, x, y, weight = ctx.saved_tensors
-    out = _fused_product(to_x, y, weight) + _fused_product(x, to_y, weight)
-    along_x, along_y = _fused_gradients(grad, to_x, y, weight), _fused_gradients(grad, x, to_y, weight)
-    if weight is None:
-        return out, along_y[0], along_x[1], None
-    along_weight = _fused_gradients(grad, x, y, to_weight)
-    out = out + _fused_product(x, y, to_weight)
-    return out, along_y[0] + along_weight[0], along_x[1] + along_weight[1], along_x[2] + along_y[2]
-
-
-_fused_product.register_autograd(_first_derivatives, setup_context=_save)
-_fused_gradients.register_autograd(_second_derivatives, setup_context=_save)
-
-
-def channelwise_product(x: Tensor, y: Tensor, weight: Tensor, backend: str = "auto") -> Tensor:
+def channelwise_product(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Products of multivectors (8, C, T) with weights by grade path (20, C)."""
-    fused = use_triton(backend, x.device)
-    plain = use_plain(backend)
-    if fused and not plain:
-        return _fused_product(x, y, weight)
     weight = _weights_by_component(weight)
-    if plain or torch.compiler.is_compiling():  # which fuses, and keeps nothing either
+    if use_plain() or torch.compiler.is_compiling():  # which fuses, and keeps nothing either
         right = y.index_select(0, _tables_like(y)[0]).unflatten(0, (COMPONENTS, COMPONENTS))
         return (right * weight[..., None] * x).sum(1)
     return _ChannelwiseProduct.apply(x, y, weight)
 
 
-def geometric_product(x: Tensor, y: Tensor, *, backend: str = "auto") -> Tensor:
+def geometric_product(x: Tensor, y: Tensor) -> Tensor:
     r"""The geometric product of multivectors.
 
     .. math:: (x y)_j = \sum_{i, k} \Gamma^{j}_{ik}\, x_i\, y_k, \qquad \Gamma \in \{-1, 0, 1\}
@@ -205,14 +146,12 @@ def geometric_product(x: Tensor, y: Tensor, *, backend: str = "auto") -> Tensor:
 
     Args:
         x, y: multivectors, components (1; e1, e2, e3; e23, e31, e12; e123) last.
-        backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``, or ``"plain"``, which is
-            the same; or ``"triton"``, one fused kernel, which needs a CUDA device or Triton's interpreter.
 
     Shapes:
         ``(..., 8)`` each, broadcast against each other -> ``(..., 8)``.
 
     Raises:
-        ValueError: if the last axis is not 8, dtypes or devices differ, or ``backend`` cannot run.
+        ValueError: if the last axis is not 8, or dtypes or devices differ.
 
     Source: se3-hyena section 3.2; Ruhe et al., Clifford Group Equivariant Neural Networks (2023).
 
@@ -232,10 +171,6 @@ def geometric_product(x: Tensor, y: Tensor, *, backend: str = "auto") -> Tensor:
         checks.half_precision(**{name: value})
     if x.dtype != y.dtype or x.device != y.device:
         raise ValueError(f"y must be {x.dtype} on {x.device} as x is, got {y.dtype} on {y.device}")
-    if use_triton(backend, x.device) and not use_plain(backend):
-        x, y = torch.broadcast_tensors(x, y)
-        rows = [z.reshape(-1, COMPONENTS).T[:, None] for z in (x, y)]
-        return _fused_product(*rows, None)[:, 0].T.reshape(x.shape)
     with full_precision(x.device):
         right, signs, _ = _tables_like(y)
         factors = y.index_select(-1, right).unflatten(-1, (COMPONENTS, COMPONENTS))

@@ -1,14 +1,36 @@
-"""Vector self-attention in the shell of SE(3)-Hyena: its quadratic counterpart."""
+"""Vector self-attention with the projections and output of SE(3)-Hyena: its quadratic counterpart."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from .graded_model import GradedModel
-from .graded_operators import VectorAttentionOperator
+from torch import Tensor
+
+from ...functional.vector.attention import attend_to_vectors
+from ...functional.vector.softmax_attention import softmax_attention
+from ...ragged import Ragged, Rows
 from .grades import grades_of_channels
-from .options import OperatorOptions
-from .scalar_vector_module import ScalarVectorModule
+from .operator import TokenModel, TokenOperator
+from .options import OperatorOptions, options_of
+from .scalars_and_vectors import ScalarVectorModule
+
+
+class VectorAttentionOperator(TokenOperator):
+    """Mixes vectors by cross-product attention and scalars by softmax attention; gating is attention's own."""
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) -> Tensor:
+        attention = softmax_attention if query.ndim == 2 else attend_to_vectors
+
+        def kernel(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+            return attention(q, k, v, rows.lengths)
+
+        return ragged.mix(kernel, query, key, value)
+
+    def combine(
+        self, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return mixed_scalars, mixed_vectors
 
 
 class VectorSelfAttention(ScalarVectorModule):
@@ -20,9 +42,8 @@ class VectorSelfAttention(ScalarVectorModule):
     and, without ``short_conv``, permutations, and to translations as :class:`SE3HyenaOperator` is.
 
     Args:
-        scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors, mlp_channels,
-            num_blocks, short_conv, local_context, edge_channels: as :class:`SE3HyenaOperator`.
-        backend: of the Clifford MLPs and the attention of vectors, as :class:`CliffordMLP`; that of scalars is torch's.
+        scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors, short_conv,
+            local_context, edge_channels: as :class:`SE3HyenaOperator`.
 
     Shapes:
         ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again.
@@ -30,7 +51,7 @@ class VectorSelfAttention(ScalarVectorModule):
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
-    Source: se3-hyena appendix B; the shell is section 3's.
+    Source: se3-hyena appendix B; what surrounds attention is section 3's.
 
     Example:
         >>> import torch
@@ -49,20 +70,14 @@ class VectorSelfAttention(ScalarVectorModule):
         out_vectors: int | None = None,
         hidden_scalars: int | None = None,
         hidden_vectors: int | None = None,
-        mlp_channels: int | None = None,
-        num_blocks: int = 1,
         short_conv: int | None = None,
         local_context: bool = False,
         edge_channels: int = 0,
-        backend: str = "auto",
     ) -> None:
         inside, outside, hidden = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
-        options = OperatorOptions(
-            mlp_channels=mlp_channels, num_blocks=num_blocks, short_conv=short_conv, local_context=local_context,
-            edge_channels=edge_channels, backend=backend,
-        )  # fmt: skip
+        options = OperatorOptions(short_conv=short_conv, local_context=local_context, edge_channels=edge_channels)
         super().__init__(VectorAttentionOperator(inside, outside, options, hidden))
 
 
@@ -70,7 +85,7 @@ class VectorTransformer(ScalarVectorModule):
     r"""Linear embedding, vector self-attention with residual connections, and an equivariant MLP.
 
     :class:`SE3Hyena` with :class:`VectorSelfAttention` in place of its operators; arguments and shapes as there,
-    ``backend`` as :class:`VectorSelfAttention`.
+    ``options`` being ``short_conv``, ``local_context``, ``edge_channels`` and ``num_blocks``.
 
     Source: se3-hyena sections 4.1.1 and 4.2.1, appendix B.
 
@@ -92,11 +107,10 @@ class VectorTransformer(ScalarVectorModule):
         hidden_vectors: int = 128,
         depth: int = 3,
         pool: str | None = None,
-        **options: Any,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         grades = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
-        super().__init__(
-            GradedModel(VectorAttentionOperator, *grades, OperatorOptions(**options), depth=depth, pool=pool)
-        )
+        own = options_of(OperatorOptions, options)
+        super().__init__(TokenModel(VectorAttentionOperator, *grades, own, depth=depth, pool=pool))

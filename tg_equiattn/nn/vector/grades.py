@@ -1,10 +1,8 @@
-"""Which channels a token has of each grade of Cl(3,0), and how its rows hold them.
+"""Which channels a token has of each grade of Cl(3,0), and how its features (T, dim) hold them: as e3nn's irreps do,
 
-The rows of a token are ordered by grade, then component, then channel: with c_g channels of grade g,
+    c_0 scalars 0e | c_1 polar vectors 1o | c_2 axial vectors 1e | c_3 pseudoscalars 0o
 
-    c_0 scalars | x, y, z of c_1 polar vectors | x, y, z of c_2 axial vectors | c_3 pseudoscalars
-
-Tokens come last, (rows, T), so that channels are mixed by matrix products and the rest runs along memory.
+one channel after the other. Maps of channels work on parts: four tensors (components, channels, T).
 """
 
 from __future__ import annotations
@@ -14,11 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...functional.hyena.clifford import GRADE_SIZES, PATHS
+from ...functional.vector.clifford import GRADE_SIZES, PATHS
+
+Parts = list[Tensor]
 
 
 class Grades(NamedTuple):
-    """Numbers of channels of the grades 0 (0e), 1 (1o), 2 (1e), 3 (0o), and how a token's rows hold them."""
+    """Numbers of channels of the grades 0 (0e), 1 (1o), 2 (1e), 3 (0o)."""
 
     scalars: int = 0
     vectors: int = 0
@@ -27,7 +27,7 @@ class Grades(NamedTuple):
 
     @property
     def dim(self) -> int:
-        """Rows of a token."""
+        """Features of a token."""
         return sum(size * channels for size, channels in zip(GRADE_SIZES, self, strict=True))
 
     def times(self, factor: int) -> Grades:
@@ -36,24 +36,24 @@ class Grades(NamedTuple):
     def plus(self, other: Grades) -> Grades:
         return Grades(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def only(self, kept: tuple[bool, ...]) -> Grades:
+    def only(self, wanted: tuple[bool, ...]) -> Grades:
         """Without the other grades."""
-        return Grades(*(channels if keep else 0 for channels, keep in zip(self, kept, strict=True)))
+        return Grades(*(channels if want else 0 for channels, want in zip(self, wanted, strict=True)))
 
     def channels(self) -> list[int]:
-        """The channel of each row, where the components of one are three."""
-        out: list[int] = []
-        for size, channels in zip(GRADE_SIZES, self, strict=True):
-            first = 1 + max(out, default=-1)
-            out += list(range(first, first + channels)) * size
-        return out
+        """The channel of each feature, where the components of one are three."""
+        sizes = [size for size, channels in zip(GRADE_SIZES, self, strict=True) for _ in range(channels)]
+        return [channel for channel, size in enumerate(sizes) for _ in range(size)]
 
     def split(self, x: Tensor) -> list[Tensor]:
-        """Rows (dim, ...) to the four grades (components, channels, ...)."""
+        """Features (T, dim) to the four grades (T, channels, components)."""
         sizes = [size * channels for size, channels in zip(GRADE_SIZES, self, strict=True)]
-        parts = x.split(sizes)
-        return [part.unflatten(0, (n, -1)) if len(part) else part.new_zeros(n, 0, *x.shape[1:])
-                for n, part in zip(GRADE_SIZES, parts, strict=True)]  # fmt: skip
+        columns = zip(x.split(sizes, 1), self, GRADE_SIZES, strict=True)
+        return [part.unflatten(1, (channels, size)) for part, channels, size in columns]
+
+    def parts(self, x: Tensor) -> Parts:
+        """Features (T, dim) to parts, where channels are mixed by matrix products and the rest runs along memory."""
+        return [part.permute(2, 1, 0) for part in self.split(x)]
 
     def reachable(self, products: int) -> tuple[bool, bool, bool, bool]:
         """Which grades so many geometric products can make of these; a bias makes scalars of nothing."""
@@ -63,16 +63,19 @@ class Grades(NamedTuple):
         return tuple(grade in found for grade in range(4))  # type: ignore[return-value]
 
 
-def join_channels(*parts: tuple[Grades, Tensor]) -> tuple[Grades, Tensor]:
-    """Put the channels of several tokens side by side, grade by grade."""
-    parts = tuple(part for part in parts if part[0].dim)
-    if len(parts) == 1:
-        return parts[0]
-    total, split = Grades(), [grades.split(x) for grades, x in parts]
-    for grades, _ in parts:
-        total = total.plus(grades)
-    rows = [torch.cat(grade, 1).flatten(0, 1) for n, grade in enumerate(zip(*split, strict=True)) if total[n]]
-    return total, torch.cat(rows)
+def joined(*tokens: Parts) -> Parts:
+    """The channels of several tokens side by side, grade by grade."""
+    return [torch.cat(grade, 1) for grade in zip(*tokens, strict=True)]
+
+
+def features(parts: Parts) -> Tensor:
+    """Parts to features (T, dim)."""
+    return torch.cat([part.permute(2, 1, 0).flatten(1) for part in parts if part.shape[1]], 1)
+
+
+def with_position(parts: Parts, pos: Tensor) -> Parts:
+    """Parts with positions (T, 3) as one more polar vector."""
+    return [parts[0], torch.cat([parts[1], pos.T[:, None]], 1), *parts[2:]]
 
 
 POSITION = Grades(vectors=1)
