@@ -16,7 +16,7 @@ from ..children import reset_children
 from .grades import Grades, Parts
 
 _EPS = 1e-12
-_BLOCK_NUMBERS = {"cpu": 1 << 16, "other": 1 << 22}  # channels times tokens of one block
+_BLOCK_NUMBERS = {"cpu": 30_000, "other": 1 << 22}  # channels times tokens of a block; no power of 2, which caches mind
 
 
 class CliffordLinear(nn.Module):
@@ -106,14 +106,16 @@ class CliffordBlock(nn.Module):
         squares = _square_norms(x)
         invariants = torch.cat([x[:1], squares[1:]])
         x = x * _by_component(torch.sigmoid(torch.addcmul(self.gate_bias[..., None], self.gate[..., None], invariants)))
-        y = _by_component(self.weight) @ x
-        if self.bias is not None:
-            y = torch.cat([y[:1] + self.bias[:, None], y[1:]])
+        if self.bias is None:
+            y = _by_component(self.weight) @ x
+        else:
+            bias = nn.functional.pad(self.bias[None, :, None], (0, 0, 0, 0, 0, COMPONENTS - 1))
+            y = torch.baddbmm(bias, _by_component(self.weight), x)
         norms = (_square_norms(y) + _EPS).sqrt()
-        normal = y / _by_component(torch.sigmoid(self.grade_norm)[..., None] * (norms - 1) + 1)
-        z = (y + channelwise_product(x, normal, self.paths)) * 0.5**0.5
-        size = (z.square().sum(0) + _EPS).sqrt().mean(0)
-        return z * (self.scale[:, None] / (size + 1e-6))
+        normal = y * _by_component(1 / (torch.sigmoid(self.grade_norm)[..., None] * (norms - 1) + 1))
+        z = y + channelwise_product(x, normal, self.paths)
+        size = (0.5 * z.square().sum(0) + _EPS).sqrt().mean(0)
+        return z * (0.5**0.5 * self.scale[:, None] / (size + 1e-6))
 
     def extra_repr(self) -> str:
         return f"{self.channels}"

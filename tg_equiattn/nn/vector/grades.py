@@ -53,7 +53,9 @@ class Grades(NamedTuple):
 
     def parts(self, x: Tensor) -> Parts:
         """Features (T, dim) to parts, where channels are mixed by matrix products and the rest runs along memory."""
-        return [part.permute(2, 1, 0) for part in self.split(x)]
+        sizes = [size * channels for size, channels in zip(GRADE_SIZES, self, strict=True)]
+        rows = zip(x.T.contiguous().split(sizes), self, GRADE_SIZES, strict=True)
+        return [part.unflatten(0, (channels, size)).transpose(0, 1) for part, channels, size in rows]
 
     def reachable(self, products: int) -> tuple[bool, bool, bool, bool]:
         """Which grades so many geometric products can make of these; a bias makes scalars of nothing."""
@@ -70,7 +72,7 @@ def joined(*tokens: Parts) -> Parts:
 
 def features(parts: Parts) -> Tensor:
     """Parts to features (T, dim)."""
-    return torch.cat([part.permute(2, 1, 0).flatten(1) for part in parts if part.shape[1]], 1)
+    return torch.cat([part.transpose(0, 1).flatten(0, 1) for part in parts if part.shape[1]]).T.contiguous()
 
 
 def with_position(parts: Parts, pos: Tensor) -> Parts:
