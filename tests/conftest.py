@@ -70,16 +70,6 @@ def kernels_run(request):
 
 
 @pytest.fixture
-def launches(monkeypatch):
-    """How often the Clifford product's kernel was launched, counted along the way."""
-    from tg_equiattn.functional.hyena import triton_clifford as kernels
-
-    seen, product = [], kernels.product
-    monkeypatch.setattr(kernels, "product", lambda *arguments: seen.append(1) or product(*arguments))
-    return seen
-
-
-@pytest.fixture
 def on_device(device):
     """A device on which everything is made that the test makes; to be its first argument, before other fixtures."""
     with contextlib.nullcontext() if device == "cpu" else torch.device(device):

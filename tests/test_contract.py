@@ -208,7 +208,7 @@ class Positional(torch.nn.Module):
         return self.module(**dict(zip(self.names, values, strict=True)))
 
 
-QUICK = {"GroupAttention", "RelativePerformerConv", "e3nn SE3HyenaOperator"}
+QUICK = {"GroupAttention", "RelativePerformerConv", "IrrepsSE3HyenaOperator"}
 VARYING = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name, case in CASES.items() if case.vary
 ]

@@ -9,7 +9,6 @@ from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic
 
 C2, SMALL = cyclic(2), {"heads": 1, "kernel_size": 3}
-TOKENS = torch.ones(1, 3, 2), torch.ones(1, 3, 1, 3)
 
 
 def _group_attention(backend):
@@ -26,8 +25,6 @@ def _lifting_attention(backend):
 FUNCTIONS = {
     "group_attention": _group_attention,
     "lifting_attention": _lifting_attention,
-    "vector_attention": lambda b: F.vector_attention(*torch.ones(3, 1, 3, 2, 3), backend=b),
-    "geometric_product": lambda b: F.geometric_product(*torch.ones(2, 3, 8), backend=b),
 }
 
 
@@ -40,13 +37,6 @@ LAYERS = {
     "GroupAttention": group_attention,
     "GroupAttentionBlock": lambda b: layers.GroupAttentionBlock(group_attention(b)),
     "GEViT": lambda b: layers.GEViT(C2, 1, 3, channels=(4,), **SMALL, relation="ge_vit", attention={"backend": b}),
-    "CliffordMLP": lambda b: layers.CliffordMLP(2, 2, backend=b),
-    "SE3HyenaOperator": lambda b: layers.SE3HyenaOperator(2, 1, backend=b),
-    "SE3Hyena": lambda b: layers.SE3Hyena(2, 1, hidden_scalars=2, hidden_vectors=2, depth=1, backend=b),
-    "VectorSelfAttention": lambda b: layers.VectorSelfAttention(2, 1, backend=b),
-    "VectorTransformer": lambda b: layers.VectorTransformer(
-        2, 1, hidden_scalars=2, hidden_vectors=2, depth=1, backend=b
-    ),
 }
 
 INPUTS = {
@@ -54,7 +44,6 @@ INPUTS = {
     "GroupAttention": (torch.ones(1, 2, 2, 3, 3),),
     "GroupAttentionBlock": (torch.ones(1, 2, 2, 3, 3),),
     "GEViT": (torch.ones(1, 1, 3, 3),),
-    "CliffordMLP": (torch.ones(3, 2, 8),),
 }
 
 
@@ -62,9 +51,7 @@ def call(name, backend):
     """Make the layer and call it, or call the function."""
     if name in FUNCTIONS:
         return FUNCTIONS[name](backend)
-    if name in INPUTS:
-        return LAYERS[name](backend)(*INPUTS[name])
-    return LAYERS[name](backend)(*TOKENS, pos=torch.ones(1, 3, 3))
+    return LAYERS[name](backend)(*INPUTS[name])
 
 
 def refusals(backend):

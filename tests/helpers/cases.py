@@ -126,10 +126,6 @@ def lengths():
     return torch.tensor([11, 4, 0])
 
 
-def outer(a, b):
-    return (a[:, :, None] * b[:, None]).flatten(1)
-
-
 def flat_batch(sizes):
     return lambda: batch_of(sizes)
 
@@ -268,16 +264,8 @@ CORE = {
     "scalar_long_conv linear": function(lambda **t: F.scalar_long_conv(**t, mode="linear"), **SCALARS, lengths=lengths),
     "vector_long_conv": function(F.vector_long_conv, **VECTORS),
     "vector_long_conv causal": function(lambda **t: F.vector_long_conv(**t, mode="causal"), **VECTORS, lengths=lengths),
-    "lag_long_conv": function(F.lag_long_conv, x=(3, 11, 2, 3), h=(21, 2)),
-    "lag_long_conv causal": function(
-        lambda **t: F.lag_long_conv(**t, mode="causal"), x=(3, 11, 2), h=(11, 2), lengths=lengths
-    ),
-    "short_conv": function(F.short_conv, x=(3, 11, 2, 3), weight=(2, 3)),
     "vector_attention": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3)),
     "vector_attention ragged": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3), lengths=lengths),
-    "bilinear_long_conv": function(
-        lambda **t: F.bilinear_long_conv(**t, product=outer, block=7), q=(3, 11, 2), k=(3, 11, 4), lengths=lengths
-    ),
     "LiftingAttention": attention(layers.LiftingAttention, 4, 6, locality=4.0),
     "LiftingAttention volume": attention(layers.LiftingAttention, 3, 4, 5, group=octahedral(), heads=1),
     "frame_attention": function(
@@ -372,16 +360,16 @@ CORE = {
     "RelativePerformer absolute": relative_performer(position="absolute"),
     "CliffordMLP": layer(lambda: layers.CliffordMLP(3, 5, num_blocks=2), 11, 3, 8, axes=(0,)),
     "SE3HyenaOperator": tokens(lambda: layers.SE3HyenaOperator(S, V)),
-    "SE3HyenaOperator flat": tokens(lambda: layers.SE3HyenaOperator(S, V, mode="causal"), flat=True),
+    "SE3HyenaOperator flat": tokens(lambda: layers.SE3HyenaOperator(S, V, causal=True), flat=True),
     "SE3HyenaOperator radial": tokens(lambda: layers.SE3HyenaOperator(S, V, order="radial")),
     "SE3HyenaOperator radial local": tokens(
         lambda: layers.SE3HyenaOperator(S, V, order="radial", **LOCAL, **SMALL), flat=True, edges=True
     ),
     "SE3HyenaOperator lag causal flat": tokens(
-        lambda: layers.SE3HyenaOperator(S, V, filter="lag", mode="causal", short_conv=3), flat=True
+        lambda: layers.SE3HyenaOperator(S, V, filter="lag", causal=True, short_conv=3), flat=True
     ),
     "SE3Hyena": tokens(lambda: layers.SE3Hyena(S, V, depth=2, pool="mean", **SMALL)),
-    "SE3Hyena local": tokens(lambda: layers.SE3Hyena(S, V, depth=1, **LOCAL, **SMALL), edges=True),
+    "SE3Hyena local": tokens(lambda: layers.SE3Hyena(S, V, depth=1, options=LOCAL, **SMALL), edges=True),
     "VectorSelfAttention": tokens(lambda: layers.VectorSelfAttention(S, V)),
     "VectorSelfAttention local": tokens(lambda: layers.VectorSelfAttention(S, V, **LOCAL), flat=True, edges=True),
     "ewald_attention": function(
@@ -476,8 +464,6 @@ def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, permuted=False,
     def inputs(step):
         from e3nn import o3
 
-        if kind == "CliffordMLP":
-            return {"x": d(11 + step, o3.Irreps(irreps_in).dim)}
         batch = batch_of(ragged(step))
         out = {"batch": batch, "batch_size": len(ragged(step)), "max_num_nodes": max(ragged(step))}
         if kind == "LongTensorProduct":
@@ -511,22 +497,23 @@ CASES = {
     "PixelGraphClassifier sinusoid": on_graphs("PixelGraphClassifier", position="sinusoid"),
     "RelativeGPSBlock": on_graphs("RelativeGPSBlock", offset="distance"),
     "PixelGraphClassifier": on_graphs("PixelGraphClassifier"),
-    "e3nn CliffordMLP": on_irreps("CliffordMLP", "3x0e+2x1o", "2x1e+5x0e", 3),
     "LongTensorProduct": on_irreps("LongTensorProduct", "2x0e+1x1o+1x2e", "1x0e+1x1o", "2x1o+1x2e"),
-    "e3nn SE3HyenaOperator": on_irreps("SE3HyenaOperator", irreps_out=OUT),
-    "LongTensorProduct order": on_irreps("LongTensorProduct", *["2x0e+1x1o"] * 3, permuted=True, mode="causal"),
-    "e3nn SE3HyenaOperator order": on_irreps("SE3HyenaOperator", irreps_out=OUT, permuted=True),
-    "e3nn SE3HyenaOperator local": on_irreps("SE3HyenaOperator", irreps_out=OUT, order="radial", **LOCAL),
-    "e3nn SE3Hyena": on_irreps("SE3Hyena", irreps_out=OUT, irreps_hidden="2x0e+3x1o+2x1e+1x0o", depth=1, pool="mean"),
-    "e3nn VectorSelfAttention": on_irreps("VectorSelfAttention", irreps_out=OUT),
-    "e3nn VectorSelfAttention local": on_irreps("VectorSelfAttention", irreps_out=OUT, **LOCAL),
+    "IrrepsSE3HyenaOperator": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT),
+    "LongTensorProduct order": on_irreps("LongTensorProduct", *["2x0e+1x1o"] * 3, permuted=True, causal=True),
+    "IrrepsSE3HyenaOperator order": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT, permuted=True),
+    "IrrepsSE3HyenaOperator local": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT, order="radial", **LOCAL),
+    "IrrepsSE3Hyena": on_irreps(
+        "IrrepsSE3Hyena", irreps_out=OUT, irreps_hidden="2x0e+3x1o+2x1e+1x0o", depth=1, pool="mean"
+    ),
+    "IrrepsVectorSelfAttention": on_irreps("IrrepsVectorSelfAttention", irreps_out=OUT),
+    "IrrepsVectorSelfAttention local": on_irreps("IrrepsVectorSelfAttention", irreps_out=OUT, **LOCAL),
     "e3nn IrrepsEwaldAttention": on_irreps(
         "IrrepsEwaldAttention", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1e", width=1.0, lmax=2
     ),
     "TensorProductHyenaOperator": on_irreps(
         "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", permuted=True
     ),
-    "e3nn SE3HyenaOperator lag": on_irreps("SE3HyenaOperator", irreps_out=OUT, filter="lag", short_conv=3),
+    "IrrepsSE3HyenaOperator lag": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT, filter="lag", short_conv=3),
     "TensorProductHyenaOperator lag": on_irreps(
         "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", filter="lag", short_conv=3
     ),

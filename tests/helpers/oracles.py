@@ -414,7 +414,7 @@ def clifford_block(block, x):
 
 
 def clifford_mlp(mlp, grades):
-    """A GradedMLP from its parameters, of four tensors (N, channels, components)."""
+    """A MultivectorMLP from its parameters, of four tensors (N, channels, components)."""
     x = torch.cat(clifford_linear(mlp.embed, grades), -1)
     for block in mlp.blocks:
         x = clifford_block(block, x)
@@ -492,7 +492,7 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None):
     return clifford_mlp(operator.out, [x[0] + scalars, x[1] + vectors, x[2], x[3]])
 
 
-def graded_sequence(module, scalars, vectors, pos=None, edge_index=None, edge_attr=None):
+def token_network(module, scalars, vectors, pos=None, edge_index=None, edge_attr=None):
     """An operator or a model (Figure 2b) on one sequence, scalars (N, S) and vectors (N, V, 3), to both again."""
     pos = torch.zeros_like(vectors[:, 0]) if pos is None else pos - pos.mean(0)
     if edge_index is not None and edge_attr is None:

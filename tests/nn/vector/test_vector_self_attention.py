@@ -5,24 +5,25 @@ import copy
 import pytest
 import torch
 from clouds import EDGE, SIZES, S, V, Whole, check_batch_equals_each_alone, close, dense, gradients, one, sample
-from oracles import graded_sequence
+from hyena_layers import as_model
+from oracles import token_network
 from space import error, flipped_sign, motion, move
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tg_equiattn.nn import SE3HyenaOperator, VectorSelfAttention, VectorTransformer
+from tg_equiattn.nn.vector import clifford
 from tg_equiattn.testing import TOLERANCE
 
 SMALL = {"hidden_scalars": 5, "hidden_vectors": 7}
 LOCAL = {"local_context": True, "edge_channels": EDGE}
 OPTIONS = {
     "plain": (VectorSelfAttention, {}),
-    "two blocks": (VectorSelfAttention, {"num_blocks": 2}),
     "widths": (VectorSelfAttention, {"out_scalars": 1, "out_vectors": 5, **SMALL}),
-    "local": (VectorSelfAttention, {**LOCAL, "mlp_channels": 3}),
+    "local": (VectorSelfAttention, LOCAL),
     "short": (VectorSelfAttention, {"short_conv": 3}),
-    "model": (VectorTransformer, {"depth": 2, **SMALL}),
-    "pooled local": (VectorTransformer, {"out_scalars": 0, "depth": 1, "pool": "mean", **LOCAL, **SMALL}),
+    "two blocks": (VectorTransformer, {"depth": 2, "options": {"num_blocks": 2}, **SMALL}),
+    "pooled local": (VectorTransformer, {"out_scalars": 0, "depth": 1, "pool": "mean", "options": LOCAL, **SMALL}),
 }
 
 
@@ -41,7 +42,7 @@ def test_equals_the_definition(name, n, make, device):
     layer, x = make(name), sample(name, [n])
     del x["batch"]
     inputs = [x[key].requires_grad_() for key in ("scalars", "vectors", "pos")] + list(layer.parameters())
-    expected = graded_sequence(layer.module, **x)
+    expected = token_network(layer.module, **x)
     wanted = gradients(expected, inputs)
     out = layer.to(device)(**{key: value.to(device) for key, value in x.items()})
     close([part.cpu() for part in out], expected, 1e-10)
@@ -133,11 +134,12 @@ def test_padding_is_never_read(name, make):
 
 
 @pytest.mark.parametrize("name", ["plain", "local"])
-def test_blocks_of_tokens_change_nothing(name, randomise):
+def test_blocks_of_tokens_change_nothing(name, randomise, monkeypatch):
     """A batch of so many tokens that every MLP takes several blocks of them, which cut its sequences, against each
     sequence alone, in one; attention takes tiles of 512 keys of either."""
+    monkeypatch.setitem(clifford._BLOCK_NUMBERS, "cpu", 1536)
     kind, options = OPTIONS[name]
-    layer, sizes = randomise(kind(S, V, **{**options, "mlp_channels": 128}), 0.2).double(), [500, 17, 510]
+    layer, sizes = randomise(kind(S, V, **options), 0.2).double(), [500, 17, 510]
     assert max(sizes) < layer.module.project.tokens_per_block(torch.device("cpu")) < sum(sizes) / 2
     check_batch_equals_each_alone(layer, sample(name, sizes, edges=1), sizes)
 
@@ -254,14 +256,16 @@ def test_mixed_precision(on_device, name, dtype, make):
     [
         ("scalar_channels and vector_channels must not both be 0", {"scalar_channels": 0, "vector_channels": 0}),
         ("out_vectors must be reachable", {"hidden_vectors": 0}),
-        ("num_blocks must be a positive", {"num_blocks": 0}),
         ("edge_channels must be 0 without local_context", {"edge_channels": 2}),
     ],
 )
 @pytest.mark.parametrize("kind", [VectorSelfAttention, VectorTransformer])
 def test_bad_options(kind, message, options):
     with pytest.raises(ValueError, match=message):
-        kind(**{"scalar_channels": S, "vector_channels": V} | options)
+        kind(
+            **{"scalar_channels": S, "vector_channels": V}
+            | (options if kind is VectorSelfAttention else as_model(options))
+        )
 
 
 @pytest.mark.parametrize(

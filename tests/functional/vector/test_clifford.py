@@ -5,7 +5,7 @@ import torch
 from oracles import grade, grade_paths, pauli_product
 from space import error, flipped_sign, motion, move_multivectors
 
-from tg_equiattn.functional.hyena.clifford import PATHS, channelwise_product, geometric_product, product_tables
+from tg_equiattn.functional.vector.clifford import PATHS, channelwise_product, geometric_product, product_tables
 from tg_equiattn.testing import TOLERANCE
 
 

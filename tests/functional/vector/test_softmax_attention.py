@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from tg_equiattn.functional.hyena import softmax_attention
+from tg_equiattn.functional.vector.softmax_attention import softmax_attention
 
 B, N, C = 3, 11, 2
 LENGTHS = {"equal": None, "ragged": torch.tensor([11, 4, 0])}
 
 
 def inputs(n=N, count=B):
-    return tuple(torch.randn(1, C, count, n, dtype=torch.float64).requires_grad_() for _ in range(3))
+    return tuple(torch.randn(count, n, C, dtype=torch.float64).requires_grad_() for _ in range(3))
 
 
 def close(got, wanted, tolerance=1e-12):
@@ -24,23 +24,25 @@ def with_gradients(out, qkv, **options):
     return out, *torch.autograd.grad((out * weights).sum(), qkv, **options)
 
 
-@pytest.mark.parametrize("backend", ["torch", "plain"])
+def plain(*arguments):
+    """As transforms see it, by the formula."""
+    with torch.autograd.forward_ad.dual_level():
+        return softmax_attention(*arguments)
+
+
+@pytest.mark.parametrize("attention", [softmax_attention, plain])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_equals_the_definition(lengths, backend):
+def test_equals_the_definition(lengths, attention):
     qkv = inputs()
-    out = softmax_attention(*qkv, lengths, backend)
+    out = attention(*qkv, lengths)
     for b in range(B):
         n = N if lengths is None else int(lengths[b])
         for i in range(n):
-            scores = torch.stack([(qkv[0][0, :, b, i] * qkv[1][0, :, b, j]).sum() for j in range(n)]) / C**0.5
-            wanted = sum(p * qkv[2][0, :, b, j] for j, p in enumerate(scores.softmax(0)))
-            close([out[0, :, b, i]], [wanted])
-    if lengths is not None:
-        there = torch.arange(N) < lengths[:, None]
-        out, qkv = out * there, qkv
-    wanted = softmax_attention(*qkv, lengths, "plain")
-    wanted = wanted if lengths is None else wanted * there
-    close(with_gradients(out, qkv), with_gradients(wanted, qkv))
+            scores = torch.stack([(qkv[0][b, i] * qkv[1][b, j]).sum() for j in range(n)]) / C**0.5
+            wanted = sum(p * qkv[2][b, j] for j, p in enumerate(scores.softmax(0)))
+            close([out[b, i]], [wanted])
+    there = 1.0 if lengths is None else (torch.arange(N) < lengths[:, None])[..., None]
+    close(with_gradients(out * there, qkv), with_gradients(plain(*qkv, lengths) * there, qkv))
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)

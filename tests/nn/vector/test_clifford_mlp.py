@@ -8,7 +8,8 @@ from oracles import SIZES, clifford_mlp
 from space import error, flipped_sign, motion, move_multivectors
 
 from tg_equiattn.nn import CliffordMLP
-from tg_equiattn.nn.hyena import CliffordLinear, GradedMLP, Grades, OperatorOptions, join_channels
+from tg_equiattn.nn.vector.clifford import CliffordLinear, MultivectorMLP
+from tg_equiattn.nn.vector.grades import Grades, features, joined
 from tg_equiattn.testing import TOLERANCE
 
 IN, OUT, HIDDEN = 3, 5, 7
@@ -36,12 +37,11 @@ def test_equals_the_definition(name, make, device):
         torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-9, atol=1e-10)
 
 
-def test_graded_mlp_with_some_grades_only(randomise):
+def test_some_grades_only(randomise):
     """Grades without channels, in and out."""
-    mlp = randomise(GradedMLP(Grades(2, 3), Grades(0, 1, 2, 0), 5, OperatorOptions())).double()
+    mlp = randomise(MultivectorMLP(Grades(2, 3), Grades(0, 1, 2, 0), 5)).double()
     x = [torch.randn(11, c, n, dtype=torch.float64) for c, n in zip((2, 3, 0, 0), SIZES, strict=True)]
-    rows = torch.cat([part.permute(2, 1, 0).flatten(0, 1) for part in x])
-    out = mlp.out_grades.split(mlp(rows))
+    out = mlp([part.permute(2, 1, 0) for part in x])
     for got, wanted in zip(out, clifford_mlp(mlp, x), strict=True):
         torch.testing.assert_close(got.permute(2, 1, 0), wanted, rtol=1e-11, atol=1e-11)
 
@@ -180,20 +180,21 @@ def test_which_grades_can_be_reached():
     assert Grades(0, 0, 1).reachable(5) == (True, False, True, False)
 
 
-def test_join_is_by_grade_and_component():
+def test_features_are_channel_by_channel():
     a, b = Grades(1, 2, 0, 1), Grades(0, 1, 1, 0)
-    x, y = torch.randn(a.dim, 5), torch.randn(b.dim, 5)
-    grades, rows = join_channels((a, x), (b, y), (Grades(), x[:0]))
-    assert grades == (1, 3, 1, 1)
-    for got, left, right in zip(grades.split(rows), a.split(x), b.split(y), strict=True):
-        torch.testing.assert_close(got, torch.cat([left, right], 1), rtol=0, atol=0)
+    x, y = torch.randn(5, a.dim), torch.randn(5, b.dim)
+    assert a.channels() == [0, 1, 1, 1, 2, 2, 2, 3]
+    torch.testing.assert_close(a.split(x)[1], x[:, 1:7].unflatten(1, (2, 3)), rtol=0, atol=0)
+    both = features(joined(a.parts(x), b.parts(y)))
+    wanted = torch.cat([x[:, :7], y[:, :3], y[:, 3:], x[:, 7:]], 1)
+    torch.testing.assert_close(both, wanted, rtol=0, atol=0)
+    assert both.is_contiguous()
 
 
 def test_linear_without_anything_in_common():
     layer = CliffordLinear(Grades(2), Grades(0, 3), bias=True)
     assert list(layer.parameters()) == []
-    assert layer(torch.ones(2, 5)).shape == (9, 5)
-    assert CliffordLinear(Grades(2), Grades())(torch.ones(2, 5)).shape == (0, 5)
+    assert features(layer(Grades(2).parts(torch.ones(5, 2)))).shape == (5, 9)
 
 
 @pytest.mark.parametrize(
