@@ -81,7 +81,9 @@ class TokenOperator(TokenNetwork):
         return features(self.project(with_position(self.in_grades.parts(x), pos)))
 
     def _finish(self, x: Tensor, *streams: Tensor) -> Tensor:
-        scalars, vectors, mixed_scalars, mixed_vectors = (y.permute(*reversed(range(y.ndim))).contiguous() for y in streams)
+        scalars, vectors, mixed_scalars, mixed_vectors = (
+            y.permute(*reversed(range(y.ndim))).contiguous() for y in streams
+        )
         scalars, vectors = self.combine(scalars[None], vectors, mixed_scalars[None], mixed_vectors)
         c, parts = self.hidden_grades, self.in_grades.parts(x)
         parts = parts if self.shortcut is None else self.shortcut(parts)
