@@ -8,9 +8,9 @@ from e3nn.util.jit import compile_mode
 from torch import Tensor
 
 from tg_equiattn.functional.hyena.long_conv import bilinear_long_conv
-from tg_equiattn.nn.not_scriptable import NotScriptable
+from tg_equiattn.modes import full_precision
+from tg_equiattn.nn.modules import NotScriptable
 from tg_equiattn.orders import check_order
-from tg_equiattn.precision import full_precision
 from tg_equiattn.ragged import Ragged, Rows
 
 from .layout import Features, check_features

@@ -11,7 +11,7 @@ from e3nn.util.jit import compile_mode
 from torch import Tensor
 
 from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator, HyenaOptions
-from tg_equiattn.nn.not_scriptable import NotScriptable
+from tg_equiattn.nn.modules import NotScriptable
 from tg_equiattn.nn.vector.grades import Grades
 from tg_equiattn.nn.vector.network import TokenNetwork
 from tg_equiattn.nn.vector.operator import TokenModel

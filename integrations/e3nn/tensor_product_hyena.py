@@ -8,14 +8,14 @@ from e3nn.util.jit import compile_mode
 from torch import Tensor
 
 from tg_equiattn import checks
+from tg_equiattn.modes import full_precision
 from tg_equiattn.nn.hyena.lag_filter import LagFilter
 from tg_equiattn.nn.hyena.se3_hyena import FILTERS, norm_of
-from tg_equiattn.nn.not_scriptable import NotScriptable
+from tg_equiattn.nn.modules import NotScriptable
 from tg_equiattn.nn.vector.network import place_tokens
 from tg_equiattn.nn.vector.options import check_short_conv
 from tg_equiattn.nn.vector.short_conv import ShortConv
 from tg_equiattn.orders import ORDERS
-from tg_equiattn.precision import full_precision
 from tg_equiattn.ragged import Ragged
 
 from .layout import Features, channels, check_features, describe

@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ...precision import full_precision
+from ...modes import full_precision
 from ..backend import refuse_forward_mode, use_plain
 
 Length = TypeVar("Length", float, Tensor)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...precision import full_precision
+from ...modes import full_precision
 from ..backend import refuse_forward_mode, use_plain
 from .fft_convolution import blocks, fast_length, zero_beyond
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import checks
-from ...precision import full_precision
+from ...modes import full_precision
 from ...ragged import node_blocks
 from .fft_convolution import along, fast_length, fft_convolution, invert, length_factor, transform, zero_beyond
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...precision import full_precision
+from ...modes import full_precision
 from ..backend import refuse_forward_mode, use_plain
 from .cross_product_attention import cross_product_attention, cross_product_attention_backward
 from .plain_attention import plain_vector_attention, second_derivatives_by_queries, tokens_there

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...precision import full_precision
-from ...transforms import transformed
+from ...modes import full_precision, transformed
 from ..backend import use_plain
 
 GRADE_SIZES = (1, 3, 3, 1)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...precision import full_precision
+from ...modes import full_precision
 from ...ragged import node_blocks
 from ..second_derivatives import second_derivatives
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...precision import full_precision
+from ...modes import full_precision
 
 
 def short_conv(x: Tensor, weight: Tensor, lengths: Tensor | None, causal: bool) -> Tensor:

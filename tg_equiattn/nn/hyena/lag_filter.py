@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...functional.hyena.lag_convolution import first_lag, lag_convolution
 from ...ragged import Ragged, Rows, node_blocks
-from ..children import reset_children
+from ..modules import reset_children
 
 _OCTAVES = 10  # waves of 4, 8, ... 2048 tokens
 _BLOCK_LAGS = {"cpu": 1 << 14, "other": 1 << 20}

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.vector.clifford import COMPONENTS, GRADE_SIZES, PATHS, channelwise_product
-from ...precision import full_precision
+from ...modes import full_precision
 from ...ragged import node_blocks
-from ..children import reset_children
+from ..modules import reset_children
 from .grades import Grades, Parts
 
 _EPS = 1e-12

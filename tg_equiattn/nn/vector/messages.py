@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ...modes import transformed
 from ...pairs import Pairs
 from ...ragged import node_blocks
-from ...transforms import transformed
-from ..children import reset_children
+from ..modules import reset_children
 from .clifford import MultivectorMLP
 from .grades import POSITION, Grades, features, joined, with_position
 from .options import OperatorOptions

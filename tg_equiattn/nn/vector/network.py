@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
+from ...modes import full_precision
 from ...orders import ORDERS, check_order, radial_order
 from ...pairs import Pairs
-from ...precision import full_precision
 from ...ragged import Ragged
-from ..children import reset_children
+from ..modules import reset_children
 from .grades import POSITION, Grades
 
 

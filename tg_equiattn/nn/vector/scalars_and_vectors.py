@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..not_scriptable import NotScriptable
+from ..modules import NotScriptable
 from ..tokens import read_tokens
 from .network import TokenNetwork
 
