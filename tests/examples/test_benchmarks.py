@@ -320,7 +320,7 @@ RUNS = {  # flags; how rows begin and how many there are; columns of the time, o
     "group_attention": (["--cases", "C4", "--size", 6, "--batch", 1, "--variants", "baseline", "eager", *RATES], "| C4",
                         4, (4, 6, 7)),
     "long_context": (["--tokens", 20, 31, "--lengths", 17, "--directions", "forward", *RATES, "--layers", "hyena",
-                      "attention", "pairs"], ("| hyena", "| attention", "| pairs"), 8, None),
+                      "attention", "pairs"], ("| 17 ", "| 20 ", "| 31 "), 8, None),
 }  # fmt: skip
 
 
