@@ -104,14 +104,8 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
         x1, x2 : `torch.Tensor`
             features of shape ``(nodes, irreps_in1.dim)`` and ``(nodes, irreps_in2.dim)``
 
-        batch : `torch.Tensor`, optional
-            sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
-
-        order : `torch.Tensor`, optional
-            a permutation of the nodes within each graph, of shape ``(nodes,)``, along which to convolve
-
-        batch_size, max_num_nodes : int, optional
-            number of graphs, and a bound of their sizes, read from ``batch`` where not given
+        batch, order, batch_size, max_num_nodes
+            as of :class:`IrrepsSE3HyenaOperator`
 
         Returns
         -------

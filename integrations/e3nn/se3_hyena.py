@@ -77,11 +77,9 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
         batch : `torch.Tensor`, optional
             sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
 
-        edge_index : `torch.Tensor`, optional
-            sources and targets, of shape ``(2, edges)``, with ``local_context=True``
-
-        edge_attr : `torch.Tensor`, optional
-            invariant scalars of shape ``(edges, edge_channels)``
+        edge_index, edge_attr : `torch.Tensor`, optional
+            with ``local_context=True``, sources and targets, of shape ``(2, edges)``, and invariant scalars of shape
+            ``(edges, edge_channels)``
 
         order : `torch.Tensor`, optional
             a permutation of the nodes within each graph, of shape ``(nodes,)``, in place of the module's
@@ -111,19 +109,10 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
 class IrrepsSE3HyenaOperator(IrrepsModule):
     r"""Global geometric context in :math:`O(N \log N)`: every node of a graph sees every other one.
 
-    :class:`tg_equiattn.nn.SE3HyenaOperator`, where the formulas are, on irreps: a circular long convolution by FFT at
-    each graph's own length, between Clifford MLPs. Equivariant to rotations, reflections and translations. Axial
-    vectors (1e) and pseudoscalars (0o) pass through the vector and the scalar stream and keep their parity.
-
-    A convolution depends on the order of the nodes. ``order='input'`` keeps it (chains, trajectories); with
-    ``filter='lag'`` it then knows lags alone, for chains whose beginning means nothing. ``order='radial'`` sorts by the
-    distance to the centroid. Outputs then jump where two nodes exchange distances, by 0.2 of their spread with 10 nodes
-    (:doc:`/guarantees`), so energies made with it are not conserved: it is not for dynamics, relaxation or phonons. It
-    makes the operator equivariant to permutations of clouds without ties; equivalent nodes of symmetric ones keep the
-    order they came in, get different outputs, and exchange them when relabelled.
-
-    From the `SE(3)-Hyena Operator for Scalable Equivariant Learning <https://arxiv.org/abs/2407.01049>`_ paper,
-    Algorithm 1; local context is the refinement of its authors' follow-up.
+    :class:`tg_equiattn.nn.SE3HyenaOperator`, where the formulas, errors and sources are, on irreps. Axial vectors (1e)
+    and pseudoscalars (0o) pass through the vector and the scalar stream and keep their parity. A convolution depends on
+    the order of the nodes: ``order='input'`` keeps it, for chains, trajectories; with ``'radial'`` outputs jump where
+    two nodes exchange distances (:doc:`/guarantees`), so it is not for dynamics, relaxation or phonons.
 
     Parameters
     ----------
@@ -133,23 +122,8 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
     irreps_hidden : `e3nn.o3.Irreps`, optional
         of query, key and value; by default ``irreps_in``
 
-    order : {'input', 'radial'}
-        order of the nodes along the convolution; 'radial' needs ``pos``, and is not for energies, see above
-
-    local_context : bool
-        whether nodes are first updated from their neighbors along ``edge_index``, by one Clifford message passing step
-
-    edge_channels : int
-        number of invariant scalars of an edge
-
-    filter : {'data', 'lag'}
-        the keys, as published, or a learned one of the lag
-
-    causal : bool
-        whether nodes see earlier ones only
-
-    short_conv : int, optional
-        taps of a short convolution along the order before the long one, an odd number
+    order, local_context, edge_channels, filter, causal, short_conv
+        as there
 
     Examples
     --------
@@ -196,18 +170,8 @@ class IrrepsSE3Hyena(IrrepsModule):
     irreps_hidden : `e3nn.o3.Irreps`
         of the operators
 
-    depth : int
-        number of operators
-
-    pool : {None, 'mean'}
-        whether to average the nodes of each graph before the last MLP
-
-    order : {'input', 'radial'}
-        as :class:`IrrepsSE3HyenaOperator`, with what is said there of jumps and ties; found once
-
-    options : dict, optional
-        ``filter``, ``causal``, ``short_conv``, ``local_context`` and ``edge_channels``, as
-        :class:`IrrepsSE3HyenaOperator`, and ``num_blocks``, how many blocks every Clifford MLP has, one by default
+    depth, pool, order, options
+        as :class:`tg_equiattn.nn.SE3Hyena`
 
     Examples
     --------
@@ -240,24 +204,16 @@ class IrrepsSE3Hyena(IrrepsModule):
 class IrrepsVectorSelfAttention(IrrepsModule):
     r"""Equivariant self-attention over the nodes of a graph: vectors by cross products, scalars by softmax attention.
 
-    :func:`tg_equiattn.functional.vector_attention` has the formulas.
-
-    The quadratic counterpart of :class:`IrrepsSE3HyenaOperator`, streamed in O(N) memory, with its projections, residual and
-    output. From the same paper, appendix B.
+    :class:`tg_equiattn.nn.VectorSelfAttention`, where the formulas, errors and sources are, on irreps: the quadratic
+    counterpart of :class:`IrrepsSE3HyenaOperator`.
 
     Parameters
     ----------
-    irreps_in, irreps_out : `e3nn.o3.Irreps`
-        of 0e, 0o, 1o and 1e, with any multiplicities
-
-    irreps_hidden : `e3nn.o3.Irreps`, optional
-        of query, key and value; by default ``irreps_in``
-
-    short_conv : int, optional
-        as :class:`IrrepsSE3HyenaOperator`; with one it is no longer equivariant to permutations
-
-    local_context, edge_channels
+    irreps_in, irreps_out, irreps_hidden : `e3nn.o3.Irreps`
         as :class:`IrrepsSE3HyenaOperator`
+
+    short_conv, local_context, edge_channels
+        as there; with a short convolution it is no longer equivariant to permutations
 
     Examples
     --------

@@ -46,19 +46,12 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         of query, key and value; by default ``irreps_in``. Its tensor products are fully connected: weights grow as the
         cube of multiplicities.
 
-    order : {'input', 'radial'}
-        as :class:`IrrepsSE3HyenaOperator`, with what is said there of ties; outputs jump by 0.6 of their spread where two of
-        10 nodes exchange distances, so 'radial' is not for energies
+    order, causal, short_conv
+        as :class:`IrrepsSE3HyenaOperator`; outputs jump by 0.6 of their spread where two of 10 nodes sorted by
+        ``'radial'`` exchange distances
 
     filter : {'data', 'lag'}
-        the keys, or a learned one of the lag as of :class:`IrrepsSE3HyenaOperator`: :math:`u_i = q_i \otimes_w \sum_j
-        h(i - j) k_j`
-
-    causal : bool
-        whether nodes see earlier ones only
-
-    short_conv : int, optional
-        taps of a short convolution along the order before the long one, an odd number; one weight a channel and tap
+        the keys, or a learned one of the lag: :math:`u_i = q_i \otimes_w \sum_j h(i - j) k_j`
 
     Examples
     --------
