@@ -84,11 +84,11 @@ class Nodes:
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """What there is of nodes of each part (n, ...), of all nodes (N, ...); zero where masked."""
-        if self.graphs[0].index is None:
+        if self.graphs[0].chosen is None:
             return parts[0]
         out = parts[0].new_zeros(self.x.shape[0], *parts[0].shape[1:])
         for graphs, part in zip(self.graphs, parts, strict=True):
-            out = out.index_copy(0, cast(Tensor, graphs.index), part)
+            out = out.index_copy(0, cast(Tensor, graphs.chosen), part)
         return out
 
     def restore(self, out: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def _even(x: Tensor, mask: Tensor | None, batch: Tensor | None, grid: PixelGrid 
     if x.ndim == 2 and grid is not None:
         return Ragged.dense(x.shape[0] // len(grid), len(grid), None, x.device)
     checks.mask(mask, tuple(x.shape[:-1]))
-    return Ragged.dense(*x.shape[:2], mask, x.device)
+    return Ragged.dense(x.shape[0], x.shape[1], mask, x.device)
 
 
 def _check_grid(grid: PixelGrid, graphs: int, x: Tensor, position: Position, needs_positions: bool) -> None:

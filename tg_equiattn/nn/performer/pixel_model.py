@@ -99,7 +99,7 @@ class PixelModel(nn.Module):
         super().__init__()
         kinds = ("window", *POSITIONS, "absolute", "None")
         checks.choice("position", "None" if position is None else position, kinds)
-        options = {"pos_dim": pos_dim, "cutoff": cutoff, "redraw_interval": REDRAW}
+        options: dict[str, Any] = {"pos_dim": pos_dim, "cutoff": cutoff, "redraw_interval": REDRAW}
         if position in POSITIONS:
             kind: Callable[..., KernelAttention] = PositionalPerformerAttention
             options["position"] = position
@@ -116,7 +116,8 @@ class PixelModel(nn.Module):
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
         """Draw new random features in every block."""
-        for block in self.blocks:
+        blocks: Any = self.blocks
+        for block in blocks:
             block.attention.redraw_features(generator)
 
     def reset_parameters(self) -> None:

@@ -24,7 +24,7 @@ class Graphs(NamedTuple):
     pairs: bool
     pos: Any
     near: Any
-    index: Tensor | None = None
+    chosen: Tensor | None = None
 
     @property
     def ragged(self) -> Ragged:
@@ -32,7 +32,7 @@ class Graphs(NamedTuple):
 
     def take(self, x: Tensor) -> Tensor:
         """Of all nodes (N, ...) those of these graphs."""
-        return x if self.index is None else x.index_select(0, self.index)
+        return x if self.chosen is None else x.index_select(0, self.chosen)
 
 
 class Position(nn.Module):
