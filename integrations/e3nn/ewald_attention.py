@@ -83,25 +83,12 @@ class IrrepsEwaldAttention(EwaldLayer):
 
         Parameters
         ----------
-        x : `torch.Tensor`
-            features of shape ``(nodes, irreps_in.dim)``
+        x, pos : `torch.Tensor`
+            features of shape ``(nodes, irreps_in.dim)`` and positions of shape ``(nodes, 3)``
 
-        pos : `torch.Tensor`
-            positions of shape ``(nodes, 3)``. Give large coordinates in float64, whatever the features are
-
-        batch : `torch.Tensor`, optional
-            sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
-
-        cell : `torch.Tensor`, optional
-            lattice vectors as rows, of shape ``(3, 3)``, ``(graphs, 3, 3)`` or ``(3 graphs, 3)``
-
-        pbc : `torch.Tensor`, optional
-            along which of them graphs repeat, bool, of shape ``(3,)``, ``(graphs, 3)`` or ``(3 graphs,)``: three, two
-            or none; without it along those that are not zero
-
-        batch_size, max_num_nodes : int, optional
-            number of graphs, and a bound of their sizes; read from ``batch`` where not given, which torch.compile
-            cannot, and which waits for the device on CUDA
+        batch, cell, pbc, batch_size, max_num_nodes
+            as :class:`tg_equiattn.nn.EwaldAttention`; as PyG batches them, cells may be ``(3 graphs, 3)`` and pbc
+            ``(3 graphs,)``
 
         Returns
         -------
