@@ -26,15 +26,8 @@ def clipped_attention_of_nodes(
         {a_{ik} n + \sum_{d<k} (a_{id} - a_{ik})\, |R_d(i)|}, \qquad R_d(i) = \sum_{j:\, d(i,j) = d} v_j
 
     The far nodes' sum is the graph's less the near ones'; where none is far it is exactly zero. Weights below 1e-30 of
-    a query's largest possible one are raised to that. Pairs at Manhattan distance k or more are passed over.
-
-    Args:
-        query, value: ``(N, heads, d)`` and ``(N, heads, e)``, of nodes.
-        projection: ``(m, d)``.
-        distance_table: ``(heads, k + 1, d)``, w.
-        pairs: the near pairs of all nodes, none twice.
-
-    Source: relative-performer section 2.3, strategy 2.
+    a query's largest possible one are raised to that. The table (heads, k + 1, d) holds w; pairs at Manhattan distance
+    k or more are passed over, and none comes twice. Source: relative-performer section 2.3, strategy 2.
     """
     weights = _distance_weights(query, distance_table, projection)
     count, dtype = distance_table.shape[1] - 1, weights.dtype

@@ -31,12 +31,10 @@ class RandomFeatures(nn.Module):
 
     The n-th draw is a function of a seed and n alone, both in the checkpoint, so that all ranks that start alike (as
     DistributedDataParallel makes them) draw alike, and a resumed run goes on as an uninterrupted one. In eval nothing
-    is ever drawn.
-
-    ``redraw_interval`` counts training steps, that is forward passes in training mode. Passes that activation
-    checkpointing repeats in backward do not count; they use the directions of the time, so call backward before the
-    next draw. A call that a transform of ``torch.func`` makes counts as one step, and what is drawn in it stays drawn;
-    where the transform goes through the directions themselves, as of an ensemble, a draw that is due raises.
+    is ever drawn. ``redraw_interval`` counts training steps, that is forward passes in training mode, but those that
+    activation checkpointing repeats in backward: call backward before the next draw. A call that a transform of
+    ``torch.func`` makes counts as one step, and what is drawn in it stays drawn; where the transform goes through the
+    directions themselves, as of an ensemble, a draw that is due raises.
     """
 
     projection: Tensor
