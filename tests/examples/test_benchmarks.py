@@ -16,7 +16,7 @@ from running import evaluate, evaluate_here, number, run
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tg_equiattn.functional.hyena.clifford import PATH_OF, RIGHT
+from tg_equiattn.functional.vector.clifford import PATH_OF, RIGHT
 
 
 class Number:
@@ -203,12 +203,13 @@ def test_fft_counts():
 
 
 def test_clifford_mlp_counts():
-    from tg_equiattn.nn.hyena import GradedMLP, Grades, OperatorOptions
+    from tg_equiattn.nn.vector.clifford import MultivectorMLP
+    from tg_equiattn.nn.vector.grades import Grades
 
     inside, outside, tokens = Grades(2, 3, 0, 1), Grades(1, 0, 2), 11
-    mlp = GradedMLP(inside, outside, 4, OperatorOptions())
-    x = torch.randn(inside.dim, tokens, requires_grad=True)
-    linear = products(mlp, x)
+    mlp = MultivectorMLP(inside, outside, 4)
+    parts = [torch.randn(n, c, tokens, requires_grad=True) for n, c in zip((1, 3, 3, 1), inside, strict=True)]
+    linear = products(lambda *parts: torch.cat([part.flatten() for part in mlp(parts)]), *parts)
     expected = counts.clifford_mlp(inside, outside, 4, True) - counts.clifford_product_flops(4, True)
     assert linear == tokens * expected
 
