@@ -22,8 +22,8 @@ HIDDEN = 32  # width of the MLP of offsets
 RADIAL = 16  # functions of the distance
 
 
-def _geometric(count: int, device: torch.device | None = None) -> Tensor:
-    """Frequencies from 1 down to almost 1 / LONGEST, as of the usual sinusoidal encoding."""
+def _frequencies(count: int, device: torch.device | None = None) -> Tensor:
+    """From 1 down to almost 1 / LONGEST, as of the usual sinusoidal encoding."""
     return LONGEST ** -(torch.arange(count, device=device) / count)
 
 
@@ -39,15 +39,13 @@ class AbsoluteEncoding(nn.Module):
     def __init__(self, channels: int, pos_dim: int) -> None:
         super().__init__()
         if channels % (2 * pos_dim):
-            raise ValueError(
-                f"channels must be a multiple of {2 * pos_dim} (sine and cosine of {pos_dim} coordinates) where "
-                f"position='absolute', got {channels}"
-            )
+            wanted = f"a multiple of {2 * pos_dim} (sine and cosine of {pos_dim} coordinates)"
+            raise ValueError(f"channels must be {wanted} where position='absolute', got {channels}")
         self.channels, self.pos_dim = channels, pos_dim
 
     def forward(self, pos: Tensor) -> Tensor:
         pos = pos.to(torch.promote_types(pos.dtype, torch.float32))
-        omega = _geometric(self.channels // (2 * self.pos_dim), pos.device)
+        omega = _frequencies(self.channels // (2 * self.pos_dim), pos.device)
         angle = pos[..., None] * omega.to(pos.dtype)
         return torch.stack([angle.sin(), angle.cos()], -1).flatten(-3)
 
@@ -62,10 +60,9 @@ class SinusoidEncoding(nn.Module):
         \quad k_p = [\sin \omega x, \cos \omega x], \quad
         \langle q_p(x), k_p(x') \rangle = \alpha \cos \omega (x - x') + \beta \sin \omega (x - x')
 
-    for every learned frequency :math:`\omega` of every axis, with :math:`\alpha, \beta` learned for each head
-    (Lemma 1). The product is exact; attention through random features then has it in expectation over draws only.
-
-    There are 4 frequencies an axis; they start at 1 and fall geometrically towards 1e-4.
+    for each of the 4 learned frequencies :math:`\omega` of every axis, which start at 1 and fall geometrically towards
+    1e-4, with :math:`\alpha, \beta` learned for each head (Lemma 1). The product is exact; attention through random
+    features then has it in expectation over draws only.
 
     Shapes:
         ``(N, pos_dim)`` -> two of ``(N, heads, channels)``, channels = 8 · pos_dim.
@@ -83,7 +80,7 @@ class SinusoidEncoding(nn.Module):
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
-            self.frequency.copy_(_geometric(LENGTH_SCALES).expand(self.pos_dim, -1))
+            self.frequency.copy_(_frequencies(LENGTH_SCALES).expand(self.pos_dim, -1))
             self.rotation.normal_(std=2.0)
 
     def forward(self, pos: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,10 +132,8 @@ class OffsetTable(_OffsetBias):
         whole = offsets.round() if offsets.is_floating_point() else offsets
         inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # neither NaN nor infinity is
         if checks.values_are_free(offsets) and not bool(inside.all()):
-            raise ValueError(
-                f"offsets (edge_offset, or differences of pos) must be below cutoff={self.cutoff} on every "
-                f"axis, got {offsets.min()} to {offsets.max()}"
-            )
+            wanted = f"below cutoff={self.cutoff} on every axis, got {offsets.min()} to {offsets.max()}"
+            raise ValueError(f"offsets (edge_offset, or differences of pos) must be {wanted}")
         whole = torch.where(inside[:, None], whole, torch.zeros_like(whole)).long()
         index = whole.new_zeros(whole.shape[0])
         for axis in range(self.pos_dim):
