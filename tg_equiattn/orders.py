@@ -7,29 +7,12 @@ from torch import Tensor
 
 from . import checks
 from .ragged import Ragged, inverse
-from .sequences import Sequences
 
 ORDERS = ("input", "radial")
 
 
-def radial_order(pos: Tensor, ragged: Ragged | Sequences, scalars: Tensor | None = None) -> Tensor:
-    """Of positions (T, 3) and invariant scalars (T, S) with Ragged."""
-    if isinstance(ragged, Sequences):
-        scalars = None if scalars is None else scalars.T
-        return _radial_order(pos.T, _of_sequences(ragged), scalars)
-    return _radial_order(pos, ragged, scalars)
-
-
-def _of_sequences(sequences: Sequences) -> Ragged:
-    if sequences.mask is not None:
-        return Ragged(
-            sequences.tokens, sequences.sizes, None, sequences.tokens // max(1, sequences.count), sequences.mask
-        )
-    return Ragged(sequences.tokens, sequences.sizes, sequences.batch)
-
-
 @torch.no_grad()
-def _radial_order(pos: Tensor, ragged: Ragged, scalars: Tensor | None = None) -> Tensor:
+def radial_order(pos: Tensor, ragged: Ragged, scalars: Tensor | None = None) -> Tensor:
     r"""Nodes of each graph by their distance to its centroid, nearest first: an order that rotations, reflections,
     translations and permutations of the nodes leave alone.
 
@@ -87,19 +70,18 @@ def _largest(x: Tensor, ragged: Ragged) -> Tensor:
     return x.new_zeros(ragged.count).scatter_reduce(0, ragged.batch, x, "amax")
 
 
-def check_order(order: Tensor, ragged: Ragged | Sequences) -> None:
+def check_order(order: Tensor, ragged: Ragged) -> None:
     """Raise ValueError unless order (T,) is a permutation of the nodes of every graph."""
-    nodes = ragged.tokens if isinstance(ragged, Sequences) else ragged.nodes
     if not isinstance(order, Tensor):
         raise ValueError(f"order must be a permutation as a tensor, got {order!r}")
-    if order.dtype != torch.int64 or tuple(order.shape) != (nodes,):
-        raise ValueError(f"order must be int64 with {nodes} entries, got {order.dtype} of shape {tuple(order.shape)}")
+    if order.dtype != torch.int64 or tuple(order.shape) != (ragged.nodes,):
+        raise ValueError(f"order must be int64 with {ragged.nodes} entries, got {order.dtype} of shape {tuple(order.shape)}")
     if order.device != ragged.batch.device:
         raise ValueError(f"order must be on {ragged.batch.device} as the input is, got {order.device}")
     if not checks.values_are_free(order):
         return
     whole = bool((order.sort().values == torch.arange(len(order))).all())
     if not whole or not bool((ragged.batch[order] == ragged.batch).all()):
-        raise ValueError("order must be a permutation of the tokens within every sequence")
+        raise ValueError("order must be a permutation of the nodes within every graph")
     if ragged.mask is not None and not bool((ragged.mask[order] == ragged.mask).all()):
-        raise ValueError("order must keep padding at the end of every sequence")
+        raise ValueError("order must keep padding at the end of every graph")
