@@ -75,7 +75,9 @@ def check_order(order: Tensor, ragged: Ragged) -> None:
     if not isinstance(order, Tensor):
         raise ValueError(f"order must be a permutation as a tensor, got {order!r}")
     if order.dtype != torch.int64 or tuple(order.shape) != (ragged.nodes,):
-        raise ValueError(f"order must be int64 with {ragged.nodes} entries, got {order.dtype} of shape {tuple(order.shape)}")
+        raise ValueError(
+            f"order must be int64 with {ragged.nodes} entries, got {order.dtype} of shape {tuple(order.shape)}"
+        )
     if order.device != ragged.batch.device:
         raise ValueError(f"order must be on {ragged.batch.device} as the input is, got {order.device}")
     if not checks.values_are_free(order):

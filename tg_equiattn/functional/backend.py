@@ -14,7 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .. import checks
-from ..transforms import transformed
+from ..modes import transformed
 
 # "auto" is what was measured faster on the device: of no operator a kernel yet
 BACKENDS = ("auto", "torch", "triton", "plain")

@@ -1,3 +1,0 @@
-from .modes import ordinary_tensors
-
-__all__ = ["ordinary_tensors"]

@@ -1,3 +1,0 @@
-from .modes import LayerNorm
-
-__all__ = ["LayerNorm"]

@@ -1,3 +1,0 @@
-from .modules import reset_children
-
-__all__ = ["reset_children"]

@@ -1,3 +1,0 @@
-from .modules import ExactTables
-
-__all__ = ["ExactTables"]

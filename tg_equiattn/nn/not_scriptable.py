@@ -1,3 +1,0 @@
-from .modules import NotScriptable
-
-__all__ = ["NotScriptable"]

@@ -1,3 +1,0 @@
-from .modes import full_precision
-
-__all__ = ["full_precision"]

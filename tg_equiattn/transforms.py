@@ -1,3 +1,0 @@
-from .modes import transformed
-
-__all__ = ["transformed"]
