@@ -162,20 +162,16 @@ def lifting_attention(
     )  # fmt: skip
 
 
-def _with_biases(
-    rho_space: Tensor, rho_group: Tensor | None, heads: int, space_bias: Tensor | None, group_bias: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def _with_biases(rho_space, rho_group, heads, space_bias, group_bias) -> tuple[Tensor, Tensor | None]:
     """Both encodings with one more channel a head, its bias: cheaper than a tensor of biases for every pixel, and their
     gradients come with those of the encodings."""
-    if rho_group is None:  # a full encoding has both biases
-        bias = rho_space.new_zeros(heads, *rho_space.shape[:3])
-        for part in (space_bias, group_bias):
-            if part is not None:
-                bias = bias + (part[..., None] if part is space_bias else part[:, None, None]).to(bias.dtype)
-        return torch.cat([rho_space, bias.movedim(0, -1)], -1), None
-    space = rho_space.new_zeros(heads, *rho_space.shape[:2]) if space_bias is None else space_bias
-    group = rho_group.new_zeros(heads, len(rho_group)) if group_bias is None else group_bias
-    return (
-        torch.cat([rho_space, space.to(rho_space.dtype).movedim(0, -1)], -1),
-        torch.cat([rho_group, group.to(rho_group.dtype).T], -1),
-    )
+
+    def joined(rho: Tensor, bias: Tensor | None) -> Tensor:
+        bias = rho.new_zeros(()) if bias is None else bias.to(rho.dtype)
+        return torch.cat([rho, bias.expand(heads, *rho.shape[:-1]).movedim(0, -1)], -1)
+
+    if rho_group is not None:
+        return joined(rho_space, space_bias), joined(rho_group, group_bias)
+    space_bias = None if space_bias is None else space_bias[..., None]  # a full encoding has both
+    group_bias = None if group_bias is None else group_bias[:, None, None]
+    return joined(rho_space, sum(x for x in (space_bias, group_bias) if x is not None)), None

@@ -37,6 +37,11 @@ def sums(weight: Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return torch.stack([torch.mul(weight, x[..., c, :], out=product).sum(dims) for c in range(x.shape[-2])], -2)
 
 
+def blocks(count: int) -> list[slice]:
+    """One block of all query elements where loops are compiled, one element at a time where they are not."""
+    return [slice(0, count)] if torch.compiler.is_compiling() else [slice(t, t + 1) for t in range(count)]
+
+
 def dropped(x: Tensor, keep: Tensor | None) -> Tensor:
     return x if keep is None else x * keep
 
@@ -72,23 +77,21 @@ def scores(query, key, position, group, index, bias) -> Tensor:
     return logits + content[:, None]
 
 
-def _softmax(score: Tensor) -> Tensor:
-    return score.flatten(2, 3).softmax(2).view(score.shape)
-
-
 def forward(query, key, value, position, group, index, bias, keep, paired=False) -> tuple[Tensor, Tensor]:
     """The output (H, C, p), and with the pointwise relation the logarithm (T, p) of the sum of exponentials of a
     query's scores, else nothing."""
     score = scores(query, key, position, group, index, bias)
-    weight = _softmax(score)
+    level = score.flatten(2, 3).logsumexp(2)
+    weight = (score - level[:, :, None, None]).exp()
     weight = weight[:, 0] if paired else weight.sum(0)  # (H, D, S, p)
-    level = score[:, 0].flatten(1, 2).logsumexp(1) if paired else score.new_zeros(0)
-    return sums(dropped(weight, None if keep is None else keep.transpose(0, 1)), value, (1, 2)), level
+    out = sums(dropped(weight, None if keep is None else keep.transpose(0, 1)), value, (1, 2))
+    return out, level[:, 0] if paired else level.new_zeros(0)
 
 
 def backward(query, key, value, position, group, index, inverse, bias, keep, grad):
     """Gradients of query, key, value, position and group, of all relations but the pointwise one."""
-    softmax = _softmax(scores(query, key, position, group, index, bias))
+    score = scores(query, key, position, group, index, bias)
+    softmax = score.flatten(2, 3).softmax(2).view(score.shape)
     keep = None if keep is None else keep.transpose(0, 1)
     grad_weight = dropped(dot(grad[:, None, None], value[None]), keep)  # (H, D, S, p)
     logit = softmax * (grad_weight - (softmax * grad_weight).sum((2, 3), keepdim=True))

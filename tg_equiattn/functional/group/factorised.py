@@ -24,7 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .direct import by_argument, dot, dropped, gather_group, sums
+from .direct import blocks, by_argument, dot, dropped, gather_group, sums
 
 # Below this normaliser the factors may have lost precision: the caller takes the direct formula instead.
 SMALLEST_NORMALISER = {torch.float32: 1e-20, torch.float64: 1e-200}
@@ -50,11 +50,6 @@ def _normalise(product: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return group / normaliser.clamp_min(torch.finfo(group.dtype).tiny), normaliser, summed
 
 
-def _blocks(count: int) -> list[slice]:
-    """One block of all query elements where loops are compiled, one element at a time where they are not."""
-    return [slice(None)] if torch.compiler.is_compiling() else [slice(t, t + 1) for t in range(count)]
-
-
 def _empty_weight(content: Tensor, space: Tensor) -> Tensor:
     """Zeros (D, H, S, p) to add the weights of all query elements to."""
     return content.new_zeros(content.shape[1], space.shape[2], *content.shape[2:])
@@ -68,7 +63,7 @@ def forward(query, key, value, position, group, index, bias, keep) -> tuple[Tens
     """The output (H, C, p) and the smallest normaliser met."""
     content, space, group = _factors(query, key, position, group, index, bias)
     total, smallest = _empty_weight(content, space), []
-    for block in _blocks(len(query)):
+    for block in blocks(len(query)):
         product = space[block, :, :, None] * content[block, :, None]  # (t, D, H, S, p)
         scaled, normaliser, _ = _normalise(product, group[block])
         total += _sum_first(product.mul_(scaled[:, None]))
@@ -88,7 +83,7 @@ def backward(query, key, value, position, group, index, inverse, bias, keep, gra
     grad_weight = dropped(grad_weight, keep).to(content.dtype)
     total, smallest = _empty_weight(content, space), []
     to_content, to_space, to_group = [], [], []
-    for block in _blocks(len(query)):
+    for block in blocks(len(query)):
         product = space[block, :, :, None] * content[block, :, None]
         scaled, normaliser, summed = _normalise(product, group[block])
         valued = (product * grad_weight).sum(1)

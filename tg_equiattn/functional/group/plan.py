@@ -55,7 +55,9 @@ class AttentionPlan:
         lanes = self.tiling.lanes
         self.query = to_lanes(query, lanes)
         self.channels, heads = query.shape[1], rho_space.shape[-1] - query.shape[1]
-        self.one_hot = self._one_hot(query, heads).view(heads, -1, lanes) if heads else None
+        head = torch.arange(query.shape[0], device=query.device) % max(1, heads)
+        one_hot = head == torch.arange(heads, device=query.device)[:, None]  # where a query is of this head
+        self.one_hot = one_hot.to(query.dtype).view(heads, -1, lanes) if heads else None
         self.key = [self.tiling.prepare(x) for x in to_lanes(key, lanes)]
         self.value = [self.tiling.prepare(x) for x in to_lanes(value, lanes)]
         self.hidden: list[Tensor] | None = None
@@ -74,12 +76,6 @@ class AttentionPlan:
 
     def __iter__(self) -> Iterator[tuple[int, slice]]:
         return ((lane, tile) for lane in range(self.query.shape[0]) for tile in self.tiling)
-
-    @staticmethod
-    def _one_hot(query: Tensor, heads: int) -> Tensor:
-        """(heads, M): one where a query is of this head."""
-        head = torch.arange(query.shape[0], device=query.device) % heads
-        return (head == torch.arange(heads, device=query.device)[:, None]).to(query.dtype)
 
     def with_head(self, query: Tensor, lane: int) -> Tensor:
         """(T, C, p) -> (T, C + heads, p): queries and, where encodings have biases behind their channels, a one for

@@ -19,12 +19,7 @@ import math
 import torch
 from torch import Tensor
 
-from .direct import dot, sums
-
-
-def _elements(count: int) -> list[slice]:
-    """One block of all query elements where loops are compiled, one element at a time where they are not."""
-    return [slice(0, count)] if torch.compiler.is_compiling() else [slice(t, t + 1) for t in range(count)]
+from .direct import blocks, dot, sums
 
 
 def _by_element(position: Tensor, group: Tensor | None, table: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -72,7 +67,7 @@ def _logits(position: Tensor, group: Tensor | None, bias: Tensor | None) -> list
 def forward(query, key, value, position, group, index, bias, keep) -> tuple[Tensor, Tensor]:
     """The output (T, C, p), and the logarithm (T, p) of the sum of exponentials of a query's scores."""
     logits, out, levels = _logits(*_by_element(position, group, index[0]), bias), [], []
-    for t in _elements(len(query)):
+    for t in blocks(len(query)):
         weight, total, top = _exponentials(query[t], key, [x[t] for x in logits])
         if keep is not None:
             weight *= keep[:, t].transpose(0, 1)
@@ -86,7 +81,7 @@ def backward(query, key, value, position, group, index, inverse, bias, keep, gra
     logits = _logits(*_by_element(position, group, index[0]), bias)
     grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
     to_query, to_position, to_group = [], [], []
-    for t in _elements(len(query)):
+    for t in blocks(len(query)):
         weight, total, _ = _exponentials(query[t], key, [x[t] for x in logits])
         factor = total.reciprocal_()
         scaled = grad[t] * factor[:, 0]

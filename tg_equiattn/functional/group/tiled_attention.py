@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -58,22 +58,22 @@ def _run(step: Any, fused: bool, **operands: Any) -> Any:
         return step(**operands)
 
 
-def _in_factors(plan: AttentionPlan, step: Callable, operands: dict[str, Any]) -> tuple[Tensor, ...] | None:
-    """What a step of the factorised form gives, unless its factors lost precision, which only the CPU is asked about
-    (elsewhere they are double)."""
-    *results, smallest = _run(step, plan.fused, index=plan.table, **operands)
-    safe = smallest.device.type != "cpu" or bool(smallest >= factorised.SMALLEST_NORMALISER[smallest.dtype])
-    return tuple(results) if safe else None
-
-
-def _by_pieces(plan: AttentionPlan, step: Callable, operands: dict[str, Any]) -> list[Tensor | None]:
-    """What a step of the direct form gives, for as many queries at a time as it may hold all scores of."""
-    width = max(1, 4 * plan.budget // (plan.table.numel() * len(operands["key"])))
-    inverse = {"inverse": operands.pop("inverse")} if "inverse" in operands else {}
-    pieces = []
+def _tile(plan: AttentionPlan, steps: Sequence[Callable], operands: dict[str, Any]) -> Sequence[Any]:
+    """What one of three forms gives for a tile: the pointwise one; the factorised one, unless its factors lost
+    precision, which only the CPU is asked about (elsewhere they are double); the direct one, for as many queries at a
+    time as it may hold all scores of."""
+    pointwise_step, factorised_step, direct_step = steps
+    if plan.paired:
+        return _run(pointwise_step, plan.fused, index=plan.table, **operands)
+    if not plan.direct:
+        *results, smallest = _run(factorised_step, plan.fused, index=plan.table, **operands)
+        if smallest.device.type != "cpu" or smallest >= factorised.SMALLEST_NORMALISER[smallest.dtype]:
+            return results
+    tables = {"index": plan.table} | {n: operands.pop(n) for n in ("inverse",) if n in operands}
+    width, pieces = max(1, 4 * plan.budget // (plan.table.numel() * len(operands["key"]))), []
     for first in range(0, operands["query"].shape[-1], width):
         piece = {n: None if x is None else x[..., first : first + width] for n, x in operands.items()}
-        pieces.append(step(**piece, index=plan.table, **inverse))
+        pieces.append(direct_step(**piece, **tables))
     return [None if x[0] is None else torch.cat(x, -1) for x in zip(*pieces, strict=True)]
 
 
@@ -102,15 +102,10 @@ def group_attention_op(query, key, value, rho_space, rho_group, index, *rest) ->
         level = query.new_empty(lanes[0], index.shape[0], 1, *lanes[3:]) if plan.paired else None
         for lane, tile in plan:
             x = plan.operands(lane, tile, *plan.slabs(lane, tile), plan.rho_space, rho_group)
+            results = _tile(plan, (pointwise.forward, factorised.forward, direct.forward), x)
+            plan.tiling.write_(out[lane], tile, results[0])
             if level is not None:
-                result, of_tile = _run(pointwise.forward, plan.fused, index=plan.table, **x)
-                plan.tiling.write_(level[lane], tile, of_tile[:, None])
-            else:
-                result = (None if plan.direct else _in_factors(plan, factorised.forward, x)) or _by_pieces(
-                    plan, direct.forward, x
-                )
-                result = result[0]
-            plan.tiling.write_(out[lane], tile, result)
+                plan.tiling.write_(level[lane], tile, results[1][:, None])
         return from_lanes(out), query.new_empty(0) if level is None else from_lanes(level).squeeze(1)
 
 
@@ -143,8 +138,11 @@ def group_attention_backward_op(grad, grad_level, query, key, value, rho_space, 
         grad_key, grad_value = ([torch.zeros_like(x) for x in xs] for xs in (plan.key, plan.value))
         for lane, tile in plan:
             x = plan.operands(lane, tile, *plan.slabs(lane, tile), plan.rho_space, rho_group)
-            of_level = None if levels is None else tiling.query(levels[lane], tile)[:, 0]
-            dq, dk, dv, position, group = _tile_backward(plan, x, tiling.query(grads[lane], tile), of_level)
+            given = {"inverse": plan.inverse, "grad": tiling.query(grads[lane], tile)}
+            if levels is not None:
+                given["grad_level"] = tiling.query(levels[lane], tile)[:, 0]
+            steps = pointwise.backward, factorised.backward, direct.backward
+            dq, dk, dv, position, group = _tile(plan, steps, x | given)
             headed = plan.with_head(x["query"], lane)
             along = tiling.position_backward(plan.rho(plan.rho_space), headed, tile, position, plan.rho(grad_space))
             dq = dq + along[:, : plan.channels]
@@ -156,15 +154,6 @@ def group_attention_backward_op(grad, grad_level, query, key, value, rho_space, 
             tiling.scatter_(grad_value[lane], tile, dv)
         restored = [from_lanes(tiling.restore(torch.stack(x))) for x in (grad_key, grad_value)]
         return from_lanes(grad_query), *restored, grad_space.transpose(0, 1).contiguous(), grad_group
-
-
-def _tile_backward(plan: AttentionPlan, operands: dict[str, Any], grad: Tensor, grad_level: Tensor | None) -> Any:
-    """Gradients of a tile's query, key, value and of both kinds of logits."""
-    operands = operands | {"grad": grad, "inverse": plan.inverse}
-    if plan.paired:
-        return _run(pointwise.backward, plan.fused, index=plan.table, grad_level=grad_level, **operands)
-    in_factors = None if plan.direct else _in_factors(plan, factorised.backward, operands)
-    return in_factors or _by_pieces(plan, direct.backward, operands)
 
 
 @group_attention_backward_op.register_fake
