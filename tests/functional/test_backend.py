@@ -11,8 +11,6 @@ import torch
 from backends import FUNCTIONS, LAYERS, call, refusals
 
 from tg_equiattn.functional.backend import use_triton
-from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import GroupAttention, LiftingAttention
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 
@@ -24,14 +22,6 @@ def test_unknown_backends_are_refused(name, bad):
         ValueError, match=rf"backend must be one of \('auto', 'torch', 'triton', 'plain'\), got {bad!r}"
     ):
         call(name, bad)
-
-
-def test_global_attention_has_no_kernel():
-    for kind in (LiftingAttention, GroupAttention):
-        with pytest.raises(
-            ValueError, match="backend must be 'auto', 'torch' or 'plain' with global attention, got 'triton'"
-        ):
-            kind(cyclic(2), 3, 4, heads=1, kernel_size=None, options={"backend": "triton"})
 
 
 def test_kernels_want_a_gpu():

@@ -1,9 +1,14 @@
 """Operands of group attention, random and extreme, and what is compared, for tests of all its paths."""
 
+import contextlib
+from unittest import mock
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tg_equiattn import functional
+from tg_equiattn.functional.group import attention, frames
 from tg_equiattn.grids import Neighbourhood
 
 DTYPE = torch.float64
@@ -22,6 +27,20 @@ def operands(elements, spatial, kernel_size=3, *, outputs=None, batch=2, heads=3
     ]
     tensors = [(std * torch.randn(s, dtype=dtype)).to(device).requires_grad_() for s in shapes]
     return tensors, neighbourhood
+
+
+def group_attention(*operands, backend="torch", **options):
+    """The public function, where asked by its plain composition of torch's operations, as under a transform."""
+    patched = mock.patch.object(attention, "use_plain", return_value=True)
+    with patched if backend == "plain" else contextlib.nullcontext():
+        return functional.group_attention(*operands, **options)
+
+
+def frame_attention(*operands, backend="torch", **options):
+    """As :func:`group_attention`."""
+    patched = mock.patch.object(frames, "use_plain", return_value=True)
+    with patched if backend == "plain" else contextlib.nullcontext():
+        return functional.frame_attention(*operands, **options)
 
 
 def as_full(tensors):

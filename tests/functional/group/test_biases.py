@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from attention_operands import assert_same, operands
+from attention_operands import assert_same, group_attention, operands
 from oracles import attention_materialised
 
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional import group_attention, lifting_attention
+from tg_equiattn.functional import lifting_attention
 from tg_equiattn.groups import cyclic
 
 
@@ -63,23 +63,6 @@ def test_heads_keep_their_biases_where_a_tile_has_some_of_them(relation):
     for head in (0, 3):
         one = [x[:, head : head + 1] for x in tensors[:3]] + tensors[3:5] + [x[head : head + 1] for x in tensors[5:]]
         torch.testing.assert_close(attend(one, index, neighbourhood)[:, 0], out[:, head], rtol=0, atol=1e-12)
-
-
-TRITON_TOO = [("lifted", False), ("relative", True), ("lifted", True)]
-
-
-@pytest.mark.parametrize(
-    ("relation", "full"),
-    [("relative", False), *(pytest.param(*kind, marks=pytest.mark.slow) for kind in TRITON_TOO)],
-)
-@pytest.mark.usefixtures("kernels_run")
-def test_triton(relation, full, device):
-    pytest.importorskip("triton", reason="Triton is not installed")
-    tensors, neighbourhood = operands(2, (2, 3), batch=2, heads=2, channels=2, value_channels=1, device=device)
-    tensors = [*tensors, *biases(tensors)]
-    index = relation_index(cyclic(2), relation).to(device)
-    out = [attend(tensors, index, neighbourhood, full, backend=backend) for backend in ("triton", "torch")]
-    assert_same(*out, tensors)
 
 
 @pytest.mark.parametrize("missing", ["space_bias", "group_bias"])

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 import torch
-from attention_operands import EXTREMES, Largest, as_full, assert_same, gradients, operands
+from attention_operands import EXTREMES, Largest, as_full, assert_same, gradients, group_attention, operands
 from oracles import attention_materialised
 from small_groups import GROUPS
 
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional import group_attention, lifting_attention
+from tg_equiattn.functional import lifting_attention
 from tg_equiattn.functional.group import direct, factorised, tiled_attention
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from attention_operands import EXTREMES, Largest, as_full, assert_same, gradients, operands
+from attention_operands import EXTREMES, Largest, as_full, assert_same, gradients, group_attention, operands
 from small_groups import GROUPS
 
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional import group_attention
 from tg_equiattn.functional.group import pointwise, tiled_attention
 from tg_equiattn.groups import cyclic
 

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from attention_operands import operands
+from attention_operands import group_attention, operands
 from group_layers import LAYERS, image, oracle
 from group_layers import block as small_block
 from small_groups import GROUPS
 
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional import group_attention
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic, dihedral, trivial
 from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention

@@ -106,15 +106,6 @@ def test_dropout_is_left_out_and_gradients_are_there(randomise):
     torch.testing.assert_close(change, (gradients[0] * step).sum(), rtol=1e-3, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", [pytest.param("lifted", marks=pytest.mark.slow), "global"])
-def test_maps_of_the_kernel(name, randomise, kernels_run):
-    layer = randomise(LAYERS[name](cyclic(3), heads=1, backend="triton"))
-    x = image(cyclic(3), (3, 3), True, torch.float32, batch=1)
-    weights = layer.attention_map(x, (1, 2))
-    layer.backend = "torch"
-    torch.testing.assert_close(weights, layer.attention_map(x, (1, 2)), rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("pixel", "message"),
     [

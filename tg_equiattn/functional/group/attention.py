@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...grids import Neighbourhood
-from ..backend import check_backend, use_plain, use_triton
+from ..backend import use_plain
 from .hashed_dropout import draw_seed
 from .masks import zero_where_hidden
 from .operands import check_group_attention
@@ -27,7 +27,6 @@ def group_attention(
     group_bias: Tensor | None = None,
     dropout: float = 0.0,
     mask: Tensor | None = None,
-    backend: str = "auto",
 ) -> Tensor:
     r"""Group self-attention of regular features.
 
@@ -57,11 +56,6 @@ def group_attention(
         dropout: probability of dropping a weight after the sum over t.
         mask: true where there are pixels. The others are no keys, whatever they hold, and their outputs are zero; so a
             rectangle of pixels gets what it would as an image of its own, where windows end at the border.
-        backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``; or ``"triton"``, a fused
-            kernel for windows that keeps every score in registers, which needs a CUDA device or Triton's interpreter.
-            Triton's gradients of keys and values are added up atomically: their last bits vary from run to run, and
-            under :func:`torch.use_deterministic_algorithms` backward raises a RuntimeError. ``"plain"`` is the direct
-            form in torch's operations, tile by tile, which transforms of ``torch.func`` take by themselves.
 
     Shapes:
         - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``
@@ -83,7 +77,7 @@ def group_attention(
     )
     query, key, value = (zero_where_hidden(x, mask) for x in (query, key, value))
     return checked_group_attention(
-        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask, backend
+        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask
     )[0]
 
 
@@ -96,12 +90,8 @@ def checked_group_attention(
     Also the logarithm (B, heads, |H|, *spatial) of the sum of exponentials of a query's scores, where an ``index`` of
     two axes gives every output one query; else an empty tensor.
     """
-    check_backend(backend, "global attention" if neighbourhood.is_global else "")
     path = "compiled" if torch.compiler.is_compiling() else "eager"
-    if use_plain(backend):
-        path = "plain"
-    elif use_triton(backend, query.device):
-        path = "triton"
+    path = "plain" if use_plain(backend) else path
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     rho_space, rho_group = rho_space.to(dtype), None if rho_group is None else rho_group.to(dtype)
     if space_bias is not None or group_bias is not None:
@@ -130,7 +120,6 @@ def lifting_attention(
     space_bias: Tensor | None = None,
     dropout: float = 0.0,
     mask: Tensor | None = None,
-    backend: str = "auto",
 ) -> Tensor:
     r"""Lifting self-attention, from a grid to a grid times a group.
 
@@ -158,7 +147,7 @@ def lifting_attention(
     index = torch.zeros(len(rho_space), 1, 1, dtype=torch.int64, device=query.device)
     return group_attention(
         query, key, value, rho_space, rho_space.new_zeros(1, rho_space.shape[-1]), index, neighbourhood=neighbourhood,
-        space_bias=space_bias, dropout=dropout, mask=mask, backend=backend,
+        space_bias=space_bias, dropout=dropout, mask=mask,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...grids import Neighbourhood
 from ...modes import full_precision, transformed
-from ..backend import check_backend, use_plain
+from ..backend import use_plain
 from .frame_windows import chunks, frame_attention_op, plain_frame_attention
 from .hashed_dropout import draw_seed
 from .masks import zero_where_hidden
@@ -31,7 +31,6 @@ def frame_attention(
     space_bias: Tensor | None = None,
     dropout: float = 0.0,
     mask: Tensor | None = None,
-    backend: str = "auto",
 ) -> Tensor:
     r"""Every group element attends in its own frame: to the same element of other pixels.
 
@@ -54,8 +53,6 @@ def frame_attention(
         space_bias: of rotated offsets, for each head; ``None`` means none.
         dropout: probability of dropping a weight.
         mask: true where there are pixels. The others are no keys, whatever they hold, and their outputs are zero.
-        backend: ``"auto"`` or ``"torch"``; ``"plain"`` are standard operations of torch alone, which transforms of
-            ``torch.func`` take by themselves.
 
     Shapes:
         - query, key: ``(B, heads, C, T, *spatial)``; value: ``(B, heads, Cv, T, *spatial)``; T is ``|H|`` or 1
@@ -71,7 +68,7 @@ def frame_attention(
     """
     check_frame_attention(query, key, value, rho_space, neighbourhood, space_bias, dropout, mask)
     query, key, value = (zero_where_hidden(x, mask) for x in (query, key, value))
-    return checked_frame_attention(query, key, value, rho_space, neighbourhood, space_bias, dropout, mask, backend)[0]
+    return checked_frame_attention(query, key, value, rho_space, neighbourhood, space_bias, dropout, mask)[0]
 
 
 def checked_frame_attention(
@@ -79,7 +76,6 @@ def checked_frame_attention(
 ) -> tuple[Tensor, Tensor]:
     """:func:`frame_attention` of operands that are known to fit and to hold numbers, as the layers' own do; also the
     logarithms (B, heads, |H|, *spatial) of the sums of exponentials of a window's scores; of all pixels, nothing."""
-    check_backend(backend, "relation 'frame'")
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     heads, kind = query.shape[1], value.dtype
     query, key, value, rho_space = (x.to(dtype) for x in (query, key, value, rho_space))

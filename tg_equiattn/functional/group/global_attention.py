@@ -30,7 +30,6 @@ def global_group_attention(
     biases: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
     dropout: float = 0.0,
     mask: Tensor | None = None,
-    backend: str = "auto",
 ) -> Tensor:
     r"""Every pixel and group element attends to all others: a softmax's exact weights in a window, features beyond.
 
@@ -55,7 +54,6 @@ def global_group_attention(
         neighbourhood: a window.
         biases: of rotated offsets and of u, as :func:`group_attention`, and f of u, for each head; ``None`` for none.
         dropout: probability of dropping a weight of the window, and an output of the far part.
-        backend: as :func:`group_attention`, of the window; the far part runs in torch.
 
     Shapes:
         - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``
@@ -84,7 +82,7 @@ def global_group_attention(
     query, key, value = (zero_where_hidden(x, mask) for x in (query, key, value))
     return checked_global_group_attention(
         query, key, value, projection, rho_space, rho_group, index, far_bias, neighbourhood, space_bias, group_bias,
-        dropout, mask, backend,
+        dropout, mask,
     )  # fmt: skip
 
 

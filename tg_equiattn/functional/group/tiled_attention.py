@@ -2,8 +2,7 @@
 
 Registered with ``torch.library`` so that torch.compile and torch.export see a single node with known output shapes
 and gradients; it saves its inputs only. Inside a compiled graph the core is compiled as well, once for each layer:
-for all image sizes where windows are local, for each where attention is global. On the path "triton" one fused kernel
-takes the place of tiles.
+for all image sizes where windows are local, for each where attention is global.
 """
 
 from __future__ import annotations
@@ -92,10 +91,6 @@ def group_attention_op(query, key, value, rho_space, rho_group, index, *rest) ->
     if query.numel() == 0:
         return _outputs(*operands)
     with torch.no_grad(), full_precision(query.device):
-        if rest[-1] == "triton":
-            from . import triton_attention as kernels
-
-            return kernels.forward(*operands[:-1])
         plan = AttentionPlan(*operands)
         lanes = plan.query.shape
         out = query.new_empty(lanes[0], index.shape[0], value.shape[1], *lanes[3:])
@@ -126,10 +121,6 @@ def group_attention_backward_op(grad, grad_level, query, key, value, rho_space, 
     if query.numel() == 0:
         return tuple(x.new_zeros(x.shape) for x in operands[:5])
     with torch.no_grad(), full_precision(query.device):
-        if rest[-1] == "triton":
-            from . import triton_attention as kernels
-
-            return kernels.backward(grad, grad_level, *operands[:-1])
         plan = AttentionPlan(*operands)
         tiling = plan.tiling
         grads = to_lanes(grad, tiling.lanes)

@@ -305,7 +305,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         """What heads put out, ``(B, heads, channels, |H|, *spatial)``: linear in the value, which may have any number
         of channels."""
         scales = isinstance(self.group, DilationGroup)
-        lifts = self.relation is None and not scales and self.backend != "triton"
+        lifts = self.relation is None and not scales
         if self.frames or lifts:  # pixels of one element, seen from the frame of each
             return self._weigh_frames(query, key, value, mask, dropout)
         rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]))
