@@ -23,8 +23,6 @@ MODELS = {
     ),
     "SE3Hyena": lambda: SE3Hyena(3, 2, 0, 1, order="radial", **SMALL),
     "VectorTransformer": lambda: VectorTransformer(3, 2, 0, 1, **SMALL),
-    "SE3Hyena, Triton": lambda: SE3Hyena(3, 2, 0, 1, order="radial", backend="triton", **SMALL),
-    "VectorTransformer, Triton": lambda: VectorTransformer(3, 2, 0, 1, backend="triton", **SMALL),
 }
 
 
@@ -52,8 +50,6 @@ def close(got, wanted, tolerance=1e-4):
 
 @pytest.fixture(params=MODELS)
 def fixed(request):
-    if "Triton" in request.param:
-        pytest.importorskip("triton")
     return Fixed(request.param).eval()
 
 
@@ -128,18 +124,6 @@ def test_a_replay_drops_other_weights(device):
         graph.replay()
         draws.append(out.clone())
     assert not torch.equal(*draws)
-
-
-@pytest.mark.parametrize("name", [name for name in MODELS if "Triton" in name])
-@pytest.mark.parametrize("device", [CUDA])
-def test_kernels_wait_for_nothing(name, device):
-    """Forward and backward of the models on fused kernels."""
-    model = Fixed(name).to(device)
-    x = model.sample(device)
-    for _ in range(2):
-        model(x).square().mean().backward()
-    with waiting_is_an_error():
-        model(x).square().mean().backward()
 
 
 def check_reduce_overhead(fixed, device):

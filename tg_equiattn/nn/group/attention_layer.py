@@ -15,7 +15,6 @@ from ... import checks
 from ...encodings import relation_index, rotated_offsets
 from ...encodings.group import make_encoding
 from ...encodings.locality import CONTENT, Locality
-from ...functional.backend import check_backend
 from ...functional.group.attention import checked_group_attention
 from ...functional.group.dilation import checked_dilation_attention
 from ...functional.group.frames import checked_frame_attention, checked_separable
@@ -126,8 +125,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
 
     @backend.setter
     def backend(self, backend: str) -> None:
-        without = "relation 'frame'" if self.frames else ""
-        check_backend(backend, "global attention" if self.neighbourhood.is_global else without)
+        checks.choice("backend", backend, ("auto", "plain"))
         self._backend = backend
 
     @torch.no_grad()
