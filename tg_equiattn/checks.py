@@ -37,12 +37,6 @@ def probability(**arguments: float) -> None:
     _each(arguments, lambda x: isinstance(x, (int, float)) and 0 <= x < 1, "in [0, 1)")
 
 
-def scale(value: float | None) -> None:
-    """Raise ValueError unless a scale of scores is None or a finite number."""
-    if value is not None and (not isinstance(value, (int, float)) or not math.isfinite(value)):
-        raise ValueError(f"scale must be a finite number or None, got {value!r}")
-
-
 def choice(name: str, value: object, allowed: Collection[str]) -> None:
     """Raise ValueError unless value is one of the allowed names."""
     if not isinstance(value, str) or value not in allowed:

@@ -12,8 +12,8 @@ from ..ranks import Ranks
 
 
 class Tokens(NamedTuple):
-    """Checked tokens, one after the other: the shape they came in, (B, N) or (T,); scalars (T, S) and vectors (T, V, 3);
-    which belong together."""
+    """Checked tokens, one after the other: the shape they came in, (B, N) or (T,); scalars (T, S) and vectors
+    (T, V, 3); which belong together."""
 
     shape: tuple[int, ...]
     scalars: Tensor

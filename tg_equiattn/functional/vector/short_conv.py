@@ -10,8 +10,8 @@ from ...modes import full_precision
 
 
 def short_conv(x: Tensor, weight: Tensor, lengths: Tensor | None, causal: bool) -> Tensor:
-    """y_i = sum_t w_t x_{i+t-s} of x (B, N, C) of own lengths (B,) with weights (K, C), K odd: s = (K - 1) / 2, or K - 1
-    where causal. What lies beyond the ends counts as zero, and is zero in the output. By one product a tap."""
+    """y_i = sum_t w_t x_{i+t-s} of x (B, N, C) of own lengths (B,) with weights (K, C), K odd: s = (K - 1) / 2, or
+    K - 1 where causal. What lies beyond the ends counts as zero, and is zero in the output. By one product a tap."""
     length, taps = x.shape[1], len(weight)
     before = taps - 1 if causal else taps // 2
     mask = None
