@@ -232,10 +232,7 @@ class PixelGrid:
         return target.flatten(), source.flatten(), offsets, exists.flatten()
 
     def edges(self) -> tuple[Tensor, Tensor]:
-        """``edge_index`` (2, E) of sources and targets, sorted by target, and offsets (E, dim).
-
-        Computed once for each grid and shared: do not write into them.
-        """
+        """``edge_index`` (2, E), sorted by target, and offsets (E, dim), once for each grid: do not write into them."""
         return _edges(self)
 
     def neighbors(self, batch_size: int = 1, device: torch.device | str = "cpu") -> Pairs:

@@ -349,7 +349,7 @@ def near_pairs(
             origin, such as map coordinates of 5e6 m, in float64.
         cutoff: pairs at this distance or farther are not near, nor those nearer to it than positions are exact: moving
             all positions does not change which pairs of a lattice are near.
-        batch: sorted int64 ``(N,)`` graph index; ``None`` means one graph.
+        batch: int64 ``(N,)`` graph index; ``None`` means one graph.
         cell: lattice vectors as rows, ``(dim, dim)`` or ``(B, dim, dim)``, of graphs that repeat: pairs with images of
             nodes are found then too, their own among them.
         pbc: bool ``(dim,)`` or ``(B, dim)``, along which lattice vectors graphs repeat; ``None`` for those that are not

@@ -116,9 +116,9 @@ class SE3HyenaOperator(ScalarVectorModule):
     with h learned and implicit (an MLP of the lag, times a learned power of it), and :math:`\otimes` the product of
     scalars, the cross product of vectors. There is no factor of the length, and the projections, without biases, make
     nothing of a token of zeros. So without ``pos`` and ``local_context`` a chain among zeros gives the same outputs
-    wherever it stands, as alone; with ``short_conv`` of K taps, unless causal, where (K - 1) / 2 zeros or more are next to each of
-    its ends. And with ``causal=True``, again without ``pos`` and in the order given, tokens that are appended change
-    no earlier output.
+    wherever it stands, as alone; with ``short_conv`` of K taps, unless causal, where (K - 1) / 2 zeros or more are next
+    to each of its ends. And with ``causal=True``, again without ``pos`` and in the order given, tokens that are
+    appended change no earlier output.
 
     Order ``"radial"`` sorts by the distance to the centroid
     (:func:`~tg_equiattn.orders.radial_order`) and needs ``pos``. Outputs then jump where two tokens exchange distances,
