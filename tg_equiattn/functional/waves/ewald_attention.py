@@ -112,8 +112,6 @@ def attention_of_nodes(
         raise ValueError("method must be 'auto', 'waves' or 'mesh' for graphs that repeat, got 'pairs'")
     if method == "mesh" and not mesh:
         raise ValueError("method='mesh' needs pytorch-finufft (the extra mesh) and no torch.func around it")
-    if method == "pairs" and ragged.ranks is not None:
-        raise ValueError("method must not be 'pairs' with process_group: pairs may be of two processes")
     value, one = nodes.value, nodes.value.new_zeros(1, 1)
     contracted, channels = nodes.query.shape[3], value.shape[2] + product(value[:0], one, 0).shape[2]
     chosen: dict[tuple, list[int]] = {}
