@@ -30,13 +30,22 @@ def clipped_attention_of_nodes(
     k or more are passed over, and none comes twice. Source: relative-performer section 2.3, strategy 2.
     """
     weights = _distance_weights(query, distance_table, projection)
-    count, dtype = distance_table.shape[1] - 1, weights.dtype
+    count, out_dtype, value = distance_table.shape[1] - 1, value.dtype, value.to(weights.dtype)
     bins = pairs.bins(count)
     with full_precision(value.device):
-        ones, given = value.new_ones(1, bins.col.shape[0], dtype=dtype), value.flatten(1).to(dtype)
-        sums = edge_sum(ones, given[None], bins)[0, :-1].view(value.shape[0], count, *value.shape[1:])
-        counts = bins.crow.diff()[:-1].view(value.shape[0], count).to(dtype)
-        return _mean_by_distance(value.to(dtype), weights, sums, counts, ragged).to(value.dtype)
+        sums = edge_sum(value.new_ones(1, bins.col.shape[0]), value.flatten(1)[None], bins)[0, :-1]
+        sums = sums.view(value.shape[0], count, *value.shape[1:])  # R, without the node itself
+        counts = bins.crow.diff()[:-1].view(value.shape[0], count).to(value.dtype)
+        far_count = ragged.spread(ragged.totals) - counts.sum(1) - 1
+        present = torch.cat([torch.ones_like(counts[:, :1]), counts[:, 1:], far_count[:, None]], 1) > 0
+        weights = weights / torch.where(present[:, None], weights.detach(), 0.0).amax(-1, keepdim=True)
+        near, far = weights[..., :-1], weights[..., -1:]
+        rest = ragged.spread(ragged.sum(value)) - sums.sum(1) - value
+        numerator = far * torch.where(far_count[:, None, None] > 0, rest, 0.0) + near[..., :1] * value
+        for distance in range(count):
+            numerator = numerator + near[..., distance, None] * sums[:, distance]
+        total = far * far_count[:, None, None] + near[..., :1] + (near * counts[:, None]).sum(-1, keepdim=True)
+        return (numerator / total).to(out_dtype)
 
 
 def _distance_weights(query: Tensor, table: Tensor, projection: Tensor) -> Tensor:
@@ -49,18 +58,3 @@ def _distance_weights(query: Tensor, table: Tensor, projection: Tensor) -> Tenso
         content = (logs - level[:, None]).exp().mT.contiguous()
         out, _ = feature_readout(query.to(dtype).transpose(0, 1), w * root, content, level)
     return out.transpose(0, 1).clamp(min=_FLOOR)
-
-
-def _mean_by_distance(value: Tensor, weights: Tensor, sums: Tensor, counts: Tensor, ragged: Ragged) -> Tensor:
-    """The formula, from R without the node itself, sums (N, k, heads, e), and the numbers of nodes in it (N, k)."""
-    graph = ragged.spread(ragged.sum(value))
-    far_count = ragged.spread(ragged.totals) - counts.sum(1) - 1
-    present = torch.cat([torch.ones_like(counts[:, :1]), counts[:, 1:], far_count[:, None]], 1) > 0
-    weights = weights / torch.where(present[:, None], weights.detach(), 0.0).amax(-1, keepdim=True)
-    near, far = weights[..., :-1], weights[..., -1:]
-    rest = torch.where(far_count[:, None, None] > 0, graph - sums.sum(1) - value, 0.0)
-    numerator = far * rest + near[..., :1] * value
-    for distance in range(near.shape[-1]):
-        numerator = numerator + near[..., distance, None] * sums[:, distance]
-    total = far * far_count[:, None, None] + near[..., :1] + (near * counts[:, None]).sum(-1, keepdim=True)
-    return numerator / total

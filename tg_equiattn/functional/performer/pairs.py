@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision
-from ...pairs import Pairs
 from ...ragged import Rows
 from .near import Near
 
@@ -25,8 +24,7 @@ def pair_attention_of_nodes(
     with full_precision(query.device):
         scores = _scores(query, key, rows)
         if near is not None:
-            exists, place = _places(near.pairs, rows, query.shape[1])
-            logs = _logs(near, exists, scores.dtype)
+            place, logs = _placed(near, rows, query.shape[1], scores.dtype)
             scores, added = _with_near(scores, place, logs, near.pairs.repeats)
         shares = scores.softmax(-1)
         shares = torch.nn.functional.dropout(shares, dropout) if dropout else shares
@@ -55,28 +53,25 @@ def _scores(query: Tensor, key: Tensor, rows: Rows) -> Tensor:
     return torch.baddbmm(absent, q, k.mT, alpha=query.shape[-1] ** -0.5)
 
 
-def _places(pairs: Pairs, rows: Rows, heads: int) -> tuple[Tensor, Tensor]:
-    """Which near pairs, and nodes with themselves, there are, (E + N,), and where each head's scores of them lie among
-    all, (heads (E + N),)."""
-    slot, length, own = rows.slot, rows.length, torch.arange(pairs.nodes, device=pairs.target.device)
+def _placed(near: Near, rows: Rows, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Where each head's scores of near pairs, and of nodes with themselves, lie among all, (heads (E + N),), and their
+    b - f, (heads, E + N)."""
+    pairs, slot, length = near.pairs, rows.slot, rows.length
+    own = torch.arange(pairs.nodes, device=slot.device)
     row, within = slot // length, slot % length
     target, source = (torch.cat([t, own]) for t in (pairs.target, pairs.source))
     exists = row[target] == row[source]
     if pairs.exists is not None:
         exists = exists & torch.cat([pairs.exists, torch.ones_like(own, dtype=torch.bool)])
     first = (row[target] * heads * length + within[target]) * length + within[source]
-    return exists, (first + length**2 * torch.arange(heads, device=first.device)[:, None]).flatten()
-
-
-def _logs(near: Near, exists: Tensor, dtype: torch.dtype) -> Tensor:
-    """b - f of near pairs and of nodes with themselves, (heads, E + N)."""
     bias, itself, far = (t.to(dtype) for t in (near.bias, near.self_bias, near.far_bias))
-    if near.pairs.weights is not None:
-        weights = near.pairs.weights.to(dtype)
+    if pairs.weights is not None:
+        weights = pairs.weights.to(dtype)
         bias = bias + torch.where(weights > 0, weights, 1.0).log()
         bias = bias.masked_fill(weights <= 0, -torch.inf)
-    logs = torch.cat([bias, itself.expand(-1, near.pairs.nodes)], 1) - far[:, None]
-    return logs.masked_fill(~exists, _NONE).clamp(min=_NONE)  # finite, as its exponential's derivatives then are
+    logs = torch.cat([bias, itself.expand(-1, pairs.nodes)], 1) - far[:, None]
+    logs = logs.masked_fill(~exists, _NONE).clamp(min=_NONE)  # finite, as its exponential's derivatives then are
+    return (first + length**2 * torch.arange(heads, device=first.device)[:, None]).flatten(), logs
 
 
 def _with_near(scores: Tensor, place: Tensor, logs: Tensor, repeats: bool) -> tuple[Tensor, Tensor]:
