@@ -24,32 +24,25 @@ class Exported(nn.Module):
         return self.after(self.core(self.before(x), **options))
 
 
-def export(module: EquivariantModule, backend: str | None = None) -> nn.Module:
-    """``module.export()`` of any escnn module, a ``SequentialModule`` too, with this backend in its attention layers.
-
-    Those of this package take the backend themselves: ``layer.export(backend="plain")`` is the same. What they were
-    copied from keeps its own.
+def export(module: EquivariantModule) -> nn.Module:
+    """``module.export()`` of any escnn module, a ``SequentialModule`` too, on standard operators of torch alone, slower
+    and in more memory: for ``torch.jit.trace`` and ONNX. What it was copied from stays as it is.
 
     Args:
         module (EquivariantModule): whatever escnn can export. It is put in eval mode.
-        backend: of the attention layers in what is returned; ``None`` leaves theirs. ``"plain"`` leaves only standard
-            operators of torch, for ``torch.jit.trace`` and ONNX.
-
-    Raises:
-        ValueError: for a backend that one of the layers does not have.
 
     Example:
+        >>> import torch
         >>> from escnn import gspaces, nn
         >>> from tg_equiattn.integrations.escnn import R2GroupAttention, export
         >>> gspace = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(gspace, 4 * [gspace.regular_repr])
-        >>> model = nn.SequentialModule(R2GroupAttention(fields, fields, heads=2), nn.ReLU(fields))
-        >>> export(model, backend="plain")[0].core.backend
-        'plain'
+        >>> model = export(nn.SequentialModule(R2GroupAttention(fields, fields, heads=2), nn.ReLU(fields)))
+        >>> torch.jit.trace(model, torch.randn(1, 16, 6, 6))(torch.randn(2, 16, 6, 6)).shape
+        torch.Size([2, 16, 6, 6])
     """
     exported = module.export()
-    if backend is not None:
-        for part in exported.modules():
-            if isinstance(part, ATTENTION):
-                part.backend = backend
+    for part in exported.modules():
+        if isinstance(part, ATTENTION):
+            part.plain = True
     return exported

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tg_equiattn.groups import FiniteGroup
 from tg_equiattn.testing import act, off_lattice_errors
 
-from .exported import ATTENTION, Exported, export
+from .exported import ATTENTION, Exported
 from .types import common_gspace, group_from_gspace, prefix
 
 
@@ -163,17 +163,11 @@ class RdModule(EquivariantModule):
             errors.append((element, float(error.mean())))
         return errors
 
-    def export(self, backend: str | None = None) -> nn.Module:
+    def export(self) -> nn.Module:
         """Set eval mode and return a plain torch module of equal outputs, which pickles, deep-copies and compiles.
 
         It takes tensors in place of fields; further arguments (``mask``, ``context``) as ``forward``.
-
-        Args:
-            backend: that of the attention layers in what is returned; ``None`` leaves theirs. ``"plain"`` leaves only
-                standard operators of torch, for ``torch.jit.trace`` and ONNX.
         """
-        if backend is not None:
-            return export(self, backend)
         self.eval()
         before = nn.Identity() if self.lifts else nn.Unflatten(1, (-1, len(self.group)))
         return Exported(before, copy.deepcopy(self.core), nn.Flatten(1, 2)).eval()

@@ -1,4 +1,4 @@
-"""What leaves escnn: plain torch modules, and with backend="plain" nothing but torch's standard operators."""
+"""What leaves escnn: plain torch modules, and by export(model) nothing but torch's standard operators."""
 
 import contextlib
 import io
@@ -36,7 +36,7 @@ MODELS = {
 
 def exported(name, randomise):
     model = randomise(MODELS[name](), 0.3).eval()
-    return model, export(model, backend="plain")
+    return model, export(model)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
@@ -77,18 +77,9 @@ def test_plain_export_to_onnx(name, randomise, tmp_path):
         torch.testing.assert_close(torch.from_numpy(out), model(model.in_type(x)).tensor, rtol=0, atol=1e-4)
 
 
-def test_unknown_backends_are_refused():
-    with pytest.raises(ValueError, match="backend must be one of"):
-        MODELS["block"]().export(backend="onnx")
-    with pytest.raises(ValueError, match="with global attention, got 'triton'"):
-        MODELS["global"]().export(backend="triton")
-    with pytest.raises(ValueError, match="with relation 'frame', got 'triton'"):
-        export(MODELS["between"](), backend="triton")
-
-
-def test_models_keep_their_backend():
-    """It is the copy's; a layer of our own says the same of itself."""
+def test_models_stay_as_they_are():
+    """The plain composition is the copy's."""
     model = MODELS["between"]()
-    assert export(model, backend="plain")[1].core.backend == "plain"
-    assert model[1].export(backend="plain").core.backend == "plain"
-    assert model[1].core.backend == model.export()[1].core.backend == "auto"
+    assert export(model)[1].core.plain
+    assert not model[1].core.plain
+    assert not model.export()[1].core.plain

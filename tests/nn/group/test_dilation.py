@@ -262,6 +262,14 @@ def test_context_of_other_features(layer):
     assert float((cross(x, context=context) - cross(x, context=x)).detach().abs().max()) > 1e-2
 
 
+def test_the_plain_composition_agrees(randomise, device):
+    layer = randomise(attention(dyadic(2, cyclic(2))), 0.5).to(device)
+    x = given(layer, spatial=(2, 3), batch=1).to(device)
+    expected = layer(x)
+    layer.plain = True
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-10)
+
+
 def test_gradcheck(layer):
     x = given(layer, spatial=(2, 3), batch=1).requires_grad_()
     weight = layer.value.weight

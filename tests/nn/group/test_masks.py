@@ -78,10 +78,11 @@ def test_definition(name, randomise):
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-@pytest.mark.parametrize("backend", ["torch", "plain"])
-def test_a_rectangle_is_an_image_of_its_own(name, options, backend, randomise):
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_rectangle_is_an_image_of_its_own(name, options, plain, randomise):
     """Whatever is around it: numbers or not, outputs and gradients are those of the image cut out."""
-    layer = randomise(made(name, **options, backend=backend))
+    layer = randomise(made(name, **options))
+    layer.plain = plain
     x, mask = image(D4, (6, 7), name != "lifting"), rectangle()
     around, alone = poisoned(x, mask).requires_grad_(), x[INSIDE].clone().requires_grad_()
     out, expected = layer(around, mask), layer(alone)

@@ -10,7 +10,7 @@ from ...groups import DilationGroup, FiniteGroup, check_group
 from .attention_layer import AttentionLayer
 from .options import AttentionOptions, default_relation, make_options
 
-SHARED = ("encoding", "neighbourhood", "context_channels", "backend")
+SHARED = ("encoding", "neighbourhood", "context_channels")
 
 
 class LiftingAttention(AttentionLayer):
@@ -43,9 +43,7 @@ class LiftingAttention(AttentionLayer):
             offset) or ``"full"`` (one of offset and element); ``neighbourhood``, ``"square"`` or ``"disk"``, by default
             the disk where the group has elements that do not map the pixel grid to itself (rotations by 45 degrees),
             which a square window serves badly; ``context_channels`` of the ``context`` of cross attention, which every
-            call then needs, where without them the layer still takes one with ``in_channels``; ``backend``, which is
-            ``"torch"``, ``"triton"`` (windows only, on CUDA), ``"plain"`` or ``"auto"``, see
-            :func:`~tg_equiattn.functional.group_attention`.
+            call then needs, where without them the layer still takes one with ``in_channels``.
 
     Shapes:
         ``(B, in_channels, H, W)`` or ``(B, in_channels, D, H, W)`` -> ``(B, out_channels, |H|, *spatial)``.

@@ -47,6 +47,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
 
     geometry: Tensor
     index: Tensor
+    plain = False  # whether it runs on torch's standard operators alone, for tracers
 
     def __init__(
         self,
@@ -83,7 +84,6 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         if shape is None:
             shape = "square" if kernel_size is None or bool(group.isometries.lattice.all()) else "disk"
         self.neighbourhood = Neighbourhood(group.dim, kernel_size, shape, padding_mode)
-        self.backend = options.backend
         self.content_heads = default_content(heads, options.content_heads, self.frames, kernel_size, locality)
         width = self.content_heads * head_channels
         linear: Any = functools.partial(GroupLinear, group.isometries) if self.frames else Pointwise
@@ -117,16 +117,6 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         else:
             index = relation_index(group.isometries, relation)
         self.register_buffer("index", index.to(self.out.weight.device), persistent=False)
-
-    @property
-    def backend(self) -> str:
-        """What computes the attention; it may be changed, to one that the layer has."""
-        return self._backend
-
-    @backend.setter
-    def backend(self, backend: str) -> None:
-        checks.choice("backend", backend, ("auto", "plain"))
-        self._backend = backend
 
     @torch.no_grad()
     def _compare_turned(self) -> None:
@@ -303,18 +293,19 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         """What heads put out, ``(B, heads, channels, |H|, *spatial)``: linear in the value, which may have any number
         of channels."""
         scales = isinstance(self.group, DilationGroup)
-        lifts = self.relation is None and not scales
-        if self.frames or lifts:  # pixels of one element, seen from the frame of each
+        if self.frames or (self.relation is None and not scales):  # pixels of one element, seen from each one's frame
             return self._weigh_frames(query, key, value, mask, dropout)
         rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]))
-        options: dict[str, Any] = {
-            "neighbourhood": self.neighbourhood, "space_bias": space_bias, "group_bias": group_bias,
-            "dropout": dropout, "mask": mask, "backend": self.backend,
-        }  # fmt: skip
+        options = {"space_bias": space_bias, "group_bias": group_bias, **self._options(mask, dropout)}
         if scales:
             options |= {"scales": self.group.scales, "scale_window": self.scale_window}
             return checked_dilation_attention(query, key, value, rho_space, rho_group, index, **options)
         return checked_group_attention(query, key, value, rho_space, rho_group, index, **options)[0]
+
+    def _options(self, mask: Tensor | None, dropout: float) -> dict[str, Any]:
+        """What every kernel takes."""
+        backend = "plain" if self.plain else "auto"
+        return {"neighbourhood": self.neighbourhood, "dropout": dropout, "mask": mask, "backend": backend}
 
     def _weigh_frames(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
         """The heads that look by content, and behind them those that look by place alone."""
@@ -325,8 +316,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         if self.encoding is not None:
             rho_space, _ = self.encoding(offsets)
             out, _ = checked_frame_attention(
-                query, key, value[:, :count], rho_space, neighbourhood=self.neighbourhood,
-                space_bias=None if bias is None else bias[:count], dropout=dropout, mask=mask, backend=self.backend,
+                query, key, value[:, :count], rho_space, space_bias=None if bias is None else bias[:count],
+                **self._options(mask, dropout),
             )  # fmt: skip
             parts.append(out)
         if bias is not None and count < self.heads:
@@ -341,10 +332,9 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         locality = "" if self.locality is None else f", locality={self.locality.start}"
         scales = "" if self.scale_window is None or self._elements is None else f", scale_window={self.scale_window}"
         content = f", content_heads={self.content_heads}" if self.content_heads < self.heads else ""
-        backend = "" if self.backend == "auto" else f", backend={self.backend!r}"
         relation = "" if self.relation is None else f", relation={self.relation!r}"
         return (
             f"{self.group!r}, {self.in_channels}, {self.out_channels}, heads={self.heads}, "
             f"head_channels={self.head_channels}, kernel_size={self.neighbourhood.kernel_size}{window}"
-            f"{circular}, encoding={self.encoding_name!r}{content}{scales}{locality}{context}{backend}{relation}"
+            f"{circular}, encoding={self.encoding_name!r}{content}{scales}{locality}{context}{relation}"
         )

@@ -21,7 +21,7 @@ from .norm import make_norm
 from .options import AttentionOptions, check_names, check_scales, make_options
 from .pooling import GlobalPooling, SpatialMaxPool
 
-SHARED = ("head_channels", "locality", "padding_mode", "dropout", "encoding", "neighbourhood", "backend")
+SHARED = ("head_channels", "locality", "padding_mode", "dropout", "encoding", "neighbourhood")
 WINDOW = ("content_heads", "scale_window")
 EVERYWHERE = ("num_features", "redraw_interval")
 PUBLISHED: dict[str, Any] = {
@@ -83,7 +83,7 @@ class GEViT(nn.Module):
         dropout: probability, in training, of dropping a weight and an output of attention.
         attention: further arguments of the attention layers by name, those of their options among them:
             ``head_channels``, ``locality``, ``padding_mode``, ``dropout`` (of weights alone), ``encoding``,
-            ``neighbourhood``, ``backend`` of :class:`LiftingAttention`, ``content_heads`` and ``scale_window`` of
+            ``neighbourhood`` of :class:`LiftingAttention`, ``content_heads`` and ``scale_window`` of
             :class:`GroupAttention`. With ``num_features`` (which may be ``None``) or ``redraw_interval`` blocks are of
             :class:`GlobalGroupAttention`.
         options: what the papers' models have, by name: ``lifting_channels``, the width after lifting, by default that

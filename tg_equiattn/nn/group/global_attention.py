@@ -118,16 +118,13 @@ class GlobalGroupAttention(AttentionLayer):
         self, query: Tensor, key: Tensor, value: Tensor, index: Tensor, mask: Tensor | None, dropout: float
     ) -> Tensor:
         rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]))
+        options = {"space_bias": space_bias, **self._options(mask, dropout)}
+        projection = self.features.projection
         if self.frames:
-            return checked_global_frame_attention(
-                query, key, value, self.features.projection, rho_space, self.far_bias, neighbourhood=self.neighbourhood,
-                space_bias=space_bias, dropout=dropout, mask=mask, backend=self.backend,
-            )  # fmt: skip
+            return checked_global_frame_attention(query, key, value, projection, rho_space, self.far_bias, **options)
         return checked_global_group_attention(
-            query, key, value, self.features.projection, rho_space, rho_group, index, self.far_bias,
-            neighbourhood=self.neighbourhood, space_bias=space_bias, group_bias=group_bias,
-            dropout=dropout, mask=mask, backend=self.backend,
-        )  # fmt: skip
+            query, key, value, projection, rho_space, rho_group, index, self.far_bias, group_bias=group_bias, **options
+        )
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, num_features={self.features.projection.shape[0]}"

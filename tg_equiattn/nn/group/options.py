@@ -21,7 +21,6 @@ class AttentionOptions:
     encoding: str = "axial"
     neighbourhood: str | None = None
     context_channels: int | None = None
-    backend: str = "auto"
     content_heads: int | None = None
     scale_window: int | None = None
     redraw_interval: int | None = None
