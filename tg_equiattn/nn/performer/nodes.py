@@ -34,7 +34,19 @@ class Nodes:
         else:
             self.ragged = Ragged.flat(x, batch, batch_size, max_num_nodes, ranks, whole=most > 0)
         if grid is not None:
-            _check_grid(grid, self.ragged.count, x, position, needs_positions)
+            if len(grid) * self.ragged.count != count or len(grid.shape) != position.pos_dim:
+                raise ValueError(
+                    f"grid must have {position.pos_dim} axes and as many pixels as each graph has nodes, got {grid} "
+                    f"for an input of shape {tuple(x.shape)}"
+                )
+            if needs_positions and grid.periodic:
+                raise ValueError(
+                    f"grid must not be periodic with values='offset', as pixels of a torus have no offset, got {grid}"
+                )
+            if position.whole_offsets and not grid.is_whole:
+                raise ValueError(
+                    f"grid must have spacing 1 where offsets are counted, as by tables, got {grid}: take offset='mlp'"
+                )
             if pos is None and (position.needs_positions or needs_positions):
                 pos = grid.pos(x.device, torch.promote_types(x.dtype, torch.float32))
                 pos = pos.repeat(self.ragged.count, 1).view(*self.shape, -1)
@@ -110,23 +122,6 @@ def _even(x: Tensor, mask: Tensor | None, batch: Tensor | None, grid: PixelGrid 
         return Ragged.dense(x.shape[0] // len(grid), len(grid), None, x.device)
     checks.mask(mask, tuple(x.shape[:-1]))
     return Ragged.dense(x.shape[0], x.shape[1], mask, x.device)
-
-
-def _check_grid(grid: PixelGrid, graphs: int, x: Tensor, position: Position, needs_positions: bool) -> None:
-    """Raise ValueError where a grid does not fit the input, or has not what positions need."""
-    if len(grid) * graphs != math.prod(x.shape[:-1]) or len(grid.shape) != position.pos_dim:
-        raise ValueError(
-            f"grid must have {position.pos_dim} axes and as many pixels as each graph has nodes, got {grid} "
-            f"for an input of shape {tuple(x.shape)}"
-        )
-    if needs_positions and grid.periodic:
-        raise ValueError(
-            f"grid must not be periodic with values='offset', as pixels of a torus have no offset, got {grid}"
-        )
-    if position.whole_offsets and not grid.is_whole:
-        raise ValueError(
-            f"grid must have spacing 1 where offsets are counted, as by tables, got {grid}: take offset='mlp'"
-        )
 
 
 def _small(ragged: Ragged, max_num_nodes: int | None, most: float) -> bool | Tensor:
