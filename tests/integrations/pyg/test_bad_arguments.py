@@ -122,7 +122,7 @@ def sparse(size, layout="coo"):
         (r"x must be one tensor of shape \(N, 12\)", None, {"x": X[None]}),
         ("x must be one tensor .* got tuple", None, {"x": (X, X)}),
         ("batch must be a tensor, got list", None, {"batch": [0] * 7}),
-        ("edge_offset must be a tensor, got list", "window", {"edge_offset": OFFSET.tolist()}),
+        (r"edge_offset must be real numbers of shape \(6, 2\), got list", "window", {"edge_offset": OFFSET.tolist()}),
         ("batch must be None where grid is given", "window", {"neighbors": GRID}),
         ("must not join a pair twice", "clipped", {"edge_index": EDGES[:, [0, 0, 1, 3, 4, 5]], "pos": None}),
         (r"\(N, 12\)", None, {"x": X[:, :11]}),

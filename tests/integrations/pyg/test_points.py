@@ -190,7 +190,11 @@ def test_features_of_edges(make, cloud, equal, error):
     [
         (r"edge_attr must be None without edge_dim, got shape \(9, 3\)", {}, {"edge_attr": torch.ones(9, 3)}),
         (r"edge_attr must be real numbers of shape .* \(9, 3\)", {"edge_dim": 5}, {"edge_attr": torch.ones(9, 3)}),
-        ("edge_attr must be a tensor, got list", {"edge_dim": 5}, {"edge_attr": [[1.0] * 5] * 9}),
+        (
+            r"edge_attr must be real numbers of shape \(9, 5\), got list",
+            {"edge_dim": 5},
+            {"edge_attr": [[1.0] * 5] * 9},
+        ),
         ("edge_attr must be given with edge_dim, got None", {"edge_dim": 5}, {}),
         ("pos or edge_offset must be given", {"edge_dim": 5}, {"edge_attr": torch.ones(9, 5), "pos": None}),
         ("edge_index and edge_attr must be given with edge_dim", {"edge_dim": 5}, {"edge_index": None}),
