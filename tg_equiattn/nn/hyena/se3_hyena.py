@@ -99,9 +99,9 @@ class SE3HyenaOperator(ScalarVectorModule):
         \hat u &= \sigma(\gamma(u)) \cdot u \\
         x', f' &= \xi(x + \hat u^{eqv} \times v^{eqv},\; f + \hat u^{inv} \cdot v^{inv})
 
-    It is equivariant to rotations and reflections: u, a cross product of polar vectors, is axial, and its product with
-    v is polar again. Positions enter relative to their mean, so it is invariant to translations; add the output vectors
-    to positions to predict positions.
+    Equivariant to rotations and reflections: u, a cross product of polar vectors, is axial, its product with v polar
+    again. Positions enter relative to their mean, so it is invariant to translations; add the output vectors to
+    positions to predict positions.
 
     The paper's convolution, ``filter="data"``, is circular, and divided by the root of the sequence's length, with
     which what random tokens say neither fades nor grows with their number; where tokens are sorted by radius, and in
@@ -114,18 +114,15 @@ class SE3HyenaOperator(ScalarVectorModule):
     .. math:: u_i = q_i \otimes \sum_j h(i - j)\, k_j
 
     with h learned and implicit (an MLP of the lag, times a learned power of it), and :math:`\otimes` the product of
-    scalars, the cross product of vectors. There is no factor of the length, and the projections, without biases, make
-    nothing of a token of zeros. So without ``pos`` and ``local_context`` a chain among zeros gives the same outputs
-    wherever it stands, as alone; with ``short_conv`` of K taps, unless causal, where (K - 1) / 2 zeros or more are next
-    to each of its ends. And with ``causal=True``, again without ``pos`` and in the order given, tokens that are
-    appended change no earlier output.
+    scalars, the cross product of vectors. There is no factor of the length, and projections have no biases: so without
+    ``pos`` and ``local_context`` a chain among zeros gives the same outputs wherever it stands (:doc:`/chains` says
+    with what around it), and with ``causal=True`` tokens that are appended change no earlier output.
 
-    Order ``"radial"`` sorts by the distance to the centroid
-    (:func:`~tg_equiattn.orders.radial_order`) and needs ``pos``. Outputs then jump where two tokens exchange distances,
-    by 0.2 of their spread with 10 tokens (:doc:`/guarantees`), so energies made with it are not conserved: it is not
-    for dynamics, relaxation or phonons. It makes the operator equivariant to permutations of clouds without ties;
-    equivalent tokens of symmetric ones keep the order they came in, get different outputs, and exchange them when
-    relabelled.
+    ``order="radial"`` sorts by the distance to the centroid and needs ``pos``. Outputs then jump where two tokens
+    exchange distances, by 0.2 of their spread with 10 tokens (:doc:`/guarantees`), so energies made with it are not
+    conserved: it is not for dynamics, relaxation or phonons. It makes the operator equivariant to permutations of
+    clouds without ties; equivalent tokens of symmetric ones keep the order they came in, get different outputs, and
+    exchange them when relabelled.
 
     Args:
         scalar_channels, vector_channels: of the input.
