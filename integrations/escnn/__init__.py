@@ -15,16 +15,19 @@ from .._host import require
 require("escnn", "escnn")
 
 from .attention import (  # noqa: E402
+    R2AttentionBlock,
     R2GlobalAttention,
     R2GroupAttention,
     R2LiftingAttention,
+    R2RegularLayerNorm,
+    R3AttentionBlock,
     R3GlobalAttention,
     R3GroupAttention,
     R3LiftingAttention,
+    R3RegularLayerNorm,
 )
 from .between import between_fields  # noqa: E402
-from .block import R2AttentionBlock, R2RegularLayerNorm, R3AttentionBlock, R3RegularLayerNorm  # noqa: E402
-from .exported import export  # noqa: E402
+from .module import export  # noqa: E402
 from .types import group_from_gspace  # noqa: E402
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Lifting and group self-attention between field types, of images (R2) and of volumes (R3)."""
+"""Attention, its residual block and layer normalisation between field types, of images (R2) and of volumes (R3)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ import torch
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
+from tg_equiattn.nn import (
+    GlobalGroupAttention,
+    GroupAttention,
+    GroupAttentionBlock,
+    LiftingAttention,
+    RegularLayerNorm,
+)
 
 from .module import RdModule
-from .types import context_channels, regular_channels, trivial_channels
+from .types import count_fields
 
 
 class RdAttentionModule(RdModule):
@@ -28,15 +34,8 @@ class RdAttentionModule(RdModule):
     def forward(
         self, input: GeometricTensor, mask: Tensor | None = None, *, context: GeometricTensor | None = None
     ) -> GeometricTensor:
-        """Attend.
-
-        Args:
-            input: fields, which the queries are of.
-            mask: bool ``(B, *spatial)`` or ``(1, *spatial)``, true where there are pixels; the others are no keys,
-                whatever they hold, and their outputs are zero.
-            context: fields of ``context_type`` on the same grid, which keys and values are of; ``None`` means the
-                input.
-        """
+        """Attend, as :meth:`tg_equiattn.nn.GroupAttention.forward`; the context is of ``context_type``, or of
+        ``in_type`` where there is none."""
         return self._wrap(self.core(self._fields(input), mask, context=self._context(context)))
 
     def _context(self, context: GeometricTensor | None) -> Tensor | None:
@@ -50,8 +49,8 @@ class RdAttentionModule(RdModule):
         *,
         context: GeometricTensor | None = None,
     ) -> Tensor:
-        """The attention weights of chosen pixels; see :meth:`tg_equiattn.nn.GroupAttention.attention_map`, whose layout
-        this has. Elements are in the order of ``fibergroup.elements``."""
+        """The weights of chosen pixels, as :meth:`tg_equiattn.nn.GroupAttention.attention_map`; elements are in the
+        order of ``fibergroup.elements``."""
         core: Any = self.core
         return core.attention_map(self._fields(input), pixel, mask, context=self._context(context))
 
@@ -69,95 +68,20 @@ class _Layer(RdAttentionModule):
         **arguments: Any,
     ) -> None:
         group, lifts = self.group_of(in_type, out_type), kind is LiftingAttention
-        count = trivial_channels if lifts else regular_channels
-        channels = count("in_type", in_type), regular_channels("out_type", out_type)
+        channels = count_fields("in_type", in_type, not lifts), count_fields("out_type", out_type, True)
         if isinstance(options, Mapping) and "context_channels" in options:
             raise ValueError("options must leave context_channels to context_type, got both")
         if context_type is not None:
-            options = {**(options or {}), "context_channels": context_channels(in_type, context_type, count)}
+            options = {**(options or {}), "context_channels": count_fields("context_type", context_type, not lifts)}
+            if context_type.gspace != in_type.gspace:
+                raise ValueError(
+                    f"context_type must have the gspace of in_type, {in_type.gspace}, got {context_type.gspace}"
+                )
         super().__init__(kind(group, *channels, **arguments, options=options), group, in_type, out_type, lifts)
         self.context_type = context_type
 
 
-class RdLiftingAttention(_Layer):
-    """Lifting self-attention from trivial to regular fields."""
-
-    def __init__(
-        self,
-        in_type: FieldType,
-        out_type: FieldType,
-        *,
-        heads: int = 8,
-        head_channels: int | None = None,
-        kernel_size: int | None = 5,
-        locality: float | str | None = "auto",
-        padding_mode: str = "mask",
-        context_type: FieldType | None = None,
-        dropout: float = 0.0,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            LiftingAttention, in_type, out_type, context_type, options, heads=heads, head_channels=head_channels,
-            kernel_size=kernel_size, locality=locality, padding_mode=padding_mode, dropout=dropout,
-        )  # fmt: skip
-
-
-class RdGroupAttention(_Layer):
-    """Group self-attention between regular fields."""
-
-    def __init__(
-        self,
-        in_type: FieldType,
-        out_type: FieldType,
-        *,
-        heads: int = 8,
-        head_channels: int | None = None,
-        kernel_size: int | None = 5,
-        relation: str | None = None,
-        locality: float | str | None = "auto",
-        padding_mode: str = "mask",
-        context_type: FieldType | None = None,
-        dropout: float = 0.0,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            GroupAttention, in_type, out_type, context_type, options, heads=heads, head_channels=head_channels,
-            kernel_size=kernel_size, relation=relation, locality=locality, padding_mode=padding_mode, dropout=dropout,
-        )  # fmt: skip
-
-
-class RdGlobalAttention(_Layer):
-    """Global group self-attention between regular fields, in linear time."""
-
-    def __init__(
-        self,
-        in_type: FieldType,
-        out_type: FieldType,
-        *,
-        heads: int = 8,
-        head_channels: int | None = None,
-        kernel_size: int = 5,
-        relation: str | None = None,
-        num_features: int | None = None,
-        locality: float | str | None = "auto",
-        padding_mode: str = "mask",
-        context_type: FieldType | None = None,
-        dropout: float = 0.0,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(
-            GlobalGroupAttention, in_type, out_type, context_type, options, heads=heads, head_channels=head_channels,
-            kernel_size=kernel_size, relation=relation, num_features=num_features, locality=locality,
-            padding_mode=padding_mode, dropout=dropout,
-        )  # fmt: skip
-
-    def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features; see :meth:`tg_equiattn.nn.GlobalGroupAttention.redraw_features`."""
-        core: Any = self.core
-        core.redraw_features(generator)
-
-
-class R2LiftingAttention(RdLiftingAttention):
+class R2LiftingAttention(_Layer):
     """Lifting self-attention of images, from trivial to regular fields: :class:`tg_equiattn.nn.LiftingAttention`, where
     the formula, its source and all arguments but field types are described.
 
@@ -186,8 +110,27 @@ class R2LiftingAttention(RdLiftingAttention):
 
     dim = 2
 
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        *,
+        heads: int = 8,
+        head_channels: int | None = None,
+        kernel_size: int | None = 5,
+        locality: float | str | None = "auto",
+        padding_mode: str = "mask",
+        context_type: FieldType | None = None,
+        dropout: float = 0.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            LiftingAttention, in_type, out_type, context_type, options, heads=heads, head_channels=head_channels,
+            kernel_size=kernel_size, locality=locality, padding_mode=padding_mode, dropout=dropout,
+        )  # fmt: skip
 
-class R3LiftingAttention(RdLiftingAttention):
+
+class R3LiftingAttention(R2LiftingAttention):
     """:class:`R2LiftingAttention` of volumes: ``(B, in_type.size, D, H, W)`` -> ``(B, out_type.size, D, H, W)``.
 
     A window of 3 has 27 places, one of 5 has 125; ``"square"`` is a cube, ``"disk"`` a ball.
@@ -196,7 +139,7 @@ class R3LiftingAttention(RdLiftingAttention):
     dim = 3
 
 
-class R2GroupAttention(RdGroupAttention):
+class R2GroupAttention(_Layer):
     """Group self-attention of images between regular fields: :class:`tg_equiattn.nn.GroupAttention`, where the formula,
     its source and all arguments but field types are described.
 
@@ -222,8 +165,28 @@ class R2GroupAttention(RdGroupAttention):
 
     dim = 2
 
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        *,
+        heads: int = 8,
+        head_channels: int | None = None,
+        kernel_size: int | None = 5,
+        relation: str | None = None,
+        locality: float | str | None = "auto",
+        padding_mode: str = "mask",
+        context_type: FieldType | None = None,
+        dropout: float = 0.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            GroupAttention, in_type, out_type, context_type, options, heads=heads, head_channels=head_channels,
+            kernel_size=kernel_size, relation=relation, locality=locality, padding_mode=padding_mode, dropout=dropout,
+        )  # fmt: skip
 
-class R3GroupAttention(RdGroupAttention):
+
+class R3GroupAttention(R2GroupAttention):
     """:class:`R2GroupAttention` of volumes: ``(B, in_type.size, D, H, W)`` -> ``(B, out_type.size, D, H, W)``.
 
     Example:
@@ -238,7 +201,7 @@ class R3GroupAttention(RdGroupAttention):
     dim = 3
 
 
-class R2GlobalAttention(RdGlobalAttention):
+class R2GlobalAttention(_Layer):
     """Global group self-attention of images between regular fields, in time linear in pixels:
     :class:`tg_equiattn.nn.GlobalGroupAttention`, where the formula, its sources and all arguments but field types are
     described. Fields, shapes and errors are those of :class:`R2GroupAttention`.
@@ -246,8 +209,125 @@ class R2GlobalAttention(RdGlobalAttention):
 
     dim = 2
 
+    def __init__(
+        self,
+        in_type: FieldType,
+        out_type: FieldType,
+        *,
+        heads: int = 8,
+        head_channels: int | None = None,
+        kernel_size: int = 5,
+        relation: str | None = None,
+        num_features: int | None = None,
+        locality: float | str | None = "auto",
+        padding_mode: str = "mask",
+        context_type: FieldType | None = None,
+        dropout: float = 0.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            GlobalGroupAttention, in_type, out_type, context_type, options, heads=heads, head_channels=head_channels,
+            kernel_size=kernel_size, relation=relation, num_features=num_features, locality=locality,
+            padding_mode=padding_mode, dropout=dropout,
+        )  # fmt: skip
 
-class R3GlobalAttention(RdGlobalAttention):
+    def redraw_features(self, generator: torch.Generator | None = None) -> None:
+        """As :meth:`tg_equiattn.nn.GlobalGroupAttention.redraw_features`."""
+        self.core.redraw_features(generator)  # type: ignore[operator]
+
+
+class R3GlobalAttention(R2GlobalAttention):
     """:class:`R2GlobalAttention` of volumes: ``(B, in_type.size, D, H, W)`` -> ``(B, out_type.size, D, H, W)``."""
+
+    dim = 3
+
+
+class R2AttentionBlock(RdAttentionModule):
+    """The residual block of group attention of images: :class:`tg_equiattn.nn.GroupAttentionBlock`, where the formula,
+    its source and all arguments but the first are described.
+
+    Args:
+        attention: an :class:`R2GroupAttention` or :class:`R2GlobalAttention`, whose fields are those of the block.
+
+    Shapes:
+        ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H - 2 crop, W - 2 crop)``.
+
+    Raises:
+        ValueError: for bad arguments.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GroupAttention
+        >>> gspace = gspaces.rot2dOnR2(4)
+        >>> hidden = nn.FieldType(gspace, 8 * [gspace.regular_repr])
+        >>> block = R2AttentionBlock(R2GroupAttention(hidden, hidden, heads=2, kernel_size=3), norm="layer")
+        >>> len(block.check_equivariance())
+        4
+    """
+
+    dim = 2
+
+    def __init__(
+        self,
+        attention: R2GroupAttention | R2GlobalAttention,
+        *,
+        norm: str = "batch",
+        dropout: float = 0.0,
+        crop: int = 0,
+        drop_path: float = 0.0,
+        layer_scale: float | None = None,
+    ) -> None:
+        if not isinstance(attention, (R2GroupAttention, R2GlobalAttention)):
+            name = f"R{self.dim}"
+            raise ValueError(
+                f"attention must be an {name}GroupAttention or an {name}GlobalAttention, got {type(attention).__name__}"
+            )
+        self.check_dimension(attention.in_type, "attention")
+        core = GroupAttentionBlock(
+            attention.core,  # type: ignore[arg-type]
+            norm=norm,
+            dropout=dropout,
+            crop=crop,
+            drop_path=drop_path,
+            layer_scale=layer_scale,
+        )
+        super().__init__(core, attention.group, attention.in_type, attention.out_type, lifts=False)
+        self.context_type, self.crop = attention.context_type, crop
+        self.check_size = tuple(side + 2 * crop for side in self.check_size)
+
+    def redraw_features(self, generator: torch.Generator | None = None) -> None:
+        """As :meth:`tg_equiattn.nn.GroupAttentionBlock.redraw_features`."""
+        self.core.redraw_features(generator)  # type: ignore[operator]
+
+    def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        batch, size, *sides = super().evaluate_output_shape(input_shape)
+        return (batch, size, *(side - 2 * self.crop for side in sides))
+
+
+class R3AttentionBlock(R2AttentionBlock):
+    """:class:`R2AttentionBlock` of volumes, around an :class:`R3GroupAttention` or :class:`R3GlobalAttention`."""
+
+    dim = 3
+
+
+class R2RegularLayerNorm(RdModule):
+    """Layer normalisation over the fields of a regular type, at every pixel and group element:
+    :class:`tg_equiattn.nn.RegularLayerNorm`.
+
+    Args:
+        in_type (FieldType): regular fields; also the output type.
+        eps: added to the variance.
+    """
+
+    dim = 2
+
+    def __init__(self, in_type: FieldType, eps: float = 1e-5) -> None:
+        group = self.group_of(in_type, in_type)
+        core = RegularLayerNorm(count_fields("in_type", in_type, True), eps)
+        super().__init__(core, group, in_type, in_type, lifts=False)
+
+
+class R3RegularLayerNorm(R2RegularLayerNorm):
+    """:class:`R2RegularLayerNorm` of volumes."""
 
     dim = 3

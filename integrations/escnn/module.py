@@ -1,4 +1,4 @@
-"""The shell that makes a core module an escnn EquivariantModule."""
+"""The shell that makes a core module an escnn EquivariantModule, and its way back to plain torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from escnn.nn import EquivariantModule, FieldType, GeometricTensor
 from torch import Tensor, nn
 
 from tg_equiattn.groups import FiniteGroup
+from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
 from tg_equiattn.testing import act, off_lattice_errors
 
-from .exported import ATTENTION, Exported
-from .types import common_gspace, group_from_gspace, prefix
+from .types import check_field_type, group_from_gspace, prefix
+
+ATTENTION = (LiftingAttention, GroupAttention, GlobalGroupAttention)
 
 
 class RdModule(EquivariantModule):
@@ -36,10 +38,13 @@ class RdModule(EquivariantModule):
 
     @classmethod
     def group_of(cls, in_type: FieldType, out_type: FieldType) -> FiniteGroup:
-        """The group of both types; ValueError for gspaces of another dimension than the module's."""
-        gspace = common_gspace(in_type, out_type)
+        """The group of both types; ValueError for two gspaces, or of another dimension than the module's."""
+        check_field_type("in_type", in_type)
+        check_field_type("out_type", out_type)
+        if in_type.gspace != out_type.gspace:
+            raise ValueError(f"out_type must have the gspace of in_type, {in_type.gspace}, got {out_type.gspace}")
         cls.check_dimension(in_type, "in_type")
-        return group_from_gspace(gspace)
+        return group_from_gspace(in_type.gspace)
 
     @classmethod
     def check_dimension(cls, field_type: FieldType, argument: str) -> None:
@@ -174,3 +179,41 @@ class RdModule(EquivariantModule):
 
     def extra_repr(self) -> str:
         return f"{self.in_type}, {self.out_type}"
+
+
+class Exported(nn.Module):
+    """A core between modules that give tensors its layout and take it back."""
+
+    def __init__(self, before: nn.Module, core: nn.Module, after: nn.Module) -> None:
+        super().__init__()
+        self.before, self.core, self.after = before, core, after
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
+        options = {} if mask is None else {"mask": mask}
+        if context is not None:
+            options["context"] = self.before(context)
+        return self.after(self.core(self.before(x), **options))
+
+
+def export(module: EquivariantModule) -> nn.Module:
+    """``module.export()`` of any escnn module, a ``SequentialModule`` too, on standard operators of torch alone, slower
+    and in more memory: for ``torch.jit.trace`` and ONNX. What it was copied from stays as it is.
+
+    Args:
+        module (EquivariantModule): whatever escnn can export. It is put in eval mode.
+
+    Example:
+        >>> import torch
+        >>> from escnn import gspaces, nn
+        >>> from tg_equiattn.integrations.escnn import R2GroupAttention, export
+        >>> gspace = gspaces.rot2dOnR2(4)
+        >>> fields = nn.FieldType(gspace, 4 * [gspace.regular_repr])
+        >>> model = export(nn.SequentialModule(R2GroupAttention(fields, fields, heads=2), nn.ReLU(fields)))
+        >>> torch.jit.trace(model, torch.randn(1, 16, 6, 6))(torch.randn(2, 16, 6, 6)).shape
+        torch.Size([2, 16, 6, 6])
+    """
+    exported = module.export()
+    for part in exported.modules():
+        if isinstance(part, ATTENTION):
+            part.plain = True
+    return exported

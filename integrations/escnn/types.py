@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from escnn.gspaces import GSpace
 from escnn.nn import FieldType
@@ -87,61 +85,29 @@ def _conversion(gspace: GSpace, source: str, target: str, kind: str) -> str:
     )
 
 
-def trivial_channels(name: str, field_type: FieldType) -> int:
-    """The number of trivial fields; ValueError, with what to do instead, for other types."""
+def count_fields(name: str, field_type: FieldType, regular: bool) -> int:
+    """The number of regular, or of trivial, fields; ValueError, with what to do instead, for other types."""
     check_field_type(name, field_type)
-    if all(r.is_trivial() for r in field_type.representations):
+    gspace, representations = field_type.gspace, field_type.representations
+    group, layers = gspace.fibergroup, prefix(gspace)
+    trivial = all(r.is_trivial() for r in representations)
+    # all fields of the trivial group are regular
+    is_regular = all(r == gspace.regular_repr or (group.order() == 1 and r.is_trivial()) for r in representations)
+    if is_regular if regular else trivial:
         return len(field_type)
-    group = field_type.gspace.fibergroup
-    # what is not trivial in any of its parts, no linear map of single pixels leads to trivial fields
-    invariant = any(group.irrep(*i).is_trivial() for r in field_type.representations for i in r.irreps)
-    gspace = field_type.gspace
-    advice = f"use {prefix(gspace)}GroupAttention"
-    if _regular(field_type):
-        advice += ", which takes regular fields"
+    source, target = ("fields", name) if regular and name != "in_type" else (name, "fields")
+    convert = _conversion(gspace, source, target, "regular")
+    if not regular:
+        advice = f"use {layers}GroupAttention" + (", which takes regular fields" if is_regular else f" after {convert}")
+        # what is not trivial in any of its parts, no linear map of single pixels leads to trivial fields
+        if any(group.irrep(*i).is_trivial() for r in representations for i in r.irreps):
+            advice += f"; or keep only what is invariant, with {_conversion(gspace, name, 'fields', 'trivial')}"
+    elif name == "in_type" and trivial:
+        advice = f"lift trivial fields with {layers}LiftingAttention, or convert with {convert}"
     else:
-        advice += f" after {_conversion(gspace, name, 'fields', 'regular')}"
-    if invariant:
-        advice += f"; or keep only what is invariant, with {_conversion(gspace, name, 'fields', 'trivial')}"
-    raise ValueError(f"{name} must consist of trivial fields, got {field_type}; {advice}")
-
-
-def _regular(field_type: FieldType) -> bool:
-    regular = field_type.gspace.regular_repr
-    alone = field_type.gspace.fibergroup.order() == 1  # all fields of the trivial group are regular
-    return all(r == regular or (alone and r.is_trivial()) for r in field_type.representations)
-
-
-def regular_channels(name: str, field_type: FieldType) -> int:
-    """The number of regular fields; ValueError, with what to do instead, for other types."""
-    check_field_type(name, field_type)
-    if _regular(field_type):
-        return len(field_type)
-    source, target = (name, "fields") if name == "in_type" else ("fields", name)
-    advice = f"convert with {_conversion(field_type.gspace, source, target, 'regular')}"
-    if name == "in_type" and all(r.is_trivial() for r in field_type.representations):
-        advice = f"lift trivial fields with {prefix(field_type.gspace)}LiftingAttention, or {advice}"
-    else:
-        advice += "; or put the layer between fields of this type with between_fields(in_type, layer, out_type)"
-    raise ValueError(f"{name} must consist of regular fields, got {field_type}; {advice}")
-
-
-def common_gspace(in_type: FieldType, out_type: FieldType) -> GSpace:
-    """The gspace of both types; ValueError if they differ."""
-    check_field_type("in_type", in_type)
-    check_field_type("out_type", out_type)
-    if in_type.gspace != out_type.gspace:
-        raise ValueError(f"out_type must have the gspace of in_type, {in_type.gspace}, got {out_type.gspace}")
-    return in_type.gspace
-
-
-def context_channels(
-    in_type: FieldType, context_type: FieldType | None, channels: Callable[[str, FieldType], int]
-) -> int | None:
-    """The number of fields of a context, counted by ``channels``; None where it is of the input's type."""
-    if context_type is None:
-        return None
-    count = channels("context_type", context_type)
-    if context_type.gspace != in_type.gspace:
-        raise ValueError(f"context_type must have the gspace of in_type, {in_type.gspace}, got {context_type.gspace}")
-    return count
+        advice = (
+            f"convert with {convert}; or put the layer between fields of this type with between_fields(in_type, layer, "
+            "out_type)"
+        )
+    kind = "regular" if regular else "trivial"
+    raise ValueError(f"{name} must consist of {kind} fields, got {field_type}; {advice}")

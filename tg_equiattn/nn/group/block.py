@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.group.masks import zero_where_hidden
-from .attention import GroupAttention
-from .attention_layer import AttentionLayer
+from .attention import AttentionLayer, GroupAttention
 from .global_attention import GlobalGroupAttention
 from .linear import Pointwise
 from .masked import Masked, MaskedSequential
@@ -72,9 +71,6 @@ class GroupAttentionBlock(Masked, nn.Module):
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial - 2 crop)``, with the attention's
         channels.
 
-    Raises:
-        ValueError: naming the argument, what came and what is allowed.
-
     Source: GSA-Nets Fig. F.1, with the order of the published code; ``drop_path`` and ``layer_scale`` are those of
     Huang et al. (2016) and Touvron et al. (2021).
 
@@ -133,13 +129,11 @@ class GroupAttentionBlock(Masked, nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
         """``mask`` and ``context`` as those of :meth:`GroupAttention.forward`."""
         attended, bottlenecked = self.residuals
-        _, _, attention, norm, *last = self.attention
+        _, _, attention, norm, swish, drop = self.attention
         checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
         x = zero_where_hidden(x, mask)
         seen, context = self._normalised(x, mask, context)
-        branch = norm(attention(seen, mask, context=context), mask)
-        for module in last:
-            branch = module(branch)
+        branch = drop(swish(norm(attention(seen, mask, context=context), mask)))
         x = self.crop(attended(self.shortcut(x), branch), mask)
         mask = None if mask is None else self.crop.mask_after(mask)
         return zero_where_hidden(bottlenecked(x, self.mlp(x, mask)), mask)
@@ -158,10 +152,8 @@ class GroupAttentionBlock(Masked, nn.Module):
         *,
         context: Tensor | None = None,
     ) -> Tensor:
-        """The weights of the block's attention; see :meth:`GroupAttention.attention_map`.
-
-        In training, batch norms count the call as any other.
-        """
+        """The weights of the block's attention; see :meth:`GroupAttention.attention_map`. In training, batch norms
+        count the call as any other."""
         x, context = self._normalised(x, mask, context)
         attention: Any = self.attention[2]
         return attention.attention_map(x, pixel, mask, context=context)

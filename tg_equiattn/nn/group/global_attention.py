@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +13,7 @@ from ... import checks
 from ...functional.group.global_attention import checked_global_frame_attention, checked_global_group_attention
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..performer.random_features import RandomFeatures
-from .attention import SHARED
-from .attention_layer import AttentionLayer
-from .options import AttentionOptions, make_options
+from .attention import SHARED, AttentionLayer
 
 FAR = 4.0  # f of every second head at the start; weights of a window with sharp places sum to about e^2 or e^3
 
@@ -51,7 +48,7 @@ class GlobalGroupAttention(AttentionLayer):
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: as :class:`LiftingAttention`.
 
     Source: GE-ViT Eq. 16 with h = t for the window; Choromanski et al. (2021) for the features; see
     :func:`~tg_equiattn.functional.global_group_attention`.
@@ -63,6 +60,8 @@ class GlobalGroupAttention(AttentionLayer):
         >>> layer(torch.randn(2, 20, 4, 9, 7)).shape
         torch.Size([2, 20, 4, 9, 7])
     """
+
+    allowed = (*SHARED, "redraw_interval")
 
     def __init__(
         self,
@@ -91,17 +90,15 @@ class GlobalGroupAttention(AttentionLayer):
                 "kernel_size must be a positive odd integer: the window within which weights are exact, got None "
                 "(GroupAttention attends to all pixels exactly)"
             )
-        relation = "frame" if relation is None else relation
-        checks.choice("relation", relation, ("frame", "relative"))
-        chosen = make_options(AttentionOptions, options, (*SHARED, "redraw_interval"))
+        if relation is not None:
+            checks.choice("relation", relation, ("frame", "relative"))
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            relation=relation, locality=locality, padding_mode=padding_mode, dropout=dropout,
-            options=dataclasses.replace(chosen, content_heads=heads if relation == "frame" else None),
+            relation=relation, locality=locality, padding_mode=padding_mode, dropout=dropout, options=options,
         )  # fmt: skip
         width = self.head_channels
         num_features = max(16, int(width * math.log(width))) if num_features is None else num_features
-        self.features = RandomFeatures(num_features, width, chosen.redraw_interval)
+        self.features = RandomFeatures(num_features, width, self.options.redraw_interval)
         self.far_bias = nn.Parameter(torch.zeros(heads, 1 if self.frames else len(group)))
         with torch.no_grad():
             self.far_bias[1::2] = FAR

@@ -74,16 +74,15 @@ def default_scale_window(
     return scale_window
 
 
-def default_content(
-    heads: int, content_heads: int | None, frames: bool, kernel_size: int | None, locality: float | None
-) -> int:
-    """How many heads look by content; ValueError for more than there are, or for a relation without such a choice."""
+def default_content(heads: int, content_heads: int | None, frames: bool, some: bool, locality: float | None) -> int:
+    """How many heads look by content, by default all or some; ValueError for more than there are, or for a relation
+    without such a choice."""
     if not frames:
         if content_heads is not None:
             raise ValueError(f"content_heads must be None but for relation 'frame', got {content_heads!r}")
         return heads
     if content_heads is None:
-        return heads if kernel_size is None or locality is None else -(-heads // 8)
+        return -(-heads // 8) if some else heads
     if isinstance(content_heads, bool) or not isinstance(content_heads, int) or not 0 <= content_heads <= heads:
         raise ValueError(f"content_heads must be an integer from 0 to heads={heads}, got {content_heads!r}")
     if content_heads < heads and locality is None:
