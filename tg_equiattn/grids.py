@@ -204,18 +204,21 @@ class PixelGrid:
         return self._in_units(pos - pos.amin(0)).to(dtype or torch.get_default_dtype())
 
     def _steps(self, device: torch.device | str) -> Tensor:
-        """Index steps to near pixels (D, dim), without the pixel itself."""
+        """Index steps to near pixels (D, dim), without the pixel itself; made on the device, of a size known here."""
         axes, limit = [], self.max_distance * (1 - 1e-9)  # sums of spacings are rounded
         for side, unit in zip(self.shape, self._spacings, strict=True):
             most = math.ceil(self.max_distance / unit)
             back, ahead = ((side - 1) // 2, side // 2) if self.periodic else (side - 1, side - 1)
             axes.append(range(-min(most, back), min(most, ahead) + 1))
-        near = []
+        count = 0
         for step in itertools.product(*axes):
             length = sum(abs(n) * unit for n, unit in zip(step, self._spacings, strict=True))
-            if 0 < length < limit:
-                near.append(step)
-        return torch.tensor(near, dtype=torch.int64, device=device).view(-1, len(self.shape))
+            count += 0 < length < limit
+        steps = _mesh(axes, device)
+        along = zip(steps.unbind(-1), self._spacings, strict=True)
+        lengths = torch.stack([n.abs().double() * unit for n, unit in along]).sum(0)
+        near = (lengths > 0) & (lengths < limit)
+        return steps[near.to(torch.int32).argsort(descending=True, stable=True)[:count]]
 
     def pairs(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Targets, sources, offsets (E, dim) and which exist: all steps of all pixels, those off the image too."""
