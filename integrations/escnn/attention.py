@@ -22,14 +22,7 @@ from .types import count_fields
 
 
 class RdAttentionModule(RdModule):
-    """An :class:`RdModule` of attention, which can be told what pixels there are, and whose keys may be other fields'
-    (``context_type``; None where it is self-attention)."""
-
-    context_type: FieldType | None = None
-
-    @property
-    def _inputs(self) -> dict[str, FieldType]:
-        return super()._inputs | ({} if self.context_type is None else {"context": self.context_type})
+    """An :class:`RdModule` of attention, whose keys may be other fields' (``context_type``)."""
 
     def forward(
         self, input: GeometricTensor, mask: Tensor | None = None, *, context: GeometricTensor | None = None
@@ -42,13 +35,9 @@ class RdAttentionModule(RdModule):
         return None if context is None else self._fields(context, "context", self.context_type)
 
     def attention_map(
-        self,
-        input: GeometricTensor,
-        pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor,
-        mask: Tensor | None = None,
-        *,
-        context: GeometricTensor | None = None,
-    ) -> Tensor:
+        self, input: GeometricTensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor,
+        mask: Tensor | None = None, *, context: GeometricTensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """The weights of chosen pixels, as :meth:`tg_equiattn.nn.GroupAttention.attention_map`; elements are in the
         order of ``fibergroup.elements``."""
         core: Any = self.core
@@ -59,14 +48,9 @@ class _Layer(RdAttentionModule):
     """An attention layer of the core between two field types."""
 
     def __init__(
-        self,
-        kind: Any,
-        in_type: FieldType,
-        out_type: FieldType,
-        context_type: FieldType | None,
-        options: Mapping[str, Any] | None,
-        **arguments: Any,
-    ) -> None:
+        self, kind: Any, in_type: FieldType, out_type: FieldType, context_type: FieldType | None,
+        options: Mapping[str, Any] | None, **arguments: Any,
+    ) -> None:  # fmt: skip
         group, lifts = self.group_of(in_type, out_type), kind is LiftingAttention
         channels = count_fields("in_type", in_type, not lifts), count_fields("out_type", out_type, True)
         if isinstance(options, Mapping) and "context_channels" in options:
@@ -77,8 +61,8 @@ class _Layer(RdAttentionModule):
                 raise ValueError(
                     f"context_type must have the gspace of in_type, {in_type.gspace}, got {context_type.gspace}"
                 )
-        super().__init__(kind(group, *channels, **arguments, options=options), group, in_type, out_type, lifts)
-        self.context_type = context_type
+        core = kind(group, *channels, **arguments, options=options)
+        super().__init__(core, group, in_type, out_type, lifts, context_type)
 
 
 class R2LiftingAttention(_Layer):
@@ -111,19 +95,10 @@ class R2LiftingAttention(_Layer):
     dim = 2
 
     def __init__(
-        self,
-        in_type: FieldType,
-        out_type: FieldType,
-        *,
-        heads: int = 8,
-        head_channels: int | None = None,
-        kernel_size: int | None = 5,
-        locality: float | str | None = "auto",
-        padding_mode: str = "mask",
-        context_type: FieldType | None = None,
-        dropout: float = 0.0,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, in_type: FieldType, out_type: FieldType, *, heads: int = 8, head_channels: int | None = None,
+        kernel_size: int | None = 5, locality: float | str | None = "auto", padding_mode: str = "mask",
+        context_type: FieldType | None = None, dropout: float = 0.0, options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(
             LiftingAttention, in_type, out_type, context_type, options, heads=heads, head_channels=head_channels,
             kernel_size=kernel_size, locality=locality, padding_mode=padding_mode, dropout=dropout,
@@ -148,11 +123,7 @@ class R2GroupAttention(_Layer):
         out_type (FieldType): regular fields of the same gspace.
         context_type (FieldType): as :class:`R2LiftingAttention`.
 
-    Shapes:
-        ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
-
-    Raises:
-        ValueError: as :class:`R2LiftingAttention`.
+    Shapes and errors are those of :class:`R2LiftingAttention`.
 
     Example:
         >>> from escnn import gspaces, nn
@@ -166,20 +137,11 @@ class R2GroupAttention(_Layer):
     dim = 2
 
     def __init__(
-        self,
-        in_type: FieldType,
-        out_type: FieldType,
-        *,
-        heads: int = 8,
-        head_channels: int | None = None,
-        kernel_size: int | None = 5,
-        relation: str | None = None,
-        locality: float | str | None = "auto",
-        padding_mode: str = "mask",
-        context_type: FieldType | None = None,
-        dropout: float = 0.0,
+        self, in_type: FieldType, out_type: FieldType, *, heads: int = 8, head_channels: int | None = None,
+        kernel_size: int | None = 5, relation: str | None = None, locality: float | str | None = "auto",
+        padding_mode: str = "mask", context_type: FieldType | None = None, dropout: float = 0.0,
         options: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(
             GroupAttention, in_type, out_type, context_type, options, heads=heads, head_channels=head_channels,
             kernel_size=kernel_size, relation=relation, locality=locality, padding_mode=padding_mode, dropout=dropout,
@@ -210,21 +172,11 @@ class R2GlobalAttention(_Layer):
     dim = 2
 
     def __init__(
-        self,
-        in_type: FieldType,
-        out_type: FieldType,
-        *,
-        heads: int = 8,
-        head_channels: int | None = None,
-        kernel_size: int = 5,
-        relation: str | None = None,
-        num_features: int | None = None,
-        locality: float | str | None = "auto",
-        padding_mode: str = "mask",
-        context_type: FieldType | None = None,
-        dropout: float = 0.0,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, in_type: FieldType, out_type: FieldType, *, heads: int = 8, head_channels: int | None = None,
+        kernel_size: int = 5, relation: str | None = None, num_features: int | None = None,
+        locality: float | str | None = "auto", padding_mode: str = "mask", context_type: FieldType | None = None,
+        dropout: float = 0.0, options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(
             GlobalGroupAttention, in_type, out_type, context_type, options, heads=heads, head_channels=head_channels,
             kernel_size=kernel_size, relation=relation, num_features=num_features, locality=locality,
@@ -268,15 +220,9 @@ class R2AttentionBlock(RdAttentionModule):
     dim = 2
 
     def __init__(
-        self,
-        attention: R2GroupAttention | R2GlobalAttention,
-        *,
-        norm: str = "batch",
-        dropout: float = 0.0,
-        crop: int = 0,
-        drop_path: float = 0.0,
-        layer_scale: float | None = None,
-    ) -> None:
+        self, attention: R2GroupAttention | R2GlobalAttention, *, norm: str = "batch", dropout: float = 0.0,
+        crop: int = 0, drop_path: float = 0.0, layer_scale: float | None = None,
+    ) -> None:  # fmt: skip
         if not isinstance(attention, (R2GroupAttention, R2GlobalAttention)):
             name = f"R{self.dim}"
             raise ValueError(
@@ -291,8 +237,8 @@ class R2AttentionBlock(RdAttentionModule):
             drop_path=drop_path,
             layer_scale=layer_scale,
         )
-        super().__init__(core, attention.group, attention.in_type, attention.out_type, lifts=False)
-        self.context_type, self.crop = attention.context_type, crop
+        super().__init__(core, attention.group, attention.in_type, attention.out_type, False, attention.context_type)
+        self.crop = crop
         self.check_size = tuple(side + 2 * crop for side in self.check_size)
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
@@ -324,7 +270,7 @@ class R2RegularLayerNorm(RdModule):
     def __init__(self, in_type: FieldType, eps: float = 1e-5) -> None:
         group = self.group_of(in_type, in_type)
         core = RegularLayerNorm(count_fields("in_type", in_type, True), eps)
-        super().__init__(core, group, in_type, in_type, lifts=False)
+        super().__init__(core, group, in_type, in_type)
 
 
 class R3RegularLayerNorm(R2RegularLayerNorm):

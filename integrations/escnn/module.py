@@ -19,19 +19,18 @@ ATTENTION = (LiftingAttention, GroupAttention, GlobalGroupAttention)
 
 
 class RdModule(EquivariantModule):
-    """A core module on regular (or, with ``lifts``, trivial) fields between two field types.
-
-    Fields are viewed as ``(B, fields, |H|, *spatial)``, escnn's own order of a regular type.
-    """
+    """A core module on regular (or, with ``lifts``, trivial) fields between two field types, which it sees as
+    ``(B, fields, |H|, *spatial)``, escnn's own order of a regular type."""
 
     dim: ClassVar[int]  # of the gspaces that a class is for
 
     def __init__(
-        self, core: nn.Module, group: FiniteGroup, in_type: FieldType, out_type: FieldType, lifts: bool
-    ) -> None:
+        self, core: nn.Module, group: FiniteGroup, in_type: FieldType, out_type: FieldType, lifts: bool = False,
+        context_type: FieldType | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.space, self.in_type, self.out_type = in_type.gspace, in_type, out_type
-        self.group, self.core, self.lifts = group, core, lifts
+        self.group, self.core, self.lifts, self.context_type = group, core, lifts, context_type
         windows = [m.neighbourhood.kernel_size for m in core.modules() if isinstance(m, ATTENTION)]
         side = max([11 if group.dim == 2 else 5, *(size or 0 for size in windows)])
         self.check_size: tuple[int, ...] = (side, side + 2) if group.dim == 2 else (side, side + 1, side)
@@ -73,11 +72,6 @@ class RdModule(EquivariantModule):
             raise ValueError(f"{name} must be a GeometricTensor of type {field_type}, got {got}")
         return x.tensor if self.lifts else x.tensor.unflatten(1, (-1, len(self.group)))
 
-    @property
-    def _inputs(self) -> dict[str, FieldType]:
-        """The fields that a call needs, by the argument's name."""
-        return {"input": self.in_type}
-
     def evaluate_output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(input_shape) != 2 + self.group.dim or input_shape[1] != self.in_type.size:
             sides = "H, W" if self.group.dim == 2 else "D, H, W"
@@ -86,12 +80,7 @@ class RdModule(EquivariantModule):
 
     @torch.no_grad()
     def check_equivariance(
-        self,
-        atol: float = 1e-5,
-        rtol: float = 1e-5,
-        *,
-        size: tuple[int, ...] | None = None,
-        off_lattice: bool = False,
+        self, atol: float = 1e-5, rtol: float = 1e-5, *, size: tuple[int, ...] | None = None, off_lattice: bool = False
     ) -> list[tuple[Any, float]]:
         """Check all elements that map the pixel grid to itself, without interpolation; measure the others if asked.
 
@@ -119,34 +108,32 @@ class RdModule(EquivariantModule):
         size, training = self.check_size if size is None else size, self.training
         if not isinstance(size, (tuple, list)) or len(size) != self.group.dim:
             raise ValueError(f"size must be {self.group.dim} sides of the test image or volume, got {size!r}")
+        inputs = {"input": self.in_type} | ({} if self.context_type is None else {"context": self.context_type})
         self.eval()
         try:
-            errors = self._check_lattice(atol, rtol, size)
-            return errors + self._off_lattice_errors(max(size)) if off_lattice else errors
+            errors = self._lattice_errors(inputs, atol, rtol, size)
+            return errors + self._off_lattice_errors(inputs, max(size)) if off_lattice else errors
         finally:
             self.train(training)
 
-    def _off_lattice_errors(self, side: int) -> list[tuple[Any, float]]:
-        dim = self.group.dim
+    def _off_lattice_errors(self, inputs: dict[str, FieldType], side: int) -> list[tuple[Any, float]]:
+        dim, like = self.group.dim, next(self.parameters())
         if self.evaluate_output_shape((1, self.in_type.size, *[side] * dim))[-1] % 2 == 0:
             side += 1  # so that one pixel is in the middle
-        like, elements = next(self.parameters()), self.space.fibergroup.elements
-        counts = {name: len(field_type) for name, field_type in self._inputs.items()}
+        counts = [len(field_type) for field_type in inputs.values()]
         batch = 8 if dim == 2 else 2  # volumes are dear
-        shape = (batch, sum(counts.values()), *([] if self.lifts else [len(self.group)]), *[side] * dim)
+        shape = (batch, sum(counts), *([] if self.lifts else [len(self.group)]), *[side] * dim)
 
         def run(x: Tensor) -> Tensor:
-            first, *others = x.split(list(counts.values()), 1)
-            return self.core(first, **dict(zip(list(counts)[1:], others, strict=True)))
+            first, *others = x.split(counts, 1)
+            return self.core(first, **dict(zip(list(inputs)[1:], others, strict=True)))
 
         errors = off_lattice_errors(run, self.group, shape, dtype=like.dtype, device=like.device)
-        return [(elements[index], error) for index, error in errors.items()]
+        return [(self.space.fibergroup.elements[index], error) for index, error in errors.items()]
 
-    def _check_lattice(self, atol: float, rtol: float, size: tuple[int, ...]) -> list[tuple[Any, float]]:
-        like = next(self.parameters())
-        kind = {"device": like.device, "dtype": like.dtype}
-        batch = 3 if self.group.dim == 2 else 1
-        given = {n: (torch.randn(batch, t.size, *size, **kind), t) for n, t in self._inputs.items()}
+    def _lattice_errors(self, inputs: dict[str, FieldType], atol: float, rtol: float, size) -> list[tuple[Any, float]]:
+        kind, batch = next(self.parameters()), 3 if self.group.dim == 2 else 1
+        given = {n: (torch.randn(batch, t.size, *size).to(kind), t) for n, t in inputs.items()}
 
         def move(x: Tensor, field_type: FieldType, index: int) -> Tensor:
             fields = x.unflatten(1, (len(field_type), -1))  # sizes are equal: 1, or |H| for regular fields

@@ -14,8 +14,9 @@ from ...modes import transformed
 
 
 def _written_whole() -> bool:
-    """Whether expressions have to be without memory of their own: for a compiler, transforms, autograd."""
-    return torch.compiler.is_compiling() or torch.is_grad_enabled() or transformed()
+    """Whether expressions have to be without memory of their own: for a compiler, tracers, transforms, autograd."""
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return traced or torch.is_grad_enabled() or transformed()
 
 
 def dot(x: Tensor, y: Tensor) -> Tensor:

@@ -23,8 +23,7 @@ from ...functional.group.masks import attention_weights, zero_where_hidden
 from ...grids import Neighbourhood
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..modules import NotScriptable
-from .linear import GroupLinear, Pointwise
-from .masked import Masked
+from .linear import GroupLinear, Masked, Pointwise
 from .options import (
     AttentionOptions,
     default_content,
@@ -63,20 +62,11 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
     allowed: tuple[str, ...] = SHARED  # among the options
 
     def __init__(
-        self,
-        group: FiniteGroup | DilationGroup,
-        in_channels: int,
-        out_channels: int,
-        *,
-        heads: int = 8,
-        head_channels: int | None = None,
-        kernel_size: int | None = 5,
-        relation: str | None = None,
-        locality: float | str | None = "auto",
-        padding_mode: str = "mask",
-        dropout: float = 0.0,
+        self, group: FiniteGroup | DilationGroup, in_channels: int, out_channels: int, *, heads: int = 8,
+        head_channels: int | None = None, kernel_size: int | None = 5, relation: str | None = None,
+        locality: float | str | None = "auto", padding_mode: str = "mask", dropout: float = 0.0,
         options: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         check_group(group, scales=True)
         self.relation = None if self.lifts else default_relation(group, relation)
@@ -196,13 +186,9 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         return zero_where_hidden(self.out(out.flatten(1, 2)), mask)
 
     def attention_map(
-        self,
-        x: Tensor,
-        pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor,
-        mask: Tensor | None = None,
-        *,
+        self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Tensor | None = None, *,
         context: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         r"""The attention weights of chosen pixels, without dropout; not within torch.compile or torch.vmap.
 
         The derivatives of a head's outputs by its values, which it is linear in. With output elements h, query elements
@@ -392,19 +378,10 @@ class LiftingAttention(AttentionLayer):
     lifts = True
 
     def __init__(
-        self,
-        group: FiniteGroup | DilationGroup,
-        in_channels: int,
-        out_channels: int,
-        *,
-        heads: int = 8,
-        head_channels: int | None = None,
-        kernel_size: int | None = 5,
-        locality: float | str | None = "auto",
-        padding_mode: str = "mask",
-        dropout: float = 0.0,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, group: FiniteGroup | DilationGroup, in_channels: int, out_channels: int, *, heads: int = 8,
+        head_channels: int | None = None, kernel_size: int | None = 5, locality: float | str | None = "auto",
+        padding_mode: str = "mask", dropout: float = 0.0, options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
             locality=locality, padding_mode=padding_mode, dropout=dropout, options=options,

@@ -12,8 +12,7 @@ from ... import checks
 from ...functional.group.masks import zero_where_hidden
 from .attention import AttentionLayer, GroupAttention
 from .global_attention import GlobalGroupAttention
-from .linear import Pointwise
-from .masked import Masked, MaskedSequential
+from .linear import Masked, MaskedSequential, Pointwise
 from .norm import RegularBatchNorm, make_norm
 from .options import check_scales
 from .pooling import SpatialCrop
@@ -84,15 +83,9 @@ class GroupAttentionBlock(Masked, nn.Module):
     """
 
     def __init__(
-        self,
-        attention: GroupAttention | GlobalGroupAttention,
-        *,
-        norm: str = "batch",
-        dropout: float = 0.0,
-        crop: int = 0,
-        drop_path: float = 0.0,
-        layer_scale: float | None = None,
-    ) -> None:
+        self, attention: GroupAttention | GlobalGroupAttention, *, norm: str = "batch", dropout: float = 0.0,
+        crop: int = 0, drop_path: float = 0.0, layer_scale: float | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         if not isinstance(attention, (GroupAttention, GlobalGroupAttention)):
             raise ValueError(
@@ -145,13 +138,9 @@ class GroupAttentionBlock(Masked, nn.Module):
             attention.redraw_features(generator)
 
     def attention_map(
-        self,
-        x: Tensor,
-        pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor,
-        mask: Tensor | None = None,
-        *,
+        self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Tensor | None = None, *,
         context: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """The weights of the block's attention; see :meth:`GroupAttention.attention_map`. In training, batch norms
         count the call as any other."""
         x, context = self._normalised(x, mask, context)

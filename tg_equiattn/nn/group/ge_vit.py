@@ -15,8 +15,7 @@ from ...groups import DilationGroup, FiniteGroup
 from .attention import GroupAttention, LiftingAttention
 from .block import GroupAttentionBlock
 from .global_attention import GlobalGroupAttention
-from .linear import Pointwise
-from .masked import MaskedSequential
+from .linear import MaskedSequential, Pointwise
 from .norm import make_norm
 from .options import AttentionOptions, check_names, check_scales, make_options
 from .pooling import GlobalPooling, SpatialMaxPool
@@ -81,11 +80,9 @@ class GEViT(nn.Module):
         pools: blocks after which space is pooled 2 x 2, counted from 1; 0 means after lifting.
         norm: as :class:`GroupAttentionBlock`.
         dropout: probability, in training, of dropping a weight and an output of attention.
-        attention: further arguments of the attention layers by name, those of their options among them:
-            ``head_channels``, ``locality``, ``padding_mode``, ``dropout`` (of weights alone), ``encoding``,
-            ``neighbourhood`` of :class:`LiftingAttention`, ``content_heads`` and ``scale_window`` of
-            :class:`GroupAttention`. With ``num_features`` (which may be ``None``) or ``redraw_interval`` blocks are of
-            :class:`GlobalGroupAttention`.
+        attention: further arguments of the attention layers by name, those of their options among them, except
+            ``context_channels``; a ``dropout`` here is that of weights alone. With ``num_features`` (which may be
+            ``None``) or ``redraw_interval`` blocks are of :class:`GlobalGroupAttention`.
         options: what the papers' models have, by name: ``lifting_channels``, the width after lifting, by default that
             of the first block; ``crops``, pixels to remove at each side within each block, before its bottleneck, one
             number for all or one a block; ``input_dropout`` of the images; ``pool_dropout`` before pooling;
@@ -98,7 +95,7 @@ class GEViT(nn.Module):
         side raises, because the row it leaves out would break the symmetry.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: as :class:`LiftingAttention`.
 
     Source: GE-ViT Fig. 3, GSA-Nets Fig. F.1 and App. F.
 
@@ -111,21 +108,11 @@ class GEViT(nn.Module):
     """
 
     def __init__(
-        self,
-        group: FiniteGroup | DilationGroup,
-        in_channels: int,
-        num_classes: int,
-        *,
-        channels: Sequence[int] = (20,) * 5,
-        heads: int = 8,
-        kernel_size: int | None = 5,
-        relation: str | None = None,
-        pools: Sequence[int] = (),
-        norm: str = "batch",
-        dropout: float = 0.0,
-        attention: Mapping[str, Any] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, group: FiniteGroup | DilationGroup, in_channels: int, num_classes: int, *,
+        channels: Sequence[int] = (20,) * 5, heads: int = 8, kernel_size: int | None = 5, relation: str | None = None,
+        pools: Sequence[int] = (), norm: str = "batch", dropout: float = 0.0,
+        attention: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         more = make_options(Architecture, options)
         checks.positive(num_classes=num_classes)
@@ -163,26 +150,22 @@ class GEViT(nn.Module):
         stages: list[nn.Module] = pool() if 0 in pools else []
         for number, (out, crop) in enumerate(zip(channels, margins, strict=True), start=1):
             layer = _make_attention(kind, group, width, out, relation=relation, **inner)
-            drop_path = more.drop_path * (number - 1) / max(len(channels) - 1, 1)
-            stages.append(
-                GroupAttentionBlock(
-                    layer, norm=norm, dropout=dropout, crop=crop, drop_path=drop_path, layer_scale=more.layer_scale
-                )
-            )
+            residuals: dict[str, Any] = {
+                "drop_path": more.drop_path * (number - 1) / max(len(channels) - 1, 1), "layer_scale": more.layer_scale
+            }  # fmt: skip
+            stages.append(GroupAttentionBlock(layer, norm=norm, dropout=dropout, crop=crop, **residuals))
+            stages += [make_norm(norm, out), nn.SiLU()] if more.norm_between else []
+            stages += pool() if number in pools else []
             width = out
-            if more.norm_between:
-                stages += [make_norm(norm, width), nn.SiLU()]
-            if number in pools:
-                stages += pool()
         self.blocks = MaskedSequential(*stages)
         self.classifier = Pointwise(width, num_classes)
         self.pooling = GlobalPooling(space="mean", group="max")
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
         """Draw new random features where there are any; see :meth:`GlobalGroupAttention.redraw_features`."""
-        for block in self.blocks:
-            if isinstance(block, GroupAttentionBlock):
-                block.redraw_features(generator)
+        for layer in self.blocks.modules():
+            if isinstance(layer, GlobalGroupAttention):
+                layer.redraw_features(generator)
 
     def features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The regular feature map before the classifier, ``(B, channels[-1], |H|, *spatial)``."""

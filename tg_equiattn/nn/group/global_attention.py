@@ -64,21 +64,11 @@ class GlobalGroupAttention(AttentionLayer):
     allowed = (*SHARED, "redraw_interval")
 
     def __init__(
-        self,
-        group: FiniteGroup,
-        in_channels: int,
-        out_channels: int,
-        *,
-        heads: int = 8,
-        head_channels: int | None = None,
-        kernel_size: int = 5,
-        relation: str | None = None,
-        num_features: int | None = None,
-        locality: float | str | None = "auto",
-        padding_mode: str = "mask",
-        dropout: float = 0.0,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, group: FiniteGroup, in_channels: int, out_channels: int, *, heads: int = 8,
+        head_channels: int | None = None, kernel_size: int = 5, relation: str | None = None,
+        num_features: int | None = None, locality: float | str | None = "auto", padding_mode: str = "mask",
+        dropout: float = 0.0, options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         if isinstance(group, DilationGroup):
             raise ValueError(
                 f"group must be finite, without scales, got {group!r}: features sum over all scales, and that sum "

@@ -1,4 +1,4 @@
-"""Linear maps of single pixels: of channels alone, and of channels and group elements."""
+"""Linear maps of single pixels, and modules that can be told which pixels of an image there are."""
 
 from __future__ import annotations
 
@@ -105,3 +105,29 @@ class GroupLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.group!r}, {self.in_channels}, {self.out_channels}, bias={self.bias is not None}"
+
+
+class Masked:
+    """A mixin for modules whose ``forward`` takes a ``mask`` of pixels, bool (B or 1, *spatial), and puts zeros where
+    there are none."""
+
+    def mask_after(self, mask: Tensor) -> Tensor:
+        """Which pixels of the output there are."""
+        return mask
+
+
+class MaskedSequential(Masked, nn.Sequential):
+    """Modules in turn; those that can be told are told which pixels there are."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for module in self:
+            if mask is None or not isinstance(module, Masked):
+                x = module(x)
+            else:
+                x, mask = module(x, mask), module.mask_after(mask)  # type: ignore[operator]
+        return x
+
+    def mask_after(self, mask: Tensor) -> Tensor:
+        for module in self:
+            mask = module.mask_after(mask) if isinstance(module, Masked) else mask
+        return mask

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.group.masks import zero_where_hidden
-from .linear import columns
-from .masked import Masked
+from .linear import Masked, columns
 
 
 def _checked(x: Tensor, mask: Tensor | None, channels: int) -> tuple[Tensor, Tensor]:
@@ -50,12 +49,7 @@ class RegularGlobalNorm(Masked, nn.GroupNorm):
     statistics are those of the pixels there are. What the published GSA-Nets and GE-ViT models call layer
     normalisation.
 
-    Args:
-        channels: number of channels.
-        eps: added to the variance.
-
-    Shapes:
-        ``(B, channels, *any)`` -> the same; with a mask, ``(B, channels, |H|, *spatial)``.
+    Arguments and shapes are those of :class:`RegularLayerNorm`.
 
     Source: the published models of GSA-Nets and GE-ViT (a group norm with a single group, eps 1e-12).
     """
@@ -122,17 +116,14 @@ class RegularBatchNorm(Masked, nn.BatchNorm1d):
             return zero_where_hidden(super().forward(columns(x)).view_as(x), mask)
         mean, variance, count = _moments(wide, mask, (0, *range(2, x.ndim)))
         if self.training and self.running_mean is not None:
-            self._update(mean.flatten(), variance.flatten(), count.flatten())
+            with torch.no_grad():  # running statistics, as torch's
+                batches = cast(Tensor, self.num_batches_tracked).add_(1)
+                weight = (1.0 / batches if self.momentum is None else self.momentum) * (count > 0)
+                unbiased = variance * count / (count - 1).clamp(min=1)
+                for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+                    kept = cast(Tensor, running)
+                    kept.lerp_(new.flatten().to(kept), weight.flatten().to(kept))
         return _scaled(wide - mean, variance, self, x, mask)
-
-    @torch.no_grad()
-    def _update(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        """Running statistics, as torch's."""
-        batches = cast(Tensor, self.num_batches_tracked).add_(1)
-        weight = (1.0 / batches if self.momentum is None else self.momentum) * (count > 0)
-        unbiased = variance * count / (count - 1).clamp(min=1)
-        for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
-            cast(Tensor, running).lerp_(new.to(cast(Tensor, running)), weight.to(cast(Tensor, running)))
 
 
 NORMS = {"global": RegularGlobalNorm, "layer": RegularLayerNorm, "batch": RegularBatchNorm}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import checks
 from ...functional.group.masks import fill_where_hidden, zero_where_hidden
-from .masked import Masked
+from .linear import Masked
 
-_REDUCTIONS = {"max": Tensor.amax, "mean": Tensor.mean, "sum": Tensor.sum}
+_REDUCTIONS: dict[str, Any] = {"max": Tensor.amax, "mean": Tensor.mean, "sum": Tensor.sum}
 
 
 class GlobalPooling(Masked, nn.Module):
