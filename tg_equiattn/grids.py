@@ -34,9 +34,9 @@ def _axes_to_position(index: Tensor) -> Tensor:
     return position
 
 
-def _mesh(axes: Iterable[range], device: torch.device | str) -> Tensor:
-    """Every index (n, d) of a grid whose axes run over these ranges, in row order."""
-    ranges = [torch.arange(axis.start, axis.stop, device=device) for axis in axes]
+def _mesh(axes: Iterable[tuple[int, int]], device: torch.device | str) -> Tensor:
+    """Every index (n, d) of a grid whose axes run from the first of these to before the second, in row order."""
+    ranges = [torch.arange(start, stop, device=device) for start, stop in axes]  # symbols, which no range() takes
     return torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1).flatten(0, -2)
 
 
@@ -123,7 +123,7 @@ class Neighbourhood:
     def offsets(self, spatial: Sequence[int] | None = None, device: torch.device | str = "cpu") -> Tensor:
         """Relative positions, (D, dim) int64: of the window, or with global attention of all pairs on the grid."""
         radii = [n - 1 for n in self._grid(spatial)] if self.kernel_size is None else [self.kernel_size // 2] * self.dim
-        every = _axes_to_position(_mesh((range(-n, n + 1) for n in radii), device))
+        every = _axes_to_position(_mesh(((-n, n + 1) for n in radii), device))
         return every[list(self.selection)] if self.selection else every
 
     def _grid(self, spatial: Sequence[int] | None) -> Sequence[int]:
@@ -200,7 +200,7 @@ class PixelGrid:
 
     def pos(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
         """(N, dim) positions of pixels from 0, x right and y up."""
-        pos = _axes_to_position(_mesh(map(range, self.shape), device))
+        pos = _axes_to_position(_mesh(((0, side) for side in self.shape), device))
         return self._in_units(pos - pos.amin(0)).to(dtype or torch.get_default_dtype())
 
     def _steps(self, device: torch.device | str) -> Tensor:
@@ -209,9 +209,9 @@ class PixelGrid:
         for side, unit in zip(self.shape, self._spacings, strict=True):
             most = math.ceil(self.max_distance / unit)
             back, ahead = ((side - 1) // 2, side // 2) if self.periodic else (side - 1, side - 1)
-            axes.append(range(-min(most, back), min(most, ahead) + 1))
+            axes.append((-min(most, back), min(most, ahead) + 1))
         count = 0
-        for step in itertools.product(*axes):
+        for step in itertools.product(*itertools.starmap(range, axes)):
             length = sum(abs(n) * unit for n, unit in zip(step, self._spacings, strict=True))
             count += 0 < length < limit
         steps = _mesh(axes, device)
@@ -223,7 +223,7 @@ class PixelGrid:
     def pairs(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Targets, sources, offsets (E, dim) and which exist: all steps of all pixels, those off the image too."""
         steps = self._steps(device)
-        grid = _mesh(map(range, self.shape), device)[:, None] + steps
+        grid = _mesh(((0, side) for side in self.shape), device)[:, None] + steps
         source, exists = torch.zeros_like(grid[..., 0]), torch.ones_like(grid[..., 0], dtype=torch.bool)
         for side, there in zip(self.shape, grid.unbind(-1), strict=True):
             if self.periodic:
