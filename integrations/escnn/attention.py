@@ -149,16 +149,7 @@ class R2GroupAttention(_Layer):
 
 
 class R3GroupAttention(R2GroupAttention):
-    """:class:`R2GroupAttention` of volumes: ``(B, in_type.size, D, H, W)`` -> ``(B, out_type.size, D, H, W)``.
-
-    Example:
-        >>> from escnn import gspaces, nn
-        >>> gspace = gspaces.dihedralOnR3(2)
-        >>> hidden = nn.FieldType(gspace, 4 * [gspace.regular_repr])
-        >>> layer = R3GroupAttention(hidden, hidden, heads=2, kernel_size=3)
-        >>> len(layer.check_equivariance())
-        4
-    """
+    """:class:`R2GroupAttention` of volumes, as :class:`R3LiftingAttention`."""
 
     dim = 3
 
@@ -189,7 +180,7 @@ class R2GlobalAttention(_Layer):
 
 
 class R3GlobalAttention(R2GlobalAttention):
-    """:class:`R2GlobalAttention` of volumes: ``(B, in_type.size, D, H, W)`` -> ``(B, out_type.size, D, H, W)``."""
+    """:class:`R2GlobalAttention` of volumes, as :class:`R3LiftingAttention`."""
 
     dim = 3
 

@@ -49,7 +49,15 @@ def _check_gspace(gspace: GSpace) -> None:
             f"gspace must be one of images or volumes, got {gspace} of dimensionality {gspace.dimensionality}"
         )
     if gspace.fibergroup.order() < 1:
-        raise ValueError(f"gspace must be discrete, got {gspace}, which is continuous; {_discrete(gspace)}")
+        advice = "take a discrete one, n > 0"
+        known = _SUBGROUPS.get((gspace.dimensionality, gspace.fibergroup.name))
+        if known is not None:  # escnn does not restrict the others
+            subgroup, where, group = known
+            advice = (
+                f"restrict the fields to a subgroup with escnn.nn.RestrictionModule(fields, {subgroup}){where}, and go "
+                f"on with its out_type: the model is then equivariant to {group}"
+            )
+        raise ValueError(f"gspace must be discrete, got {gspace}, which is continuous; {advice}")
 
 
 _SUBGROUPS = {
@@ -58,18 +66,6 @@ _SUBGROUPS = {
     (3, "SO(3)"): ("'octa'", "", "the rotations of the cube"),
     (3, "O(3)"): ("(True, 'octa')", "", "the rotations and reflections of the cube"),
 }
-
-
-def _discrete(gspace: GSpace) -> str:
-    """How to come to a discrete gspace."""
-    known = _SUBGROUPS.get((gspace.dimensionality, gspace.fibergroup.name))
-    if known is None:  # escnn does not restrict the others
-        return "take a discrete one, n > 0"
-    subgroup, where, group = known
-    return (
-        f"restrict the fields to a subgroup with escnn.nn.RestrictionModule(fields, {subgroup}){where}, and go on with "
-        f"its out_type: the model is then equivariant to {group}"
-    )
 
 
 def check_field_type(name: str, field_type: FieldType) -> None:

@@ -12,9 +12,9 @@ from torch.autograd import forward_ad
 from ..modes import transformed
 
 
-def use_plain(backend: str = "auto") -> bool:
+def use_plain(plain: bool = False) -> bool:
     """Whether an operator runs as its plain composition of torch's operations."""
-    return backend == "plain" or transformed()
+    return plain or transformed()
 
 
 def refuse_forward_mode() -> None:

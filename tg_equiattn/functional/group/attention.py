@@ -83,7 +83,7 @@ def group_attention(
 
 def checked_group_attention(
     query, key, value, rho_space, rho_group, index, neighbourhood, space_bias=None, group_bias=None, dropout=0.0,
-    mask=None, backend="auto",
+    mask=None, plain=False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """:func:`group_attention` of operands that are known to fit and to hold numbers, as the layers' own do.
 
@@ -91,7 +91,7 @@ def checked_group_attention(
     two axes gives every output one query; else an empty tensor.
     """
     path = "compiled" if torch.compiler.is_compiling() else "eager"
-    path = "plain" if use_plain(backend) else path
+    path = "plain" if use_plain(plain) else path
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     rho_space, rho_group = rho_space.to(dtype), None if rho_group is None else rho_group.to(dtype)
     if space_bias is not None or group_bias is not None:

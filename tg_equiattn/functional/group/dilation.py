@@ -50,7 +50,7 @@ def _for_all_sizes() -> bool:
 
 def checked_dilation_attention(
     query, key, value, rho_space, rho_group, index, scales, scale_window, neighbourhood, space_bias=None,
-    group_bias=None, dropout=0.0, mask=None, backend="auto",
+    group_bias=None, dropout=0.0, mask=None, plain=False,
 ) -> Tensor:  # fmt: skip
     r"""Lifting and group attention on a dilation group, of operands that are known to fit and to hold numbers.
 
@@ -91,7 +91,7 @@ def checked_dilation_attention(
             q, k, v, part(rho_space, 2, place) if rho_space.ndim == 4 else rho_space,
             None if rho_group is None else part(rho_group, 0, place), index, neighbourhood, space_bias,
             None if group_bias is None else part(group_bias, 1, place), dropout,
-            _phases_there(mask, step, batch, spatial, query.device), backend,
+            _phases_there(mask, step, batch, spatial, query.device), plain,
         )  # fmt: skip
         level = level if lifts else from_phases(level, step, batch, spatial)
         parts[number].append((from_phases(out, step, batch, spatial), level))

@@ -72,7 +72,7 @@ def frame_attention(
 
 
 def checked_frame_attention(
-    query, key, value, rho_space, neighbourhood, space_bias=None, dropout=0.0, mask=None, backend="auto"
+    query, key, value, rho_space, neighbourhood, space_bias=None, dropout=0.0, mask=None, plain=False
 ) -> tuple[Tensor, Tensor]:
     """:func:`frame_attention` of operands that are known to fit and to hold numbers, as the layers' own do; also the
     logarithms (B, heads, |H|, *spatial) of the sums of exponentials of a window's scores; of all pixels, nothing."""
@@ -86,7 +86,7 @@ def checked_frame_attention(
     else:
         table = torch.cat([rho_space.expand(heads, -1, -1, -1), bias.unsqueeze(-1)], -1)
         window = neighbourhood.kernel_size, neighbourhood.selection, neighbourhood.circular, dropout
-        attend = plain_frame_attention if use_plain(backend) else frame_attention_op
+        attend = plain_frame_attention if use_plain(plain) else frame_attention_op
         out, level = attend(query, key, value, table, mask, draw_seed(dropout, query.device), *window)
     return zero_where_hidden(out, mask).to(kind), level
 

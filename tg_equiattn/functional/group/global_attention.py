@@ -88,27 +88,25 @@ def global_group_attention(
 
 def checked_global_group_attention(
     query, key, value, projection, rho_space, rho_group, index, far_bias, neighbourhood, space_bias=None,
-    group_bias=None, dropout=0.0, mask=None, backend="auto",
+    group_bias=None, dropout=0.0, mask=None, plain=False,
 ) -> Tensor:  # fmt: skip
     """:func:`global_group_attention` of operands that are known to fit and to hold numbers, as the layers' own do."""
     near, level = checked_group_attention(
-        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask, backend
+        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask, plain
     )
-    far = _far(query, key, value, projection, far_bias[:, index], mask, use_plain(backend))
+    far = _far(query, key, value, projection, far_bias[:, index], mask, use_plain(plain))
     return _joined(near, level, *far, dropout, mask)
 
 
 def checked_global_frame_attention(
     query, key, value, projection, rho_space, far_bias, neighbourhood, space_bias=None, dropout=0.0, mask=None,
-    backend="auto",
+    plain=False,
 ) -> Tensor:  # fmt: skip
     """:func:`global_group_attention` of elements in their own frames, whose keys are of the same element alone: the
     window is that of :func:`.frame_attention`, ``far_bias`` (heads, 1) is f of each head."""
-    near, level = checked_frame_attention(
-        query, key, value, rho_space, neighbourhood, space_bias, dropout, mask, backend
-    )
+    near, level = checked_frame_attention(query, key, value, rho_space, neighbourhood, space_bias, dropout, mask, plain)
     far_bias = far_bias.expand(-1, query.shape[3]).reshape(-1, 1, 1)  # every element as a head of its own
-    return _joined(near, level, *_far(query, key, value, projection, far_bias, mask, use_plain(backend)), dropout, mask)
+    return _joined(near, level, *_far(query, key, value, projection, far_bias, mask, use_plain(plain)), dropout, mask)
 
 
 def _joined(

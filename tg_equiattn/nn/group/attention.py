@@ -24,14 +24,7 @@ from ...grids import Neighbourhood
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..modules import NotScriptable
 from .linear import GroupLinear, Masked, Pointwise
-from .options import (
-    AttentionOptions,
-    default_content,
-    default_relation,
-    default_scale_window,
-    default_sharpness,
-    make_options,
-)
+from .options import AttentionOptions, default_content, default_relation, default_scale_window, make_options
 
 SHARED = ("encoding", "neighbourhood", "context_channels")
 
@@ -86,10 +79,12 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         if elements is not None and self.scale_window is not None:
             elements = len(isometries) * self.scale_window  # seen from one of them, whose scale is zero
         elements = None if self.frames else elements
-        sharpness = default_sharpness(isometries, locality)
-        shape = self.options.neighbourhood
-        if shape is None:
-            shape = "square" if kernel_size is None or bool(isometries.lattice.all()) else "disk"
+        lattice = bool(isometries.lattice.all())  # whether elements map pixels to pixels
+        sharpness = (4.0 if lattice else 1.0) if locality == "auto" else locality
+        if isinstance(sharpness, str):
+            raise ValueError(f"locality must be 'auto', None or a finite number of at least 0, got {locality!r}")
+        shape = "square" if kernel_size is None or lattice else "disk"
+        shape = shape if self.options.neighbourhood is None else self.options.neighbourhood
         self.neighbourhood = Neighbourhood(group.dim, kernel_size, shape, padding_mode)
         some = self.separable and kernel_size is not None and sharpness is not None
         self.content_heads = default_content(heads, self.options.content_heads, self.frames, some, sharpness)
@@ -158,8 +153,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         """ValueError for weights of a layer of another relation, kernel size or group."""
         saved, mine = json.loads(bytes(state.tolist())), self._geometry()
         for name in ("relation", "kernel_size", "group"):
-            same = saved["elements"] == mine["elements"] if name == "group" else saved[name] == mine[name]
-            if not same:
+            compared = "elements" if name == "group" else name
+            if saved[compared] != mine[compared]:
                 raise ValueError(
                     f"state_dict must be of a layer with {name}={mine[name]!r}, as this one, got {saved[name]!r}"
                 )
@@ -304,8 +299,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
 
     def _options(self, mask: Tensor | None, dropout: float) -> dict[str, Any]:
         """What every kernel takes."""
-        backend = "plain" if self.plain else "auto"
-        return {"neighbourhood": self.neighbourhood, "dropout": dropout, "mask": mask, "backend": backend}
+        return {"neighbourhood": self.neighbourhood, "dropout": dropout, "mask": mask, "plain": self.plain}
 
     def extra_repr(self) -> str:
         window = self.neighbourhood

@@ -21,25 +21,25 @@ class Pointwise(nn.Conv1d):
     """A linear map of channels, (B, in_channels, *any) to (B, out_channels, *any), the same at every pixel and group
     element; weights start as in the published models."""
 
-    def __init__(self, in_channels: int, out_channels: int, bias: bool = True) -> None:
+    bias: Tensor
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
         checks.positive(in_channels=in_channels, out_channels=out_channels)
-        super().__init__(in_channels, out_channels, 1, bias=bias)
+        super().__init__(in_channels, out_channels, 1)
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=math.sqrt(2 / self.in_channels))
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 2 or x.shape[1] != self.in_channels:
             raise ValueError(f"input must have shape (B, {self.in_channels}, ...), got {tuple(x.shape)}")
         out = torch.einsum("oc,bcn->bon", self.weight.squeeze(-1), columns(x))
-        if self.bias is not None:
-            out = out + self.bias[:, None].to(out.dtype)
+        out = out + self.bias[:, None].to(out.dtype)
         return out.reshape(x.shape[0], self.out_channels, *x.shape[2:])
 
     def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, bias={self.bias is not None}"
+        return f"{self.in_channels}, {self.out_channels}"
 
 
 class GroupLinear(nn.Module):

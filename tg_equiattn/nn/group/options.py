@@ -42,15 +42,6 @@ def make_options(kind: type[T], given: Mapping[str, Any] | None, allowed: Collec
     return kind(**check_names("options", given, names))
 
 
-def default_sharpness(group: FiniteGroup, locality: float | str | None) -> float | None:
-    """Where elements do not map pixels to pixels, broad places, which lie between pixels as well as on them."""
-    if locality == "auto":
-        return 4.0 if bool(group.lattice.all()) else 1.0
-    if isinstance(locality, str):
-        raise ValueError(f"locality must be 'auto', None or a finite number of at least 0, got {locality!r}")
-    return locality
-
-
 def default_scale_window(
     group: FiniteGroup | DilationGroup, kernel_size: int | None, scale_window: int | None
 ) -> int | None:
@@ -66,8 +57,7 @@ def default_scale_window(
         )
     largest = 2 * group.scales - 1
     scale_window = min(3, largest) if scale_window is None else scale_window
-    odd = not isinstance(scale_window, bool) and isinstance(scale_window, int) and scale_window % 2 == 1
-    if not odd or not 1 <= scale_window <= largest:
+    if type(scale_window) is not int or scale_window not in range(1, largest + 1, 2):
         raise ValueError(
             f"scale_window must be an odd integer from 1 to {largest} with {group.scales} scales, got {scale_window!r}"
         )
