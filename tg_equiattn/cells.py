@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -16,7 +16,6 @@ METRICS: dict[str, Callable[[Tensor], Tensor]] = {  # lengths (E,) of offsets (E
     "euclidean": lambda x: x.double().square().sum(1).sqrt(),
 }
 _PART = 1 << 20  # pairs that are looked at together
-NORMS = {"manhattan": 1, "euclidean": 2}
 _CELL_AXES = 3  # of cells that pairs are searched in: there are 3 to the power of it around each
 
 
@@ -30,12 +29,7 @@ def limit_of(pos: Tensor, cutoff: float) -> float:
 
 @functools.cache
 def has_scipy() -> bool:
-    """Whether it can be imported."""
-    try:
-        importlib.import_module("scipy.spatial")
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("scipy") is not None
 
 
 def tree_pairs(
@@ -45,34 +39,26 @@ def tree_pairs(
     where there are more than ``most``."""
     from scipy.spatial import KDTree
 
-    places, norm = pos.double(), NORMS[metric]
+    places, norm = pos.double(), {"manhattan": 1, "euclidean": 2}[metric]
     if batch is not None:  # graphs apart from each other
         places = torch.cat([places, 2.0 * cutoff * batch[:, None]], 1)
     tree, limit = KDTree(places.numpy()), math.nextafter(limit, 0.0)
-    few = nodes * (len(pos) - 1) <= most
-    if len(pos) == nodes:
-        if not few and int(tree.count_neighbors(tree, limit, norm)) - nodes > most:
-            return None
+    whole = len(pos) == nodes
+    first = tree if whole else KDTree(places[:nodes].numpy())
+    if nodes * (len(pos) - 1) > most and int(first.count_neighbors(tree, limit, norm)) - nodes > most:
+        return None
+    if whole:
         pairs = torch.from_numpy(tree.query_pairs(limit, norm, output_type="ndarray")).T.long()
         return torch.cat([pairs, pairs.flip(0)], 1)
-    first = KDTree(places[:nodes].numpy())
-    if not few and int(first.count_neighbors(tree, limit, norm)) - nodes > most:
-        return None
     found = first.sparse_distance_matrix(tree, limit, norm, output_type="ndarray")
     pairs = torch.stack([torch.from_numpy(found[name].astype("int64")) for name in ("i", "j")])
     return pairs[:, pairs[0] != pairs[1]]
 
 
 def images(pos: Tensor, cutoff: float, batch: Tensor | None, lattice: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes within their cell, and after them their images that may be nearer than ``cutoff`` to one.
-
-    Args:
-        lattice: float64 ``(B, dim, dim)``, of vectors along which graphs repeat, zeros where they do not.
-
-    Returns:
-        Points ``(P, dim)``, float64, the nodes first; of which node each is ``(P,)``; and by how many lattice vectors
-        it was moved ``(P, dim)``.
-    """
+    """Nodes within their cell, and after them their images that may be nearer than ``cutoff`` to one: float64 points
+    (P, dim), of which node each is, and by how many vectors of the ``lattice`` (B, dim, dim), zero where graphs do not
+    repeat, it was moved (P, dim)."""
     dim, nodes = pos.shape[1], torch.arange(len(pos), device=pos.device)
     graph = torch.zeros_like(nodes) if batch is None else batch
     inverse = torch.linalg.pinv(lattice)  # of no width along vectors that are zero

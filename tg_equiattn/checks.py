@@ -46,17 +46,14 @@ def choice(name: str, value: object, allowed: Collection[str]) -> None:
 def features(x: Tensor, channels: int, dim: int, elements: int | None, reference: Tensor, name: str = "input") -> None:
     """Raise ValueError unless x is (B, channels, [elements,] *spatial) in ``reference``'s dtype, on its device."""
     axes = (channels,) if elements is None else (channels, elements)
+    layout = f"({', '.join(['B', *map(str, axes), 'H, W' if dim == 2 else 'D, H, W'])})"
     if not isinstance(x, Tensor):
-        raise ValueError(f"{name} must be a torch.Tensor of shape {_layout(axes, dim)}, got {type(x).__name__}")
+        raise ValueError(f"{name} must be a torch.Tensor of shape {layout}, got {type(x).__name__}")
     if x.ndim != 1 + len(axes) + dim or tuple(x.shape[1 : 1 + len(axes)]) != axes:
-        raise ValueError(f"{name} must have shape {_layout(axes, dim)}, got {tuple(x.shape)}")
+        raise ValueError(f"{name} must have shape {layout}, got {tuple(x.shape)}")
     if min(x.shape[1 + len(axes) :]) < 1:
         raise ValueError(f"{name} must have at least one pixel on every spatial axis, got {tuple(x.shape)}")
     same_kind(x, reference, name)
-
-
-def _layout(axes: tuple[int, ...], dim: int) -> str:
-    return f"({', '.join(['B', *map(str, axes), 'H, W' if dim == 2 else 'D, H, W'])})"
 
 
 def same_kind(x: Tensor, reference: Tensor, name: str = "input") -> None:
@@ -99,19 +96,22 @@ def half_precision(**tensors: Tensor) -> None:
 def full_parameters(reference: Tensor) -> None:
     """Raise ValueError unless parameters are float32 or float64."""
     if reference.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"parameters must be float32 or float64 (torch.autocast does mixed precision), got {reference.dtype}"
-        )
+        wanted = "float32 or float64 (torch.autocast does mixed precision)"
+        raise ValueError(f"parameters must be {wanted}, got {reference.dtype}")
 
 
-def _tensor(
+def described(x: object) -> str:
+    """What came, for an error."""
+    return f"{x.dtype} of shape {tuple(x.shape)} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
+
+
+def tensor(
     name: str, value: object, dtype: torch.dtype, shapes: Sequence[tuple], device: torch.device | None, shape: str = ""
 ) -> None:
     """Raise ValueError unless value is a tensor of this kind, of one of these shapes, on this device."""
     if not isinstance(value, Tensor) or value.dtype != dtype or tuple(value.shape) not in shapes:
-        came = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         shape = shape or str(tuple(map(int, shapes[0])))
-        raise ValueError(f"{name} must be {str(dtype).removeprefix('torch.')} of shape {shape}, got {came}")
+        raise ValueError(f"{name} must be {str(dtype).removeprefix('torch.')} of shape {shape}, got {described(value)}")
     if device is not None and value.device != device:
         raise ValueError(f"{name} must be on {device} as the input is, got {value.device}")
 
@@ -120,7 +120,7 @@ def lengths(value: Tensor | None, count: int, longest: int, device: torch.device
     """Raise ValueError unless value is None or holds the own lengths (count,) of sequences padded to ``longest``."""
     if value is None:
         return
-    _tensor("lengths", value, torch.int64, [(count,)], device)
+    tensor("lengths", value, torch.int64, [(count,)], device)
     if values_are_free(value) and count and not 0 <= int(value.min()) <= int(value.max()) <= longest:
         raise ValueError(f"lengths must be in [0, {longest}], got {int(value.min())} to {int(value.max())}")
 
@@ -128,14 +128,14 @@ def lengths(value: Tensor | None, count: int, longest: int, device: torch.device
 def mask(value: Tensor | None, shape: tuple[int, ...], device: torch.device | None = None) -> None:
     """Raise ValueError unless value is None or a boolean mask of this shape on this device."""
     if value is not None:
-        _tensor("mask", value, torch.bool, [shape], device)
+        tensor("mask", value, torch.bool, [shape], device)
 
 
 def pixel_mask(value: Tensor | None, batch_size: int, spatial: Sequence[int], device: torch.device) -> None:
     """Raise ValueError unless value is None or a boolean mask (B or 1, *spatial) of images on this device."""
     if value is not None:
         shape = f"({', '.join([f'{batch_size} or 1', *map(str, spatial)])}), true where there are pixels"
-        _tensor("mask", value, torch.bool, [(batch_size, *spatial), (1, *spatial)], device, shape)
+        tensor("mask", value, torch.bool, [(batch_size, *spatial), (1, *spatial)], device, shape)
 
 
 def values_are_free(x: Tensor) -> bool:
@@ -167,7 +167,7 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
         if batch_size not in (None, 1):
             raise ValueError(f"batch must be given where batch_size is {batch_size}, got None")
         return 1
-    _tensor("batch", batch, torch.int64, [(x.shape[0],)], x.device)
+    tensor("batch", batch, torch.int64, [(x.shape[0],)], x.device)
     if values_are_free(batch) and batch.shape[0]:
         if bool((batch.diff() < 0).any()):
             raise ValueError("batch must be sorted, got a graph index that decreases")
@@ -186,10 +186,9 @@ def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -
     """pos; ValueError unless it has this shape, is on the device of x, and holds numbers."""
     if pos is None:
         raise ValueError(f"pos must be given, of shape {shape}: {why}; got None")
-    if not isinstance(pos, Tensor):
-        raise ValueError(f"pos must be a tensor of shape {shape}, got {type(pos).__name__}")
-    if tuple(pos.shape) != shape:
-        raise ValueError(f"pos must have shape {shape}, got {tuple(pos.shape)}")
+    if not isinstance(pos, Tensor) or tuple(pos.shape) != shape:
+        came = tuple(pos.shape) if isinstance(pos, Tensor) else type(pos).__name__
+        raise ValueError(f"pos must have shape {shape}, got {came}")
     if pos.device != x.device:
         raise ValueError(f"pos must be on {x.device} as the input is, got {pos.device}")
     if pos.is_complex() or pos.dtype == torch.bool:

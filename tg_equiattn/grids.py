@@ -40,14 +40,6 @@ def _mesh(axes: Iterable[tuple[int, int]], device: torch.device | str) -> Tensor
     return torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1).flatten(0, -2)
 
 
-def _disk(dim: int, kernel_size: int) -> tuple[int, ...]:
-    """Which offsets of a square window are no longer than half its side; none if all are."""
-    radius = kernel_size // 2
-    window = itertools.product(range(-radius, radius + 1), repeat=dim)
-    chosen = tuple(i for i, offset in enumerate(window) if 4 * sum(n * n for n in offset) <= kernel_size**2)
-    return chosen if len(chosen) < kernel_size**dim else ()
-
-
 @dataclass(frozen=True)
 class Neighbourhood:
     """The keys that a query attends to: an odd window around it, or the whole grid.
@@ -91,8 +83,11 @@ class Neighbourhood:
                 "padding_mode must be 'mask' where kernel_size is None (global): half a side away an offset has no "
                 "direction on a torus; GlobalGroupAttention joins a circular window with all pixels. Got 'circular'"
             )
-        chosen = _disk(self.dim, size) if self.shape == "disk" and size is not None else ()
-        object.__setattr__(self, "selection", chosen)
+        chosen: tuple[int, ...] = ()
+        if self.shape == "disk" and size is not None:
+            window = itertools.product(range(-(size // 2), size // 2 + 1), repeat=self.dim)
+            chosen = tuple(i for i, offset in enumerate(window) if 4 * sum(n * n for n in offset) <= size**2)
+        object.__setattr__(self, "selection", chosen if len(chosen) < (size or 0) ** self.dim else ())
 
     @property
     def is_global(self) -> bool:
@@ -203,26 +198,21 @@ class PixelGrid:
         pos = _axes_to_position(_mesh(((0, side) for side in self.shape), device))
         return self._in_units(pos - pos.amin(0)).to(dtype or torch.get_default_dtype())
 
-    def _steps(self, device: torch.device | str) -> Tensor:
-        """Index steps to near pixels (D, dim), without the pixel itself; made on the device, of a size known here."""
-        axes, limit = [], self.max_distance * (1 - 1e-9)  # sums of spacings are rounded
+    def pairs(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Targets, sources, offsets (E, dim) and which exist: all steps of all pixels, those off the image too; made on
+        the device, of a size known here."""
+        axes, count, limit = [], 0, self.max_distance * (1 - 1e-9)  # sums of spacings are rounded
         for side, unit in zip(self.shape, self._spacings, strict=True):
             most = math.ceil(self.max_distance / unit)
             back, ahead = ((side - 1) // 2, side // 2) if self.periodic else (side - 1, side - 1)
             axes.append((-min(most, back), min(most, ahead) + 1))
-        count = 0
         for step in itertools.product(*itertools.starmap(range, axes)):
-            length = sum(abs(n) * unit for n, unit in zip(step, self._spacings, strict=True))
-            count += 0 < length < limit
+            count += 0 < sum(abs(n) * unit for n, unit in zip(step, self._spacings, strict=True)) < limit
         steps = _mesh(axes, device)
         along = zip(steps.unbind(-1), self._spacings, strict=True)
         lengths = torch.stack([n.abs().double() * unit for n, unit in along]).sum(0)
         near = (lengths > 0) & (lengths < limit)
-        return steps[near.to(torch.int32).argsort(descending=True, stable=True)[:count]]
-
-    def pairs(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Targets, sources, offsets (E, dim) and which exist: all steps of all pixels, those off the image too."""
-        steps = self._steps(device)
+        steps = steps[near.to(torch.int32).argsort(descending=True, stable=True)[:count]]
         grid = _mesh(((0, side) for side in self.shape), device)[:, None] + steps
         source, exists = torch.zeros_like(grid[..., 0]), torch.ones_like(grid[..., 0], dtype=torch.bool)
         for side, there in zip(self.shape, grid.unbind(-1), strict=True):
@@ -234,33 +224,24 @@ class PixelGrid:
         offsets = self._in_units(_axes_to_position(steps)).repeat(len(self), 1)
         return target.flatten(), source.flatten(), offsets, exists.flatten()
 
+    @functools.lru_cache(maxsize=32)  # noqa: B019 - grids are values, and few
+    @ordinary_tensors()
     def edges(self) -> tuple[Tensor, Tensor]:
         """``edge_index`` (2, E), sorted by target, and offsets (E, dim), once for each grid: do not write into them."""
-        return _edges(self)
+        target, source, offsets, exists = self.pairs()
+        return torch.stack([source, target])[:, exists], offsets[exists]
 
     def neighbors(self, batch_size: int = 1, device: torch.device | str = "cpu") -> Pairs:
         """The near pairs of ``batch_size`` images, one after the other; kept for the last few grids asked for."""
-        if torch.compiler.is_compiling():
-            return _repeated(*self.pairs(device), batch_size, len(self))
-        return _neighbors(self, batch_size, torch.device(device))
+        make = self._copied if torch.compiler.is_compiling() else self._cached
+        return make(batch_size, torch.device(device))
 
+    def _copied(self, copies: int, device: torch.device) -> Pairs:
+        target, source, offsets, exists = self.pairs(device)
+        edge_index = torch.stack([source, target])[:, None] + len(self) * torch.arange(copies, device=device)[:, None]
+        return Pairs(edge_index.flatten(1), copies * len(self), offsets.repeat(copies, 1), exists=exists.repeat(copies))
 
-def _repeated(target: Tensor, source: Tensor, offsets: Tensor, exists: Tensor, copies: int, nodes: int) -> Pairs:
-    edge_index = torch.stack([source, target])[:, None] + nodes * torch.arange(copies, device=target.device)[:, None]
-    return Pairs(edge_index.flatten(1), copies * nodes, offsets.repeat(copies, 1), exists=exists.repeat(copies))
-
-
-@functools.lru_cache(maxsize=32)
-@ordinary_tensors()
-def _edges(grid: PixelGrid) -> tuple[Tensor, Tensor]:
-    target, source, offsets, exists = grid.pairs()
-    return torch.stack([source, target])[:, exists], offsets[exists]
-
-
-@functools.lru_cache(maxsize=8)
-@ordinary_tensors()
-def _neighbors(grid: PixelGrid, copies: int, device: torch.device) -> Pairs:
-    return _repeated(*grid.pairs(device), copies, len(grid))
+    _cached = functools.lru_cache(maxsize=8)(ordinary_tensors()(_copied))
 
 
 def transform_grid(x: Tensor, matrix: Tensor) -> Tensor:

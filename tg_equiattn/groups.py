@@ -77,19 +77,22 @@ class FiniteGroup(_Elements):
         if len(matrices) == 0:
             raise ValueError("matrices must hold at least the identity, got none")
         self.matrices, self.name = _snap(matrices), name
-        self.cayley = table = _cayley_table(self.matrices)
+        if int(_matches(self.matrices, self.matrices).sum()) != len(matrices):
+            raise ValueError("matrices must be distinct, got the same element twice")
+        hits = _matches(self.matrices[:, None] @ self.matrices, self.matrices)
+        if not bool((hits.sum(-1) == 1).all()):
+            a, b = (hits.sum(-1) != 1).nonzero()[0].tolist()
+            raise ValueError(f"matrices must be closed under products, got none equal to element {a} times element {b}")
+        self.cayley = table = hits.int().argmax(-1)
         self.lattice = (self.matrices == self.matrices.round()).flatten(1).all(1)
         every = torch.arange(len(table), device="cpu")
         neutral = (table == every).all(1) & (table == every[:, None]).all(0)
-        if not neutral.any():
-            raise ValueError("matrices must hold the identity, got none that leaves every element unchanged")
-        self.identity = int(neutral.nonzero()[0])
+        self.identity = int(neutral.int().argmax())
         inverse = table == self.identity
-        if not bool((inverse.sum(1) == 1).all()):
-            raise ValueError("matrices must hold the inverse of every element, got an element without one")
         self.inverse = inverse.int().argmax(1)
-        if not torch.equal(table[table[:, :, None], every], table[every[:, None, None], table[None]]):
-            raise ValueError("matrices must multiply associatively, got a Cayley table that does not")
+        associative = torch.equal(table[table[:, :, None], every], table[every[:, None, None], table[None]])
+        if not associative or not bool(neutral.any()) or not bool((inverse.sum(1) == 1).all()):
+            raise ValueError("matrices must be a group, got products without identity, inverses or associativity")
 
     @property
     def isometries(self) -> FiniteGroup:
@@ -112,8 +115,6 @@ class DilationGroup(_Elements):
     J scales of the group of all dilations, which is not compact: the first and the last one see fewer scales than the
     others, as pixels at a border see fewer pixels. Elements are indices :math:`j |M| + m`. Made by :func:`dyadic`.
 
-    Attributes are as :class:`FiniteGroup`'s; no dilation but 1 maps the grid onto itself.
-
     Source: GSA-Nets App. E; Worrall & Welling (2019) for scales that are powers of two.
     """
 
@@ -128,7 +129,6 @@ class DilationGroup(_Elements):
         self.identity = isometries.identity
 
     def moved(self, element: int) -> Tensor:
-        """As :meth:`FiniteGroup.moved`, for an isometry, which leaves scales as they are."""
         if not 0 <= element < self.isometries.order:
             raise ValueError(f"element must be an isometry, one of the first {self.isometries.order}, got {element}")
         scales = self.isometries.order * torch.arange(self.scales, device="cpu")
@@ -170,21 +170,6 @@ def _matches(candidates: Tensor, elements: Tensor) -> Tensor:
     return (candidates[..., None, :, :] - elements).abs().amax((-1, -2)) < 1e-4
 
 
-def _cayley_table(matrices: Tensor) -> Tensor:
-    if int(_matches(matrices, matrices).sum()) != len(matrices):
-        raise ValueError("matrices must be distinct, got the same element twice")
-    hits = _matches(matrices[:, None] @ matrices[None], matrices)
-    if not bool((hits.sum(-1) == 1).all()):
-        a, b = (hits.sum(-1) != 1).nonzero()[0].tolist()
-        raise ValueError(f"matrices must be closed under products, got none equal to element {a} times element {b}")
-    return hits.int().argmax(-1)
-
-
-def _rotation(angle: float) -> Tensor:
-    c, s = math.cos(angle), math.sin(angle)
-    return torch.tensor([[c, -s], [s, c]], dtype=torch.float64, device="cpu")
-
-
 def trivial(dim: int = 2) -> FiniteGroup:
     """The identity alone in ``dim`` (2 or 3) dimensions: translation equivariance only."""
     if dim not in (2, 3):
@@ -202,7 +187,8 @@ def mirror(dim: int = 2) -> FiniteGroup:
 def cyclic(n: int) -> FiniteGroup:
     r"""The ``n`` rotations of the plane by multiples of :math:`2\pi/n`, counter-clockwise."""
     checks.positive(n=n)
-    return FiniteGroup(torch.stack([_rotation(2 * math.pi * i / n) for i in range(n)]), f"C{n}")
+    turns = [(math.cos(angle), math.sin(angle)) for angle in (2 * math.pi * i / n for i in range(n))]
+    return FiniteGroup([[[c, -s], [s, c]] for c, s in turns], f"C{n}")
 
 
 def dihedral(n: int) -> FiniteGroup:
@@ -231,16 +217,8 @@ def icosahedral() -> FiniteGroup:
 
 
 def from_generators(matrices: Tensor | Sequence, *, max_order: int = 200, name: str = "FiniteGroup") -> FiniteGroup:
-    """The smallest group that holds the given orthogonal matrices.
-
-    Args:
-        matrices: generators, ``(n, d, d)``.
-        max_order: give up beyond this many elements.
-        name: shown in ``repr``.
-
-    Raises:
-        ValueError: if a generator is not orthogonal or they do not close within ``max_order`` elements.
-    """
+    """The smallest group that holds the given orthogonal matrices, ``(n, d, d)``; ValueError if one is not orthogonal
+    or they do not close within ``max_order`` elements."""
     generators = torch.as_tensor(matrices, dtype=torch.float64, device="cpu")
     if generators.ndim != 3 or generators.shape[-1] != generators.shape[-2]:
         raise ValueError(f"matrices must have shape (n, d, d), got {tuple(generators.shape)}")

@@ -19,24 +19,15 @@ def radial_order(pos: Tensor, ragged: Ragged, scalars: Tensor | None = None) -> 
     Distances that agree within rounding are told apart by further invariants, one after the other:
     :math:`x_i \cdot \sum_j |x_j|^2 x_j`, :math:`x_i \cdot \sum_j x_j x_j^\top x_i`, and a fixed combination of the
     node's scalars. **Nodes that agree in all of them stay as they came**: those do that a symmetry of the cloud
-    exchanges, so relabelling the points of a ring or a lattice changes their order, and only of clouds without such
-    ties is the order independent of that of the nodes. Rotations, reflections and translations leave it alone in any
-    cloud.
+    exchanges, so relabelling the points of a ring or a lattice changes their order.
 
     "Within rounding" means that no two neighbors among the sorted distances are further apart than 1e-6 of the cloud's
     radius for float32, 1e-12 for float64, or what rounding of the positions themselves makes of them far from the
     origin; scalars agree within 1e-5 and 1e-10. In float32 clouds of many thousand nodes distances come that close by
-    chance: there give positions in float64, which features need not be.
+    chance: there give positions in float64, which features need not be. No derivative sees the order jump.
 
-    The order jumps where two nodes exchange distances. No derivative sees that.
-
-    Args:
-        pos: ``(T, 3)``.
-        ragged: which nodes belong together.
-        scalars: ``(T, S)`` invariant features.
-
-    Returns:
-        ``order``, int64 ``(T,)``: node ``order[p]`` comes at place p. Padding stays at the end of its graph.
+    Takes pos ``(T, 3)`` and invariant ``scalars`` ``(T, S)``; returns int64 ``(T,)``: node ``order[p]`` comes at place
+    p. Padding stays at the end of its graph.
     """
     raw = ragged.zero_padding(pos.double())
     x = ragged.centred(raw)
@@ -72,14 +63,7 @@ def _largest(x: Tensor, ragged: Ragged) -> Tensor:
 
 def check_order(order: Tensor, ragged: Ragged) -> None:
     """Raise ValueError unless order (T,) is a permutation of the nodes of every graph."""
-    if not isinstance(order, Tensor):
-        raise ValueError(f"order must be a permutation as a tensor, got {order!r}")
-    if order.dtype != torch.int64 or tuple(order.shape) != (ragged.nodes,):
-        raise ValueError(
-            f"order must be int64 with {ragged.nodes} entries, got {order.dtype} of shape {tuple(order.shape)}"
-        )
-    if order.device != ragged.batch.device:
-        raise ValueError(f"order must be on {ragged.batch.device} as the input is, got {order.device}")
+    checks.tensor("order", order, torch.int64, [(ragged.nodes,)], ragged.batch.device)
     if not checks.values_are_free(order):
         return
     whole = bool((order.sort().values == torch.arange(len(order))).all())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,42 +18,51 @@ __all__ = ["Pairs", "near_pairs"]
 
 _FLAT = 1e-6  # the smallest volume of a cell, as a share of that of a box with edges as long
 MAX_PAIRS = 1000  # a node, on average: more near pairs than that are not found from positions unasked
+_T = TypeVar("_T")
 GIVEN = "offsets (edge_offset) must be"  # how an error of offsets begins that came without positions
 
 
 class CSR:
-    """A sparse relation of rows and columns, sorted by row, with its transpose: what products over pairs need.
+    """A sparse relation of rows and columns, sorted by row: ``tensors`` are where each row's pairs begin, ``crow``
+    (rows + 1,), ``col`` and ``row`` (E,); the same of the transpose; and the ``order`` of the pairs in it, and back."""
 
-    ``tensors`` are where each row's pairs begin, ``crow`` (rows + 1,), ``col`` and ``row`` (E,); the same of the
-    transpose; and the ``order`` of the pairs in it, and back.
-    """
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = tensors
+        self.crow, self.col, self.row, self.order = *tensors[:3], tensors[6]
 
-    def __init__(self, row: Tensor, col: Tensor, rows: int, cols: int, order: Tensor | None = None) -> None:
+    @classmethod
+    def of(cls, row: Tensor, col: Tensor, rows: int, cols: int, order: Tensor | None = None) -> CSR:
+        """Of pairs sorted by row; ``order``, if known, sorts them by column."""
         crow = torch.searchsorted(row, torch.arange(rows + 1, device=row.device))
         order = torch.argsort(col, stable=True) if order is None else order
         back_row, back_col = col[order], row[order]
         back_crow = torch.searchsorted(back_row, torch.arange(cols + 1, device=row.device))
         back_order = torch.empty_like(order).scatter(0, order, torch.arange(row.shape[0], device=row.device))
-        self._set([crow, col, row, back_crow, back_col, back_row, order, back_order])
-
-    def _set(self, tensors: list[Tensor]) -> None:
-        self.tensors = tensors
-        self.crow, self.col, self.row, self.order = *tensors[:3], tensors[6]
-
-    @classmethod
-    def of(cls, tensors: list[Tensor]) -> CSR:
-        """The relation of these :attr:`tensors`."""
-        out = cls.__new__(cls)
-        out._set(tensors)
-        return out
+        return cls(crow, col, row, back_crow, back_col, back_row, order, back_order)
 
     def transposed(self) -> CSR:
         """The relation of columns and rows."""
-        return CSR.of([*self.tensors[3:6], *self.tensors[:3], self.tensors[7], self.tensors[6]])
+        return CSR(*self.tensors[3:6], *self.tensors[:3], self.tensors[7], self.tensors[6])
 
     @property
     def rows(self) -> int:
         return self.crow.shape[0] - 1
+
+
+def _once(make: Callable[..., _T]) -> Callable[..., _T]:
+    """A method whose results pairs keep; made anew within torch.compile."""
+
+    @functools.wraps(make)
+    def once(pairs: Pairs, *arguments: int) -> _T:
+        if torch.compiler.is_compiling():
+            return make(pairs, *arguments)
+        key = make.__name__, *arguments
+        if key not in pairs._cache:
+            with ordinary_tensors(pairs.offsets, *pairs.csr.tensors):
+                pairs._cache[key] = make(pairs, *arguments)
+        return pairs._cache[key]
+
+    return once
 
 
 class Pairs:
@@ -74,13 +84,9 @@ class Pairs:
         loops: whether pairs of a node with itself are pairs as others.
 
     Attributes:
-        target, source: int64 ``(E,)``, sorted by target.
+        target, source, offsets, exists, features, weights: as given, sorted by target, ``exists`` ``None`` for all.
         csr: the :class:`CSR` of targets and sources.
-        offsets: ``(E, dim)``, in its order.
-        exists: bool ``(E,)`` in its order, or ``None`` where all pairs do.
-        features: ``(E, F)`` in its order, or ``None``.
         self_features: ``(N, F)`` of nodes with themselves, sums where there are several; ``None`` where none is given.
-        weights: ``(E,)`` in its order, or ``None``.
         between_positions: whether offsets are known to be differences of positions.
 
     Raises:
@@ -123,7 +129,7 @@ class Pairs:
             features, weights = (None if t is None else t[order] for t in (features, weights))
         self.nodes, self.offsets, self.features, self.weights = nodes, offsets, features, weights
         self.exists, self.between_positions = None if free else exists, False
-        self.csr = CSR(target.contiguous(), source.contiguous(), nodes, nodes)
+        self.csr = CSR.of(target.contiguous(), source.contiguous(), nodes, nodes)
         self._cache: dict[Hashable, Any] = {}
 
     @classmethod
@@ -132,10 +138,9 @@ class Pairs:
         dim: int | None = None, pos: Tensor | None = None, offsets: Tensor | None = None, whole: bool = False,
         edge_dim: int | None = None, features: Tensor | None = None, weights: Tensor | None = None, loops: bool = False,
     ) -> Pairs:  # fmt: skip
-        """Of edges as users give them, checked.
+        """Of edges as users give them, checked: within graphs (``batch``) of nodes that exist (``mask``).
 
         Args:
-            batch, mask: ``(nodes,)``, the graph of each node, which edges must not leave, and which nodes exist.
             dim: of offsets, where they are needed: those given, or differences of ``pos``.
             whole: whether offsets have to be whole numbers, up to rounding.
             edge_dim: of features, where they are needed: ``(E, edge_dim)``, or ``(E,)`` for one.
@@ -182,8 +187,7 @@ class Pairs:
             raise ValueError(f"neighbors must be of {nodes} nodes{where}, got {self.nodes} in {self.dim}")
 
     def check_graphs(self, name: str, batch: Tensor | None, mask: Tensor | None = None) -> None:
-        """Raise ValueError where a pair is of different graphs, or of nodes that do not exist, where values are
-        free."""
+        """Raise ValueError where a pair is of different graphs, or of nodes that do not exist, if values are free."""
         target, source = self.target, self.source
         if not checks.values_are_free(target):
             return
@@ -213,31 +217,20 @@ class Pairs:
         out.self_features = None if self.self_features is None else self.self_features[index]
         return out, edges
 
-    def cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make`` makes of these pairs, once; anew within torch.compile."""
-        if torch.compiler.is_compiling():
-            return make()
-        if key not in self._cache:
-            with ordinary_tensors(self.offsets, *self.csr.tensors):
-                self._cache[key] = make()
-        return self._cache[key]
-
     @property
+    @_once
     def repeats(self) -> bool:
         """Whether a pair may come more than once."""
-        return not checks.values_are_free(self.target) or self.cached("repeats", self._repeats)
-
-    def _repeats(self) -> bool:
+        if not checks.values_are_free(self.target):
+            return True
         pairs = self.target * self.nodes + self.source
         pairs = (pairs if self.exists is None else pairs[self.exists]).sort().values
         return bool((pairs.diff() == 0).any())
 
+    @_once
     def incidence(self, heads: int) -> tuple[CSR, Tensor]:
         """The relation of nodes' heads, ``(N heads)``, to the pairs they are the target of; and where each of its
         entries' weights lie among those of all pairs, ``(heads, E)`` flattened."""
-        return self.cached(("incidence", heads), lambda: self._incidence(heads))
-
-    def _incidence(self, heads: int) -> tuple[CSR, Tensor]:
         row, crow, pairs = self.target, self.csr.crow, self.offsets.shape[0]
         node = row.repeat_interleave(heads, output_size=heads * pairs)
         first, degree = crow[:-1][node], crow.diff()[node]
@@ -247,14 +240,12 @@ class Pairs:
         first, degree = crow[:-1][row], crow.diff()[row]
         along = torch.arange(heads, device=row.device)
         order = (heads * first + each - first)[:, None] + along * degree[:, None]  # by pair, then head
-        pattern = CSR(node * heads + head, pair, heads * self.nodes, pairs, order.flatten())
+        pattern = CSR.of(node * heads + head, pair, heads * self.nodes, pairs, order.flatten())
         return pattern, head * pairs + pair
 
+    @_once
     def bins(self, distances: int) -> CSR:
         """Sources by (target, Manhattan distance) bin, i * distances + d; a last bin takes every other pair."""
-        return self.cached(("bins", distances), lambda: self._bins(distances))
-
-    def _bins(self, distances: int) -> CSR:
         if checks.values_are_free(self.target) and self.repeats:
             raise ValueError(
                 "edge_index must not join a pair twice where position='clipped': its nodes have one distance; see "
@@ -267,15 +258,15 @@ class Pairs:
         key = torch.where(near, self.target * distances + distance, last)
         order = torch.argsort(key, stable=True)
         source = self.source[order]
-        return CSR(key[order], source, last + 1, self.nodes, torch.argsort(source, stable=True))
+        return CSR.of(key[order], source, last + 1, self.nodes, torch.argsort(source, stable=True))
 
 
 def check_edges(edge_index: object, nodes: int) -> None:
     """Raise ValueError unless these are pairs of nodes, int64 (2, E), where values are free in range."""
     if not isinstance(edge_index, Tensor):
-        raise ValueError(f"edge_index must be a tensor, got {_described(edge_index)}")
+        raise ValueError(f"edge_index must be a tensor, got {checks.described(edge_index)}")
     if edge_index.dtype != torch.int64 or edge_index.shape[:-1] != (2,):
-        raise ValueError(f"edge_index must be int64 (2, E), got {_described(edge_index)}")
+        raise ValueError(f"edge_index must be int64 (2, E), got {checks.described(edge_index)}")
     if checks.values_are_free(edge_index) and edge_index.numel():
         low, high = (int(x) for x in edge_index.aminmax())
         if low < 0 or high >= nodes:
@@ -289,9 +280,8 @@ def offsets_between(pos: Tensor, target: Tensor, source: Tensor, whole: bool) ->
         return offsets
     free = checks.values_are_free(pos) and pos.numel()
     if free and torch.finfo(pos.dtype).eps * float(pos.detach().abs().max()) >= 2:
-        raise ValueError(
-            f"pos must be float64 so far from the origin, where {pos.dtype} does not tell whole numbers apart"
-        )
+        why = f"where {pos.dtype} does not tell whole numbers apart"
+        raise ValueError(f"pos must be float64 so far from the origin, {why}")
     return whole_offsets(offsets, pos)
 
 
@@ -324,14 +314,10 @@ def _of_edges(name: str, given: Tensor | None, edge_index: Tensor, width: int | 
     shape = edge_index.shape[-1], width
     given = given[:, None] if isinstance(given, Tensor) and given.ndim == 1 == width else given
     if not isinstance(given, Tensor) or tuple(given.shape) != shape or given.is_complex():
-        raise ValueError(f"{name} must be real numbers of shape {shape}, got {_described(given)}")
+        raise ValueError(f"{name} must be real numbers of shape {shape}, got {checks.described(given)}")
     if given.device != edge_index.device:
         raise ValueError(f"{name} must be on {edge_index.device} as edge_index is, got {given.device}")
     return given
-
-
-def _described(x: object) -> str:
-    return f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
 
 
 def near_pairs(
@@ -404,11 +390,7 @@ def near_pairs(
 
 def read_lattice(cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor, dim: int = 3) -> tuple[Tensor, Tensor]:
     """Lattice vectors as rows, (graphs, dim, dim) in float64, zero where graphs do not repeat, and along which they do,
-    bool (graphs, dim); ValueError for other shapes, kinds and values.
-
-    Cells are ``(dim, dim)``, one for all graphs, ``(graphs, dim, dim)`` or, as PyG batches them, ``(dim graphs, dim)``,
-    pbc bool ``(dim,)``, ``(graphs, dim)`` or ``(dim graphs,)``; ``None`` means vectors that are not zero.
-    """
+    bool (graphs, dim), checked: of one cell for all graphs, one a graph, or as PyG batches them, (dim graphs, dim)."""
     shapes = ((dim, dim), (1, dim, dim), (graphs, dim, dim), (dim * graphs, dim))
     if not isinstance(cell, Tensor) or tuple(cell.shape) not in shapes:
         came = str(tuple(cell.shape)) if isinstance(cell, Tensor) else type(cell).__name__
@@ -420,16 +402,13 @@ def read_lattice(cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor, di
     if pbc is not None:
         fits = isinstance(pbc, Tensor) and pbc.dtype == torch.bool and pbc.device == like.device
         if not fits or tuple(pbc.shape) not in ((dim,), (1, dim), (graphs, dim), (dim * graphs,)):
-            came = f"{pbc.dtype} {tuple(pbc.shape)} on {pbc.device}" if isinstance(pbc, Tensor) else type(pbc).__name__
-            raise ValueError(f"pbc must be bool ({dim},) or ({graphs}, {dim}) on {like.device} as x is, got {came}")
+            wanted = f"bool ({dim},) or ({graphs}, {dim}) on {like.device} as x is"
+            raise ValueError(f"pbc must be {wanted}, got {checks.described(pbc)}")
         periodic = pbc.reshape(-1, dim).expand(graphs, dim)
-    if checks.values_are_free(cell) and checks.values_are_free(periodic):
-        _check_lattice(vectors.detach(), periodic)
-    return torch.where(periodic[..., None], vectors, 0.0), periodic
-
-
-def _check_lattice(vectors: Tensor, periodic: Tensor) -> None:
-    """Raise ValueError for lattice vectors that are not finite, missing, or in one plane."""
+    lattice = torch.where(periodic[..., None], vectors, 0.0)
+    if not checks.values_are_free(cell) or not checks.values_are_free(periodic):
+        return lattice, periodic
+    vectors = vectors.detach()
     if not bool(vectors.isfinite().all()):
         raise ValueError(f"cell must be finite, got {vectors.tolist()}")
     length = vectors.norm(dim=2)
@@ -442,3 +421,4 @@ def _check_lattice(vectors: Tensor, periodic: Tensor) -> None:
     if bool(flat.any()):
         came = vectors[flat][0].tolist()
         raise ValueError(f"cell must have a volume, got lattice vectors that depend on each other: {came}")
+    return lattice, periodic

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -15,24 +14,16 @@ from . import checks
 from .modes import transformed
 from .ranks import Ranks
 
+_UNREAD = "batch_size and max_num_nodes must be given with batch while it is traced, got None"
+
 
 class Ragged:
-    """Which nodes of a flat tensor ``(T, ...)`` belong to which graph.
+    """Which nodes (padding with them) of a flat tensor ``(T, ...)`` belong to which graph. Make one with :meth:`flat`
+    or :meth:`dense`.
 
-    Make one with :meth:`flat` or :meth:`dense`. Sizes are read where that costs nothing, on the CPU outside
-    torch.compile, or where they are asked for.
-
-    Attributes:
-        nodes: T, of all graphs, with any padding that came with them.
-        count: B, the number of graphs.
-        batch: int64 ``(T,)``, the graph of each node.
-        starts, sizes: int64 ``(B,)``, the first node of each graph and how many it has (here, where ranks share them).
-        totals: int64 ``(B,)``, how many nodes each graph has on all ranks.
-        longest: a bound of the sizes; asking for it may read them.
-        known: the sizes as numbers; ``None`` where they have not been read.
-        even: whether graphs lie one after the other in rows of ``longest`` places.
-        mask: bool ``(T,)``, false for padding; ``None`` where there is none.
-        ranks: among which the nodes of every graph are shared; ``None`` where all are here.
+    ``sizes`` (B,) are those here, where ``ranks`` share graphs; they are read as numbers where that costs nothing, on
+    the CPU outside torch.compile, or where they are asked for. Graphs are ``even`` where they lie one after the other
+    in rows of ``longest`` places. ``mask`` (T,) is false for padding, ``None`` where there is none.
     """
 
     def __init__(
@@ -52,15 +43,9 @@ class Ragged:
         cls, x: Tensor, batch: Tensor | None, batch_size: int | None = None, max_num_nodes: int | None = None,
         ranks: Ranks | None = None, whole: bool = True,
     ) -> Ragged:  # fmt: skip
-        """Of nodes x ``(T, ...)`` with a sorted graph index as users give it, ``None`` for one graph.
-
-        Args:
-            whole: whether graphs are needed whole. Then the index is read, which waits for the device on CUDA, but
-                where ``batch_size`` and ``max_num_nodes`` are given, which torch.compile needs. Otherwise
-                ``batch_size`` is enough.
-
-        Raises:
-            ValueError: where these do not fit x, or ranks have other numbers of graphs.
+        """Of nodes x ``(T, ...)`` with a sorted graph index as users give it, ``None`` for one graph; ValueError where
+        they do not fit. Where graphs are needed ``whole`` the index is read, which waits for the device on CUDA, but
+        where ``batch_size`` and ``max_num_nodes`` are given, which torch.compile needs; else ``batch_size`` is enough.
         """
         sized = batch_size is not None and max_num_nodes is not None
         if ranks is not None and batch is not None and batch_size is None:
@@ -102,12 +87,14 @@ class Ragged:
 
     @property
     def batch(self) -> Tensor:
+        """The graph of each node, (T,)."""
         if self._batch is None:
             self._batch = torch.arange(self.count, device=self.sizes.device).repeat_interleave(self.longest)
         return self._batch
 
     @property
     def starts(self) -> Tensor:
+        """The first node of each graph, (B,)."""
         if self._starts is None and self.even:
             self._starts = torch.arange(self.count, device=self.sizes.device) * self.longest
         elif self._starts is None:
@@ -116,12 +103,14 @@ class Ragged:
 
     @property
     def totals(self) -> Tensor:
+        """How many nodes each graph has on all ranks, (B,)."""
         if self._totals is None:
             self._totals = self.sizes if self.ranks is None else self.ranks.sum(self.sizes)
         return self._totals
 
     @property
     def known(self) -> list[int] | None:
+        """The sizes as numbers; ``None`` where they have not been read."""
         if self._known is None and checks.values_are_free(self.sizes):
             self._known = self.sizes.tolist()
         elif self._known is None and self.even and self.mask is None and readable(self.sizes):
@@ -130,6 +119,7 @@ class Ragged:
 
     @property
     def longest(self) -> int:
+        """A bound of the sizes; asking for it may read them."""
         if self._longest is None:
             self._longest = max(self.read(), default=0)
         return self._longest
@@ -173,8 +163,7 @@ class Ragged:
         return self.zero_padding(pos - self.spread(mean))
 
     def ordered(self, order: Tensor) -> Ragged:
-        """The same graphs, which :meth:`mix` and rows get in another order: at place p comes node ``order[p]``, int64
-        (T,). Sums and means are as before."""
+        """The same graphs, which :meth:`mix` and rows get in another order: at place p comes node ``order[p]``."""
         out = copy.copy(self)
         out.order = order
         return out
@@ -188,9 +177,8 @@ class Ragged:
         return Ragged(index.shape[0], sizes, batch, known=sizes.tolist()), index
 
     def rows(self, whole: bool = False) -> Rows:
-        """Rows of one length, which let one dense kernel serve graphs of any sizes: a graph each, or, unless they have
-        to be ``whole``, graphs cut into several, so that a long graph among short ones costs no padding to its length.
-        """
+        """Rows of one length: a graph each, or, unless they have to be ``whole``, graphs cut into several, so that a
+        long graph among short ones costs no padding to its length."""
         average, known = max(1, self.nodes // max(1, self.count)), self.known is not None
         if self.even:
             length = max(1, self.longest)
@@ -211,43 +199,35 @@ class Ragged:
         return Rows(self, row.shape[0], length, mask, _in_order(slots, self.order), graph)
 
     def _within(self) -> Tensor:
-        """The place of each node in its graph, (T,)."""
         return torch.arange(self.nodes, device=self.batch.device) - self.starts[self.batch]
 
     def mix(
         self, kernel: Callable[..., Tensor], *tensors: Tensor, groups: Mapping[Any, Sequence[int]] | None = None
     ) -> Tensor:
-        """Let a kernel mix the nodes of each graph.
+        """Let a kernel mix the nodes of each graph: of tensors ``(T, ...)`` to one.
 
-        Args:
-            kernel: ``kernel(*tensors, rows)`` of tensors (b, n, ...), zero where there is no node, to one, with
-                :class:`Rows` of whole graphs that say which places have a node; called for each group.
-            tensors: ``(T, ...)``.
-            groups: which graphs are packed together, by the ``key`` that their rows have; others have zeros in the
-                output. By default graphs whose sizes differ by less than twice, where sizes are known.
-
-        Returns:
-            ``(T, ...)``.
+        ``kernel(*tensors, rows)`` gets tensors (b, n, ...), zero where there is no node, with :class:`Rows` of whole
+        graphs, for each of the groups. These are packed together, by the ``key`` that their rows have; graphs of no
+        group have zeros in the output. By default sizes of a group differ by less than twice, where they are known.
         """
         if not self.nodes and self.ranks is None:
             return kernel(*(x[None] for x in tensors), Rows(self, 1, 0, None, None)).flatten(0, 1)
         if groups is None and (self.even or self.known is None):
             rows = self.rows(whole=True)
             return rows.unpack(kernel(*map(rows.pack, tensors), rows))
-        parts, slots = self._grouped(self._by_size() if groups is None else groups)
+        if groups is None:
+            by_size: dict[int, list[int]] = {}
+            for graph, size in enumerate(self.read()):
+                if size or self.ranks is not None:
+                    by_size.setdefault(size.bit_length(), []).append(graph)
+            groups = by_size
+        parts, slots = self._grouped(groups)
         split = [x.split([rows.count * rows.length for rows in parts]) for x in map(slots.pack, tensors)]
         out = [
             kernel(*(x.unflatten(0, (rows.count, rows.length)) for x in part), rows).flatten(0, 1)
             for *part, rows in zip(*split, parts, strict=True)
         ]
         return slots.unpack(out[0] if len(out) == 1 else torch.cat(out))
-
-    def _by_size(self) -> dict[int, list[int]]:
-        groups: dict[int, list[int]] = {}
-        for graph, size in enumerate(self.read()):
-            if size or self.ranks is not None:
-                groups.setdefault(size.bit_length(), []).append(graph)
-        return groups
 
     def _grouped(self, groups: Mapping[Any, Sequence[int]]) -> tuple[list[Rows], _Slots]:
         """Rows of each group, and the places of all of them one after the other."""
@@ -274,15 +254,9 @@ class Ragged:
 
 
 class Rows:
-    """Nodes in rows of equal length, of whole graphs or of parts of them.
-
-    Attributes:
-        ragged: the graphs.
-        count, length: how many rows, and how many places each has.
-        mask: bool ``(count, length)``, which places have a node; ``None`` where all have.
-        graph: int64 ``(count,)``, whose row it is; ``None`` where the rows are the graphs.
-        key: of the group of graphs that these are, in :meth:`Ragged.mix`.
-    """
+    """Nodes in ``count`` rows of ``length`` places, of whole graphs or of parts: ``mask`` (count, length), which places
+    have a node, ``None`` where all have; ``graph`` (count,), whose row it is, ``None`` where rows are graphs; ``key``
+    of the group of graphs that these are, in :meth:`Ragged.mix`."""
 
     def __init__(
         self, ragged: Ragged, count: int, length: int, mask: Tensor | None, slots: _Slots | None,
@@ -294,14 +268,12 @@ class Rows:
     @property
     def slot(self) -> Tensor:
         """Where each node lies among all places, int64 (T,)."""
-        if self._slots is None:
-            return torch.arange(self.ragged.nodes, device=self.ragged.sizes.device)
-        return self._slots.slot
+        every = self.ragged.nodes
+        return torch.arange(every, device=self.ragged.sizes.device) if self._slots is None else self._slots.slot
 
     @property
     def lengths(self) -> Tensor | None:
-        """How many nodes each whole graph has, int64 (count,), the first places of its row; ``None`` where all are
-        filled."""
+        """How many nodes each whole graph has, (count,), the first places of its row; ``None`` where all are filled."""
         return None if self.mask is None else self.of_graphs(self.ragged.sizes)
 
     def of_graphs(self, x: Tensor) -> Tensor:
@@ -374,7 +346,6 @@ def _gather(x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, there: T
 
 
 def _beside(flags: Tensor, x: Tensor) -> Tensor:
-    """(n,) that goes with (n, ...)."""
     return flags.view(-1, *[1] * (x.ndim - 1))
 
 
@@ -385,7 +356,6 @@ def _places(starts: Tensor, sizes: Tensor, length: int, nodes: int) -> tuple[Ten
 
 
 def _in_order(slots: _Slots | None, order: Tensor | None) -> Any:
-    """Places of nodes that come in another order."""
     if order is None:
         return slots
     back = inverse(order)
@@ -406,8 +376,8 @@ def readable(x: Tensor) -> bool:
 
 
 def node_blocks(function: Callable[..., Tensor], step: int, tensors: Iterable[Tensor]) -> Tensor:
-    """Apply a function of nodes (T, ...) to blocks of ``step`` nodes; backward computes them again, but under torch's
-    transforms, which refuse that."""
+    """A function of nodes (T, ...) in blocks of ``step``; backward computes them again, but under transforms, which
+    refuse that."""
     tensors = tuple(tensors)
     nodes = tensors[0].shape[0]
     if torch.compiler.is_compiling() or nodes <= step:
@@ -416,16 +386,11 @@ def node_blocks(function: Callable[..., Tensor], step: int, tensors: Iterable[Te
     if transformed():
         return torch.cat([function(*block) for block in blocks])
     if torch.is_grad_enabled():
-        again = functools.partial(
-            torch.utils.checkpoint.checkpoint, function, use_reentrant=False, preserve_rng_state=False
-        )
-        return torch.cat([again(*block) for block in blocks])
+        again = torch.utils.checkpoint.checkpoint
+        return torch.cat([again(function, *block, use_reentrant=False, preserve_rng_state=False) for block in blocks])
     first = function(*next(blocks))
     out = first.new_empty(nodes, *first.shape[1:])
     out[:step] = first
     for n, block in enumerate(blocks, 1):
         out[n * step : (n + 1) * step] = function(*block)
     return out
-
-
-_UNREAD = "batch_size and max_num_nodes must be given with batch while it is traced, got None"

@@ -9,26 +9,15 @@ from torch import Tensor
 
 
 class Ranks:
-    """The processes that share every graph of a batch.
-
-    Sums go through the group's all-reduce, in backward too, which every rank then has to call: gradients are those of
-    the sum of what all ranks differentiate.
-
-    Args:
-        process_group: of :mod:`torch.distributed`. Its timeout is how long a rank waits for the others.
-
-    Raises:
-        ValueError: if it is no process group that this process is in.
-    """
+    """The processes of a group that share every graph of a batch. Sums go through its all-reduce, in backward too,
+    which every rank then has to call: gradients are those of the sum of what all ranks differentiate."""
 
     def __init__(self, process_group: Any) -> None:
         import torch.distributed as dist
 
         if not dist.is_available() or not isinstance(process_group, dist.ProcessGroup):
-            raise ValueError(
-                "process_group must be a torch.distributed.ProcessGroup that this process is in, got "
-                f"{type(process_group).__name__}"
-            )
+            wanted = "a torch.distributed.ProcessGroup that this process is in"
+            raise ValueError(f"process_group must be {wanted}, got {type(process_group).__name__}")
         self.process_group = process_group
 
     def sum(self, x: Tensor) -> Tensor:
@@ -39,7 +28,6 @@ class Ranks:
 
     @torch.no_grad()
     def largest(self, x: Tensor) -> Tensor:
-        """The largest x of all ranks, without gradients."""
         import torch.distributed as dist
 
         x = x.detach().clone()

@@ -1,14 +1,4 @@
-"""Measuring equivariance, of this library's modules and of anyone's.
-
-Tolerances for the worst error relative to the largest output, with random parameters:
-
-========  =======
-dtype     allowed
-========  =======
-float64   1e-10
-float32   1e-5
-========  =======
-"""
+"""Measuring equivariance, of this library's modules and of anyone's."""
 
 from __future__ import annotations
 
@@ -23,23 +13,20 @@ from .groups import DilationGroup, FiniteGroup
 
 __all__ = ["TOLERANCE", "act", "dilation_errors", "equivariance_error", "off_lattice_errors"]
 
+# Of the worst error relative to the largest output, with random parameters.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+_WAVES = 6  # plane waves a channel of smooth images
 
 Group = FiniteGroup | DilationGroup
 Action = Callable[[Tensor, Group, int], Tensor]
 
 
 def act(x: Tensor, group: Group, element: int) -> Tensor:
-    r"""Act with a lattice element: :math:`(L_g f)(x, k) = f(g^{-1} x, g^{-1} k)`.
+    r"""Act with a lattice element: :math:`(L_g f)(x, k) = f(g^{-1} x, g^{-1} k)`. Quarter turns exchange sides.
 
     Args:
         x: an invariant ``(B, C)``, an image or volume ``(B, C, *spatial)``, or a regular feature map
             ``(B, C, |H|, *spatial)``; told apart by the number of axes.
-        group: the finite group.
-        element: index of a lattice element.
-
-    Returns:
-        The transformed tensor; quarter turns exchange sides of different length.
 
     Raises:
         ValueError: if the element moves pixels off the grid, or x has none of these layouts.
@@ -78,7 +65,6 @@ def equivariance_error(
 
     Args:
         module: any map of tensors. Put dropout in eval mode first.
-        group: the finite group.
         x: input; by default an image, volume, regular feature map or invariant, as :func:`act`.
         elements: indices to test; ``None`` means all lattice elements, on which the action is exact.
         input_action, output_action: ``action(tensor, group, element)`` for other layouts.
@@ -115,37 +101,12 @@ def _finite(out: Tensor) -> Tensor:
 
 
 def _difference(moved: Tensor, target: Tensor, expected: Tensor) -> Tensor:
-    """Of an output of what was moved from the moved output, relative to the largest output."""
     if moved.shape != target.shape:
         raise ValueError(f"module must keep shapes: {tuple(moved.shape)} for L_g x, {tuple(target.shape)} for L_g f(x)")
     size = expected.abs().max()
     if size == 0:
         raise ValueError("module must not give zeros alone, which any symmetry maps to themselves")
     return (moved - target).abs() / size
-
-
-_WAVES = 6  # plane waves a channel
-
-
-def _smooth_images(group: Group, shape: Sequence[int], wavelength: float, like: Tensor) -> Callable[[int], Tensor]:
-    """Random smooth functions f, zero near a grid's rim, so that turning them loses nothing: a function of an element g
-    that gives L_g f at the pixels, f at the pixels' places before, exactly."""
-    spatial, functions = tuple(shape[-group.dim :]), (*shape[: -group.dim], _WAVES)
-    wavevectors = torch.randn(*functions, group.dim, dtype=torch.float64, device="cpu")
-    wavevectors = wavevectors * (2 * math.pi / wavelength / math.sqrt(group.dim))
-    phases = 2 * math.pi * torch.rand(functions, dtype=torch.float64, device="cpu")
-    place = PixelGrid(spatial).pos(dtype=torch.float64)
-    place = place - place.mean(0)
-
-    def moved(element: int) -> Tensor:
-        before = place @ group.matrices[element]  # g^-1 x
-        angle = torch.einsum("...wd,pd->...wp", wavevectors, before) + phases[..., None]
-        within = (0.5 - before.norm(dim=-1) / min(spatial)) / 0.2  # 1 from 30 % of a side on inwards
-        rim = (math.pi / 2 * within.clamp(0, 1)).sin().square()
-        x = (math.sqrt(2 / _WAVES) * angle.cos().sum(-2) * rim).unflatten(-1, spatial).to(like)
-        return x[:, :, group.moved(element).to(x.device)] if x.ndim == 3 + group.dim else x
-
-    return moved
 
 
 @torch.no_grad()
@@ -169,8 +130,7 @@ def off_lattice_errors(
     tolerance of rounding.
 
     Args:
-        module: a map of tensors as for :func:`equivariance_error`. Put dropout in eval mode first.
-        group: the finite group.
+        module: as for :func:`equivariance_error`.
         shape: of the input, ``(B, C, *spatial)`` for images, ``(B, C, |H|, *spatial)`` for regular features.
         elements: indices to measure; ``None`` means all off the lattice.
         wavelength: root mean square wavelength of the images in pixels.
@@ -192,7 +152,21 @@ def off_lattice_errors(
         ([1, 3, 5, 7], True)
     """
     _check_axes("shape", shape, group)
-    moved = _smooth_images(group, shape, wavelength, torch.empty(0, dtype=dtype, device=device))
+    spatial, functions = tuple(shape[-group.dim :]), (*shape[: -group.dim], _WAVES)
+    wavevectors = torch.randn(*functions, group.dim, dtype=torch.float64, device="cpu")
+    wavevectors = wavevectors * (2 * math.pi / wavelength / math.sqrt(group.dim))
+    phases = 2 * math.pi * torch.rand(functions, dtype=torch.float64, device="cpu")
+    place = PixelGrid(spatial).pos(dtype=torch.float64)
+    place = place - place.mean(0)
+
+    def moved(element: int) -> Tensor:
+        before = place @ group.matrices[element]  # g^-1 x
+        angle = torch.einsum("...wd,pd->...wp", wavevectors, before) + phases[..., None]
+        within = (0.5 - before.norm(dim=-1) / min(spatial)) / 0.2  # 1 from 30 % of a side on inwards
+        rim = (math.pi / 2 * within.clamp(0, 1)).sin().square()
+        x = (math.sqrt(2 / _WAVES) * angle.cos().sum(-2) * rim).unflatten(-1, spatial).to(device, dtype)
+        return x[:, :, group.moved(element).to(x.device)] if x.ndim == 3 + group.dim else x
+
     expected = _middle(module(moved(group.identity)), group)
     size, errors = expected.square().mean().sqrt(), {}
     for element in (~group.isometries.lattice).nonzero().flatten().tolist() if elements is None else elements:
@@ -212,8 +186,7 @@ def dilation_errors(module: nn.Module | Callable[[Tensor], Tensor], group: Dilat
     of which repetition says nothing, is drawn at random.
 
     Args:
-        module: a map of tensors to regular features. Put dropout in eval mode first.
-        group: scales, times a finite group.
+        module: as for :func:`equivariance_error`, to regular features.
         x: an image or volume ``(B, C, *spatial)``, or regular features ``(B, C, |H|, *spatial)``.
 
     Returns:
@@ -252,13 +225,11 @@ def _repeated(x: Tensor, group: DilationGroup) -> Tensor:
 
 
 def _middle(out: Tensor, group: Group) -> Tensor:
-    """(B, C) or (B, C, |H|) of an output: an invariant itself, of others the middle pixel."""
+    """(B, C) or (B, C, |H|): an invariant itself, of other outputs the middle pixel."""
     spatial = out.shape[-group.dim :]
     if out.ndim == 2:
         return _finite(out)
     if out.ndim not in (2 + group.dim, 3 + group.dim) or any(n % 2 == 0 for n in spatial):
-        raise ValueError(
-            f"module must give invariants (B, C), or images or regular features with an odd number of pixels a side, "
-            f"one of which is in the middle, got shape {tuple(out.shape)}"
-        )
+        wanted = "invariants (B, C), or images or regular features with an odd number of pixels a side"
+        raise ValueError(f"module must give {wanted}, one of which is in the middle, got shape {tuple(out.shape)}")
     return _finite(out.flatten(-group.dim)[..., math.prod(spatial) // 2])  # of odd sides the middle in row order, too

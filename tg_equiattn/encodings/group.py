@@ -1,8 +1,5 @@
-r"""Relative positional encodings of group self-attention: functions of rotated offsets and group elements.
-
-An encoding is evaluated at :math:`h^{-1}(x_j - x_i)`, the offset seen from output element h, and at a group element u
-that depends on the ``relation``. It is shared by all heads and images.
-"""
+r"""Relative positional encodings of group self-attention, at :math:`h^{-1}(x_j - x_i)`, the offset seen from output
+element h, and at a group element u that depends on the ``relation``."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from ..grids import Neighbourhood
 from ..groups import FiniteGroup, check_group
 from ..modes import LayerNorm, full_precision
 
+ENCODINGS = ("axial", "joint", "full")
 RELATIONS = ("ge_vit", "lifted", "relative", "gsa")  # of the group encoding, which frames have none of
 
 
@@ -74,96 +72,53 @@ def _coordinate_mlp(in_features: int, out_features: int, hidden: int = 16) -> nn
     return nn.Sequential(nn.Linear(in_features, hidden), LayerNorm(hidden), nn.SiLU(), last)
 
 
-class _Encoding(nn.Module):
+class GroupEncoding(nn.Module):
     r"""Of rotated offsets and group elements u, in the dtype of its parameters whatever autocast says.
 
+    ``"axial"`` is one MLP per rotated axis and a table over u, each on channels of its own, split evenly, the remainder
+    going to the last part (the published encoding); ``"joint"`` one MLP of the whole offset plus a table over u;
+    ``"full"`` one MLP of offset and u together, u entering the hidden layer by a table. That does not split into a sum,
+    so attention takes the direct formula.
+
+    .. math:: \rho_{axial} = [\,\mathrm{mlp}_1((h^{-1}D)_1), ..., \mathrm{mlp}_d((h^{-1}D)_d), \mathrm{table}(u)\,],
+        \quad \rho_{joint} = \mathrm{mlp}(h^{-1}D) + \mathrm{table}(u), \quad \rho_{full} = \mathrm{mlp}(h^{-1}D, u)
+
     Args:
-        dim: 2 or 3.
-        channels: width of the encoding.
         elements: size of the table over u, or ``None`` without one (lifting).
 
     Shapes:
-        ``(|H|, D, dim)`` offsets -> :math:`\rho_{space}` ``(|H|, D, channels)`` and :math:`\rho_{group}`
-        ``(elements, channels)`` or ``None``.
+        ``(|H|, D, dim)`` offsets -> :math:`\rho_{space}` ``(|H|, D, channels)``, of ``"full"`` ``(|H|, D, elements,
+        channels)``, and :math:`\rho_{group}` ``(elements, channels)``, or ``None`` without elements and of ``"full"``.
     """
 
-    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
+    def __init__(self, name: str, dim: int, channels: int, elements: int | None) -> None:
         super().__init__()
-        self.dim, self.channels, self.elements = dim, channels, elements
-
-    def _add_mlp(self, width: int) -> None:
-        self.mlp = _coordinate_mlp(self.dim, self.channels)
-        self.table = nn.Parameter(torch.randn(self.elements, width)) if self.elements is not None else None
+        checks.choice("encoding", name, ENCODINGS)
+        self.name, self.dim, self.channels, self.elements = name, dim, channels, elements
+        width = channels if name == "joint" else 16
+        if name == "axial":
+            parts = dim + (elements is not None)
+            if channels < parts:
+                raise ValueError(f"head_channels must be at least {parts} for the axial encoding, got {channels}")
+            widths = [channels // parts] * (parts - 1) + [channels // parts + channels % parts]
+            self.axes, width = nn.ModuleList(_coordinate_mlp(1, n) for n in widths[:dim]), widths[-1]
+        else:
+            self.mlp = _coordinate_mlp(dim, channels)
+        self.table = None if elements is None else nn.Parameter(torch.randn(elements, width))
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, channels={self.channels}, elements={self.elements}"
+        return f"{self.name!r}, dim={self.dim}, channels={self.channels}, elements={self.elements}"
 
     def forward(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
         with full_precision(offsets.device):
-            return self.encode(offsets.to(next(self.parameters()).dtype))
-
-    def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
-        raise NotImplementedError
-
-
-class AxialEncoding(_Encoding):
-    r"""One MLP per rotated axis and a table over u, each on channels of its own, split evenly, the remainder going to
-    the last part (the published encoding).
-
-    .. math:: \rho(h^{-1}D, u) = [\,\mathrm{mlp}_1((h^{-1}D)_1), ..., \mathrm{mlp}_d((h^{-1}D)_d), \mathrm{table}(u)\,]
-    """
-
-    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
-        super().__init__(dim, channels, elements)
-        parts = dim + (elements is not None)
-        if channels < parts:
-            raise ValueError(f"head_channels must be at least {parts} for the axial encoding, got {channels}")
-        widths = [channels // parts] * parts
-        widths[-1] += channels % parts
-        self.axes = nn.ModuleList(_coordinate_mlp(1, width) for width in widths[:dim])
-        self.table = nn.Parameter(torch.randn(elements, widths[-1])) if elements is not None else None
-
-    def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
-        axial = torch.cat([mlp(offsets[..., axis, None]) for axis, mlp in enumerate(self.axes)], -1)
-        if self.table is None:
-            return axial, None
-        width = self.table.shape[1]
-        return nn.functional.pad(axial, (0, width)), nn.functional.pad(self.table, (self.channels - width, 0))
-
-
-class JointEncoding(_Encoding):
-    r"""One MLP of the whole rotated offset plus a table over u: :math:`\mathrm{mlp}(h^{-1}D) + \mathrm{table}(u)`."""
-
-    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
-        super().__init__(dim, channels, elements)
-        self._add_mlp(channels)
-
-    def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.mlp(offsets), self.table
-
-
-class FullEncoding(_Encoding):
-    r"""One MLP of offset and u together: :math:`\mathrm{mlp}(h^{-1}D, u)`, u entering the hidden layer by a table.
-
-    It does not split into a sum, so attention takes the direct formula: the encoding is ``(|H|, D, elements,
-    channels)`` (``(|H|, D, channels)`` without elements) and ``None``.
-    """
-
-    def __init__(self, dim: int, channels: int, elements: int | None) -> None:
-        super().__init__(dim, channels, elements)
-        self._add_mlp(16)
-
-    def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self.table is None:
-            return self.mlp(offsets), None
-        first, norm, activation, last = self.mlp
-        return last(activation(norm(first(offsets)[:, :, None] + self.table))), None
-
-
-ENCODINGS: dict[str, type[_Encoding]] = {"axial": AxialEncoding, "joint": JointEncoding, "full": FullEncoding}
-
-
-def make_encoding(name: str, dim: int, channels: int, elements: int | None) -> _Encoding:
-    """The encoding called ``name``; ValueError for an unknown one."""
-    checks.choice("encoding", name, ENCODINGS)
-    return ENCODINGS[name](dim, channels, elements)
+            offsets = offsets.to(next(self.parameters()).dtype)
+            if self.name == "axial":
+                axial = torch.cat([mlp(offsets[..., axis, None]) for axis, mlp in enumerate(self.axes)], -1)
+                if self.table is None:
+                    return axial, None
+                width = self.table.shape[1]
+                return nn.functional.pad(axial, (0, width)), nn.functional.pad(self.table, (self.channels - width, 0))
+            if self.name == "joint" or self.table is None:
+                return self.mlp(offsets), self.table
+            first, norm, activation, last = self.mlp
+            return last(activation(norm(first(offsets)[:, :, None] + self.table))), None

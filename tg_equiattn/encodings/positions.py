@@ -1,8 +1,4 @@
-r"""Positions of nodes in linear attention: absolute and relative sinusoids, and biases of offsets.
-
-Positions may have any dimension; the unit is the pixel, or whatever length the data are in. Give positions far from the
-origin in float64: float32 holds those of 5e6 to 0.5 only.
-"""
+"""Positions of nodes in linear attention: absolute and relative sinusoids, and biases of offsets."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import checks
 from ..modes import full_precision
-from .harmonics import spherical_bessel
+from .harmonics import sinc
 
 LONGEST = 1e4  # scale of the sinusoids, in units of positions: Vaswani et al., Attention is all you need (2017), 3.5
 LENGTH_SCALES = 4  # learned frequencies an axis: relative-performer appendix A.2
@@ -23,7 +19,6 @@ RADIAL = 16  # functions of the distance
 
 
 def _frequencies(count: int, device: torch.device | None = None) -> Tensor:
-    """From 1 down to almost 1 / LONGEST, as of the usual sinusoidal encoding."""
     return LONGEST ** -(torch.arange(count, device=device) / count)
 
 
@@ -31,9 +26,6 @@ class AbsoluteEncoding(nn.Module):
     r"""The usual sinusoidal encoding of absolute positions, channels split evenly among axes. Not equivariant.
 
     .. math:: [\sin(\omega_1 x), \cos(\omega_1 x), \sin(\omega_2 x), ...], \qquad \omega_i = 10000^{-i/n}
-
-    Shapes:
-        ``(..., pos_dim)`` -> ``(..., channels)``, a multiple of ``2 * pos_dim``.
     """
 
     def __init__(self, channels: int, pos_dim: int) -> None:
@@ -61,11 +53,8 @@ class SinusoidEncoding(nn.Module):
         \langle q_p(x), k_p(x') \rangle = \alpha \cos \omega (x - x') + \beta \sin \omega (x - x')
 
     for each of the 4 learned frequencies :math:`\omega` of every axis, which start at 1 and fall geometrically towards
-    1e-4, with :math:`\alpha, \beta` learned for each head (Lemma 1). The product is exact; attention through random
-    features then has it in expectation over draws only.
-
-    Shapes:
-        ``(N, pos_dim)`` -> two of ``(N, heads, channels)``, channels = 8 · pos_dim.
+    1e-4, with :math:`\alpha, \beta` learned for each head (Lemma 1): exact, but for random features in expectation.
+    ``(N, pos_dim)`` -> two of ``(N, heads, channels)``, channels = 8 · pos_dim.
 
     Source: relative-performer section 2.3, strategy 1, and appendix A.1. The appendix's second line has the sign of
     :math:`\beta` wrong twice; its result is right.
@@ -98,8 +87,8 @@ class SinusoidEncoding(nn.Module):
 
 
 class _OffsetBias(nn.Module):
-    """A bias for each head as a function of the offset, in units of ``cutoff``: ``(E, pos_dim)`` -> ``(heads,
-    E)``."""
+    """A bias for each head of the offset, in units of ``cutoff``: ``(E, pos_dim)`` -> ``(heads, E)``. Those with
+    features ``(E, F)`` of the offset, of which the bias is a linear map, take them where they are known."""
 
     def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
         super().__init__()
@@ -110,12 +99,8 @@ class _OffsetBias(nn.Module):
 
 
 class OffsetTable(_OffsetBias):
-    """A bias for each head and each integer offset with coordinates from ``1 - cutoff`` to ``cutoff - 1``.
-
-    Raises:
-        ValueError: (on the CPU, outside torch.compile) for offsets that are not in the table, after rounding. On CUDA,
-            and compiled, such pairs get minus infinity: they are not near.
-    """
+    """A bias for each head and each integer offset with coordinates from ``1 - cutoff`` to ``cutoff - 1``; ValueError
+    for others, after rounding, and where values are not free minus infinity: such pairs are not near."""
 
     cutoff: int
 
@@ -128,10 +113,10 @@ class OffsetTable(_OffsetBias):
         nn.init.normal_(self.table, std=STD)
 
     def forward(self, offsets: Tensor) -> Tensor:
-        radius = self.cutoff - 1
+        radius, free = self.cutoff - 1, checks.values_are_free(offsets)
         whole = offsets.round() if offsets.is_floating_point() else offsets
         inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # neither NaN nor infinity is
-        if checks.values_are_free(offsets) and not bool(inside.all()):
+        if free and not bool(inside.all()):
             wanted = f"below cutoff={self.cutoff} on every axis, got {offsets.min()} to {offsets.max()}"
             raise ValueError(f"offsets (edge_offset, or differences of pos) must be {wanted}")
         whole = torch.where(inside[:, None], whole, torch.zeros_like(whole)).long()
@@ -139,23 +124,7 @@ class OffsetTable(_OffsetBias):
         for axis in range(self.pos_dim):
             index = index * (2 * radius + 1) + (whole[:, axis] + radius).clamp(0, 2 * radius)
         bias = nn.functional.embedding(index, self.table.T).T
-        return bias if checks.values_are_free(offsets) else bias.masked_fill(~inside, -math.inf)
-
-
-def radial_basis(offsets: Tensor, cutoff: float, count: int) -> Tensor:
-    r"""Functions of the distance, (E, count): :math:`\mathrm{sinc}(n |x| / r)`, n from 1 on, smooth up to r.
-
-    Spherical Bessel functions of degree 0, which vanish at the radius r (``cutoff``), as of DimeNet: analytic in
-    the squared distance, so that derivatives of any order exist where points meet, too. Beyond r they are zero.
-    """
-    phase = math.pi**2 * (offsets / cutoff).square().sum(-1).clamp(max=1)  # squared
-    sinc, half = (spherical_bessel(part, 0)[0] for part in (phase, phase / 4))
-    twice_cosine = 2 - phase * half.square()
-    waves = [torch.zeros_like(sinc), sinc]  # sin(n x) / x, by their recursion: no wave is a function of its own
-    while len(waves) <= count:
-        waves.append(twice_cosine * waves[-1] - waves[-2])
-    numbers = torch.arange(1, count + 1, device=offsets.device).to(sinc.dtype)
-    return torch.stack(waves[1:], -1) / numbers
+        return bias if free else bias.masked_fill(~inside, -math.inf)
 
 
 class OffsetDistance(_OffsetBias):
@@ -164,7 +133,7 @@ class OffsetDistance(_OffsetBias):
     .. math:: b(x) = \sum_n a_n\, \mathrm{sinc}(n |x| / r) + 1 - \frac{1}{1 - |x|^2 / r^2}
 
     with r = ``cutoff``: the weight :math:`e^b` of a pair vanishes smoothly where the distance reaches r, with all
-    its derivatives, and beyond r it is zero. Where :meth:`features` of the offsets are known they may be given.
+    its derivatives, and beyond r it is zero.
 
     Source: Gasteiger et al., DimeNet (2020), for the basis.
     """
@@ -178,77 +147,87 @@ class OffsetDistance(_OffsetBias):
         nn.init.normal_(self.last.weight, std=STD)
 
     def features(self, offsets: Tensor) -> Tensor:
-        """The functions of the distance that the bias is a linear map of, (E, 16)."""
+        """sinc(n |x| / r) for n = 1 ... 16, (E, 16): analytic in the squared distance, zero beyond r."""
         with full_precision(offsets.device):
-            return radial_basis(offsets.to(self.last.weight.dtype), self.cutoff, RADIAL)
+            phase = math.pi**2 * self._square(offsets).clamp(max=1)  # squared
+            first, half = sinc(phase), sinc(phase / 4)
+            twice_cosine = 2 - phase * half.square()
+            waves = [
+                torch.zeros_like(first),
+                first,
+            ]  # sin(n x) / x, by their recursion
+            while len(waves) <= RADIAL:
+                waves.append(twice_cosine * waves[-1] - waves[-2])
+            return torch.stack(waves[1:], -1) / torch.arange(1, RADIAL + 1, device=offsets.device).to(first.dtype)
+
+    def _square(self, offsets: Tensor) -> Tensor:
+        return (offsets.to(self.last.weight.dtype) / self.cutoff).square().sum(-1)
 
     def forward(self, offsets: Tensor, features: Tensor | None = None) -> Tensor:
         with full_precision(offsets.device):
-            offsets = offsets.to(self.last.weight.dtype)
-            bias = self.last(self.features(offsets) if features is None else features).T
-            square = (offsets / self.cutoff).square().sum(-1)
+            bias, square = self.last(self.features(offsets) if features is None else features).T, self._square(offsets)
             inside = square < 1
-            gap = torch.where(inside, 1 - square, torch.ones_like(square))
-            return (bias + 1 - 1 / gap).masked_fill(~inside, -math.inf)
+            return (bias + 1 - 1 / torch.where(inside, 1 - square, 1.0)).masked_fill(~inside, -math.inf)
+
+
+class _Hidden(nn.Linear):
+    """The hidden layer of an MLP of offsets, (E, pos_dim) to (E, 32), whose waves are shorter than ``cutoff``."""
+
+    def __init__(self, pos_dim: int, cutoff: float) -> None:
+        super().__init__(pos_dim, HIDDEN)
+        self.cutoff = cutoff
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=2.0)
+        nn.init.uniform_(self.bias, -2.0, 2.0)
+
+    def forward(self, offsets: Tensor) -> Tensor:
+        with full_precision(offsets.device):
+            return nn.functional.silu(super().forward(offsets.to(self.weight.dtype) / self.cutoff))
 
 
 class OffsetMLP(_OffsetBias):
-    """A bias for each head as an MLP of the offset, for points off a grid; :meth:`features` may be given if known."""
+    """A bias for each head as an MLP of the offset, for points off a grid."""
 
     def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
         super().__init__(pos_dim, heads, cutoff)
-        self.first, self.last = nn.Linear(pos_dim, HIDDEN), nn.Linear(HIDDEN, heads)
+        self.first, self.last = _Hidden(pos_dim, cutoff), nn.Linear(HIDDEN, heads)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        _reset_first(self.first)
-        nn.init.normal_(self.last.weight, std=STD / math.sqrt(1.5 * self.last.in_features))
+        self.first.reset_parameters()
+        nn.init.normal_(self.last.weight, std=STD / math.sqrt(1.5 * HIDDEN))
         nn.init.zeros_(self.last.bias)
 
     def features(self, offsets: Tensor) -> Tensor:
-        """The hidden layer, (E, 32)."""
-        with full_precision(offsets.device):
-            return nn.functional.silu(self.first(offsets.to(self.first.weight.dtype) / self.cutoff))
+        return self.first(offsets)
 
     def forward(self, offsets: Tensor, features: Tensor | None = None) -> Tensor:
         with full_precision(offsets.device):
-            return self.last(self.features(offsets) if features is None else features).T
+            return self.last(self.first(offsets) if features is None else features).T
 
 
 class OffsetValues(nn.Module):
     r"""What near pairs add to values: a map of features of the offset for each head, g(x) = f(x) M.
 
-    Features f are those of the bias of offsets, or, of a table, a layer of their own as :class:`OffsetMLP` has; M is
-    ``map``, ``(heads, features, head_channels)``.
-
-    Shapes:
-        ``(E, pos_dim)`` -> ``(E, features)``.
+    Features f ``(E, features)`` are those of the bias of offsets, or, of a table, a layer of their own as
+    :class:`OffsetMLP` has; M is ``map``, ``(heads, features, head_channels)``.
     """
 
     def __init__(self, bias: OffsetTable | OffsetMLP | OffsetDistance, head_channels: int) -> None:
         super().__init__()
-        self.cutoff = bias.cutoff
-        self.first = nn.Linear(bias.pos_dim, HIDDEN) if isinstance(bias, OffsetTable) else None
+        self.first = _Hidden(bias.pos_dim, bias.cutoff) if isinstance(bias, OffsetTable) else None
         features = RADIAL if isinstance(bias, OffsetDistance) else HIDDEN
         self.map = nn.Parameter(torch.empty(bias.heads, features, head_channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         if self.first is not None:
-            _reset_first(self.first)
+            self.first.reset_parameters()
         nn.init.normal_(self.map, std=self.map.shape[1] ** -0.5)
 
     def forward(self, offsets: Tensor, bias: OffsetTable | OffsetMLP | OffsetDistance) -> Tensor:
-        if self.first is None:
-            return bias.features(offsets)  # type: ignore[operator, union-attr]
-        with full_precision(offsets.device):
-            return nn.functional.silu(self.first(offsets.to(self.map.dtype) / self.cutoff))
+        return bias.features(offsets) if self.first is None else self.first(offsets)  # type: ignore[operator, union-attr]
 
     def extra_repr(self) -> str:
         return f"features={self.map.shape[1]}"
-
-
-def _reset_first(layer: nn.Linear) -> None:
-    """Of an MLP of offsets, whose waves are shorter than the unit."""
-    nn.init.normal_(layer.weight, std=2.0)
-    nn.init.uniform_(layer.bias, -2.0, 2.0)

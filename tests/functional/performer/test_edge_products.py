@@ -48,7 +48,7 @@ def test_gradcheck(mkl, monkeypatch):
 def test_more_pairs_than_places():
     """Of pairs given several times there may be more than there are rows times columns."""
     row, col = torch.arange(3).repeat_interleave(4), torch.tensor([1, 2, 1, 1, 0, 2, 2, 2, 0, 0, 1, 1])
-    p = CSR(row, col, 3, 3)
+    p = CSR.of(row, col, 3, 3)
     query, key, weight = (double(2, *s).requires_grad_() for s in ((3, 5), (3, 5), (12,)))
     torch.testing.assert_close(edge_dot(query, key, p), (query[:, row] * key[:, col]).sum(-1))
     summed = torch.zeros(2, 3, 5).double().index_add(1, row, weight[..., None] * key[:, col])

@@ -100,7 +100,7 @@ def _save(ctx, inputs, output) -> None:
 
 def _dot_gradient(ctx, grad: Tensor):
     query, key, *tensors = ctx.saved_tensors
-    relation = CSR.of(tensors)
+    relation = CSR(*tensors)
     back = relation.transposed()
     grad_query = edge_sum(grad, key, relation) if ctx.needs_input_grad[0] else None
     grad_key = edge_sum(grad[:, relation.order], query, back) if ctx.needs_input_grad[1] else None
@@ -109,7 +109,7 @@ def _dot_gradient(ctx, grad: Tensor):
 
 def _sum_gradient(ctx, grad: Tensor):
     weight, value, *tensors = ctx.saved_tensors
-    relation = CSR.of(tensors)
+    relation = CSR(*tensors)
     back, grad = relation.transposed(), grad.contiguous()
     grad_weight = edge_dot(grad, value, relation) if ctx.needs_input_grad[0] else None
     grad_value = edge_sum(weight[:, relation.order], grad, back) if ctx.needs_input_grad[1] else None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...encodings import relation_index, rotated_offsets
-from ...encodings.group import make_encoding
+from ...encodings.group import GroupEncoding
 from ...encodings.locality import CONTENT, Locality
 from ...functional.group.attention import checked_group_attention
 from ...functional.group.dilation import checked_dilation_attention
@@ -111,7 +111,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
                     weight = self.query.weight.unflatten(0, (self.content_heads, -1))
                     turned = [one[..., table[head % len(table)]] for head, one in enumerate(weight)]
                     self.key.weight.copy_(torch.cat(turned))
-            self.encoding = make_encoding(self.options.encoding, group.dim, head_channels, elements)
+            self.encoding = GroupEncoding(self.options.encoding, group.dim, head_channels, elements)
         self.locality: Locality | None = None
         if sharpness is not None:
             preferring = self.relation == "relative"
