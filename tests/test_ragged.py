@@ -302,8 +302,8 @@ def test_nan_in_one_sequence_leaves_the_order_of_others():
 def test_orders_that_are_none():
     ragged = ragged_of((3, 2))
     for order, message in [
-        (torch.arange(5).int(), "order must be int64 with 5 entries"),
-        (torch.arange(4), "order must be int64 with 5 entries"),
+        (torch.arange(5).int(), r"order must be int64 of shape \(5,\)"),
+        (torch.arange(4), r"order must be int64 of shape \(5,\)"),
         (torch.tensor([0, 1, 1, 3, 4]), "order must be a permutation"),
         (torch.tensor([0, 1, 5, 3, 4]), "order must be a permutation"),
         (torch.tensor([0, 1, 3, 2, 4]), "order must be a permutation"),
