@@ -414,11 +414,10 @@ def read_lattice(cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor, di
     length = vectors.norm(dim=2)
     missing = ((length == 0) & periodic).any(1)
     if bool(missing.any()):
-        came = vectors[missing][0].tolist()
-        raise ValueError(f"cell must have a lattice vector wherever pbc is true, got {came}")
+        raise ValueError(f"cell must have a lattice vector wherever pbc is true, got {vectors[missing][0].tolist()}")
     units = torch.where(periodic, 1 / length.clamp(min=1e-300), 0.0)[..., None] * vectors
     flat = (units @ units.mT + torch.diag_embed((~periodic).double())).det() <= _FLAT**2
     if bool(flat.any()):
-        came = vectors[flat][0].tolist()
-        raise ValueError(f"cell must have a volume, got lattice vectors that depend on each other: {came}")
+        wanted = "a volume, got lattice vectors that depend on each other"
+        raise ValueError(f"cell must have {wanted}: {vectors[flat][0].tolist()}")
     return lattice, periodic
