@@ -26,9 +26,8 @@ from .attention import (  # noqa: E402
     R3LiftingAttention,
     R3RegularLayerNorm,
 )
-from .between import between_fields  # noqa: E402
 from .module import export  # noqa: E402
-from .types import group_from_gspace  # noqa: E402
+from .types import between_fields, group_from_gspace  # noqa: E402
 
 __all__ = [
     "R2AttentionBlock",

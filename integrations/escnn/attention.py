@@ -125,13 +125,7 @@ class R2GroupAttention(_Layer):
 
     Shapes and errors are those of :class:`R2LiftingAttention`.
 
-    Example:
-        >>> from escnn import gspaces, nn
-        >>> gspace = gspaces.flipRot2dOnR2(4)
-        >>> hidden = nn.FieldType(gspace, 8 * [gspace.regular_repr])
-        >>> layer = R2GroupAttention(hidden, hidden, heads=2, kernel_size=3)
-        >>> len(layer.check_equivariance())
-        8
+    An example is that of :class:`R2AttentionBlock`.
     """
 
     dim = 2
@@ -195,9 +189,6 @@ class R2AttentionBlock(RdAttentionModule):
     Shapes:
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H - 2 crop, W - 2 crop)``.
 
-    Raises:
-        ValueError: for bad arguments.
-
     Example:
         >>> from escnn import gspaces, nn
         >>> from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GroupAttention
@@ -248,13 +239,8 @@ class R3AttentionBlock(R2AttentionBlock):
 
 
 class R2RegularLayerNorm(RdModule):
-    """Layer normalisation over the fields of a regular type, at every pixel and group element:
-    :class:`tg_equiattn.nn.RegularLayerNorm`.
-
-    Args:
-        in_type (FieldType): regular fields; also the output type.
-        eps: added to the variance.
-    """
+    """Layer normalisation over the fields of a regular type, which the output has, too, at every pixel and group
+    element: :class:`tg_equiattn.nn.RegularLayerNorm`."""
 
     dim = 2
 

@@ -13,7 +13,7 @@ from tg_equiattn.groups import FiniteGroup
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
 from tg_equiattn.testing import act, off_lattice_errors
 
-from .types import check_field_type, group_from_gspace, prefix
+from .types import check_field_type, group_from_gspace
 
 ATTENTION = (LiftingAttention, GroupAttention, GlobalGroupAttention)
 
@@ -53,7 +53,7 @@ class RdModule(EquivariantModule):
             name = next(c.__name__ for c in cls.__mro__ if "dim" in vars(c))
             raise ValueError(
                 f"{argument} must have a gspace of dimensionality {cls.dim}, got {gspace}; "
-                f"use {prefix(gspace)}{name.removeprefix(f'R{cls.dim}')}"
+                f"use R{gspace.dimensionality}{name.removeprefix(f'R{cls.dim}')}"
             )
 
     def forward(self, input: GeometricTensor, mask: Tensor | None = None) -> GeometricTensor:
@@ -88,17 +88,15 @@ class RdModule(EquivariantModule):
             atol, rtol: the largest error allowed is ``atol + rtol * max |output|``.
             size: height and width of the test image, or depth, height and width of the volume.
             off_lattice: also measure the elements that do not map the pixel grid to itself (rotations by 45 degrees),
-                on smooth images (:func:`tg_equiattn.testing.off_lattice_errors`). Their errors are percents that come
-                from the pixels, so they are returned and not compared with ``atol`` and ``rtol``.
+                on smooth images (:func:`tg_equiattn.testing.off_lattice_errors`): percents that come from the pixels.
 
         Returns:
-            ``[(element, mean absolute error)]`` of the elements that are checked, and then
-            ``[(element, relative error)]`` of those that are measured; elements are those of ``gspace.fibergroup``.
+            ``[(element of gspace.fibergroup, mean absolute error)]`` of the elements that are checked, and then
+            ``[(element, relative error)]`` of those that are measured.
 
         Raises:
             AssertionError: if an error of an element that is checked is too high.
-            ValueError: if there is only the identity to check (``rot2dOnR2(3)``) and ``off_lattice`` is false, or for
-                another number of sides.
+            ValueError: if there is only the identity to check (``rot2dOnR2(3)``), or for another number of sides.
         """
         if len(self.group) > 1 and int(self.group.lattice.sum()) == 1 and not off_lattice:
             raise ValueError(
@@ -156,10 +154,8 @@ class RdModule(EquivariantModule):
         return errors
 
     def export(self) -> nn.Module:
-        """Set eval mode and return a plain torch module of equal outputs, which pickles, deep-copies and compiles.
-
-        It takes tensors in place of fields; further arguments (``mask``, ``context``) as ``forward``.
-        """
+        """Set eval mode and return a plain torch module of equal outputs, which pickles, deep-copies and compiles, and
+        takes tensors in place of fields."""
         self.eval()
         before = nn.Identity() if self.lifts else nn.Unflatten(1, (-1, len(self.group)))
         return Exported(before, copy.deepcopy(self.core), nn.Flatten(1, 2)).eval()

@@ -6,15 +6,16 @@ import functools
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
 from ...encodings import relation_index, rotated_offsets
-from ...encodings.group import GroupEncoding
+from ...encodings.group import RELATIONS, GroupEncoding
 from ...encodings.locality import CONTENT, Locality
 from ...functional.group.attention import checked_group_attention
 from ...functional.group.dilation import checked_dilation_attention
@@ -24,9 +25,90 @@ from ...grids import Neighbourhood
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..modules import NotScriptable
 from .linear import GroupLinear, Masked, Pointwise
-from .options import AttentionOptions, default_content, default_relation, default_scale_window, make_options
 
+T = TypeVar("T")
 SHARED = ("encoding", "neighbourhood", "context_channels")
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """The ``options`` of all attention layers, of which each allows some."""
+
+    encoding: str = "axial"
+    neighbourhood: str | None = None
+    context_channels: int | None = None
+    content_heads: int | None = None
+    scale_window: int | None = None
+    redraw_interval: int | None = None
+
+
+def check_names(argument: str, given: Mapping[str, Any] | None, allowed: Collection[str]) -> dict[str, Any]:
+    """The mapping, empty for None; ValueError for names that are not allowed."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(f"{argument} must be a mapping of {', '.join(allowed)}, got {given!r}")
+    given = dict(given or {})
+    if unknown := [name for name in given if name not in allowed]:
+        raise ValueError(f"{argument} must be of {', '.join(allowed)}, got {', '.join(map(str, unknown))}")
+    return given
+
+
+def make_options(kind: type[T], given: Mapping[str, Any] | None, allowed: Collection[str] = ()) -> T:
+    """The dataclass of these options; ValueError for others than those allowed, or than it has."""
+    names = allowed or [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**check_names("options", given, names))
+
+
+def default_scale_window(
+    group: FiniteGroup | DilationGroup, kernel_size: int | None, scale_window: int | None
+) -> int | None:
+    """How many scales a scale attends to, None without scales; ValueError for what dilations do not allow."""
+    if not isinstance(group, DilationGroup):
+        if scale_window is not None:
+            raise ValueError(f"scale_window must be None but for groups of scales (dyadic), got {scale_window!r}")
+        return None
+    if kernel_size is None:
+        raise ValueError(
+            "kernel_size must be a positive odd integer for groups of scales (dyadic), got None: with all pixels in "
+            "every window, a dilation of the image is none of the offsets"
+        )
+    largest = 2 * group.scales - 1
+    scale_window = min(3, largest) if scale_window is None else scale_window
+    if type(scale_window) is not int or scale_window not in range(1, largest + 1, 2):
+        raise ValueError(
+            f"scale_window must be an odd integer from 1 to {largest} with {group.scales} scales, got {scale_window!r}"
+        )
+    return scale_window
+
+
+def default_relation(group: FiniteGroup | DilationGroup, relation: str | None) -> str:
+    """``"frame"``, and with scales ``"relative"``, which is all that they allow."""
+    scales = isinstance(group, DilationGroup)
+    if relation is None:
+        return "relative" if scales else "frame"
+    checks.choice("relation", relation, ("frame", *RELATIONS))
+    if scales and relation != "relative":
+        raise ValueError(
+            f"relation must be 'relative' for groups of scales (dyadic), got {relation!r}, which compares the query of "
+            "one element with the keys in the window of another: windows of two scales hold different pixels"
+        )
+    return relation
+
+
+def check_scales(group: FiniteGroup | DilationGroup, norm: str = "batch", **sizes: object) -> None:
+    """ValueError for what models with scales cannot have: a mean over all of them, pools and crops."""
+    if not isinstance(group, DilationGroup):
+        return
+    if norm == "global":
+        raise ValueError(
+            "norm must be 'batch' or 'layer' for groups of scales (dyadic), got 'global': the mean over all scales "
+            "changes where features move up one, because the last has nowhere to go"
+        )
+    for name, size in sizes.items():
+        if size:
+            raise ValueError(
+                f"{name} must be {0 if isinstance(size, int) else ()} for groups of scales (dyadic), got {size!r}: "
+                "of an image twice as large it would have to be twice as large"
+            )
 
 
 def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], bool]:
@@ -86,8 +168,18 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         shape = "square" if kernel_size is None or lattice else "disk"
         shape = shape if self.options.neighbourhood is None else self.options.neighbourhood
         self.neighbourhood = Neighbourhood(group.dim, kernel_size, shape, padding_mode)
-        some = self.separable and kernel_size is not None and sharpness is not None
-        self.content_heads = default_content(heads, self.options.content_heads, self.frames, some, sharpness)
+        some = self.separable and self.frames and kernel_size is not None and sharpness is not None
+        content = self.options.content_heads
+        if content is not None and not self.frames:
+            raise ValueError(f"content_heads must be None but for relation 'frame', got {content!r}")
+        content = (-(-heads // 8) if some else heads) if content is None else content
+        if type(content) is not int or not 0 <= content <= heads:
+            raise ValueError(f"content_heads must be an integer from 0 to heads={heads}, got {content!r}")
+        if content < heads and sharpness is None:
+            raise ValueError(
+                f"content_heads must be heads={heads} without locality, by which the others look, got {content}"
+            )
+        self.content_heads = content  # heads that look by content
         width = self.content_heads * head_channels
         linear: Any = functools.partial(GroupLinear, isometries) if self.frames else Pointwise
         compares = self.frames and kernel_size is None  # an element with others
@@ -278,16 +370,14 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         """What heads put out, ``(B, heads, channels, |H|, *spatial)``: linear in the value, which may have any number
         of channels."""
         rho_space, rho_group, space_bias, group_bias = self._scores(tuple(value.shape[4:]))
-        options = self._options(mask, dropout)
+        options, biases = self._options(mask, dropout), {"space_bias": space_bias, "group_bias": group_bias}
         if isinstance(self.group, DilationGroup):
             if rho_group is None and rho_space.ndim == 3:  # lifting: one element
                 rho_group = rho_space.new_zeros(1, self.head_channels)
-            options |= {"scales": self.group.scales, "scale_window": self.scale_window}
-            options |= {"space_bias": space_bias, "group_bias": group_bias}
+            options |= {"scales": self.group.scales, "scale_window": self.scale_window, **biases}
             return checked_dilation_attention(query, key, value, rho_space, rho_group, index, **options)
         if not self.lifts and not self.frames:
-            options |= {"space_bias": space_bias, "group_bias": group_bias}
-            return checked_group_attention(query, key, value, rho_space, rho_group, index, **options)[0]
+            return checked_group_attention(query, key, value, rho_space, rho_group, index, **options, **biases)[0]
         count, parts = self.content_heads, []  # pixels of one element, seen from each one's frame
         if rho_space is not None:
             options["space_bias"] = None if space_bias is None else space_bias[:count]
@@ -409,7 +499,7 @@ class GroupAttention(AttentionLayer):
             window hang on the scale of h, so that a query (i, t) cannot be compared with the keys of another scale's
             window.
         group, in_channels, out_channels, heads, head_channels, kernel_size, padding_mode, dropout: as
-            :class:`LiftingAttention`.
+            :class:`LiftingAttention`, whose errors are raised.
         locality: as :class:`LiftingAttention`; with ``"relative"`` a head prefers a group element at the start, too.
         options: those of :class:`LiftingAttention`; and ``content_heads``, with ``"frame"``, how many heads look by
             content as well as by place, where the others, behind them, look by place alone (a separable group
@@ -420,9 +510,6 @@ class GroupAttention(AttentionLayer):
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
-
-    Raises:
-        ValueError: as :class:`LiftingAttention`.
 
     Source: GSA-Nets Eq. 16; GE-ViT Eq. 16-17. u comes from the Cayley table, so the layer is equivariant for dihedral
     groups as well, where the published code of both papers is not. ``"frame"`` is ours; see

@@ -10,17 +10,15 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.group.masks import zero_where_hidden
-from .attention import AttentionLayer, GroupAttention
+from .attention import AttentionLayer, GroupAttention, check_scales
 from .global_attention import GlobalGroupAttention
 from .linear import Masked, MaskedSequential, Pointwise
 from .norm import RegularBatchNorm, make_norm
-from .options import check_scales
 from .pooling import SpatialCrop
 
 
 class Residual(nn.Module):
-    """A branch added to its shortcut, ``x + drop(layer_scale * y)``; what ``drop_path`` keeps of a batch's images is
-    divided by one minus it."""
+    """A branch added to its shortcut, ``x + drop(layer_scale * y)``, with images that stay divided by 1 - drop_path."""
 
     def __init__(self, channels: int, layer_scale: float | None = None, drop_path: float = 0.0) -> None:
         super().__init__()

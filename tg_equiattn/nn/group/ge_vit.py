@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from ... import checks
 from ...functional.group.masks import zero_where_hidden
 from ...groups import DilationGroup, FiniteGroup
-from .attention import GroupAttention, LiftingAttention
+from .attention import AttentionOptions, GroupAttention, LiftingAttention, check_names, check_scales, make_options
 from .block import GroupAttentionBlock
 from .global_attention import GlobalGroupAttention
 from .linear import MaskedSequential, Pointwise
 from .norm import make_norm
-from .options import AttentionOptions, check_names, check_scales, make_options
 from .pooling import GlobalPooling, SpatialMaxPool
 
 SHARED = ("head_channels", "locality", "padding_mode", "dropout", "encoding", "neighbourhood")
@@ -76,7 +75,7 @@ class GEViT(nn.Module):
         channels: output width of each block.
         heads: heads of every attention layer.
         kernel_size: odd window, or ``None`` for global attention.
-        relation: as :class:`GroupAttention`.
+        relation: as :class:`GroupAttention`, whose errors are raised.
         pools: blocks after which space is pooled 2 x 2, counted from 1; 0 means after lifting.
         norm: as :class:`GroupAttentionBlock`.
         dropout: probability, in training, of dropping a weight and an output of attention.
@@ -93,9 +92,6 @@ class GEViT(nn.Module):
     Shapes:
         ``(B, in_channels, *spatial)`` -> ``(B, num_classes)``. Any size that crops and pools allow; a pool of an odd
         side raises, because the row it leaves out would break the symmetry.
-
-    Raises:
-        ValueError: as :class:`LiftingAttention`.
 
     Source: GE-ViT Fig. 3, GSA-Nets Fig. F.1 and App. F.
 
@@ -150,9 +146,8 @@ class GEViT(nn.Module):
         stages: list[nn.Module] = pool() if 0 in pools else []
         for number, (out, crop) in enumerate(zip(channels, margins, strict=True), start=1):
             layer = _make_attention(kind, group, width, out, relation=relation, **inner)
-            residuals: dict[str, Any] = {
-                "drop_path": more.drop_path * (number - 1) / max(len(channels) - 1, 1), "layer_scale": more.layer_scale
-            }  # fmt: skip
+            drop_path = more.drop_path * (number - 1) / max(len(channels) - 1, 1)
+            residuals: dict[str, Any] = {"drop_path": drop_path, "layer_scale": more.layer_scale}
             stages.append(GroupAttentionBlock(layer, norm=norm, dropout=dropout, crop=crop, **residuals))
             stages += [make_norm(norm, out), nn.SiLU()] if more.norm_between else []
             stages += pool() if number in pools else []

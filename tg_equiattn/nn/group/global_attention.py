@@ -34,7 +34,7 @@ class GlobalGroupAttention(AttentionLayer):
     exactly equivariant, as the window alone is, for every draw of the random features.
 
     Args:
-        group, in_channels, out_channels, heads, head_channels: as :class:`LiftingAttention`.
+        group, in_channels, out_channels, heads, head_channels: as :class:`LiftingAttention`, whose errors are raised.
         kernel_size: odd side of the window in pixels.
         relation: ``"frame"`` or ``"relative"``; ``None`` means ``"frame"``.
         num_features: random features m; ``None`` means :math:`d \log d`, d the width of a head, at least 16.
@@ -46,9 +46,6 @@ class GlobalGroupAttention(AttentionLayer):
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
-
-    Raises:
-        ValueError: as :class:`LiftingAttention`.
 
     Source: GE-ViT Eq. 16 with h = t for the window; Choromanski et al. (2021) for the features; see
     :func:`~tg_equiattn.functional.global_group_attention`.
