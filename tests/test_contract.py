@@ -162,7 +162,7 @@ def test_vmap_over_graphs_needs_their_number():
     inputs = torch.randn(2, 4, S), torch.randn(2, 4, V, 3), batch
     got = torch.vmap(lambda *x: call(*x, batch_size=2, max_num_nodes=3))(*inputs)
     same(got, torch.stack([call(*x) for x in zip(*inputs, strict=True)]).to(got))
-    with pytest.raises(ValueError, match=r"batch_size must be given where torch\.vmap goes over batch"):
+    with pytest.raises(ValueError, match=r"batch_size and max_num_nodes must be given .* torch\.vmap goes over, "):
         torch.vmap(call)(*inputs)
 
 

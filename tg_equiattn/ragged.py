@@ -14,7 +14,7 @@ from . import checks
 from .modes import transformed
 from .ranks import Ranks
 
-_UNREAD = "batch_size and max_num_nodes must be given with batch while it is traced, got None"
+_UNREAD = "batch_size and max_num_nodes must be given with batch that is traced or that torch.vmap goes over, got None"
 
 
 class Ragged:
@@ -333,7 +333,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         to, filled, back, there = ctx.saved_tensors
-        return _Gather.apply(grad, back, there, to, filled), None, None, None, None
+        return _gather(grad, back, there, to, filled), None, None, None, None
 
 
 def _gather(x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, there: Tensor | None) -> Tensor:

@@ -82,11 +82,11 @@ def forward(query, key, value, position, group, index, bias, keep, paired=False)
     """The output (H, C, p), and with the pointwise relation the logarithm (T, p) of the sum of exponentials of a
     query's scores, else nothing."""
     score = scores(query, key, position, group, index, bias)
-    level = score.flatten(2, 3).logsumexp(2)
-    weight = (score - level[:, :, None, None]).exp()
+    weight = score.flatten(2, 3).softmax(2).view(score.shape)  # whose derivatives subtract means first
+    level = score[:, 0].flatten(1, 2).logsumexp(1) if paired else score.new_zeros(0)
     weight = weight[:, 0] if paired else weight.sum(0)  # (H, D, S, p)
     out = sums(dropped(weight, None if keep is None else keep.transpose(0, 1)), value, (1, 2))
-    return out, level[:, 0] if paired else level.new_zeros(0)
+    return out, level
 
 
 def backward(query, key, value, position, group, index, inverse, bias, keep, grad):
