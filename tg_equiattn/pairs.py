@@ -102,7 +102,7 @@ class Pairs:
         (source, target), edges, free = edge_index, edge_index.shape[1], checks.values_are_free(edge_index)
         offsets = torch.zeros(edges, 0, device=edge_index.device) if offsets is None else offsets
         for name, given, axes in (("offsets", offsets, 2), ("features", features, 2), ("weights", weights, 1)):
-            if given is not None and (given.ndim != axes or len(given) != edges):
+            if given is not None and (given.ndim != axes or given.shape[0] != edges):
                 wanted = f"({edges}, {'dim' if name == 'offsets' else 'F'})" if axes == 2 else f"({edges},)"
                 raise ValueError(f"{name} must have shape {wanted}, got {tuple(given.shape)}")
         if offsets.is_complex() or offsets.dtype == torch.bool:
