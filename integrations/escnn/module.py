@@ -192,7 +192,7 @@ def export(module: EquivariantModule) -> nn.Module:
         >>> gspace = gspaces.rot2dOnR2(4)
         >>> fields = nn.FieldType(gspace, 4 * [gspace.regular_repr])
         >>> model = export(nn.SequentialModule(R2GroupAttention(fields, fields, heads=2), nn.ReLU(fields)))
-        >>> torch.jit.trace(model, torch.randn(1, 16, 6, 6))(torch.randn(2, 16, 6, 6)).shape
+        >>> model(torch.randn(2, 16, 6, 6)).shape
         torch.Size([2, 16, 6, 6])
     """
     exported = module.export()
