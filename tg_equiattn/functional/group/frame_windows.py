@@ -63,7 +63,7 @@ class _Operands:
     def __iter__(self) -> Iterator[Chunk]:
         each = max(1, torch.Size((*self.table.shape[1:3], *self.spatial)).numel())
         budget = _CHUNK["cpu" if self.query.device.type == "cpu" else "other"]
-        return chunks(*self.query.shape[:2], each, budget)
+        return chunks(self.query.shape[0], self.query.shape[1], each, budget)
 
     def padded(self, x: Tensor, chunk: Chunk) -> Tensor:
         return self.window.pad(x[chunk], self.circular)

@@ -105,10 +105,10 @@ class AttentionPlan:
         row = self.tiling.query(self.hashes[0][lane], tile)[0, 0]
         return hashed_dropout.keep(row, self.hashes[1], self.dropout, dtype)
 
-    def slabs(self, lane: int, tile: slice) -> list[Tensor]:
+    def slabs(self, lane: int, tile: slice) -> tuple[Tensor, Tensor, Tensor]:
         """A tile's queries, and what its windows cover of keys and values."""
-        covered = [self.tiling.slab(x[lane], tile) for x in (self.key, self.value)]
-        return [self.tiling.query(self.query[lane], tile), *covered]
+        key, value = (self.tiling.slab(x[lane], tile) for x in (self.key, self.value))
+        return self.tiling.query(self.query[lane], tile), key, value
 
     def operands(self, lane: int, tile: slice, query, key, value, rho_space, rho_group) -> dict[str, Tensor | None]:
         """What the forms of the formula take, of a tile's :meth:`slabs` and of encodings."""

@@ -112,8 +112,8 @@ def number_or_cross_product(a: Tensor, b: Tensor, vectors: bool) -> Tensor:
     """The product of numbers, or the cross product on the last axis."""
     if not vectors:
         return a * b
-    a, b = a.unbind(-1), b.unbind(-1)
-    return torch.stack([torch.addcmul(a[x] * b[y], a[y], b[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))], -1)
+    u, v = a.unbind(-1), b.unbind(-1)
+    return torch.stack([torch.addcmul(u[x] * v[y], u[y], v[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))], -1)
 
 
 def _convolve_block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, norm: str) -> Tensor:

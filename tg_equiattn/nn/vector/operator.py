@@ -73,7 +73,7 @@ class TokenOperator(TokenNetwork):
         grades = [part.chunk(3, 1) for part in self.hidden_grades.times(3).split(projected)]
         scalars = [_side_by_side(grades[0][n], grades[3][n])[..., 0] for n in range(3)]
         vectors = [_side_by_side(grades[1][n], grades[2][n]) for n in range(3)]
-        mixed = [self.mix(*three, ragged) if three[0].shape[1] else three[0] for three in (scalars, vectors)]
+        mixed = [self.mix(q, k, v, ragged) if q.shape[1] else q for q, k, v in (scalars, vectors)]
         step = self.out.tokens_per_block(x.device)
         return node_blocks(self._finish, step, (x, scalars[2], vectors[2], *mixed))
 
