@@ -9,13 +9,7 @@ import torch
 from escnn.nn import FieldType, GeometricTensor
 from torch import Tensor
 
-from tg_equiattn.nn import (
-    GlobalGroupAttention,
-    GroupAttention,
-    GroupAttentionBlock,
-    LiftingAttention,
-    RegularLayerNorm,
-)
+from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, GroupAttentionBlock, LiftingAttention, RegularLayerNorm
 
 from .module import RdModule
 from .types import count_fields

@@ -152,10 +152,7 @@ class OffsetDistance(_OffsetBias):
             phase = math.pi**2 * self._square(offsets).clamp(max=1)  # squared
             first, half = sinc(phase), sinc(phase / 4)
             twice_cosine = 2 - phase * half.square()
-            waves = [
-                torch.zeros_like(first),
-                first,
-            ]  # sin(n x) / x, by their recursion
+            waves = [torch.zeros_like(first), first]  # sin(n x) / x, by their recursion
             while len(waves) <= RADIAL:
                 waves.append(twice_cosine * waves[-1] - waves[-2])
             return torch.stack(waves[1:], -1) / torch.arange(1, RADIAL + 1, device=offsets.device).to(first.dtype)

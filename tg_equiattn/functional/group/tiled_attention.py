@@ -157,7 +157,7 @@ def _second_backward(operands, upstream, cotangents, *rest) -> tuple[Tensor, ...
     if torch.is_grad_enabled() or not operands[0].numel():
         return second_derivatives(lambda *x: plain_group_attention(*x, *rest), operands, upstream, cotangents)
     with full_precision(operands[0].device):
-        plan, along = (AttentionPlan(*x, *rest[:-1], "plain") for x in (operands, cotangents))
+        plan, along = (AttentionPlan(*x, *rest[:-1], "plain") for x in (operands, cotangents))  # type: ignore[call-arg]
         tiling, encodings = plan.tiling, [plan.rho_space, plan.rho_group]
         grads = [to_lanes(x if n == 0 else x[:, None], tiling.lanes) for n, x in enumerate(upstream[: 1 + plan.paired])]
         to_grads, to_query = [torch.zeros_like(x) for x in grads], torch.zeros_like(plan.query)

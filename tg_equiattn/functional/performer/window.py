@@ -76,13 +76,7 @@ def window_attention(
 
 
 def window_attention_of_nodes(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    projection: Tensor | None,
-    near: Near,
-    rows: Rows,
-    dropout: float = 0.0,
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, near: Near, rows: Rows, dropout: float = 0.0
 ) -> Tensor:
     """:func:`window_attention` of nodes (N, heads, d) in rows, unchecked; near weights drop out one by one, those of
     features by whole keys."""

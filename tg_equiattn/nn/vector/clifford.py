@@ -184,12 +184,7 @@ class CliffordMLP(nn.Module):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        hidden_channels: int | None = None,
-        *,
-        num_blocks: int = 2,
+        self, in_channels: int, out_channels: int, hidden_channels: int | None = None, *, num_blocks: int = 2
     ) -> None:
         super().__init__()
         checks.positive(in_channels=in_channels, out_channels=out_channels)
