@@ -17,7 +17,7 @@ import json
 import torch
 from counts import clifford_product
 from floor import floor_cells, floor_note, machine_rates
-from measure import DIRECTIONS, add_arguments, cell, chosen, in_own_process, is_cuda, machine, measure, report, table
+from measure import DIRECTIONS, add_arguments, cell, in_own_process, is_cuda, machine, measure, report, table
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -63,7 +63,7 @@ def main() -> None:
         print(json.dumps(measure_product(*json.loads(options.measure))))
         return
 
-    variants = chosen(options.variants, VARIANTS, options.device, ("triton",))
+    variants = list(options.variants or VARIANTS)
     rates = machine_rates(options)
     rows = table(["tokens", "pass", "product", "s", "GiB", "floor, s", "times floor"])
     sizes = options.tokens or [2**20 if is_cuda(options.device) else 2**16]

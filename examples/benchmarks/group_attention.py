@@ -26,7 +26,6 @@ from measure import (
     add_arguments,
     available,
     cell,
-    chosen,
     in_own_process,
     is_cuda,
     machine,
@@ -132,7 +131,7 @@ def main() -> None:
         return
 
     device = options.device
-    variants, rates = chosen(options.variants, VARIANTS, device, ()), machine_rates(options)
+    variants, rates = list(options.variants or VARIANTS), machine_rates(options)
     columns = ["group", "batch", "pass", "layer", "s", "GiB", "floor, s", "times floor"]
     rows, lines = table(columns), []
     work = [(case, direction) for case in options.cases for direction in DIRECTIONS]
