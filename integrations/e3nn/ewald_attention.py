@@ -79,22 +79,9 @@ class IrrepsEwaldAttention(EwaldLayer):
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
     ) -> Tensor:
-        """Evaluate.
-
-        Parameters
-        ----------
-        x, pos : `torch.Tensor`
-            features of shape ``(nodes, irreps_in.dim)`` and positions of shape ``(nodes, 3)``
-
-        batch, cell, pbc, batch_size, max_num_nodes
-            as :class:`tg_equiattn.nn.EwaldAttention`; as PyG batches them, cells may be ``(3 graphs, 3)`` and pbc
-            ``(3 graphs,)``
-
-        Returns
-        -------
-        `torch.Tensor`
-            features of shape ``(nodes, irreps_out.dim)``
-        """
+        """Evaluate on features of shape ``(nodes, irreps_in.dim)`` and positions of shape ``(nodes, 3)``, to
+        ``(nodes, irreps_out.dim)``; other arguments as of :class:`tg_equiattn.nn.EwaldAttention`, but as PyG batches
+        them, cells may be ``(3 graphs, 3)`` and pbc ``(3 graphs,)``."""
         given = self.attention.given
         check_features("x", x, self._features, self.attention.octaves)
         pos = checks.positions(pos, (x.shape[0], 3), x, "attention depends on them")

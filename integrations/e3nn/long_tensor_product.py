@@ -97,21 +97,8 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
     ) -> Tensor:
-        """Evaluate.
-
-        Parameters
-        ----------
-        x1, x2 : `torch.Tensor`
-            features of shape ``(nodes, irreps_in1.dim)`` and ``(nodes, irreps_in2.dim)``
-
-        batch, order, batch_size, max_num_nodes
-            as of :class:`IrrepsSE3HyenaOperator`
-
-        Returns
-        -------
-        `torch.Tensor`
-            features of shape ``(nodes, irreps_out.dim)``
-        """
+        """Evaluate on features of shape ``(nodes, irreps_in1.dim)`` and ``(nodes, irreps_in2.dim)``, to
+        ``(nodes, irreps_out.dim)``; other arguments as of :class:`IrrepsSE3HyenaOperator`."""
         check_features("x1", x1, self._features[0], self._reference)
         check_features("x2", x2, self._features[1], self._reference)
         if x1.shape[0] != x2.shape[0]:

@@ -47,8 +47,7 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         cube of multiplicities.
 
     order, causal, short_conv
-        as :class:`IrrepsSE3HyenaOperator`; outputs jump by 0.6 of their spread where two of 10 nodes sorted by
-        ``'radial'`` exchange distances
+        as :class:`IrrepsSE3HyenaOperator`
 
     filter : {'data', 'lag'}
         the keys, or a learned one of the lag: :math:`u_i = q_i \otimes_w \sum_j h(i - j) k_j`

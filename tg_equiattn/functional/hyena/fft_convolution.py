@@ -3,12 +3,8 @@ r"""Long convolution and correlation of scalars or vectors as one PyTorch operat
     convolution   u_i = s sum_j a_j . b_{i-j}          correlation   w_m = s sum_i a_i . b_{i+m}
 
 with "." the product of numbers or the cross product, s a factor of the sequence's own length n, and indices modulo n
-("circular") or without wrapping round, outputs 0 to n - 1 ("causal"). Each is the derivative of the other, so the
-operator is its own backward, saves its inputs only, and can be differentiated any number of times. Its plain
-composition is one block of it, all sequences and channels at once.
-
-Where n is a length that the FFT is fast at, a circular convolution is one at that length. Otherwise, and for sequences
-of several lengths, it is a linear convolution at a fast length of which each sequence's tail is folded back at n.
+("circular") or without wrapping round, outputs 0 to n - 1 ("causal"). Each is the derivative of the other. A circular
+one at lengths the FFT is slow at, or at several, is a linear one of which each sequence's tail is folded back at n.
 """
 
 from __future__ import annotations

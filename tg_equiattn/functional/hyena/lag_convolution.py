@@ -1,11 +1,9 @@
-r"""Convolution of sequences with one filter of the lag, and its derivatives, as two PyTorch operators.
+r"""Convolution of sequences with one filter of the lag, and its derivatives, as two PyTorch operators, by FFT.
 
     y_i = sum_m h_m x_{i-a-m}          g_m = sum_{b,i} y_i x_{i-a-m}
 
 with filters h_0 .. h_{L-1} of the lags a .. a + L - 1, one a channel, the same for all sequences b and components of
-vectors; what lies beyond the ends of a sequence counts as zero. Both are computed by FFT at a fast length. The
-derivatives of each are made of the two again, so they save their inputs only and have derivatives of any order. Their
-plain compositions are one block of them.
+vectors; what lies beyond the ends of a sequence counts as zero. The derivatives of each are made of the two again.
 """
 
 from __future__ import annotations

@@ -26,10 +26,8 @@ def scalar_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
     round (``"linear"``), or the first n of these, which depend on the past only (``"causal"``).
 
     Args:
-        q: signal.
-        k: filter.
-        lengths: int64 ``(B,)``, the own length of each sequence; ``None`` means N. What lies beyond is never read, and
-            is zero in the output.
+        q, k: signal and filter.
+        lengths: int64 ``(B,)``, own lengths; ``None`` means N. What lies beyond is never read, and zero in the output.
         mode: ``"circular"``, ``"linear"`` or ``"causal"``.
 
     Shapes:
@@ -54,9 +52,8 @@ def vector_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
 
     .. math:: u_i = \frac{1}{n} \sum_j q_j \times k_{i-j}
 
-    Rotating q and k rotates u; reflecting them does too, but for the sign: the cross product of polar vectors is an
-    axial one. Nine real FFTs: three and three there, three back. Where q and k have one and the same direction
-    throughout, u is zero.
+    Rotating q and k rotates u; reflecting them does too, but for the sign: u of polar vectors is axial. Where q and k
+    have one and the same direction throughout, u is zero.
 
     Args:
         q, k, lengths, mode: as of :func:`scalar_long_conv`.
@@ -67,8 +64,7 @@ def vector_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
-    Source: se3-hyena Eq. 2-3 and Code 1. Eq. 2 as printed, with :math:`q_i \times k_{j-i}`, would not mix the queries;
-    the paper's code computes what is above.
+    Source: se3-hyena Eq. 2-3 and Code 1; Eq. 2 as printed, :math:`q_i \times k_{j-i}`, would not mix the queries.
 
     Example:
         >>> import torch
@@ -108,13 +104,9 @@ def bilinear_long_conv(
     *,
     block: int | None = None,
 ) -> Tensor:
-    """u_i = s sum_j q_j x k_{i-j} of (B, N, C) and (B, N, D), by any bilinear product x, a tensor product of irreps for
-    one, of (M, C) and (M, D) row by row; circular or causal, with s as :func:`fft_convolution`.
-
-    A bilinear product commutes with the Fourier transform, so it is evaluated at frequencies instead of pairs of
-    tokens. With real and imaginary parts a + ib and c + id it is a x c - b x d + i ((a + b) x (c + d) - a x c - b x d):
-    three evaluations a frequency, ``block`` of them at a time: backward computes blocks again.
-    """
+    """u_i = s sum_j q_j x k_{i-j} of (B, N, C) and (B, N, D), x any bilinear product of (M, C) and (M, D) row by row;
+    circular or causal, with s as :func:`fft_convolution`. It is evaluated at frequencies, ``block`` of them at a time:
+    (a + ib) x (c + id) = a x c - b x d + i ((a + b) x (c + d) - a x c - b x d)."""
     if not q.shape[0] * q.shape[1]:
         nothing = product(q.flatten(0, 1), k.flatten(0, 1))
         return nothing.reshape(*q.shape[:2], nothing.shape[1])

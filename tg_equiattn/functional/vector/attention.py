@@ -1,10 +1,5 @@
-r"""Vector self-attention by cross products, streamed in O(N) memory.
-
-    y_i = sum_j p_ij (q_i x k_j) x v_j,    p_ij = softmax_j( |q_i x k_j| / sqrt(n) )
-
-As (q x k) x v = k (q.v) - q (k.v) it is y = (T - tr T) q with T_i = sum_j p_ij k_j v_j^T, which is what
-:mod:`.cross_product_attention` sums. Second derivatives go through :mod:`.plain_attention`.
-"""
+"""Vector self-attention by cross products, streamed in O(N) memory: :mod:`.cross_product_attention` sums the T_i of
+:func:`vector_attention`. Second derivatives go through :mod:`.plain_attention`."""
 
 from __future__ import annotations
 
@@ -25,16 +20,14 @@ def vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = N
         S_{ij} = \mathrm{softmax}_j\!\left(\tfrac{1}{\sqrt n} \|q_i \times k_j\|\right) (q_i \times k_j), \qquad
         u_i = \frac{1}{n} \sum_j S_{ij} \times v_j
 
-    with n the sequence's own length. As :math:`(q \times k) \times v = k\,(q \cdot v) - q\,(k \cdot v)`, all pairs
-    enter through :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top` alone, :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n`,
-    and nothing of size n x n is kept, in backward neither. Lengths come from
+    with n the sequence's own length. It is :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n` with p the softmax and
+    :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top`, and nothing of size n x n is kept. Lengths come from
     :math:`\|q \times k\|^2 = |q|^2 |k|^2 - (q \cdot k)^2`, so where q and k are parallel to within float32's rounding
     the scores are exact to 1e-3 of :math:`|q||k|` only. Polar vectors give a polar vector.
 
     Args:
         q, k, v: query, key, value.
-        lengths: int64 ``(B,)``, the own length n of each sequence; ``None`` means N. What lies beyond is never read,
-            and is zero in the output.
+        lengths: int64 ``(B,)``, own lengths; ``None`` means N. What lies beyond is never read, and zero in the output.
 
     Shapes:
         ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``.

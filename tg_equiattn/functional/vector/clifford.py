@@ -1,13 +1,6 @@
-r"""The geometric algebra Cl(3,0) of space.
-
-A multivector has eight components, kept in the order
-
-    1;  e1, e2, e3;  e23, e31, e12;  e123
-
-that is, grade 0 (a scalar, 0e), grade 1 (a polar vector, 1o), grade 2 (a bivector, whose components in this order are
-those of the axial vector it is dual to, 1e) and grade 3 (a pseudoscalar, 0o). The product of grades i and k has parts
-in some of the grades j: twenty grade paths (i, k -> j).
-"""
+"""The geometric algebra Cl(3,0): components 1; e1, e2, e3; e23, e31, e12; e123, of grade 0 (a scalar, 0e), 1 (a polar
+vector, 1o), 2 (a bivector, as the axial vector it is dual to, 1e) and 3 (a pseudoscalar, 0o). The product of grades i
+and k has parts in some of the grades j: twenty grade paths (i, k -> j)."""
 
 from __future__ import annotations
 
@@ -98,10 +91,8 @@ def _weights_by_component(weight: Tensor) -> Tensor:
 
 
 class _ChannelwiseProduct(torch.autograd.Function):
-    """One output component at a time, so that nothing of 64 components exists; saves inputs, differentiates again.
-
-    The right component that goes with left component i for an output goes with i in turn: gathers undo themselves.
-    """
+    """One output component at a time, so that nothing of 64 components exists. The right component that goes with left
+    component i for an output goes with i in turn: gathers undo themselves."""
 
     @staticmethod
     def forward(ctx, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:

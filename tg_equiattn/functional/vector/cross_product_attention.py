@@ -1,14 +1,10 @@
-r"""Softmax over the lengths of cross products in O(N) memory, forward and backward, tile by tile.
+r"""Softmax over the lengths of cross products in O(N) memory, tile by tile.
 
-    T_i = sum_j p_ij w_j,    p_ij = softmax_j( scale |q_i x k_j| )
+    T_i = sum_j p_ij w_j,    p_ij = softmax_j( scale |q_i x k_j| ),    |q x k|^2 = |q|^2 |k|^2 - (q.k)^2
 
-|q x k|^2 = |q|^2 |k|^2 - (q.k)^2 is a product of six quadratic features of q and six of k, so scores are the square
-root of a matrix product. Tiles of (queries, keys) stay in the cache; backward computes them again from the inputs and
-the saved log-sum-exps. Where a score is zero its derivative is taken as zero, as torch does for a norm.
-
-The differences cancel where vectors are nearly parallel. So where matrix products may be rounded (TF32 on a GPU,
-bfloat16 on a CPU, as a user may have set), all but weights (p, and slopes of scores) enters as sums of parts that
-neither rounds.
+The square is a product of six quadratic features of q and six of k, whose differences cancel where vectors are nearly
+parallel: where matrix products may be rounded (TF32, bfloat16 on a CPU), all but weights (p, and slopes of scores)
+enters as sums of parts that neither rounds. Where a score is zero its derivative is taken as zero.
 """
 
 from __future__ import annotations

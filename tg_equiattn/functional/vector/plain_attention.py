@@ -1,5 +1,4 @@
-"""Vector self-attention by the formula, every pair's cross product formed, as differentiable operations of torch, block
-after block of queries: memory is that of a block, where nothing is recorded and in second derivatives."""
+"""Vector self-attention by the formula, as differentiable operations of torch, block after block of queries."""
 
 from __future__ import annotations
 

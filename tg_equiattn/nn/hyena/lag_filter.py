@@ -16,22 +16,12 @@ _BLOCK_LAGS = {"cpu": 1 << 14, "other": 1 << 20}
 
 
 class LagFilter(nn.Module):
-    r"""Long convolution with a learned, implicit filter of the lag.
+    r"""Long convolution with a learned, implicit filter of the lag, after Poli et al. (2023), section 3.3.
 
     .. math:: y_i = \sum_j h(i - j)\, x_j, \qquad h_c(l) = (1 + |l|)^{-a_c}\, \mathrm{MLP}_c(\varphi(l))
 
     with :math:`\varphi` a quarter of the logarithm of 1 + \|l\|, the same with the sign of l, and waves of 4 to 2048
-    tokens, sines between the layers, and learned a >= 0, between 1/2 and 1 at the start: with 1/2 every octave of lags
-    adds as much where tokens differ at random, with 1 where all say the same. A filter of the lag alone: the length of
-    a sequence does not enter.
-
-    Args:
-        channels: how many filters.
-        causal: of the lags from 0 on, rather than of both signs.
-        width: of the MLP.
-
-    Source: Poli et al., Hyena Hierarchy (2023), section 3.3: an implicit filter there too, of the place, with an
-    exponential window.
+    tokens, sines between the layers, and learned a >= 0, between 1/2 and 1 at the start.
     """
 
     def __init__(self, channels: int, causal: bool = False, width: int = 16) -> None:

@@ -36,8 +36,7 @@ class HyenaOptions(OperatorOptions):
 
 
 def norm_of(order: str) -> str:
-    """What the filter ``"data"`` divides by: the length, as published, where tokens are sorted by radius, as outputs
-    jump least with it; its root otherwise."""
+    """How ``"data"`` is divided: by the length, as published, where tokens are sorted by radius; else by its root."""
     return "forward" if order == "radial" else "ortho"
 
 
@@ -103,13 +102,9 @@ class SE3HyenaOperator(ScalarVectorModule):
     again. Positions enter relative to their mean, so it is invariant to translations; add the output vectors to
     positions to predict positions.
 
-    The paper's convolution, ``filter="data"``, is circular, and divided by the root of the sequence's length, with
-    which what random tokens say neither fades nor grows with their number; where tokens are sorted by radius, and in
-    the paper, by the length.
-
-    A convolution depends on the order of tokens. ``order="input"`` keeps it (chains, trajectories). With
-    ``filter="data"`` it then knows absolute indices: shifting the sequence changes the output. With ``filter="lag"`` it
-    knows lags alone, for chains whose beginning means nothing:
+    The paper's convolution, ``filter="data"``, is circular, and divided by the root of the sequence's length, or, with
+    ``order="radial"`` and in the paper, by the length. It knows absolute indices: shifting the sequence changes the
+    output. ``filter="lag"`` knows lags alone, for chains whose beginning means nothing:
 
     .. math:: u_i = q_i \otimes \sum_j h(i - j)\, k_j
 
@@ -118,25 +113,22 @@ class SE3HyenaOperator(ScalarVectorModule):
     ``pos`` and ``local_context`` a chain among zeros gives the same outputs wherever it stands (:doc:`/chains` says
     with what around it), and with ``causal=True`` tokens that are appended change no earlier output.
 
-    ``order="radial"`` sorts by the distance to the centroid and needs ``pos``. Outputs then jump where two tokens
-    exchange distances, by 0.2 of their spread with 10 tokens (:doc:`/guarantees`), so energies made with it are not
-    conserved: it is not for dynamics, relaxation or phonons. It makes the operator equivariant to permutations of
-    clouds without ties; equivalent tokens of symmetric ones keep the order they came in, get different outputs, and
-    exchange them when relabelled.
+    ``order="input"`` keeps the order of tokens. ``"radial"`` sorts by the distance to the centroid, needs ``pos``, and
+    makes the operator equivariant to permutations of clouds without ties. Outputs then jump where two tokens exchange
+    distances (:doc:`/guarantees`): it is not for dynamics, relaxation or phonons.
 
     Args:
         scalar_channels, vector_channels: of the input.
         out_scalars, out_vectors: channels of the output; ``None`` means those of the input.
         hidden_scalars, hidden_vectors: channels of query, key and value; ``None`` means those of the input. Where they
             differ, a linear map takes the input to the residual.
-        filter: ``"data"``, the keys, as published, or ``"lag"``, a learned one of the lag, see above.
+        filter: ``"data"``, the keys, as published, or ``"lag"``, a learned one of the lag.
         causal: whether tokens see earlier ones only. With ``filter="data"`` outputs still know the sequence's length.
-        short_conv: taps of a short convolution of query, key and value before the long one, an odd number, one weight
-            a channel and tap; ``None`` for none. With 3, a token sees its neighbors on both sides, or with
-            ``causal=True`` the two before. Recall needs it (:doc:`/chains`).
-        order: ``"input"`` or ``"radial"``, see above.
-        local_context: first update every token from its neighbors along ``edge_index``, by one step of Clifford
-            message passing.
+        short_conv: taps, an odd number, of a short convolution of query, key and value before the long one, on both
+            sides or with ``causal=True`` before, one weight a channel and tap; ``None`` for none. Recall needs it
+            (:doc:`/chains`).
+        order: ``"input"`` or ``"radial"``.
+        local_context: first update every token from its neighbors along ``edge_index`` by Clifford message passing.
         edge_channels: scalars of an edge.
 
     Shapes:
@@ -184,8 +176,6 @@ class SE3HyenaOperator(ScalarVectorModule):
 
 class SE3Hyena(ScalarVectorModule):
     r"""Linear embedding, SE(3)-Hyena operators with residual connections, and an equivariant MLP (Figure 2b).
-
-    With the paper's 16 scalars and 128 vectors and three operators it has 0.8 million parameters, as published.
 
     Args:
         scalar_channels, vector_channels: of the input.

@@ -1,9 +1,5 @@
-"""Which channels a token has of each grade of Cl(3,0), and how its features (T, dim) hold them: as e3nn's irreps do,
-
-    c_0 scalars 0e | c_1 polar vectors 1o | c_2 axial vectors 1e | c_3 pseudoscalars 0o
-
-one channel after the other. Maps of channels work on parts: four tensors (components, channels, T).
-"""
+"""Which channels a token has of each grade of Cl(3,0): c_0 scalars 0e | c_1 polar vectors 1o | c_2 axial vectors 1e |
+c_3 pseudoscalars 0o, one after the other in features (T, dim), or as four parts (components, channels, T)."""
 
 from __future__ import annotations
 

@@ -15,14 +15,11 @@ from .options import OperatorOptions
 
 
 class LocalContext(nn.Module):
-    r"""One step of Clifford message passing.
+    r"""One step of Clifford message passing, as of the operator's authors in their Geometric Hyena.
 
     .. math:: x_i \leftarrow x_i + \psi\Big(x_i, \tfrac{1}{|N(i)|} \sum_{j \in N(i)} \phi(x_j - x_i, e_{ij})\Big)
 
-    with Clifford MLPs, positions among the vectors of x, and scalars e of the edges. Tokens without edges get a mean of
-    zero.
-
-    Source: the refinement of the operator's authors in their Geometric Hyena.
+    with Clifford MLPs, positions among the vectors of x, scalars e of the edges, and a mean of zero without edges.
     """
 
     def __init__(self, grades: Grades, channels: int, options: OperatorOptions) -> None:

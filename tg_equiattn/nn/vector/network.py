@@ -28,17 +28,7 @@ def place_tokens(
     needs_positions: bool,
 ) -> tuple[Tensor, Tensor, Ragged]:
     """Tokens and positions relative to the mean of their sequence, zero for padding or where there are none, and the
-    sequences in their order.
-
-    Args:
-        x: (T, dim).
-        pos: (T, 3).
-        ragged: which tokens belong together.
-        order: int64 (T,), in place of ``by``.
-        by: ``"input"`` or ``"radial"``.
-        invariants: columns that motions leave alone, which tell equally far tokens apart.
-        needs_positions: whether part of the output would be zero without positions.
-    """
+    sequences in ``order``, or ``by`` radius with columns ``invariants`` to tell equally far tokens apart."""
     if pos is None and needs_positions:
         raise ValueError(
             "pos must be given: without positions no vectors enter, and part of the output would be zero; got None"
@@ -63,15 +53,7 @@ def place_tokens(
 
 
 class TokenNetwork(nn.Module, ABC):
-    """Tokens of some grades to tokens, or to whole sequences, of others; its last layers are ``out``.
-
-    Args:
-        in_grades, out_grades: channels of a token.
-        order: of the tokens along their sequence, ``"input"`` or ``"radial"``.
-        pool: ``None``, or ``"mean"`` where the output is of whole sequences.
-        local_context: whether it takes edges.
-        edge_channels: scalars of an edge.
-    """
+    """Tokens of some grades to tokens, or pooled to whole sequences, of others; its last layers are ``out``."""
 
     out: nn.Module
 

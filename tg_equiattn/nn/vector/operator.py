@@ -1,8 +1,5 @@
-"""What operators that mix tokens along sequences have in common, and whole models of them.
-
-Scalars are those of grades 0 and 3, vectors those of grades 1 and 2, side by side: products of two of one kind do not
-ask which, so pseudoscalars and axial vectors pass through the same streams and keep their parity.
-"""
+"""Operators that mix tokens along sequences, and models of them. Scalars are those of grades 0 and 3, vectors those of
+grades 1 and 2, side by side: products of two of one kind do not ask which, so all keep their parity."""
 
 from __future__ import annotations
 
@@ -24,16 +21,7 @@ from .short_conv import ShortConv
 
 
 class TokenOperator(TokenNetwork):
-    """Projection to query, key and value; mixing along sequences; residual and output projection (Algorithm 1).
-
-    Args:
-        in_grades, out_grades: channels of a token.
-        options: of its Clifford MLPs, local context and short convolution.
-        hidden_grades: channels of query, key and value; ``None`` means ``in_grades``.
-        order: of the tokens.
-        causal: whether tokens see earlier ones only.
-        bias: of the projection to query, key and value.
-    """
+    """Projection, with ``bias``, to query, key and value; mixing; residual and output projection (Algorithm 1)."""
 
     out: MultivectorMLP
 
@@ -108,16 +96,7 @@ def _side_by_side(x: Tensor, y: Tensor) -> Tensor:
 
 
 class TokenModel(TokenNetwork):
-    """Linear embedding, operators with residual connections, pooling, Clifford MLP (Figure 2b).
-
-    Args:
-        operator: class of the operators.
-        in_grades, out_grades, hidden_grades: channels.
-        options: of the operators and the last MLP.
-        depth: number of operators.
-        order: of the tokens.
-        pool: ``None``, or ``"mean"`` over the tokens of each sequence before the last MLP.
-    """
+    """Linear embedding, operators with residual connections, pooling, Clifford MLP (Figure 2b)."""
 
     out: MultivectorMLP
 

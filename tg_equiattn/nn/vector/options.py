@@ -11,11 +11,7 @@ from ... import checks
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OperatorOptions:
-    """Of every operator; the arguments are told at :class:`SE3HyenaOperator`, ``num_blocks`` at :class:`SE3Hyena`.
-
-    Raises:
-        ValueError: naming the argument, what came and what is allowed.
-    """
+    """Of every operator; the arguments are told at :class:`SE3HyenaOperator`, ``num_blocks`` at :class:`SE3Hyena`."""
 
     local_context: bool = False
     edge_channels: int = 0

@@ -11,11 +11,7 @@ from .network import TokenNetwork
 
 
 class ScalarVectorModule(NotScriptable, torch.nn.Module):
-    """What users of scalars and vectors call.
-
-    Args:
-        module: what works on tokens.
-    """
+    """What users of scalars and vectors call; ``module`` works on tokens."""
 
     def __init__(self, module: TokenNetwork) -> None:
         super().__init__()

@@ -36,10 +36,9 @@ class VectorAttentionOperator(TokenOperator):
 class VectorSelfAttention(ScalarVectorModule):
     r"""Equivariant self-attention: vectors by cross products, scalars by softmax attention.
 
-    Projections, residual and output are those of :class:`SE3HyenaOperator`; attention stands in place of convolution
-    and gate. Time is O(N^2), memory O(N): see :func:`~tg_equiattn.functional.vector_attention`. There are derivatives
-    of any order, of which the second take O(N^2) memory where scalars attend. Equivariant to rotations, reflections
-    and, without ``short_conv``, permutations, and to translations as :class:`SE3HyenaOperator` is.
+    :class:`SE3HyenaOperator` with :func:`~tg_equiattn.functional.vector_attention` in place of convolution and gate;
+    equivariant as that is, without ``short_conv`` to permutations too. Time is O(N^2), memory O(N), but O(N^2) for
+    second derivatives where scalars attend.
 
     Args:
         scalar_channels, vector_channels, out_scalars, out_vectors, hidden_scalars, hidden_vectors, short_conv,

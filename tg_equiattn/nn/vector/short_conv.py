@@ -12,13 +12,8 @@ from ...ragged import Ragged, Rows
 
 
 class ShortConv(nn.Module):
-    """Every token sees its neighbors along the sequence, with one weight a channel and tap.
-
-    Args:
-        channels: the channel of each feature: features of one channel, the components of a vector say, share weights.
-        taps: how many tokens it sees, an odd number.
-        causal: only the token itself and those before, rather than as many on both sides.
-    """
+    """Every token sees ``taps`` tokens, itself among them, with one weight a channel and tap; ``channels`` says which
+    channel each feature has: the components of a vector share one."""
 
     channels: Tensor
 
