@@ -20,23 +20,17 @@ class PixelGraphClassifier(PixelModel):
     <https://arxiv.org/abs/2102.07680>`_ paper on pixel graphs: embedding, blocks, mean over each graph, linear.
 
     Args:
-        in_channels (int): Channels of a pixel.
-        num_classes (int): Number of outputs.
-        channels (int, optional): Width. (default: :obj:`256`)
-        num_layers (int, optional): Number of blocks. (default: :obj:`6`)
-        heads (int, optional): Number of attention heads. (default: :obj:`8`)
-        embedding (str, optional): :obj:`"linear"`, :obj:`"mlp"`, or :obj:`"lookup"` of 8-bit intensities.
-            (default: :obj:`"linear"`)
+        in_channels, num_classes (int): Channels of a pixel, and number of outputs.
+        channels, num_layers, heads (int, optional): Width, numbers of blocks and heads. (default: :obj:`256, 6, 8`)
+        embedding (str, optional): :obj:`"linear"` (default), :obj:`"mlp"`, or :obj:`"lookup"` of 8-bit intensities.
         position (str, optional): :obj:`"window"`, near pairs as :class:`RelativePerformerConv` has them;
             :obj:`"clipped"` or :obj:`"sinusoid"`, the paper's (see :class:`tg_equiattn.nn.RelativePerformer`);
             :obj:`"absolute"`, added once, to the embedding; or :obj:`None`. (default: :obj:`"window"`)
-        pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
-        cutoff (int, optional): As :class:`RelativePerformerConv`. (default: :obj:`6`)
+        pos_dim, cutoff (int, optional): As :class:`RelativePerformerConv`. (default: :obj:`2, 6`)
         dropout (float, optional): Of the outputs of attention and of the feed-forward part. (default: :obj:`0.1`)
         norm (str, optional): Before the last linear map: :obj:`"layer"`, at every pixel before the mean, or
-            :obj:`"batch"`, after it, with which small data are learned far faster. (default: :obj:`"layer"`)
-        attn_kwargs (Dict[str, Any], optional): Further arguments of the attention; :obj:`redraw_interval` is
-            :obj:`100` unless it is among them. (default: :obj:`None`)
+            :obj:`"batch"`, after it. (default: :obj:`"layer"`)
+        attn_kwargs (Dict[str, Any], optional): Of the attention; :obj:`redraw_interval` is :obj:`100` if not given.
 
     Shapes:
         Arguments as :class:`RelativePerformerConv`, output :math:`(|\mathcal{G}|, \mathrm{num\_classes})`.

@@ -21,12 +21,7 @@ ONE_SET = "attention is among the nodes of one set; bipartite graphs have two"
 
 
 class KernelAttentionConv(NotScriptable, MessagePassing):
-    """Attention by random features among the nodes of graphs, of any kind of positions: edges, batches, explanations.
-
-    Args:
-        attention: the core's layer.
-        **kwargs: of :class:`MessagePassing`.
-    """
+    """The core's layer ``attention``, of any kind of positions, as message passing: edges, batches, explanations."""
 
     SUPPORTS_FUSED_EDGE_INDEX = True
 
@@ -78,27 +73,25 @@ class KernelAttentionConv(NotScriptable, MessagePassing):
         neighbors: Pairs | PixelGrid | None = None,
         return_vectors: bool = False,
     ) -> Any:
-        """Runs the forward pass of the module.
+        r"""Runs the forward pass of the module.
 
         Args:
             x (torch.Tensor): The node features.
             edge_index (torch.Tensor or SparseTensor or EdgeIndex, optional): The near pairs, in any order. Without
                 it they are found from :obj:`pos`: nearer than :obj:`cutoff`, at most 1,000 a node on average.
             batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
-            edge_attr (torch.Tensor, optional): The edge features, with :obj:`edge_dim`. Those of self-loops are of the
+            edge_attr (torch.Tensor, optional): The edge features, with :obj:`edge_dim`; of self-loops, those of the
                 pair that every node is with itself.
-            pos (torch.Tensor, optional): The positions of nodes, of which offsets are differences, in their precision:
-                give map coordinates in float64, which features need not be.
-            edge_offset (torch.Tensor, optional): Offsets :math:`\\mathbf{p}_j - \\mathbf{p}_i` of the edges, in place
-                of differences of :obj:`pos`, as across the border of a periodic box; with
-                :obj:`values="offset"` they must be such differences, as far nodes have no offset there.
+            pos (torch.Tensor, optional): The positions of nodes, of which offsets are differences, in their precision.
+            edge_offset (torch.Tensor, optional): Offsets :math:`\mathbf{p}_j - \mathbf{p}_i` of the edges in place of
+                differences of :obj:`pos`, as in a periodic box; not for :obj:`values="offset"`, unless they are such.
             ptr (torch.Tensor, optional): Where graphs begin, in place of :obj:`batch`.
-            batch_size (int, optional): The number of graphs, which :meth:`torch.compile` needs.
-            max_num_nodes (int, optional): A bound of the nodes of a graph, which pairs need in :meth:`torch.compile`.
+            batch_size, max_num_nodes (int, optional): The number of graphs, and a bound of the nodes of a graph, for
+                pairs; :meth:`torch.compile` needs them.
             neighbors (Pairs or PixelGrid, optional): Near pairs from :meth:`neighbors`, to share among layers; or a
                 grid whose pixels every graph has, which stands for edges, positions and :obj:`batch`.
             return_vectors (bool, optional): If set to :obj:`True`, will additionally return the heads' mean offsets
-                of :obj:`values="offset"`, :math:`(|\\mathcal{V}|, H, d)`. (default: :obj:`False`)
+                of :obj:`values="offset"`, :math:`(|\mathcal{V}|, H, d)`. (default: :obj:`False`)
         """
         if not isinstance(x, Tensor) or x.ndim != 2:
             what = tuple(x.shape) if isinstance(x, Tensor) else f"{type(x).__name__}: {ONE_SET}"
@@ -173,51 +166,41 @@ class RelativePerformerConv(KernelAttentionConv):
     after the `"Translational Equivariance in Kernelizable Attention" <https://arxiv.org/abs/2102.07680>`_ paper.
 
     Near pairs (the edges) have exact softmax weights with a bias of their offset, and all pairs are reached through
-    random features; see :class:`tg_equiattn.nn.PerformerAttention` for the formula and what its arguments mean.
-    :class:`PixelGraphClassifier` has the paper's own positions, too.
+    random features; :class:`tg_equiattn.nn.PerformerAttention` has the formula and more of its arguments.
 
     Args:
         in_channels (int): Size of each input sample, or :obj:`-1` to derive the size from the first input.
         out_channels (int): Size of each output sample, a multiple of :obj:`heads`.
-        heads (int, optional): Number of attention heads. (default: :obj:`1`)
-        pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
+        heads, pos_dim (int, optional): Number of attention heads, and dimension of positions. (default: 1 and 2)
         cutoff (float or str, optional): In the unit of :obj:`pos`, the length that offsets are measured in, and
             below which nodes are near where there are no edges; or :obj:`"auto"`: twice the mean length of the first
             edges in training. :obj:`None` means :obj:`6` for tables and without near pairs. (default: :obj:`None`)
         offset (str, optional): Bias of the offset: a :obj:`"table"` over integer offsets, an :obj:`"mlp"` for points
-            off a grid, or a function of the :obj:`"distance"`, invariant to rotations. :obj:`None` leaves near pairs
-            out. (default: :obj:`"table"`)
-        values (str, optional): With :obj:`"offset"`, heads attend to the offsets of all nodes beside content.
-            (default: :obj:`"content"`)
-        edge_dim (int, optional): Edge feature dimensionality: :obj:`edge_attr` then adds a linear map to the scores of
-            edges. (default: :obj:`None`)
+            off a grid, or one of the :obj:`"distance"`; :obj:`None` for no near pairs. (default: :obj:`"table"`)
+        values (str, optional): :obj:`"offset"` attends to the offsets of all nodes, too. (default: :obj:`"content"`)
+        edge_dim (int, optional): Features of an edge, a linear map of which its score gets. (default: :obj:`None`)
         num_random_features (int, optional): :obj:`None` means :math:`\max(64, \lfloor d \ln d \rfloor)` for heads of
             width :math:`d`. (default: :obj:`None`)
         redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`None`)
         method (str, optional): :obj:`"features"`, in linear time, :obj:`"pairs"`, exact over all pairs of a graph, or
             :obj:`"auto"`, by the size of each graph. (default: :obj:`"auto"`)
-        dropout (float, optional): Dropout probability of the weights of near pairs, and of whole keys among all.
-            (default: :obj:`0.0`)
+        dropout (float, optional): Of the weights of near pairs, and of whole keys among all. (default: :obj:`0.0`)
         **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.
 
     Set the attribute :attr:`process_group` to a :class:`torch.distributed.ProcessGroup` whose processes share the nodes
     of every graph, see :doc:`/shared_graphs`; with :obj:`offset=None` only.
 
     Shapes:
-        - **input:** node features :math:`(|\mathcal{V}|, F_{in})`,
-          edge indices :math:`(2, |\mathcal{E}|)` *(optional)*, graph indices :math:`(|\mathcal{V}|)` *(optional)*,
-          edge features :math:`(|\mathcal{E}|, D)` *(optional)*, positions :math:`(|\mathcal{V}|, d)` *(optional)*
+        - **input:** node features :math:`(|\mathcal{V}|, F_{in})`; optional edge indices :math:`(2, |\mathcal{E}|)`,
+          graph indices :math:`(|\mathcal{V}|)`, edge features :math:`(|\mathcal{E}|, D)`, positions
+          :math:`(|\mathcal{V}|, d)`
         - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
-
-    .. note::
-        :class:`torch_geometric.nn.GPSConv` does not pass :obj:`batch` on to its :obj:`conv`: give it
-        :obj:`ptr=data.ptr` besides. Where neither came and nodes lie in blocks that no edge leaves, a
-        :obj:`ValueError` is raised if two nodes of different blocks have the same :obj:`pos`, as pixels of different
-        images have, and a warning is given otherwise, as one graph may have several clusters. Graphs without edges, any
-        call under :meth:`torch.compile`, and on CUDA all calls of a layer but the first pass as one graph.
+        ValueError: naming the argument, what came and what is allowed; and for nodes of different blocks, which no edge
+            joins, at the same :obj:`pos`, where neither :obj:`batch` nor :obj:`ptr` came (elsewhere a warning), as
+            from :class:`torch_geometric.nn.GPSConv` without :obj:`ptr=data.ptr`. Graphs without edges, any call in
+            :meth:`torch.compile`, and on CUDA all calls of a layer but the first pass as one graph.
 
     Example:
         >>> import torch

@@ -19,15 +19,13 @@ from .graph import plain_edges
 
 class RelativeGPSBlock(torch.nn.Module):
     r"""The layer of the `"Recipe for a General, Powerful, Scalable Graph Transformer"
-    <https://arxiv.org/abs/2205.12454>`_ paper with :class:`RelativePerformerConv` as its global attention: what
-    :class:`~torch_geometric.nn.conv.GPSConv` computes, whose :obj:`attn_type` takes no module.
+    <https://arxiv.org/abs/2205.12454>`_ paper, as :class:`~torch_geometric.nn.conv.GPSConv` computes it, with
+    :class:`RelativePerformerConv` as its global attention, whose near pairs are the edges.
 
     .. math::
         \mathbf{h} = \mathrm{Norm}_1(\mathbf{x} + \mathrm{Conv}(\mathbf{x})) +
         \mathrm{Norm}_2(\mathbf{x} + \mathrm{Attention}(\mathbf{x})), \qquad
         \mathbf{x}^{\prime} = \mathrm{Norm}_3(\mathbf{h} + \mathbf{W}_2\, \mathrm{act}(\mathbf{W}_1 \mathbf{h}))
-
-    Edges carry the messages of :obj:`conv`, and are the near pairs of the attention.
 
     Args:
         channels (int): Size of each input and output sample, a multiple of :obj:`heads`.
@@ -37,8 +35,7 @@ class RelativeGPSBlock(torch.nn.Module):
         heads (int, optional): Number of attention heads. (default: :obj:`1`)
         dropout (float, optional): Dropout probability of the parts' outputs. (default: :obj:`0.0`)
         act, act_kwargs, norm, norm_kwargs (optional): As of :class:`~torch_geometric.nn.conv.GPSConv`.
-        attn_kwargs (Dict[str, Any], optional): Arguments of :class:`RelativePerformerConv`, dropout of its weights
-            among them. (default: :obj:`None`)
+        attn_kwargs (Dict[str, Any], optional): Of :class:`RelativePerformerConv`, dropout of its weights among them.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -116,11 +113,9 @@ class RelativeGPSBlock(torch.nn.Module):
         """Runs the forward pass of the module; arguments as :meth:`RelativePerformerConv.forward`.
 
         Args:
-            edge_attr (torch.Tensor, optional): The edge features. They go to :obj:`conv`, and to the attention with
-                :obj:`edge_dim` only.
-            neighbors (Pairs, optional): Near pairs of the attention in place of the edges, from
-                :meth:`neighbors`: shared among blocks, or other ones than messages pass along, or with offsets across
-                the border of a periodic cell.
+            edge_attr (torch.Tensor, optional): Edge features for :obj:`conv`, and with :obj:`edge_dim` the attention.
+            neighbors (Pairs, optional): Near pairs of the attention in place of the edges, from :meth:`neighbors`:
+                shared among blocks, or others than messages pass along, as across a periodic cell's border.
             **kwargs (optional): Additional arguments of :obj:`conv`, such as :obj:`edge_weight`.
         """
         if neighbors is None:

@@ -15,11 +15,8 @@ from tg_equiattn.pairs import check_edges
 
 
 def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tensor, Tensor | None]:
-    """``edge_index`` (2, E) of sources and targets, and ``edge_attr``, of a Tensor, EdgeIndex or transposed adjacency.
-
-    An adjacency (SparseTensor, or torch's COO, CSR and CSC) is transposed as everywhere in PyG, rows being targets;
-    its values of several columns are features unless ``edge_attr`` is given in the order of its rows.
-    """
+    """``edge_index`` (2, E) and ``edge_attr`` of a Tensor, EdgeIndex, or adjacency with targets as rows, as in PyG; its
+    values of several columns are features unless ``edge_attr`` is given in the order of its rows."""
     if isinstance(edge_index, EdgeIndex):
         edge_index = edge_index.as_tensor()
     elif is_sparse(edge_index):

@@ -20,17 +20,15 @@ class PixelGraph(BaseTransform):
     Pixels in row order become nodes with features :obj:`x` of shape :math:`(H W, C)` and positions :obj:`pos`, x right
     and y up, of voxels x, y and z; pixels closer than :obj:`max_distance` are joined both ways, with the offset
     :math:`\mathbf{p}_j - \mathbf{p}_i` of source j from target i in :obj:`edge_offset`. The image itself is left out.
-    Features are floating point: 8-bit intensities become numbers in :math:`[0, 1]`, other integers stay as large as
-    they are. Edges and positions are computed once for each shape, and their memory is shared by all graphs of it until
-    one of them is written to, which the other graphs do not see.
+    8-bit intensities become numbers in :math:`[0, 1]`, other integers floating point as they are. Graphs of one shape
+    share the memory of edges and positions, until one of them is written to, which the others do not see.
 
     Args:
         max_distance (float, optional): Pixels at a smaller Manhattan distance are joined. (default: :obj:`6`)
         periodic (bool, optional): If set to :obj:`True`, opposite borders of the image touch, and offsets are the
             shortest ones: give layers :obj:`edge_offset`, which positions do not tell. (default: :obj:`False`)
         spacing (float or tuple, optional): Of pixels, in the unit of :obj:`pos` and :obj:`max_distance`: one number, or
-            one for each axis, in the order of the image's. Layers with tables of offsets need :obj:`1`.
-            (default: :obj:`1`)
+            one for each axis of the image, in order. Layers with tables of offsets need :obj:`1`. (default: :obj:`1`)
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.

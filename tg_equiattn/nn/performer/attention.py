@@ -29,8 +29,7 @@ PAIRS = 2  # as many nodes for each feature a graph has at most whose pairs are 
 
 
 class KernelAttention(Shared, NotScriptable, nn.Module):
-    """Projections, random features and outputs around a kind of positions, which says how values are weighed.
-    Arguments as of :class:`PerformerAttention`; with ``far_offsets`` heads attend to offsets of all nodes."""
+    """Projections, features and outputs around a kind of positions; ``far_offsets`` has heads attend to offsets."""
 
     def __init__(
         self, in_channels: int, out_channels: int, positions: Position, num_random_features: int | None,
@@ -97,17 +96,14 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
             x: ``(B, N, in_channels)``, or ``(N, in_channels)`` with ``batch``.
             mask: bool ``(B, N)``, true for the nodes that exist; the output of the others is zero.
             batch: sorted int64 ``(N,)`` graph index; ``None`` means one graph.
-            batch_size: number of graphs; ``None`` reads it from ``batch``.
-            max_num_nodes: bound of a graph's nodes, for pairs; ``None`` reads it from ``batch``, which torch.compile
-                cannot.
-            pos: ``(B, N, pos_dim)`` or ``(N, pos_dim)`` positions. Offsets are their differences, in their precision:
-                give those far from the origin, such as map coordinates of 5e6 m, in float64, which x need not be.
-            grid: the nodes of every graph are all pixels of this grid, in row order; stands for ``batch``, ``pos``
-                and ``neighbors``.
-            neighbors: near pairs among all nodes, counted through the batch. Without it they are found from ``pos``:
-                those closer than ``cutoff``, at most 1,000 a node on average (see
-                :func:`~tg_equiattn.pairs.near_pairs`). Tables need offsets that are whole up to rounding, and
-                ``values="offset"`` those that are differences of ``pos``: in a periodic box, far nodes have none.
+            batch_size, max_num_nodes: number of graphs, and a bound of a graph's nodes, for pairs; ``None`` reads them
+                from ``batch``, which torch.compile cannot.
+            pos: ``(B, N, pos_dim)`` or ``(N, pos_dim)`` positions, of which offsets are differences, in their
+                precision: give those far from the origin in float64, which x need not be.
+            grid: whose pixels, in row order, every graph's nodes are; stands for ``batch``, ``pos``, ``neighbors``.
+            neighbors: near pairs among all nodes, counted through the batch; ``None`` finds those closer than
+                ``cutoff`` from ``pos``, at most 1,000 a node on average. Tables need offsets that are whole up to
+                rounding, ``values="offset"`` differences of ``pos``: in a periodic box, far nodes have none.
             return_vectors: return besides the means :math:`o` of ``values="offset"``, ``(..., heads, pos_dim)``, in
                 the unit of positions; with ``offset="distance"`` they turn along with positions.
         """
@@ -177,34 +173,29 @@ class PerformerAttention(KernelAttention):
     :math:`\langle \phi(q_i), \phi(k_j) \rangle`.
 
     With ``values="offset"`` near pairs add a learned function :math:`g(x_j - x_i)` to the value, and every head e
-    attends to the offsets of all nodes, near and far,
-
-    .. math::
-        o_{ie} = \frac{\sum_j w_{ije} (x_j - x_i)}{\sum_j w_{ije}} = \frac{\sum_j w_{ije} x_j}{\sum_j w_{ije}} - x_i,
-
-    which add a linear map of all heads' :math:`o_{ie}`, in units of ``cutoff``, to the output; with
-    ``offset="distance"``, of their inner products between heads, so that outputs stay invariant to rotations.
+    attends to the offsets of all nodes, :math:`o_{ie} = \sum_j w_{ije} (x_j - x_i) / \sum_j w_{ije}`. A linear map of
+    all heads' :math:`o_{ie}`, in units of ``cutoff``, is added to the output; with ``offset="distance"``, one of their
+    inner products between heads, so that outputs stay invariant to rotations.
 
     Args:
-        in_channels: channels of the input; -1 reads them from the first one.
-        out_channels: channels of the output, a multiple of ``heads``.
-        heads: attention heads.
-        pos_dim: dimension of positions.
+        in_channels, out_channels: of the input, where -1 reads them from the first one; and of the output, a multiple
+            of ``heads``.
+        heads, pos_dim: number of attention heads; dimension of positions.
         cutoff: pairs closer than this are near, in the unit of positions: whole with ``offset="table"``, where
             distances are Manhattan; real elsewhere, where they are Euclidean, or there ``"auto"``: twice the mean
-            length of the edges of the first call in training, kept in checkpoints. ``None`` means 6 for tables and
-            without near pairs.
+            length of the edges of the first call in training. ``None`` means 6 for tables and without near pairs.
         offset: what b is: a ``"table"`` over integer offsets, an ``"mlp"`` of the offset in units of ``cutoff``,
             for points off a grid, or of the ``"distance"``, invariant to rotations and smooth, with weights that vanish
             at ``cutoff``. ``None`` leaves near pairs out.
         values: ``"content"``, or ``"offset"``: see above.
         edge_dim: features of the near pairs that add a linear map to their scores; ``None`` for none.
         num_random_features: m; ``None`` means :math:`\max(64, \lfloor d \ln d \rfloor)`.
-        redraw_interval: training steps between draws of the random features; ``None`` means none by itself.
+        redraw_interval: training steps, that is forward passes in training mode, between draws of the random features;
+            ``None`` means none by itself. Passes that activation checkpointing repeats in backward do not count: call
+            backward before the next draw. Where torch.func goes through them, a due draw raises.
         method: ``"features"``, in linear time; ``"pairs"``, in time and memory that grow as the square of a graph's
             nodes; or ``"auto"``: pairs for each graph of at most 2 m nodes, features for the others. The two are
-            different functions, and what is learned for one does not hold for the other: where graphs of training and
-            test lie on both sides of 2 m, choose one.
+            different functions: where graphs of training and test lie on both sides of 2 m, choose one.
         dropout: probability of dropping, in training, the weights of near pairs, and of far ones whole keys.
 
     Set the attribute ``process_group`` to one of :mod:`torch.distributed` among whose processes the nodes of every
@@ -216,8 +207,7 @@ class PerformerAttention(KernelAttention):
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
-    Source: Choromanski et al. (2021) for the features; relative-performer section 2.3 for the question. Near pairs and
-    far offsets are ours.
+    Source: features, Choromanski et al. (2021); question, relative-performer 2.3; near pairs, far offsets are ours.
 
     Example:
         >>> import torch
@@ -301,11 +291,8 @@ class PositionalPerformerAttention(KernelAttention):
 
 
 class FarOffsets(nn.Module):
-    r"""Outputs from each head's weighted mean :math:`o_e` of the offsets of all nodes, (N, heads, dim).
-
-    A linear map of the means; where ``invariant``, of their inner products :math:`g_{ef} = \langle o_e, o_f \rangle`,
-    :math:`e \le f`, as :math:`g / (1 + g^2)^{1/4}`: smooth, and growing as lengths do. Maps start at zero.
-    """
+    r"""Outputs from each head's weighted mean :math:`o_e` of offsets, (N, heads, dim): a linear map of them, or where
+    ``invariant`` of :math:`g / (1 + g^2)^{1/4}`, g their inner products between heads, smooth. It starts at zero."""
 
     pairs: Tensor
 

@@ -18,8 +18,7 @@ from .positions import Graphs, Position
 
 
 class Nodes:
-    """What a layer was called with, checked: x (nodes, C) and pos (nodes, dim), zero where masked, and graphs by how
-    they are attended to; by pairs where they have at most ``most`` nodes."""
+    """A layer's input, checked: x (nodes, C), pos (nodes, dim), zero where masked; pairs up to ``most`` nodes."""
 
     def __init__(
         self, x: Tensor, position: Position, needs_positions: bool, most: float, ranks: Ranks | None,

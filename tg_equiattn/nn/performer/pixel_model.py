@@ -51,8 +51,7 @@ class PixelEmbedding(nn.Module):
 
 
 class MeanReadout(nn.Module):
-    """Class scores (B, num_classes) from ``mean`` over pixels, with a ``"layer"`` norm at every pixel before it, or a
-    ``"batch"`` norm after it."""
+    """Class scores (B, num_classes) from ``mean`` over pixels, a ``"layer"`` norm before or ``"batch"`` after it."""
 
     def __init__(self, channels: int, num_classes: int, norm: str = "layer") -> None:
         super().__init__()
@@ -67,9 +66,8 @@ class MeanReadout(nn.Module):
 
 
 class PerformerBlock(nn.Module):
-    r"""Pre-norm transformer block: :math:`x \leftarrow x + \mathrm{attention}(\mathrm{norm}\,x)`, then
-    :math:`x \leftarrow x + \mathrm{feedforward}(\mathrm{norm}\,x)`, a GELU between two linear maps, of four times the
-    channels between them. The attention gets all other arguments of the call."""
+    r"""Pre-norm block: :math:`x \leftarrow x + \mathrm{attention}(\mathrm{norm}\,x)`, which gets all other arguments of
+    the call, then the same of a feed-forward part, a GELU between two linear maps, of four times the channels."""
 
     def __init__(self, attention: nn.Module, channels: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -88,8 +86,7 @@ class PerformerBlock(nn.Module):
 
 
 class PixelModel(nn.Module):
-    """What classifiers of pixels are made of. Arguments as of RelativePerformer; ``around`` is what a host makes of the
-    attention."""
+    """A classifier of pixels, as RelativePerformer; ``around`` is what a host makes of the attention."""
 
     def __init__(
         self, in_channels: int, num_classes: int, channels: int, depth: int, heads: int, embedding: str,

@@ -27,15 +27,8 @@ def _redraw_when_due(projection: Tensor, clock: Tensor, seed: Tensor, interval: 
 
 
 class RandomFeatures(nn.Module):
-    r"""Directions :math:`W` of random features, ``(num_features, dim)``, orthogonal in blocks.
-
-    The n-th draw is a function of a seed and n alone, both in the checkpoint, so that all ranks that start alike (as
-    DistributedDataParallel makes them) draw alike, and a resumed run goes on as an uninterrupted one. In eval nothing
-    is ever drawn. ``redraw_interval`` counts training steps, that is forward passes in training mode, but those that
-    activation checkpointing repeats in backward: call backward before the next draw. A call that a transform of
-    ``torch.func`` makes counts as one step, and what is drawn in it stays drawn; where the transform goes through the
-    directions themselves, as of an ensemble, a draw that is due raises.
-    """
+    r"""Directions :math:`W`, ``(num_features, dim)``, orthogonal in blocks. Each draw is a function of a seed and its
+    number alone, both in the checkpoint: ranks that start alike draw alike, and none is drawn by steps in eval."""
 
     projection: Tensor
     seed: Tensor

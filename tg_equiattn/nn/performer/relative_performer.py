@@ -17,15 +17,9 @@ from .pixel_model import PixelModel
 class RelativePerformer(PixelModel):
     r"""An image classifier whose tokens are pixels: embedding, Performer blocks, mean over pixels, linear.
 
-    With the defaults and 10 classes it has 4.7 million parameters, 4.5 with ``position="clipped"``, whose position
-    heads need no keys; the paper gives the same numbers.
-
     Args:
-        in_channels: channels of the image.
-        num_classes: outputs.
-        channels: width.
-        depth: number of blocks.
-        heads: attention heads.
+        in_channels, num_classes: channels of the image; outputs.
+        channels, depth, heads: width; number of blocks, and of attention heads.
         embedding: of a pixel: ``"linear"``, ``"mlp"`` or ``"lookup"``.
         position: ``"window"``, near pairs as :class:`PerformerAttention` has them; the paper's ``"clipped"``, where
             half of the heads, one at least, have weights :math:`\langle \phi(q_i), \phi(w_{d(i,j)}) \rangle`, d the
@@ -35,10 +29,8 @@ class RelativePerformer(PixelModel):
             embedding; or ``None``.
         cutoff, periodic: which pixels are near, as :class:`~tg_equiattn.grids.PixelGrid` has ``max_distance``.
         dropout: of the outputs of attention and of the feed-forward part.
-        norm: before the last linear map: ``"layer"``, at every pixel before the mean, or ``"batch"``, after it, with
-            which small data are learned far faster.
-        attn_kwargs: further arguments of the attention. ``redraw_interval`` is 100 unless it is among them: drawing at
-            every step keeps the paper's models from learning (the authors' log has 42 % on MNIST against 98.5 %).
+        norm: before the last linear map: ``"layer"``, at every pixel before the mean, or ``"batch"``, after it.
+        attn_kwargs: further arguments of the attention; ``redraw_interval`` is 100 unless it is among them.
 
     Shapes:
         ``(B, in_channels, H, W)`` -> ``(B, num_classes)``; any H and W, not fixed at construction.
@@ -46,9 +38,8 @@ class RelativePerformer(PixelModel):
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
-    Source: relative-performer section 2.3, strategies 1 (``"sinusoid"``) and 2 (``"clipped"``), and appendix A.2 (the
-    paper trains with learning rate 5e-4 and batches of 22 images). The paper has weights :math:`w_1, ..., w_k`; here
-    there is also :math:`w_0`, for a pixel with itself. Its code reads classes off a class token, without a last norm.
+    Source: relative-performer section 2.3, strategies 1 (``"sinusoid"``) and 2 (``"clipped"``, here with a weight
+    :math:`w_0` besides, for a pixel with itself), and appendix A.2. The paper's code reads classes off a class token.
 
     Example:
         >>> import torch

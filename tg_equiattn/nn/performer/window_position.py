@@ -26,8 +26,7 @@ _LENGTHS = 2.0  # mean lengths of edges that "auto" takes for the cutoff
 
 
 class WindowPosition(Position):
-    """Near pairs get a true softmax weight with a bias of their offset; everything is reached by features besides.
-    Arguments as of PerformerAttention."""
+    """Near pairs get a true softmax weight with a bias of their offset; everything is reached by features besides."""
 
     needs_neighbors = weighs_pairs = True
     why = "near pairs need offsets, from pos, edges or a grid"

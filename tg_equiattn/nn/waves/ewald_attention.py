@@ -20,24 +20,20 @@ class EwaldAttention(EwaldLayer):
     .. math:: \mathrm{out}_i = \frac{1}{\bar N} \sum_j \sum_{c, l} g_{c l}\, \langle q_i, k_j \rangle_c\;
         W \big[ v_j \otimes s_c^l\, Y_l(\nabla) K_c(x_i - x_j) \big]
 
-    The sum includes the node itself and, where a graph repeats, all images of all nodes. Nothing that is learned
-    depends on the size of a graph or of its cell: the same layer takes molecules, slabs and crystals, in one batch. A
-    new layer gives potentials and fields of its values: queries and keys are near 1. The output is attention alone,
-    without a residual connection, and extensive: see ``avg_num_nodes``. Equivariant to rotations, reflections,
-    translations and permutations; smooth in positions and cells, with derivatives of any order: it is for energies,
-    forces and stress. By pairs it is exact; by waves of a cell exact but for ``error`` in what they approximate; by
-    waves of a box, around a large open graph, to ``error``. In crystals a uniform background makes every cell neutral,
-    in slabs and open graphs there is none (:doc:`/crystals`). Under autocast it is computed and returned in float32.
+    The sum includes the node itself and, where a graph repeats, all images of all nodes; one batch may hold molecules,
+    slabs and crystals. A new layer gives potentials and fields of its values: queries and keys are near 1. The output
+    has no residual connection and is extensive: see ``avg_num_nodes``. Equivariant to rotations, reflections,
+    translations and permutations; smooth in positions and cells, with derivatives of any order. By pairs it is exact;
+    by waves of a cell exact but for ``error`` in what they approximate; by waves of a box, around a large open graph,
+    to ``error`` (:doc:`/crystals`). Under autocast it is computed and returned in float32.
 
     Args:
         scalar_channels, vector_channels: of the input.
-        width: of the narrowest kernel, in the unit of positions: about half the cutoff of the messages beside it.
-            Widths are learned, each within an octave of its own between this and ``max_width``.
-        max_width: of the widest kernel; ``None`` means eight times ``width``.
+        width, max_width: of the narrowest kernel, about half the cutoff of the messages beside it, and of the widest,
+            ``None`` for 8 ``width``, in the unit of positions. Each width has its own octave between them.
         out_channels: scalars and vectors of the output; ``None`` means those of the input.
         kernels: how many, half Gaussians and half potentials, or a pair of numbers of each.
-        heads: of attention. Each has queries, keys and widths of its own, and a share of the values.
-        lmax: the highest degree of harmonics.
+        heads, lmax: heads, each with own queries, keys and widths and a share of values; highest degree of harmonics.
         avg_num_nodes: nodes that a node attends to, by which sums are divided, the same for all graphs.
         error: what is promised of sums by waves, relative to the largest value of a kernel.
         method: ``"pairs"``, ``"waves"``, ``"mesh"`` (which needs the extra ``mesh``), or ``"auto"``: for every graph by
@@ -103,14 +99,13 @@ class EwaldAttention(EwaldLayer):
         """Scalars and vectors of the nodes.
 
         Args:
-            scalars: ``(B, N, S)``, or flat ``(T, S)``; ``None`` where there are no scalar channels.
-            vectors: ``(B, N, V, 3)``, or flat ``(T, V, 3)``; ``None`` where there are no vector channels.
+            scalars, vectors: ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)``; ``None`` where
+                there are no such channels.
             lengths: int64 ``(B,)``, the own length of each graph; what lies beyond is never read, and zero.
             pos: ``(B, N, 3)`` or ``(T, 3)``. Give large coordinates in float64, whatever the features are.
             batch: sorted int64 ``(T,)``, the graph of each flat node; ``None`` means one.
-            cell: lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``.
-            pbc: bool ``(3,)`` or ``(B, 3)``, along which of them graphs repeat: three, two or none; ``None`` for those
-                that are not zero.
+            cell, pbc: lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``; bool ``(3,)`` or ``(B, 3)``, along which of
+                them graphs repeat: three, two or none; ``None`` for those that are not zero.
             batch_size, max_num_nodes: number of flat graphs and a bound of their sizes, read from ``batch`` where not
                 given, which torch.compile cannot.
         """

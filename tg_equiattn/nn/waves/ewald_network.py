@@ -73,9 +73,8 @@ class EwaldOptions:
 
 
 class EwaldNetwork(ExactTables):
-    """Query, key and value of each node, of features given in blocks of irreps; attention through kernels; with several
-    heads, a map of what they found; blocks of the wanted irreps, which errors call by a name. At the start queries and
-    keys of invariants are near 1, others near 0."""
+    """Query, key and value of each node, of features in blocks of irreps; attention through kernels; with several heads
+    a map of what they found. At the start queries and keys of invariants are near 1, others near 0."""
 
     lows: Tensor
 
