@@ -64,8 +64,7 @@ class R2LiftingAttention(_Layer):
     the formula, its source and all arguments but field types are described.
 
     Args:
-        in_type (FieldType): trivial fields.
-        out_type (FieldType): regular fields of the same gspace.
+        in_type, out_type (FieldType): trivial fields, and regular ones of the same gspace.
         context_type (FieldType): fields of the ``context`` of cross attention, of the same kind and gspace as
             ``in_type``; every call then needs one. ``None`` for self-attention, which still takes a context of
             ``in_type``.
@@ -100,10 +99,8 @@ class R2LiftingAttention(_Layer):
 
 
 class R3LiftingAttention(R2LiftingAttention):
-    """:class:`R2LiftingAttention` of volumes: ``(B, in_type.size, D, H, W)`` -> ``(B, out_type.size, D, H, W)``.
-
-    A window of 3 has 27 places, one of 5 has 125; ``"square"`` is a cube, ``"disk"`` a ball.
-    """
+    """:class:`R2LiftingAttention` of volumes: ``(B, in_type.size, D, H, W)`` -> ``(B, out_type.size, D, H, W)``;
+    ``"square"`` is a cube, ``"disk"`` a ball."""
 
     dim = 3
 
@@ -113,13 +110,10 @@ class R2GroupAttention(_Layer):
     its source and all arguments but field types are described.
 
     Args:
-        in_type (FieldType): regular fields.
-        out_type (FieldType): regular fields of the same gspace.
+        in_type, out_type (FieldType): regular fields of one gspace.
         context_type (FieldType): as :class:`R2LiftingAttention`.
 
-    Shapes and errors are those of :class:`R2LiftingAttention`.
-
-    An example is that of :class:`R2AttentionBlock`.
+    Shapes and errors are those of :class:`R2LiftingAttention`; an example is that of :class:`R2AttentionBlock`.
     """
 
     dim = 2

@@ -13,10 +13,8 @@ def group_from_gspace(gspace: GSpace) -> FiniteGroup:
     """The finite group of a discrete gspace of images or volumes, its elements in the order of
     ``gspace.fibergroup.elements``.
 
-    Matrices of images are those of ``gspace.basespace_action``. Both libraries have an image's rows run along -y. Of a
-    volume ``(B, C, D, H, W)`` escnn has the axes (-z, -y, x) (``GSpace3D``; ``linear_transform_array_nd`` reverses the
-    order of coordinates and changes the signs of all but x), we have (z, -y, x). So a voxel that is at p for escnn is
-    at S p here, S = diag(1, 1, -1), and an element with matrix M there moves it to S M p = (S M S) S p.
+    Matrices of images are those of ``gspace.basespace_action``. Of a volume escnn has the axes (-z, -y, x), we have
+    (z, -y, x): an element with matrix M there is S M S here, S = diag(1, 1, -1).
 
     Raises:
         ValueError: for a continuous gspace (``N=-1``) or one of neither images nor volumes.
@@ -109,9 +107,8 @@ def between_fields(in_type: FieldType, layer: EquivariantModule, out_type: Field
 
     .. math:: \mathrm{Conv}_{1\times 1} \to \mathrm{layer} \to \mathrm{Conv}_{1\times 1}
 
-    A linear map of single pixels that commutes with the group, an ``R2Conv`` or ``R3Conv``, takes ``in_type`` to the
-    layer's own type, and another one takes what comes out to ``out_type``. Where a type is the layer's own, there is no
-    map. What comes is escnn's ``SequentialModule``, which hands on neither masks nor contexts.
+    Maps of single pixels that commute with the group, each an ``R2Conv`` or ``R3Conv``; none where a type is the
+    layer's own. What comes is escnn's ``SequentialModule``, which hands on neither masks nor contexts.
 
     Args:
         in_type (FieldType): any fields of the layer's gspace.

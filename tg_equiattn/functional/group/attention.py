@@ -39,31 +39,24 @@ def group_attention(
     with u = ``index[h, t, s]``, :math:`c = 1/\sqrt{C}`, and biases that each head has of its own. With an ``index`` of
     two axes (relation ``"relative"``) only h = t is formed and there is no sum over t.
 
-    The factorised form writes the softmax weight as a product of a content, a spatial and a group factor, needs
-    :math:`|H|^2(2D + 1)` exponentials per pixel instead of :math:`|H|^3 D` and, working through the pixels in tiles
-    that are computed again in backward, never holds a tensor of either size for all pixels. The direct form computes
-    every score, tile by tile; a full encoding, which is no sum, needs it, and with an ``index`` of two axes there is
-    nothing to factorise. Results agree; where a tile's scores are so extreme that the product of factors would lose
-    precision, the factorised form takes the direct one for that tile (on CUDA the factors are double instead).
+    Weights are products of a content, a spatial and a group factor; with a full encoding, an ``index`` of two axes or,
+    on the CPU, scores too extreme for products, every score is computed. Tiles are computed again in backward.
 
     Args:
         rho_space: encoding of rotated offsets, or the full encoding of offsets and u.
         rho_group: encoding of u; ``None`` if ``rho_space`` has an axis for u.
         index: u of each (h, t, s), a permutation along s; see :func:`tg_equiattn.encodings.relation_index`.
         neighbourhood: the window, or the whole grid; it also says what is outside of the image.
-        space_bias: of rotated offsets, for each head; ``None`` means none.
-        group_bias: of u, for each head; ``None`` means none.
+        space_bias, group_bias: of rotated offsets and of u, for each head; ``None`` means none.
         dropout: probability of dropping a weight after the sum over t.
-        mask: true where there are pixels. The others are no keys, whatever they hold, and their outputs are zero; so a
-            rectangle of pixels gets what it would as an image of its own, where windows end at the border.
+        mask: true where there are pixels. The others are no keys, whatever they hold, and their outputs are zero.
 
     Shapes:
         - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``
         - rho_space: ``(|H|, D, C)``, or full ``(|H|, D, |H|, C)``; D offsets of the window, or with global attention
           of all pairs, in the order of :meth:`Neighbourhood.offsets`
         - rho_group: ``(|H|, C)``; index: ``(|H|, |H|, |H|)`` or ``(|H|, |H|)``
-        - space_bias: ``(heads, |H|, D)``; group_bias: ``(heads, |H|)``; mask: bool ``(B, *spatial)`` or
-          ``(1, *spatial)``
+        - space_bias: ``(heads, |H|, D)``; group_bias: ``(heads, |H|)``; mask: bool ``(B or 1, *spatial)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
 
     Raises:
@@ -85,11 +78,8 @@ def checked_group_attention(
     query, key, value, rho_space, rho_group, index, neighbourhood, space_bias=None, group_bias=None, dropout=0.0,
     mask=None, plain=False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """:func:`group_attention` of operands that are known to fit and to hold numbers, as the layers' own do.
-
-    Also the logarithm (B, heads, |H|, *spatial) of the sum of exponentials of a query's scores, where an ``index`` of
-    two axes gives every output one query; else an empty tensor.
-    """
+    """:func:`group_attention` of operands that are known to fit and to hold numbers; also the logarithm (B, heads, |H|,
+    *spatial) of a query's sum of exponentials of scores for an ``index`` of two axes, else an empty tensor."""
     path = "compiled" if torch.compiler.is_compiling() else "eager"
     path = "plain" if use_plain(plain) else path
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -127,15 +117,12 @@ def lifting_attention(
         \mathrm{out}(i, h) = \sum_j
         \mathrm{softmax}_j\big(c\,\langle q_i, k_j + \rho(h^{-1}(x_j - x_i))\rangle + b(h^{-1}(x_j - x_i))\big)\; v_j
 
-    Arguments as :func:`group_attention`, without a group axis on query, key and value.
+    Arguments and errors as :func:`group_attention`, without a group axis on query, key and value.
 
     Shapes:
         - query, key: ``(B, heads, C, *spatial)``; value: ``(B, heads, Cv, *spatial)``
         - rho_space: ``(|H|, D, C)``; space_bias: ``(heads, |H|, D)``
         - output: ``(B, heads, Cv, |H|, *spatial)``
-
-    Raises:
-        ValueError: for shapes, dtypes, devices or options that do not fit.
 
     Source: GSA-Nets Eq. 14, GE-ViT Eq. 14.
     """

@@ -1,8 +1,5 @@
-"""Group self-attention over scales: windows dilated by powers of two, each of a window of scales.
-
-A dilated window of an image is an ordinary window of its phases: pixels ``step`` apart are an image of their own. The
-scales of a window are attended to one at a time, and join by the logarithms of their normalisers.
-"""
+"""Group self-attention over scales: a dilated window of an image is an ordinary window of its phases, pixels ``step``
+apart; scales are attended to one at a time and join by the logarithms of their normalisers."""
 
 from __future__ import annotations
 
@@ -60,16 +57,10 @@ def checked_dilation_attention(
         \mathrm{out}(i, j, m) = \sum_{D, l, n} \mathrm{softmax}_{D, l, n}\big(c\, \langle q(i, j, m),\;
         k(i + 2^j D, l, n) + \rho(m^{-1} D, (l - j, m^{-1} n)) \rangle + b\big)\; v(i + 2^j D, l, n)
 
-    over offsets D of the window and scales l in ``scale_window`` around j.
-
-    Args:
-        query, key, value: ``(B, heads, C, |H|, *spatial)``, or with one element in place of ``|H|`` (lifting).
-        rho_space: ``(|M|, D, C)``, or full ``(|M|, D, U, C)``; the same at all scales.
-        rho_group: ``(U, C)``, U = ``scale_window`` |M|, scales first; with lifting U = 1.
-        index: ``(|M|, |M|)`` of relation "relative", or ``(|M|, 1, 1)`` (lifting).
-        space_bias, group_bias: ``(heads, |M|, D)`` and ``(heads, U)``.
-
-    The others are as :func:`group_attention`'s. Output ``(B, heads, Cv, |H|, *spatial)``.
+    over offsets D of the window and scales l in ``scale_window`` around j. As :func:`group_attention`, but query, key
+    and value may have one element in place of ``|H|`` (lifting); rho_space, the same at all scales, is ``(|M|, D, C)``
+    or full ``(|M|, D, U, C)``; rho_group ``(U, C)``, U = ``scale_window`` |M|, scales first, or 1 (lifting); index
+    ``(|M|, |M|)`` of relation "relative" or ``(|M|, 1, 1)`` (lifting); biases ``(heads, |M|, D)`` and ``(heads, U)``.
     """
     lifts = index.ndim == 3
     batch, spatial, elements = query.shape[0], tuple(query.shape[4:]), index.shape[-1]

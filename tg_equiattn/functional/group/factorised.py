@@ -14,9 +14,6 @@ elements, ``H`` output elements, ``U`` arguments of the group encoding (``U = S`
 
 The softmax weight of (h, t) over (D, s) is A(t,D,s) S(t,D,h) G(t,h,s) / Z(t,h), a product of three factors that
 need only |H|^2 (2 D + 1) exponentials instead of |H|^3 D.
-
-Under torch.compile whole expressions are written, which the compiler fuses; in eager execution small in-place steps.
-Both compute the same sums.
 """
 
 from __future__ import annotations
@@ -73,11 +70,8 @@ def forward(query, key, value, position, group, index, bias, keep) -> tuple[Tens
 
 
 def backward(query, key, value, position, group, index, inverse, bias, keep, grad):
-    r"""Gradients of query, key, value, position and group, and the smallest normaliser met.
-
-    With P = A S G / Z and dW = <dout, v>: r = sum P dW, dlogit = P (dW - r), and every gradient is a sum of dlogit
-    (or of W dout) over the axes its factor lacks.
-    """
+    """Gradients of query, key, value, position and group, and the smallest normaliser met: with P = A S G / Z,
+    dW = <dout, v>, r = sum P dW and dlogit = P (dW - r), sums of dlogit (or W dout) over the axes a factor lacks."""
     content, space, group = _factors(query, key, position, group, index, bias)
     grad_weight = dot(grad[None, :, None], value[:, None])  # (D, H, S, p)
     grad_weight = dropped(grad_weight, keep).to(content.dtype)

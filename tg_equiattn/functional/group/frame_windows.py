@@ -1,7 +1,5 @@
-r"""Attention of group elements in their own frames within windows, as one PyTorch operator.
-
-The scores of a chunk of images and heads are one tensor (b, e, H, D, \*spatial), made by a matrix product and one
-operation a channel; backward makes them again from the logarithms of their sums, so that nothing of that size is kept.
+"""Attention of group elements in their own frames within windows, as one PyTorch operator; backward makes scores
+again from the logarithms of their sums.
 
 Sizes: ``e`` heads, ``H`` output elements, ``T`` elements of queries, keys and values, ``H`` or one (lifting), ``D``
 places of the window, ``C`` channels. Queries are scaled. The table (e, H, D, C + 1) holds the encoding of every place

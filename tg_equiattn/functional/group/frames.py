@@ -43,25 +43,16 @@ def frame_attention(
     :math:`|H| D` scores, where :func:`group_attention` of relation ``"relative"`` takes :math:`|H|^2 D`. With one
     element of queries, keys and values it is lifting self-attention.
 
-    The scores of some images and heads are one tensor, made and used in a few large operations, and made again in
-    backward: memory hangs on the size of such a chunk, not on the number of images. Where all pixels are keys, weights
-    and values meet in matrix products, whose operands TF32 rounds where it is switched on.
+    Scores are made again in backward. Where all pixels are keys, weights and values meet in matrix products, whose
+    operands TF32 rounds where it is switched on.
 
-    Args:
-        rho_space: encoding of rotated offsets.
-        neighbourhood: the window, or the whole grid; it also says what is outside of the image.
-        space_bias: of rotated offsets, for each head; ``None`` means none.
-        dropout: probability of dropping a weight.
-        mask: true where there are pixels. The others are no keys, whatever they hold, and their outputs are zero.
+    Arguments and errors are those of :func:`group_attention`; ``rho_space`` encodes rotated offsets alone.
 
     Shapes:
         - query, key: ``(B, heads, C, T, *spatial)``; value: ``(B, heads, Cv, T, *spatial)``; T is ``|H|`` or 1
         - rho_space: ``(|H|, D, C)``, D in the order of :meth:`Neighbourhood.offsets`; space_bias: ``(heads, |H|, D)``
-        - mask: bool ``(B, *spatial)`` or ``(1, *spatial)``
+        - mask: bool ``(B or 1, *spatial)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
-
-    Raises:
-        ValueError: for shapes, dtypes, devices or options that do not fit.
 
     Source: GE-ViT Eq. 16 (arXiv:2306.06722) for t = s = h, which leaves a softmax over pixels alone; frames of group
     elements in three dimensions: Platonic Transformers (arXiv:2510.03511).
@@ -124,14 +115,8 @@ def _all_pairs(
 
 
 def checked_separable(value: Tensor, space_bias: Tensor, neighbourhood: Neighbourhood, mask: Tensor | None) -> Tensor:
-    r"""What frame attention is without content: each head and element sees places by weights that no pixel changes.
-
-    .. math::
-        \mathrm{out}(i, h) = \sum_D \mathrm{softmax}_D\big(b(h^{-1} D)\big)\; v(i + D, h)
-
-    of values ``(B, heads, Cv, |H|, *spatial)`` and biases ``(heads, |H|, D)``, with zeros outside of the image, as in a
-    convolution (attention would leave those places out). A grouped convolution computes it; with the linear maps before
-    and after it, it is a group convolution whose filters are separable into elements and places.
+    """Frame attention without content, a grouped convolution: out(i, h) = sum_D softmax_D(b(h^-1 D)) v(i + D, h) of
+    values (B, heads, Cv, |H|, *spatial) and biases (heads, |H|, D), with zeros outside of the image.
 
     Source: Cordonnier et al. (2020), Theorem 1, for attention by places alone; Chollet, Xception (2017), for separable
     convolutions.

@@ -43,12 +43,11 @@ def global_group_attention(
     and outputs are averages of the values by these weights; :math:`\langle \phi(q), \phi(k) \rangle` estimates
     :math:`\exp(c \langle q, k \rangle)`, and n is the number of keys, so that the shares of near and far do not hang on
     the size of the image. Features act on channels, which the group leaves alone: the symmetry is exact for every draw.
-    Time and memory are linear in pixels: the far part needs, for every s, the sum of :math:`\phi(k(j,s))\,(v(j,s), 1)`
-    over all pixels j, and for every h the sum of those over s by :math:`e^{f(u)}`. Both parts are normalised by
-    themselves and join by the logarithms of their normalisers.
+    Time and memory are linear in pixels. Both parts are normalised by themselves and join by the logarithms of their
+    normalisers.
 
     Args:
-        query, key, value, rho_space, rho_group, mask: as :func:`group_attention`.
+        query, key, value, rho_space, rho_group, mask: as :func:`group_attention`, whose errors are raised.
         index: u of each (h, s), of relation ``"relative"``; see :func:`tg_equiattn.encodings.relation_index`.
         projection: directions of the features; see :func:`orthogonal_projection`.
         neighbourhood: a window.
@@ -60,9 +59,6 @@ def global_group_attention(
         - projection: ``(m, C)``; index: ``(|H|, |H|)``
         - biases: ``(heads, |H|, D)``, ``(heads, |H|)`` and ``(heads, |H|)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
-
-    Raises:
-        ValueError: for shapes, dtypes, devices or options that do not fit.
 
     Source: GE-ViT Eq. 16 for the window; Choromanski et al. (2021) for the features; the sum of both is ours.
     """

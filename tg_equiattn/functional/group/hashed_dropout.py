@@ -1,8 +1,5 @@
-"""Dropout decided by a hash of a weight's place and a seed: the same for all tiles, devices and kernels.
-
-No generator is needed where the weights are computed, so backward finds the same draws again, and a CUDA graph that is
-replayed with a new seed drops new weights.
-"""
+"""Dropout decided by a hash of a weight's place and a seed, the same for all tiles, devices and kernels: backward finds
+the same draws again, and a CUDA graph that is replayed with a new seed drops new weights."""
 
 from __future__ import annotations
 

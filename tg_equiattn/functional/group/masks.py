@@ -23,12 +23,9 @@ def zero_where_hidden(x: Tensor, mask: Tensor | None) -> Tensor:
 def attention_weights(
     attend: Callable[[Tensor], Tensor], value: Tensor, outputs: int, pixels: Sequence[Sequence[int]]
 ) -> Tensor:
-    """The weights (B, pixels, heads, H, S, *spatial) that ``attend`` gives the values for the outputs of some pixels.
-
-    ``attend`` takes values (B, heads, channels, S, *spatial), like ``value`` but for channels, to outputs (B, heads,
-    channels, H, *spatial), each channel by itself and linearly, so that derivatives are the weights: each output of
-    each pixel is asked of a channel of its own. Where gradients are recorded, the weights have them.
-    """
+    """The weights (B, pixels, heads, H, S, *spatial) that ``attend`` gives the values for the outputs of some pixels,
+    as derivatives: it takes values (B, heads, channels, S, *spatial), like ``value`` but for channels, to outputs (B,
+    heads, channels, H, *spatial), each channel by itself and linearly. Weights have gradients if recorded."""
     recorded = torch.is_grad_enabled()
     with torch.enable_grad():
         shape = (*value.shape[:2], len(pixels) * outputs, *value.shape[3:])

@@ -130,11 +130,8 @@ class AttentionPlan:
 def plain_group_attention(
     query, key, value, rho_space, rho_group, index, mask, seed, kernel_size, selection, circular, dropout, path="plain"
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`.tiled_attention.group_attention_op`, by the formula as written in torch's own operations, which every
-    transform understands; backward computes the tiles again where nothing is transformed.
-
-    Under torch.compile and torch.export, and where it is traced, there is one tile, for images of all sizes.
-    """
+    """As :func:`.tiled_attention.group_attention_op`, in torch's own operations, which every transform understands,
+    with one tile, for images of all sizes, where it is compiled, exported or traced."""
     whole = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if not whole and not query.shape[0]:
         shape = 0, value.shape[1], index.shape[0], *query.shape[3:]

@@ -1,8 +1,7 @@
 r"""The arithmetic of group self-attention with the pointwise relation (h = t) on one tile of queries.
 
-Each query element t has one softmax over all (D, s), so that nothing is won by factors: every score of a tile is
-formed, and the largest subtracted, which is right whatever the scores are. Layout and names as in
-:mod:`.factorised`, but
+Each query element t has one softmax over all (D, s): every score is formed and the largest subtracted. Layout and names
+as in :mod:`.factorised`, but
 
     position  (T, D, 1, p)  logits <q(i,t), rho_space(t^-1 D)>
     group     (T, U, p)     logits <q(i,t), rho_group(u)>, or None where position is (T, D, U, p), of both

@@ -1,9 +1,5 @@
-"""Group self-attention as one PyTorch operator: tiles through the core, recomputed in backward.
-
-Registered with ``torch.library`` so that torch.compile and torch.export see a single node with known output shapes
-and gradients; it saves its inputs only. Inside a compiled graph the core is compiled as well, once for each layer:
-for all image sizes where windows are local, for each where attention is global.
-"""
+"""Group self-attention as one PyTorch operator, which saves its inputs only: tiles through the core, recomputed in
+backward. Inside a compiled graph the core is compiled as well."""
 
 from __future__ import annotations
 
@@ -58,9 +54,8 @@ def _run(step: Any, fused: bool, **operands: Any) -> Any:
 
 
 def _tile(plan: AttentionPlan, steps: Sequence[Callable], operands: dict[str, Any]) -> Sequence[Any]:
-    """What one of three forms gives for a tile: the pointwise one; the factorised one, unless its factors lost
-    precision, which only the CPU is asked about (elsewhere they are double); the direct one, for as many queries at a
-    time as it may hold all scores of."""
+    """What one form gives for a tile: the pointwise one; the factorised one, unless its factors lost precision (asked
+    on the CPU alone, elsewhere they are double); the direct one, for as many queries as it may hold all scores of."""
     pointwise_step, factorised_step, direct_step = steps
     if plan.paired:
         return _run(pointwise_step, plan.fused, index=plan.table, **operands)
@@ -80,11 +75,10 @@ def _tile(plan: AttentionPlan, steps: Sequence[Callable], operands: dict[str, An
 def group_attention_op(query, key, value, rho_space, rho_group, index, *rest) -> tuple[Tensor, Tensor]:
     """query (M, C, T, *spatial), key and value (M, C and Cv, S, *spatial) -> out (M, Cv, H, *spatial) and level.
 
-    ``rho_space`` is (H, R, C) with ``rho_group`` (U, C), or (H, R, U, C) with an empty ``rho_group``; R counts the
-    offsets of the window, or with ``kernel_size`` 0 (global) those of all pairs. Encodings may have one channel a head
-    more than queries: biases, of image m those of head m modulo their number. ``index`` is (H, T, S), or (T, S) for the
-    pointwise relation h = t; then level (M, H, *spatial) is the logarithm of the sum of exponentials of a query's
-    scores, else it is empty. ``mask`` (M, *spatial) is true where there are keys.
+    ``rho_space`` is (H, R, C) with ``rho_group`` (U, C), or (H, R, U, C) with an empty one; R offsets of the window, or
+    of all pairs (``kernel_size`` 0). Encodings may have one channel a head more than queries: biases, of image m those
+    of head m modulo their number. ``index`` is (H, T, S), or (T, S) for h = t; then level (M, H, *spatial) is the
+    logarithm of a query's sum of exponentials, else empty. ``mask`` (M, *spatial) is true where there are keys.
     """
     refuse_forward_mode()
     operands = query, key, value, rho_space, rho_group, index, *rest

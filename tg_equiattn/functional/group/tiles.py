@@ -1,9 +1,5 @@
-"""Tiles of queries with their keys, for local windows and for global attention, on any grid.
-
-Images and heads (``M`` of them) are split into groups of ``m`` lanes; a tile is a run of pixels times ``m``,
-flattened to the innermost axis ``p``. Local tiles copy each window out of a padded image; global tiles see all
-pixels. Both offer the same methods, so that what works on them does not know which they are.
-"""
+"""Tiles of queries with their keys, for local windows and global attention: images and heads (``M``) are split into
+groups of ``m`` lanes; a tile is a run of pixels times ``m``, flattened to the innermost axis ``p``."""
 
 from __future__ import annotations
 

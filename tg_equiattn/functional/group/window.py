@@ -26,9 +26,8 @@ class Block(NamedTuple):
 class Window:
     """The places of a window, counted from its first corner, in the order of ``Neighbourhood.offsets``.
 
-    Images are (..., *spatial, *tail) with ``dim`` spatial axes and ``tail`` (0 or 1) others behind them; windows reach
-    ``radius`` pixels to either side. ``blocks`` are all places: a square is one box, a disk the rows it has.
-    """
+    Images are (..., *spatial, *tail), ``tail`` 0 or 1 axes behind ``dim`` spatial ones; windows reach ``radius`` pixels
+    to either side. ``blocks`` are all places: a square is one box, a disk the rows it has."""
 
     radius: int
     dim: int

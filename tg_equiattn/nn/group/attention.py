@@ -263,8 +263,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
 
         Args:
             x: features, which the queries are of.
-            mask: bool ``(B, *spatial)`` or ``(1, *spatial)``, true where there are pixels; the others are no keys,
-                whatever they hold, and their outputs are zero.
+            mask: bool ``(B or 1, *spatial)``, true where there are pixels; the others are no keys, whatever they
+                hold, and their outputs are zero.
             context: features of the same grid, with ``context_channels``, which keys and values are of; ``None`` means
                 those of x, where ``context_channels`` were not given.
         """
@@ -417,14 +417,12 @@ class LiftingAttention(AttentionLayer):
         \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_{j \in \eta(i)}
         \mathrm{softmax}_j\big(c\,\langle q_i,\; k_j + \rho(h^{-1}(x_j - x_i)) \rangle + l(h^{-1}(x_j - x_i))\big)\; v_j
 
-    with the locality l of the head and :math:`c = 1/\sqrt{\mathrm{head\_channels}}` (the published code uses the input
-    width).
+    with the locality l of the head and :math:`c = 1/\sqrt{\mathrm{head\_channels}}`.
 
     Args:
         group: the finite group H; its dimension (2 or 3) is that of the input. Or scales times one
             (:func:`tg_equiattn.groups.dyadic`): offsets then are those of the window times h, with as many pixels.
-        in_channels: channels of the input.
-        out_channels: channels of the output.
+        in_channels, out_channels: channels of the input and the output.
         heads: attention heads. With locality each starts at a place of its own: nine fill a 3 x 3 window, 27 a cube.
         head_channels: width of a head; ``None`` means half of ``out_channels``, as published.
         kernel_size: odd side of the window in pixels, or ``None`` for global attention at any image size. A window may
@@ -448,8 +446,8 @@ class LiftingAttention(AttentionLayer):
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
-    Source: GSA-Nets Eq. 14; GE-ViT Eq. 14; GSA-Nets App. E, Eq. 20, for scales, but for its factor :math:`1/h^d`: the
-    softmax has already divided by the size of the window, and with the factor the layer is not equivariant.
+    Source: GSA-Nets Eq. 14; GE-ViT Eq. 14; GSA-Nets App. E, Eq. 20, for scales, without its factor :math:`1/h^d`, with
+    which the layer is not equivariant.
 
     Example:
         >>> import torch
@@ -495,9 +493,7 @@ class GroupAttention(AttentionLayer):
         relation: ``"frame"``; or which group element u the encoding sees: ``"ge_vit"`` (:math:`h^{-1}ts^{-1}t`),
             ``"lifted"`` (:math:`t^{-1}s`), ``"relative"`` (:math:`t^{-1}s` with h = t only, :math:`|H|` times cheaper),
             or ``"gsa"`` (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, is kept to reproduce the comparison, and
-            warns. ``None`` means ``"frame"``, and ``"relative"`` with scales, which allow no other: the pixels of the
-            window hang on the scale of h, so that a query (i, t) cannot be compared with the keys of another scale's
-            window.
+            warns. ``None`` means ``"frame"``, and ``"relative"`` with scales, which allow no other.
         group, in_channels, out_channels, heads, head_channels, kernel_size, padding_mode, dropout: as
             :class:`LiftingAttention`, whose errors are raised.
         locality: as :class:`LiftingAttention`; with ``"relative"`` a head prefers a group element at the start, too.
@@ -512,9 +508,8 @@ class GroupAttention(AttentionLayer):
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
 
     Source: GSA-Nets Eq. 16; GE-ViT Eq. 16-17. u comes from the Cayley table, so the layer is equivariant for dihedral
-    groups as well, where the published code of both papers is not. ``"frame"`` is ours; see
-    :func:`~tg_equiattn.functional.frame_attention`. Scales: GSA-Nets App. E, Eq. 21, but for its factor
-    :math:`1/h^{d+1}`; as for lifting.
+    groups as well. ``"frame"`` is ours; see :func:`~tg_equiattn.functional.frame_attention`. Scales: GSA-Nets App. E,
+    Eq. 21, without its factor :math:`1/h^{d+1}`.
 
     Example:
         >>> import torch

@@ -66,14 +66,12 @@ class GEViT(nn.Module):
 
     The logits are invariant under the group and, up to borders, crops and pools, under translations. With
     ``trivial(2)`` this is the translation-equivariant baseline Z2_SA; ``cyclic(n)`` gives Rn_SA and ``dihedral(n)``
-    RnM_SA. The number of parameters depends on the group only through the tables of the group encoding.
+    RnM_SA.
 
     Args:
         group: the finite group, or scales times one (:func:`tg_equiattn.groups.dyadic`), without pools and crops then.
-        in_channels: channels of the images or volumes.
-        num_classes: number of logits.
-        channels: output width of each block.
-        heads: heads of every attention layer.
+        in_channels, num_classes: channels of the images or volumes, and number of logits.
+        channels, heads: output width of each block, and heads of every attention layer.
         kernel_size: odd window, or ``None`` for global attention.
         relation: as :class:`GroupAttention`, whose errors are raised.
         pools: blocks after which space is pooled 2 x 2, counted from 1; 0 means after lifting.
@@ -190,9 +188,8 @@ class GEViT(nn.Module):
     def rotmnist(cls, group: FiniteGroup, **overrides: Any) -> GEViT:
         """28 x 28 grey images, 10 classes: 5 blocks of 20 channels, 9 heads, 5 x 5 (GSA-Nets App. F.1).
 
-        44,438 parameters with ``cyclic(4)``, 10 of them the classifier's bias; the published configuration has 44,428,
-        the paper says 44.67k for all groups. Groups of 2 and 3 blocks with a pool between, crops of 2, 0, 2, 1 and 1
-        pixels as in the code. The papers' Table 1 also has 3 x 3, 7 x 7 and 9 x 9 (``kernel_size=9``).
+        44,438 parameters with ``cyclic(4)``, 10 of them the classifier's bias; the published configuration has 44,428.
+        Groups of 2 and 3 blocks with a pool between, crops of 2, 0, 2, 1 and 1 pixels as in the published code.
         """
         return cls._published("rotmnist", group, overrides)
 

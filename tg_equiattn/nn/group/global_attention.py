@@ -28,9 +28,8 @@ class GlobalGroupAttention(AttentionLayer):
 
     with the score of :class:`GroupAttention` for relation ``"frame"`` (encodings and locality), all heads looking by
     content; with ``"relative"`` sums are over (j, s), the score is that of (i, h) and (j, s), and f a function of
-    :math:`h^{-1}s`. n is the number of keys, f is learned for each head: 0 at the start, but 4 in every second head.
-    Those start with most of their weight far away; where all heads start near, what is far has so small a share that
-    training often never finds it. Time and memory are linear in pixels; the layer takes images of any size. It is
+    :math:`h^{-1}s`. n is the number of keys, f is learned for each head: 0 at the start, but 4 in every second head,
+    which starts with most of its weight far away. Time and memory are linear in pixels; images may have any size. It is
     exactly equivariant, as the window alone is, for every draw of the random features.
 
     Args:

@@ -53,8 +53,7 @@ class GroupLinear(nn.Module):
 
     Args:
         group: the finite group H.
-        in_channels: channels C of the input.
-        out_channels: channels of the output.
+        in_channels, out_channels: channels of the input (C) and the output.
         bias: whether there is b.
 
     Shapes:

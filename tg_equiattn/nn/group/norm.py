@@ -46,12 +46,10 @@ class RegularGlobalNorm(Masked, nn.GroupNorm):
     .. math:: y = \gamma_c\,(x - \mathrm{mean}\,x) / \sqrt{\mathrm{var}\,x + \epsilon} + \beta_c
 
     Equivariant to every permutation of pixels and group elements; images do not see each other. With a ``mask``
-    statistics are those of the pixels there are. What the published GSA-Nets and GE-ViT models call layer
-    normalisation.
+    statistics are those of the pixels there are. Arguments and shapes are those of :class:`RegularLayerNorm`.
 
-    Arguments and shapes are those of :class:`RegularLayerNorm`.
-
-    Source: the published models of GSA-Nets and GE-ViT (a group norm with a single group, eps 1e-12).
+    Source: what the published models of GSA-Nets and GE-ViT call layer normalisation (a group norm with a single group,
+    eps 1e-12).
     """
 
     def __init__(self, channels: int, eps: float = 1e-12) -> None:
@@ -77,14 +75,12 @@ class RegularLayerNorm(Masked, nn.Module):
     No statistic mixes pixels, group elements or images, so it is equivariant to every permutation of them.
 
     Args:
-        channels: number of channels.
-        eps: added to the variance.
+        channels, eps: number of channels, and what is added to the variance.
 
     Shapes:
         ``(B, channels, *any)`` -> the same; with a mask, ``(B, channels, |H|, *spatial)``.
 
-    Source: Ba et al. 2016, as transformers have it. The published GSA-Nets and GE-ViT models, whose papers say layer
-    normalisation, have :class:`RegularGlobalNorm`.
+    Source: Ba et al. 2016, as transformers have it. The published models have :class:`RegularGlobalNorm`.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -106,8 +102,7 @@ class RegularLayerNorm(Masked, nn.Module):
 class RegularBatchNorm(Masked, nn.BatchNorm1d):
     """One mean and variance a channel, over images, group elements and pixels, of the pixels there are.
 
-    In small networks much easier to train than :class:`RegularLayerNorm`, which normalises every pixel by itself and so
-    forgets how strongly its features respond. The same as ``escnn.nn.InnerBatchNorm``.
+    In small networks much easier to train than :class:`RegularLayerNorm`. The same as ``escnn.nn.InnerBatchNorm``.
     """
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

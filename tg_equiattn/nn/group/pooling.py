@@ -27,8 +27,7 @@ class GlobalPooling(Masked, nn.Module):
     Shapes:
         ``(B, C, |H|, *spatial)`` -> ``(B, C)``, or ``(B, C, *spatial)`` with ``space=None``.
 
-    Source: GSA-Nets Fig. F.1, whose caption takes the maximum over the group first. The published code sums over space
-    and then takes the maximum; that order is kept, with a mean, so that logits do not grow with the image.
+    Source: GSA-Nets Fig. F.1, in the order of the published code (space, then the group), with a mean for its sum.
     """
 
     def __init__(self, space: str | None = "mean", group: str = "max") -> None:
