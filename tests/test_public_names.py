@@ -86,6 +86,14 @@ def test_sub_packages_export_nothing(folder):
     assert rest == []
 
 
+def test_every_package_is_in_the_wheel():
+    listed = re.search(r"^packages = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
+    folders = {path.parent.relative_to(ROOT) for path, _ in library() if path.name == "__init__.py"}
+    names = {".".join(folder.parts) for folder in folders}
+    wanted = {f"tg_equiattn.{name}" if name.startswith("integrations") else name for name in names}
+    assert set(re.findall(r'"([\w.]+)"', listed[1])) == wanted
+
+
 def test_no_class_has_the_name_of_another():
     places = {}
     for path, tree in library():
