@@ -10,7 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import GroupAttention, GroupPooling, LiftingAttention
+from tg_equiattn.nn import GlobalPooling, GroupAttention, LiftingAttention
 
 SIDE = 41
 
@@ -29,10 +29,14 @@ def main() -> None:
     torch.manual_seed(5)
     group = cyclic(4)
     attention = nn.Sequential(
-        LiftingAttention(group, 1, 8, heads=4, kernel_size=5, scale=8.0),
-        GroupAttention(group, 8, 8, heads=4, kernel_size=5, scale=8.0),
-        GroupPooling("max"),
+        LiftingAttention(group, 1, 8, heads=4, kernel_size=5),
+        GroupAttention(group, 8, 8, heads=4, kernel_size=5),
+        GlobalPooling(space=None, group="max"),
     )
+    with torch.no_grad():
+        for layer in attention[:2]:
+            for parameter in layer.query.parameters():
+                parameter *= 16  # scores that tell pixels apart from the start
     convolution = nn.Sequential(nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.Conv2d(8, 8, 5, padding=2))
     image = letter()
     figure, axes = plt.subplots(2, 5, figsize=(9.2, 4.1), layout="constrained")

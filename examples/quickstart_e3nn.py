@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from e3nn import o3
 from matplotlib.figure import Figure
-from tg_equiattn.integrations.e3nn import SE3HyenaOperator
+from tg_equiattn.integrations.e3nn import IrrepsSE3HyenaOperator
 from tqdm import trange
 
 hidden, harmonics = o3.Irreps("16x0e + 8x1o"), o3.Irreps("0e + 1o + 2e")
@@ -19,7 +19,7 @@ class Model(torch.nn.Module):
         super().__init__()
         self.embed = o3.Linear("0e + 1o", hidden)
         self.messages = o3.FullyConnectedTensorProduct(hidden, harmonics, hidden)
-        self.context = SE3HyenaOperator(hidden, hidden, order="input") if context else None
+        self.context = IrrepsSE3HyenaOperator(hidden, hidden, order="input") if context else None
         self.out = o3.FullyConnectedTensorProduct(hidden, hidden, "1o")
 
     def forward(self, x, pos, batch):

@@ -22,7 +22,7 @@ class Model(torch.nn.Module):
         self.absolute = offset is None
         self.embed = torch.nn.Linear(3 if self.absolute else 1, 32)
         self.messages = GINEConv(MLP([32, 32, 32]), edge_dim=2)
-        self.attention = RelativePerformerConv(32, 32, heads=4, offset=offset, max_distance=4, method="features")
+        self.attention = RelativePerformerConv(32, 32, heads=4, offset=offset, cutoff=4, method="features")
         self.norm, self.head = torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 10)
 
     def forward(self, data, shift=0):

@@ -3,20 +3,13 @@
 import contextlib
 import copy
 import io
-import os
 import pickle
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():  # before anything imports Triton: its kernels are interpreted on the CPU then
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 from cases import CASES
 from devices import DEVICES
 from hosts import HOSTS, missing
-
-from tg_equiattn.functional import backend as backends
 
 
 @pytest.fixture(autouse=True)
@@ -59,24 +52,6 @@ def case(request):
     """Each public module and function with inputs for it."""
     pytest.importorskip(CASES[request.param].host)
     return CASES[request.param]
-
-
-@pytest.fixture
-def kernels_run(request):
-    """Skip a test with tensors where no kernel runs: on the CPU of a machine with a GPU, for which they are built."""
-    device = request.getfixturevalue("device") if "device" in request.fixturenames else "cpu"
-    if device == "cpu" and not backends.INTERPRETED:
-        pytest.skip("Triton's kernels are built for the GPU here")
-
-
-@pytest.fixture
-def launches(monkeypatch):
-    """How often the Clifford product's kernel was launched, counted along the way."""
-    from tg_equiattn.functional.hyena import triton_clifford as kernels
-
-    seen, product = [], kernels.product
-    monkeypatch.setattr(kernels, "product", lambda *arguments: seen.append(1) or product(*arguments))
-    return seen
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Every check names the argument, what came and what is allowed; modules and functions are wired to these."""
 
-import math
-
 import pytest
 import torch
 
@@ -14,8 +12,6 @@ GOOD = [
     lambda: checks.positive(heads=1),
     lambda: checks.probability(dropout=0.0),
     lambda: checks.probability(dropout=0.99),
-    lambda: checks.scale(None),
-    lambda: checks.scale(-2),
     lambda: checks.choice("mode", "a", ("a", "b")),
     lambda: checks.features(torch.ones(2, 3, 4, 5), 3, 2, None, X),
     lambda: checks.features(torch.ones(2, 3, 8, 4, 5, 6), 3, 3, 8, X),
@@ -24,8 +20,8 @@ GOOD = [
     lambda: checks.full_parameters(X.double()),
     lambda: checks.lengths(None, 2, 5, X.device),
     lambda: checks.lengths(torch.tensor([0, 5]), 2, 5, X.device),
-    lambda: checks.mask(None, (2, 5)),
-    lambda: checks.mask(torch.ones(2, 5) > 0, (2, 5)),
+    lambda: checks.mask(None, (2, 5), X.device),
+    lambda: checks.mask(torch.ones(2, 5) > 0, (2, 5), X.device),
     lambda: checks.batch_index(None, None, X),
     lambda: checks.batch_index(BATCH, 3, X),
     lambda: checks.positions(torch.ones(5, 2), (5, 2), X, ""),
@@ -37,7 +33,6 @@ BAD = [
     (lambda: checks.positive(heads=2.0), "heads must be a positive integer, got 2.0"),
     (lambda: checks.probability(dropout=1.0), r"dropout must be in \[0, 1\), got 1.0"),
     (lambda: checks.probability(dropout="a"), r"dropout must be in \[0, 1\), got 'a'"),
-    (lambda: checks.scale(math.nan), "scale must be a finite number or None, got nan"),
     (lambda: checks.choice("mode", "c", ("a", "b")), r"mode must be one of \('a', 'b'\), got 'c'"),
     (lambda: checks.choice("mode", None, ("a", "b")), r"mode must be one of \('a', 'b'\), got None"),
     (lambda: checks.features([1], 3, 2, None, X), r"input must be a torch.Tensor of shape \(B, 3, H, W\), got list"),
@@ -55,7 +50,10 @@ BAD = [
     (lambda: checks.lengths([5], 1, 5, X.device), r"lengths must be int64 of shape \(1,\), got list"),
     (lambda: checks.lengths(torch.tensor([6]), 1, 5, X.device), r"lengths must be in \[0, 5\], got 6 to 6"),
     (lambda: checks.lengths(torch.tensor([5], device="meta"), 1, 5, X.device), "lengths must be on cpu as the input"),
-    (lambda: checks.mask(X, (5, 3)), r"mask must be bool of shape \(5, 3\), got torch.float32 of shape \(5, 3\)"),
+    (
+        lambda: checks.mask(X, (5, 3), X.device),
+        r"mask must be bool of shape \(5, 3\), got torch.float32",
+    ),
     (lambda: checks.batch_index(None, 2, X), "batch must be given where batch_size is 2, got None"),
     (lambda: checks.batch_index(BATCH[:4], None, X), r"batch must be int64 of shape \(5,\), got torch.int64 of shape"),
     (lambda: checks.batch_index(BATCH.flip(0), None, X), "batch must be sorted, got a graph index that decreases"),

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from oracles import positions
 
 from tg_equiattn.grids import Neighbourhood, PixelGrid, transform_grid
-from tg_equiattn.groups import cyclic, dihedral, full_octahedral
+from tg_equiattn.groups import cyclic, dihedral, octahedral
 
 
 @pytest.mark.parametrize(("dim", "size"), [(2, 5), (3, 3)])
@@ -47,7 +47,7 @@ def test_transform_is_an_action(height, width, g, h):
 def test_transform_moves_positions(spatial):
     """Value at x of the transformed image is the value at g^-1 x of the image, about the centre."""
     x = torch.randn(spatial)
-    group = dihedral(4) if len(spatial) == 2 else full_octahedral()
+    group = dihedral(4) if len(spatial) == 2 else octahedral(reflections=True)
     centred = positions(spatial) - positions(spatial).mean(0)
     for matrix in group.matrices:
         moved = transform_grid(x, matrix)
@@ -94,5 +94,5 @@ def test_what_is_kept_outlives_a_transform():
     grid = PixelGrid((3, 8), 2)
     torch.func.grad(lambda x: x.sum() + grid.neighbors(2).bins(2).row.sum() + grid.edges()[0].sum())(torch.ones(2))
     near = grid.neighbors(2)
-    for kept in (near.offsets, *near.pattern.tensors, *near.bins(2).tensors, *grid.edges()):
+    for kept in (near.offsets, *near.csr.tensors, *near.bins(2).tensors, *grid.edges()):
         assert not torch._C._functorch.is_functorch_wrapped_tensor(kept)

@@ -10,7 +10,6 @@ from tg_equiattn.groups import (
     cyclic,
     dihedral,
     from_generators,
-    full_octahedral,
     icosahedral,
     mirror,
     octahedral,
@@ -19,7 +18,7 @@ from tg_equiattn.groups import (
 
 ORDERS = [
     (trivial(2), 1), (trivial(3), 1), (mirror(), 2), (mirror(3), 2), (cyclic(3), 3), (cyclic(12), 12),
-    (dihedral(1), 2), (dihedral(4), 8), (dihedral(7), 14), (octahedral(), 24), (full_octahedral(), 48),
+    (dihedral(1), 2), (dihedral(4), 8), (dihedral(7), 14), (octahedral(), 24), (octahedral(reflections=True), 48),
     (icosahedral(), 60),
 ]  # fmt: skip
 

@@ -15,7 +15,8 @@ import ranks
 import torch
 import torch.distributed as dist
 
-from tg_equiattn.nn import EwaldAttention, PerformerAttention, PositionalPerformerAttention
+from tg_equiattn.nn import EwaldAttention, PerformerAttention
+from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
 GRAPHS, NODES = 4, 23
@@ -55,9 +56,9 @@ def ewald(process_group, **options):
 
 
 def of_irreps(process_group, **options):
-    from tg_equiattn.integrations.e3nn import EwaldAttention
+    from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 
-    layer = EwaldAttention("6x0e + 3x1o", "5x0e + 2x2e", width=0.8, kernels=2, **options)
+    layer = IrrepsEwaldAttention("6x0e + 3x1o", "5x0e + 2x2e", width=0.8, kernels=2, **options)
     layer.process_group = process_group
     return layer, lambda x, pos, batch, cell, **more: layer(x, pos, batch, cell=cell, **more)
 

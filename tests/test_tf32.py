@@ -74,7 +74,7 @@ def test_attention_on_lattice_elements_stays_equivariant(name, kind, randomise):
 def test_offsets_off_the_lattice_are_exact(kernel_size, shape):
     neighbourhood, group = Neighbourhood(2, kernel_size, shape), cyclic(8)
     wanted = rotated_offsets(group.matrices, neighbourhood, (5, 6))
-    layer = GroupAttention(group, 3, 7, heads=2, kernel_size=kernel_size, neighbourhood=shape)
+    layer = GroupAttention(group, 3, 7, heads=2, kernel_size=kernel_size, options={"neighbourhood": shape})
     with Tf32():
         assert torch.equal(rotated_offsets(group.matrices, neighbourhood, (5, 6)), wanted)
         assert torch.equal(layer.offsets((5, 6)), wanted)
@@ -91,18 +91,23 @@ KINDS = {
 }
 
 
+def _scaled(q, k, scale):
+    """Queries with which scores are those of another scale than one over the root of the length."""
+    return (q if scale is None else scale * q.shape[1] ** 0.5 * q), k
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_vector_attention(kind):
     """Lengths of cross products are no differences of rounded products, which cancel for parallel vectors."""
-    change, scale = KINDS[kind]
+    change, factor = KINDS[kind]
     q, k, v = torch.randn(3, 2, 31, 3, 3)
-    single = [x.requires_grad_() for x in (*change(q, k), v)]
+    single = [x.requires_grad_() for x in (*_scaled(*change(q, k), factor), v)]
     double = [x.detach().double().requires_grad_() for x in single]
-    exact = vector_attention(*double, scale=scale)
+    exact = vector_attention(*double)
     direction = torch.randn(2, 31, 3, 3)
     wanted = torch.autograd.grad((exact * direction).sum(), double)
     with Tf32():
-        out = vector_attention(*single, scale=scale)
+        out = vector_attention(*single)
         got = torch.autograd.grad((out * direction).sum(), single)
     assert relative(out, exact) < 2e-3
     for a, b in zip(got, wanted, strict=True):

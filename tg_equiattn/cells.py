@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -16,78 +16,101 @@ METRICS: dict[str, Callable[[Tensor], Tensor]] = {  # lengths (E,) of offsets (E
     "euclidean": lambda x: x.double().square().sum(1).sqrt(),
 }
 _PART = 1 << 20  # pairs that are looked at together
-NORMS = {"manhattan": 1, "euclidean": 2}
 _CELL_AXES = 3  # of cells that pairs are searched in: there are 3 to the power of it around each
 
 
-def limit_of(pos: Tensor, max_distance: float) -> Tensor:
+def limit_of(pos: Tensor, cutoff: float) -> float:
     """The distance that near pairs are below: less than asked for by as much as positions are exact."""
     if not pos.is_floating_point():
-        return torch.tensor(max_distance, dtype=torch.float64, device=pos.device)
+        return float(cutoff)
     exact = 16 * torch.finfo(pos.dtype).eps * pos.abs().nan_to_num(0, 0, 0).max()
-    return max_distance - exact.clamp(max=max_distance / 4)
+    return float(cutoff - exact.clamp(max=cutoff / 4))
 
 
 @functools.cache
 def has_scipy() -> bool:
-    """Whether it can be imported."""
-    try:
-        importlib.import_module("scipy.spatial")
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("scipy") is not None
 
 
-def tree_pairs(pos: Tensor, max_distance: float, batch: Tensor | None, metric: str, most: int) -> Tensor | None:
-    """Pairs (2, E) of nodes of one graph, each both ways, by scipy's tree; ``None`` where there are more than
-    ``most``."""
+def tree_pairs(
+    pos: Tensor, cutoff: float, limit: float, batch: Tensor | None, metric: str, most: int, nodes: int
+) -> Tensor | None:
+    """Pairs (2, E) of the first ``nodes`` with points of their graph nearer than ``limit``, by scipy's tree; ``None``
+    where there are more than ``most``."""
     from scipy.spatial import KDTree
 
-    places, norm = pos.double(), NORMS[metric]
+    places, norm = pos.double(), {"manhattan": 1, "euclidean": 2}[metric]
     if batch is not None:  # graphs apart from each other
-        places = torch.cat([places, 2.0 * max_distance * batch[:, None]], 1)
-    tree, limit = KDTree(places.numpy()), math.nextafter(float(limit_of(pos, max_distance)), 0.0)
-    if len(pos) * (len(pos) - 1) > most and int(tree.count_neighbors(tree, limit, norm)) - len(pos) > most:
+        places = torch.cat([places, 2.0 * cutoff * batch[:, None]], 1)
+    tree, limit = KDTree(places.numpy()), math.nextafter(limit, 0.0)
+    whole = len(pos) == nodes
+    first = tree if whole else KDTree(places[:nodes].numpy())
+    if nodes * (len(pos) - 1) > most and int(first.count_neighbors(tree, limit, norm)) - nodes > most:
         return None
-    pairs = torch.from_numpy(tree.query_pairs(limit, norm, output_type="ndarray")).T.long()
-    return torch.cat([pairs, pairs.flip(0)], 1)
+    if whole:
+        pairs = torch.from_numpy(tree.query_pairs(limit, norm, output_type="ndarray")).T.long()
+        return torch.cat([pairs, pairs.flip(0)], 1)
+    found = first.sparse_distance_matrix(tree, limit, norm, output_type="ndarray")
+    pairs = torch.stack([torch.from_numpy(found[name].astype("int64")) for name in ("i", "j")])
+    return pairs[:, pairs[0] != pairs[1]]
 
 
-class CellPairs:
-    """Pairs of nodes in neighbouring cells of side ``limit``, of which the near ones are told apart in parts."""
+def images(pos: Tensor, cutoff: float, batch: Tensor | None, lattice: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes within their cell, and after them their images that may be nearer than ``cutoff`` to one: float64 points
+    (P, dim), of which node each is, and by how many vectors of the ``lattice`` (B, dim, dim), zero where graphs do not
+    repeat, it was moved (P, dim)."""
+    dim, nodes = pos.shape[1], torch.arange(len(pos), device=pos.device)
+    graph = torch.zeros_like(nodes) if batch is None else batch
+    inverse = torch.linalg.pinv(lattice)  # of no width along vectors that are zero
+    margin = cutoff * torch.linalg.vector_norm(inverse, dim=1)  # in lattice vectors, (B, dim)
+    place = (pos.double()[:, None] @ inverse[graph])[:, 0] + 0.5 * (margin == 0)[graph]
+    wrap, place = -place.floor(), place - place.floor()
+    ends = margin.ceil().amax(0).long().tolist()
+    axes = [torch.arange(-end, end + 1, device=pos.device) for end in ends]
+    steps = torch.cartesian_prod(*axes).view(-1, dim).double()
+    steps = steps[(steps != 0).any(1)]
+    at = place[:, None] + steps
+    room = margin[graph][:, None] + 1e-9
+    node, step = ((at >= -room) & (at <= 1 + room)).all(2).nonzero().T
+    node, moved = torch.cat([nodes, node]), torch.cat([wrap, wrap[node] + steps[step]])
+    return pos.double()[node] + (moved[:, None] @ lattice[graph[node]])[:, 0], node, moved
 
-    def __init__(
-        self, pos: Tensor, max_distance: float, batch: Tensor | None, length: Callable[[Tensor], Tensor]
-    ) -> None:
-        nodes = len(pos)
-        self.length, self.pos, self.limit = length, pos, limit_of(pos, max_distance)
-        graph = torch.zeros(nodes, dtype=torch.int64, device=pos.device) if batch is None else batch
-        places = pos[:, :_CELL_AXES].double() / max_distance
-        dim = places.shape[1]
-        cell = torch.cat([graph[:, None], places.floor().long()], 1)
-        cell = cell - cell.amin(0)
-        sides = cell.amax(0) + 3  # a margin, so that no neighbouring cell wraps around
-        strides = torch.cat([sides.flip(0).cumprod(0).flip(0)[1:], sides.new_ones(1)])
-        cell = ((cell + 1) * strides).sum(1)
-        ordered, self.order = torch.sort(cell)
-        half = itertools.islice(itertools.product((-1, 0, 1), repeat=dim), 3**dim // 2 + 1)
-        steps = torch.tensor(list(half), device=pos.device)  # up to no step; the others mirror them
-        wanted = cell + (steps * strides[1:]).sum(1, keepdim=True)  # (steps, N)
-        self.first = torch.searchsorted(ordered, wanted)
-        self.counts = torch.searchsorted(ordered, wanted, right=True) - self.first
-        self.count = int(2 * self.counts.sum() - self.counts[-1].sum())
 
-    def near(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Targets and sources of near pairs."""
-        device = self.pos.device
-        for step, (first, counts) in enumerate(zip(self.first, self.counts, strict=True)):
-            ends = counts.cumsum(0)
-            for begin in range(0, int(ends[-1]), _PART):
-                place = torch.arange(begin, min(begin + _PART, int(ends[-1])), device=device)
+def cell_pairs(
+    pos: Tensor, cutoff: float, limit: float, batch: Tensor | None, metric: str, most: int, nodes: int
+) -> Tensor | None:
+    """:func:`tree_pairs` by torch alone: points in cells of side ``cutoff``, of which only neighbours are compared,
+    some pairs at a time, which are counted first where they may be too many."""
+    device, mirror, length = pos.device, nodes == len(pos), METRICS[metric]
+    graph = torch.zeros(len(pos), dtype=torch.int64, device=device) if batch is None else batch
+    places = (pos[:, :_CELL_AXES].double() / cutoff).floor().long()
+    cell = torch.cat([graph[:, None], places], 1)
+    cell = cell - cell.amin(0)
+    sides = cell.amax(0) + 3  # a margin, so that no neighbouring cell wraps around
+    strides = torch.cat([sides.flip(0).cumprod(0).flip(0)[1:], sides.new_ones(1)])
+    cell = ((cell + 1) * strides).sum(1)
+    ordered, order = torch.sort(cell)
+    steps = list(itertools.product((-1, 0, 1), repeat=places.shape[1]))
+    steps = steps[: len(steps) // 2 + 1] if mirror else steps  # up to no step, the last; the others mirror them
+    wanted = cell[:nodes] + (torch.tensor(steps, device=device) * strides[1:]).sum(1, keepdim=True)  # (steps, N)
+    first = torch.searchsorted(ordered, wanted)
+    counts = torch.searchsorted(ordered, wanted, right=True) - first
+
+    def near() -> Iterator[Tensor]:
+        for step, (firsts, ends) in enumerate(zip(first, counts.cumsum(1), strict=True)):
+            total = int(ends[-1])
+            for begin in range(0, total, _PART):
+                place = torch.arange(begin, min(begin + _PART, total), device=device)
                 i = torch.searchsorted(ends, place, right=True)
-                j = self.order[place - (ends - counts)[i] + first[i]]
-                near = (self.length(self.pos[j] - self.pos[i]) < self.limit) & (i != j)
-                i, j = i[near], j[near]
-                yield i, j
-                if step < len(self.counts) - 1:
-                    yield j, i
+                j = order[place - (ends - counts[step])[i] + firsts[i]]
+                pair = torch.stack([i, j])[:, (length(pos[j] - pos[i]) < limit) & (i != j)]
+                yield pair if not mirror or step == len(steps) - 1 else torch.cat([pair, pair.flip(0)], 1)
+
+    if int(counts.sum()) * (1 + mirror) > most:
+        found = 0
+        for pair in near():
+            found += pair.shape[1]
+            if found > most:
+                return None
+    nothing = torch.zeros(2, 0, dtype=torch.int64, device=device)
+    return torch.cat([nothing, *near()], 1)

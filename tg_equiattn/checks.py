@@ -3,52 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 
+def _each(arguments: Mapping[str, Any], fits: Callable[[Any], bool], wanted: str) -> None:
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not fits(value):
+            raise ValueError(f"{name} must be {wanted}, got {value!r}")
+
+
 def positive(**arguments: int) -> None:
     """Raise ValueError unless every argument is a positive integer."""
-    for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    _each(arguments, lambda x: isinstance(x, (int, torch.SymInt)) and x >= 1, "a positive integer")
 
 
 def positive_number(**arguments: float) -> None:
     """Raise ValueError unless every argument is a positive, finite number."""
-    for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise ValueError(f"{name} must be a positive number, got {value!r}")
+    _each(arguments, lambda x: isinstance(x, (int, float)) and 0 < x < math.inf, "a positive number")
 
 
 def not_negative(**arguments: float) -> None:
     """Raise ValueError unless each argument is a finite number of at least 0."""
-    for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
+    _each(arguments, lambda x: isinstance(x, (int, float)) and 0 <= x < math.inf, "a finite number of at least 0")
 
 
 def probability(**arguments: float) -> None:
     """Raise ValueError unless every argument is in [0, 1)."""
-    for name, value in arguments.items():
-        if not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
-            raise ValueError(f"{name} must be in [0, 1), got {value!r}")
-
-
-def renamed(given: Mapping[str, object], names: Mapping[str, str], where: str) -> None:
-    """Raise ValueError for arguments that have another name now, or are not there."""
-    for name in given:
-        now = f"it is now {names[name]}" if name in names else "there is none of that name"
-        raise ValueError(f"{name} is no argument of {where}: {now}")
-
-
-def scale(value: float | None) -> None:
-    """Raise ValueError unless a scale of scores is None or a finite number."""
-    if value is not None and (not isinstance(value, (int, float)) or not math.isfinite(value)):
-        raise ValueError(f"scale must be a finite number or None, got {value!r}")
+    _each(arguments, lambda x: isinstance(x, (int, float)) and 0 <= x < 1, "in [0, 1)")
 
 
 def choice(name: str, value: object, allowed: Collection[str]) -> None:
@@ -60,17 +46,14 @@ def choice(name: str, value: object, allowed: Collection[str]) -> None:
 def features(x: Tensor, channels: int, dim: int, elements: int | None, reference: Tensor, name: str = "input") -> None:
     """Raise ValueError unless x is (B, channels, [elements,] *spatial) in ``reference``'s dtype, on its device."""
     axes = (channels,) if elements is None else (channels, elements)
+    layout = f"({', '.join(['B', *map(str, axes), 'H, W' if dim == 2 else 'D, H, W'])})"
     if not isinstance(x, Tensor):
-        raise ValueError(f"{name} must be a torch.Tensor of shape {_layout(axes, dim)}, got {type(x).__name__}")
+        raise ValueError(f"{name} must be a torch.Tensor of shape {layout}, got {type(x).__name__}")
     if x.ndim != 1 + len(axes) + dim or tuple(x.shape[1 : 1 + len(axes)]) != axes:
-        raise ValueError(f"{name} must have shape {_layout(axes, dim)}, got {tuple(x.shape)}")
+        raise ValueError(f"{name} must have shape {layout}, got {tuple(x.shape)}")
     if min(x.shape[1 + len(axes) :]) < 1:
         raise ValueError(f"{name} must have at least one pixel on every spatial axis, got {tuple(x.shape)}")
     same_kind(x, reference, name)
-
-
-def _layout(axes: tuple[int, ...], dim: int) -> str:
-    return f"({', '.join(['B', *map(str, axes), 'H, W' if dim == 2 else 'D, H, W'])})"
 
 
 def same_kind(x: Tensor, reference: Tensor, name: str = "input") -> None:
@@ -90,17 +73,15 @@ def alike(axes: int, **tensors: Tensor) -> None:
     first_name, first = next(iter(tensors.items()))
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise ValueError(
-                f"{name} must be a floating point tensor, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}"
-            )
+            came = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name} must be a floating point tensor, got {came}")
         if x.ndim != axes:
             raise ValueError(f"{name} must have {axes} axes, got shape {tuple(x.shape)}")
         if x.shape != first.shape:
             raise ValueError(f"{name} must have the shape of {first_name}, {tuple(first.shape)}, got {tuple(x.shape)}")
         if x.dtype != first.dtype or x.device != first.device:
-            raise ValueError(
-                f"{name} must be {first.dtype} on {first.device} as {first_name} is, got {x.dtype} on {x.device}"
-            )
+            wanted = f"{first.dtype} on {first.device} as {first_name} is"
+            raise ValueError(f"{name} must be {wanted}, got {x.dtype} on {x.device}")
         half_precision(**{name: x})
 
 
@@ -115,22 +96,46 @@ def half_precision(**tensors: Tensor) -> None:
 def full_parameters(reference: Tensor) -> None:
     """Raise ValueError unless parameters are float32 or float64."""
     if reference.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"parameters must be float32 or float64 (torch.autocast does mixed precision), got {reference.dtype}"
-        )
+        wanted = "float32 or float64 (torch.autocast does mixed precision)"
+        raise ValueError(f"parameters must be {wanted}, got {reference.dtype}")
+
+
+def described(x: object) -> str:
+    """What came, for an error."""
+    return f"{x.dtype} of shape {tuple(x.shape)} on {x.device}" if isinstance(x, Tensor) else type(x).__name__
+
+
+def tensor(
+    name: str, value: object, dtype: torch.dtype, shapes: Sequence[tuple], device: torch.device | None, shape: str = ""
+) -> None:
+    """Raise ValueError unless value is a tensor of this kind, of one of these shapes, on this device."""
+    if not isinstance(value, Tensor) or value.dtype != dtype or tuple(value.shape) not in shapes:
+        shape = shape or str(tuple(map(int, shapes[0])))
+        raise ValueError(f"{name} must be {str(dtype).removeprefix('torch.')} of shape {shape}, got {described(value)}")
+    if device is not None and value.device != device:
+        raise ValueError(f"{name} must be on {device} as the input is, got {value.device}")
 
 
 def lengths(value: Tensor | None, count: int, longest: int, device: torch.device) -> None:
     """Raise ValueError unless value is None or holds the own lengths (count,) of sequences padded to ``longest``."""
     if value is None:
         return
-    if not isinstance(value, Tensor) or value.dtype != torch.int64 or tuple(value.shape) != (count,):
-        came = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"lengths must be int64 of shape ({count},), got {came}")
-    if value.device != device:
-        raise ValueError(f"lengths must be on {device} as the input is, got {value.device}")
+    tensor("lengths", value, torch.int64, [(count,)], device)
     if values_are_free(value) and count and not 0 <= int(value.min()) <= int(value.max()) <= longest:
         raise ValueError(f"lengths must be in [0, {longest}], got {int(value.min())} to {int(value.max())}")
+
+
+def mask(value: Tensor | None, shape: tuple[int, ...], device: torch.device | None = None) -> None:
+    """Raise ValueError unless value is None or a boolean mask of this shape on this device."""
+    if value is not None:
+        tensor("mask", value, torch.bool, [shape], device)
+
+
+def pixel_mask(value: Tensor | None, batch_size: int, spatial: Sequence[int], device: torch.device) -> None:
+    """Raise ValueError unless value is None or a boolean mask (B or 1, *spatial) of images on this device."""
+    if value is not None:
+        shape = f"({', '.join([f'{batch_size} or 1', *map(str, spatial)])}), true where there are pixels"
+        tensor("mask", value, torch.bool, [(batch_size, *spatial), (1, *spatial)], device, shape)
 
 
 def values_are_free(x: Tensor) -> bool:
@@ -154,29 +159,6 @@ def is_batched(x: Tensor) -> bool:
     return False
 
 
-def mask(value: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless value is None or a boolean mask of this shape."""
-    if value is not None and (value.dtype != torch.bool or tuple(value.shape) != shape):
-        raise ValueError(f"mask must be bool of shape {shape}, got {value.dtype} of shape {tuple(value.shape)}")
-
-
-def pixel_mask(value: Tensor | None, batch_size: int, spatial: Sequence[int], device: torch.device) -> None:
-    """Raise ValueError unless value is None or a boolean mask (B or 1, *spatial) of images on this device."""
-    if value is None:
-        return
-    if not isinstance(value, Tensor):
-        raise ValueError(f"mask must be a bool tensor, true where there are pixels, got {type(value).__name__}")
-    fits = value.ndim > 1 and tuple(value.shape[1:]) == tuple(spatial)
-    if value.dtype != torch.bool or not fits or not (value.shape[0] == batch_size or value.shape[0] == 1):
-        sides = ", ".join(str(int(n)) for n in spatial)
-        raise ValueError(
-            f"mask must be bool of shape ({batch_size} or 1, {sides}), true where there are pixels, "
-            f"got {value.dtype} of shape {tuple(value.shape)}"
-        )
-    if value.device != device:
-        raise ValueError(f"mask must be on {device} as the input is, got {value.device}")
-
-
 def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
     """The number of graphs; ValueError unless ``batch`` is None (one graph) or a sorted graph index of the nodes x."""
     if batch_size is not None and not (batch_size == 0 and not x.shape[0]):
@@ -185,11 +167,7 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
         if batch_size not in (None, 1):
             raise ValueError(f"batch must be given where batch_size is {batch_size}, got None")
         return 1
-    nodes, shape = x.shape[0], tuple(batch.shape)
-    if batch.dtype != torch.int64 or shape != (nodes,):
-        raise ValueError(f"batch must be int64 of shape ({nodes},), got {batch.dtype} of shape {shape}")
-    if batch.device != x.device:
-        raise ValueError(f"batch must be on {x.device} as the input is, got {batch.device}")
+    tensor("batch", batch, torch.int64, [(x.shape[0],)], x.device)
     if values_are_free(batch) and batch.shape[0]:
         if bool((batch.diff() < 0).any()):
             raise ValueError("batch must be sorted, got a graph index that decreases")
@@ -208,10 +186,9 @@ def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -
     """pos; ValueError unless it has this shape, is on the device of x, and holds numbers."""
     if pos is None:
         raise ValueError(f"pos must be given, of shape {shape}: {why}; got None")
-    if not isinstance(pos, Tensor):
-        raise ValueError(f"pos must be a tensor of shape {shape}, got {type(pos).__name__}")
-    if tuple(pos.shape) != shape:
-        raise ValueError(f"pos must have shape {shape}, got {tuple(pos.shape)}")
+    if not isinstance(pos, Tensor) or tuple(pos.shape) != shape:
+        came = tuple(pos.shape) if isinstance(pos, Tensor) else type(pos).__name__
+        raise ValueError(f"pos must have shape {shape}, got {came}")
     if pos.device != x.device:
         raise ValueError(f"pos must be on {x.device} as the input is, got {pos.device}")
     if pos.is_complex() or pos.dtype == torch.bool:

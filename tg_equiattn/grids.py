@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .kept import ordinary_tensors
-from .neighbors import Neighbors
+from .modes import ordinary_tensors
+from .pairs import Pairs
+
+__all__ = ["Neighbourhood", "PixelGrid"]
 
 NEIGHBOURHOODS = ("square", "disk")
 PADDING_MODES = ("mask", "circular")
@@ -27,21 +29,15 @@ PADDING_MODES = ("mask", "circular")
 def _axes_to_position(index: Tensor) -> Tensor:
     """Offsets along the tensor's axes, (row, column) or (z, row, column), as positions (x, y) or (x, y, z)."""
     position = index.flip(-1).clone()
-    position[..., 1] *= -1
+    if position.shape[-1] > 1:
+        position[..., 1] *= -1
     return position
 
 
-def _centred_grid(radii: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-    axes = [torch.arange(-r, r + 1, device=device) for r in radii]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
-
-
-def _disk(dim: int, kernel_size: int) -> tuple[int, ...]:
-    """Which offsets of a square window are no longer than half its side; none if all are."""
-    radius = kernel_size // 2
-    window = itertools.product(range(-radius, radius + 1), repeat=dim)
-    chosen = tuple(i for i, offset in enumerate(window) if 4 * sum(n * n for n in offset) <= kernel_size**2)
-    return chosen if len(chosen) < kernel_size**dim else ()
+def _mesh(axes: Iterable[tuple[int, int]], device: torch.device | str) -> Tensor:
+    """Every index (n, d) of a grid whose axes run from the first of these to before the second, in row order."""
+    ranges = [torch.arange(start, stop, device=device) for start, stop in axes]  # symbols, which no range() takes
+    return torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1).flatten(0, -2)
 
 
 @dataclass(frozen=True)
@@ -78,8 +74,7 @@ class Neighbourhood:
             raise ValueError(f"dim must be 2 or 3, got {self.dim!r}")
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1 or size % 2 == 0):
             raise ValueError(f"kernel_size must be a positive odd integer or None (global), got {size!r}")
-        if self.shape not in NEIGHBOURHOODS:
-            raise ValueError(f"neighbourhood must be one of {NEIGHBOURHOODS}, got {self.shape!r}")
+        checks.choice("neighbourhood", self.shape, NEIGHBOURHOODS)
         if size is None and self.shape != "square":
             raise ValueError(f"neighbourhood must be 'square' where kernel_size is None (global), got {self.shape!r}")
         checks.choice("padding_mode", self.padding_mode, PADDING_MODES)
@@ -88,8 +83,11 @@ class Neighbourhood:
                 "padding_mode must be 'mask' where kernel_size is None (global): half a side away an offset has no "
                 "direction on a torus; GlobalGroupAttention joins a circular window with all pixels. Got 'circular'"
             )
-        chosen = _disk(self.dim, size) if self.shape == "disk" and size is not None else ()
-        object.__setattr__(self, "selection", chosen)
+        chosen: tuple[int, ...] = ()
+        if self.shape == "disk" and size is not None:
+            window = itertools.product(range(-(size // 2), size // 2 + 1), repeat=self.dim)
+            chosen = tuple(i for i, offset in enumerate(window) if 4 * sum(n * n for n in offset) <= size**2)
+        object.__setattr__(self, "selection", chosen if len(chosen) < (size or 0) ** self.dim else ())
 
     @property
     def is_global(self) -> bool:
@@ -119,10 +117,9 @@ class Neighbourhood:
 
     def offsets(self, spatial: Sequence[int] | None = None, device: torch.device | str = "cpu") -> Tensor:
         """Relative positions, (D, dim) int64: of the window, or with global attention of all pairs on the grid."""
-        if self.kernel_size is None:
-            return _axes_to_position(_centred_grid([n - 1 for n in self._grid(spatial)], device))
-        square = _axes_to_position(_centred_grid([self.kernel_size // 2] * self.dim, device))
-        return square[list(self.selection)] if self.selection else square
+        radii = [n - 1 for n in self._grid(spatial)] if self.kernel_size is None else [self.kernel_size // 2] * self.dim
+        every = _axes_to_position(_mesh(((-n, n + 1) for n in radii), device))
+        return every[list(self.selection)] if self.selection else every
 
     def _grid(self, spatial: Sequence[int] | None) -> Sequence[int]:
         if spatial is None:
@@ -198,36 +195,25 @@ class PixelGrid:
 
     def pos(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Tensor:
         """(N, dim) positions of pixels from 0, x right and y up."""
-        index = _corner_grid(self.shape, device)
-        pos = _axes_to_position(index) if len(self.shape) > 1 else index
+        pos = _axes_to_position(_mesh(((0, side) for side in self.shape), device))
         return self._in_units(pos - pos.amin(0)).to(dtype or torch.get_default_dtype())
 
-    def _steps(self, device: torch.device | str) -> Tensor:
-        """Index steps to near pixels (D, dim), without the pixel itself; made on the device, of a size known here."""
-        axes, spacing = [], self._spacings
-        for side, unit in zip(self.shape, spacing, strict=True):
-            reach = math.ceil(self.max_distance / unit)
-            back, ahead = ((side - 1) // 2, side // 2) if self.periodic else (side - 1, side - 1)
-            axes.append(range(-min(reach, back), min(reach, ahead) + 1))
-        limit = self.max_distance * (1 - 1e-9)  # sums of spacings are rounded
-        count = 0
-        for step in itertools.product(*axes):
-            length = 0.0
-            for n, unit in zip(step, spacing, strict=True):
-                length += abs(n) * unit
-            count += 0 < length < limit
-        ranges = [torch.arange(axis.start, axis.stop, device=device) for axis in axes]
-        steps = torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1).flatten(0, -2)
-        lengths = steps.new_zeros(len(steps), dtype=torch.float64)
-        for along, unit in zip(steps.unbind(-1), spacing, strict=True):
-            lengths = lengths + along.abs().double() * unit
-        near = (lengths > 0) & (lengths < limit)
-        return steps[near.to(torch.int32).argsort(descending=True, stable=True)[:count]]
-
     def pairs(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Targets, sources, offsets (E, dim) and which exist: all steps of all pixels, those off the image too."""
-        steps = self._steps(device)
-        grid = _corner_grid(self.shape, device)[:, None] + steps
+        """Targets, sources, offsets (E, dim) and which exist: all steps of all pixels, those off the image too; made on
+        the device, of a size known here."""
+        axes, count, limit = [], 0, self.max_distance * (1 - 1e-9)  # sums of spacings are rounded
+        for side, unit in zip(self.shape, self._spacings, strict=True):
+            most = math.ceil(self.max_distance / unit)
+            back, ahead = ((side - 1) // 2, side // 2) if self.periodic else (side - 1, side - 1)
+            axes.append((-min(most, back), min(most, ahead) + 1))
+        for step in itertools.product(*itertools.starmap(range, axes)):
+            count += 0 < sum(abs(n) * unit for n, unit in zip(step, self._spacings, strict=True)) < limit
+        steps = _mesh(axes, device)
+        along = zip(steps.unbind(-1), self._spacings, strict=True)
+        lengths = torch.stack([n.abs().double() * unit for n, unit in along]).sum(0)
+        near = (lengths > 0) & (lengths < limit)
+        steps = steps[near.to(torch.int32).argsort(descending=True, stable=True)[:count]]
+        grid = _mesh(((0, side) for side in self.shape), device)[:, None] + steps
         source, exists = torch.zeros_like(grid[..., 0]), torch.ones_like(grid[..., 0], dtype=torch.bool)
         for side, there in zip(self.shape, grid.unbind(-1), strict=True):
             if self.periodic:
@@ -235,56 +221,34 @@ class PixelGrid:
             exists = exists & (there >= 0) & (there < side)
             source = source * side + there.clamp(0, side - 1)
         target = torch.arange(len(self), device=device)[:, None].expand_as(source)
-        offsets = _axes_to_position(steps) if len(self.shape) > 1 else steps
-        return target.flatten(), source.flatten(), self._in_units(offsets).repeat(len(self), 1), exists.flatten()
+        offsets = self._in_units(_axes_to_position(steps)).repeat(len(self), 1)
+        return target.flatten(), source.flatten(), offsets, exists.flatten()
 
+    @functools.lru_cache(maxsize=32)  # noqa: B019 - grids are values, and few
+    @ordinary_tensors()
     def edges(self) -> tuple[Tensor, Tensor]:
-        """``edge_index`` (2, E) of sources and targets, sorted by target, and offsets (E, dim).
+        """``edge_index`` (2, E), sorted by target, and offsets (E, dim), once for each grid: do not write into them."""
+        target, source, offsets, exists = self.pairs()
+        return torch.stack([source, target])[:, exists], offsets[exists]
 
-        Computed once for each grid and shared: do not write into them.
-        """
-        return _edges(self)
-
-    def neighbors(self, batch_size: int = 1, device: torch.device | str = "cpu") -> Neighbors:
+    def neighbors(self, batch_size: int = 1, device: torch.device | str = "cpu") -> Pairs:
         """The near pairs of ``batch_size`` images, one after the other; kept for the last few grids asked for."""
-        if torch.compiler.is_compiling():
-            return _repeated(*self.pairs(device), batch_size, len(self))
-        return _neighbors(self, batch_size, torch.device(device))
+        make = self._copied if torch.compiler.is_compiling() else self._cached
+        return make(batch_size, torch.device(device))
 
+    def _copied(self, copies: int, device: torch.device) -> Pairs:
+        target, source, offsets, exists = self.pairs(device)
+        edge_index = torch.stack([source, target])[:, None] + len(self) * torch.arange(copies, device=device)[:, None]
+        return Pairs(edge_index.flatten(1), copies * len(self), offsets.repeat(copies, 1), exists=exists.repeat(copies))
 
-def _corner_grid(shape: Sequence[int], device: torch.device | str) -> Tensor:
-    axes = [torch.arange(n, device=device) for n in shape]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
-
-
-def _repeated(target: Tensor, source: Tensor, offsets: Tensor, exists: Tensor, copies: int, nodes: int) -> Neighbors:
-    shift = nodes * torch.arange(copies, device=target.device)[:, None]
-    pairs = (shift + target).flatten(), (shift + source).flatten()
-    return Neighbors(*pairs, offsets.repeat(copies, 1), copies * nodes, exists.repeat(copies))
-
-
-@functools.lru_cache(maxsize=32)
-@ordinary_tensors()
-def _edges(grid: PixelGrid) -> tuple[Tensor, Tensor]:
-    target, source, offsets, exists = grid.pairs()
-    return torch.stack([source, target])[:, exists], offsets[exists]
-
-
-@functools.lru_cache(maxsize=8)
-@ordinary_tensors()
-def _neighbors(grid: PixelGrid, copies: int, device: torch.device) -> Neighbors:
-    return _repeated(*grid.pairs(device), copies, len(grid))
+    _cached = functools.lru_cache(maxsize=8)(ordinary_tensors()(_copied))
 
 
 def transform_grid(x: Tensor, matrix: Tensor) -> Tensor:
     r"""Act with a lattice element on the last ``d`` axes: :math:`(L_g f)(x) = f(g^{-1} x)` about the grid's centre.
 
-    Args:
-        x: ``(..., H, W)`` or ``(..., D, H, W)``. Sides may differ; quarter turns exchange them.
-        matrix: ``(d, d)`` signed permutation matrix in (x, y[, z]) coordinates.
-
-    Raises:
-        ValueError: if the matrix does not map the grid onto a grid.
+    x is ``(..., H, W)`` or ``(..., D, H, W)``, whose sides quarter turns exchange; the matrix a signed permutation in
+    (x, y[, z]) coordinates, else ValueError.
     """
     dim = matrix.shape[-1]
     if not torch.equal(matrix.abs().round(), matrix.abs()) or not bool((matrix.abs().sum(0) == 1).all()):

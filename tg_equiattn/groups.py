@@ -10,16 +10,44 @@ from torch import Tensor
 
 from . import checks
 
+__all__ = [
+    "FiniteGroup", "cyclic", "dihedral", "dyadic", "from_generators", "icosahedral", "mirror", "octahedral", "trivial"
+]  # fmt: skip
+
 _TOLERANCE = 1e-6
 
 
-class FiniteGroup:
+class _Elements:
+    """What a finite group and its products with scales have in common."""
+
+    matrices: Tensor
+
+    @property
+    def dim(self) -> int:
+        """The dimension ``d`` of the space acted on."""
+        return self.matrices.shape[-1]
+
+    @property
+    def order(self) -> int:
+        """The number of elements."""
+        return len(self.matrices)
+
+    def __len__(self) -> int:
+        return self.order
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and torch.equal(self.matrices, other.matrices)
+
+    def __hash__(self) -> int:
+        return hash((self.order, self.dim))
+
+
+class FiniteGroup(_Elements):
     r"""A finite group :math:`H \subset O(d)`, given by the orthogonal matrices of all its elements.
 
-    Elements are indices ``0 ... |H|-1``. Floats are compared once, at construction, to fill the
-    Cayley table; after that only integer tables decide anything. Matrix entries within 1e-6 of an
-    integer are made exactly that integer, so lattice elements (multiples of 90 degrees, axis flips)
-    are exact, from float32 cosines too.
+    Elements are indices ``0 ... |H|-1``. Floats are compared once, at construction, to fill the Cayley table; after
+    that only integer tables decide anything. Matrix entries within 1e-6 of an integer are made exactly that integer, so
+    lattice elements (multiples of 90 degrees, axis flips) are exact, from float32 cosines too.
 
     Args:
         matrices: the elements, ``(|H|, d, d)`` with ``d`` 2 or 3, in any order, identity included.
@@ -33,8 +61,7 @@ class FiniteGroup:
         lattice: ``(|H|,)`` bool, whether the element maps the integer grid onto itself.
 
     Raises:
-        ValueError: if the matrices are not orthogonal, repeat, or are not closed under products
-            and inverses.
+        ValueError: if the matrices are not orthogonal, repeat, or are not closed under products and inverses.
 
     Example:
         >>> from tg_equiattn.groups import cyclic
@@ -49,24 +76,23 @@ class FiniteGroup:
             raise ValueError(f"matrices must have shape (|H|, 2, 2) or (|H|, 3, 3), got {tuple(matrices.shape)}")
         if len(matrices) == 0:
             raise ValueError("matrices must hold at least the identity, got none")
-        _check_orthogonal(matrices)
-        self.matrices = _snap(matrices)
-        self.name = name
-        self.cayley = _cayley_table(self.matrices)
-        self.identity = self._find_identity()
-        self.inverse = self._find_inverses()
-        self._check_associative()
+        self.matrices, self.name = _snap(matrices), name
+        if int(_matches(self.matrices, self.matrices).sum()) != len(matrices):
+            raise ValueError("matrices must be distinct, got the same element twice")
+        hits = _matches(self.matrices[:, None] @ self.matrices, self.matrices)
+        if not bool((hits.sum(-1) == 1).all()):
+            a, b = (hits.sum(-1) != 1).nonzero()[0].tolist()
+            raise ValueError(f"matrices must be closed under products, got none equal to element {a} times element {b}")
+        self.cayley = table = hits.int().argmax(-1)
         self.lattice = (self.matrices == self.matrices.round()).flatten(1).all(1)
-
-    @property
-    def dim(self) -> int:
-        """The dimension ``d`` of the space acted on."""
-        return self.matrices.shape[-1]
-
-    @property
-    def order(self) -> int:
-        """The number of elements."""
-        return len(self.matrices)
+        every = torch.arange(len(table), device="cpu")
+        neutral = (table == every).all(1) & (table == every[:, None]).all(0)
+        self.identity = int(neutral.int().argmax())
+        inverse = table == self.identity
+        self.inverse = inverse.int().argmax(1)
+        associative = torch.equal(table[table[:, :, None], every], table[every[:, None, None], table[None]])
+        if not associative or not bool(neutral.any()) or not bool((inverse.sum(1) == 1).all()):
+            raise ValueError("matrices must be a group, got products without identity, inverses or associativity")
 
     @property
     def isometries(self) -> FiniteGroup:
@@ -77,57 +103,17 @@ class FiniteGroup:
         """``(|H|,)`` indices of :math:`g^{-1} k`: regular features f moved by g are f(g^-1 k) at k."""
         return self.cayley[self.inverse[element]]
 
-    def __len__(self) -> int:
-        return self.order
-
     def __repr__(self) -> str:
         return f"{self.name}(order={self.order}, dim={self.dim})"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FiniteGroup) and torch.equal(self.matrices, other.matrices)
 
-    def __hash__(self) -> int:
-        return hash((self.order, self.dim))
-
-    def _find_identity(self) -> int:
-        every = torch.arange(self.order, device="cpu")
-        neutral = (self.cayley == every).all(1) & (self.cayley == every[:, None]).all(0)
-        if not neutral.any():
-            raise ValueError("matrices must hold the identity, got none that leaves every element unchanged")
-        return int(neutral.nonzero()[0])
-
-    def _find_inverses(self) -> Tensor:
-        hits = self.cayley == self.identity
-        if not bool((hits.sum(1) == 1).all()):
-            raise ValueError("matrices must hold the inverse of every element, got an element without one")
-        return hits.int().argmax(1)
-
-    def _check_associative(self) -> None:
-        table = self.cayley
-        every = torch.arange(self.order, device="cpu")
-        left = table[table[:, :, None], every]
-        right = table[every[:, None, None], table[None]]
-        if not torch.equal(left, right):
-            raise ValueError("matrices must multiply associatively, got a Cayley table that does not")
-
-
-class DilationGroup:
+class DilationGroup(_Elements):
     r"""Dilations by 1, 2, 4, ... :math:`2^{J-1}`, each with all elements of a finite group.
 
     .. math:: H = \{2^j m : 0 \le j < J,\; m \in M\}, \qquad M \subset O(d) \text{ finite}
 
     J scales of the group of all dilations, which is not compact: the first and the last one see fewer scales than the
     others, as pixels at a border see fewer pixels. Elements are indices :math:`j |M| + m`. Made by :func:`dyadic`.
-
-    Args:
-        scales: J, their number.
-        isometries: M.
-
-    Attributes:
-        matrices, lattice, identity: as :class:`FiniteGroup`'s; no dilation but 1 maps the grid onto itself.
-
-    Raises:
-        ValueError: if ``scales`` is not a positive integer or ``isometries`` no FiniteGroup.
 
     Source: GSA-Nets App. E; Worrall & Welling (2019) for scales that are powers of two.
     """
@@ -138,38 +124,18 @@ class DilationGroup:
             raise ValueError(f"isometries must be a tg_equiattn.groups.FiniteGroup, got {isometries!r}")
         self.scales, self.isometries = scales, isometries
         self.matrices = torch.cat([2.0**j * isometries.matrices for j in range(scales)])
-        first = torch.arange(self.order, device="cpu") < isometries.order
+        first = torch.arange(len(self.matrices), device="cpu") < isometries.order
         self.lattice = first & isometries.lattice.repeat(scales)
         self.identity = isometries.identity
 
-    @property
-    def dim(self) -> int:
-        """The dimension ``d`` of the space acted on."""
-        return self.isometries.dim
-
-    @property
-    def order(self) -> int:
-        """The number of elements."""
-        return self.scales * self.isometries.order
-
     def moved(self, element: int) -> Tensor:
-        """As :meth:`FiniteGroup.moved`, for an isometry, which leaves scales as they are."""
         if not 0 <= element < self.isometries.order:
             raise ValueError(f"element must be an isometry, one of the first {self.isometries.order}, got {element}")
         scales = self.isometries.order * torch.arange(self.scales, device="cpu")
         return (scales[:, None] + self.isometries.moved(element)).flatten()
 
-    def __len__(self) -> int:
-        return self.order
-
     def __repr__(self) -> str:
         return f"dyadic({self.scales}, {self.isometries!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DilationGroup) and (self.scales, self.isometries) == (other.scales, other.isometries)
-
-    def __hash__(self) -> int:
-        return hash((self.scales, self.isometries))
 
 
 def dyadic(scales: int, isometries: FiniteGroup | None = None) -> DilationGroup:
@@ -190,36 +156,18 @@ def check_group(group: FiniteGroup | DilationGroup, scales: bool = False) -> Non
         raise ValueError(f"group must be a tg_equiattn.groups.FiniteGroup, got {type(group).__name__}")
 
 
-def _check_orthogonal(matrices: Tensor) -> None:
-    identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device="cpu")
-    deviation = (matrices @ matrices.mT - identity).abs().max()
+def _snap(matrices: Tensor) -> Tensor:
+    """Orthogonal matrices, with what is almost an integer made one."""
+    deviation = (matrices @ matrices.mT - torch.eye(matrices.shape[-1], dtype=matrices.dtype, device="cpu")).abs().max()
     if not deviation <= _TOLERANCE:
         raise ValueError(f"matrices must be orthogonal, got one with |M M^T - 1| = {deviation:.3g}")
-
-
-def _snap(matrices: Tensor) -> Tensor:
     rounded = matrices.round()
     return torch.where((matrices - rounded).abs() < _TOLERANCE, rounded, matrices) + 0.0  # no negative zeros
 
 
 def _matches(candidates: Tensor, elements: Tensor) -> Tensor:
-    distance = (candidates[..., None, :, :] - elements).abs().amax((-1, -2))
-    return distance < 1e-4
-
-
-def _cayley_table(matrices: Tensor) -> Tensor:
-    if int(_matches(matrices, matrices).sum()) != len(matrices):
-        raise ValueError("matrices must be distinct, got the same element twice")
-    hits = _matches(matrices[:, None] @ matrices[None], matrices)
-    if not bool((hits.sum(-1) == 1).all()):
-        a, b = (hits.sum(-1) != 1).nonzero()[0].tolist()
-        raise ValueError(f"matrices must be closed under products, got none equal to element {a} times element {b}")
-    return hits.int().argmax(-1)
-
-
-def _rotation(angle: float) -> Tensor:
-    c, s = math.cos(angle), math.sin(angle)
-    return torch.tensor([[c, -s], [s, c]], dtype=torch.float64, device="cpu")
+    """Which elements each candidate is, (..., |H|)."""
+    return (candidates[..., None, :, :] - elements).abs().amax((-1, -2)) < 1e-4
 
 
 def trivial(dim: int = 2) -> FiniteGroup:
@@ -239,7 +187,8 @@ def mirror(dim: int = 2) -> FiniteGroup:
 def cyclic(n: int) -> FiniteGroup:
     r"""The ``n`` rotations of the plane by multiples of :math:`2\pi/n`, counter-clockwise."""
     checks.positive(n=n)
-    return FiniteGroup(torch.stack([_rotation(2 * math.pi * i / n) for i in range(n)]), f"C{n}")
+    turns = [(math.cos(angle), math.sin(angle)) for angle in (2 * math.pi * i / n for i in range(n))]
+    return FiniteGroup([[[c, -s], [s, c]] for c, s in turns], f"C{n}")
 
 
 def dihedral(n: int) -> FiniteGroup:
@@ -248,17 +197,14 @@ def dihedral(n: int) -> FiniteGroup:
     return FiniteGroup(torch.cat([rotations, rotations @ mirror().matrices[1]]), f"D{n}")
 
 
-def octahedral() -> FiniteGroup:
-    """The 24 rotations of the cube."""
+def octahedral(reflections: bool = False) -> FiniteGroup:
+    """The 24 rotations of the cube; with ``reflections`` all its 48 symmetries."""
     quarter_z = [[0.0, -1, 0], [1, 0, 0], [0, 0, 1]]
     quarter_x = [[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]
-    return from_generators([quarter_z, quarter_x], name="octahedral")
-
-
-def full_octahedral() -> FiniteGroup:
-    """The 48 rotations and reflections of the cube."""
-    rotations = octahedral().matrices
-    return FiniteGroup(torch.cat([rotations, -rotations]), "full_octahedral")
+    rotations = from_generators([quarter_z, quarter_x], name="octahedral")
+    if not reflections:
+        return rotations
+    return FiniteGroup(torch.cat([rotations.matrices, -rotations.matrices]), "octahedral with reflections")
 
 
 def icosahedral() -> FiniteGroup:
@@ -271,31 +217,19 @@ def icosahedral() -> FiniteGroup:
 
 
 def from_generators(matrices: Tensor | Sequence, *, max_order: int = 200, name: str = "FiniteGroup") -> FiniteGroup:
-    """The smallest group that holds the given orthogonal matrices.
-
-    Args:
-        matrices: generators, ``(n, d, d)``.
-        max_order: give up beyond this many elements.
-        name: shown in ``repr``.
-
-    Raises:
-        ValueError: if a generator is not orthogonal or they do not close within ``max_order`` elements.
-    """
+    """The smallest group that holds the given orthogonal matrices, ``(n, d, d)``; ValueError if one is not orthogonal
+    or they do not close within ``max_order`` elements."""
     generators = torch.as_tensor(matrices, dtype=torch.float64, device="cpu")
     if generators.ndim != 3 or generators.shape[-1] != generators.shape[-2]:
         raise ValueError(f"matrices must have shape (n, d, d), got {tuple(generators.shape)}")
-    _check_orthogonal(generators)
     generators = _snap(generators)
-    elements = torch.eye(generators.shape[-1], dtype=torch.float64, device="cpu")[None]
-    frontier = elements
+    elements = frontier = torch.eye(generators.shape[-1], dtype=torch.float64, device="cpu")[None]
     while len(frontier):
-        products = _snap((generators[:, None] @ frontier[None]).flatten(0, 1))
-        fresh: list[Tensor] = []
-        for product in products:
-            if not _matches(product, torch.cat([elements, *(m[None] for m in fresh)])).any():
-                fresh.append(product)
-        frontier = torch.stack(fresh) if fresh else elements[:0]
-        elements = torch.cat([elements, frontier])
+        before = len(elements)
+        for product in (generators[:, None] @ frontier[None]).flatten(0, 1):
+            if not _matches(product, elements).any():
+                elements = torch.cat([elements, _snap(product[None])])
+        frontier = elements[before:]
         if len(elements) > max_order:
             raise ValueError(f"matrices must generate at most max_order={max_order} elements, got more")
     return FiniteGroup(elements, name=name)

@@ -1,171 +1,396 @@
-"""Batches of graphs of different sizes, nodes first: packing groups of graphs into dense tensors, and back."""
+"""Batches of graphs of different sizes, nodes first: which node belongs where, and how graphs reach a dense kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
 from . import checks
+from .modes import transformed
 from .ranks import Ranks
+
+_UNREAD = "batch_size and max_num_nodes must be given with batch that is traced or that torch.vmap goes over, got None"
 
 
 class Ragged:
-    """Which nodes of a flat tensor ``(T, ...)`` belong to which graph.
+    """Which nodes (padding with them) of a flat tensor ``(T, ...)`` belong to which graph. Make one with :meth:`flat`
+    or :meth:`dense`.
 
-    Make one with :meth:`flat` or :meth:`dense`.
-
-    Attributes:
-        nodes: T, of all graphs, with any padding that came with them.
-        count: B, the number of graphs.
-        batch: int64 ``(T,)``, the graph of each node.
-        starts, sizes: int64 ``(B,)``, the first node of each graph and how many it has (here, where ranks share them).
-        longest: a bound of the sizes.
-        known: the sizes as numbers; ``None`` where they cannot be read.
-        mask: bool ``(T,)``, false for padding; ``None`` where there is none.
-        ranks: among which the nodes of every graph are shared; ``None`` where all are here.
+    ``sizes`` (B,) are those here, where ``ranks`` share graphs; they are read as numbers where that costs nothing, on
+    the CPU outside torch.compile, or where they are asked for. Graphs are ``even`` where they lie one after the other
+    in rows of ``longest`` places. ``mask`` (T,) is false for padding, ``None`` where there is none.
     """
 
     def __init__(
-        self, nodes: int, batch: Tensor, starts: Tensor, sizes: Tensor, longest: int, known: list[int] | None,
-        mask: Tensor | None = None, ranks: Ranks | None = None,
+        self, nodes: int, sizes: Tensor, batch: Tensor | None = None, longest: int | None = None,
+        mask: Tensor | None = None, ranks: Ranks | None = None, known: list[int] | None = None,
     ) -> None:  # fmt: skip
-        self.nodes, self.batch, self.starts, self.sizes = nodes, batch, starts, sizes
-        self.longest, self.known, self.mask, self.ranks = longest, known, mask, ranks
+        self.nodes, self.sizes, self.mask, self.ranks = nodes, sizes, mask, ranks
+        self.even, self.order = batch is None, cast("Tensor | None", None)
+        self._batch, self._longest, self._known = batch, longest, known
+        self._starts, self._totals = cast("Tensor | None", None), cast("Tensor | None", None)
+        if batch is not None and self.known is not None:
+            self._longest = max([0 if ranks is None else 1, *self.known])  # kernels run on ranks without nodes, too
+            self.even = nodes == self.count * self._longest
+
+    @classmethod
+    def flat(
+        cls, x: Tensor, batch: Tensor | None, batch_size: int | None = None, max_num_nodes: int | None = None,
+        ranks: Ranks | None = None, whole: bool = True,
+    ) -> Ragged:  # fmt: skip
+        """Of nodes x ``(T, ...)`` with a sorted graph index as users give it, ``None`` for one graph; ValueError where
+        they do not fit. Where graphs are needed ``whole`` the index is read, which waits for the device on CUDA, but
+        where ``batch_size`` and ``max_num_nodes`` are given, which torch.compile needs; else ``batch_size`` is enough.
+        """
+        sized = batch_size is not None and max_num_nodes is not None
+        if ranks is not None and batch is not None and batch_size is None:
+            raise ValueError("batch_size must be given with batch and process_group, the same on all ranks, got None")
+        if whole and ranks is None and batch is not None and not sized and not readable(batch):
+            raise ValueError(_UNREAD)
+        count, nodes = checks.batch_index(batch, batch_size, x), x.shape[0]
+        if ranks is not None:
+            ranks.check_graphs(count, x.device)
+            batch = torch.zeros(nodes, dtype=torch.int64, device=x.device) if batch is None else batch
+        if batch is None or (count == 1 and ranks is None):
+            count = 1 if nodes or batch_size else 0
+            return cls(nodes, torch.full((count,), nodes, device=x.device), None, nodes)
+        sizes = torch.searchsorted(batch, torch.arange(count + 1, device=x.device)).diff()
+        known = sizes.tolist() if ranks is not None or (whole and not sized) else None
+        out = cls(nodes, sizes, batch, max_num_nodes, None, ranks, known)
+        if max_num_nodes is None:
+            return out
+        if out.known is not None and out.longest > max(1, max_num_nodes):
+            raise ValueError(f"max_num_nodes must be at least {out.longest}, the largest graph, got {max_num_nodes}")
+        if out.known is None and (torch.compiler.is_compiling() or not checks.is_batched(sizes)):
+            torch._assert_async((sizes <= max_num_nodes).all(), "max_num_nodes must be at least the largest graph")
+        return out
+
+    @classmethod
+    def dense(cls, count: int, length: int, there: Tensor | None, device: torch.device) -> Ragged:
+        """Of ``count`` graphs padded to one length, flattened: of own lengths (count,), or with a bool mask (count,
+        length) of the nodes that exist."""
+        if there is None:
+            return cls(count * length, torch.full((count,), length, device=device), None, length)
+        if there.dtype == torch.bool:
+            return cls(count * length, there.sum(1), None, length, there.flatten())
+        mask = torch.arange(length, device=device) < there[:, None]
+        return cls(count * length, there, None, length, mask.flatten())
 
     @property
     def count(self) -> int:
         return self.sizes.shape[0]
 
-    @classmethod
-    def flat(
-        cls,
-        x: Tensor,
-        batch: Tensor | None,
-        batch_size: int | None = None,
-        max_num_nodes: int | None = None,
-        ranks: Ranks | None = None,
-    ) -> Ragged:
-        """Of nodes x ``(T, ...)`` with a sorted graph index as users give it, ``None`` for one graph.
+    @property
+    def batch(self) -> Tensor:
+        """The graph of each node, (T,)."""
+        if self._batch is None:
+            self._batch = torch.arange(self.count, device=self.sizes.device).repeat_interleave(self.longest)
+        return self._batch
 
-        Reads the index, which waits for the device on CUDA; not so where ``batch_size`` and ``max_num_nodes`` are
-        given, which torch.compile needs.
-        """
-        nodes, device = x.shape[0], x.device
-        if ranks is not None:
-            batch, sizes, longest = ranks.graphs(x, batch, batch_size)
-            return cls(nodes, batch, sizes.cumsum(0) - sizes, sizes, longest, sizes.tolist(), None, ranks)
-        sized = batch_size is not None and max_num_nodes is not None
-        if batch is not None and not sized and not readable(batch):
-            raise ValueError("batch_size and max_num_nodes must be given with batch while it is traced, got None")
-        count = checks.batch_index(batch, batch_size, x)
-        if batch is None:
-            count = count if nodes or batch_size else 0
-            batch = torch.zeros(nodes, dtype=torch.int64, device=device)
-            sizes = torch.full((count,), nodes, device=device)
-            return cls(nodes, batch, torch.zeros_like(sizes), sizes, nodes, [nodes] * count)
-        starts = torch.searchsorted(batch, torch.arange(count + 1, device=device))
-        sizes = starts.diff()
-        known = None
-        if batch_size is None or max_num_nodes is None or checks.values_are_free(sizes):
-            known = sizes.tolist()
-            if max_num_nodes is not None and max(known, default=0) > max_num_nodes:
-                raise ValueError(f"max_num_nodes must be at least {max(known)}, the largest graph, got {max_num_nodes}")
-        if max_num_nodes is None:
-            max_num_nodes = max(known or [], default=0)
-        return cls(nodes, batch, starts[:-1], sizes, max_num_nodes, known)
+    @property
+    def starts(self) -> Tensor:
+        """The first node of each graph, (B,)."""
+        if self._starts is None and self.even:
+            self._starts = torch.arange(self.count, device=self.sizes.device) * self.longest
+        elif self._starts is None:
+            self._starts = self.sizes.cumsum(0) - self.sizes
+        return cast(Tensor, self._starts)
 
-    @classmethod
-    def dense(cls, count: int, length: int, lengths: Tensor | None, device: torch.device) -> Ragged:
-        """Of ``count`` graphs padded to one length, flattened, of own lengths (count,)."""
-        graphs = torch.arange(count, device=device)
-        batch, starts = graphs.repeat_interleave(length), graphs * length
-        if lengths is None:
-            sizes = torch.full((count,), length, device=device)
-            return cls(count * length, batch, starts, sizes, length, [length] * count)
-        mask = (torch.arange(length, device=device) < lengths[:, None]).flatten()
-        known = lengths.tolist() if checks.values_are_free(lengths) else None
-        return cls(count * length, batch, starts, lengths, length, known, mask)
+    @property
+    def totals(self) -> Tensor:
+        """How many nodes each graph has on all ranks, (B,)."""
+        if self._totals is None:
+            self._totals = self.sizes if self.ranks is None else self.ranks.sum(self.sizes)
+        return self._totals
+
+    @property
+    def known(self) -> list[int] | None:
+        """The sizes as numbers; ``None`` where they have not been read."""
+        if self._known is None and checks.values_are_free(self.sizes):
+            self._known = self.sizes.tolist()
+        elif self._known is None and self.even and self.mask is None and readable(self.sizes):
+            self._known = [self.longest] * self.count
+        return self._known
+
+    @property
+    def longest(self) -> int:
+        """A bound of the sizes; asking for it may read them."""
+        if self._longest is None:
+            self._longest = max(self.read(), default=0)
+        return self._longest
+
+    def read(self) -> list[int]:
+        """The sizes as numbers, for which CUDA waits."""
+        if self.known is None:
+            if not readable(self.sizes):
+                raise ValueError(_UNREAD)
+            self._known = self.sizes.tolist()
+        return self._known or []
 
     def zero_padding(self, x: Tensor) -> Tensor:
         """(T, ...) with zeros for padding, whatever was there."""
-        if self.mask is None:
-            return x
-        return torch.where(self.mask.view(-1, *[1] * (x.ndim - 1)), x, 0.0)
+        return x if self.mask is None else torch.where(_beside(self.mask, x), x, 0.0)
 
     def sum(self, x: Tensor) -> Tensor:
         """Sums over each graph, on all ranks: (T, ...) to (B, ...)."""
-        sums = x.new_zeros(self.count, *x.shape[1:]).index_add(0, self.batch, self.zero_padding(x))
+        x = self.zero_padding(x)
+        if self.even:
+            sums = x.reshape(self.count, self.longest, *x.shape[1:]).sum(1)
+        else:
+            sums = x.new_zeros(self.count, *x.shape[1:]).index_add(0, self.batch, x)
         return sums if self.ranks is None else self.ranks.sum(sums)
 
-    def centred(self, pos: Tensor) -> Tensor:
-        """Positions (T, 3) relative to the mean of their graph, in double precision."""
+    def mean(self, x: Tensor) -> Tensor:
+        """Means over each graph, on all ranks, zero for empty ones: (T, ...) to (B, ...)."""
+        return self.sum(x) / _beside(self.totals.clamp(min=1).to(x.dtype), x)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """What graphs have (B, ...), for each of their nodes (T, ...)."""
+        if self.even:
+            return x[:, None].expand(-1, self.longest, *x.shape[1:]).flatten(0, 1)
+        return x.index_select(0, self.batch)
+
+    def centred(self, pos: Tensor, detach: bool = False) -> Tensor:
+        """Positions (T, dim) relative to the mean of their graph, in double precision, zero for padding. The mean
+        without gradients, if asked, for what depends on differences alone."""
         pos = self.zero_padding(pos.double())
-        sizes = self.sizes.double() if self.ranks is None else self.ranks.sum(self.sizes.double())
-        mean = self.sum(pos) / sizes.clamp(min=1)[:, None]
-        return self.zero_padding(pos - mean[self.batch])
+        mean = self.mean(pos.detach() if detach else pos)
+        return self.zero_padding(pos - self.spread(mean))
+
+    def ordered(self, order: Tensor) -> Ragged:
+        """The same graphs, which :meth:`mix` and rows get in another order: at place p comes node ``order[p]``."""
+        out = copy.copy(self)
+        out.order = order
+        return out
+
+    def select(self, chosen: Tensor) -> tuple[Ragged, Tensor]:
+        """The graphs that are chosen, bool (B,), alone, without padding; and their nodes among all, int64, rising."""
+        here = chosen[self.batch] if self.mask is None else chosen[self.batch] & self.mask
+        index = here.nonzero()[:, 0]
+        batch = (chosen.cumsum(0) - 1)[self.batch[index]]
+        sizes = self.sizes[chosen]
+        return Ragged(index.shape[0], sizes, batch, known=sizes.tolist()), index
+
+    def rows(self, whole: bool = False) -> Rows:
+        """Rows of one length: a graph each, or, unless they have to be ``whole``, graphs cut into several, so that a
+        long graph among short ones costs no padding to its length."""
+        average, known = max(1, self.nodes // max(1, self.count)), self.known is not None
+        if self.even:
+            length = max(1, self.longest)
+            mask = None if self.mask is None else self.mask.view(-1, length)
+            return Rows(self, self.nodes // length, length, mask, _in_order(None, self.order))
+        row, begin, sizes, graph = torch.arange(self.count, device=self.sizes.device), self.starts, self.sizes, None
+        if whole or self.ranks is not None or (known and self.longest <= 2 * average):
+            first, length = row, max(1, self.longest)
+        else:
+            length = max(16, average if known else -(-average // 4))
+            row = torch.arange(self.nodes // length + self.count, device=row.device)  # there may be fewer
+            first = torch.cat([row.new_zeros(1), ((sizes + length - 1) // length).cumsum(0)])
+            graph = (torch.searchsorted(first, row, right=True) - 1).clamp(max=self.count - 1)
+            before = (row - first[graph]) * length
+            begin, sizes = begin[graph] + before, sizes[graph] - before
+        to, mask = _places(begin, sizes, length, self.nodes)
+        slots = _Slots(to, mask.flatten(), first[self.batch] * length + self._within(), None)
+        return Rows(self, row.shape[0], length, mask, _in_order(slots, self.order), graph)
+
+    def _within(self) -> Tensor:
+        return torch.arange(self.nodes, device=self.batch.device) - self.starts[self.batch]
+
+    def mix(
+        self, kernel: Callable[..., Tensor], *tensors: Tensor, groups: Mapping[Any, Sequence[int]] | None = None
+    ) -> Tensor:
+        """Let a kernel mix the nodes of each graph: of tensors ``(T, ...)`` to one.
+
+        ``kernel(*tensors, rows)`` gets tensors (b, n, ...), zero where there is no node, with :class:`Rows` of whole
+        graphs, for each of the groups. These are packed together, by the ``key`` that their rows have; graphs of no
+        group have zeros in the output. By default sizes of a group differ by less than twice, where they are known.
+        """
+        if not self.nodes and self.ranks is None:
+            return kernel(*(x[None] for x in tensors), Rows(self, 1, 0, None, None)).flatten(0, 1)
+        if groups is None and (self.even or self.known is None):
+            rows = self.rows(whole=True)
+            return rows.unpack(kernel(*map(rows.pack, tensors), rows))
+        if groups is None:
+            by_size: dict[int, list[int]] = {}
+            for graph, size in enumerate(self.read()):
+                if size or self.ranks is not None:
+                    by_size.setdefault(size.bit_length(), []).append(graph)
+            groups = by_size
+        parts, slots = self._grouped(groups)
+        split = [x.split([rows.count * rows.length for rows in parts]) for x in map(slots.pack, tensors)]
+        out = [
+            kernel(*(x.unflatten(0, (rows.count, rows.length)) for x in part), rows).flatten(0, 1)
+            for *part, rows in zip(*split, parts, strict=True)
+        ]
+        return slots.unpack(out[0] if len(out) == 1 else torch.cat(out))
+
+    def _grouped(self, groups: Mapping[Any, Sequence[int]]) -> tuple[list[Rows], _Slots]:
+        """Rows of each group, and the places of all of them one after the other."""
+        sizes, device, starts = self.read(), self.sizes.device, self.starts
+        least = 0 if self.ranks is None else 1  # sums run on ranks without nodes, too
+        parts, to, filled, base, count = [], [], [], starts.new_full((self.count,), -1), 0
+        for key, graphs in groups.items():
+            length = max([least, *(sizes[g] for g in graphs)])
+            full = all(sizes[g] == length for g in graphs)
+            index = torch.tensor(graphs, device=device)
+            places, mask = _places(starts[index], self.sizes[index], length, self.nodes)
+            parts.append(Rows(self, len(graphs), length, None if full else mask, None, index, key))
+            to.append(places)
+            filled.append(mask.flatten())
+            base = base.index_copy(0, index, count + length * torch.arange(len(graphs), device=device))
+            count += length * len(graphs)
+        first, within = base[self.batch], self._within()
+        there, slot = None, first + within
+        if self.mask is not None or sum(map(len, groups.values())) < self.count:
+            there = (first >= 0) & (within < self.sizes[self.batch])
+            slot = torch.where(there, slot, 0)
+        full = all(rows.mask is None for rows in parts)
+        return parts, _in_order(_Slots(torch.cat(to), None if full else torch.cat(filled), slot, there), self.order)
 
 
-class Group:
-    """Some graphs of a batch, packed into ``(graphs, longest, ...)``.
+class Rows:
+    """Nodes in ``count`` rows of ``length`` places, of whole graphs or of parts: ``mask`` (count, length), which places
+    have a node, ``None`` where all have; ``graph`` (count,), whose row it is, ``None`` where rows are graphs; ``key``
+    of the group of graphs that these are, in :meth:`Ragged.mix`."""
 
-    Attributes:
-        ragged: all of them.
-        graphs: int64 ``(b,)``, which these are; ``None`` for all.
-        longest: the nodes of the largest.
-        mask: bool ``(b, longest)``, which places have a node; ``None`` where all have.
-    """
+    def __init__(
+        self, ragged: Ragged, count: int, length: int, mask: Tensor | None, slots: _Slots | None,
+        graph: Tensor | None = None, key: Any = None,
+    ) -> None:  # fmt: skip
+        self.ragged, self.count, self.length, self.mask, self.graph, self.key = ragged, count, length, mask, graph, key
+        self._slots = slots
 
-    def __init__(self, ragged: Ragged, graphs: Sequence[int] | None = None) -> None:
-        self.ragged = ragged
-        known, device = ragged.known, ragged.batch.device
-        whole = graphs is None or len(graphs) == ragged.count
-        sizes = None if known is None else [known[g] for g in (range(ragged.count) if graphs is None else graphs)]
-        least = 0 if ragged.ranks is None else 1  # sums run on ranks without nodes, too
-        self.longest = ragged.longest if sizes is None else max(sizes, default=0)
-        self.longest = max(self.longest, least)
-        self.graphs = None if whole or graphs is None else torch.tensor(graphs, device=device)
-        starts, lengths = (self.of_graphs(x) for x in (ragged.starts, ragged.sizes))
-        self._view = whole and sizes is not None and all(size == self.longest for size in sizes)
-        self._view = self._view and ragged.nodes == ragged.count * self.longest
-        place = torch.arange(self.longest, device=device)
-        even = sizes is not None and all(size == self.longest for size in sizes)
-        self.mask = None if even else place < lengths[:, None]
-        self._from = (starts[:, None] + place).clamp(max=max(ragged.nodes - 1, 0))
+    @property
+    def slot(self) -> Tensor:
+        """Where each node lies among all places, int64 (T,)."""
+        every = self.ragged.nodes
+        return torch.arange(every, device=self.ragged.sizes.device) if self._slots is None else self._slots.slot
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """How many nodes each whole graph has, (count,), the first places of its row; ``None`` where all are filled."""
+        return None if self.mask is None else self.of_graphs(self.ragged.sizes)
 
     def of_graphs(self, x: Tensor) -> Tensor:
-        """The rows (B, ...) of these graphs."""
-        return x if self.graphs is None else x.index_select(0, self.graphs)
+        """What graphs have (B, ...), for each row (count, ...)."""
+        return x if self.graph is None else x.index_select(0, self.graph)
 
     def pack(self, x: Tensor) -> Tensor:
-        """(T, ...) to (b, longest, ...), zero where there is no node."""
-        if self._view:
-            return x.unflatten(0, (-1, self.longest)) if self.longest else x.new_zeros(self._from.shape[0], *x.shape)
-        if not x.shape[0]:
-            x = torch.cat([x, x.new_zeros(1, *x.shape[1:])])  # which hangs on x, as ranks without nodes need
-        out = x[self._from]
-        return out if self.mask is None else torch.where(self.mask.view(*self.mask.shape, *[1] * (x.ndim - 1)), out, 0)
+        """(T, ...) to (count, length, ...), zero where there is no node."""
+        return (x if self._slots is None else self._slots.pack(x)).unflatten(0, (self.count, self.length))
 
     def unpack(self, x: Tensor) -> Tensor:
-        """(b, longest, ...) to (T, ...), zero for nodes of other graphs and for padding."""
-        ragged = self.ragged
-        if self._view:
-            return x.flatten(0, 1)
-        if not ragged.nodes:
-            return x.flatten(0, 1)[:0]
-        row = ragged.batch
-        within = torch.arange(ragged.nodes, device=x.device) - ragged.starts[ragged.batch]
-        if self.graphs is not None:
-            rows = torch.full((ragged.count,), -1, device=x.device).index_copy(
-                0, self.graphs, torch.arange(len(self.graphs), device=x.device)
-            )
-            row = rows[ragged.batch]
-        here = (row >= 0) & (within < ragged.sizes[ragged.batch])
-        slot = torch.where(here, row * self.longest + within, 0)
-        return torch.where(here.view(-1, *[1] * (x.ndim - 2)), x.flatten(0, 1)[slot], 0)
+        """(count, length, ...) to (T, ...)."""
+        return x.flatten(0, 1) if self._slots is None else self._slots.unpack(x.flatten(0, 1))
+
+    def merge(self, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+        """Of softmax averages (rows, heads, m, e) and their log-sum-exps (rows, heads, m), those of whole graphs."""
+        if self.ragged.ranks is not None:
+            return self.ragged.ranks.merge(content, level)
+        if self.graph is None:
+            return content, level
+        graphs, index = self.ragged.count, self.graph[:, None, None].expand_as(level)
+        top = level.new_full((graphs, *level.shape[1:]), torch.finfo(level.dtype).min)
+        top = self.of_graphs(top.scatter_reduce(0, index, level.detach(), "amax"))
+        weight = (level - top).exp()
+        sums = self.of_graphs(level.new_zeros(graphs, *level.shape[1:]).index_add(0, self.graph, weight))
+        weight = (weight / sums)[..., None]
+        content = content.new_zeros(graphs, *content.shape[1:]).index_add(0, self.graph, weight * content)
+        return self.of_graphs(content), sums.log() + top
+
+
+class _Slots(NamedTuple):
+    """The node of each place, and which have one; the place of each node, and which have one (``None`` for all)."""
+
+    to: Tensor
+    filled: Tensor | None
+    slot: Tensor
+    there: Tensor | None
+
+    def pack(self, x: Tensor) -> Tensor:
+        return _gather(x, self.to, self.filled, self.slot, self.there)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        return _gather(x, self.slot, self.there, self.to, self.filled)
+
+
+class _Gather(torch.autograd.Function):
+    """x[to], zero where ``filled`` is false; ``back`` says where each node went, so backward is a gather too."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, there: Tensor | None) -> Tensor:
+        ctx.save_for_backward(to, filled, back, there)
+        if not x.shape[0]:
+            return x.new_zeros(to.shape[0], *x.shape[1:])
+        out = x.index_select(0, to)
+        return out if filled is None else out.masked_fill_(_beside(~filled, x), 0)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        to, filled, back, there = ctx.saved_tensors
+        return _gather(grad, back, there, to, filled), None, None, None, None
+
+
+def _gather(x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, there: Tensor | None) -> Tensor:
+    if not (torch.compiler.is_compiling() or transformed()):
+        return _Gather.apply(x, to, filled, back, there)
+    if not x.shape[0]:
+        x = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
+    out = x.index_select(0, to)
+    return out if filled is None else torch.where(_beside(filled, x), out, 0.0)
+
+
+def _beside(flags: Tensor, x: Tensor) -> Tensor:
+    return flags.view(-1, *[1] * (x.ndim - 1))
+
+
+def _places(starts: Tensor, sizes: Tensor, length: int, nodes: int) -> tuple[Tensor, Tensor]:
+    """The node of each place in rows of nodes from ``starts`` on, flattened, and which there are, (rows, length)."""
+    place = torch.arange(length, device=starts.device)
+    return (starts[:, None] + place).clamp(max=max(nodes - 1, 0)).flatten(), place < sizes[:, None]
+
+
+def _in_order(slots: _Slots | None, order: Tensor | None) -> Any:
+    if order is None:
+        return slots
+    back = inverse(order)
+    if slots is None:
+        return _Slots(order, None, back, None)
+    there = None if slots.there is None else slots.there[back]
+    return _Slots(order[slots.to], slots.filled, slots.slot[back], there)
+
+
+def inverse(order: Tensor) -> Tensor:
+    """Where each node went: the inverse of a permutation (T,)."""
+    return torch.zeros_like(order).index_put((order,), torch.arange(order.shape[0], device=order.device))
 
 
 def readable(x: Tensor) -> bool:
     """Whether numbers of x can be read, at a cost on CUDA: not while it is traced or mapped over."""
     return not (checks.is_traced(x) or checks.is_batched(x))
+
+
+def node_blocks(function: Callable[..., Tensor], step: int, tensors: Iterable[Tensor]) -> Tensor:
+    """A function of nodes (T, ...) in blocks of ``step``; backward computes them again, but under transforms, which
+    refuse that."""
+    tensors = tuple(tensors)
+    nodes = tensors[0].shape[0]
+    if torch.compiler.is_compiling() or nodes <= step:
+        return function(*tensors)
+    blocks = zip(*(x.split(step) for x in tensors), strict=True)
+    if transformed():
+        return torch.cat([function(*block) for block in blocks])
+    if torch.is_grad_enabled():
+        again = torch.utils.checkpoint.checkpoint
+        return torch.cat([again(function, *block, use_reentrant=False, preserve_rng_state=False) for block in blocks])
+    first = function(*next(blocks))
+    out = first.new_empty(nodes, *first.shape[1:])
+    out[:step] = first
+    for n, block in enumerate(blocks, 1):
+        out[n * step : (n + 1) * step] = function(*block)
+    return out

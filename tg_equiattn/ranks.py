@@ -7,30 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks
-
 
 class Ranks:
-    """The processes that share every graph of a batch.
-
-    Sums go through the group's all-reduce, in backward too, which every rank then has to call: gradients are those of
-    the sum of what all ranks differentiate.
-
-    Args:
-        process_group: of :mod:`torch.distributed`. Its timeout is how long a rank waits for the others.
-
-    Raises:
-        ValueError: if it is no process group that this process is in.
-    """
+    """The processes of a group that share every graph of a batch. Sums go through its all-reduce, in backward too,
+    which every rank then has to call: gradients are those of the sum of what all ranks differentiate."""
 
     def __init__(self, process_group: Any) -> None:
         import torch.distributed as dist
 
         if not dist.is_available() or not isinstance(process_group, dist.ProcessGroup):
-            raise ValueError(
-                "process_group must be a torch.distributed.ProcessGroup that this process is in, got "
-                f"{type(process_group).__name__}"
-            )
+            wanted = "a torch.distributed.ProcessGroup that this process is in"
+            raise ValueError(f"process_group must be {wanted}, got {type(process_group).__name__}")
         self.process_group = process_group
 
     def sum(self, x: Tensor) -> Tensor:
@@ -41,7 +28,6 @@ class Ranks:
 
     @torch.no_grad()
     def largest(self, x: Tensor) -> Tensor:
-        """The largest x of all ranks, without gradients."""
         import torch.distributed as dist
 
         x = x.detach().clone()
@@ -56,25 +42,13 @@ class Ranks:
         total = sums[..., -1]
         return sums[..., :-1] / total[..., None], total.log() + top
 
-    def graphs(self, x: Tensor, batch: Tensor | None, batch_size: int | None) -> tuple[Tensor, Tensor, int]:
-        """The graph of every node of this rank, how many nodes it has of each, and at how many to pad them: one at
-        least, so that kernels run on every rank.
-
-        Raises:
-            ValueError: where these do not fit x, or ranks have other numbers of graphs.
-        """
-        if batch is not None and batch_size is None:
-            raise ValueError("batch_size must be given with batch and process_group, the same on all ranks, got None")
-        count = checks.batch_index(batch, batch_size, x)
-        if batch is None:
-            batch = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
-        most, fewest = self.largest(torch.tensor([count, -count], device=x.device)).tolist()
+    def check_graphs(self, count: int, device: torch.device) -> None:
+        """Raise ValueError unless all ranks have as many graphs."""
+        most, fewest = self.largest(torch.tensor([count, -count], device=device)).tolist()
         if most != -fewest:
             raise ValueError(
                 f"batch_size must be the same on all ranks of process_group, got {count} here, and {-fewest} to {most}"
             )
-        sizes = torch.searchsorted(batch, torch.arange(count + 1, device=x.device)).diff()
-        return batch, sizes, max([1, *sizes.tolist()])
 
     def __deepcopy__(self, memo: dict) -> Ranks:
         return self

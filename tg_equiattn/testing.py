@@ -1,14 +1,4 @@
-"""Measuring equivariance, of this library's modules and of anyone's.
-
-Tolerances for the worst error relative to the largest output, with random parameters:
-
-========  =======
-dtype     allowed
-========  =======
-float64   1e-10
-float32   1e-5
-========  =======
-"""
+"""Measuring equivariance, of this library's modules and of anyone's."""
 
 from __future__ import annotations
 
@@ -21,34 +11,29 @@ from torch import Tensor, nn
 from .grids import PixelGrid, transform_grid
 from .groups import DilationGroup, FiniteGroup
 
+__all__ = ["TOLERANCE", "act", "dilation_errors", "equivariance_error", "off_lattice_errors"]
+
+# Of the worst error relative to the largest output, with random parameters.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+_WAVES = 6  # plane waves a channel of smooth images
 
 Group = FiniteGroup | DilationGroup
 Action = Callable[[Tensor, Group, int], Tensor]
 
 
 def act(x: Tensor, group: Group, element: int) -> Tensor:
-    r"""Act with a lattice element: :math:`(L_g f)(x, k) = f(g^{-1} x, g^{-1} k)`.
+    r"""Act with a lattice element: :math:`(L_g f)(x, k) = f(g^{-1} x, g^{-1} k)`. Quarter turns exchange sides.
 
     Args:
         x: an invariant ``(B, C)``, an image or volume ``(B, C, *spatial)``, or a regular feature map
             ``(B, C, |H|, *spatial)``; told apart by the number of axes.
-        group: the finite group.
-        element: index of a lattice element.
-
-    Returns:
-        The transformed tensor; quarter turns exchange sides of different length.
 
     Raises:
         ValueError: if the element moves pixels off the grid, or x has none of these layouts.
     """
     if x.ndim == 2:
         return x
-    if x.ndim not in (2 + group.dim, 3 + group.dim):
-        raise ValueError(
-            f"x must have {2 + group.dim} axes (image or volume) or {3 + group.dim} (regular features), "
-            f"got shape {tuple(x.shape)}"
-        )
+    _check_axes("x", x.shape, group)
     if not group.lattice[element]:
         raise ValueError(f"element must be a lattice element of {group!r}, got {element}")
     if x.ndim == 3 + group.dim:
@@ -56,6 +41,12 @@ def act(x: Tensor, group: Group, element: int) -> Tensor:
             raise ValueError(f"x must have |H|={len(group)} on axis 2, got {x.shape[2]}")
         x = x[:, :, group.moved(element).to(x.device)]
     return transform_grid(x, group.matrices[element])
+
+
+def _check_axes(name: str, shape: Sequence[int], group: Group) -> None:
+    if len(shape) not in (2 + group.dim, 3 + group.dim):
+        axes = f"{2 + group.dim} axes (image or volume) or {3 + group.dim} (regular features)"
+        raise ValueError(f"{name} must have {axes}, got {tuple(shape)}")
 
 
 @torch.no_grad()
@@ -74,7 +65,6 @@ def equivariance_error(
 
     Args:
         module: any map of tensors. Put dropout in eval mode first.
-        group: the finite group.
         x: input; by default an image, volume, regular feature map or invariant, as :func:`act`.
         elements: indices to test; ``None`` means all lattice elements, on which the action is exact.
         input_action, output_action: ``action(tensor, group, element)`` for other layouts.
@@ -100,18 +90,8 @@ def equivariance_error(
     if elements is None and chosen == [group.identity] and len(group) > 1:
         raise ValueError(f"group must have lattice elements besides the identity, got {group!r}; name elements to test")
     expected = _finite(module(x))
-    size = expected.abs().max()
-    if size == 0:
-        raise ValueError("module must not give zeros alone, which any symmetry maps to themselves")
-    worst = 0.0
-    for element in chosen:
-        moved, target = _finite(module(input_action(x, group, element))), output_action(expected, group, element)
-        if moved.shape != target.shape:
-            raise ValueError(
-                f"module must keep shapes: {tuple(moved.shape)} for L_g x, {tuple(target.shape)} for L_g f(x)"
-            )
-        worst = max(worst, float((moved - target).abs().max() / size))
-    return worst
+    moved = ((_finite(module(input_action(x, group, g))), output_action(expected, group, g)) for g in chosen)
+    return max(float(_difference(*pair, expected).max()) for pair in moved)
 
 
 def _finite(out: Tensor) -> Tensor:
@@ -120,32 +100,13 @@ def _finite(out: Tensor) -> Tensor:
     return out
 
 
-_WAVES = 6  # plane waves a channel
-
-
-class _SmoothImages:
-    """Random smooth functions on a grid of this shape, zero near its rim, so that turning them loses nothing."""
-
-    def __init__(self, group: Group, shape: Sequence[int], wavelength: float, like: Tensor) -> None:
-        self.group, self.shape, self.like = group, tuple(shape), like
-        self.spatial = self.shape[-group.dim :]
-        functions = (*self.shape[: -group.dim], _WAVES)
-        wavevectors = torch.randn(*functions, group.dim, dtype=torch.float64, device="cpu")
-        self.wavevectors = wavevectors * (2 * math.pi / wavelength / math.sqrt(group.dim))
-        self.phases = 2 * math.pi * torch.rand(functions, dtype=torch.float64, device="cpu")
-        place = PixelGrid(self.spatial).pos(dtype=torch.float64)
-        self.place = place - place.mean(0)
-
-    def moved(self, element: int) -> Tensor:
-        """The functions turned by an element, L_g f, at the pixels: f at the pixels' places before, exactly."""
-        place = self.place @ self.group.matrices[element]  # g^-1 x
-        angle = torch.einsum("...wd,pd->...wp", self.wavevectors, place) + self.phases[..., None]
-        within = (0.5 - place.norm(dim=-1) / min(self.spatial)) / 0.2  # 1 from 30 % of a side on inwards
-        rim = (math.pi / 2 * within.clamp(0, 1)).sin().square()
-        x = (math.sqrt(2 / _WAVES) * angle.cos().sum(-2) * rim).unflatten(-1, self.spatial).to(self.like)
-        if x.ndim == 3 + self.group.dim:
-            x = x[:, :, self.group.moved(element).to(x.device)]
-        return x
+def _difference(moved: Tensor, target: Tensor, expected: Tensor) -> Tensor:
+    if moved.shape != target.shape:
+        raise ValueError(f"module must keep shapes: {tuple(moved.shape)} for L_g x, {tuple(target.shape)} for L_g f(x)")
+    size = expected.abs().max()
+    if size == 0:
+        raise ValueError("module must not give zeros alone, which any symmetry maps to themselves")
+    return (moved - target).abs() / size
 
 
 @torch.no_grad()
@@ -169,8 +130,7 @@ def off_lattice_errors(
     tolerance of rounding.
 
     Args:
-        module: a map of tensors as for :func:`equivariance_error`. Put dropout in eval mode first.
-        group: the finite group.
+        module: as for :func:`equivariance_error`.
         shape: of the input, ``(B, C, *spatial)`` for images, ``(B, C, |H|, *spatial)`` for regular features.
         elements: indices to measure; ``None`` means all off the lattice.
         wavelength: root mean square wavelength of the images in pixels.
@@ -191,19 +151,27 @@ def off_lattice_errors(
         >>> list(errors), max(errors.values()) < 0.03
         ([1, 3, 5, 7], True)
     """
-    if len(shape) not in (2 + group.dim, 3 + group.dim):
-        raise ValueError(
-            f"shape must have {2 + group.dim} axes (image or volume) or {3 + group.dim} (regular features), "
-            f"got {tuple(shape)}"
-        )
-    images = _SmoothImages(group, shape, wavelength, torch.empty(0, dtype=dtype, device=device))
-    expected = _middle(module(images.moved(group.identity)), group)
+    _check_axes("shape", shape, group)
+    spatial, functions = tuple(shape[-group.dim :]), (*shape[: -group.dim], _WAVES)
+    wavevectors = torch.randn(*functions, group.dim, dtype=torch.float64, device="cpu")
+    wavevectors = wavevectors * (2 * math.pi / wavelength / math.sqrt(group.dim))
+    phases = 2 * math.pi * torch.rand(functions, dtype=torch.float64, device="cpu")
+    place = PixelGrid(spatial).pos(dtype=torch.float64)
+    place = place - place.mean(0)
+
+    def moved(element: int) -> Tensor:
+        before = place @ group.matrices[element]  # g^-1 x
+        angle = torch.einsum("...wd,pd->...wp", wavevectors, before) + phases[..., None]
+        within = (0.5 - before.norm(dim=-1) / min(spatial)) / 0.2  # 1 from 30 % of a side on inwards
+        rim = (math.pi / 2 * within.clamp(0, 1)).sin().square()
+        x = (math.sqrt(2 / _WAVES) * angle.cos().sum(-2) * rim).unflatten(-1, spatial).to(device, dtype)
+        return x[:, :, group.moved(element).to(x.device)] if x.ndim == 3 + group.dim else x
+
+    expected = _middle(module(moved(group.identity)), group)
     size, errors = expected.square().mean().sqrt(), {}
     for element in (~group.isometries.lattice).nonzero().flatten().tolist() if elements is None else elements:
-        target = expected
-        if target.ndim == 3:
-            target = target[:, :, group.moved(element).to(target.device)]
-        error = _middle(module(images.moved(element)), group) - target
+        target = expected[:, :, group.moved(element).to(expected.device)] if expected.ndim == 3 else expected
+        error = _middle(module(moved(element)), group) - target
         errors[element] = float(error.square().mean().sqrt() / size)
     return errors
 
@@ -218,8 +186,7 @@ def dilation_errors(module: nn.Module | Callable[[Tensor], Tensor], group: Dilat
     of which repetition says nothing, is drawn at random.
 
     Args:
-        module: a map of tensors to regular features. Put dropout in eval mode first.
-        group: scales, times a finite group.
+        module: as for :func:`equivariance_error`, to regular features.
         x: an image or volume ``(B, C, *spatial)``, or regular features ``(B, C, |H|, *spatial)``.
 
     Returns:
@@ -243,13 +210,7 @@ def dilation_errors(module: nn.Module | Callable[[Tensor], Tensor], group: Dilat
     for out in (expected, moved):
         if out.ndim != 3 + group.dim or out.shape[2] != len(group):
             raise ValueError(f"module must give (B, C, {len(group)}, *spatial), got shape {tuple(out.shape)}")
-    size = expected.abs().max()
-    if size == 0:
-        raise ValueError("module must not give zeros alone, which any symmetry maps to themselves")
-    target = _repeated(expected, group)
-    if target.shape != moved.shape:
-        raise ValueError(f"module must keep shapes: {tuple(moved.shape)} for L x, {tuple(target.shape)} for L f(x)")
-    error = (moved - target).unflatten(2, (group.scales, -1)).abs() / size
+    error = _difference(moved, _repeated(expected, group), expected).unflatten(2, (group.scales, -1))
     return [float(error[:, :, j + 1].max()) for j in range(group.scales - 1)]
 
 
@@ -264,13 +225,11 @@ def _repeated(x: Tensor, group: DilationGroup) -> Tensor:
 
 
 def _middle(out: Tensor, group: Group) -> Tensor:
-    """(B, C) or (B, C, |H|) of an output: an invariant itself, of others the middle pixel."""
+    """(B, C) or (B, C, |H|): an invariant itself, of other outputs the middle pixel."""
     spatial = out.shape[-group.dim :]
     if out.ndim == 2:
         return _finite(out)
     if out.ndim not in (2 + group.dim, 3 + group.dim) or any(n % 2 == 0 for n in spatial):
-        raise ValueError(
-            f"module must give invariants (B, C), or images or regular features with an odd number of pixels a side, "
-            f"one of which is in the middle, got shape {tuple(out.shape)}"
-        )
+        wanted = "invariants (B, C), or images or regular features with an odd number of pixels a side"
+        raise ValueError(f"module must give {wanted}, one of which is in the middle, got shape {tuple(out.shape)}")
     return _finite(out.flatten(-group.dim)[..., math.prod(spatial) // 2])  # of odd sides the middle in row order, too

@@ -65,7 +65,7 @@ features = nn.SequentialModule(
     convolution(image, hidden),
     convolution(hidden, hidden),
     nn.PointwiseMaxPool(hidden, kernel_size=2),
-    R2AttentionBlock(hidden, hidden, kernel_size=3, relation="relative", norm="batch"),
+    R2AttentionBlock(R2GroupAttention(hidden, hidden, kernel_size=3, relation="relative")),
     convolution(hidden, hidden),
 )
 invariant = nn.SequentialModule(features, nn.GroupPooling(hidden))

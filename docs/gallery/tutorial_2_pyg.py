@@ -18,7 +18,7 @@ import io
 import matplotlib.pyplot as plt
 import torch
 from sklearn.datasets import load_digits
-from tg_equiattn.integrations.pyg import PixelGraph, PositionalPerformerConv, RelativePerformerConv
+from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier, RelativePerformerConv
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GINEConv, GPSConv, global_mean_pool
@@ -39,7 +39,7 @@ print(graphs[0])
 # exact softmax weights with a learned bias of the offset. All pairs are reached through random features; in graphs
 # as small as these ``method="auto"``, the default, would take softmax attention over all pairs instead.
 
-conv = RelativePerformerConv(1, 16, heads=4, max_distance=4, method="features")
+conv = RelativePerformerConv(1, 16, heads=4, cutoff=4, method="features")
 data = next(iter(DataLoader(graphs, batch_size=8)))
 print(tuple(conv(data.x, data.edge_index, data.batch, pos=data.pos).shape), "of 8 graphs of 64 nodes")
 
@@ -70,8 +70,8 @@ class Model(torch.nn.Module):
         super().__init__()
         self.embed = torch.nn.Linear(1, 16)
         self.messages = GINEConv(perceptron(), edge_dim=2)
-        self.attention = RelativePerformerConv(16, 16, heads=4, max_distance=4)
-        self.gps = GPSConv(16, RelativePerformerConv(16, 16, heads=4, max_distance=4), heads=2)
+        self.attention = RelativePerformerConv(16, 16, heads=4, cutoff=4)
+        self.gps = GPSConv(16, RelativePerformerConv(16, 16, heads=4, cutoff=4), heads=2)
         self.head = torch.nn.Linear(16, 10)
 
     def forward(self, data):
@@ -87,23 +87,20 @@ print(tuple(Model()(data).shape))
 # Checking equivariance
 # ---------------------
 #
-# Moving a graph changes no output, since positions enter through differences only. Near pairs, and the three kinds of
-# positions that the paper compares, one draw of random features, in float64:
+# Moving a graph changes no output, since positions enter through differences only. Class scores by near pairs, and by
+# the three kinds of positions that the paper compares, one draw of random features, in float64:
 
 
 def made(position):
-    if position == "window":
-        return RelativePerformerConv(16, 16, heads=4, max_distance=4, method="features")
-    return PositionalPerformerConv(16, 16, heads=4, position=position, max_distance=4)
+    return PixelGraphClassifier(1, 10, channels=16, num_layers=2, heads=4, position=position, cutoff=4).double().eval()
 
 
 for position in ("window", "clipped", "sinusoid", "absolute"):
-    layer = made(position).double()
-    nodes, edges = torch.randn(len(data.x), 16).double(), data.edge_index
+    model, nodes = made(position), data.x.double()
     here, there = data.pos.double(), data.pos.double() + torch.tensor([5.0, -3.0])
     with torch.no_grad():
-        expected = layer(nodes, edges, data.batch, pos=here)
-        moved = layer(nodes, edges, data.batch, pos=there)
+        expected = model(nodes, data.edge_index, data.batch, here)
+        moved = model(nodes, data.edge_index, data.batch, there)
     print(f"{position:9} {((moved - expected).abs().max() / expected.abs().max()).item():.0e}")
 
 # %%
@@ -113,8 +110,8 @@ for position in ("window", "clipped", "sinusoid", "absolute"):
 # Feature maps of an image and of the image moved
 # -----------------------------------------------
 #
-# A digit on a canvas, and the same digit four pixels to the right and two down. Below, one channel of an untrained
-# layer with near pairs: it moves along. An ``"absolute"`` layer sees another picture.
+# A digit on a canvas, and the same digit four pixels to the right and two down. Below, one channel of the last block of
+# an untrained model with near pairs: it moves along. An ``"absolute"`` one sees another picture.
 
 canvas = torch.zeros(1, 20, 20)
 canvas[0, 3:11, 3:11] = images[5, 0]
@@ -122,17 +119,19 @@ moved = canvas.roll((2, 4), (1, 2))
 wide = PixelGraph(max_distance=4).grid(20, 20)
 
 
-def channel(layer, image):
+def channel(model, image):
+    seen = []
+    hook = model.blocks[-1].register_forward_hook(lambda block, inputs, out: seen.append(out))
     with torch.no_grad():
-        maps = layer(embed(image.flatten(1).T), neighbors=wide).T.unflatten(1, (20, 20))
-    return maps[2]
+        model(image.flatten(1).T.double(), neighbors=wide)
+    hook.remove()
+    return seen[0].T.unflatten(1, (20, 20))[2]
 
 
-embed = torch.nn.Linear(1, 16).eval()
 figure, axes = plt.subplots(2, 4, figsize=(8, 4), layout="constrained")
 for line, position in zip(axes, ("window", "absolute"), strict=True):
-    layer = made(position).eval()
-    first, second = channel(layer, canvas), channel(layer, moved)
+    model = made(position)
+    first, second = channel(model, canvas), channel(model, moved)
     shift = (second - first.roll((2, 4), (0, 1))).abs()[6:-4, 8:-4]  # where no border is near
     pictures = [canvas[0], first, moved[0], second]
     off = shift.max() / (first.max() - first.min())
@@ -148,13 +147,11 @@ plt.show()
 # The canvas ends, and near its borders pixels have fewer neighbors, as with any convolution that pads: the difference
 # is measured in the middle. ``PixelGraph(periodic=True)`` joins opposite borders, and then a roll is exact everywhere.
 
-layer = made("window").double().eval()
+model = made("window")
 torus = PixelGraph(max_distance=4, periodic=True).grid(20, 20)
-x = torch.randn(20, 20, 16).double()
 with torch.no_grad():
-    first = layer(x.flatten(0, 1), neighbors=torus).view(20, 20, 16)
-    second = layer(x.roll((2, 4), (0, 1)).flatten(0, 1), neighbors=torus).view(20, 20, 16)
-print(f"on a torus: {(second - first.roll((2, 4), (0, 1))).abs().max():.0e}")
+    first, second = (model(x.flatten(1).T.double(), neighbors=torus) for x in (canvas, moved))
+print(f"on a torus: {(second - first).abs().max():.0e}")
 
 # %%
 # Random features, saving and loading
@@ -167,13 +164,13 @@ print(f"on a torus: {(second - first.roll((2, 4), (0, 1))).abs().max():.0e}")
 buffer = io.BytesIO()
 torch.save(conv.state_dict(), buffer)
 buffer.seek(0)
-again = RelativePerformerConv(1, 16, heads=4, max_distance=4, method="features")
+again = RelativePerformerConv(1, 16, heads=4, cutoff=4, method="features")
 again.load_state_dict(torch.load(buffer, weights_only=True))
 with torch.no_grad():
     print("the same after loading:", torch.equal(again(data.x, neighbors=grid), by_grid))
     for features in (16, 64, 256):
         torch.manual_seed(1)  # the same weights
-        options = {"max_distance": 4, "num_random_features": features, "method": "features"}
+        options = {"cutoff": 4, "num_random_features": features, "method": "features"}
         layer, drawn = RelativePerformerConv(1, 16, heads=4, **options), []
         for _ in range(20):
             layer.redraw_features()

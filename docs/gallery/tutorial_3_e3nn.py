@@ -12,7 +12,7 @@ save.
 # -----------------
 #
 # Features have irreps, graphs lie one after the other with a sorted ``batch``, positions are relative to the mean
-# of their graph. ``SE3HyenaOperator`` takes and gives ``0e``, ``0o``, ``1o`` and ``1e`` with any multiplicities.
+# of their graph. ``IrrepsSE3HyenaOperator`` takes and gives ``0e``, ``0o``, ``1o`` and ``1e`` with any multiplicities.
 
 import io
 
@@ -20,10 +20,10 @@ import matplotlib.pyplot as plt
 import torch
 from e3nn import nn, o3
 from e3nn.util.test import equivariance_error
-from tg_equiattn.integrations.e3nn import EwaldAttention, SE3HyenaOperator, VectorSelfAttention
+from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention, IrrepsSE3HyenaOperator, IrrepsVectorSelfAttention
 
 torch.manual_seed(0)
-operator = SE3HyenaOperator("4x0e + 1x1o", "16x0e + 8x1o")
+operator = IrrepsSE3HyenaOperator("4x0e + 1x1o", "16x0e + 8x1o")
 print(operator)
 
 x, pos = o3.Irreps("4x0e + 1x1o").randn(12, -1), torch.randn(12, 3)
@@ -57,7 +57,7 @@ class Model(torch.nn.Module):
         gate = nn.Gate("16x0e", [torch.relu], "8x0e", [torch.sigmoid], "8x1o")
         self.embed = torch.nn.Sequential(o3.Linear("4x0e + 1x1o", gate.irreps_in), gate)
         self.before, self.after = Messages(gate.irreps_out), Messages(gate.irreps_out)
-        self.context = SE3HyenaOperator(gate.irreps_out, gate.irreps_out) if context else None
+        self.context = IrrepsSE3HyenaOperator(gate.irreps_out, gate.irreps_out) if context else None
         self.head = o3.Linear(gate.irreps_out, "1x1o")
 
     def forward(self, x, pos, edge_index, batch=None):
@@ -91,7 +91,7 @@ def influence(model):
 
 
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
-for axis, context, title in zip(axes, (False, True), ("messages alone", "with SE3HyenaOperator"), strict=True):
+for axis, context, title in zip(axes, (False, True), ("messages alone", "with IrrepsSE3HyenaOperator"), strict=True):
     torch.manual_seed(1)
     strength = influence(Model(context)).clamp(min=1e-6).log10()
     image = axis.imshow(strength, vmin=-5, vmax=0)
@@ -152,13 +152,13 @@ plt.show()
 # which means something in a chain. For unordered points ``order="radial"`` sorts by the distance to the centroid,
 # and relabelling points then changes nothing, unless a symmetry of the cloud exchanges points. But outputs jump where
 # two points exchange radii, so it is not for energies: see :doc:`the page of guarantees </guarantees>`.
-# ``VectorSelfAttention`` needs no order, and costs :math:`O(N^2)`.
+# ``IrrepsVectorSelfAttention`` needs no order, and costs :math:`O(N^2)`.
 
 cloud, values, relabelled = torch.randn(30, 3), torch.randn(30, 7), torch.randperm(30)
 layers = {
-    'order="input"': SE3HyenaOperator("4x0e + 1x1o", "1x1o"),
-    'order="radial"': SE3HyenaOperator("4x0e + 1x1o", "1x1o", order="radial"),
-    "VectorSelfAttention": VectorSelfAttention("4x0e + 1x1o", "1x1o"),
+    'order="input"': IrrepsSE3HyenaOperator("4x0e + 1x1o", "1x1o"),
+    'order="radial"': IrrepsSE3HyenaOperator("4x0e + 1x1o", "1x1o", order="radial"),
+    "IrrepsVectorSelfAttention": IrrepsVectorSelfAttention("4x0e + 1x1o", "1x1o"),
 }
 for name, layer in layers.items():
     with torch.no_grad():
@@ -201,7 +201,7 @@ def fragments(count, length=24):
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.6), sharex=True, sharey=True, layout="constrained")
 for name, color in {"data": "C1", "lag": "C0"}.items():
     torch.manual_seed(0)
-    trained = fit(SE3HyenaOperator("1x0e + 1x1o", "1x1o", "8x0e + 8x1o", filter=name), fragments)
+    trained = fit(IrrepsSE3HyenaOperator("1x0e + 1x1o", "1x1o", "8x0e + 8x1o", filter=name), fragments)
     for axis, length in zip(axes, (24, 96), strict=True):
         *arguments, target = fragments(100, length)
         with torch.no_grad():
@@ -217,7 +217,7 @@ plt.show()
 # ------------------
 #
 # The potential of every charge in the field of all others. There is no order here, and none should be made:
-# ``EwaldAttention`` sums kernels of the distance over all points, is smooth, and does not change when points are
+# ``IrrepsEwaldAttention`` sums kernels of the distance over all points, is smooth, and does not change when points are
 # relabelled. Sorting by radius lets the long convolution see all points too, but distances it hardly learns.
 
 
@@ -231,8 +231,8 @@ def clouds(count, points=24):
 
 
 layers = {
-    "SE3HyenaOperator, sorted by radius": SE3HyenaOperator("2x0e", "1x0e", "8x0e + 8x1o", order="radial"),
-    "EwaldAttention": EwaldAttention("2x0e", "1x0e", width=0.5, lmax=0),
+    "IrrepsSE3HyenaOperator, sorted by radius": IrrepsSE3HyenaOperator("2x0e", "1x0e", "8x0e + 8x1o", order="radial"),
+    "IrrepsEwaldAttention": IrrepsEwaldAttention("2x0e", "1x0e", width=0.5, lmax=0),
 }
 figure, axis = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
 for (name, layer), color in zip(layers.items(), ("C1", "C0"), strict=True):

@@ -1,8 +1,8 @@
 """Time and peak memory of the geometric product of multivectors, channel by channel with weights by grade path.
 
 The product at the heart of every Clifford MLP reads two multivectors a channel and token and writes one, so bytes over
-bandwidth is its floor (floor.py). Plain torch, the same compiled, and the fused kernel; on CUDA the default size is far
-beyond what a cache holds. Every measurement runs in a process of its own, with warm-up; times are medians.
+bandwidth is its floor (floor.py). Plain torch, and the same compiled; on CUDA the default size is far beyond what a
+cache holds. Every measurement runs in a process of its own, with warm-up; times are medians.
 
     python examples/benchmarks/clifford_product.py                   # a minute on two cores
     python examples/benchmarks/clifford_product.py --device cuda
@@ -17,26 +17,25 @@ import json
 import torch
 from counts import clifford_product
 from floor import floor_cells, floor_note, machine_rates
-from measure import DIRECTIONS, add_arguments, cell, chosen, in_own_process, is_cuda, machine, measure, report, table
+from measure import DIRECTIONS, add_arguments, cell, in_own_process, is_cuda, machine, measure, report, table
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from tg_equiattn.functional.hyena.clifford import COMPONENTS, PATHS, channelwise_product
+from tg_equiattn.functional.vector.clifford import COMPONENTS, PATHS, channelwise_product
 
-VARIANTS = ("eager", "compiled", "triton")
+VARIANTS = ("eager", "compiled")
 
 
 class Product(nn.Module):
     """Two factors (8, C, T) and weights (20, C), whose gradients backward computes."""
 
-    def __init__(self, channels: int, tokens: int, backend: str) -> None:
+    def __init__(self, channels: int, tokens: int) -> None:
         super().__init__()
-        self.backend = backend
         self.x, self.y = (nn.Parameter(torch.randn(COMPONENTS, channels, tokens)) for _ in "xy")
         self.weight = nn.Parameter(torch.randn(len(PATHS), channels))
 
     def forward(self) -> Tensor:
-        return channelwise_product(self.x, self.y, self.weight, self.backend)
+        return channelwise_product(self.x, self.y, self.weight)
 
 
 def measure_product(variant: str, channels: int, tokens: int, direction: str, repeats: int, device: str) -> dict:
@@ -47,7 +46,7 @@ def measure_product(variant: str, channels: int, tokens: int, direction: str, re
 
     def prepare():
         with torch.device(device):
-            layer = Product(channels, tokens, "triton" if variant == "triton" else "torch")
+            layer = Product(channels, tokens)
         return layer, torch.compile(layer, fullgraph=True) if compiled else layer
 
     return measure(prepare, direction == "forward+backward", repeats, 2, device)
@@ -57,19 +56,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--channels", type=int, default=16)
     parser.add_argument("--tokens", nargs="+", type=int, help="default 65,536; 1,048,576 on CUDA")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="default all; triton on CUDA only")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="default all")
     add_arguments(parser, "out/benchmarks/clifford_product.md")
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure_product(*json.loads(options.measure))))
         return
 
-    variants = chosen(options.variants, VARIANTS, options.device, ("triton",))
+    variants = list(options.variants or VARIANTS)
     rates = machine_rates(options)
     rows = table(["tokens", "pass", "product", "s", "GiB", "floor, s", "times floor"])
     sizes = options.tokens or [2**20 if is_cuda(options.device) else 2**16]
     work = [(tokens, direction) for tokens in sizes for direction in DIRECTIONS]
-    for tokens, direction in tqdm(work, desc="Clifford product"):
+    for tokens, direction in tqdm(work, desc="Clifford product", disable=None):
         floor = clifford_product(options.channels, tokens, direction == "forward+backward")
         base: dict | str = "-"
         for variant in variants:

@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -40,17 +41,22 @@ from tg_equiattn.integrations.escnn import (
     R3LiftingAttention,
 )
 
+
+def by_content(heads: int) -> dict[str, Any]:
+    return {"options": {"encoding": "joint", "content_heads": heads}}
+
+
 # name, gspace, fields, window, side, images, heads, width of a head, further options; None for lifting
 CASES = [
     ("C8, 8 fields, 5 x 5, 2 heads of 4", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, {}),
-    ("the same, both by content", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, {"content_heads": 2}),
+    ("the same, both by content", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, by_content(2)),
     ("the same, relative", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, {"relation": "relative"}),
     ("the same, lifting", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 2, 4, None),
     ("C8, 8 fields, 5 x 5, 15 heads of 1", gspaces.rot2dOnR2(8), 8, 5, 32, 4, 15, 1, {}),
     ("C8, 32 fields, 7 x 7, 8 heads of 4", gspaces.rot2dOnR2(8), 32, 7, 32, 4, 8, 4, {}),
-    ("the same, all by content", gspaces.rot2dOnR2(8), 32, 7, 32, 4, 8, 4, {"content_heads": 8}),
+    ("the same, all by content", gspaces.rot2dOnR2(8), 32, 7, 32, 4, 8, 4, by_content(8)),
     ("cube, 4 fields, 3 x 3 x 3, 2 heads of 4", gspaces.octaOnR3(), 4, 3, 16, 1, 2, 4, {}),
-    ("the same, both by content", gspaces.octaOnR3(), 4, 3, 16, 1, 2, 4, {"content_heads": 2}),
+    ("the same, both by content", gspaces.octaOnR3(), 4, 3, 16, 1, 2, 4, by_content(2)),
     ("the same, relative", gspaces.octaOnR3(), 4, 3, 16, 1, 2, 4, {"relation": "relative"}),
     ("the same, lifting", gspaces.octaOnR3(), 4, 3, 16, 1, 2, 4, None),
 ]
@@ -98,9 +104,8 @@ def measure(case: tuple, repeats: int, compiled: bool) -> list[str]:
     fields = image if lifts else regular
     convolution = (nn.R2Conv if flat else nn.R3Conv)(fields, regular, kernel, padding=kernel // 2)
     kinds = (R2LiftingAttention, R3LiftingAttention) if lifts else (R2GroupAttention, R3GroupAttention)
-    layer = kinds[not flat](
-        fields, regular, heads=heads, head_channels=width, kernel_size=kernel, encoding="joint", **options or {}
-    )
+    arguments = {"options": {"encoding": "joint"}} | (options or {})
+    layer = kinds[not flat](fields, regular, heads=heads, head_channels=width, kernel_size=kernel, **arguments)
     x = nn.GeometricTensor(torch.randn(batch, fields.size, *[side] * gspace.dimensionality), fields)
     with torch.no_grad():
         assert looks_at_content(layer, x)

@@ -95,7 +95,7 @@ def main() -> None:
         return
 
     device, rows = options.device, table(["pixels", "pass", "layer", "s", "GiB"])
-    for size, direction in tqdm(list(itertools.product(options.sizes, DIRECTIONS)), desc="attention over all pixels"):
+    for size, direction in tqdm(list(itertools.product(options.sizes, DIRECTIONS)), disable=None):
         variants = [v for v in options.variants if v != "all pairs" or size <= ALL_PAIRS]
         together = [v for v in variants if v != "all pairs"]
         times: dict[str, float | str] = {}

@@ -55,7 +55,7 @@ from torch_geometric.nn.attention import PerformerAttention
 from torch_geometric.utils import to_dense_batch
 from tqdm import tqdm
 
-from tg_equiattn.neighbors import near_pairs
+from tg_equiattn.pairs import near_pairs
 
 CHANNELS, HEADS, NEIGHBORS, FEATURES = 64, 4, 8, 44  # PyG's number for this width
 LOADS = {"molecules": (128, 30), "100,000": (1, 100_000), "1,000,000": (1, 1_000_000)}
@@ -94,11 +94,11 @@ def graphs(load: str, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch = torch.arange(count).repeat_interleave(sizes)
     side = (sizes.double() ** (1 / 3))[batch, None].float()  # one node in a unit of volume
     pos = torch.rand(len(batch), 3) * side
-    edges = torch.stack(near_pairs(pos, reach(), batch=batch)).flip(0)
+    edges = near_pairs(pos, cutoff(), batch=batch)[0]
     return torch.randn(len(batch), CHANNELS).to(device), pos.to(device), batch.to(device), edges.to(device)
 
 
-def reach() -> float:
+def cutoff() -> float:
     """The radius of a ball of so many nodes as are neighbors."""
     return (3 * NEIGHBORS / (4 * torch.pi)) ** (1 / 3)
 
@@ -115,9 +115,8 @@ def prepare(variant: str, load: str, device: str):
         peer = PerformerAttention(CHANNELS, HEADS, head_channels=CHANNELS // HEADS)
         layer = Dense(dense if variant == "dense" else peer).to(device)
         return layer, lambda: layer(x, batch)
-    options = {"pos_dim": 3, "max_distance": reach(), "num_random_features": FEATURES, "method": "features"}
+    options = {"pos_dim": 3, "cutoff": cutoff(), "num_random_features": FEATURES, "method": "features"}
     layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, **options | (OURS | PAIRS)[variant]).to(device)
-    layer.check_batch = False
     if variant.endswith("edges"):
         return layer, lambda: layer(x, edges, batch, pos=pos)
     near = layer.neighbors(edges, batch, pos=pos, num_nodes=len(x))
@@ -146,13 +145,12 @@ def crossover(nodes: int, features: int, repeats: int, device: str) -> list[floa
     count = max(1, 8192 // nodes)
     batch = torch.arange(count, device=device).repeat_interleave(nodes)
     x, pos = torch.randn(len(batch), CHANNELS, device=device), torch.rand(len(batch), 3) * nodes ** (1 / 3)
-    edges = torch.stack(near_pairs(pos, reach(), batch=batch.cpu())).flip(0).to(device)
+    edges = near_pairs(pos, cutoff(), batch=batch.cpu())[0].to(device)
     pos, calls = pos.to(device), []
     for name in ("far offsets", "distance + values"):
         for method in ("pairs", "features"):
-            options = {"pos_dim": 3, "max_distance": reach(), "num_random_features": features, "method": method}
+            options = {"pos_dim": 3, "cutoff": cutoff(), "num_random_features": features, "method": method}
             layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, **options | OURS[name]).to(device)
-            layer.check_batch = False
             near = layer.neighbors(edges, batch, pos=pos, num_nodes=len(x))
 
             def call(layer=layer, near=near) -> Tensor:
@@ -166,8 +164,8 @@ def crossover(nodes: int, features: int, repeats: int, device: str) -> list[floa
 def error(name: str, features: int, nodes: int = 1000, draws: int = 16) -> float:
     """Of a new layer's outputs, by so many features."""
     pos, x, found = torch.rand(nodes, 3) * nodes ** (1 / 3), torch.randn(nodes, CHANNELS), []
-    edges = torch.stack(near_pairs(pos, reach())).flip(0)
-    options = {"pos_dim": 3, "max_distance": reach(), "num_random_features": features, **OURS[name]}
+    edges = near_pairs(pos, cutoff())[0]
+    options = {"pos_dim": 3, "cutoff": cutoff(), "num_random_features": features, **OURS[name]}
     for _ in range(draws):
         layers = [RelativePerformerConv(CHANNELS, CHANNELS, HEADS, **options, method=m) for m in ("pairs", "features")]
         layers[1].load_state_dict(layers[0].state_dict(), strict=False)
@@ -181,7 +179,7 @@ def crossovers(options: argparse.Namespace) -> None:
     counts, sizes = (32, 64, 128), (32, 64, 96, 128, 192, 256, 512)
     rows = ["time by pairs as a multiple of that by random features, far offsets alone / near pairs besides:", ""]
     rows += table(["nodes of a graph", *(f"{m} features" for m in counts)])
-    for nodes in tqdm(sizes, desc="sizes"):
+    for nodes in tqdm(sizes, desc="sizes", disable=None):
         cells = []
         for m in counts:
             times = crossover(nodes, m, options.repeats, options.device)
@@ -212,7 +210,7 @@ def main() -> None:
         return
 
     rows = []
-    for load, direction in tqdm(list(itertools.product(options.loads, DIRECTIONS)), desc="attention on graphs"):
+    for load, direction in tqdm(list(itertools.product(options.loads, DIRECTIONS)), disable=None):
         variants = [v for v in options.variants if load == "molecules" or v not in SMALL]
         times = in_own_process(__file__, "seconds", variants, load, direction, options.repeats, options.device)
         times = dict.fromkeys(variants, times) if isinstance(times, str) else dict(zip(variants, times, strict=True))

@@ -8,7 +8,7 @@ frames, and "relative", beside escnn's convolution see frames.py.
 
     python examples/benchmarks/group_attention.py                # every case, about 20 minutes
     python examples/benchmarks/group_attention.py --cases C4     # one case
-    python examples/benchmarks/group_attention.py --device cuda  # C8 at batch 64, and the fused kernel too
+    python examples/benchmarks/group_attention.py --device cuda  # C8 at batch 64
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from measure import (
     add_arguments,
     available,
     cell,
-    chosen,
     in_own_process,
     is_cuda,
     machine,
@@ -46,7 +45,7 @@ CASES = {
     "C4 global": (cyclic(4), None),
 }  # fmt: skip
 CHANNELS, HEADS, HEAD_CHANNELS = 20, 9, 10
-NAMES = {"baseline": "materialised", "eager": "eager", "compiled": "compiled", "triton": "triton"}
+NAMES = {"baseline": "materialised", "eager": "eager", "compiled": "compiled"}
 VARIANTS = tuple(NAMES)
 GOAL_CASE, FASTER, LEANER = "C8", 10, 20  # of the materialised formula, on a GPU at 5 x 5, 28 x 28 pixels
 GOAL_BATCH, BATCH = 64, 8
@@ -81,9 +80,10 @@ def measure_case(
     group, kernel_size = CASES[case]
     x = torch.randn(batch, CHANNELS, len(group), size, size, device=device)
     kind = MaterialisedAttention if variant == "baseline" else GroupAttention
-    options = {"locality": None} if variant == "baseline" else {"backend": "triton" if variant == "triton" else "torch"}
+    locality = None if variant == "baseline" else "auto"
+    options = {"neighbourhood": "square"}
     layer = kind(group, CHANNELS, CHANNELS, heads=HEADS, head_channels=HEAD_CHANNELS, kernel_size=kernel_size,
-                 relation="ge_vit", neighbourhood="square", **options).to(device)  # fmt: skip
+                 relation="ge_vit", locality=locality, options=options).to(device)  # fmt: skip
     compiled = variant == "compiled"
     torch.compile(lambda x: x + 1)(torch.zeros(2, device=device)) if compiled else None  # the compiler's own memory
     call = torch.compile(layer, fullgraph=True) if compiled else layer
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--batch", type=int, help=f"images (default {BATCH}; {GOAL_BATCH} for {GOAL_CASE} on CUDA)")
     parser.add_argument("--size", type=int, default=28, help="pixels a side (default 28)")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="default all; triton on CUDA only")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="default all")
     add_arguments(parser, "out/benchmarks/group_attention.md")
     options = parser.parse_args()
     if options.measure:
@@ -131,11 +131,11 @@ def main() -> None:
         return
 
     device = options.device
-    variants, rates = chosen(options.variants, VARIANTS, device, ("triton",)), machine_rates(options)
+    variants, rates = list(options.variants or VARIANTS), machine_rates(options)
     columns = ["group", "batch", "pass", "layer", "s", "GiB", "floor, s", "times floor"]
     rows, lines = table(columns), []
     work = [(case, direction) for case in options.cases for direction in DIRECTIONS]
-    for case, direction in tqdm(work, desc="group attention"):
+    for case, direction in tqdm(work, desc="group attention", disable=None):
         group, kernel_size = CASES[case]
         asked = options.batch or (GOAL_BATCH if case == GOAL_CASE and is_cuda(device) else BATCH)
         materialised = kernel_size is not None  # all pairs of all pixels fit nowhere

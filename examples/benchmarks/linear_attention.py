@@ -46,13 +46,15 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
-from tg_equiattn.functional import linear_attention, softmax_features, sum_aggregation
+from tg_equiattn.functional import linear_attention, softmax_features
+from tg_equiattn.functional.performer.edge_products import edge_sum
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.nn import PerformerAttention, PositionalPerformerAttention
+from tg_equiattn.nn import PerformerAttention
+from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 
 HEADS, HEAD_CHANNELS = 8, 32
 CHANNELS = HEADS * HEAD_CHANNELS
-CLIPPED, WINDOW = 6, 4  # max_distance
+CLIPPED, WINDOW = 6, 4  # cutoff
 BASE = "PyG Performer"
 VARIANTS = (
     BASE, "performer-pytorch", "SDPA", "SDPA + bias", "None", "sinusoid", "clipped", "clipped, gathered", "window",
@@ -119,15 +121,16 @@ def local_term(gathered: bool, grid: PixelGrid, device: str):
     half = HEADS // 2
     weights = nn.Parameter(torch.rand(len(grid), half, CLIPPED, device=device))
     value = nn.Parameter(torch.randn(len(grid), half, HEAD_CHANNELS, device=device))
-    layer = GatheredClipped(CHANNELS, CHANNELS, HEADS, max_distance=CLIPPED).to(device)
+    layer = GatheredClipped(CHANNELS, CHANNELS, HEADS, cutoff=CLIPPED).to(device)
     layer.inputs = nn.ParameterList([weights, value])  # whose gradients are then dropped between calls
     if gathered:
         layer.window_of(grid, device)
         return layer, lambda: layer.pair_sums(weights[..., layer.distance] * layer.exists[:, None], value)
     bins = grid.neighbors(1, device).bins(CLIPPED)
+    ones = torch.ones(1, len(bins.col), device=device)
 
     def rings() -> Tensor:
-        sums = sum_aggregation(value.flatten(1), bins)[:-1].view(len(grid), CLIPPED, half, HEAD_CHANNELS)
+        sums = edge_sum(ones, value.flatten(1)[None], bins)[0, :-1].view(len(grid), CLIPPED, half, HEAD_CHANNELS)
         return sum(weights[..., d, None] * sums[:, d] for d in range(CLIPPED))
 
     return layer, rings
@@ -173,16 +176,16 @@ def prepare(variant: str, size: int, device: str):
     if variant == "window, edges":
         from tg_equiattn.integrations.pyg import RelativePerformerConv
 
-        layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, max_distance=WINDOW, method="features").to(device)
+        layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, cutoff=WINDOW, method="features").to(device)
         edge_index, offsets = (t.to(device) for t in grid.edges())
         return layer, lambda: layer(x[0], edge_index, edge_offset=offsets)
     sizes = CHANNELS, CHANNELS, HEADS
     if position in (None, "window"):
         offset = None if position is None else "table"
-        layer = PerformerAttention(*sizes, offset=offset, max_distance=int(grid.max_distance), method="features")
+        layer = PerformerAttention(*sizes, offset=offset, cutoff=int(grid.max_distance), method="features")
     else:
         kind = GatheredClipped if "gathered" in variant else PositionalPerformerAttention
-        layer = kind(*sizes, position=position, max_distance=int(grid.max_distance))
+        layer = kind(*sizes, position=position, cutoff=int(grid.max_distance))
         layer = layer.window_of(grid, device) if kind is GatheredClipped else layer
     layer = layer.to(device)
     if "autocast" in variant:
@@ -285,7 +288,7 @@ def main() -> None:
     sizes = sorted(options.sizes)
     results: dict[tuple, dict | str] = dict.fromkeys(itertools.product(every, sizes, DIRECTIONS), "-")
     work = [(v, n, d) for n in sizes for d in DIRECTIONS for v in variants]
-    for variant, size, direction in tqdm(work, desc="linear attention"):
+    for variant, size, direction in tqdm(work, desc="linear attention", disable=None):
         results[variant, size, direction] = in_own_process(
             __file__, variant, size, direction, options.repeats, options.device
         )
@@ -300,7 +303,7 @@ def main() -> None:
             rows.append(f"| {variant} | {' | '.join(cells)} |")
     rows += ["", *(f"- {line}" for line in summary(results, sizes) + against_flash(results, sizes))]
     note = (
-        f"{HEADS} heads of {HEAD_CHANNELS}, one image, whole layers with projections, max_distance {CLIPPED} (clipped) "
+        f"{HEADS} heads of {HEAD_CHANNELS}, one image, whole layers with projections, cutoff {CLIPPED} (clipped) "
         f"and {WINDOW} (window); {machine(options.device)}. In brackets: time as a multiple of {BASE}'s; "
         f"{floor_note(rates)}"
     )

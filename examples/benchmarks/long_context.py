@@ -33,7 +33,6 @@ from measure import (
     add_arguments,
     available,
     cell,
-    chosen,
     in_own_process,
     is_cuda,
     machine,
@@ -46,8 +45,11 @@ from tqdm import tqdm
 
 from tg_equiattn.functional import vector_long_conv
 from tg_equiattn.nn import SE3HyenaOperator, VectorSelfAttention
-from tg_equiattn.nn.hyena import Grades, OperatorOptions, ScalarVectorModule, VectorAttentionOperator
-from tg_equiattn.sequences import Sequences
+from tg_equiattn.nn.vector.grades import Grades
+from tg_equiattn.nn.vector.options import OperatorOptions
+from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
+from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
+from tg_equiattn.ragged import Ragged, Rows
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -55,11 +57,8 @@ import matplotlib.pyplot as plt
 SCALARS, VECTORS, BATCH = 8, 16, 16
 LAYERS = {
     "hyena": "SE(3)-Hyena", "hyena-short": "SE(3)-Hyena, short convolution",
-    "hyena-lag": "SE(3)-Hyena, filter of the lag", "hyena-triton": "SE(3)-Hyena, triton",
-    "attention": "attention, streamed", "attention-triton": "attention, streamed, triton",
-    "pairs": "attention, all pairs",
+    "hyena-lag": "SE(3)-Hyena, filter of the lag", "attention": "attention, streamed", "pairs": "attention, all pairs",
 }  # fmt: skip
-TRITON = ("hyena-triton", "attention-triton")
 WANTED = {20_000: 3.5, 30_000: 20.0}  # times faster than streamed attention, on a GPU
 
 
@@ -94,18 +93,17 @@ class LongConv(nn.Module):
 class AllPairs(VectorAttentionOperator):
     """Vector attention as the equations are written: every pair's cross product exists at once."""
 
-    def mix(self, kind: str, sequences: Sequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if kind == "scalars":
-            return super().mix(kind, sequences, query, key, value)
-        return sequences.mix(_all_pairs, query, key, value)
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) -> Tensor:
+        if query.ndim == 2:
+            return super().mix(query, key, value, ragged)
+        return ragged.mix(_all_pairs, query, key, value)
 
 
-def _all_pairs(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-    tokens = q.shape[-1]
-    q, k, v = (x.movedim(0, -1) for x in (q, k, v))
+def _all_pairs(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (b, V, N, 3)
     pairs = torch.linalg.cross(q[..., :, None, :], k[..., None, :, :])
-    weight = (pairs.norm(dim=-1) / tokens**0.5).softmax(-1)
-    return torch.linalg.cross(weight[..., None] * pairs, v[..., None, :, :]).mean(-2).movedim(-1, 0)
+    weight = (pairs.norm(dim=-1) / rows.length**0.5).softmax(-1)
+    return torch.linalg.cross(weight[..., None] * pairs, v[..., None, :, :]).mean(-2).transpose(1, 2)
 
 
 def build(name: str) -> nn.Module:
@@ -115,7 +113,7 @@ def build(name: str) -> nn.Module:
         return ScalarVectorModule(AllPairs(grades, grades, OperatorOptions()))
     kind = SE3HyenaOperator if name.startswith("hyena") else VectorSelfAttention
     options = {"hyena-short": {"short_conv": 3}, "hyena-lag": {"filter": "lag"}}.get(name, {})
-    return kind(SCALARS, VECTORS, backend="triton" if name in TRITON else "torch", **options)
+    return kind(SCALARS, VECTORS, **options)
 
 
 def measure_layer(name: str, tokens: int, direction: str, device: str, repeats: int, warmups: int = 2) -> dict:
@@ -141,7 +139,7 @@ def layers(options: argparse.Namespace, rates: Rates) -> tuple[list[str], dict]:
     found: dict[tuple[str, int, str], dict | str] = {}
     jobs = [(d, n) for d in options.directions for n in options.tokens]
     before: dict[tuple[str, str], tuple[float, int]] = {}  # seconds, tokens
-    for direction, tokens in tqdm(jobs, desc="layers"):
+    for direction, tokens in tqdm(jobs, desc="layers", disable=None):
         for name in options.layers:
             seconds, last = before.get((name, direction), (0.0, tokens))
             linear = name.startswith("hyena")
@@ -171,19 +169,17 @@ def layers(options: argparse.Namespace, rates: Rates) -> tuple[list[str], dict]:
 
 
 def ratios(found: dict, device: str) -> list[str]:
-    """How many times faster SE(3)-Hyena is than streamed attention, by every backend of either."""
+    """How many times faster SE(3)-Hyena is than streamed attention."""
     lines = []
     for (name, tokens, direction), value in found.items():
-        for other in ("attention", "attention-triton"):
-            slow = found.get((other, tokens, direction), "-")
-            if not name.startswith("hyena") or isinstance(value, str) or isinstance(slow, str):
-                continue
-            times = slow["seconds"] / value["seconds"]
-            line = f"- {tokens:,} tokens, {direction}: {LAYERS[name]} {times:.1f} times faster than {LAYERS[other]}"
-            if tokens in WANTED and is_cuda(device):
-                wanted = WANTED[tokens]
-                line += f" (wanted {wanted:g}: {'reached' if times >= wanted else 'not reached'})"
-            lines.append(line)
+        slow = found.get(("attention", tokens, direction), "-")
+        if not name.startswith("hyena") or isinstance(value, str) or isinstance(slow, str):
+            continue
+        times = slow["seconds"] / value["seconds"]
+        line = f"- {tokens:,} tokens, {direction}: {LAYERS[name]} {times:.1f} times faster than {LAYERS['attention']}"
+        if tokens in WANTED and is_cuda(device):
+            line += f" (wanted {WANTED[tokens]:g}: {'reached' if times >= WANTED[tokens] else 'not reached'})"
+        lines.append(line)
     return lines
 
 
@@ -197,7 +193,7 @@ def _against(value: dict | str, base: dict | str, what: str) -> str:
 def convolutions(options: argparse.Namespace, rates: Rates) -> list[str]:
     """Rows of the convolution alone against the published code."""
     rows = table(["tokens", "pass", "convolution", "s", "GiB", "floor, s", "times floor"])
-    for tokens in tqdm(options.lengths, desc="convolutions"):
+    for tokens in tqdm(options.lengths, desc="convolutions", disable=None):
         for direction in options.directions:
             floor = vector_convolution(tokens, BATCH, direction != "forward")
             base: dict | str = "-"
@@ -232,7 +228,7 @@ def main() -> None:
     default = [1024, 2048, 4096, 8192, 2**14, 20000, 30000, 2**16, 2**18, 2**20]
     parser.add_argument("--tokens", nargs="*", type=int, default=default)
     parser.add_argument("--lengths", nargs="*", type=int, default=[20000, 20011, 131072], help="of convolutions")
-    parser.add_argument("--layers", nargs="+", choices=list(LAYERS), help="default all; triton on CUDA only")
+    parser.add_argument("--layers", nargs="+", choices=list(LAYERS), help="default all")
     parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS))
     parser.add_argument("--patience", type=float, default=60.0, help="seconds a pass of attention may take")
     parser.add_argument("--longest", action="store_true", help="search the most tokens that fit, and nothing else")
@@ -243,7 +239,7 @@ def main() -> None:
     if options.measure:
         print(json.dumps(measure_layer(*json.loads(options.measure))))
         return
-    options.layers = chosen(options.layers, tuple(LAYERS), options.device, TRITON)
+    options.layers = options.layers or list(LAYERS)
     widths = f"{SCALARS} scalar and {VECTORS} vector channels, one sequence (convolutions: {BATCH} of one channel)"
     if options.longest:
         rows = longest_contexts([n for n in options.layers if n.startswith("hyena")], options)

@@ -33,7 +33,6 @@ MOST_WARMUPS = 20
 REASONS = {
     "OutOfMemoryError|can't allocate memory": "out of memory",
     "InvalidCxxCompiler|No working C\\+\\+ compiler|Cannot find a working triton": "no compiler",
-    "backend must be .* without Triton": "no Triton",
     "backend must be .* CUDA device": "needs a GPU",
     "No available kernel": "no kernel",
     "No module named": "not installed",

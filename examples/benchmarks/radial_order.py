@@ -12,9 +12,9 @@ energy, the worst of 5 clouds: with the order of the start kept, and sorted in e
 import argparse
 
 import torch
-from tg_equiattn.integrations.e3nn import SE3HyenaOperator, TensorProductHyenaOperator
+from tg_equiattn.integrations.e3nn import IrrepsSE3HyenaOperator, TensorProductHyenaOperator
 
-OPERATORS = (SE3HyenaOperator, TensorProductHyenaOperator)
+OPERATORS = (IrrepsSE3HyenaOperator, TensorProductHyenaOperator)
 IRREPS = "16x0e+8x1o"
 
 

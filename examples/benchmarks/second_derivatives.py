@@ -39,10 +39,10 @@ from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import (
     GroupAttention,
     PerformerAttention,
-    PositionalPerformerAttention,
     SE3HyenaOperator,
     VectorSelfAttention,
 )
+from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 
 GRID = PixelGrid((32, 32), 4)
 DIRECTIONS = ("backward", "double backward")
@@ -56,9 +56,9 @@ def group(elements: int, relation: str) -> tuple[nn.Module, dict[str, Any]]:
 def performer(position: str | None) -> tuple[nn.Module, dict[str, Any]]:
     if position in (None, "window"):
         offset = None if position is None else "table"
-        layer: nn.Module = PerformerAttention(128, 128, 4, offset=offset, max_distance=4, method="features")
+        layer: nn.Module = PerformerAttention(128, 128, 4, offset=offset, cutoff=4, method="features")
     else:
-        layer = PositionalPerformerAttention(128, 128, 4, position=position, max_distance=4)
+        layer = PositionalPerformerAttention(128, 128, 4, position=position, cutoff=4)
     return layer, {"x": torch.randn(4, len(GRID), 128), "grid": GRID}
 
 
@@ -117,7 +117,7 @@ def main() -> None:
         return
     measured = [f"{direction}, {unit}" for unit in ("s", "GiB") for direction in DIRECTIONS]
     rows = table(["layer", *measured, "times the time", "times the memory"])
-    for name in tqdm(options.layers, desc="second derivatives"):
+    for name in tqdm(options.layers, desc="second derivatives", disable=None):
         first, second = (in_own_process(__file__, name, d, options.repeats, options.device) for d in DIRECTIONS)
         if isinstance(first, str) or isinstance(second, str):
             rows.append(f"| {name} | {first if isinstance(first, str) else second} |" + " - |" * 5)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from e3nn import o3
 from measure import GIB, resident
-from tg_equiattn.integrations.e3nn import EwaldAttention
+from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 
 IRREPS = o3.Irreps("32x0e+16x1o")
 CLOUDS, POINTS = 32, 20
@@ -36,13 +36,13 @@ def seconds(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def energy(layer: EwaldAttention, x: torch.Tensor, pos: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+def energy(layer: IrrepsEwaldAttention, x: torch.Tensor, pos: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
     return layer(x, pos, **more).square().sum()
 
 
 def small_clouds(repeats: int) -> list[str]:
     """A pass, a step on energies, a step on energies and forces, of 32 clouds of 20 points."""
-    layer = EwaldAttention(IRREPS, IRREPS, width=1.0)
+    layer = IrrepsEwaldAttention(IRREPS, IRREPS, width=1.0)
     x, pos = IRREPS.randn(CLOUDS * POINTS, -1), POINTS ** (1 / 3) * torch.rand(CLOUDS * POINTS, 3)
     batch = torch.arange(CLOUDS).repeat_interleave(POINTS)
 
@@ -68,7 +68,7 @@ def small_clouds(repeats: int) -> list[str]:
 
 def large(size: int, kind: str, method: str, gradients: bool) -> str:
     """One graph; its time for each point, and the peak of the process."""
-    layer = EwaldAttention(IRREPS, IRREPS, width=1.0, method=method)
+    layer = IrrepsEwaldAttention(IRREPS, IRREPS, width=1.0, method=method)
     side = size ** (1 / 3)
     x, pos = IRREPS.randn(size, -1), side * torch.rand(size, 3)
     more = {"cell": side * torch.eye(3)} if kind == "crystal" else {}

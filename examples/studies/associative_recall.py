@@ -19,11 +19,12 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import matplotlib
 import numpy as np
 import torch
+from baselines.published_norm import divided_by_length
 from baselines.sequence_models import Hyena, Transformer
 from e3nn import o3
 from harness import study
@@ -40,12 +41,18 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    "SE(3)-Hyena": functools.partial(SE3Hyena, short_conv=3),
-    "SE(3)-Hyena, filter of the lag": functools.partial(SE3Hyena, short_conv=3, filter="lag"),
-    "SE(3)-Hyena, as published": functools.partial(SE3Hyena, norm="forward"),
-    "SE(3)-Transformer": functools.partial(VectorTransformer, short_conv=3),
+    "SE(3)-Hyena": SE3Hyena,
+    "SE(3)-Hyena, filter of the lag": SE3Hyena,
+    "SE(3)-Hyena, as published": lambda *channels, **options: divided_by_length(SE3Hyena(*channels, **options)),
+    "SE(3)-Transformer": VectorTransformer,
     "Hyena": functools.partial(Hyena, short_conv=3),
     "Transformer": functools.partial(Transformer, short_conv=3),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "SE(3)-Hyena": {"short_conv": 3},
+    "SE(3)-Hyena, filter of the lag": {"short_conv": 3, "filter": "lag"},
+    "SE(3)-Hyena, as published": {},
+    "SE(3)-Transformer": {"short_conv": 3},
 }
 Model = Literal[
     "SE(3)-Hyena", "SE(3)-Hyena, filter of the lag", "SE(3)-Hyena, as published", "SE(3)-Transformer", "Hyena",
@@ -200,7 +207,7 @@ def build(name: str, settings: AssociativeRecall) -> nn.Module:
     if name.startswith("SE(3)"):
         return MODELS[name](
             CODES, 1, 0, 1, hidden_scalars=settings.scalars, hidden_vectors=settings.vectors,
-            num_blocks=settings.blocks, **shared,
+            options={"num_blocks": settings.blocks, **OPTIONS[name]}, **shared,
         )  # fmt: skip
     wanted = parameters(build("SE(3)-Hyena", settings))
     return match_parameters(lambda channels: MODELS[name](CODES, 1, 0, 1, channels=channels, **shared), wanted)

@@ -36,7 +36,7 @@ from harness.settings import Settings
 from harness.tables import grouped, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit
 from long_range import AVG_NUM_NODES
-from tg_equiattn.integrations.e3nn import EwaldAttention
+from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 from torch import Tensor, nn
 
 SEED = 47  # of the data, which do not depend on the seed of training
@@ -115,7 +115,7 @@ class Model(nn.Module):
         self.first = ChannelwiseMessagePassing(HIDDEN, self.cutoff, near)
         self.attention = None
         if operator == "EwaldAttention":
-            self.attention = EwaldAttention(
+            self.attention = IrrepsEwaldAttention(
                 HIDDEN, HIDDEN, width=settings.width, max_width=settings.max_width, avg_num_nodes=AVG_NUM_NODES,
                 error=ERROR,
             )  # fmt: skip

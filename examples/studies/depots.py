@@ -148,7 +148,7 @@ def layers_of(settings: DepotsStudy) -> tuple[Callable[[int], nn.Module], int]:
     steps = settings.epochs * max(1, settings.train // settings.batch)
     options = {
         "num_random_features": FEATURES, "redraw_interval": max(1, steps // DRAWS),
-        "max_distance": REACH, "offset": "distance" if task == "distance" else "mlp",
+        "cutoff": REACH, "offset": "distance" if task == "distance" else "mlp",
         "values": "content" if name == "content" else "offset", "method": "pairs" if "pairs" in name else "features",
     }  # fmt: skip
     return lambda width: relative_layer(width, heads, edge_dim, "near only" not in name, **options), settings.layers

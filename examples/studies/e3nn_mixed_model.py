@@ -29,17 +29,17 @@ import matplotlib
 import numpy as np
 import torch
 from baselines.message_passing import HIDDEN, MessagePassing
+from baselines.published_norm import divided_by_length
 from data.charged_particles import cached, linear_error
 from e3nn import o3
 from e3nn.util.test import equivariance_error
 from harness import study
-from harness.checkpoints import load
 from harness.loading import tensor_batches
 from harness.results import Row
 from harness.settings import Settings
 from harness.tables import grouped, markdown, mean_and_spread
-from harness.training import Outcome, Regressor, fit
-from tg_equiattn.integrations.e3nn import SE3HyenaOperator, TensorProductHyenaOperator, VectorSelfAttention
+from harness.training import Outcome, Regressor, fit, load
+from tg_equiattn.integrations.e3nn import IrrepsSE3HyenaOperator, IrrepsVectorSelfAttention, TensorProductHyenaOperator
 from torch import Tensor, nn
 
 matplotlib.use("Agg")
@@ -49,11 +49,17 @@ SEED, STEPS = 44, 1000  # of the data, which do not depend on the seed of traini
 WIDE = "8x0e + 4x1o + 2x2e + 8x0e + 4x1o"
 OPERATORS: dict[str, Callable[[str], nn.Module | None]] = {
     "none": lambda order: None,
-    "SE3HyenaOperator": lambda order: SE3HyenaOperator(HIDDEN, HIDDEN, order=order),
-    "SE3HyenaOperator, as published": lambda order: SE3HyenaOperator(HIDDEN, HIDDEN, order=order, norm="forward"),
-    "SE3HyenaOperator, short convolution": lambda order: SE3HyenaOperator(HIDDEN, HIDDEN, order=order, short_conv=3),
-    "SE3HyenaOperator, filter of the lag": lambda order: SE3HyenaOperator(HIDDEN, HIDDEN, order=order, filter="lag"),
-    "VectorSelfAttention": lambda order: VectorSelfAttention(HIDDEN, HIDDEN),
+    "SE3HyenaOperator": lambda order: IrrepsSE3HyenaOperator(HIDDEN, HIDDEN, order=order),
+    "SE3HyenaOperator, as published": lambda order: divided_by_length(
+        IrrepsSE3HyenaOperator(HIDDEN, HIDDEN, order=order)
+    ),
+    "SE3HyenaOperator, short convolution": lambda order: IrrepsSE3HyenaOperator(
+        HIDDEN, HIDDEN, order=order, short_conv=3
+    ),
+    "SE3HyenaOperator, filter of the lag": lambda order: IrrepsSE3HyenaOperator(
+        HIDDEN, HIDDEN, order=order, filter="lag"
+    ),
+    "VectorSelfAttention": lambda order: IrrepsVectorSelfAttention(HIDDEN, HIDDEN),
     "TensorProductHyenaOperator": lambda order: TensorProductHyenaOperator(HIDDEN, HIDDEN, WIDE, order=order),
     "TensorProductHyenaOperator, filter of the lag": lambda order: TensorProductHyenaOperator(
         HIDDEN, HIDDEN, WIDE, order=order, filter="lag"

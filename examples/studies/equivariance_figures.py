@@ -9,9 +9,8 @@ from typing import Any
 import matplotlib
 import torch
 import torch.nn.functional as F
-from harness.checkpoints import CheckpointError, load
 from harness.settings import Settings
-from harness.training import Learner
+from harness.training import CheckpointError, Learner, load
 from torch import Tensor, nn
 
 matplotlib.use("Agg")
@@ -23,7 +22,7 @@ from tg_equiattn.testing import act
 @torch.no_grad()
 def features(model: nn.Module, images: Tensor) -> Tensor:
     """The last regular feature map (B, C, |H|, H, W)."""
-    return getattr(model, "core", model).features(images)
+    return model.features(images)
 
 
 def moving_elements(model: nn.Module) -> list[int]:

@@ -130,8 +130,8 @@ class ResidualAttention(nn.EquivariantModule):
         self.norm = nn.InnerBatchNorm(fields)
         self.attention = R2GroupAttention(
             fields, fields, heads=settings.heads[0], head_channels=settings.head_channels,
-            kernel_size=settings.kernel_size or None, relation=settings.relation, encoding=settings.encoding,
-            neighbourhood="square", locality=settings.locality[0],
+            kernel_size=settings.kernel_size or None, relation=settings.relation, locality=settings.locality[0],
+            options={"encoding": settings.encoding, "neighbourhood": "square"},
         )  # fmt: skip
 
     def forward(self, x: nn.GeometricTensor) -> nn.GeometricTensor:

@@ -7,7 +7,7 @@ guessed from the digit itself. After escnn's 3 x 3 convolutions (and pools of 2 
 parameters,
 
 window attention         R2AttentionBlock, which ends where its window does
-global attention         the same with reach="global", linear in the number of pixels
+global attention         the same around R2GlobalAttention, linear in the number of pixels
 global, starting near    the same, with all heads near at the start; else every second one starts far
 global, no rotations     global attention, and convolutions, of the trivial group; all others have 4 rotations
 exact attention          the block with an infinite window, and no heads with places of their own (slow; named
@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from statistics import mean
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import matplotlib
 import numpy as np
@@ -39,7 +39,7 @@ from harness.results import Row
 from harness.settings import Settings, flag
 from harness.tables import grouped, markdown, mean_and_spread
 from harness.training import Classifier, Outcome, fit, parameters
-from tg_equiattn.integrations.escnn import R2AttentionBlock
+from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GlobalAttention, R2GroupAttention
 from torch import Tensor
 
 from tg_equiattn.nn import GlobalGroupAttention
@@ -157,15 +157,17 @@ def build(settings: FarDigits, width: int | None = None) -> torch.nn.Module:
 def attention(fields: nn.FieldType, settings: FarDigits) -> R2AttentionBlock:
     """The block of a network with attention."""
     (name,) = settings.models
-    reach = {"relation": "relative", "kernel_size": settings.kernel_size}
+    options: dict[str, Any] = {
+        "heads": settings.heads, "head_channels": settings.head_channels, "relation": "relative",
+        "kernel_size": settings.kernel_size, "options": {"encoding": "joint"},
+    }  # fmt: skip
     if name == "exact attention":
-        reach |= {"kernel_size": None, "locality": None}  # places of their own would keep heads near
+        options |= {"kernel_size": None, "locality": None}  # places of their own would keep heads near
     if name.startswith("global"):
-        reach |= {"reach": "global", "num_features": settings.num_features}
-    return R2AttentionBlock(
-        fields, fields, heads=settings.heads, head_channels=settings.head_channels, encoding="joint",
-        norm=settings.norm, **reach,
-    )  # fmt: skip
+        layer: Any = R2GlobalAttention(fields, fields, num_features=settings.num_features, **options)
+    else:
+        layer = R2GroupAttention(fields, fields, **options)
+    return R2AttentionBlock(layer, norm=settings.norm)
 
 
 def batches(canvases: Canvases, settings: FarDigits, size: int, seed: int | None = None) -> Batches:

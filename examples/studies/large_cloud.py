@@ -30,7 +30,8 @@ from harness.tables import markdown
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from tg_equiattn.nn import EwaldAttention, PositionalPerformerAttention
+from tg_equiattn.nn import EwaldAttention
+from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -173,7 +174,7 @@ def main() -> None:
         return
     arguments = ["--points", str(options.points), "--layer", options.layer, "--repeats", str(options.repeats)]
     arguments += ["--method", options.method, "--timeout", str(options.timeout), "--device", options.device]
-    found = [launch(processes, arguments) for processes in tqdm(options.processes, desc="processes")]
+    found = [launch(processes, arguments) for processes in tqdm(options.processes, desc="processes", disable=None)]
     options.output.mkdir(parents=True, exist_ok=True)
     text = f"{options.layer}, {options.points:,} points\n\n{table(options.points, found)}\n"
     (options.output / "large_cloud.md").write_text(text)

@@ -36,7 +36,7 @@ from harness.results import Row
 from harness.settings import Settings
 from harness.tables import grouped, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit
-from tg_equiattn.integrations.e3nn import EwaldAttention, SE3HyenaOperator, VectorSelfAttention
+from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention, IrrepsSE3HyenaOperator, IrrepsVectorSelfAttention
 from torch import Tensor, nn
 
 SEED = 45  # of the data, which do not depend on the seed of training
@@ -133,12 +133,12 @@ class Model(nn.Module):
         far = settings.diagonal if operator == "all pairs" else settings.cutoff
         near = max(1.0, settings.charges / settings.side**3 * 4 / 3 * math.pi * settings.cutoff**3)
         operators: dict[str, Callable[[], nn.Module]] = {
-            "EwaldAttention": lambda: EwaldAttention(
+            "EwaldAttention": lambda: IrrepsEwaldAttention(
                 HIDDEN, HIDDEN, width=settings.width, max_width=settings.max_width, avg_num_nodes=AVG_NUM_NODES
             ),
             "Ewald message passing": EwaldMessages,
-            "SE3HyenaOperator": lambda: SE3HyenaOperator(HIDDEN, HIDDEN, order="radial"),
-            "VectorSelfAttention": lambda: VectorSelfAttention(HIDDEN, HIDDEN),
+            "SE3HyenaOperator": lambda: IrrepsSE3HyenaOperator(HIDDEN, HIDDEN, order="radial"),
+            "VectorSelfAttention": lambda: IrrepsVectorSelfAttention(HIDDEN, HIDDEN),
         }
         self.irreps_out = o3.Irreps("0e + 1o" if task == "fields" else "0e")
         self.radii = settings.cutoff, far

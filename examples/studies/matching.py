@@ -45,7 +45,8 @@ from harness.training import Classifier, Outcome, fit, parameters
 from torch import Tensor, nn
 
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import GroupAttention, GroupLinear, RegularBatchNorm, RegularLayerNorm
+from tg_equiattn.nn import GroupAttention, GroupLinear, RegularLayerNorm
+from tg_equiattn.nn.group.norm import RegularBatchNorm
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -165,12 +166,13 @@ def layer(settings: Matching, channels: int, number: int) -> nn.Module:
     if "G-CNN" in name:
         dilation = 1 + number if name == "dilated G-CNN" else 1
         return Convolution(channels, 5 if name == "wide G-CNN" else 3, dilation, mean=name.endswith("+ mean"))
-    options: dict[str, Any] = {"relation": name.split(",")[0].replace("frames", "frame"), "locality": None}
+    options: dict[str, Any] = {"encoding": "axial" if name == "ge_vit" else "joint"}
     if name == "frames, no content":
-        options |= {"content_heads": 0, "locality": "auto"}
+        options["content_heads"] = 0
     return GroupAttention(
         GROUP, channels, channels, heads=settings.heads, head_channels=settings.head_channels, kernel_size=None,
-        encoding="axial" if name == "ge_vit" else "joint", **options,
+        relation=name.split(",")[0].replace("frames", "frame"),
+        locality="auto" if name == "frames, no content" else None, options=options,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ import matplotlib
 import numpy as np
 import torch
 from baselines.egnn import EGNN
+from baselines.published_norm import divided_by_length
 from baselines.sequence_models import Hyena, Transformer
 from data.charged_particles import STEPS, cached, linear_error
 from harness import study
@@ -37,23 +38,25 @@ from harness.training import Outcome, Regressor, fit, match_parameters, paramete
 from torch import Tensor, nn
 
 from tg_equiattn.nn import EwaldAttention, SE3Hyena, VectorTransformer
-from tg_equiattn.nn.hyena import GradedMLP, Grades, HyenaOperator, HyenaOptions, join_channels
+from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator, HyenaOptions
+from tg_equiattn.nn.vector.clifford import MultivectorMLP
+from tg_equiattn.nn.vector.grades import Grades, features, with_position
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-PUBLISHED = {"norm": "forward"}  # divided by the number of particles
-LOCAL = {"local_context": True, "edge_channels": 1}
+PUBLISHED = ("SE(3)-Hyena", "SE(3)-Hyena + local")  # divided by the number of particles
+LOCAL = {"options": {"local_context": True, "edge_channels": 1}}
 EQUIVARIANT: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
-    "SE(3)-Hyena": (SE3Hyena, PUBLISHED),
+    "SE(3)-Hyena": (SE3Hyena, {}),
     "SE(3)-Hyena, radial order": (SE3Hyena, {"order": "radial"}),
-    "SE(3)-Hyena + local": (SE3Hyena, {**PUBLISHED, **LOCAL}),
+    "SE(3)-Hyena + local": (SE3Hyena, LOCAL),
     "SE(3)-Transformer": (VectorTransformer, {}),
     "SE(3)-Transformer + local": (VectorTransformer, LOCAL),
     "local only": (SE3Hyena, LOCAL),
     "Ewald attention": (SE3Hyena, {}),
 }
-PLAIN = {"Hyena": functools.partial(Hyena, **PUBLISHED), "Transformer": Transformer}
+PLAIN = {"Hyena": functools.partial(Hyena, norm="forward"), "Transformer": Transformer}
 Model = Literal[
     "SE(3)-Hyena", "SE(3)-Hyena, radial order", "SE(3)-Hyena + local", "SE(3)-Transformer", "SE(3)-Transformer + local",
     "local only", "Ewald attention", "Hyena", "Transformer", "EGNN",
@@ -131,9 +134,8 @@ class LocalOnly(HyenaOperator):
         super().__init__(in_grades, out_grades, options)
         self.project = self.gate = None
 
-    def forward(self, x: Tensor, pos: Tensor, sequences: Any, edges: Any = None) -> Tensor:
-        x = self.local(x, pos, edges)
-        return self.out(x if self.shortcut is None else self.shortcut(x))
+    def forward(self, x: Tensor, pos: Tensor, ragged: Any, edges: Any = None) -> Tensor:
+        return features(self.out(self.in_grades.parts(self.local(x, pos, edges))))
 
 
 class EwaldOperator(HyenaOperator):
@@ -142,16 +144,14 @@ class EwaldOperator(HyenaOperator):
     def __init__(self, in_grades: Grades, out_grades: Grades, options: HyenaOptions) -> None:
         super().__init__(in_grades, out_grades, options)
         self.gate = None
-        self.project = GradedMLP(in_grades.plus(POSITION), in_grades, options.width(in_grades), options)
+        self.project = MultivectorMLP(in_grades.plus(POSITION), in_grades, max(1, *in_grades), options.num_blocks)
         self.attention = EwaldAttention(in_grades.scalars, in_grades.vectors, width=WIDTH, max_width=MAX_WIDTH)
 
-    def forward(self, x: Tensor, pos: Tensor, sequences: Any, edges: Any = None) -> Tensor:
-        projected = self.project(join_channels((self.in_grades, x), (POSITION, pos))[1])
-        scalars, vectors = projected.split([self.in_grades.scalars, 3 * self.in_grades.vectors])
-        found = self.attention(
-            scalars.T, vectors.unflatten(0, (3, -1)).permute(2, 1, 0), pos=pos.T, batch=sequences.batch
-        )
-        return self.out(x + torch.cat([found[0].T, found[1].permute(2, 1, 0).flatten(0, 1)]))
+    def forward(self, x: Tensor, pos: Tensor, ragged: Any, edges: Any = None) -> Tensor:
+        projected = features(self.project(with_position(self.in_grades.parts(x), pos)))
+        scalars, vectors = projected.split([self.in_grades.scalars, 3 * self.in_grades.vectors], 1)
+        found = self.attention(scalars, vectors.unflatten(1, (-1, 3)), pos=pos, batch=ragged.batch)
+        return features(self.out(self.in_grades.parts(x + torch.cat([found[0], found[1].flatten(1)], 1))))
 
 
 OPERATORS: dict[str, type[HyenaOperator]] = {
@@ -208,14 +208,18 @@ def build(name: str, settings: NBody) -> nn.Module:
             lambda channels: PLAIN[name](2, 1, 0, 1, channels=channels, depth=settings.depth), wanted
         )
     kind, extra = EQUIVARIANT[name]
+    extra = dict(extra)
+    options = {"num_blocks": settings.blocks, **extra.pop("options", {})}
     model = kind(
         2, 1, 0, 1, hidden_scalars=settings.scalars, hidden_vectors=settings.vectors, depth=settings.depth,
-        num_blocks=settings.blocks, **extra,
+        options=options, **extra,
     )  # fmt: skip
     if name in OPERATORS:
-        grades, options = model.module.hidden_grades, HyenaOptions(num_blocks=settings.blocks, **extra)
-        operators = (OPERATORS[name](grades, grades, options) for _ in range(settings.depth))
+        grades = model.module.hidden_grades
+        operators = (OPERATORS[name](grades, grades, HyenaOptions(**options)) for _ in range(settings.depth))
         model.module.operators = nn.ModuleList(operators)
+    if name in PUBLISHED:
+        divided_by_length(model)
     return model
 
 

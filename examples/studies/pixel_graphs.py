@@ -23,8 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from data.digits import sklearn_digits
-from data.image_files import load
-from data.parts import Images, Part
+from data.image_files import floats, load
 from harness import study
 from harness.loading import Batches
 from harness.results import Row
@@ -33,6 +32,7 @@ from harness.tables import grouped, markdown, mean_and_spread, published
 from harness.training import Classifier, Outcome, fit
 from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier
 from torch import Tensor
+from torch.utils.data import TensorDataset
 from torch_geometric.data import Batch, Data
 from tqdm import tqdm
 
@@ -133,22 +133,22 @@ PRESETS = {
 }  # fmt: skip
 
 
-def parts(settings: PixelGraphs) -> tuple[Part, Part | None, Part]:
+def parts(settings: PixelGraphs) -> tuple[TensorDataset, TensorDataset | None, TensorDataset]:
     """To train, to choose the epoch with where the data set has a part for it, and to test."""
     if settings.data is not None:
         with study.refusing():
-            data = load(settings.data)
-        return data.train, data.validation, data.test
+            return load(settings.data)
     images, labels, *indices = sklearn_digits()
     left = (settings.side - 8) // 2
     right = settings.side - 8 - left
     images = F.pad(images, (left, right, left, right))
-    train, test = (Part(Images(images[part].numpy()), labels[part]) for part in indices)
+    train, test = (TensorDataset(images[part], labels[part]) for part in indices)
     return train, None, test
 
 
 def resized(images: Tensor, size: int) -> Tensor:
-    """The paper resizes MNIST and Fashion-MNIST to 32 x 32."""
+    """As floats; the paper resizes MNIST and Fashion-MNIST to 32 x 32."""
+    images = floats(images)
     if tuple(images.shape[2:]) == (size, size):
         return images
     return F.interpolate(images, (size, size), mode="bilinear", antialias=True)
@@ -159,7 +159,9 @@ def graphs(images: Tensor, labels: Tensor, transform: PixelGraph) -> Batch:
     return Batch.from_data_list([transform(Data(image=x, y=y)) for x, y in zip(images, labels, strict=True)])
 
 
-def batches(part: Part, limit: int | None, size: int, settings: PixelGraphs, seed: int | None = None) -> Batches:
+def batches(
+    part: TensorDataset, limit: int | None, size: int, settings: PixelGraphs, seed: int | None = None
+) -> Batches:
     """Batches of a part's first images; their graphs are made when they are asked for, and share edges till then."""
     transform = PixelGraph(settings.max_distance, periodic=settings.periodic)
 
@@ -179,11 +181,13 @@ def predict(model: PixelGraphClassifier, data: Batch) -> tuple[Tensor, Tensor]:
 def build(in_channels: int, settings: PixelGraphs) -> PixelGraphClassifier:
     (position,) = settings.positions
     width = settings.channels // settings.heads
+    features = {
+        "redraw_interval": settings.redraw_interval, "num_random_features": max(16, int(width * math.log(width))),
+    }  # fmt: skip
     return PixelGraphClassifier(
         in_channels, 10, channels=settings.channels, num_layers=settings.layers, heads=settings.heads,
         embedding=settings.embedding, position=None if position == "none" else position,
-        max_distance=settings.max_distance, redraw_interval=settings.redraw_interval,
-        dropout=settings.dropout, norm=settings.norm, num_random_features=max(16, int(width * math.log(width))),
+        cutoff=settings.max_distance, dropout=settings.dropout, norm=settings.norm, attn_kwargs=features,
     )  # fmt: skip
 
 
@@ -229,7 +233,7 @@ def train(settings: PixelGraphs) -> Outcome:
     """One model, trained and tested, on images where they are and shifted."""
     training, validation, testing = parts(settings)
     outcome = fit(
-        learner := Classifier(build(training.images.shape[1], settings), predict, settings, settings.constant),
+        learner := Classifier(build(training[0][0].shape[0], settings), predict, settings, settings.constant),
         batches(training, settings.train_images, settings.batch, settings, settings.seed),
         validation and batches(validation, None, 256, settings),
         batches(testing, settings.test_images, 256, settings),

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from baselines.gcnn import GCNN, convolution, gspaces, matched, nn
+from baselines.gcnn import GCNN, convolution, gspaces, matched
 from data.rotated_digits import Part, parts
 from equivariance_figures import draw_trained, equivariance
 from harness import study
@@ -34,11 +34,11 @@ from harness.results import Row
 from harness.settings import Settings
 from harness.tables import grouped, markdown, mean_and_spread, published
 from harness.training import Classifier, Outcome, fit, parameters
-from tg_equiattn.integrations.escnn import GEViT
+from tg_equiattn.integrations.escnn import group_from_gspace
 from torch import Tensor
 
-from tg_equiattn.encodings import CONTENT
-from tg_equiattn.nn import GroupAttention, LiftingAttention
+from tg_equiattn.encodings.locality import CONTENT
+from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention
 
 Model = Literal["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA", "C4 G-CNN", "C8 G-CNN", "D4 G-CNN"]
 Omission = Literal["nothing", "places", "preferences", "learning", "small queries"]
@@ -194,22 +194,24 @@ def build(settings: RotatedDigits) -> torch.nn.Module:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="relation='gsa'")
         model = GEViT(
-            nn.FieldType(gspace, [gspace.trivial_repr]),
+            group_from_gspace(gspace),
+            1,
             10,
             channels=(settings.channels,) * settings.blocks,
             heads=settings.heads,
-            head_channels=settings.head_channels,
             kernel_size=kernel_size or None,
             relation="frame" if relation == "separable" else relation,
-            content_heads=0 if relation == "separable" else None,
-            encoding=settings.encoding,
-            neighbourhood="square",  # as the papers, with 8 and 12 rotations too
-            locality=locality,
-            norm=settings.norm,
             pools=(settings.pool,),
-            crops=settings.crops or 0,
-            attention_dropout=settings.dropout,
-            value_dropout=settings.dropout,
+            norm=settings.norm,
+            dropout=settings.dropout,
+            attention={
+                "head_channels": settings.head_channels,
+                "content_heads": 0 if relation == "separable" else None,
+                "encoding": settings.encoding,
+                "neighbourhood": "square",  # as the papers, with 8 and 12 rotations too
+                "locality": locality,
+            },
+            options={"crops": settings.crops or 0},
         )
     leave_out(model, *settings.without)
     return model
@@ -235,8 +237,6 @@ def leave_out(model: torch.nn.Module, part: Omission) -> None:
 def predict(model: torch.nn.Module, batch: Part) -> tuple[Tensor, Tensor]:
     """Logits and labels of a batch."""
     images, labels = batch
-    if isinstance(model, GEViT):
-        return model(model.in_type(images)).tensor.flatten(1), labels
     return model(images), labels
 
 

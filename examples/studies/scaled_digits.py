@@ -107,8 +107,10 @@ def build(settings: ScaledDigits, more: int = 0) -> torch.nn.Module:
         return matched(lambda width: Convolutions(width, 1 + settings.blocks, scales), parameters(like))
     return GEViT(
         dyadic(scales) if has_scales(name) else trivial(2), 1, 10, channels=(settings.channels,) * settings.blocks,
-        heads=settings.heads, head_channels=settings.head_channels, kernel_size=3, encoding="joint",
-        relation="relative", norm="batch", scale_window={"scales": 1, "scales, mixed": 3}.get(name),
+        heads=settings.heads, kernel_size=3, relation="relative", attention={
+            "head_channels": settings.head_channels, "encoding": "joint",
+            "scale_window": {"scales": 1, "scales, mixed": 3}.get(name),
+        },
     )  # fmt: skip
 
 

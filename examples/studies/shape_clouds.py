@@ -90,14 +90,14 @@ PRESETS = {
 class CloudClassifier(nn.Module):
     """Blocks of attention: on all points, on a quarter of them, and two on a sixteenth, where all pairs are near.
 
-    Points that are kept are the first of a cloud. Fewer points have longer pairs, and ``max_distance="auto"`` measures
+    Points that are kept are the first of a cloud. Fewer points have longer pairs, and ``cutoff="auto"`` measures
     how long they are.
     """
 
     def __init__(self, offset: str, channels: int, heads: int, classes: int) -> None:
         super().__init__()
         self.embed = nn.Linear(1, channels)
-        attention = {"pos_dim": 3, "offset": offset, "values": "offset", "max_distance": "auto", "method": "features"}
+        attention = {"pos_dim": 3, "offset": offset, "values": "offset", "cutoff": "auto", "method": "features"}
         self.blocks = nn.ModuleList(RelativeGPSBlock(channels, None, heads, attn_kwargs=attention) for _ in range(4))
         self.head = MLP([2 * channels, 2 * channels, classes], norm=None)
 

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 from torch import Tensor, nn
 
-from tg_equiattn.groups import full_octahedral, octahedral, trivial
+from tg_equiattn.groups import octahedral, trivial
 from tg_equiattn.nn import GEViT
 from tg_equiattn.testing import equivariance_error
 
@@ -54,7 +54,7 @@ TESTS = "upright", "lattice", "turned"
 Model = Literal[
     "GE-ViT", "GE-ViT, frames", "GE-ViT, no rotations", "G-CNN", "G-CNN, no rotations", "G-CNN, reflections"
 ]
-FRAMED = {"relation": "frame", "heads": 12, "head_channels": 1}  # a value of 24 elements has 24 times the weights
+FRAMED = "frame", 12, 1  # relation, heads, their width: a value of 24 elements has 24 times the weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,11 +114,12 @@ def build(settings: SolidShapes, width: int | None = None) -> nn.Module:
             return like
         return matched(lambda width: build(settings, width), parameters(like))
     if name.startswith("GE-ViT"):
-        attention = {"relation": "relative", "heads": settings.heads, "head_channels": settings.head_channels}
+        width_of_heads = "relative", settings.heads, settings.head_channels
+        relation, heads, head_channels = FRAMED if "frames" in name else width_of_heads
         model = GEViT(
             trivial(3) if "no rotations" in name else octahedral(), 1, len(KINDS), channels=[width] * settings.blocks,
-            kernel_size=3, encoding="joint", norm="batch", pools=range(settings.blocks),
-            **(FRAMED if "frames" in name else attention),
+            heads=heads, kernel_size=3, relation=relation, pools=range(settings.blocks),
+            attention={"head_channels": head_channels, "encoding": "joint"},
         )  # fmt: skip
     else:
         spaces = {"G-CNN": gspaces.octaOnR3, "G-CNN, reflections": gspaces.fullOctaOnR3}
@@ -158,7 +159,7 @@ def confusions(model: nn.Module, settings: SolidShapes) -> dict[str, list[list[i
 
 def errors(model: nn.Module, boxes: Tensor) -> dict[str, float]:
     """The worst relative error of logits, over all rotations and over all reflections of the cube."""
-    cube = full_octahedral()
+    cube = octahedral(reflections=True)
     rotates = cube.matrices.det() > 0
     return {
         name: equivariance_error(model, cube, boxes, elements=part.nonzero().flatten().tolist())

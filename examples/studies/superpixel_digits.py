@@ -147,7 +147,7 @@ class RelativeGPS(GraphClassifier):
 
 def ours(settings: SuperpixelDigits) -> RelativeGPS:
     (name,) = settings.models
-    attention, lengths = {"max_distance": UNIT, **OURS[name]}, name.endswith("lengths")
+    attention, lengths = {"cutoff": UNIT, **OURS[name]}, name.endswith("lengths")
 
     def layer(width: int) -> RelativeGPSBlock:
         conv = messages(width, settings.heads, 1 if lengths else 2)

@@ -5,18 +5,16 @@ from .._host import require
 
 require("e3nn", "e3nn")
 
-from .clifford import CliffordMLP  # noqa: E402
-from .ewald_attention import EwaldAttention  # noqa: E402
+from .ewald_attention import IrrepsEwaldAttention  # noqa: E402
 from .long_tensor_product import LongTensorProduct  # noqa: E402
-from .operator import SE3Hyena, SE3HyenaOperator, VectorSelfAttention  # noqa: E402
+from .se3_hyena import IrrepsSE3Hyena, IrrepsSE3HyenaOperator, IrrepsVectorSelfAttention  # noqa: E402
 from .tensor_product_hyena import TensorProductHyenaOperator  # noqa: E402
 
 __all__ = [
-    "CliffordMLP",
-    "EwaldAttention",
+    "IrrepsEwaldAttention",
+    "IrrepsSE3Hyena",
+    "IrrepsSE3HyenaOperator",
+    "IrrepsVectorSelfAttention",
     "LongTensorProduct",
-    "SE3Hyena",
-    "SE3HyenaOperator",
     "TensorProductHyenaOperator",
-    "VectorSelfAttention",
 ]

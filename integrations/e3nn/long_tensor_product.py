@@ -7,12 +7,11 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
-from tg_equiattn import checks
-from tg_equiattn.functional.hyena import NORMS, SAME_LENGTH_MODES, bilinear_long_conv
-from tg_equiattn.nn.not_scriptable import NotScriptable
+from tg_equiattn.functional.hyena.long_conv import bilinear_long_conv
+from tg_equiattn.modes import full_precision
+from tg_equiattn.nn.modules import NotScriptable
 from tg_equiattn.orders import check_order
-from tg_equiattn.precision import full_precision
-from tg_equiattn.sequences import Sequences
+from tg_equiattn.ragged import Ragged, Rows
 
 from .layout import Features, check_features
 
@@ -25,12 +24,10 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
 
         u_i = \frac{1}{n} \sum_j x^{(1)}_j \otimes_w x^{(2)}_{i-j}
 
-    with :math:`\otimes_w` an `e3nn.o3.TensorProduct`, n the graph's own number of nodes, and indices modulo n
-    (``mode='circular'``) or past nodes only (``mode='causal'``). The tensor product is bilinear, so it is evaluated at
-    frequencies instead of pairs (:func:`tg_equiattn.functional.bilinear_long_conv`): three evaluations a frequency,
-    :math:`O(N \log N)` in all. The path
-    ``1o x 1o -> 1e`` is, but for its weight, the long convolution by cross products of
-    :func:`tg_equiattn.functional.vector_long_conv`.
+    with :math:`\otimes_w` an `e3nn.o3.TensorProduct`, n the graph's own number of nodes, and indices modulo n, or past
+    nodes only (``causal=True``). The tensor product is bilinear, so it is evaluated at frequencies instead of pairs:
+    three evaluations a frequency, :math:`O(N \log N)` in all. The path ``1o x 1o -> 1e`` is, but for its weight, the
+    long convolution by cross products of :func:`tg_equiattn.functional.vector_long_conv`.
 
     The idea of the `SE(3)-Hyena Operator for Scalable Equivariant Learning <https://arxiv.org/abs/2407.01049>`_ paper,
     section 3.2, beyond vectors.
@@ -46,11 +43,8 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
         `e3nn.o3.FullyConnectedTensorProduct`, whose weights grow as the cube of multiplicities. Weights are shared by
         all nodes: a convolution has no others.
 
-    mode : {'circular', 'causal'}
-        of the convolution
-
-    norm : {'forward', 'ortho', 'backward'}
-        the factor, as of ``torch.fft``: 1 / n as above, :math:`1 / \sqrt n`, or 1
+    causal : bool
+        whether nodes see earlier ones only
 
     Examples
     --------
@@ -69,12 +63,9 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
         irreps_out: o3.Irreps | str,
         *,
         instructions: list[tuple] | None = None,
-        mode: str = "circular",
-        norm: str = "forward",
+        causal: bool = False,
     ) -> None:
         super().__init__()
-        checks.choice("mode", mode, SAME_LENGTH_MODES)
-        checks.choice("norm", norm, NORMS)
         irreps = o3.Irreps(irreps_in1), o3.Irreps(irreps_in2), o3.Irreps(irreps_out)
         if instructions is None:
             self.tensor_product = o3.FullyConnectedTensorProduct(*irreps, shared_weights=True)
@@ -82,7 +73,7 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
             self.tensor_product = o3.TensorProduct(*irreps, instructions, shared_weights=True)
         if not self.tensor_product.instructions:
             raise ValueError(f"irreps_out must have a path from {irreps[0]} x {irreps[1]}, got {irreps[2]}")
-        self.mode, self.norm = mode, norm
+        self.mode, self.norm = "causal" if causal else "circular", "forward"
         self.irreps_in1, self.irreps_in2 = self.tensor_product.irreps_in1, self.tensor_product.irreps_in2
         self.irreps_out = self.tensor_product.irreps_out
         self._features = Features.of(self.irreps_in1), Features.of(self.irreps_in2)
@@ -106,48 +97,28 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
     ) -> Tensor:
-        """Evaluate.
-
-        Parameters
-        ----------
-        x1, x2 : `torch.Tensor`
-            features of shape ``(nodes, irreps_in1.dim)`` and ``(nodes, irreps_in2.dim)``
-
-        batch : `torch.Tensor`, optional
-            sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
-
-        order : `torch.Tensor`, optional
-            a permutation of the nodes within each graph, of shape ``(nodes,)``, along which to convolve
-
-        batch_size, max_num_nodes : int, optional
-            number of graphs, and a bound of their sizes, read from ``batch`` where not given
-
-        Returns
-        -------
-        `torch.Tensor`
-            features of shape ``(nodes, irreps_out.dim)``
-        """
+        """Evaluate on features of shape ``(nodes, irreps_in1.dim)`` and ``(nodes, irreps_in2.dim)``, to
+        ``(nodes, irreps_out.dim)``; other arguments as of :class:`IrrepsSE3HyenaOperator`."""
         check_features("x1", x1, self._features[0], self._reference)
         check_features("x2", x2, self._features[1], self._reference)
         if x1.shape[0] != x2.shape[0]:
             raise ValueError(f"x2 must have the {x1.shape[0]} nodes of x1, got {x2.shape[0]}")
-        sequences = Sequences.from_batch(x1, batch, batch_size, max_num_nodes)
+        ragged = Ragged.flat(x1, batch, batch_size, max_num_nodes)
         if order is not None:
-            check_order(order, sequences)
-            sequences = sequences.ordered(order)
-        return self.convolve(x1, x2, sequences)
+            check_order(order, ragged)
+            ragged = ragged.ordered(order)
+        with full_precision(x1.device):
+            return self.convolve(x1.to(self._reference.dtype), x2.to(self._reference.dtype), ragged)
 
-    def convolve(self, x1: Tensor, x2: Tensor, sequences: Sequences) -> Tensor:
-        """Evaluate on sequences that are known."""
+    def convolve(self, x1: Tensor, x2: Tensor, ragged: Ragged) -> Tensor:
+        """Evaluate on graphs that are known."""
         if not x1.shape[0]:
             return x1.new_zeros(0, self.irreps_out.dim)
 
-        def convolution(a: Tensor, b: Tensor, lengths: Tensor | None) -> Tensor:
-            a, b = a.permute(1, 2, 0), b.permute(1, 2, 0)
-            return bilinear_long_conv(a, b, self.tensor_product, lengths, self.mode, self.norm).permute(2, 0, 1)
+        def convolution(a: Tensor, b: Tensor, rows: Rows) -> Tensor:
+            return bilinear_long_conv(a, b, self.tensor_product, rows.lengths, self.mode, self.norm)
 
-        with full_precision(x1.device):
-            return sequences.mix(convolution, x1.to(self._reference.dtype).T, x2.to(self._reference.dtype).T).T
+        return ragged.mix(convolution, x1, x2).contiguous()
 
     def __repr__(self) -> str:
         return (

@@ -7,16 +7,16 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
-from tg_equiattn.nn.hyena import (
-    ConvolutionOptions,
-    Edges,
-    LagFilter,
-    ShortConv,
-    TokenShell,
-    check_short_conv,
-)
-from tg_equiattn.nn.not_scriptable import NotScriptable
-from tg_equiattn.sequences import Sequences
+from tg_equiattn import checks
+from tg_equiattn.modes import full_precision
+from tg_equiattn.nn.hyena.lag_filter import LagFilter
+from tg_equiattn.nn.hyena.se3_hyena import FILTERS, norm_of
+from tg_equiattn.nn.modules import NotScriptable
+from tg_equiattn.nn.vector.network import place_tokens
+from tg_equiattn.nn.vector.options import check_short_conv
+from tg_equiattn.nn.vector.short_conv import ShortConv
+from tg_equiattn.orders import ORDERS
+from tg_equiattn.ragged import Ragged
 
 from .layout import Features, channels, check_features, describe
 from .long_tensor_product import LongTensorProduct
@@ -26,7 +26,7 @@ from .long_tensor_product import LongTensorProduct
 class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
     r"""Global geometric context in :math:`O(N \log N)` on features of any irreps.
 
-    The flow of :class:`SE3HyenaOperator` with e3nn's maps in place of Clifford MLPs and
+    The flow of :class:`IrrepsSE3HyenaOperator` with e3nn's maps in place of Clifford MLPs and
     :class:`LongTensorProduct` in place of the convolutions of scalars and vectors:
 
     .. math::
@@ -46,22 +46,11 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         of query, key and value; by default ``irreps_in``. Its tensor products are fully connected: weights grow as the
         cube of multiplicities.
 
-    order : {'input', 'radial'}
-        as :class:`SE3HyenaOperator`, with what is said there of ties; outputs jump by 0.6 of their spread where two of
-        10 nodes exchange distances, so 'radial' is not for energies
+    order, causal, short_conv
+        as :class:`IrrepsSE3HyenaOperator`
 
     filter : {'data', 'lag'}
-        the keys, or a learned one of the lag as of :class:`SE3HyenaOperator`: :math:`u_i = q_i \otimes_w \sum_j
-        h(i - j) k_j`
-
-    mode : {None, 'circular', 'linear', 'causal'}
-        of the convolution; by default 'circular', or 'linear' with ``filter='lag'``
-
-    norm : {None, 'ortho', 'forward', 'backward'}
-        of the filter 'data', as :class:`SE3HyenaOperator`
-
-    short_conv : int, optional
-        taps of a short convolution along the order before the long one, an odd number; one weight a channel and tap
+        the keys, or a learned one of the lag: :math:`u_i = q_i \otimes_w \sum_j h(i - j) k_j`
 
     Examples
     --------
@@ -79,12 +68,12 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         *,
         order: str = "input",
         filter: str = "data",
-        mode: str | None = None,
-        norm: str | None = None,
+        causal: bool = False,
         short_conv: int | None = None,
     ) -> None:
         super().__init__()
-        options = ConvolutionOptions(filter=filter, mode=mode, norm=norm, order=order)
+        checks.choice("filter", filter, FILTERS)
+        checks.choice("order", order, ORDERS)
         check_short_conv(short_conv)
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
@@ -98,19 +87,18 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         self.project = o3.Linear(self.irreps_in + o3.Irreps("1o"), hidden + hidden + hidden)
         self.short_conv: ShortConv | None = None
         if short_conv is not None:
-            self.short_conv = ShortConv(channels(hidden + hidden + hidden), short_conv, options.causal)
+            self.short_conv = ShortConv(channels(hidden + hidden + hidden), short_conv, causal)
         self.lag_filter: LagFilter | None = None
-        if options.filter == "lag":
-            self.lag_filter = LagFilter(hidden.num_irreps, options.causal)
+        if filter == "lag":
+            self.lag_filter = LagFilter(hidden.num_irreps, causal)
             self.register_buffer("_channels", torch.tensor(channels(hidden)), persistent=False)
             self.tensor_product = o3.FullyConnectedTensorProduct(hidden, hidden, hidden)
         else:
-            self.convolution = LongTensorProduct(
-                hidden, hidden, hidden, mode=options.known_mode, norm=options.known_norm
-            )
+            self.convolution = LongTensorProduct(hidden, hidden, hidden, causal=causal)
+            self.convolution.norm = norm_of(order)
         self._scalars = _scalars(hidden)
         self.norm = o3.Norm(hidden, squared=True)
-        invariants = hidden.num_irreps + sum(b - a for a, b in self._scalars)
+        invariants = hidden.num_irreps + sum(part.stop - part.start for part in self._scalars)
         self.gate = torch.nn.Linear(invariants, hidden.num_irreps)
         self.apply_gate = o3.ElementwiseTensorProduct(hidden, o3.Irreps([(hidden.num_irreps, (0, 1))]))
         self.multiply = o3.FullyConnectedTensorProduct(hidden, hidden, hidden)
@@ -125,13 +113,9 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
             raise ValueError(
                 f"irreps_out must be reachable through irreps_hidden={hidden}, got {' + '.join(lost)}, always zero"
             )
-        self.shell = TokenShell(order, _scalars(self.irreps_in), needs_positions=bool(wanted - without_pos))
+        self.order, self._invariants = order, _scalars(self.irreps_in)
+        self._needs_positions = bool(wanted - without_pos)
         self._features = Features.of(self.irreps_in)
-
-    @property
-    def order(self) -> str:
-        """Of the nodes along their sequence."""
-        return self.shell.order
 
     def forward(
         self,
@@ -143,37 +127,37 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
     ) -> Tensor:
-        """Evaluate on features of shape ``(nodes, irreps_in.dim)``; arguments as of :class:`SE3HyenaOperator`."""
+        """Evaluate on features of shape ``(nodes, irreps_in.dim)``; arguments as of :class:`IrrepsSE3HyenaOperator`."""
         reference = self.out.weight
         check_features("x", x, self._features, reference)
-        sequences = Sequences.from_batch(x, batch, batch_size, max_num_nodes)
-        return self.shell.run(self._mix, x.T, pos, sequences, reference=reference, order=order).T
+        ragged = Ragged.flat(x, batch, batch_size, max_num_nodes)
+        with full_precision(x.device):
+            x, pos, ragged = place_tokens(
+                x.to(reference.dtype), pos, ragged, order, by=self.order, invariants=self._invariants,
+                needs_positions=self._needs_positions,
+            )  # fmt: skip
+            return self._mix(x, pos, ragged)
 
-    def _mix(self, x: Tensor, pos: Tensor, sequences: Sequences, edges: Edges | None) -> Tensor:
-        """Features (irreps_in.dim, nodes) and centred positions (3, nodes) to (irreps_out.dim, nodes)."""
-        x = x.T
-        projected = self.project(torch.cat([x, pos.T], 1))
+    def _mix(self, x: Tensor, pos: Tensor, ragged: Ragged) -> Tensor:
+        projected = self.project(torch.cat([x, pos], 1))
         if self.short_conv is not None:
-            projected = self.short_conv(projected.T, sequences).T
+            projected = self.short_conv(projected, ragged)
         query, key, value = projected.chunk(3, 1)
-        mixed = self._convolve(query, key, sequences)
-        invariants = torch.cat([self.norm(mixed), *(mixed[:, a:b] for a, b in self._scalars)], 1)
-        mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(invariants)))
-        return self.out(self.shortcut(x) + self.multiply(mixed, value)).T
-
-    def _convolve(self, query: Tensor, key: Tensor, sequences: Sequences) -> Tensor:
         if self.lag_filter is None:
-            return self.convolution.convolve(query, key, sequences)
-        return self.tensor_product(query, self.lag_filter(key.T[None], sequences, self._channels)[0].T)
+            mixed = self.convolution.convolve(query, key, ragged)
+        else:
+            mixed = self.tensor_product(query, self.lag_filter(key, ragged, self._channels))
+        invariants = torch.cat([self.norm(mixed), *(mixed[:, part] for part in self._scalars)], 1)
+        mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(invariants)))
+        return self.out(self.shortcut(x) + self.multiply(mixed, value))
 
     def __repr__(self) -> str:
         return describe(self)
 
 
-def _scalars(irreps: o3.Irreps) -> tuple[tuple[int, int], ...]:
+def _scalars(irreps: o3.Irreps) -> list[slice]:
     """Where the 0e lie."""
-    parts = zip(irreps, irreps.slices(), strict=True)
-    return tuple((part.start, part.stop) for (_, ir), part in parts if ir == o3.Irrep("0e"))
+    return [part for (_, ir), part in zip(irreps, irreps.slices(), strict=True) if ir == o3.Irrep("0e")]
 
 
 def _products(left: set[o3.Irrep], right: set[o3.Irrep], hidden: o3.Irreps) -> set[o3.Irrep]:

@@ -1,12 +1,10 @@
-"""From gspaces and field types to groups and channel counts."""
+"""From gspaces and field types to groups and channel counts, and from one field type to another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from escnn.gspaces import GSpace
-from escnn.nn import FieldType
+from escnn.nn import EquivariantModule, FieldType, R2Conv, R3Conv, SequentialModule
 
 from tg_equiattn.groups import FiniteGroup
 
@@ -15,10 +13,8 @@ def group_from_gspace(gspace: GSpace) -> FiniteGroup:
     """The finite group of a discrete gspace of images or volumes, its elements in the order of
     ``gspace.fibergroup.elements``.
 
-    Matrices of images are those of ``gspace.basespace_action``. Both libraries have an image's rows run along -y. Of a
-    volume ``(B, C, D, H, W)`` escnn has the axes (-z, -y, x) (``GSpace3D``; ``linear_transform_array_nd`` reverses the
-    order of coordinates and changes the signs of all but x), we have (z, -y, x). So a voxel that is at p for escnn is
-    at S p here, S = diag(1, 1, -1), and an element with matrix M there moves it to S M p = (S M S) S p.
+    Matrices of images are those of ``gspace.basespace_action``. Of a volume escnn has the axes (-z, -y, x), we have
+    (z, -y, x): an element with matrix M there is S M S here, S = diag(1, 1, -1).
 
     Raises:
         ValueError: for a continuous gspace (``N=-1``) or one of neither images nor volumes.
@@ -38,11 +34,6 @@ def group_from_gspace(gspace: GSpace) -> FiniteGroup:
     return FiniteGroup(matrices, name=str(gspace.name).split("[")[0])
 
 
-def prefix(gspace: GSpace) -> str:
-    """How the names of modules for a gspace begin, here and in escnn: ``"R2"`` or ``"R3"``."""
-    return f"R{gspace.dimensionality}"
-
-
 def _check_gspace(gspace: GSpace) -> None:
     if not isinstance(gspace, GSpace):
         raise ValueError(f"gspace must be an escnn.gspaces.GSpace, got {type(gspace).__name__}")
@@ -51,7 +42,15 @@ def _check_gspace(gspace: GSpace) -> None:
             f"gspace must be one of images or volumes, got {gspace} of dimensionality {gspace.dimensionality}"
         )
     if gspace.fibergroup.order() < 1:
-        raise ValueError(f"gspace must be discrete, got {gspace}, which is continuous; {_discrete(gspace)}")
+        advice = "take a discrete one, n > 0"
+        known = _SUBGROUPS.get((gspace.dimensionality, gspace.fibergroup.name))
+        if known is not None:  # escnn does not restrict the others
+            subgroup, where, group = known
+            advice = (
+                f"restrict the fields to a subgroup with escnn.nn.RestrictionModule(fields, {subgroup}){where}, and go "
+                f"on with its out_type: the model is then equivariant to {group}"
+            )
+        raise ValueError(f"gspace must be discrete, got {gspace}, which is continuous; {advice}")
 
 
 _SUBGROUPS = {
@@ -62,18 +61,6 @@ _SUBGROUPS = {
 }
 
 
-def _discrete(gspace: GSpace) -> str:
-    """How to come to a discrete gspace."""
-    known = _SUBGROUPS.get((gspace.dimensionality, gspace.fibergroup.name))
-    if known is None:  # escnn does not restrict the others
-        return "take a discrete one, n > 0"
-    subgroup, where, group = known
-    return (
-        f"restrict the fields to a subgroup with escnn.nn.RestrictionModule(fields, {subgroup}){where}, and go on with "
-        f"its out_type: the model is then equivariant to {group}"
-    )
-
-
 def check_field_type(name: str, field_type: FieldType) -> None:
     if not isinstance(field_type, FieldType):
         raise ValueError(f"{name} must be an escnn.nn.FieldType, got {type(field_type).__name__}")
@@ -82,66 +69,88 @@ def check_field_type(name: str, field_type: FieldType) -> None:
 
 def _conversion(gspace: GSpace, source: str, target: str, kind: str) -> str:
     return (
-        f"escnn.nn.{prefix(gspace)}Conv({source}, {target}, kernel_size=1), "
+        f"escnn.nn.R{gspace.dimensionality}Conv({source}, {target}, kernel_size=1), "
         f"fields = escnn.nn.FieldType(gspace, n * [gspace.{kind}_repr])"
     )
 
 
-def trivial_channels(name: str, field_type: FieldType) -> int:
-    """The number of trivial fields; ValueError, with what to do instead, for other types."""
+def count_fields(name: str, field_type: FieldType, regular: bool) -> int:
+    """The number of regular, or of trivial, fields; ValueError, with what to do instead, for other types."""
     check_field_type(name, field_type)
-    if all(r.is_trivial() for r in field_type.representations):
+    gspace, representations = field_type.gspace, field_type.representations
+    group, layers = gspace.fibergroup, f"R{gspace.dimensionality}"
+    trivial = all(r.is_trivial() for r in representations)
+    # all fields of the trivial group are regular
+    is_regular = all(r == gspace.regular_repr or (group.order() == 1 and r.is_trivial()) for r in representations)
+    if is_regular if regular else trivial:
         return len(field_type)
-    group = field_type.gspace.fibergroup
-    # what is not trivial in any of its parts, no linear map of single pixels leads to trivial fields
-    invariant = any(group.irrep(*i).is_trivial() for r in field_type.representations for i in r.irreps)
-    gspace = field_type.gspace
-    advice = f"use {prefix(gspace)}GroupAttention"
-    if _regular(field_type):
-        advice += ", which takes regular fields"
+    source, target = ("fields", name) if regular and name != "in_type" else (name, "fields")
+    convert = _conversion(gspace, source, target, "regular")
+    if not regular:
+        advice = f"use {layers}GroupAttention" + (", which takes regular fields" if is_regular else f" after {convert}")
+        # what is not trivial in any of its parts, no linear map of single pixels leads to trivial fields
+        if any(group.irrep(*i).is_trivial() for r in representations for i in r.irreps):
+            advice += f"; or keep only what is invariant, with {_conversion(gspace, name, 'fields', 'trivial')}"
+    elif name == "in_type" and trivial:
+        advice = f"lift trivial fields with {layers}LiftingAttention, or convert with {convert}"
     else:
-        advice += f" after {_conversion(gspace, name, 'fields', 'regular')}"
-    if invariant:
-        advice += f"; or keep only what is invariant, with {_conversion(gspace, name, 'fields', 'trivial')}"
-    raise ValueError(f"{name} must consist of trivial fields, got {field_type}; {advice}")
+        advice = (
+            f"convert with {convert}; or put the layer between fields of this type with between_fields(in_type, layer, "
+            "out_type)"
+        )
+    kind = "regular" if regular else "trivial"
+    raise ValueError(f"{name} must consist of {kind} fields, got {field_type}; {advice}")
 
 
-def _regular(field_type: FieldType) -> bool:
-    regular = field_type.gspace.regular_repr
-    alone = field_type.gspace.fibergroup.order() == 1  # all fields of the trivial group are regular
-    return all(r == regular or (alone and r.is_trivial()) for r in field_type.representations)
+def between_fields(in_type: FieldType, layer: EquivariantModule, out_type: FieldType) -> SequentialModule:
+    r"""A layer of regular (or trivial) fields between fields of any type: irreps, quotients, vectors, mixed ones.
+
+    .. math:: \mathrm{Conv}_{1\times 1} \to \mathrm{layer} \to \mathrm{Conv}_{1\times 1}
+
+    Maps of single pixels that commute with the group, each an ``R2Conv`` or ``R3Conv``; none where a type is the
+    layer's own. What comes is escnn's ``SequentialModule``, which hands on neither masks nor contexts.
+
+    Args:
+        in_type (FieldType): any fields of the layer's gspace.
+        layer: an attention layer or block of this package, or any module between field types.
+        out_type (FieldType): any fields of the gspace.
+
+    Raises:
+        ValueError: for other gspaces, or where no linear map leads from one type to the other.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> from tg_equiattn.integrations.escnn import R2GroupAttention
+        >>> gspace = gspaces.rot2dOnR2(4)
+        >>> vectors = nn.FieldType(gspace, 5 * [gspace.irrep(1)])
+        >>> mixed = nn.FieldType(gspace, 3 * [gspace.trivial_repr] + 2 * [gspace.irrep(2)])
+        >>> hidden = nn.FieldType(gspace, 8 * [gspace.regular_repr])
+        >>> model = between_fields(vectors, R2GroupAttention(hidden, hidden, heads=2), mixed)
+        >>> model.evaluate_output_shape((1, 10, 9, 9))
+        (1, 5, 9, 9)
+    """
+    if not isinstance(layer, EquivariantModule):
+        raise ValueError(f"layer must be an escnn.nn.EquivariantModule, got {type(layer).__name__}")
+    for name, field_type in (("in_type", in_type), ("out_type", out_type)):
+        check_field_type(name, field_type)
+        if field_type.gspace != layer.in_type.gspace:
+            raise ValueError(
+                f"{name} must have the gspace of the layer, {layer.in_type.gspace}, got {field_type.gspace}"
+            )
+    before = _pointwise("in_type", in_type, in_type, layer.in_type)
+    return SequentialModule(*before, layer, *_pointwise("out_type", out_type, layer.out_type, out_type))
 
 
-def regular_channels(name: str, field_type: FieldType) -> int:
-    """The number of regular fields; ValueError, with what to do instead, for other types."""
-    check_field_type(name, field_type)
-    if _regular(field_type):
-        return len(field_type)
-    source, target = (name, "fields") if name == "in_type" else ("fields", name)
-    advice = f"convert with {_conversion(field_type.gspace, source, target, 'regular')}"
-    if name == "in_type" and all(r.is_trivial() for r in field_type.representations):
-        advice = f"lift trivial fields with {prefix(field_type.gspace)}LiftingAttention, or {advice}"
-    else:
-        advice += "; or put the layer between fields of this type with between_fields(in_type, layer, out_type)"
-    raise ValueError(f"{name} must consist of regular fields, got {field_type}; {advice}")
-
-
-def common_gspace(in_type: FieldType, out_type: FieldType) -> GSpace:
-    """The gspace of both types; ValueError if they differ."""
-    check_field_type("in_type", in_type)
-    check_field_type("out_type", out_type)
-    if in_type.gspace != out_type.gspace:
-        raise ValueError(f"out_type must have the gspace of in_type, {in_type.gspace}, got {out_type.gspace}")
-    return in_type.gspace
-
-
-def context_channels(
-    in_type: FieldType, context_type: FieldType | None, channels: Callable[[str, FieldType], int]
-) -> int | None:
-    """The number of fields of a context, counted by ``channels``; None where it is of the input's type."""
-    if context_type is None:
-        return None
-    count = channels("context_type", context_type)
-    if context_type.gspace != in_type.gspace:
-        raise ValueError(f"context_type must have the gspace of in_type, {in_type.gspace}, got {context_type.gspace}")
-    return count
+def _pointwise(name: str, given: FieldType, source: FieldType, target: FieldType) -> list[EquivariantModule]:
+    """The map between two types, if they differ; ValueError if there is none but zero."""
+    if source == target:
+        return []
+    irreps = [{irrep for r in field_type.representations for irrep in r.irreps} for field_type in (source, target)]
+    if not irreps[0] & irreps[1]:
+        own = target if given is source else source
+        raise ValueError(
+            f"{name} must share an irreducible representation with the layer's {own}, or every linear map is zero, "
+            f"got {given}"
+        )
+    convolution = R2Conv if source.gspace.dimensionality == 2 else R3Conv
+    return [convolution(source, target, kernel_size=1)]

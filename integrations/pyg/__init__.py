@@ -5,16 +5,8 @@ from .._host import require
 require("torch_geometric", "pyg")
 
 from .classifier import PixelGraphClassifier  # noqa: E402
-from .conv import PositionalPerformerConv, RelativePerformerConv  # noqa: E402
+from .conv import RelativePerformerConv  # noqa: E402
 from .gps import RelativeGPSBlock  # noqa: E402
 from .pixel_graph import PixelGraph  # noqa: E402
-from .superpixels import Superpixels  # noqa: E402
 
-__all__ = [
-    "PixelGraph",
-    "PixelGraphClassifier",
-    "PositionalPerformerConv",
-    "RelativeGPSBlock",
-    "RelativePerformerConv",
-    "Superpixels",
-]
+__all__ = ["PixelGraph", "PixelGraphClassifier", "RelativeGPSBlock", "RelativePerformerConv"]

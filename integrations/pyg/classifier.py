@@ -1,46 +1,36 @@
 """The Relative Performer on graphs of pixels."""
 
-from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch_geometric.nn import global_mean_pool
 from torch_geometric.typing import Adj
 
 from tg_equiattn import checks
-from tg_equiattn.encodings import AbsoluteEncoding
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.nn import MeanReadout, PerformerBlock, PixelEmbedding
-from tg_equiattn.nn.children import reset_children
-from tg_equiattn.nn.linear.relative_performer import pixel_attention
+from tg_equiattn.nn.performer.attention import CUTOFF
+from tg_equiattn.nn.performer.pixel_model import PixelModel
+from tg_equiattn.ragged import Ragged
 
-from .conv import PositionalPerformerConv, RelativePerformerConv
+from .conv import KernelAttentionConv
 from .graph import batch_of, check_sources
 
 
-class PixelGraphClassifier(torch.nn.Module):
+class PixelGraphClassifier(PixelModel):
     r"""The Relative Performer of the `"Translational Equivariance in Kernelizable Attention"
     <https://arxiv.org/abs/2102.07680>`_ paper on pixel graphs: embedding, blocks, mean over each graph, linear.
 
     Args:
-        in_channels (int): Channels of a pixel.
-        num_classes (int): Number of outputs.
-        channels (int, optional): Width. (default: :obj:`256`)
-        num_layers (int, optional): Number of blocks. (default: :obj:`6`)
-        heads (int, optional): Number of attention heads. (default: :obj:`8`)
-        embedding (str, optional): :obj:`"linear"`, :obj:`"mlp"`, or :obj:`"lookup"` of 8-bit intensities.
-            (default: :obj:`"linear"`)
+        in_channels, num_classes (int): Channels of a pixel, and number of outputs.
+        channels, num_layers, heads (int, optional): Width, numbers of blocks and heads. (default: :obj:`256, 6, 8`)
+        embedding (str, optional): :obj:`"linear"` (default), :obj:`"mlp"`, or :obj:`"lookup"` of 8-bit intensities.
         position (str, optional): :obj:`"window"`, near pairs as :class:`RelativePerformerConv` has them;
-            :obj:`"clipped"` or :obj:`"sinusoid"`, as :class:`PositionalPerformerConv`; :obj:`"absolute"`, added once,
-            to the embedding; or :obj:`None`. (default: :obj:`"window"`)
-        pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
-        max_distance (int, optional): As :class:`RelativePerformerConv`. (default: :obj:`6`)
-        redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`100`)
+            :obj:`"clipped"` or :obj:`"sinusoid"`, the paper's (see :class:`tg_equiattn.nn.RelativePerformer`);
+            :obj:`"absolute"`, added once, to the embedding; or :obj:`None`. (default: :obj:`"window"`)
+        pos_dim, cutoff (int, optional): As :class:`RelativePerformerConv`. (default: :obj:`2, 6`)
         dropout (float, optional): Of the outputs of attention and of the feed-forward part. (default: :obj:`0.1`)
         norm (str, optional): Before the last linear map: :obj:`"layer"`, at every pixel before the mean, or
-            :obj:`"batch"`, after it, with which small data are learned far faster. (default: :obj:`"layer"`)
-        **kwargs (optional): Additional arguments of the attention.
+            :obj:`"batch"`, after it. (default: :obj:`"layer"`)
+        attn_kwargs (Dict[str, Any], optional): Of the attention; :obj:`redraw_interval` is :obj:`100` if not given.
 
     Shapes:
         Arguments as :class:`RelativePerformerConv`, output :math:`(|\mathcal{G}|, \mathrm{num\_classes})`.
@@ -51,7 +41,7 @@ class PixelGraphClassifier(torch.nn.Module):
         >>> from tg_equiattn.integrations.pyg import PixelGraph
         >>> data = [PixelGraph(max_distance=3)(Data(image=torch.rand(1, 8, 8))) for _ in range(3)]
         >>> data = Batch.from_data_list(data)
-        >>> model = PixelGraphClassifier(1, 10, channels=16, num_layers=2, heads=4, max_distance=3)
+        >>> model = PixelGraphClassifier(1, 10, channels=16, num_layers=2, heads=4, cutoff=3)
         >>> model(data.x, data.edge_index, data.batch, data.pos).shape
         torch.Size([3, 10])
     """
@@ -67,34 +57,17 @@ class PixelGraphClassifier(torch.nn.Module):
         embedding: str = "linear",
         position: str | None = "window",
         pos_dim: int = 2,
-        max_distance: int = 6,
-        redraw_interval: int | None = 100,
+        cutoff: int = CUTOFF,
         dropout: float = 0.1,
         norm: str = "layer",
-        **kwargs: Any,
+        attn_kwargs: dict[str, Any] | None = None,
     ):
-        super().__init__()
         checks.positive(num_layers=num_layers)
-        self.embedding = PixelEmbedding(in_channels, channels, embedding)
-        self.absolute = AbsoluteEncoding(channels, pos_dim) if position == "absolute" else None
-        kwargs |= {"pos_dim": pos_dim, "max_distance": max_distance, "redraw_interval": redraw_interval}
-        layers = RelativePerformerConv, PositionalPerformerConv
-        self.blocks = torch.nn.ModuleList(
-            PerformerBlock(pixel_attention(channels, heads, position, *layers, **kwargs), channels, dropout=dropout)
-            for _ in range(num_layers)
-        )
-        self.readout = MeanReadout(channels, num_classes, norm)
+        super().__init__(
+            in_channels, num_classes, channels, num_layers, heads, embedding, position, pos_dim, cutoff, dropout, norm,
+            attn_kwargs, around=KernelAttentionConv,
+        )  # fmt: skip
         self.in_channels, self.num_classes, self.position = in_channels, num_classes, position
-
-    def reset_parameters(self):
-        """Resets all learnable parameters of the module."""
-        reset_children(self)
-
-    def redraw_features(self, generator: torch.Generator | None = None):
-        """Draws new random features in every block."""
-        blocks: Iterable[Any] = self.blocks
-        for block in blocks:
-            block.redraw_features(generator)
 
     def forward(
         self,
@@ -113,30 +86,27 @@ class PixelGraphClassifier(torch.nn.Module):
         batch, graphs = batch_of(batch, ptr, x.shape[0])
         near: Any = neighbors
         if neighbors is not None:
-            batch_size = x.shape[0] // len(neighbors)
-            if batch is not None or batch_size * len(neighbors) != x.shape[0]:
+            if batch is not None or x.shape[0] % len(neighbors):
                 raise ValueError(
                     f"neighbors must fill every graph and stand for batch, got {neighbors} for {x.shape[0]} nodes"
                 )
-            graph = torch.arange(batch_size, device=x.device).repeat_interleave(len(neighbors))
-            places = neighbors.pos(x.device, self.readout.head.weight.dtype).repeat(batch_size, 1)
-            pos = places if pos is None else pos
+            ragged, size = Ragged.dense(x.shape[0] // len(neighbors), len(neighbors), None, x.device), None
+            if pos is None:
+                pos = neighbors.pos(x.device, self.readout.head.weight.dtype).repeat(ragged.count, 1)
         else:
-            batch_size = checks.batch_index(batch, graphs if batch_size is None else batch_size, x)
+            size = graphs if batch_size is None else batch_size
+            ragged = Ragged.flat(x, batch, 1 if batch is None and size is None else size, whole=False)
+            size = ragged.count
             if edge_index is not None:
-                first: Any = self.blocks[0]
-                near = first.attention.neighbors(
-                    edge_index, batch, pos=pos, edge_offset=edge_offset, num_nodes=x.shape[0]
-                )
-            graph = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device) if batch is None else batch
+                conv: Any = self.blocks[0].attention
+                near = conv.neighbors(edge_index, batch, pos=pos, edge_offset=edge_offset, num_nodes=x.shape[0])
         x = self.embedding(x)
         if self.absolute is not None:
             pos = checks.positions(pos, (x.shape[0], self.absolute.pos_dim), x, "position='absolute' needs it")
             x = x + self.absolute(pos).to(x.dtype)
-        size = None if neighbors is not None else batch_size
         for block in self.blocks:
             x = block(x, pos=pos, batch=batch, batch_size=size, neighbors=near)
-        return self.readout(x, lambda x: global_mean_pool(x, graph, batch_size))
+        return self.readout(x, ragged.mean)
 
     def __repr__(self) -> str:
         return (

@@ -4,129 +4,59 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
+from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import Adj
+from torch_geometric.utils import is_sparse
 
 from tg_equiattn import checks
-from tg_equiattn.functional import sum_aggregation
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.neighbors import Neighbors, Pattern
-from tg_equiattn.nn import PerformerAttention, PositionalPerformerAttention
-from tg_equiattn.nn.linear.performer import RENAMED
-from tg_equiattn.transforms import transformed
+from tg_equiattn.nn import PerformerAttention
+from tg_equiattn.nn.modules import NotScriptable
+from tg_equiattn.nn.performer.attention import KernelAttention
+from tg_equiattn.pairs import Pairs
 
-from .kernel_attention import ONE_SET, KernelAttentionConv
+from .graph import batch_of, check_hidden_batch, check_sources, plain_edges
+
+ONE_SET = "attention is among the nodes of one set; bipartite graphs have two"
 
 
-class RelativePerformerConv(KernelAttentionConv):
-    r"""Global attention over the nodes of each graph in linear time, whose output depends on relative positions only;
-    after the `"Translational Equivariance in Kernelizable Attention" <https://arxiv.org/abs/2102.07680>`_ paper.
+class KernelAttentionConv(NotScriptable, MessagePassing):
+    """The core's layer ``attention``, of any kind of positions, as message passing: edges, batches, explanations."""
 
-    Near pairs (the edges) have exact softmax weights and all pairs are reached through random features:
+    SUPPORTS_FUSED_EDGE_INDEX = True
 
-    .. math::
-        \mathbf{x}^{\prime}_i = \mathbf{W}_o \frac{\sum_j w_{ij} \mathbf{v}_j}{\sum_j w_{ij}}, \qquad
-        w_{ij} = e^{f} \langle \phi(\mathbf{q}_i), \phi(\mathbf{k}_j) \rangle + [j \in \mathcal{N}(i) \cup \{i\}]
-        \exp \left( \mathbf{q}_i^{\top} \mathbf{k}_j / \sqrt{d} + b(\mathbf{p}_j - \mathbf{p}_i) \right)
+    def __init__(self, attention: KernelAttention, **kwargs: Any):
+        for name, allowed in (("aggr", ("sum", "add")), ("node_dim", (0,))):
+            if kwargs.setdefault(name, allowed[0]) not in allowed:
+                raise ValueError(f"{name} must be {allowed[0]!r}, got {kwargs[name]!r}")
+        super().__init__(**kwargs)
+        self.attention, self.out_channels, self.heads = attention, attention.out_channels, attention.heads
+        if not attention.positions.weighs_pairs:
+            self.explain = False  # weights are not one number an edge
+        self._checked = False
 
-    With :obj:`values="offset"` heads attend to offsets of all nodes beside content:
-    :math:`\sum_j w_{ij} (\mathbf{p}_j - \mathbf{p}_i) / \sum_j w_{ij}` joins the output. Everything is exact under
-    translations for any draw of the features. See :class:`tg_equiattn.nn.PerformerAttention`, and
-    :class:`PositionalPerformerConv` for the paper's own positions.
+    @property
+    def in_channels(self) -> int:
+        """Size of each input sample; -1 where it is not known yet."""
+        return self.attention.in_channels
 
-    Args:
-        in_channels (int): Size of each input sample, or :obj:`-1` to derive the size from the first input.
-        out_channels (int): Size of each output sample, a multiple of :obj:`heads`.
-        heads (int, optional): Number of attention heads. (default: :obj:`1`)
-        pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
-        max_distance (float or str, optional): In the unit of :obj:`pos`, the length that offsets are measured in, and
-            below which nodes are near where there are no edges. With :obj:`offset="table"` a whole number, below which
-            offsets are on every axis, and Manhattan distances; elsewhere real, and Euclidean, or there :obj:`"auto"`:
-            twice the mean length of the edges of the first call in training, kept in checkpoints. (default: :obj:`6`)
-        offset (str, optional): Bias :math:`b`: a :obj:`"table"` over integer offsets, an :obj:`"mlp"` of the offset for
-            points off a grid, or a function of the :obj:`"distance"`, invariant to rotations and smooth, also where an
-            edge reaches :obj:`max_distance`. :obj:`None` leaves near pairs out. (default: :obj:`"table"`)
-        values (str, optional): With :obj:`"offset"`, heads attend to the offsets of all nodes, and near pairs add a
-            learned function of their offset to the value. With :obj:`offset="distance"` only inner products of the
-            heads' mean offsets, and functions of near distances, enter: outputs stay invariant to rotations.
-            (default: :obj:`"content"`)
-        edge_dim (int, optional): Edge feature dimensionality: :obj:`edge_attr` then adds a linear map to the scores of
-            edges. (default: :obj:`None`)
-        num_random_features (int, optional): :obj:`None` means :math:`\max(64, \lfloor d \ln d \rfloor)` for heads of
-            width :math:`d`. (default: :obj:`None`)
-        redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`None`)
-        method (str, optional): :obj:`"features"`, in linear time; :obj:`"pairs"`: softmax attention over all pairs of a
-            graph, whose weights the features estimate; or :obj:`"auto"`: pairs for each graph of at most twice as many
-            nodes as there are features, features for the others. What is learned for one does not hold for the other:
-            where sizes of training and test lie on both sides, choose one. (default: :obj:`"auto"`)
-        dropout (float, optional): Dropout probability of the weights of near pairs, and of whole keys among all.
-            (default: :obj:`0.0`)
-        **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.
+    @property
+    def process_group(self) -> Any:
+        """Whose processes share the nodes of every graph; :obj:`None` where all are here."""
+        return self.attention.process_group
 
-    Set the attribute :attr:`process_group` to a :class:`torch.distributed.ProcessGroup` whose processes share the nodes
-    of every graph, see :doc:`/shared_graphs`; with :obj:`offset=None` only.
+    @process_group.setter
+    def process_group(self, process_group: Any) -> None:
+        self.attention.process_group = process_group
 
-    Shapes:
-        - **input:** node features :math:`(|\mathcal{V}|, F_{in})`,
-          edge indices :math:`(2, |\mathcal{E}|)` *(optional)*, graph indices :math:`(|\mathcal{V}|)` *(optional)*,
-          edge features :math:`(|\mathcal{E}|, D)` *(optional)*, positions :math:`(|\mathcal{V}|, d)` *(optional)*
-        - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
+    def reset_parameters(self):
+        """Resets all learnable parameters of the module, and draws the random features again."""
+        super().reset_parameters()
+        self.attention.reset_parameters()
 
-    Raises:
-        ValueError: naming the argument, what came and what is allowed.
-
-    .. note::
-        :class:`torch_geometric.nn.GPSConv` does not pass :obj:`batch` on to its :obj:`conv`. Give it
-        :obj:`ptr=data.ptr` besides, which reaches this layer. Where neither came and nodes lie in blocks that no edge
-        leaves, several graphs may have come as one: a :obj:`ValueError` is raised if two nodes of different blocks have
-        the same :obj:`pos`, as pixels of different images have, and a warning is given otherwise, as one graph may have
-        several clusters. For that, within :class:`torch_geometric.nn.HeteroConv` or :class:`~torch_geometric.nn.models.
-        basic_gnn.BasicGNN`, which pass no :obj:`batch` on either, set the layer's :attr:`check_batch` to
-        :obj:`False`. What edges do not
-        show passes as one graph: graphs without edges, any call under :meth:`torch.compile`, and on CUDA all calls of a
-        layer but the first.
-
-    .. note::
-        Offsets are differences of :obj:`pos`, in its precision. Give positions far from the origin, such
-        as map coordinates of 5e6 m, in float64, which features need not be: in float32 they are exact to 0.5 m there.
-
-    Example:
-        >>> import torch
-        >>> from torch_geometric.data import Batch, Data
-        >>> from tg_equiattn.integrations.pyg import PixelGraph
-        >>> transform = PixelGraph(max_distance=4)
-        >>> data = Batch.from_data_list([transform(Data(image=torch.rand(3, 6, 7))) for _ in range(2)])
-        >>> conv = RelativePerformerConv(3, 16, heads=4, max_distance=4)
-        >>> conv(data.x, data.edge_index, data.batch, pos=data.pos).shape
-        torch.Size([84, 16])
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
-        *,
-        pos_dim: int = 2,
-        max_distance: float | str = 6,
-        offset: str | None = "table",
-        values: str = "content",
-        edge_dim: int | None = None,
-        num_random_features: int | None = None,
-        redraw_interval: int | None = None,
-        method: str = "auto",
-        dropout: float = 0.0,
-        **kwargs,
-    ):
-        checks.renamed({name: kwargs[name] for name in kwargs if name in RENAMED}, RENAMED, type(self).__name__)
-        if isinstance(in_channels, tuple | list):
-            raise ValueError(f"in_channels must be one number, got {in_channels!r}: {ONE_SET}")
-        attention = PerformerAttention(
-            in_channels, out_channels, heads, pos_dim=pos_dim, max_distance=max_distance, offset=offset, values=values,
-            edge_dim=edge_dim, num_random_features=num_random_features, redraw_interval=redraw_interval, method=method,
-            dropout=dropout,
-        )  # fmt: skip
-        super().__init__(attention, **kwargs)
+    def redraw_features(self, generator: torch.Generator | None = None):
+        """Draws new random features, from the layer's own seed or from a CPU :obj:`generator`."""
+        self.attention.redraw_features(generator)
 
     def forward(
         self,
@@ -140,81 +70,147 @@ class RelativePerformerConv(KernelAttentionConv):
         ptr: Tensor | None = None,
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
-        neighbors: Neighbors | PixelGrid | None = None,
-        return_attention_weights: bool | None = None,
+        neighbors: Pairs | PixelGrid | None = None,
         return_vectors: bool = False,
     ) -> Any:
-        """Runs the forward pass of the module.
+        r"""Runs the forward pass of the module.
 
         Args:
             x (torch.Tensor): The node features.
             edge_index (torch.Tensor or SparseTensor or EdgeIndex, optional): The near pairs, in any order. Without
-                it they are found from :obj:`pos`: distance below :obj:`max_distance`, at most 1,000 pairs a node on
-                average.
+                it they are found from :obj:`pos`: nearer than :obj:`cutoff`, at most 1,000 a node on average.
             batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
-            edge_attr (torch.Tensor, optional): The edge features, with :obj:`edge_dim`. Those of self-loops are of the
+            edge_attr (torch.Tensor, optional): The edge features, with :obj:`edge_dim`; of self-loops, those of the
                 pair that every node is with itself.
-            pos (torch.Tensor, optional): The positions of nodes, of which offsets are differences.
-            edge_offset (torch.Tensor, optional): Offsets :math:`\\mathbf{p}_j - \\mathbf{p}_i` of the edges, in place
-                of differences of :obj:`pos`, as across the border of a periodic box. With :obj:`values="offset"` they
-                must be such differences, as far nodes have no offset in a periodic box.
+            pos (torch.Tensor, optional): The positions of nodes, of which offsets are differences, in their precision.
+            edge_offset (torch.Tensor, optional): Offsets :math:`\mathbf{p}_j - \mathbf{p}_i` of the edges in place of
+                differences of :obj:`pos`, as in a periodic box; not for :obj:`values="offset"`, unless they are such.
             ptr (torch.Tensor, optional): Where graphs begin, in place of :obj:`batch`.
-            batch_size (int, optional): The number of graphs; spares reading it from :obj:`batch`, and is needed for a
-                full graph in :meth:`torch.compile`.
-            max_num_nodes (int, optional): A bound of the nodes of a graph, which pairs need in :meth:`torch.compile`.
-            neighbors (Neighbors or PixelGrid, optional): Near pairs from :meth:`neighbors`, to share among layers; or a
+            batch_size, max_num_nodes (int, optional): The number of graphs, and a bound of the nodes of a graph, for
+                pairs; :meth:`torch.compile` needs them.
+            neighbors (Pairs or PixelGrid, optional): Near pairs from :meth:`neighbors`, to share among layers; or a
                 grid whose pixels every graph has, which stands for edges, positions and :obj:`batch`.
-            return_attention_weights (bool, optional): If set to :obj:`True`, will additionally return the tuple
-                :obj:`(edge_index, attention_weights)`: near pairs in the order of their targets, then nodes with
-                themselves, and each head's shares of them in what their targets attend to, which add up to one over
-                all nodes of a graph. (default: :obj:`None`)
-            return_vectors (bool, optional): If set to :obj:`True`, will additionally return, last, the heads' mean
-                offsets of :obj:`values="offset"`, :math:`(|\\mathcal{V}|, H, d)`, which turn along with positions with
-                :obj:`offset="distance"`. (default: :obj:`False`)
+            return_vectors (bool, optional): If set to :obj:`True`, will additionally return the heads' mean offsets
+                of :obj:`values="offset"`, :math:`(|\mathcal{V}|, H, d)`. (default: :obj:`False`)
         """
-        out, near = self._attend(
-            x, edge_index, batch, edge_attr, pos, edge_offset, ptr, batch_size, neighbors, max_num_nodes=max_num_nodes,
-            return_attention_weights=bool(return_attention_weights), return_vectors=return_vectors,
+        if not isinstance(x, Tensor) or x.ndim != 2:
+            what = tuple(x.shape) if isinstance(x, Tensor) else f"{type(x).__name__}: {ONE_SET}"
+            raise ValueError(f"x must be one tensor of shape (N, {self.in_channels}), got {what}")
+        grid = neighbors if isinstance(neighbors, PixelGrid) else None
+        near = None if isinstance(neighbors, PixelGrid) else neighbors
+        check_sources(edge_index, edge_attr, edge_offset, grid)
+        batch, graphs = batch_of(batch, ptr, x.shape[0])
+        batch_size = graphs if batch_size is None else batch_size
+        if grid is None and self.attention.ranks is None:  # which do not know each other's batch
+            batch_size = checks.batch_index(batch, batch_size, x)
+        if near is None and grid is None and edge_index is not None:
+            near = self.neighbors(edge_index, batch, edge_attr, pos, edge_offset=edge_offset, num_nodes=x.shape[0])
+        if self.explain and near is not None and near.weights is None:
+            raise ValueError("neighbors must come from this layer's neighbors() where it is explained, got others")
+        return self.attention(
+            x, batch=batch, batch_size=batch_size, max_num_nodes=max_num_nodes, pos=pos, grid=grid, neighbors=near,
+            return_vectors=return_vectors,
         )  # fmt: skip
-        if near is None or not return_attention_weights:
-            return out
-        out, weights, *vectors = out
-        return out, (self._weighted_pairs(near), weights), *vectors
 
-    def _weighted_pairs(self, near: Neighbors) -> Tensor:
-        """The edges that weights are returned of."""
-        pairs = torch.stack([near.pattern.col, near.pattern.row])
-        pairs = torch.cat([pairs, torch.arange(near.nodes, device=pairs.device).expand(2, -1)], 1)
-        return pairs if self.flow == "source_to_target" else pairs.flip(0)
+    def neighbors(
+        self,
+        edge_index: Adj,
+        batch: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+        pos: Tensor | None = None,
+        *,
+        edge_offset: Tensor | None = None,
+        num_nodes: int,
+    ) -> Pairs | None:
+        """Checks a graph's edges and sorts them, once for all layers that share it; :obj:`None` where positions need
+        none. Arguments as :meth:`forward`."""
+        if self.flow == "target_to_source" and is_sparse(edge_index):
+            raise ValueError("edge_index must not be an adjacency matrix with flow='target_to_source'")
+        edge_index, edge_attr = plain_edges(edge_index, edge_attr, num_nodes)
+        edge_index = edge_index if self.flow == "source_to_target" else edge_index.flip(0)
+        if edge_attr is not None and self.attention.positions.edge_dim is None:
+            what = f"shape {tuple(edge_attr.shape)}" if isinstance(edge_attr, Tensor) else type(edge_attr).__name__
+            raise ValueError(
+                f"edge_attr must be None without edge_dim, got {what}: it holds features of edges; give their offsets "
+                "as edge_offset"
+            )
+        here = edge_index.device.type == "cpu"
+        if batch is None and not torch.compiler.is_compiling() and (here or not self._checked):
+            check_hidden_batch(edge_index, pos, num_nodes)
+            self._checked = True
+        if not self.attention.needs_neighbors:
+            return None
+        return Pairs.from_edges(
+            edge_index, num_nodes, batch=batch, dim=self.attention.pos_dim, pos=pos, offsets=edge_offset,
+            whole=self.attention.whole_offsets, edge_dim=self.attention.positions.edge_dim, features=edge_attr,
+            weights=self._explained(edge_index),
+        )  # fmt: skip
+
+    def _explained(self, edge_index: Tensor) -> Tensor | None:
+        """The mask of edges under explanation, which their near weights are multiplied by."""
+        if not self.explain:
+            return None
+        if self._edge_mask is None:
+            raise ValueError("edge_mask must be given where explain is True, got None")
+        mask = self._edge_mask.sigmoid() if self._apply_sigmoid else self._edge_mask
+        if mask.shape != edge_index.shape[1:]:
+            raise ValueError(f"edge_mask must have shape ({edge_index.shape[1]},), got {tuple(mask.shape)}")
+        return mask
+
+    def __repr__(self) -> str:
+        return f"{self.__class__.__name__}({self.attention.extra_repr()})"
 
 
-class PositionalPerformerConv(KernelAttentionConv):
-    r"""Attention by random features with the positions that the `"Translational Equivariance in Kernelizable Attention"
-    <https://arxiv.org/abs/2102.07680>`_ paper compares: see :class:`tg_equiattn.nn.PositionalPerformerAttention`. For
-    work on graphs take :class:`RelativePerformerConv`.
+class RelativePerformerConv(KernelAttentionConv):
+    r"""Global attention over the nodes of each graph in linear time, whose output depends on relative positions only;
+    after the `"Translational Equivariance in Kernelizable Attention" <https://arxiv.org/abs/2102.07680>`_ paper.
+
+    Near pairs (the edges) have exact softmax weights with a bias of their offset, and all pairs are reached through
+    random features; :class:`tg_equiattn.nn.PerformerAttention` has the formula and more of its arguments.
 
     Args:
         in_channels (int): Size of each input sample, or :obj:`-1` to derive the size from the first input.
         out_channels (int): Size of each output sample, a multiple of :obj:`heads`.
-        heads (int, optional): Number of attention heads. (default: :obj:`1`)
-        position (str, optional): :obj:`"clipped"`, :obj:`"sinusoid"` or :obj:`"absolute"`. (default: :obj:`"clipped"`)
-        pos_dim (int, optional): Dimension of positions. (default: :obj:`2`)
-        max_distance (int, optional): Distances are clipped to it. (default: :obj:`6`)
-        num_random_features (int, optional): As :class:`RelativePerformerConv`. (default: :obj:`None`)
+        heads, pos_dim (int, optional): Number of attention heads, and dimension of positions. (default: 1 and 2)
+        cutoff (float or str, optional): In the unit of :obj:`pos`, the length that offsets are measured in, and
+            below which nodes are near where there are no edges; or :obj:`"auto"`: twice the mean length of the first
+            edges in training. :obj:`None` means :obj:`6` for tables and without near pairs. (default: :obj:`None`)
+        offset (str, optional): Bias of the offset: a :obj:`"table"` over integer offsets, an :obj:`"mlp"` for points
+            off a grid, or one of the :obj:`"distance"`; :obj:`None` for no near pairs. (default: :obj:`"table"`)
+        values (str, optional): :obj:`"offset"` attends to the offsets of all nodes, too. (default: :obj:`"content"`)
+        edge_dim (int, optional): Features of an edge, a linear map of which its score gets. (default: :obj:`None`)
+        num_random_features (int, optional): :obj:`None` means :math:`\max(64, \lfloor d \ln d \rfloor)` for heads of
+            width :math:`d`. (default: :obj:`None`)
         redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`None`)
+        method (str, optional): :obj:`"features"`, in linear time, :obj:`"pairs"`, exact over all pairs of a graph, or
+            :obj:`"auto"`, by the size of each graph. (default: :obj:`"auto"`)
+        dropout (float, optional): Of the weights of near pairs, and of whole keys among all. (default: :obj:`0.0`)
         **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.
 
+    Set the attribute :attr:`process_group` to a :class:`torch.distributed.ProcessGroup` whose processes share the nodes
+    of every graph, see :doc:`/shared_graphs`; with :obj:`offset=None` only.
+
     Shapes:
-        As :class:`RelativePerformerConv`.
+        - **input:** node features :math:`(|\mathcal{V}|, F_{in})`; optional edge indices :math:`(2, |\mathcal{E}|)`,
+          graph indices :math:`(|\mathcal{V}|)`, edge features :math:`(|\mathcal{E}|, D)`, positions
+          :math:`(|\mathcal{V}|, d)`
+        - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: naming the argument, what came and what is allowed; and for nodes of different blocks, which no edge
+            joins, at the same :obj:`pos`, where neither :obj:`batch` nor :obj:`ptr` came (elsewhere a warning), as
+            from :class:`torch_geometric.nn.GPSConv` without :obj:`ptr=data.ptr`. Graphs without edges, any call in
+            :meth:`torch.compile`, and on CUDA all calls of a layer but the first pass as one graph.
 
     Example:
         >>> import torch
-        >>> conv = PositionalPerformerConv(16, 16, heads=4, max_distance=3)
-        >>> conv(torch.randn(9, 16), pos=torch.cartesian_prod(torch.arange(3), torch.arange(3))).shape
-        torch.Size([9, 16])
+        >>> from torch_geometric.data import Batch, Data
+        >>> from tg_equiattn.integrations.pyg import PixelGraph
+        >>> transform = PixelGraph(max_distance=4)
+        >>> data = Batch.from_data_list([transform(Data(image=torch.rand(3, 6, 7))) for _ in range(2)])
+        >>> conv = RelativePerformerConv(3, 16, heads=4, cutoff=4)
+        >>> conv(data.x, data.edge_index, data.batch, pos=data.pos).shape
+        torch.Size([84, 16])
     """
 
     def __init__(
@@ -223,46 +219,22 @@ class PositionalPerformerConv(KernelAttentionConv):
         out_channels: int,
         heads: int = 1,
         *,
-        position: str = "clipped",
         pos_dim: int = 2,
-        max_distance: int = 6,
+        cutoff: float | str | None = None,
+        offset: str | None = "table",
+        values: str = "content",
+        edge_dim: int | None = None,
         num_random_features: int | None = None,
         redraw_interval: int | None = None,
+        method: str = "auto",
+        dropout: float = 0.0,
         **kwargs,
     ):
-        attention = PositionalPerformerAttention(
-            in_channels, out_channels, heads, position=position, pos_dim=pos_dim, max_distance=max_distance,
-            num_random_features=num_random_features, redraw_interval=redraw_interval,
+        if isinstance(in_channels, tuple | list):
+            raise ValueError(f"in_channels must be one number, got {in_channels!r}: {ONE_SET}")
+        attention = PerformerAttention(
+            in_channels, out_channels, heads, pos_dim=pos_dim, cutoff=cutoff, offset=offset, values=values,
+            edge_dim=edge_dim, num_random_features=num_random_features, redraw_interval=redraw_interval, method=method,
+            dropout=dropout,
         )  # fmt: skip
         super().__init__(attention, **kwargs)
-
-    def forward(
-        self,
-        x: Tensor,
-        edge_index: Adj | None = None,
-        batch: Tensor | None = None,
-        pos: Tensor | None = None,
-        *,
-        edge_offset: Tensor | None = None,
-        ptr: Tensor | None = None,
-        batch_size: int | None = None,
-        neighbors: Neighbors | PixelGrid | None = None,
-    ) -> Tensor:
-        """Runs the forward pass of the module; arguments as :meth:`RelativePerformerConv.forward`."""
-        return self._attend(
-            x, edge_index, batch, None, pos, edge_offset, ptr, batch_size, neighbors, aggregate=self._aggregate
-        )[0]
-
-    def _aggregate(self, x: Tensor, pattern: Pattern) -> Tensor:
-        """Sums of x over the columns of every row of a sparse relation: messages, or one sparse product."""
-        if torch.compiler.is_compiling() or transformed() or self.flow != "source_to_target":  # where PyG does not fuse
-            return sum_aggregation(x, pattern)
-        size = (x.shape[0], pattern.rows)
-        edge_index = EdgeIndex(torch.stack([pattern.col, pattern.row]), sparse_size=size, sort_order="col")
-        return self.propagate(edge_index, x=x, pattern=pattern, size=size)
-
-    def message(self, x_j: Tensor) -> Tensor:
-        return x_j
-
-    def message_and_aggregate(self, edge_index: Adj, x: Tensor, pattern: Pattern) -> Tensor:
-        return sum_aggregation(x, pattern)

@@ -10,8 +10,8 @@ from torch_geometric.typing import Adj
 from torch_geometric.utils import is_sparse
 
 from tg_equiattn import checks
-from tg_equiattn.neighbors import Neighbors
-from tg_equiattn.nn.children import reset_children
+from tg_equiattn.nn.modules import reset_children
+from tg_equiattn.pairs import Pairs
 
 from .conv import RelativePerformerConv
 from .graph import plain_edges
@@ -19,15 +19,13 @@ from .graph import plain_edges
 
 class RelativeGPSBlock(torch.nn.Module):
     r"""The layer of the `"Recipe for a General, Powerful, Scalable Graph Transformer"
-    <https://arxiv.org/abs/2205.12454>`_ paper with :class:`RelativePerformerConv` as its global attention: what
-    :class:`~torch_geometric.nn.conv.GPSConv` computes, whose :obj:`attn_type` takes no module.
+    <https://arxiv.org/abs/2205.12454>`_ paper, as :class:`~torch_geometric.nn.conv.GPSConv` computes it, with
+    :class:`RelativePerformerConv` as its global attention, whose near pairs are the edges.
 
     .. math::
         \mathbf{h} = \mathrm{Norm}_1(\mathbf{x} + \mathrm{Conv}(\mathbf{x})) +
         \mathrm{Norm}_2(\mathbf{x} + \mathrm{Attention}(\mathbf{x})), \qquad
         \mathbf{x}^{\prime} = \mathrm{Norm}_3(\mathbf{h} + \mathbf{W}_2\, \mathrm{act}(\mathbf{W}_1 \mathbf{h}))
-
-    Edges carry the messages of :obj:`conv`, and are the near pairs of the attention.
 
     Args:
         channels (int): Size of each input and output sample, a multiple of :obj:`heads`.
@@ -36,14 +34,8 @@ class RelativeGPSBlock(torch.nn.Module):
             :obj:`batch`, and all further keywords of the call. :obj:`None` leaves it out.
         heads (int, optional): Number of attention heads. (default: :obj:`1`)
         dropout (float, optional): Dropout probability of the parts' outputs. (default: :obj:`0.0`)
-        act (str or Callable, optional): The non-linear activation function to use. (default: :obj:`"relu"`)
-        act_kwargs (Dict[str, Any], optional): Arguments passed to the respective activation function defined by
-            :obj:`act`. (default: :obj:`None`)
-        norm (str or Callable, optional): The normalization function to use. (default: :obj:`"batch_norm"`)
-        norm_kwargs (Dict[str, Any], optional): Arguments passed to the respective normalization function defined by
-            :obj:`norm`. (default: :obj:`None`)
-        attn_kwargs (Dict[str, Any], optional): Arguments of :class:`RelativePerformerConv`, dropout of its weights
-            among them. (default: :obj:`None`)
+        act, act_kwargs, norm, norm_kwargs (optional): As of :class:`~torch_geometric.nn.conv.GPSConv`.
+        attn_kwargs (Dict[str, Any], optional): Of :class:`RelativePerformerConv`, dropout of its weights among them.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -57,7 +49,7 @@ class RelativeGPSBlock(torch.nn.Module):
         >>> import torch
         >>> from torch_geometric.nn import MLP, GINEConv
         >>> conv = GINEConv(MLP([16, 16, 16]), edge_dim=4)
-        >>> attention = {"pos_dim": 3, "offset": "distance", "max_distance": 2.0, "edge_dim": 4}
+        >>> attention = {"pos_dim": 3, "offset": "distance", "cutoff": 2.0, "edge_dim": 4}
         >>> block = RelativeGPSBlock(16, conv, heads=4, attn_kwargs=attention)
         >>> bonds = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
         >>> block(torch.randn(3, 16), bonds, edge_attr=torch.randn(4, 4), pos=torch.rand(3, 3)).shape
@@ -93,6 +85,7 @@ class RelativeGPSBlock(torch.nn.Module):
         norms = [normalization_resolver(norm, channels, **(norm_kwargs or {})) for _ in range(3)]
         self.norm1, self.norm2, self.norm3 = norms if conv is not None else (None, *norms[1:])
         self._conv_takes = _named(conv, ("edge_attr", "pos", "batch"))
+        self._features_in_attention = self.attention.attention.positions.edge_dim is not None
         self._norm_takes = _named(norms[0], ("batch", "batch_size"))
 
     def reset_parameters(self):
@@ -114,24 +107,15 @@ class RelativeGPSBlock(torch.nn.Module):
         edge_offset: Tensor | None = None,
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
-        neighbors: Neighbors | None = None,
+        neighbors: Pairs | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Runs the forward pass of the module.
+        """Runs the forward pass of the module; arguments as :meth:`RelativePerformerConv.forward`.
 
         Args:
-            x (torch.Tensor): The node features.
-            edge_index (torch.Tensor or SparseTensor or EdgeIndex): The edges.
-            batch (torch.Tensor, optional): The sorted graph index of nodes; :obj:`None` means one graph.
-            edge_attr (torch.Tensor, optional): The edge features. They go to :obj:`conv`, and to the attention with
-                :obj:`edge_dim` only.
-            pos (torch.Tensor, optional): The positions of nodes, of which the attention takes the differences.
-            edge_offset (torch.Tensor, optional): Offsets of the edges in their place, for the attention.
-            batch_size, max_num_nodes (int, optional): The number of graphs and a bound of their nodes; see
-                :meth:`RelativePerformerConv.forward`.
-            neighbors (Neighbors, optional): Near pairs of the attention in place of the edges, from
-                :meth:`neighbors`: shared among blocks, or other ones than messages pass along, or with offsets across
-                the border of a periodic cell.
+            edge_attr (torch.Tensor, optional): Edge features for :obj:`conv`, and with :obj:`edge_dim` the attention.
+            neighbors (Pairs, optional): Near pairs of the attention in place of the edges, from :meth:`neighbors`:
+                shared among blocks, or others than messages pass along, as across a periodic cell's border.
             **kwargs (optional): Additional arguments of :obj:`conv`, such as :obj:`edge_weight`.
         """
         if neighbors is None:
@@ -162,17 +146,13 @@ class RelativeGPSBlock(torch.nn.Module):
         *,
         edge_offset: Tensor | None = None,
         num_nodes: int,
-    ) -> Neighbors | None:
+    ) -> Pairs | None:
         """The near pairs of these edges, once for all blocks that share them. Arguments as :meth:`forward`."""
         if not self._features_in_attention:
             edge_attr = None
             if is_sparse(edge_index):  # without the values, which are not for the attention
                 edge_index, _ = plain_edges(edge_index, None, num_nodes)
         return self.attention.neighbors(edge_index, batch, edge_attr, pos, edge_offset=edge_offset, num_nodes=num_nodes)
-
-    @property
-    def _features_in_attention(self) -> bool:
-        return self.attention.attention.positions.edge_dim is not None
 
     def _normalised(
         self, norm: torch.nn.Module | None, x: Tensor, batch: Tensor | None, batch_size: int | None

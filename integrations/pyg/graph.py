@@ -1,4 +1,4 @@
-"""From what PyG users pass, edges of any kind and a batch index, to the core's near pairs, with checks."""
+"""From what PyG users pass, edges of any kind and a batch index, to the core's."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_sparse, to_edge_index
 
 from tg_equiattn import checks
-from tg_equiattn.neighbors import Neighbors
-from tg_equiattn.offsets import offsets_between, whole_offsets
+from tg_equiattn.pairs import check_edges
 
 
 def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tensor, Tensor | None]:
-    """``edge_index`` (2, E) of sources and targets, and ``edge_attr``, of a Tensor, EdgeIndex or transposed adjacency.
-
-    An adjacency (SparseTensor, or torch's COO, CSR and CSC) is transposed as everywhere in PyG, rows being targets;
-    its values of several columns are features unless ``edge_attr`` is given in the order of its rows.
-    """
+    """``edge_index`` (2, E) and ``edge_attr`` of a Tensor, EdgeIndex, or adjacency with targets as rows, as in PyG; its
+    values of several columns are features unless ``edge_attr`` is given in the order of its rows."""
     if isinstance(edge_index, EdgeIndex):
         edge_index = edge_index.as_tensor()
     elif is_sparse(edge_index):
@@ -35,17 +31,9 @@ def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tenso
             (target, source), values = to_edge_index(edge_index)
         edge_index = torch.stack([source, target])
         edge_attr = values if edge_attr is None and values is not None and values.ndim == 2 else edge_attr
-    if not isinstance(edge_index, Tensor) or edge_index.ndim != 2 or edge_index.shape[0] != 2:
-        what = tuple(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
-        raise ValueError(f"edge_index must be (2, E), a SparseTensor or an EdgeIndex, got {what}")
-    if edge_index.dtype == torch.int32:
+    if isinstance(edge_index, Tensor) and edge_index.dtype == torch.int32:
         edge_index = edge_index.long()
-    if edge_index.dtype != torch.int64:
-        raise ValueError(f"edge_index must be int64, got {edge_index.dtype}")
-    if checks.values_are_free(edge_index) and edge_index.numel():
-        low, high = int(edge_index.min()), int(edge_index.max())
-        if low < 0 or high >= nodes:
-            raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
+    check_edges(edge_index, nodes)
     return edge_index, edge_attr
 
 
@@ -91,68 +79,14 @@ def check_hidden_batch(edge_index: Tensor, pos: Tensor | None, nodes: int) -> No
     message = (
         f"batch was not given for nodes in {blocks} blocks that no edge leaves, which are taken for one graph. For "
         "several graphs give batch or ptr: GPSConv does not pass batch on, call it with ptr=data.ptr, which reaches "
-        f"this layer. For one graph of several parts give batch=torch.zeros({nodes}, dtype=torch.long), or set the "
-        "layer's check_batch to False"
+        f"this layer. For one graph of several parts give batch=torch.zeros({nodes}, dtype=torch.long)"
     )
     within = joined | torch.cat([joined.new_zeros(1), joined[:-1]])
     placed = isinstance(pos, Tensor) and pos.shape[:1] == (nodes,) and not checks.is_batched(pos)
-    if pos is not None and placed and _meet(pos[within], (starts.cumsum(0) - 1)[within]):
-        raise ValueError(f"batch must be given for several graphs: nodes of different blocks have one pos; {message}")
+    if pos is not None and placed:
+        places, place = pos[within].detach().unique(dim=0, return_inverse=True)
+        if len((place * nodes + starts.cumsum(0)[within]).unique()) > len(places):
+            raise ValueError(
+                f"batch must be given for several graphs: nodes of different blocks have one pos; {message}"
+            )
     warnings.warn(message, stacklevel=2)
-
-
-def _meet(pos: Tensor, block: Tensor) -> bool:
-    """Whether two nodes of different blocks are at the same place."""
-    _, place = pos.detach().unique(dim=0, return_inverse=True)
-    order = torch.argsort(place * pos.shape[0] + block)
-    place, block = place[order], block[order]
-    return bool(((place.diff() == 0) & (block.diff() != 0)).any())
-
-
-def near_pairs_of(
-    edge_index: Tensor,
-    edge_attr: Tensor | None,
-    edge_offset: Tensor | None,
-    pos: Tensor | None,
-    batch: Tensor | None,
-    *,
-    nodes: int,
-    pos_dim: int,
-    whole: bool,
-    edge_dim: int | None,
-    weights: Tensor | None,
-) -> Neighbors:
-    """The core's near pairs of a graph's edges, with offsets from ``edge_offset`` or ``pos``."""
-    source, target = edge_index
-    if batch is not None and checks.values_are_free(edge_index) and not torch.equal(batch[source], batch[target]):
-        raise ValueError("edge_index must not join nodes of different graphs of batch")
-    edge_attr = _of_edges("edge_attr", edge_attr, edge_index, edge_dim)
-    offsets = _of_edges("edge_offset", edge_offset, edge_index, pos_dim)
-    if offsets is None:
-        if pos is None:
-            raise ValueError("pos or edge_offset must be given where offsets are needed, got None")
-        pos = checks.positions(pos, (nodes, pos_dim), edge_index, "")
-        near = Neighbors(
-            target, source, offsets_between(pos, target, source, whole), nodes, features=edge_attr, weights=weights
-        )
-        near.between_positions = True
-        return near
-    if whole:
-        measured = isinstance(pos, Tensor) and pos.is_floating_point() and checks.values_are_free(pos) and pos.numel()
-        offsets = whole_offsets(offsets, pos if measured else None, "edge_offset must hold")
-    return Neighbors(target, source, offsets, nodes, features=edge_attr, weights=weights)
-
-
-def _of_edges(name: str, given: object, edge_index: Tensor, width: int | None) -> Tensor | None:
-    """Offsets or features (E, width) of a checked shape."""
-    if given is None or width is None:
-        return None
-    edges = edge_index.shape[1]
-    if not isinstance(given, Tensor):
-        raise ValueError(f"{name} must be a tensor, got {type(given).__name__}")
-    given = given[:, None] if given.ndim == 1 and width == 1 else given
-    if tuple(given.shape) != (edges, width):
-        raise ValueError(f"{name} must have shape ({edges}, {width}), got {tuple(given.shape)}")
-    if given.device != edge_index.device:
-        raise ValueError(f"{name} must be on {edge_index.device} as edge_index is, got {given.device}")
-    return given

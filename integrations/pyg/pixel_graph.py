@@ -9,7 +9,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.kept import ordinary_tensors
+from tg_equiattn.modes import ordinary_tensors
 
 
 @functional_transform("pixel_graph")
@@ -20,17 +20,15 @@ class PixelGraph(BaseTransform):
     Pixels in row order become nodes with features :obj:`x` of shape :math:`(H W, C)` and positions :obj:`pos`, x right
     and y up, of voxels x, y and z; pixels closer than :obj:`max_distance` are joined both ways, with the offset
     :math:`\mathbf{p}_j - \mathbf{p}_i` of source j from target i in :obj:`edge_offset`. The image itself is left out.
-    Features are floating point: 8-bit intensities become numbers in :math:`[0, 1]`, other integers stay as large as
-    they are. Edges and positions are computed once for each shape, and their memory is shared by all graphs of it until
-    one of them is written to, which the other graphs do not see.
+    8-bit intensities become numbers in :math:`[0, 1]`, other integers floating point as they are. Graphs of one shape
+    share the memory of edges and positions, until one of them is written to, which the others do not see.
 
     Args:
         max_distance (float, optional): Pixels at a smaller Manhattan distance are joined. (default: :obj:`6`)
         periodic (bool, optional): If set to :obj:`True`, opposite borders of the image touch, and offsets are the
             shortest ones: give layers :obj:`edge_offset`, which positions do not tell. (default: :obj:`False`)
         spacing (float or tuple, optional): Of pixels, in the unit of :obj:`pos` and :obj:`max_distance`: one number, or
-            one for each axis, in the order of the image's. Layers with tables of offsets need :obj:`1`.
-            (default: :obj:`1`)
+            one for each axis of the image, in order. Layers with tables of offsets need :obj:`1`. (default: :obj:`1`)
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -51,36 +49,27 @@ class PixelGraph(BaseTransform):
         return PixelGrid(shape, self.max_distance, self.periodic, self.spacing)
 
     def forward(self, data: Data) -> Data:
-        image = image_of(data, (3, 4), "(C, H, W) or (C, D, H, W)")
+        image = data.get("image") if hasattr(data, "get") else getattr(data, "image", None)
+        if not isinstance(image, torch.Tensor) or image.ndim not in (3, 4) or 0 in image.shape:
+            what = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__name__
+            raise ValueError(
+                f"data.image must be a tensor of shape (C, H, W) or (C, D, H, W) with pixels, got {what}; of a batch "
+                "of images make one Data each"
+            )
         data = copy.copy(data)
         grid = self.grid(*image.shape[1:])
         edge_index, offsets, pos = _graph(grid, torch.get_default_dtype())
         data.edge_index, data.edge_offset = _own(edge_index, image.device), _own(offsets, image.device)
-        data.x, data.pos = intensities(image).flatten(1).T.contiguous(), _own(pos, image.device)
+        if not (image.is_floating_point() or image.is_complex()):
+            image = image.to(torch.get_default_dtype()) / (255 if image.dtype == torch.uint8 else 1)
+        data.x = image.flatten(1).T.clone(memory_format=torch.contiguous_format)  # of memory of its own
+        data.pos = _own(pos, image.device)
         del data.image
         return data
 
     def __repr__(self) -> str:
         spacing = "" if self.spacing == 1 else f", spacing={self.spacing}"
         return f"{self.__class__.__name__}(max_distance={self.max_distance}, periodic={self.periodic}{spacing})"
-
-
-def image_of(data: Data, axes: tuple[int, ...], shape: str) -> torch.Tensor:
-    """The checked ``data.image``, of so many axes."""
-    image = data.get("image") if hasattr(data, "get") else getattr(data, "image", None)
-    if not isinstance(image, torch.Tensor) or image.ndim not in axes or 0 in image.shape:
-        what = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__name__
-        batched = isinstance(image, torch.Tensor) and image.ndim == max(axes) + 1
-        remedy = "; for a batch of images make one Data of each, Data(image=image[0])" if batched else ""
-        raise ValueError(f"data.image must be a tensor of shape {shape} with pixels, got {what}{remedy}")
-    return image
-
-
-def intensities(image: torch.Tensor) -> torch.Tensor:
-    """A floating point image that shares no memory with the given one."""
-    if image.is_floating_point() or image.is_complex():
-        return image.clone()
-    return image.to(torch.get_default_dtype()) / (255 if image.dtype == torch.uint8 else 1)
 
 
 def _own(shared: torch.Tensor, device: torch.device) -> torch.Tensor:

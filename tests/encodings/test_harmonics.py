@@ -1,4 +1,4 @@
-"""Solid harmonics and spherical Bessel functions."""
+"""Solid harmonics, and sin(z) / z."""
 
 import math
 from fractions import Fraction
@@ -7,7 +7,7 @@ import pytest
 import torch
 from space import motion
 
-from tg_equiattn.encodings import solid_harmonics, spherical_bessel
+from tg_equiattn.encodings.harmonics import sinc, solid_harmonics
 
 
 def harmonics(u):
@@ -57,33 +57,33 @@ def test_rotations_mix_a_degree_within_itself(degree):
     torch.testing.assert_close(solid_harmonics(-x, 8)[:, part], (-1) ** degree * before)
 
 
-def exact_bessel(square, degree):
-    """j_l(z) / z^l in rational numbers."""
+def exact_sinc(square):
+    """sin(z) / z in rational numbers."""
     term, total, k = Fraction(1), Fraction(0), 0
-    for n in range(1, 2 * degree + 2, 2):
-        term /= n
     while k < 8 or abs(term) > Fraction(1, 10**25):
         total += term
         k += 1
-        term *= -square / (2 * k * (2 * degree + 2 * k + 1))
+        term *= -square / (2 * k * (2 * k + 1))
     return float(total)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_bessel_functions(dtype):
+def test_sinc(dtype):
     squares = [Fraction(n, 8) ** 2 for n in (0, 1, 4, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 60, 160)]
-    square = torch.tensor([float(s) for s in squares], dtype=dtype)
-    for degree, got in enumerate(spherical_bessel(square, 6)):
-        wanted = torch.tensor([exact_bessel(s, degree) for s in squares], dtype=dtype)
-        torch.testing.assert_close(got / wanted[0], wanted / wanted[0], rtol=0, atol=100 * torch.finfo(dtype).eps)
+    wanted = torch.tensor([exact_sinc(s) for s in squares], dtype=dtype)
+    got = sinc(torch.tensor([float(s) for s in squares], dtype=dtype))
+    torch.testing.assert_close(got, wanted, rtol=0, atol=100 * torch.finfo(dtype).eps)
 
 
-def test_derivatives_of_bessel_functions():
-    """Each is minus half of the next degree, at 0 and where series and recursion meet, of every order."""
-    square = torch.tensor([0.0, 1e-12, 0.3, 1.0, 2.2499, 2.2501, 3.9, 4.1, 50.0], dtype=torch.float64).requires_grad_()
-    for degree in range(3):
-        values = spherical_bessel(square, 4)
-        (first,) = torch.autograd.grad(values[degree].sum(), square, create_graph=True)
-        torch.testing.assert_close(first, -values[degree + 1] / 2, rtol=1e-9, atol=1e-13)
-        (second,) = torch.autograd.grad(first.sum(), square)
-        torch.testing.assert_close(second, values[degree + 2] / 4, rtol=1e-7, atol=1e-12)
+def test_derivatives_of_sinc():
+    """At 0 and where the series ends: of sin(z) / z after z^2, (cos(z) - sin(z) / z) / (2 z^2), and once more."""
+    square = torch.tensor([0.0, 1e-12, 0.3, 0.999, 1.001, 3.9, 50.0], dtype=torch.float64).requires_grad_()
+    (first,) = torch.autograd.grad(sinc(square).sum(), square, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), square)
+    torch.testing.assert_close(first[:2], torch.full((2,), -1 / 6, dtype=torch.float64))
+    torch.testing.assert_close(second[:2], torch.full((2,), 1 / 60, dtype=torch.float64))
+    s = square.detach()[2:]
+    z = s.sqrt()
+    wanted = (z.cos() - z.sin() / z) / (2 * s)
+    torch.testing.assert_close(first[2:], wanted, rtol=1e-9, atol=1e-13)
+    torch.testing.assert_close(second[2:], -(z.sin() / z) / (4 * s) - 1.5 * wanted / s, rtol=1e-7, atol=1e-12)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tg_equiattn.encodings import Locality, starting_places
+from tg_equiattn.encodings.locality import Locality, starting_places
 from tg_equiattn.grids import Neighbourhood
 
 WINDOWS = [Neighbourhood(2, 3), Neighbourhood(2, 5), Neighbourhood(2, 7), Neighbourhood(2, 5, "disk"),

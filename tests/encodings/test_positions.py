@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tg_equiattn.encodings import AbsoluteEncoding, OffsetMLP, OffsetTable, SinusoidEncoding
+from tg_equiattn.encodings.positions import AbsoluteEncoding, OffsetMLP, OffsetTable, SinusoidEncoding
 
 
 @pytest.mark.parametrize("pos_dim", [1, 2, 3])
@@ -52,7 +52,7 @@ def test_absolute():
 
 @pytest.mark.parametrize("pos_dim", [1, 2, 3])
 def test_table_tells_all_offsets_apart(pos_dim):
-    bias = OffsetTable(pos_dim, heads=2, max_distance=3)
+    bias = OffsetTable(pos_dim, heads=2, cutoff=3)
     offsets = torch.cartesian_prod(*[torch.arange(-2, 3)] * pos_dim).view(-1, pos_dim)
     assert len(bias(offsets)[0].unique()) == 5**pos_dim
     torch.testing.assert_close(bias(offsets), bias.table, rtol=0, atol=0)
@@ -61,14 +61,14 @@ def test_table_tells_all_offsets_apart(pos_dim):
 
 @pytest.mark.parametrize("bad", [3, -3, 2.6, torch.nan, torch.inf, -torch.inf, 1e30, -(2**63)])
 def test_table_refuses_what_it_does_not_hold(bad):
-    bias = OffsetTable(2, heads=2, max_distance=3)
-    with pytest.raises(ValueError, match="below max_distance=3"):
+    bias = OffsetTable(2, heads=2, cutoff=3)
+    with pytest.raises(ValueError, match="below cutoff=3"):
         bias(torch.tensor([[0, bad]]))
 
 
 def test_table_masks_where_values_are_not_read():
     """Compiled, as on CUDA."""
-    bias = torch.compile(OffsetTable(2, heads=3, max_distance=3), fullgraph=True, backend="eager")
+    bias = torch.compile(OffsetTable(2, heads=3, cutoff=3), fullgraph=True, backend="eager")
     out = bias(torch.tensor([[0.0, 1.0], [3.0, 0.0], [torch.nan, 0.0]]))
     assert out[:, 0].isfinite().all()
     assert bool((out[:, 1:] == -torch.inf).all())
@@ -82,7 +82,7 @@ def test_spread_of_initial_biases():
 
 
 def test_mlp_takes_any_offset():
-    bias = OffsetMLP(2, heads=3, max_distance=4)
+    bias = OffsetMLP(2, heads=3, cutoff=4)
     offsets = torch.randn(11, 2)
     hidden = torch.nn.functional.silu(offsets / 4 @ bias.first.weight.T + bias.first.bias)
     torch.testing.assert_close(bias(offsets), (hidden @ bias.last.weight.T + bias.last.bias).T)

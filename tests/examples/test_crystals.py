@@ -2,12 +2,10 @@
 
 import dataclasses
 import itertools
-import math
 
 import pytest
 import torch
-from ewald import CAESIUM_CHLORIDE, ROCK_SALT, caesium_chloride, lattice, over_images, rock_salt, two_sums
-from running import rows_of, run_here
+from ewald import CAESIUM_CHLORIDE, ROCK_SALT, by_torch_pme, caesium_chloride, lattice, rock_salt
 
 OPERATORS = "none", "EwaldAttention"
 
@@ -32,44 +30,27 @@ def make(randomise):
 
 
 def test_energies_of_salts():
-    """Madelung's constants, by the helper's point charges however the sum is split, and by narrow soft charges."""
+    """Madelung's constants by narrow soft charges."""
     from data.periodic_charges import ewald
 
     for (charges, positions, cell, nearest), known in (
         (rock_salt(), ROCK_SALT),
         (caesium_chloride(), CAESIUM_CHLORIDE),
     ):
-        pairs = len(charges) / 2
-        for splitting in (1.2, 2.0):
-            points = two_sums(charges, positions, cell, 0, splitting)
-            assert float(points) * nearest / pairs == pytest.approx(-known, rel=1e-12)
         soft, forces = ewald(charges, positions, cell, 0.08)
-        assert float(soft) * nearest / pairs == pytest.approx(-known, rel=1e-12)
+        assert float(soft) * nearest / (len(charges) / 2) == pytest.approx(-known, rel=1e-12)
         assert forces.abs().max() < 1e-10
 
 
 def test_ewald(few):
-    """Against the helper's two sums, split in two ways, and their derivatives."""
+    """Against torch-pme and its derivatives."""
     for charges, positions, cell, energy, forces in zip(*few, strict=True):
-        for splitting in (0.6, 0.9):
-            places = positions.clone().requires_grad_()
-            wanted = two_sums(charges, places, cell, 0.4, splitting)
-            (slope,) = torch.autograd.grad(wanted, places)
-            assert float(energy) == pytest.approx(wanted.item(), rel=1e-11)
-            torch.testing.assert_close(forces, -slope, rtol=0, atol=1e-11)
-        assert abs(float(two_sums(charges, positions, cell, 0.45, 0.6)) - float(energy)) > 1e-3  # of softer charges
-
-
-def test_ewald_is_the_sum_over_images(few):
-    """Of a cell with a centre, and so without a dipole."""
-    from data.periodic_charges import ewald
-
-    half, cell = torch.tensor([[0.3, 0.2, 0.5], [1.1, 0.9, 0.4]]).double(), few.cells[0]
-    crystal = torch.tensor([1.0, -1, 1, -1]).double(), torch.cat([half, -half]), cell
-    energy = float(ewald(*crystal, 0.4)[0])
-    errors = [abs(float(over_images(*crystal, 0.4, reach)) - energy) for reach in (4.0, 24.0)]
-    assert errors[1] < 2e-5 * abs(energy)
-    assert errors[0] > 10 * errors[1]
+        places = positions.clone().requires_grad_()
+        wanted = by_torch_pme(charges, places, cell, 0.4)
+        (slope,) = torch.autograd.grad(wanted, places)
+        assert float(energy) == pytest.approx(wanted.item(), rel=1e-11)
+        torch.testing.assert_close(forces, -slope, rtol=0, atol=1e-11)
+        assert abs(float(by_torch_pme(charges, positions, cell, 0.45)) - float(energy)) > 1e-3  # of softer charges
 
 
 def test_crystals_are_neutral_and_described_in_many_ways(few):
@@ -202,8 +183,8 @@ def test_what_reaches_far(make, kind):
     assert out[:, :2, 1:].abs().max() > 1e-3  # they see each other through a face of the cell
 
 
-def test_units_and_bad_settings(few):
-    from crystals import CrystalsStudy, Units
+def test_units(few):
+    from crystals import Units
 
     units = Units.of(few)
     _, _, _, target = units.tensors(few, torch.float64)
@@ -211,56 +192,3 @@ def test_units_and_bad_settings(few):
     torch.testing.assert_close(target[..., 1:] * units.scale, few.forces, rtol=1e-12, atol=0)
     assert float(target[..., 1:].square().mean()) == pytest.approx(1)
     assert float(target[:, 0, 0].mean()) == pytest.approx(0, abs=1e-12)
-    for wrong, message in [
-        ({"charges": 7}, "--charges must be even"),
-        ({"train": 2}, "--train must be at least 4"),
-        ({"cutoff": (2.0, -1.0)}, "--cutoff must be positive"),
-        ({"max_width": 0.0}, "--max-width must be positive"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            CrystalsStudy(**wrong).check()
-
-
-def test_the_study(tmp_path):
-    from crystals import KINDS, SUPERCELLS, TESTS
-
-    result = run_here("studies/crystals.py", "--quick", "--trained-on", "crystals", "clouds", "--no-progress",
-                      "--output", tmp_path)  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    rows, folder = rows_of(tmp_path, "crystals"), tmp_path / "crystals"
-    keys = [(row.setting("operators"), row.setting("trained_on")) for row in rows]
-    assert keys == [(operator, kind) for operator in OPERATORS for kind in KINDS]
-    for row, (_, kind) in zip(rows, keys, strict=True):
-        found = row.more["errors"]
-        assert set(found) == {*TESTS, *KINDS["clouds"]}
-        assert all(math.isfinite(x) and x > 0 for pair in found.values() for x in pair)
-        assert row.value == pytest.approx(found[kind if kind == "clouds" else "cells"][0], rel=1e-6)
-        for name, (single, double) in row.more["changes"].items():
-            assert single < 1e-4, name
-            assert double < 1e-10, name
-            assert found[name] == pytest.approx(found["cells"], rel=1e-4)
-        assert all(row.more["mean"][name] == pytest.approx(row.more["mean"]["cells"], rel=1e-9) for name in SUPERCELLS)
-    for name, first in (("energies", "the mean energy"), ("forces", "no forces")):
-        lines = (folder / f"{name}.md").read_text().splitlines()
-        assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == [first, *OPERATORS]
-        assert all(line.count(" | ") == len(TESTS) for line in lines)
-    lines = [line.strip("| ").split(" | ") for line in (folder / "transfer.md").read_text().splitlines()[2:]]
-    assert len(lines) == 2 * (1 + len(rows)) + len(rows)
-    for row in rows:
-        for test, about in row.more["scatter"].items():
-            assert 0 < about <= 2 * row.more["errors"][test][0]
-    by_kind = [row for kind in KINDS for row in rows if row.setting("trained_on") == kind]
-    for line, row in zip(lines[1:5], by_kind, strict=True):
-        assert line[1:3] == [row.setting("operators"), row.setting("trained_on")]
-        tests = (test for kind in KINDS.values() for test in kind)
-        assert [float(cell) for cell in line[3:]] == pytest.approx([row.more["errors"][t][0] for t in tests], abs=1e-5)
-    assert (folder / "changes.md").read_text().count(" | 0.05 | ") == 2
-    assert (folder / "errors.png").stat().st_size > 5000
-
-
-def test_the_study_of_both_alone(tmp_path):
-    result = run_here("studies/crystals.py", "--quick", "--operators", "none", "--trained-on", "both", "--no-progress",
-                      "--output", tmp_path)  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert len(rows_of(tmp_path, "crystals")) == 1
-    assert "| none | both |" in (tmp_path / "crystals" / "transfer.md").read_text()

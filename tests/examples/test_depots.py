@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from running import rows_of, run_here
 from torch_geometric.data import Batch
 
 
@@ -107,59 +106,3 @@ def test_the_error_is_a_share_of_the_variance(study):
     assert found["as trained"] == pytest.approx(1.0)
     assert found["moved"] == pytest.approx(1.0)
     assert found["4 times the nodes"] > 1
-
-
-def test_the_rate_is_that_of_validation(study):
-    """Chosen with the first seed, not by the test."""
-
-    def row(rate, seed, error, validation, epochs=8):
-        settings = {
-            "tasks": ["displacement"], "models": ["GATv2"], "seeds": [seed], "learning_rate": rate, "epochs": epochs,
-        }  # fmt: skip
-        more = {"curve": [[1, 2 * validation], [2, validation]], "change, moved": 2e-7}
-        more |= {"as trained": error, "moved": 0.6, "2 times the nodes": 0.7, "4 times the nodes": 0.8}
-        return study.Row("depots", "error", error, 15000, 3.0, "", "", "", settings, more)
-
-    rows = [row(0.01, 0, 0.3, 0.1), row(0.03, 0, 0.2, 0.2), row(0.01, 1, 0.5, 0.9), row(0.03, 0, 0.05, 0.05, 16)]
-    table = study.table(rows, "displacement").splitlines()
-    seeds = "0.6000 ± 0.0000 | 0.7000 ± 0.0000 | 0.8000 ± 0.0000"
-    assert table[2] == f"| GATv2 | 0.4000 ± 0.1414 | {seeds} | 2e-07 | 15,000 | 0.01 |"
-    assert table[3].startswith("| GATv2; 16 epochs | 0.0500 | 0.6000 |")
-    assert "| displacement | GATv2 | 0.1000 | 0.2000 |" in study.rates(rows)
-
-
-@pytest.mark.slow
-def test_models_are_of_one_size(study):
-    settings = study.DepotsStudy()
-    for task in ("displacement", "distance"):
-        one = dataclasses.replace(settings, tasks=(task,))
-        sizes = [study.parameters(study.build(dataclasses.replace(one, models=(name,)))) for name in settings.models]
-        assert max(sizes) < 1.15 * min(sizes)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"nodes": 8}, "--nodes must be at least --colours 6 and more than --k 8, got 8"),
-        ({"heads": 5}, "--channels must divide among --heads 5, got 64"),
-        ({"held_out": 0}, "--held-out must be positive, got 0"),
-    ],
-)
-def test_bad_settings(study, wrong, said):
-    with pytest.raises(ValueError, match=said):
-        study.DepotsStudy(**wrong).check()
-
-
-def test_the_study(study, tmp_path):
-    tasks = "--tasks", "displacement", "distance"
-    names = "--models", "far offsets", "far offsets, pairs", "Performer, centred"
-    result = run_here("studies/depots.py", "--quick", *tasks, *names, "--no-progress", "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows, folder = rows_of(tmp_path, "depots"), tmp_path / "depots"
-    assert len(rows) == 6
-    for row in rows:
-        assert row.more["change, moved"] < 1e-5
-        assert row.value == pytest.approx(row.more["as trained"], rel=1e-5)
-        assert ("turned" in row.more) == (row.setting("tasks") == "distance")
-    assert "| far offsets, pairs; 1 epochs |" in (folder / "distance.md").read_text()
-    assert (folder / "nodes.png").stat().st_size > 5000

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from running import rows_of, run_here
 
 
 def springs(positions):
@@ -141,7 +140,7 @@ def test_whose_energy_jumps_where_two_points_exchange_radii(operator):
     assert change > 1e-3 if operator == "SE3HyenaOperator" else change < 1e-6
 
 
-def test_clouds_and_bad_settings():
+def test_clouds():
     from dynamics import Dynamics, clouds
 
     settings = Dynamics(train=8, charges=6)
@@ -149,30 +148,6 @@ def test_clouds_and_bad_settings():
     assert [len(part.charges) for part in parts] == [8, 2, 2]
     assert all((part.charges.sum(1) == 0).all() for part in parts)
     assert torch.equal(parts[2].positions, clouds(settings)[2].positions)
-    for wrong, message in [
-        ({"charges": 7}, "--charges must be even"),
-        ({"dt": 0.0}, "--dt must be positive"),
-        ({"temperature": -1.0}, "--temperature must be positive"),
-        ({"steps": 1234}, "--steps must be a multiple of 10 and of --samples 200, got 1234"),
-        ({"boxes": 3, "train": 8}, "--boxes must be at most a quarter of --train 8, got 3"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            Dynamics(**wrong).check()
-
-
-def test_the_study(tmp_path):
-    result = run_here("studies/dynamics.py", "--quick", "--no-progress", "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows, folder = rows_of(tmp_path, "dynamics"), tmp_path / "dynamics"
-    assert [row.setting("operators") for row in rows] == ["none", "SE3HyenaOperator"]
-    for row in rows:
-        for moved in (row.more["motion"], row.more["exact"]):
-            assert len(moved["energies"]) == 11
-            assert len(moved["drift"]) == len(moved["jump"]) == 2
-            assert all(math.isfinite(x) for x in moved["drift"] + moved["fluctuation"] + moved["energies"])
-    text = (folder / "energies.md").read_text()
-    assert text.index("exact forces") < text.index("| none") < text.index("| SE3HyenaOperator")
-    assert (folder / "energies.png").stat().st_size > 5000
 
 
 def test_messages_are_smooth():

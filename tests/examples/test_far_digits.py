@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from running import rows_of, run_here
 
 
 @pytest.fixture(scope="module")
@@ -85,39 +84,3 @@ def test_who_sees_the_other_digit(study, canvases, name):
     with torch.no_grad():
         there, _ = study.predict(model, study.turned(batch, 1))
     assert (there - logits).abs().max() < 1e-5 * logits.abs().max()
-
-
-@pytest.mark.slow
-def test_models_are_of_one_size(study):
-    settings = study.FarDigits()
-    sizes = [study.parameters(study.build(dataclasses.replace(settings, models=(name,)))) for name in settings.models]
-    assert max(sizes) < 1.1 * min(sizes)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"size": 34}, "--size must be a multiple of 4 and at least 30, got 34"),
-        ({"size": 28}, "--size must be a multiple of 4 and at least 30, got 28"),
-        ({"kernel_size": 4}, "--kernel-size must be odd, got 4"),
-        ({"gap": 13}, "--gap must be at least 14, which windows do not bridge, got 13"),
-        ({"gap": 20, "blocks": 2, "kernel_size": 5, "size": 64}, "--gap must be at least 26"),
-        ({"num_features": 0}, "--num-features must be positive, got 0"),
-    ],
-)
-def test_bad_settings(study, wrong, said):
-    with pytest.raises(ValueError, match=said):
-        study.FarDigits(**wrong).check()
-
-
-@pytest.mark.slow
-def test_the_study(study, tmp_path):
-    result = run_here("studies/far_digits.py", "--quick", "--no-progress", "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows, folder = rows_of(tmp_path, "far_digits"), tmp_path / "far_digits"
-    assert [row.setting("models") for row in rows] == list(study.Model.__args__)
-    for row in rows:
-        assert row.more["angles"]["0"] == pytest.approx(row.value)
-        assert (row.more["change"] > 1e-3) == (row.setting("models") == "global, no rotations")
-    assert (folder / "accuracy.png").stat().st_size > 5000
-    assert "best guess from one digit" in (folder / "accuracy.md").read_text()

@@ -2,19 +2,26 @@
 
 import contextlib
 import dataclasses
-import math
 import os
-import pickle
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
+import lightning
 import pytest
 import torch
 from devices import DEVICES
-from report import STUDIES
-from running import EXAMPLES, rows_of, run
+from harness import loading, results
+from harness.loading import tensor_batches
+from harness.settings import command, parse
+from harness.tables import at_best_rates, rates
+from harness.training import CheckpointError, load, logged
+from report import STUDIES, kind_of
+from running import EXAMPLES, rows_of
 
 CUDA = DEVICES[1]
 SLOW = pytest.mark.slow
@@ -53,17 +60,13 @@ def run_folder(folder):
 
 
 def losses(toy, folder, **changes):
-    from harness.training import loss_curve
-
-    return loss_curve(toy.Toy(output=folder, **changes))
+    return logged(toy.Toy(output=folder, **changes), "loss")
 
 
 # Settings
 
 
 def test_a_command_gives_its_settings(toy):
-    from harness.settings import command, parse
-
     changed = toy.Toy(seeds=(3, 5), widths=(4, 9), epochs=7, validate=False, patience=2, precision="bf16-mixed")
     words = command(changed).split()
     assert words[:2] == ["python", "examples/studies/toy_study.py"]
@@ -73,24 +76,13 @@ def test_a_command_gives_its_settings(toy):
 
 
 def test_every_preset_of_every_example_has_a_command():
-    from importlib import import_module
-
-    from harness.settings import command, parse
-    from report import kind_of
-
     for name in STUDIES:
         module = import_module(name)
         for preset in module.PRESETS.values():
-            again = parse(kind_of(module)(), module.PRESETS, "", _words(command(preset)))
+            again = parse(kind_of(module)(), module.PRESETS, "", shlex.split(command(preset))[2:])
             assert again.identity() == preset.identity()
             runs = list(preset.runs())
             assert len({run.folder for run in runs}) == len(runs) > 0
-
-
-def _words(line):
-    import shlex
-
-    return shlex.split(line)[2:]
 
 
 def test_single_runs(toy):
@@ -110,33 +102,29 @@ def test_single_runs(toy):
         (["--patience", "-2"], "--patience must not be negative, got -2"),
         (["--seeds", "1", "1"], "--seeds must be one or more different values, got [1, 1]"),
         (["--device", "tpu"], "--device must be cpu, cuda or cuda:N, got 'tpu'"),
-        (["--seeds", "-1"], "--seeds must not be negative, got [-1]"),
+        (["--seeds", "-1"], "--seeds must not be negative, got (-1,)"),
         (["--precision", "16-mixed"], "--precision 16-mixed needs --device cuda"),
         (["--batch", "9", "--devices", "2"], "--batch must divide among --devices 2, got 9"),
+        (["--quick", "--full"], "--quick and --full exclude each other"),
     ],
 )
 def test_settings_that_cannot_be(toy, flags, said):
-    from harness.settings import parse
+    with pytest.raises(ValueError, match=re.escape(said)):
+        parse(toy.Toy(), toy.PRESETS | {"full": toy.Toy()}, "", flags)
 
-    with pytest.raises(ValueError, match=said.replace("[", r"\[")):
-        parse(toy.Toy(), toy.PRESETS, "", flags)
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bars_are_for_terminals(toy, monkeypatch, terminal):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    assert parse(toy.Toy(), toy.PRESETS, "", ["--progress"]).progress == terminal
 
 
 def test_copies_that_srun_started_are_refused_but_for_torchrun(toy, monkeypatch):
-    from harness.settings import parse
-
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     with pytest.raises(ValueError, match="let each node's one task be torchrun"):
         parse(toy.Toy(), toy.PRESETS, "", [])
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert parse(toy.Toy(), toy.PRESETS, "", []).devices == 4
-
-
-def test_presets_exclude_each_other(toy):
-    from harness.settings import parse
-
-    with pytest.raises(ValueError, match="--quick and --full exclude each other"):
-        parse(toy.Toy(), toy.PRESETS | {"full": toy.Toy()}, "", ["--quick", "--full"])
 
 
 def test_help_and_refusals_for_a_newcomer(toy, monkeypatch, capsys):
@@ -156,31 +144,19 @@ def test_help_and_refusals_for_a_newcomer(toy, monkeypatch, capsys):
 
 @pytest.fixture
 def row():
-    from harness.results import Row
-
-    return Row(
+    return results.Row(
         "toy_study", "error", 0.125, 41, 2.5, "one, CPU", "v1", 'python "x", y', {"seeds": [0]}, {"curve": [[1, 2.0]]}
     )
 
 
-def test_rows_come_back(tmp_path, row):
-    from harness import results
-
+def test_rows_come_back_and_one_cut_short_is_overwritten(tmp_path, row, capsys):
     path = tmp_path / "deep" / "results.csv"
+    assert results.read(path) == []
     second = dataclasses.replace(row, value=0.5, settings={"seeds": [1]})
     for each in (row, second):
         results.append(path, each)
     assert results.read(path) == [row, second]
-    assert row.setting("seeds") == 0
-    assert results.read(tmp_path / "none.csv") == []
-
-
-def test_a_row_cut_short_is_left_out_and_overwritten(tmp_path, row, capsys):
-    from harness import results
-
-    path = tmp_path / "results.csv"
-    results.append(path, row)
-    results.append(path, row)
+    assert second.setting("seeds") == 1
     path.write_bytes(path.read_bytes()[:-20])
     assert results.read(path) == [row]
     assert "cut short" in capsys.readouterr().err
@@ -192,8 +168,6 @@ def test_a_row_cut_short_is_left_out_and_overwritten(tmp_path, row, capsys):
     ("text", "said"), [("a,b\n1,2\n", "must begin with the line"), (None, "row 2, is not a result")]
 )
 def test_a_file_of_another_format(tmp_path, text, said):
-    from harness import results
-
     path = tmp_path / "results.csv"
     path.write_text(text or f"{','.join(results.COLUMNS)}\n{'x,' * (len(results.COLUMNS) - 1)}x\n")
     with pytest.raises(ValueError, match=f"{path}.*{said}"):
@@ -201,8 +175,6 @@ def test_a_file_of_another_format(tmp_path, text, said):
 
 
 def test_rows_are_found_by_their_settings(toy, row):
-    from harness import results
-
     settings = toy.Toy()
     old = {name: value for name, value in settings.identity().items() if name != "dropout"}  # a field came later
     rows = [dataclasses.replace(row, settings=old, value=1.0), dataclasses.replace(row, settings=old, value=2.0)]
@@ -220,7 +192,6 @@ def test_rows_are_found_by_their_settings(toy, row):
 @pytest.mark.parametrize(("metric", "best"), [("accuracy", 0.03), ("error", 0.01)])
 def test_validation_data_choose_the_learning_rate(row, metric, best):
     """By the first seed alone, and never by test data."""
-    from harness.tables import at_best_rates, rates
 
     def measured(rate, seed, value, *checks):
         settings = {"models": ["one"], "seeds": [seed], "learning_rate": rate}
@@ -242,23 +213,10 @@ def test_validation_data_choose_the_learning_rate(row, metric, best):
     assert rates(rows, "models", digits=1).splitlines()[2] == columns[metric]
 
 
-def test_checkpoints_come_back(tmp_path):
-    from harness.checkpoints import load, save
-
-    content = {"x": torch.randn(5), "n": [1, 2.5, "three"]}
-    save(content, tmp_path / "a.ckpt")
-    back = load(tmp_path / "a.ckpt")
-    assert torch.equal(back["x"], content["x"])
-    assert back["n"] == content["n"]
-    assert [path.name for path in tmp_path.iterdir()] == ["a.ckpt"]
-
-
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text"])
 def test_damaged_checkpoints_are_named(tmp_path, damage):
-    from harness.checkpoints import CheckpointError, load, save
-
     path = tmp_path / "a.ckpt"
-    save({"x": torch.arange(1000.0)}, path)
+    torch.save({"x": torch.arange(1000.0)}, path)
     whole = bytearray(path.read_bytes())
     if damage == "flipped":
         whole[whole.find(torch.arange(3.0, 6.0).numpy().tobytes())] ^= 1  # one bit of one number
@@ -275,25 +233,12 @@ class Dangerous:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("how", ["torch", "pickle"])
-def test_loading_runs_no_code(tmp_path, how):
-    from harness.checkpoints import CheckpointError, load
-
+def test_loading_runs_no_code(tmp_path):
     path, touched = tmp_path / "a.ckpt", tmp_path / "touched"
-    if how == "torch":
-        torch.save({"x": Dangerous(touched)}, path)
-    else:
-        path.write_bytes(pickle.dumps(Dangerous(touched)))
+    torch.save({"x": Dangerous(touched)}, path)
     with pytest.raises(CheckpointError, match="is not a whole checkpoint"):
         load(path)
     assert not touched.exists()
-
-
-def test_a_full_disk_leaves_the_checkpoint_before():
-    from harness.checkpoints import save
-
-    with pytest.raises(OSError, match=r"/dev/full/a.ckpt|full"):
-        save({"x": torch.zeros(10)}, Path("/dev/full/a.ckpt"))
 
 
 # Batches
@@ -301,11 +246,9 @@ def test_a_full_disk_leaves_the_checkpoint_before():
 
 def gathered(batches, monkeypatch, world):
     """The batches of every rank."""
-    import harness.loading
-
     shares = []
     for rank in range(world):
-        monkeypatch.setattr(harness.loading, "rank_and_world", lambda rank=rank: (rank, world))
+        monkeypatch.setattr(loading, "rank_and_world", lambda rank=rank: (rank, world))
         shares.append([batch[0].tolist() for batch in batches])
     return shares
 
@@ -316,8 +259,6 @@ def add_noise(batch, generator):
 
 @pytest.mark.parametrize("augment", [None, add_noise], ids=["plain", "augmented"])
 def test_processes_share_every_batch(monkeypatch, augment):
-    from harness.loading import tensor_batches
-
     batches = tensor_batches([torch.arange(29)], 6, seed=3, augment=augment)
     (alone,) = gathered(batches, monkeypatch, 1)
     first, second = gathered(batches, monkeypatch, 2)
@@ -335,8 +276,6 @@ def test_processes_share_every_batch(monkeypatch, augment):
 
 @pytest.mark.parametrize("length", [1, 7, 12, 13])
 def test_evaluation_sees_every_example_once(monkeypatch, length):
-    from harness.loading import tensor_batches
-
     batches = tensor_batches([torch.arange(length)], 6)
     (alone,) = gathered(batches, monkeypatch, 1)
     assert [n for batch in alone for n in batch] == list(range(length))
@@ -347,13 +286,6 @@ def test_evaluation_sees_every_example_once(monkeypatch, length):
     assert [n for batch in batches.whole() for n in batch[0].tolist()] == list(range(length))
     small = tensor_batches([torch.arange(length)], 1)  # too small to share: all see all
     assert gathered(small, monkeypatch, 2) == 2 * gathered(small, monkeypatch, 1)
-
-
-def test_no_data():
-    from harness.loading import tensor_batches
-
-    with pytest.raises(ValueError, match="at least one example"):
-        tensor_batches([torch.zeros(0, 3)], 4)
 
 
 # Training
@@ -368,8 +300,6 @@ def uninterrupted(tmp_path_factory):
 
 
 def checkpoint(folder, name="last"):
-    from harness.checkpoints import load
-
     return load(run_folder(folder) / f"{name}.ckpt")["state_dict"]
 
 
@@ -391,11 +321,11 @@ def test_what_a_run_leaves(toy, uninterrupted):
     assert [epoch for epoch, _ in row.more["curve"]] == [1, 2, 3, 4]
     assert sorted(losses(toy, uninterrupted)) == [0, 1, 2, 3]
     assert list(run_folder(uninterrupted).glob("tensorboard/*/events*"))
-    assert (uninterrupted / "toy_study" / "errors.md").read_text().startswith("| widths | 0 |")
+    assert (uninterrupted / "toy_study" / "errors.md").read_text().startswith("| widths | error |")
 
 
 @SLOW
-@pytest.mark.parametrize("epoch", [0, 2, 3])
+@pytest.mark.parametrize("epoch", [0, 2])
 def test_a_killed_run_resumes_to_the_same_result(toy, tmp_path, uninterrupted, epoch):
     killed = start("--output", tmp_path, KILL_IN_EPOCH=epoch)
     assert killed.returncode == -9
@@ -422,33 +352,12 @@ def test_a_killed_run_resumes_on_a_gpu(toy, tmp_path, device):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_study_starts_in_a_process_of_its_own(name):
-    """As a user starts it, from whatever folder; the tests of each run it in theirs."""
-    result = run(f"studies/{name}.py", "--help")
-    assert result.returncode == 0, result.stderr
-    assert f"usage: {name}.py" in result.stdout
-
-
-@pytest.mark.parametrize("device", [CUDA])
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_study_trains_on_a_gpu(tmp_path, name, device):
-    result = run(f"studies/{name}.py", "--quick", "--no-progress", "--device", device, "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows = rows_of(tmp_path, name)
-    assert rows
-    for row in rows:
-        assert row.machine == torch.cuda.get_device_name()
-        assert math.isfinite(row.value)
-        assert "--device" not in row.command
-
-
-@pytest.mark.slow
 def test_a_killed_run_keeps_its_best_epoch(tmp_path):
-    """Where the best epoch lies before the kill, and a later one is worse."""
+    """Where the best epoch lies before the kill, a later one is worse, and the folder has moved."""
     flags = ("--rising", "--learning-rate", 0.0001, "--output")
     assert start(*flags, tmp_path / "whole").returncode == 0
-    assert start(*flags, tmp_path / "killed", KILL_IN_EPOCH=1).returncode == -9
+    assert start(*flags, tmp_path / "elsewhere", KILL_IN_EPOCH=1).returncode == -9
+    (tmp_path / "elsewhere").rename(tmp_path / "killed")
     resumed = start(*flags, tmp_path / "killed")
     assert resumed.returncode == 0, resumed.stderr
     (whole,), (killed,) = toy_rows(tmp_path / "whole"), toy_rows(tmp_path / "killed")
@@ -481,8 +390,6 @@ def test_a_full_disk_while_training(toy, tmp_path, uninterrupted):
     assert full.returncode != 0
     last = run_folder(tmp_path) / "last.ckpt"
     assert not list(last.parent.glob("*.part"))
-    from harness.checkpoints import load
-
     assert load(last)["epoch"] == 1  # counted from 0: the one before
     resumed = start("--output", tmp_path)
     assert resumed.returncode == 0, resumed.stderr
@@ -532,8 +439,6 @@ def test_two_processes_learn_as_one(toy, tmp_path, monkeypatch, launcher, device
 
 def fitted(toy, **changes):
     """One run in this process."""
-    import lightning
-
     settings = toy.Toy(**changes)
     lightning.seed_everything(0, verbose=False)
     with contextlib.redirect_stderr(None):

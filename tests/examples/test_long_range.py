@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from running import rows_of, run_here
 
 
 def test_soft_charges():
@@ -95,33 +94,3 @@ def test_larger_boxes_have_the_same_density():
         side = times ** (1 / 3) * settings.side
         assert 0.8 * side < part.positions.max() <= side
         assert (part.charges.sum(1) == 0).all()
-
-
-def test_bad_settings():
-    from long_range import LongRange
-
-    for wrong, message in [
-        ({"charges": 7}, "--charges must be even"),
-        ({"train": 2}, "--train must be at least 4"),
-        ({"width": 0.0}, "--width must be positive"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            LongRange(**wrong).check()
-
-
-@pytest.mark.slow
-def test_the_study(tmp_path):
-    from long_range import BOXES
-
-    result = run_here("studies/long_range.py", "--quick", "--operators", "none", "EwaldAttention",
-                      "--task", "fields", "forces", "--no-progress", "--output", tmp_path)  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    rows, folder = rows_of(tmp_path, "long_range"), tmp_path / "long_range"
-    assert len(rows) == 4
-    for row in rows:
-        assert all(math.isfinite(x) and x > 0 for boxes in BOXES for x in row.more[boxes])
-    lines = [line.split(" | ") for line in (folder / "errors.md").read_text().splitlines()[2:]]
-    assert [line[1] for line in lines] == 2 * ["none", "EwaldAttention"]
-    for line, row in zip(lines, rows, strict=True):
-        assert float(line[-4]) == pytest.approx(row.more["8 times"][0], abs=1e-4)
-    assert (folder / "errors.png").stat().st_size > 5000

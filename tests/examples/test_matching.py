@@ -5,7 +5,6 @@ import time
 
 import pytest
 import torch
-from running import rows_of, run_here
 
 
 @pytest.fixture(scope="module")
@@ -131,34 +130,3 @@ def test_seconds_are_those_of_steps(study, tmp_path):
     start = time.process_time()
     outcome = study.train(settings)
     assert 0 < outcome.seconds < time.process_time() - start
-
-
-@pytest.mark.slow
-def test_models_are_of_one_size(study):
-    settings = study.Matching()
-    sizes = [study.parameters(study.build(dataclasses.replace(settings, models=(name,)))) for name in settings.models]
-    assert max(sizes) < 1.15 * min(sizes)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"cells": (4, 10)}, r"--cells must be in 2 ... 9, got 10"),
-        ({"cells": (1,)}, r"--cells must be in 2 ... 9, got 1"),
-        ({"heads": 0}, "--heads must be positive, got 0"),
-    ],
-)
-def test_bad_settings(study, wrong, said):
-    with pytest.raises(ValueError, match=said):
-        study.Matching(**wrong).check()
-
-
-@pytest.mark.slow
-def test_the_study(study, tmp_path):
-    result = run_here("studies/matching.py", "--quick", "--no-progress", "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows, folder = rows_of(tmp_path, "matching"), tmp_path / "matching"
-    assert [row.setting("models") for row in rows[::2]] == list(study.Model.__args__)
-    assert (folder / "accuracy.png").stat().st_size > 5000
-    assert "| ge_vit |" in (folder / "accuracy.md").read_text()
-    assert "| ge_vit |" in (folder / "times.md").read_text()

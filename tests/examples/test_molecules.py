@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from running import rows_of, run_here
 
 
 @pytest.fixture(scope="module")
@@ -147,33 +146,3 @@ def test_who_knows_of_pairs_without_a_bond(name):
     bent.pos[end] = graph.pos[centre] + turn @ offset
     change = float((model(graph) - model(bent))[0, 0].abs().detach())
     assert change > 1e-6 if name.startswith("ours") else change < 1e-12
-
-
-def test_as_many_parameters_and_bad_settings():
-    from harness.training import parameters
-    from molecules import MODELS, MoleculesStudy, build
-
-    ours = parameters(build(MoleculesStudy(models=("ours",))))
-    for name in MODELS:
-        assert parameters(build(MoleculesStudy(models=(name,)))) == pytest.approx(ours, rel=0.1), name
-    for wrong, message in [
-        ({"train": 2}, "--train must be at least 4"),
-        ({"most": 10}, "--most must be at least 2 and --fewest 20, got 10"),
-        ({"channels": 10}, "--channels must divide among --heads 4, got 10"),
-        ({"cutoff": 0.0}, "--cutoff must be positive"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            MoleculesStudy(**wrong).check()
-
-
-@pytest.mark.slow
-def test_the_study(tmp_path):
-    both = "--messages", "bonds", "pairs"
-    result = run_here("studies/molecules.py", "--quick", *both, "--no-progress", "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows, folder = rows_of(tmp_path, "molecules"), tmp_path / "molecules"
-    assert len(rows) == 14
-    for row in rows:
-        assert all(math.isfinite(row.more[name]) and row.more[name] > 0 for name in ("energy", "force", "turned"))
-    assert (folder / "errors.md").read_text().count("| ours, exact |") == 2
-    assert (folder / "errors.png").stat().st_size > 5000

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from running import evaluate_here, rows_of, run, run_here
+from running import evaluate_here
 
 
 @pytest.fixture(scope="module")
@@ -12,11 +12,6 @@ def particles():
     from data import charged_particles
 
     return charged_particles
-
-
-def lines_of(path):
-    """The cells of a table's lines under its header."""
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in path.read_text().splitlines()[2:]]
 
 
 def slow_force(positions, charges, i):
@@ -79,25 +74,6 @@ def test_cache(particles, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_nbody(tmp_path):
-    result = run_here(
-        "studies/nbody.py", "--quick", "--augment", "--no-progress", "--cache", tmp_path, "--output", tmp_path
-    )
-    assert result.returncode == 0, result.stderr
-    rows, folder = rows_of(tmp_path, "nbody"), tmp_path / "nbody"
-    assert len({row.setting("models") for row in rows}) == len(rows) == 8
-    linear = rows[0].more["linear"][0]
-    assert all(row.more["linear"][0] == linear for row in rows)  # all on the same systems
-    assert all(0 < row.value < 10 for row in rows)
-    cells = {line[0]: line for line in lines_of(folder / "errors.md")}
-    for row in rows:
-        _, error, ratio, count, *_ = cells[row.setting("models")]
-        assert float(error) == pytest.approx(row.value, abs=1e-4)
-        assert float(ratio) == pytest.approx(row.value / linear, abs=1e-3)
-        assert int(count.replace(",", "")) == row.parameters
-    assert (folder / "errors.png").stat().st_size > 5000
-
-
 def test_nbody_with_ewald_attention_is_equivariant():
     """To rotations, translations and any order of the particles; and every particle notices where the others are."""
     from nbody import PRESETS, build, predict
@@ -117,28 +93,6 @@ def test_nbody_with_ewald_attention_is_equivariant():
         other = predict(model, [charges, velocities, apart, positions])[0]
     torch.testing.assert_close(again, (out @ rotation + 3.0)[:, order], rtol=1e-10, atol=1e-10)
     assert ((other - out)[0, 2:].norm(dim=-1) > 1e-4).all()
-
-
-def test_associative_recall(tmp_path):
-    result = run_here("studies/associative_recall.py", "--quick", "--no-progress", "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows, folder = rows_of(tmp_path, "associative_recall"), tmp_path / "associative_recall"
-    names = "vocabulary", "lengths", "models"
-    errors = {tuple(row.setting(name) for name in names): row.value for row in rows}
-    assert len(errors) == len(rows) == 2 * 2 * 6
-    assert all(0 < error < 20 for error in errors.values())
-    zeros = {}
-    for row in rows:
-        zeros.setdefault((row.setting("vocabulary"), row.setting("lengths")), set()).add(row.more["zero"])
-    assert all(len(values) == 1 for values in zeros.values())  # all models are tested on the same answers
-    assert len(set.union(*zeros.values())) == 4
-    cells = {tuple(line[:2]): line[2:] for line in lines_of(folder / "errors.md")}
-    assert len(cells) == 2 * 7
-    for (kind, length, name), error in errors.items():
-        column = [6, 10].index(length)
-        assert float(cells[kind, name][column]) == pytest.approx(error, abs=1e-4)
-        assert float(cells[kind, "zero"][column]) == pytest.approx(*zeros[kind, length], abs=1e-4)
-    assert (folder / "errors.png").stat().st_size > 5000
 
 
 def test_associative_recall_sequences():
@@ -203,32 +157,6 @@ def test_associative_recall_with_a_curriculum():
     assert grown[6:] == [(8, 257)] * 4
 
 
-def test_associative_recall_refuses_odd_lengths():
-    from associative_recall import AssociativeRecall
-
-    with pytest.raises(ValueError, match=r"--lengths must be even and at least 2, got \[32, 7\]"):
-        AssociativeRecall(lengths=(32, 7)).check()
-
-
-def test_e3nn_mixed_model(tmp_path):
-    result = run_here(
-        "studies/e3nn_mixed_model.py", "--quick", "--no-progress", "--cache", tmp_path, "--output", tmp_path
-    )
-    assert result.returncode == 0, result.stderr
-    rows, folder = rows_of(tmp_path, "e3nn_mixed_model"), tmp_path / "e3nn_mixed_model"
-    assert len({row.setting("operators") for row in rows}) == len(rows) == 4
-    assert all(row.more["equivariance"] < 1e-5 for row in rows)
-    assert len({row.parameters for row in rows}) == 4
-    linear, *cells = lines_of(folder / "errors.md")
-    assert len(cells) == 4
-    for row, line in zip(rows, cells, strict=True):
-        assert line[1] == row.setting("operators")
-        assert float(line[2]) == pytest.approx(row.value, abs=1e-4)
-        assert float(line[3]) == pytest.approx(row.value / row.more["baselines"]["linear motion"], abs=1e-3)
-    assert float(linear[2]) == pytest.approx(rows[0].more["baselines"]["linear motion"], abs=1e-4)
-    assert (folder / "errors.png").stat().st_size > 5000
-
-
 def test_chain_is_out_of_reach_of_messages():
     """Two layers without an operator see two points in both directions; with one they see the whole chain."""
     from e3nn_mixed_model import PRESETS, baselines, build, predictor, systems
@@ -253,18 +181,6 @@ def test_chain_is_out_of_reach_of_messages():
         changed = (outs[0] != outs[1]).any(-1)
         assert changed[distance <= 2].all()
         assert changed[distance > 2].any() == (name != "none")
-
-
-@pytest.mark.slow
-def test_long_context_benchmark(tmp_path):
-    result = run("benchmarks/long_context.py", "--tokens", 20, 31, "--lengths", 17, "--repeats", 1, "--directions",
-                 "forward", "--rates", 1e10, 1e11, 1e9, "--layers", "hyena", "attention", "pairs", "--output",
-                 tmp_path / "table.md")  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    text = (tmp_path / "table.md").read_text()
-    assert text.count("| forward |") == 2 + 2 * 3
-    assert text.count("times faster than attention, streamed") == 2
-    assert (tmp_path / "table.png").stat().st_size > 5000
 
 
 def test_benchmark_baselines_compute_the_same():

@@ -8,7 +8,6 @@ from image_writers import AMAT, write_rotmnist
 from running import rows_of, run_here
 
 TINY = {"channels": 4, "heads": 1, "head_channels": 2, "blocks": 1, "size": 8}
-ATTENTION = ["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA"]
 
 
 @pytest.fixture(scope="module")
@@ -16,50 +15,6 @@ def digits():
     import rotated_digits
 
     return rotated_digits
-
-
-@pytest.fixture(scope="module")
-def mixed():
-    import escnn_mixed_model
-
-    return escnn_mixed_model
-
-
-def cells(table):
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-
-
-def row(digits, value=50.0, more=None, **swept):
-    """A result row made up for a single run."""
-    from harness.study import row_of
-    from harness.training import Outcome
-
-    settings = digits.RotatedDigits(**{"relation": ("ge_vit",), **{name: (x,) for name, x in swept.items()}})
-    return row_of(settings, Outcome("accuracy", value, 1234, 5.0, more or {}))
-
-
-def test_rotated_digits(digits, tmp_path):
-    result = run_here("studies/rotated_digits.py", "--quick", "--no-progress", "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows = rows_of(tmp_path, "rotated_digits")
-    pairs = [(row.setting("models"), row.setting("relation")) for row in rows]
-    two = [(name, relation) for name in ATTENTION[1:] for relation in ("ge_vit", "gsa")]
-    assert pairs == [("Z2_SA", "ge_vit"), *two, *((name, "ge_vit") for name in digits.EQUALS)]
-    assert all(0 <= one.value <= 100 and one.parameters > 100 for one in rows)
-    errors = {pair: one.more["max error"] for pair, one in zip(pairs, rows, strict=True) if "max error" in one.more}
-    assert set(errors) == set(pairs) - {("Z2_SA", "ge_vit")}
-    assert all(error < 5e-6 for (_, relation), error in errors.items() if relation == "ge_vit")
-    # after four steps of training the broken relation shows little, and yet
-    assert all(errors[name, "gsa"] > 5 * errors[name, "ge_vit"] for name in ATTENTION[1:])
-    folder = tmp_path / "rotated_digits"
-    for figure in ("accuracy", "translation", "rotation", "reflection", "errors"):
-        assert (folder / f"{figure}.png").stat().st_size > 5000
-    lines = cells((folder / "accuracy.md").read_text())
-    assert [line[0] for line in lines] == list(dict.fromkeys(name for name, _ in pairs))
-    assert lines[0][1] == lines[0][3] == "-"
-    assert lines[1][2:4] == [f"{rows[1].value:.2f}", f"{rows[2].value:.2f}"]
-    assert len(cells((folder / "equivariance.md").read_text())) == len(rows) - 1
-    assert not (folder / "windows.md").exists()
 
 
 def test_published_files_choose_the_epoch(tmp_path):
@@ -81,22 +36,6 @@ def test_published_files_choose_the_epoch(tmp_path):
     assert "Traceback" not in again.stderr
 
 
-def test_mixed_model(tmp_path):
-    result = run_here("studies/escnn_mixed_model.py", "--quick", "--no-progress", "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    plain, attention = rows_of(tmp_path, "escnn_mixed_model")
-    assert plain.setting("models") == "G-CNN"
-    assert attention.parameters == pytest.approx(plain.parameters, rel=0.15)
-    assert attention.more["width"] != plain.more["width"]
-    for one in (plain, attention):
-        assert one.more["max error"] < 1e-5
-    folder = tmp_path / "escnn_mixed_model"
-    assert [line[1] for line in cells((folder / "accuracy.md").read_text())] == [
-        f"{one.value:.2f}" for one in (plain, attention)
-    ]
-    assert (folder / "accuracy.png").stat().st_size > 5000
-
-
 def test_runs_leave_out_what_is_the_same_model(digits):
     settings = digits.RotatedDigits(
         models=("Z2_SA", "R4_SA", "C4 G-CNN"), relation=("gsa", "lifted"), kernel_size=(5, 0), seeds=(7,)
@@ -106,55 +45,6 @@ def test_runs_leave_out_what_is_the_same_model(digits):
         ("Z2_SA", "ge_vit", 5), ("Z2_SA", "ge_vit", 0), ("R4_SA", "gsa", 5), ("R4_SA", "gsa", 0),
         ("R4_SA", "lifted", 5), ("R4_SA", "lifted", 0), ("C4 G-CNN", "ge_vit", 3),
     ]  # fmt: skip
-
-
-def test_the_two_commands_of_the_study(digits):
-    study = digits.PRESETS["study"]
-    assert len(list(study.runs())) == 5 * (1 + 3 * 3 + 3)
-    long = {"epochs": 24, "seeds": (0, 1, 2)}
-    windows = dataclasses.replace(
-        study, models=("R4_SA", "C4 G-CNN"), relation=("relative",), kernel_size=(3, 5, 7, 0), **long
-    )
-    windows.check()
-    assert len(list(windows.runs())) == 3 * (4 + 1)
-    assert len(list(digits.PRESETS["ablations"].runs())) == 3 * 5
-
-
-@pytest.mark.parametrize("preset", ["quick", "study", "full"])
-def test_presets_are_allowed(digits, mixed, preset):
-    digits.PRESETS[preset].check()
-    mixed.PRESETS[preset].check()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"size": 9}, "--size must be even where the models pool 2 x 2, got 9"),
-        ({"kernel_size": (3, 4)}, "--kernel-size must be odd, or 0, got 4"),
-        ({"crops": (1,)}, "--crops must be 2 numbers"),
-        ({"crops": (3, 3)}, "--crops must leave some of 16 x 16 pixels"),
-        ({"pool": 3}, "--pool must be from 0 to the number of blocks, 2, got 3"),
-        ({"dropout": 1.0}, "--dropout must be from 0 to below 1"),
-        ({"train_images": 0}, "--train-images must be positive"),
-        ({"patience": 2}, "--patience needs validation data"),
-    ],
-)
-def test_settings_that_cannot_be(digits, wrong, said):
-    with pytest.raises(ValueError, match=said):
-        digits.RotatedDigits(**wrong).check()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"size": 9}, "--size must be even"),
-        ({"attention": 1}, "--attention must be from 2 to 3"),
-        ({"convolutions": 1}, "--convolutions must be 2 or more"),
-    ],
-)
-def test_mixed_settings_that_cannot_be(mixed, wrong, said):
-    with pytest.raises(ValueError, match=said):
-        mixed.EscnnMixedModel(**wrong).check()
 
 
 def test_a_quarter_turn_of_the_data_is_exact():
@@ -196,45 +86,3 @@ def test_the_broken_relation_shows(digits):
         errors[relation] = digits.equivariance(model, torch.rand(2, 1, 16, 16))["max error"]
     assert errors["ge_vit"] < 1e-5
     assert errors["gsa"] > 1e-3
-
-
-def test_tables_from_rows(digits, tmp_path):
-    gsa = {"models": "R4_SA", "relation": "gsa", "locality": None}
-    broken = {"mean error": 0.1, "max error": 0.5}
-    rows = [
-        row(digits, 60.0, {"mean error": 1e-7, "max error": 2e-6}, models="R4_SA", relation="ge_vit", seeds=0),
-        row(digits, 64.0, {"mean error": 3e-7, "max error": 1e-6}, models="R4_SA", relation="ge_vit", seeds=1),
-        row(digits, 55.0, models="R4_SA", relation="ge_vit", locality=None),
-        row(digits, 50.0, broken, **gsa),
-        row(digits, 70.0, broken, **gsa, kernel_size=0),
-        row(digits, 55.0, broken, **gsa, kernel_size=5),
-        row(digits, 40.0, models="Z2_SA"),
-        row(digits, 80.0, {"mean error": 1e-8, "max error": 1e-7}, models="C4 G-CNN", locality=None),
-        row(digits, 85.0, models="C4 G-CNN", locality=None, learning_rate=0.04),
-        row(digits, 30.0, models="R4_SA", relation="relative", learning_rate=0.04),
-        row(digits, 66.0, models="R4_SA", relation="relative"),
-        row(digits, 65.0, models="R4_SA", relation="relative", locality=1.0),
-        row(digits, 45.0, models="R4_SA", relation="relative", without="places"),
-    ]
-    tables = digits.report(rows, tmp_path)
-    assert list(tables) == ["accuracy", "windows", "ablations", "equivariance"]
-    assert cells(tables["accuracy"]) == [
-        ["Z2_SA", "-", "40.00", "-", "-", "-", "1,234", "96.63", "96.63"],
-        ["R4_SA", "-", "62.00 ± 2.83", "55.00", "50.00", "66.00", "1,234", "97.58", "97.46"],
-        ["C4 G-CNN", "80.00", "-", "-", "-", "-", "1,234", "98.21", "-"],
-        ["C4 G-CNN, rate 0.04", "85.00", "-", "-", "-", "-", "1,234", "98.21", "-"],
-    ]
-    assert cells(tables["windows"]) == [
-        ["3 x 3", "50.00", "96.63"], ["5 x 5", "55.00", "97.58"], ["global", "70.00", "-"],
-        ["C4 G-CNN, 3 x 3", "80.00", "-"], ["C4 G-CNN, rate 0.04, 3 x 3", "85.00", "-"],
-    ]  # fmt: skip
-    assert cells(tables["ablations"]) == [
-        ["sharpness 4", "66.00"], ["sharpness 1", "65.00"], ["sharpness 4, without places", "45.00"]
-    ]  # fmt: skip
-    assert cells(tables["equivariance"]) == [
-        ["R4_SA", "ge_vit", "2.0e-07", "2.0e-06", "1e-5"],
-        ["R4_SA", "gsa", "1.0e-01", "5.0e-01", "1e-1"],
-        ["C4 G-CNN", "-", "1.0e-08", "1.0e-07", "-"],
-    ]
-    for figure in ("accuracy", "windows", "equivariance"):
-        assert (tmp_path / f"{figure}.png").stat().st_size > 5000

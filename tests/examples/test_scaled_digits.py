@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from running import rows_of, run_here
 
 from tg_equiattn.groups import dyadic
 from tg_equiattn.testing import TOLERANCE, dilation_errors
@@ -67,12 +66,6 @@ def test_zooms_keep_digits(data, images):
         back = F.interpolate(there, (10, 10), mode="bilinear", antialias=True)
         nearest = torch.cdist(back.flatten(1), images.flatten(1)).argmin(1)
         assert (nearest == torch.arange(len(images))).double().mean() > 0.9
-
-
-def test_models_are_of_one_size(study):
-    settings = study.ScaledDigits()
-    sizes = [study.parameters(study.build(dataclasses.replace(settings, models=(name,)))) for name in settings.models]
-    assert max(sizes) < 1.05 * min(sizes)
 
 
 @pytest.mark.parametrize("name", ["scales", "scales, mixed", "no scales", "convolution", "convolution, scales"])
@@ -154,31 +147,3 @@ def test_the_rate_is_chosen_by_validation(study):
     rows = [row(0.02, 0, 90.0), row(0.01, 0, 95.0), row(0.01, 1, 10.0), row(0.04, 0, 95.0)]
     assert study.rates_of(rows) == {0.01: 95.0, 0.02: 90.0, 0.04: 95.0}
     assert study.chosen_rate(rows) == rows[1:3]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"scales": 1}, "--scales must be at least 2, got 1"),
-        ({"margin": -1}, "--margin must be at least 0, got -1"),
-        ({"train_images": 1500}, "--train-images and --test-images must be 1700 of 1797 at most together, got 1900"),
-        ({"heads": 0}, "--heads must be positive, got 0"),
-    ],
-)
-def test_bad_settings(study, wrong, said):
-    with pytest.raises(ValueError, match=said):
-        study.ScaledDigits(**wrong).check()
-
-
-def test_the_study(study, tmp_path):
-    names = ("scales", "convolution")
-    arguments = ("--quick", "--no-progress", "--test-images", "10", "--models", *names, "--output", tmp_path)
-    result = run_here("studies/scaled_digits.py", *arguments)
-    assert result.returncode == 0, result.stderr
-    rows, folder = rows_of(tmp_path, "scaled_digits"), tmp_path / "scaled_digits"
-    assert [row.setting("models") for row in rows] == list(names)
-    for row in rows:
-        assert row.more["repeated"]["1"] == pytest.approx(row.more["zoomed"]["1"]) == pytest.approx(row.value)
-        assert (max(row.more["errors"]) < 1e-5) == ("more scales" in row.more) == (row.setting("models") == "scales")
-    assert (folder / "accuracy.png").stat().st_size > 5000
-    assert "| scales | 4 |" in (folder / "steps.md").read_text()

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from running import rows_of, run_here
 
 
 @pytest.fixture(scope="module")
@@ -93,27 +92,3 @@ def test_what_turning_and_shifting_change(name):
         turned, shifted = (result[change][test] for test in ("turned", "shifted"))
         assert turned < exact if name == "distance" else turned > 1e-4
         assert shifted < exact if name in ("distance", "mlp") else shifted > 1e-4
-
-
-def test_bad_settings():
-    from shape_clouds import ShapeClouds
-
-    for wrong, message in [
-        ({"points": 100}, "--points must be a multiple of 32"),
-        ({"points": 224}, "of 32 --neighbors at least"),
-        ({"channels": 9}, "--channels must divide among --heads 2"),
-        ({"noise": -1.0}, "--noise must be positive"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            ShapeClouds(**wrong).check()
-
-
-@pytest.mark.slow
-def test_the_study(tmp_path):
-    result = run_here("studies/shape_clouds.py", "--quick", "--no-progress", "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows, folder = rows_of(tmp_path, "shape_clouds"), tmp_path / "shape_clouds"
-    assert len(rows) == 4
-    assert all(math.isfinite(x) for row in rows for x in (*row.more["accuracy"].values(), *row.more["change"].values()))
-    assert (folder / "accuracy.md").read_text().count("\n") == 6
-    assert (folder / "accuracy.png").stat().st_size > 5000

@@ -5,9 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from running import rows_of, run_here
 
-from tg_equiattn.groups import full_octahedral, octahedral
+from tg_equiattn.groups import octahedral
 from tg_equiattn.testing import act, equivariance_error
 
 
@@ -43,7 +42,7 @@ def test_turning_a_shape_permutes_its_voxels():
     from data.solids import shapes, volumes
     from scipy.spatial.transform import Rotation
 
-    cube, (solids, _) = full_octahedral(), shapes(8, 3)
+    cube, (solids, _) = octahedral(reflections=True), shapes(8, 3)
     boxes = volumes(solids, 8)
     for element, matrix in enumerate(cube.matrices.numpy()):
         there = volumes(solids, 8, np.broadcast_to(matrix, (8, 3, 3)))
@@ -106,14 +105,6 @@ def test_what_models_are_invariant_under(study, name):
     assert worst["rotations"] == equivariance_error(model, octahedral(), boxes)
 
 
-@pytest.mark.slow
-def test_models_are_of_one_size(study):
-    settings = study.SolidShapes()
-    sizes = {name: study.parameters(study.build(dataclasses.replace(settings, models=(name,))))
-             for name in study.Model.__args__ if name != "G-CNN, reflections"}  # fmt: skip
-    assert max(sizes.values()) < 1.1 * min(sizes.values())
-
-
 def test_accuracy_and_hands(study):
     """Of a table of what was taken for what; hands count among those taken for the right curve."""
     table = torch.diag(torch.full((8,), 4))
@@ -122,29 +113,3 @@ def test_accuracy_and_hands(study):
     row = study.Row("solid_shapes", "accuracy", 0.0, 0, 0.0, "", "", "", {}, {"confusions": {"turned": table.tolist()}})
     assert study.accuracy(row, "turned") == pytest.approx(100 * 27 / 32)
     assert study.handedness(row, "turned") == pytest.approx(100 * 11 / 14)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"size": 12}, "--size must be a multiple of 8, got 12"),
-        ({"size": 0}, "--size must be a multiple of 8, got 0"),
-        ({"channels": 0}, "--channels must be positive, got 0"),
-    ],
-)
-def test_bad_settings(study, wrong, said):
-    with pytest.raises(ValueError, match=said):
-        study.SolidShapes(**wrong).check()
-
-
-@pytest.mark.slow
-def test_the_study(study, tmp_path):
-    result = run_here("studies/solid_shapes.py", "--quick", "--no-progress", "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows, folder = rows_of(tmp_path, "solid_shapes"), tmp_path / "solid_shapes"
-    assert [row.setting("models") for row in rows] == list(study.PRESETS["quick"].models)
-    for row in rows:
-        assert study.accuracy(row, "upright") == pytest.approx(row.value)
-        assert sum(map(sum, row.more["confusions"]["turned"])) == 8
-    assert (folder / "accuracy.png").stat().st_size > 5000
-    assert "| G-CNN, no rotations |" in (folder / "accuracy.md").read_text()

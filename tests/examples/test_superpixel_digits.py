@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from running import rows_of, run_here
+from image_writers import write_mnist
 from torch_geometric.data import Batch
 
 
@@ -36,16 +36,11 @@ def test_images_of_mnist(tmp_path):
     """Read from its files, 28 x 28 as they are."""
     from data.superpixel_digits import graphs
 
-    images = (torch.rand(2, 3, 28, 28) * 255).byte()
-    for part, some in zip(("train", "t10k"), images, strict=True):
-        for kind, axes, data in (("images-idx3", (3, 28, 28), some), ("labels-idx1", (3,), torch.arange(3).byte())):
-            sizes = b"".join(n.to_bytes(4, "big") for n in axes)
-            header = bytes([0, 0, 8, len(axes)]) + sizes
-            (tmp_path / f"{part}-{kind}-ubyte").write_bytes(header + data.numpy().tobytes())
+    _, (images, _) = write_mnist(tmp_path, 3, 3)
     with pytest.warns(UserWarning, match="a subset"):
         train, test = graphs(tmp_path, 30, 4, None, 2, False)
     assert (len(train), len(test)) == (3, 2)
-    assert torch.equal(test[1].pixels, images[1, 1][None].float() / 255)
+    assert torch.equal(test[1].pixels, torch.from_numpy(images[1]).float() / 255)
     assert int(test[1].y) == 1
 
 
@@ -138,40 +133,3 @@ def test_positions_move_in_training_alone(parts):
     assert not torch.equal(seen[0], seen[1])
     for graph in range(9):
         torch.testing.assert_close(steps[data.batch == graph].std(0), torch.zeros(2), rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_models_are_of_one_size():
-    from harness.training import parameters
-    from superpixel_digits import SuperpixelDigits, build
-
-    settings = SuperpixelDigits()
-    sizes = [parameters(build(dataclasses.replace(settings, models=(name,)))) for name in settings.models]
-    assert max(sizes) < 1.25 * min(sizes)
-
-
-def test_bad_settings():
-    from superpixel_digits import SuperpixelDigits
-
-    for wrong, message in [
-        ({"heads": 5}, "--channels must divide among --heads 5, got 32"),
-        ({"segments": 0}, "--segments must be positive, got 0"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            SuperpixelDigits(**wrong).check()
-
-
-@pytest.mark.slow
-def test_the_study(tmp_path):
-    result = run_here("studies/superpixel_digits.py", "--quick", "--turned", "--no-progress", "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    rows, folder = rows_of(tmp_path, "superpixel_digits"), tmp_path / "superpixel_digits"
-    assert len(rows) == 14
-    for row in rows:
-        exact = "angles" if "lengths" in row.setting("models") else "shifts"
-        if row.setting("models").startswith("ours"):
-            assert row.more["change"][exact] < 1e-5
-        assert set(row.more["shifts"]) == {"4", "16"}
-        assert len(row.more["curve"]) == 1  # on what was held out
-    assert (folder / "accuracy.png").is_file()
-    assert "turned in training" in (folder / "accuracy.md").read_text()

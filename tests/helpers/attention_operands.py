@@ -1,9 +1,14 @@
 """Operands of group attention, random and extreme, and what is compared, for tests of all its paths."""
 
+import contextlib
+from unittest import mock
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tg_equiattn import functional
+from tg_equiattn.functional.group import attention, frames
 from tg_equiattn.grids import Neighbourhood
 
 DTYPE = torch.float64
@@ -24,6 +29,20 @@ def operands(elements, spatial, kernel_size=3, *, outputs=None, batch=2, heads=3
     return tensors, neighbourhood
 
 
+def group_attention(*operands, backend="torch", **options):
+    """The public function, where asked by its plain composition of torch's operations, as under a transform."""
+    patched = mock.patch.object(attention, "use_plain", return_value=True)
+    with patched if backend == "plain" else contextlib.nullcontext():
+        return functional.group_attention(*operands, **options)
+
+
+def frame_attention(*operands, backend="torch", **options):
+    """As :func:`group_attention`."""
+    patched = mock.patch.object(frames, "use_plain", return_value=True)
+    with patched if backend == "plain" else contextlib.nullcontext():
+        return functional.frame_attention(*operands, **options)
+
+
 def as_full(tensors):
     """Operands of the direct formula: a full encoding that happens to be a sum."""
     *features, rho_space, rho_group = tensors
@@ -41,8 +60,11 @@ def assert_same(actual, expected, tensors, atol=1e-12):
         torch.testing.assert_close(a, b, rtol=0, atol=atol * max(1.0, float(b.abs().max())))
 
 
-def opposed(dtype, size=200.0):
-    """Scores of +-size whose content maxima and spatial maxima sit at different neighbors."""
+LARGE = 200 * 3**0.5  # of three channels: scores of +-200
+
+
+def opposed(dtype, size=LARGE):
+    """Scores of +-200 whose content maxima and spatial maxima sit at different neighbors."""
     tensors, neighbourhood = operands(2, (3, 5), channels=3, dtype=dtype)
     query, key, value, rho_space, rho_group = (x.detach() for x in tensors)
     query = torch.ones_like(query)
@@ -56,8 +78,8 @@ def opposed(dtype, size=200.0):
     return [x.clone().requires_grad_() for x in (query, key, value, rho_space, rho_group)], neighbourhood
 
 
-def at_the_border(dtype, size=200.0):
-    """Scores of +-size whose spatial maximum lies outside the image for the queries of two sides."""
+def at_the_border(dtype, size=LARGE):
+    """Scores of +-200 whose spatial maximum lies outside the image for the queries of two sides."""
     (query, key, value, rho_space, rho_group), neighbourhood = opposed(dtype, size)
     with torch.no_grad():
         key[:, :, 0] = -size

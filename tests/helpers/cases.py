@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import group_layers
 import torch
 from clouds import EDGE, S, V, dense, sample
 from space import batch_of
@@ -17,7 +18,13 @@ from tg_equiattn import nn as layers
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.grids import Neighbourhood, PixelGrid
 from tg_equiattn.groups import cyclic, dihedral, dyadic, octahedral
-from tg_equiattn.neighbors import Neighbors
+from tg_equiattn.nn.group.linear import Pointwise
+from tg_equiattn.nn.group.norm import RegularBatchNorm
+from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
+from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
+from tg_equiattn.nn.performer.pixel_model import MeanReadout, PerformerBlock, PixelEmbedding
+from tg_equiattn.nn.performer.random_features import RandomFeatures
+from tg_equiattn.pairs import Pairs
 
 C4, GRID, SIZES, RAGGED = cyclic(4), PixelGrid((5, 7), 3), [5, 11, 3], [2, 17, 1, 5]
 SMALL = {"hidden_scalars": 5, "hidden_vectors": 7}
@@ -88,8 +95,7 @@ def layer(make, *shape, axes=(0, -2, -1)):
 
 
 def attention(kind, *shape, group=C4, **options):
-    options = {"heads": 2, "head_channels": 5, "kernel_size": 3, **options}
-    return layer(lambda: kind(group, 3, 7, **options), 2, 3, *shape)
+    return layer(lambda: group_layers.layer(kind, group, **{"head_channels": 5} | options), 2, 3, *shape)
 
 
 def masked(make, *shape, context=None):
@@ -118,10 +124,6 @@ def group_attention(relation, kernel_size, full=False):
 
 def lengths():
     return torch.tensor([11, 4, 0])
-
-
-def outer(a, b):
-    return (a[:, :, None] * b[:, None]).flatten(1)
 
 
 def flat_batch(sizes):
@@ -170,11 +172,11 @@ def near(loops=True, sizes=RAGGED):
 
 
 def performer(position=None, form="grid", **options):
-    options = {"num_random_features": 11, "max_distance": 3, "redraw_interval": 100, **options}
+    options = {"num_random_features": 11, "cutoff": 3, "redraw_interval": 100, **options}
 
     def make():
         if position is not None:
-            return layers.PositionalPerformerAttention(12, 15, 3, position=position, **options)
+            return PositionalPerformerAttention(12, 15, 3, position=position, **options)
         return layers.PerformerAttention(12, 15, 3, **{"method": "features", **options})
 
     if form == "grid":
@@ -183,7 +185,7 @@ def performer(position=None, form="grid", **options):
         return Case(make, lambda: {"x": d(2, len(GRID), 12), "grid": GRID, "mask": torch.rand(2, len(GRID)) < 0.7})
 
     def on_nodes(layer, x, pos, batch, batch_size, target, source, offsets):
-        pairs = Neighbors(target, source, offsets, x.shape[0])
+        pairs = Pairs(torch.stack([source, target]), x.shape[0], offsets)
         return layer(x, pos=pos, batch=batch, batch_size=batch_size, neighbors=pairs)
 
     def inputs(step):
@@ -195,22 +197,16 @@ def performer(position=None, form="grid", **options):
 
 
 def relative_performer(**options):
-    options = {"channels": 12, "depth": 2, "heads": 3, "max_distance": 3, "dropout": 0.0, **options}
+    options = {"channels": 12, "depth": 2, "heads": 3, "cutoff": 3, "dropout": 0.0, **options}
     return Case(
         lambda: layers.RelativePerformer(2, 5, **options),
         lambda: {"image": torch.rand(3, 2, 5, 7)},
     )
 
 
-def clipped(projection, table, mask=None, **operands):
-    near = GRID.neighbors(1, projection.device)
-    return F.clipped_attention(
-        **operands, projection=projection.detach(), distance_table=table, neighbors=near, mask=mask
-    )
-
-
 def window(query, key, value, projection, bias, self_bias, far_bias, target, source, offsets, batch):
-    pairs, ragged = Neighbors(target, source, offsets, len(query)), {"batch": batch, "batch_size": len(RAGGED)}
+    pairs = Pairs(torch.stack([source, target]), len(query), offsets)
+    ragged = {"batch": batch, "batch_size": len(RAGGED)}
     biases = bias, self_bias, pairs
     return F.window_attention(query, key, value, projection.detach(), *biases, far_bias=far_bias, **ragged)
 
@@ -246,8 +242,9 @@ CORE = {
     "group_attention relative": group_attention("relative", 3),
     "group_attention full": group_attention("ge_vit", 3, full=True),
     "global_group_attention": function(
-        lambda projection, **t: F.global_group_attention(
-            **t, projection=projection.detach(), neighbourhood=Neighbourhood(2, 3, padding_mode="circular")
+        lambda projection, far_bias, **t: F.global_group_attention(
+            **t, projection=projection.detach(), neighbourhood=Neighbourhood(2, 3, padding_mode="circular"),
+            biases=(None, None, far_bias),
         ),
         query=(2, 2, 5, 3, 4, 5), key=(2, 2, 5, 3, 4, 5), value=(2, 2, 7, 3, 4, 5), rho_space=(3, 9, 5),
         rho_group=(3, 5), far_bias=(2, 3), projection=(11, 5), index=lambda: relation_index(cyclic(3), "relative"),
@@ -260,31 +257,15 @@ CORE = {
     "linear_attention": function(linear(), **QKV),
     "linear_attention masked": function(linear(), **QKV, mask=lambda: torch.rand(3, 13) < 0.7),
     "linear_attention ragged": function(linear(batch_size=len(RAGGED)), **FLAT, batch=flat_batch(RAGGED)),
-    "clipped_attention": function(clipped, query=(35, 3, 5), value=(35, 3, 7), table=(3, 4, 5), projection=(11, 5)),
-    "clipped_attention masked": function(
-        clipped, query=(1, 3, 35, 5), value=(1, 3, 35, 7), table=(3, 4, 5), projection=(11, 5),
-        mask=lambda: torch.rand(1, 35) < 0.7,
-    ),
     "window_attention": Case(lambda: Call(window), window_inputs),
     "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
-    "sum_aggregation": function(
-        lambda value: F.sum_aggregation(value, GRID.neighbors(1, value.device).bins(3))[:-1], value=(35, 5)
-    ),
     "geometric_product": function(F.geometric_product, x=(5, 1, 7, 8), y=(3, 7, 8)),
     "scalar_long_conv": function(F.scalar_long_conv, **SCALARS),
     "scalar_long_conv linear": function(lambda **t: F.scalar_long_conv(**t, mode="linear"), **SCALARS, lengths=lengths),
     "vector_long_conv": function(F.vector_long_conv, **VECTORS),
     "vector_long_conv causal": function(lambda **t: F.vector_long_conv(**t, mode="causal"), **VECTORS, lengths=lengths),
-    "lag_long_conv": function(F.lag_long_conv, x=(3, 11, 2, 3), h=(21, 2)),
-    "lag_long_conv causal": function(
-        lambda **t: F.lag_long_conv(**t, mode="causal"), x=(3, 11, 2), h=(11, 2), lengths=lengths
-    ),
-    "short_conv": function(F.short_conv, x=(3, 11, 2, 3), weight=(2, 3)),
     "vector_attention": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3)),
     "vector_attention ragged": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3), lengths=lengths),
-    "bilinear_long_conv": function(
-        lambda **t: F.bilinear_long_conv(**t, product=outer, block=7), q=(3, 11, 2), k=(3, 11, 4), lengths=lengths
-    ),
     "LiftingAttention": attention(layers.LiftingAttention, 4, 6, locality=4.0),
     "LiftingAttention volume": attention(layers.LiftingAttention, 3, 4, 5, group=octahedral(), heads=1),
     "frame_attention": function(
@@ -295,10 +276,6 @@ CORE = {
     "frame_attention global": function(
         lambda **t: F.frame_attention(**t, neighbourhood=Neighbourhood(2, None)),
         query=(2, 2, 5, 3, 2, 3), key=(2, 2, 5, 3, 2, 3), value=(2, 2, 7, 3, 2, 3), rho_space=(3, 15, 5),
-    ),
-    "separable_group_convolution": function(
-        lambda **t: F.separable_group_convolution(**t, neighbourhood=Neighbourhood(2, 3)),
-        value=(2, 2, 7, 3, 4, 6), space_bias=(2, 3, 9),
     ),
     "GroupAttention": attention(layers.GroupAttention, 4, 4, 6),
     "GroupAttention ge_vit": attention(layers.GroupAttention, 4, 4, 6, relation="ge_vit"),
@@ -313,42 +290,46 @@ CORE = {
     "LiftingAttention scales": attention(layers.LiftingAttention, 5, 6, group=dyadic(3)),
     "GroupAttention scales": attention(layers.GroupAttention, 4, 5, 6, group=dyadic(2, cyclic(2))),
     "GroupAttention masked": masked(
-        lambda: layers.GroupAttention(C4, 3, 7, heads=2, kernel_size=3, context_channels=4), 2, 3, 4, 4, 6, context=4
+        lambda: group_layers.layer(layers.GroupAttention, C4, context_channels=4), 2, 3, 4, 4, 6, context=4
     ),
     "GlobalGroupAttention": attention(
         layers.GlobalGroupAttention, 4, 4, 6, relation="relative", padding_mode="circular"
     ),
     "GlobalGroupAttention masked": masked(
-        lambda: layers.GlobalGroupAttention(C4, 3, 7, heads=2, kernel_size=3, redraw_interval=100), 2, 3, 4, 4, 6
+        lambda: group_layers.layer(layers.GlobalGroupAttention, C4, redraw_interval=100), 2, 3, 4, 4, 6
     ),
     "GroupAttentionBlock masked": masked(
-        lambda: layers.GroupAttentionBlock(
-            C4, 6, 8, heads=2, kernel_size=3, reach="global", layer_scale=0.1, crop=1, norm="global"
+        lambda: group_layers.block(
+            C4, 6, 8, layers.GlobalGroupAttention, layer_scale=0.1, crop=1, norm="global"
         ),
         2, 6, 4, 5, 6, context=6,
     ),
-    "GroupAttentionBlock": layer(lambda: layers.GroupAttentionBlock(C4, 6, 8, heads=2, kernel_size=3), 2, 6, 4, 5, 4),
+    "GroupAttentionBlock": layer(lambda: group_layers.block(C4, 6, 8), 2, 6, 4, 5, 4),
     "GEViT": layer(
-        lambda: layers.GEViT(dihedral(2), 2, 5, channels=(6, 8), heads=2, kernel_size=3, pools=(1,), crops=1),
+        lambda: layers.GEViT(
+            dihedral(2), 2, 5, channels=(6, 8), heads=2, kernel_size=3, pools=(1,), options={"crops": 1}
+        ),
         2, 2, 12, 10,
     ),
     "GEViT masked": masked(
-        lambda: layers.GEViT(C4, 1, 3, channels=(6,), heads=2, kernel_size=3, norm="batch", padding_mode="circular"),
+        lambda: layers.GEViT(
+            C4, 1, 3, channels=(6,), heads=2, kernel_size=3, attention={"padding_mode": "circular"}
+        ),
         2, 1, 5, 6,
     ),
     "GEViT batch": layer(
         lambda: layers.GEViT(C4, 1, 3, channels=(6,), heads=2, kernel_size=3, norm="batch"), 2, 1, 5, 6
     ),
     "GroupLinear": layer(lambda: layers.GroupLinear(C4, 3, 5), 2, 3, 4, 5, axes=(0, -1)),
-    "Pointwise": layer(lambda: layers.Pointwise(3, 5), 2, 3, 4, 5),
+    "Pointwise": layer(lambda: Pointwise(3, 5), 2, 3, 4, 5),
     "RegularGlobalNorm": layer(lambda: layers.RegularGlobalNorm(7), 2, 7, 4, 3, 5),
     "RegularLayerNorm": layer(lambda: layers.RegularLayerNorm(7), 2, 7, 4, 3, 5),
-    "RegularBatchNorm": layer(lambda: layers.RegularBatchNorm(7), 2, 7, 4, 3, 5),
-    "GroupPooling": layer(lambda: layers.GroupPooling("max"), 2, 7, 4, 3, 5),
+    "RegularBatchNorm": layer(lambda: RegularBatchNorm(7), 2, 7, 4, 3, 5),
+    "GlobalPooling of the group": layer(lambda: layers.GlobalPooling(None, "max"), 2, 7, 4, 3, 5),
     "GlobalPooling": layer(layers.GlobalPooling, 2, 7, 4, 3, 5),
-    "SpatialMaxPool": layer(lambda: layers.SpatialMaxPool(2), 2, 7, 4, 6, 4),
-    "SpatialCrop": layer(lambda: layers.SpatialCrop(1), 2, 7, 4, 6, 4),
-    "RandomFeatures": Case(lambda: layers.RandomFeatures(11, 5, redraw_interval=3), dict),
+    "SpatialMaxPool": layer(lambda: SpatialMaxPool(2), 2, 7, 4, 6, 4),
+    "SpatialCrop": layer(lambda: SpatialCrop(1), 2, 7, 4, 6, 4),
+    "RandomFeatures": Case(lambda: RandomFeatures(11, 5, redraw_interval=3), dict),
     "PerformerAttention": performer(offset=None),
     "PerformerAttention window": performer(),
     "PerformerAttention mlp": performer(offset="mlp", values="offset"),
@@ -359,20 +340,19 @@ CORE = {
     "PerformerAttention ragged window": performer(form="ragged"),
     "PositionalPerformerAttention": performer("clipped"),
     "PositionalPerformerAttention sinusoid": performer("sinusoid"),
-    "PositionalPerformerAttention absolute": performer("absolute"),
     "PositionalPerformerAttention masked": performer("clipped", "masked"),
     "PositionalPerformerAttention ragged": performer("clipped", "ragged"),
     "PositionalPerformerAttention ragged sinusoid": performer("sinusoid", "ragged"),
     "PerformerBlock": Case(
-        lambda: layers.PerformerBlock(layers.PerformerAttention(12, 12, 3, max_distance=3), 12),
+        lambda: PerformerBlock(layers.PerformerAttention(12, 12, 3, cutoff=3), 12),
         lambda: {"x": d(2, len(GRID), 12), "grid": GRID},
     ),
-    "PixelEmbedding": layer(lambda: layers.PixelEmbedding(3, 5, "mlp"), 2, 7, 3, axes=(0, 1)),
+    "PixelEmbedding": layer(lambda: PixelEmbedding(3, 5, "mlp"), 2, 7, 3, axes=(0, 1)),
     "PixelEmbedding lookup": Case(
-        lambda: layers.PixelEmbedding(3, 5, "lookup"), lambda: {"x": torch.randint(256, (2, 7, 3))}
+        lambda: PixelEmbedding(3, 5, "lookup"), lambda: {"x": torch.randint(256, (2, 7, 3))}
     ),
     "MeanReadout": layer(
-        lambda: Call(lambda readout, x: readout(x, lambda x: x.mean(1)), layers.MeanReadout(5, 3)), 2, 7, 5, axes=(0, 1)
+        lambda: Call(lambda readout, x: readout(x, lambda x: x.mean(1)), MeanReadout(5, 3)), 2, 7, 5, axes=(0, 1)
     ),
     "RelativePerformer": relative_performer(),
     "RelativePerformer clipped": relative_performer(position="clipped"),
@@ -380,16 +360,16 @@ CORE = {
     "RelativePerformer absolute": relative_performer(position="absolute"),
     "CliffordMLP": layer(lambda: layers.CliffordMLP(3, 5, num_blocks=2), 11, 3, 8, axes=(0,)),
     "SE3HyenaOperator": tokens(lambda: layers.SE3HyenaOperator(S, V)),
-    "SE3HyenaOperator flat": tokens(lambda: layers.SE3HyenaOperator(S, V, mode="causal"), flat=True),
+    "SE3HyenaOperator flat": tokens(lambda: layers.SE3HyenaOperator(S, V, causal=True), flat=True),
     "SE3HyenaOperator radial": tokens(lambda: layers.SE3HyenaOperator(S, V, order="radial")),
     "SE3HyenaOperator radial local": tokens(
         lambda: layers.SE3HyenaOperator(S, V, order="radial", **LOCAL, **SMALL), flat=True, edges=True
     ),
     "SE3HyenaOperator lag causal flat": tokens(
-        lambda: layers.SE3HyenaOperator(S, V, filter="lag", mode="causal", short_conv=3), flat=True
+        lambda: layers.SE3HyenaOperator(S, V, filter="lag", causal=True, short_conv=3), flat=True
     ),
     "SE3Hyena": tokens(lambda: layers.SE3Hyena(S, V, depth=2, pool="mean", **SMALL)),
-    "SE3Hyena local": tokens(lambda: layers.SE3Hyena(S, V, depth=1, **LOCAL, **SMALL), edges=True),
+    "SE3Hyena local": tokens(lambda: layers.SE3Hyena(S, V, depth=1, options=LOCAL, **SMALL), edges=True),
     "VectorSelfAttention": tokens(lambda: layers.VectorSelfAttention(S, V)),
     "VectorSelfAttention local": tokens(lambda: layers.VectorSelfAttention(S, V, **LOCAL), flat=True, edges=True),
     "ewald_attention": function(
@@ -411,7 +391,7 @@ CORE = {
 
 def on_fields(kind):
     """A layer of the escnn integration as a module of tensors."""
-    volumes = kind.startswith("R3") or kind.endswith("volume")
+    volumes = kind.startswith("R3")
 
     def make():
         with contextlib.redirect_stdout(io.StringIO()):
@@ -422,12 +402,12 @@ def on_fields(kind):
         space = gspaces.invOnR3() if volumes else gspaces.flipRot2dOnR2(2)
         image, hidden = (enn.FieldType(space, 3 * [r]) for r in (space.trivial_repr, space.regular_repr))
         options = {"heads": 2, "kernel_size": 3}
-        if "GEViT" in kind:
-            module = escnn.GEViT(image, 4, channels=(6, 8), **options)
-        elif "Norm" in kind:
+        if "Norm" in kind:
             module = getattr(escnn, kind)(hidden)
         elif "Lifting" in kind:
             module = getattr(escnn, kind)(image, hidden, locality=4.0, **options)
+        elif "Block" in kind:
+            module = getattr(escnn, kind)(getattr(escnn, f"{kind[:2]}GroupAttention")(hidden, hidden, **options))
         else:
             module = getattr(escnn, kind)(hidden, hidden, **options)
 
@@ -437,7 +417,7 @@ def on_fields(kind):
 
         return Call(run, module)
 
-    channels = 3 if "Lifting" in kind or "GEViT" in kind else 3 * (2 if volumes else 4)
+    channels = 3 if "Lifting" in kind else 3 * (2 if volumes else 4)
     sides = (2, 3, 4) if volumes else (5, 6)
     return Case.varying(make, lambda step: {"x": d(2 + step, channels, *(n + step for n in sides))}, "escnn")
 
@@ -448,16 +428,15 @@ def on_graphs(kind, **options):
     def make():
         from tg_equiattn.integrations import pyg
 
-        wide = {"num_random_features": 11, "max_distance": 3, **options}
+        wide = {"num_random_features": 11, "cutoff": 3, **options}
         if kind == "RelativePerformerConv":
             return pyg.RelativePerformerConv(12, 15, 3, **{"method": "features", **wide})
-        if kind == "PositionalPerformerConv":
-            return pyg.PositionalPerformerConv(12, 15, 3, **wide)
         if kind == "RelativeGPSBlock":
             from torch_geometric.nn import SAGEConv
 
             attention = {"method": "features", **wide}
             return pyg.RelativeGPSBlock(12, SAGEConv(12, 12), 3, norm="layer_norm", attn_kwargs=attention)
+        wide = {"cutoff": 3, "attn_kwargs": {"num_random_features": 11}, **options}
         return pyg.PixelGraphClassifier(12, 5, channels=12, num_layers=2, heads=3, dropout=0.0, **wide)
 
     def inputs(step):
@@ -485,8 +464,6 @@ def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, permuted=False,
     def inputs(step):
         from e3nn import o3
 
-        if kind == "CliffordMLP":
-            return {"x": d(11 + step, o3.Irreps(irreps_in).dim)}
         batch = batch_of(ragged(step))
         out = {"batch": batch, "batch_size": len(ragged(step)), "max_num_nodes": max(ragged(step))}
         if kind == "LongTensorProduct":
@@ -507,10 +484,8 @@ def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, permuted=False,
 
 OUT = "2x1o+3x0e+1x1e+1x0o"
 ON_FIELDS = (
-    "R2LiftingAttention", "R2GroupAttention", "R2GlobalAttention", "R2AttentionBlock", "R2RegularGlobalNorm",
-    "R2RegularLayerNorm", "R3LiftingAttention", "R3GroupAttention", "R3GlobalAttention", "R3AttentionBlock",
-    "R3RegularGlobalNorm", "R3RegularLayerNorm",
-    "escnn GEViT", "escnn GEViT volume",
+    "R2LiftingAttention", "R2GroupAttention", "R2GlobalAttention", "R2AttentionBlock", "R2RegularLayerNorm",
+    "R3LiftingAttention", "R3GroupAttention", "R3GlobalAttention", "R3AttentionBlock", "R3RegularLayerNorm",
 )  # fmt: skip
 CASES = {
     **CORE,
@@ -518,24 +493,27 @@ CASES = {
     "RelativePerformerConv": on_graphs("RelativePerformerConv"),
     "RelativePerformerConv mlp": on_graphs("RelativePerformerConv", offset="mlp", values="offset"),
     "RelativePerformerConv pairs": on_graphs("RelativePerformerConv", method="pairs", offset="mlp", values="offset"),
-    "PositionalPerformerConv": on_graphs("PositionalPerformerConv"),
-    "PositionalPerformerConv sinusoid": on_graphs("PositionalPerformerConv", position="sinusoid"),
+    "PixelGraphClassifier clipped": on_graphs("PixelGraphClassifier", position="clipped"),
+    "PixelGraphClassifier sinusoid": on_graphs("PixelGraphClassifier", position="sinusoid"),
     "RelativeGPSBlock": on_graphs("RelativeGPSBlock", offset="distance"),
     "PixelGraphClassifier": on_graphs("PixelGraphClassifier"),
-    "e3nn CliffordMLP": on_irreps("CliffordMLP", "3x0e+2x1o", "2x1e+5x0e", 3),
     "LongTensorProduct": on_irreps("LongTensorProduct", "2x0e+1x1o+1x2e", "1x0e+1x1o", "2x1o+1x2e"),
-    "e3nn SE3HyenaOperator": on_irreps("SE3HyenaOperator", irreps_out=OUT),
-    "LongTensorProduct order": on_irreps("LongTensorProduct", *["2x0e+1x1o"] * 3, permuted=True, mode="causal"),
-    "e3nn SE3HyenaOperator order": on_irreps("SE3HyenaOperator", irreps_out=OUT, permuted=True),
-    "e3nn SE3HyenaOperator local": on_irreps("SE3HyenaOperator", irreps_out=OUT, order="radial", **LOCAL),
-    "e3nn SE3Hyena": on_irreps("SE3Hyena", irreps_out=OUT, irreps_hidden="2x0e+3x1o+2x1e+1x0o", depth=1, pool="mean"),
-    "e3nn VectorSelfAttention": on_irreps("VectorSelfAttention", irreps_out=OUT),
-    "e3nn VectorSelfAttention local": on_irreps("VectorSelfAttention", irreps_out=OUT, **LOCAL),
-    "e3nn EwaldAttention": on_irreps("EwaldAttention", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1e", width=1.0, lmax=2),
+    "IrrepsSE3HyenaOperator": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT),
+    "LongTensorProduct order": on_irreps("LongTensorProduct", *["2x0e+1x1o"] * 3, permuted=True, causal=True),
+    "IrrepsSE3HyenaOperator order": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT, permuted=True),
+    "IrrepsSE3HyenaOperator local": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT, order="radial", **LOCAL),
+    "IrrepsSE3Hyena": on_irreps(
+        "IrrepsSE3Hyena", irreps_out=OUT, irreps_hidden="2x0e+3x1o+2x1e+1x0o", depth=1, pool="mean"
+    ),
+    "IrrepsVectorSelfAttention": on_irreps("IrrepsVectorSelfAttention", irreps_out=OUT),
+    "IrrepsVectorSelfAttention local": on_irreps("IrrepsVectorSelfAttention", irreps_out=OUT, **LOCAL),
+    "e3nn IrrepsEwaldAttention": on_irreps(
+        "IrrepsEwaldAttention", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1e", width=1.0, lmax=2
+    ),
     "TensorProductHyenaOperator": on_irreps(
         "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", permuted=True
     ),
-    "e3nn SE3HyenaOperator lag": on_irreps("SE3HyenaOperator", irreps_out=OUT, filter="lag", short_conv=3),
+    "IrrepsSE3HyenaOperator lag": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT, filter="lag", short_conv=3),
     "TensorProductHyenaOperator lag": on_irreps(
         "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", filter="lag", short_conv=3
     ),

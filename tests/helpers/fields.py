@@ -26,3 +26,8 @@ def of(gspace, kind):
 def sides(gspace, *image):
     """The sides of an image, or those of a small volume where the gspace is one of volumes."""
     return image if gspace.dimensionality == 2 else (3, 5, 4)
+
+
+def block(attention, **options):
+    """The residual block around an attention layer."""
+    return of(attention.space, "AttentionBlock")(attention, **options)

@@ -1,31 +1,54 @@
 """Small lifting and group attention layers, inputs for them, and what they compute by definition."""
 
 import functools
+from dataclasses import fields
 
 import torch
 from oracles import attention_by_definition, separable_by_definition
 
 from tg_equiattn.functional import softmax_features
-from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
+from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, GroupAttentionBlock, LiftingAttention
+from tg_equiattn.nn.group.attention import AttentionOptions
+
+BLOCK = {"norm", "crop", "drop_path", "layer_scale"}  # its dropout is said at the block itself
+OPTIONS = {field.name for field in fields(AttentionOptions)}
 
 
-def lifting(group, **options):
-    settings = {"heads": 2, "head_channels": 5, "kernel_size": 3} | options
-    return LiftingAttention(group, 3, 7, **settings)
+def layer(kind, group, in_channels=3, out_channels=7, **arguments):
+    """A layer of arguments among which are those of its options."""
+    settings = {"heads": 2, "kernel_size": 3} | arguments
+    options = {name: settings.pop(name) for name in OPTIONS & settings.keys()}
+    return kind(group, in_channels, out_channels, **settings, options=options)
 
 
-def attention(group, **options):
-    settings = {"heads": 2, "head_channels": 5, "kernel_size": 3} | options
-    return GroupAttention(group, 3, 7, **settings)
+def lifting(group, **arguments):
+    return layer(LiftingAttention, group, **{"head_channels": 5} | arguments)
+
+
+def attention(group, **arguments):
+    return layer(GroupAttention, group, **{"head_channels": 5} | arguments)
 
 
 def image(group, spatial, regular, dtype=torch.float64, batch=2):
     return torch.randn(batch, 3, *([len(group)] if regular else []), *spatial, dtype=dtype)
 
 
-def everywhere(group, **options):
-    settings = {"heads": 2, "head_channels": 5, "kernel_size": 3, "relation": "relative"} | options
-    return GlobalGroupAttention(group, 3, 7, **settings)
+def everywhere(group, **arguments):
+    return layer(GlobalGroupAttention, group, **{"head_channels": 5, "relation": "relative"} | arguments)
+
+
+def block(group, in_channels=3, out_channels=7, kind=GroupAttention, **arguments):
+    """A block around a layer of arguments among which are those of the block."""
+    own = {name: arguments.pop(name) for name in BLOCK & arguments.keys()}
+    return GroupAttentionBlock(layer(kind, group, in_channels, out_channels, **arguments), **own)
+
+
+@torch.no_grad()
+def scaled(layer, scale):
+    """The layer with scores that are multiplied with this number rather than by the root of the head's width."""
+    for parameter in layer.query.parameters():
+        parameter *= scale * layer.head_channels**0.5
+    return layer
 
 
 LAYERS = {

@@ -5,25 +5,34 @@ from clouds import EDGE
 from tg_equiattn.nn import SE3Hyena, SE3HyenaOperator
 
 LOCAL = {"local_context": True, "edge_channels": EDGE}
-SMALL = {"hidden_scalars": 5, "hidden_vectors": 7, "gate_channels": 3}
+SMALL = {"hidden_scalars": 5, "hidden_vectors": 7}
 OPTIONS = {
     "plain": (SE3HyenaOperator, {}),
-    "causal": (SE3HyenaOperator, {"mode": "causal", "num_blocks": 2}),
-    "widths": (SE3HyenaOperator, {"out_scalars": 1, "out_vectors": 5, "mlp_channels": 3, **SMALL}),
+    "causal": (SE3HyenaOperator, {"causal": True}),
+    "widths": (SE3HyenaOperator, {"out_scalars": 1, "out_vectors": 5, **SMALL}),
     "vectors": (SE3HyenaOperator, {"out_scalars": 0, "hidden_scalars": 0}),
-    "short": (SE3HyenaOperator, {"short_conv": 5, "mode": "causal"}),
+    "short": (SE3HyenaOperator, {"short_conv": 5, "causal": True}),
     "lag": (SE3HyenaOperator, {"filter": "lag", "short_conv": 3}),
-    "lag causal": (SE3HyenaOperator, {"filter": "lag", "mode": "causal", "hidden_scalars": 0}),
-    "lag model": (SE3Hyena, {"depth": 1, "filter": "lag", "mode": "causal", "short_conv": 3, **SMALL}),
-    "local": (SE3HyenaOperator, {**LOCAL, "mlp_channels": 5}),
+    "lag causal": (SE3HyenaOperator, {"filter": "lag", "causal": True, "hidden_scalars": 0}),
+    "lag model": (SE3Hyena, {"depth": 1, "options": {"filter": "lag", "causal": True, "short_conv": 3}, **SMALL}),
+    "local": (SE3HyenaOperator, LOCAL),
     "local bare": (SE3HyenaOperator, {"local_context": True}),
     "radial": (SE3HyenaOperator, {"order": "radial"}),
-    "model": (SE3Hyena, {"depth": 2, **SMALL}),
-    "pooled": (SE3Hyena, {"out_scalars": 1, "out_vectors": 2, "depth": 1, "pool": "mean", "mode": "causal", **SMALL}),
-    "radial local": (SE3Hyena, {"depth": 1, "order": "radial", **LOCAL, **SMALL}),
+    "model": (SE3Hyena, {"depth": 2, "options": {"num_blocks": 2}, **SMALL}),
+    "pooled": (
+        SE3Hyena,
+        {"out_scalars": 1, "out_vectors": 2, "depth": 1, "pool": "mean", "options": {"causal": True}, **SMALL},
+    ),
+    "radial local": (SE3Hyena, {"depth": 1, "order": "radial", "options": LOCAL, **SMALL}),
 }
 MORE = {
-    "published": (SE3HyenaOperator, {"norm": "forward"}),
     "lag wide": (SE3HyenaOperator, {"filter": "lag", "short_conv": 5}),
     "lag bare": (SE3HyenaOperator, {"filter": "lag"}),
 }  # of which one thing is tested
+
+
+def as_model(options):
+    """Arguments of an operator as those of a model, which has some in a mapping."""
+    inside = ("filter", "causal", "short_conv", "local_context", "edge_channels", "num_blocks")
+    mapping = {name: value for name, value in options.items() if name in inside}
+    return {name: value for name, value in options.items() if name not in inside} | {"options": mapping}

@@ -168,7 +168,7 @@ def positive_features(x, projection):
 
 def offset_bias(attention, offset):
     """b of one offset, for every head, read from the parameters."""
-    bias, k = attention.positions.offset_bias, attention.max_distance
+    bias, k = attention.positions.offset_bias, attention.cutoff
     if attention.offset == "mlp":
         return bias.last.weight @ F.silu(bias.first.weight @ (offset / k) + bias.first.bias) + bias.last.bias
     if attention.offset == "distance":
@@ -183,7 +183,7 @@ def offset_bias(attention, offset):
 
 def offset_value(attention, offset):
     """g of one offset, (heads, d)."""
-    values, k = attention.positions.offset_values, attention.max_distance
+    values, k = attention.positions.offset_values, attention.cutoff
     if attention.offset == "distance":
         u = math.sqrt(float((offset / k).square().sum()))
         features = [math.sin(math.pi * n * u) / (math.pi * n * u) if u else 1.0 for n in range(1, 17)]
@@ -196,7 +196,7 @@ def offset_value(attention, offset):
 
 def far_offsets(attention, means):
     """What mean offsets (heads, dim) of one node add to its output, read from the parameters."""
-    means, weight = means / attention.max_distance, attention.far_offsets.map.weight
+    means, weight = means / attention.cutoff, attention.far_offsets.map.weight
     if attention.offset != "distance":
         return weight @ means.flatten()
     heads = range(len(means))
@@ -207,7 +207,7 @@ def far_offsets(attention, means):
 def performer_double_sum(attention, x, edge_index, offsets, batch, features=None, pos=None):
     """A PerformerAttention, or a PositionalPerformerAttention, from its parameters: every weight of every pair by the
     definition, one pair at a time."""
-    heads, d, k = attention.heads, attention.head_channels, attention.max_distance
+    heads, d, k = attention.heads, attention.head_channels, attention.cutoff
     position = getattr(attention, "position", "window")  # the paper's, or ours
     near_pairs, content = getattr(attention, "offset", None) is not None, attention.positions.key_heads
     query = (x @ attention.query.weight.T).view(-1, heads, d)
@@ -414,7 +414,7 @@ def clifford_block(block, x):
 
 
 def clifford_mlp(mlp, grades):
-    """A GradedMLP from its parameters, of four tensors (N, channels, components)."""
+    """A MultivectorMLP from its parameters, of four tensors (N, channels, components)."""
     x = torch.cat(clifford_linear(mlp.embed, grades), -1)
     for block in mlp.blocks:
         x = clifford_block(block, x)
@@ -492,7 +492,7 @@ def algorithm_1(operator, x, pos, edge_index=None, edge_attr=None):
     return clifford_mlp(operator.out, [x[0] + scalars, x[1] + vectors, x[2], x[3]])
 
 
-def graded_sequence(module, scalars, vectors, pos=None, edge_index=None, edge_attr=None):
+def token_network(module, scalars, vectors, pos=None, edge_index=None, edge_attr=None):
     """An operator or a model (Figure 2b) on one sequence, scalars (N, S) and vectors (N, V, 3), to both again."""
     pos = torch.zeros_like(vectors[:, 0]) if pos is None else pos - pos.mean(0)
     if edge_index is not None and edge_attr is None:

@@ -152,8 +152,8 @@ def copy_attention(ours, theirs):
     def interleaved(channels):
         return (torch.arange(heads) * width + channels[:, None]).flatten()
 
-    scale = ours.head_channels**-0.5 if ours.scale is None else ours.scale
-    copy_pointwise(ours.query, theirs.query, interleaved(ordered), factor=scale / theirs.scale)
+    factor = ours.head_channels**-0.5 / theirs.scale
+    copy_pointwise(ours.query, theirs.query, interleaved(ordered), factor=factor)
     copy_pointwise(ours.key, theirs.key, interleaved(ordered))
     copy_pointwise(ours.value, theirs.value, interleaved(channels))
     copy_pointwise(ours.out, theirs.out, columns=interleaved(channels))

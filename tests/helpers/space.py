@@ -4,7 +4,7 @@ import contextlib
 
 import torch
 
-from tg_equiattn.functional.hyena.clifford import product_tables
+from tg_equiattn.functional.vector.clifford import product_tables
 
 
 def motion(dtype=torch.float64, reflect=False, device=None):

@@ -13,7 +13,7 @@ import torch
 from harness import study
 from harness.loading import tensor_batches
 from harness.settings import Settings
-from harness.tables import grid, mean_and_spread
+from harness.tables import grouped, markdown, mean_and_spread
 from harness.training import Outcome, Regressor, fit
 from torch import nn
 
@@ -79,7 +79,10 @@ def train(settings) -> Outcome:
 
 
 def report(rows, folder):
-    return {"errors": grid(rows, "widths", "seeds", lambda group: mean_and_spread(row.value for row in group))}
+    lines = [
+        [str(width), mean_and_spread(row.value for row in group)] for (width,), group in grouped(rows, "widths").items()
+    ]
+    return {"errors": markdown(["widths", "error"], lines)}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
-r"""Relative positional encodings of group self-attention: functions of rotated offsets and group elements.
-
-An encoding is evaluated at :math:`h^{-1}(x_j - x_i)`, the offset seen from output element h, and at a group element u
-that depends on the ``relation``. It is shared by all heads and images.
-"""
+r"""Relative positional encodings of group self-attention, at :math:`h^{-1}(x_j - x_i)`, the offset seen from output
+element h, and at a group element u that depends on the ``relation``."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from torch import Tensor, nn
 from .. import checks
 from ..grids import Neighbourhood
 from ..groups import FiniteGroup, check_group
-from ..layer_norm import LayerNorm
-from ..precision import full_precision
+from ..modes import LayerNorm, full_precision
 
+ENCODINGS = ("axial", "joint", "full")
 RELATIONS = ("ge_vit", "lifted", "relative", "gsa")  # of the group encoding, which frames have none of
 
 
@@ -66,118 +63,62 @@ def rotated_offsets(matrices: Tensor, neighbourhood: Neighbourhood, spatial: tup
     return torch.einsum("hyx,ny->hnx", matrices, offsets) / neighbourhood.scale(spatial)  # h^-1 is the transpose
 
 
-class _CoordinateMLP(nn.Sequential):
-    """1 or d coordinates -> 16 -> layer norm -> swish -> width, as in the published GSA-Nets and GE-ViT models.
+def _coordinate_mlp(in_features: int, out_features: int, hidden: int = 16) -> nn.Sequential:
+    """1 or d coordinates -> 16 -> layer norm -> swish -> width, as in the published GSA-Nets and GE-ViT models; with
+    last weights by which encodings have about the variance of the table over u, 1: torch's own start is a blur, which
+    attention is slow to leave."""
+    last = nn.Linear(hidden, out_features)
+    nn.init.normal_(last.weight, std=(3 / hidden) ** 0.5)
+    return nn.Sequential(nn.Linear(in_features, hidden), LayerNorm(hidden), nn.SiLU(), last)
 
-    The last weights start so that encodings have about the variance of the table over u, which is 1; with torch's own
-    start attention begins as a blur, and is slow to leave it.
+
+class GroupEncoding(nn.Module):
+    r"""Of rotated offsets and group elements u, in the dtype of its parameters whatever autocast says.
+
+    ``"axial"`` is one MLP per rotated axis and a table over u, each on channels of its own, split evenly, the remainder
+    going to the last part (the published encoding); ``"joint"`` one MLP of the whole offset plus a table over u;
+    ``"full"`` one MLP of offset and u together, u entering the hidden layer by a table. That does not split into a sum,
+    so attention takes the direct formula.
+
+    .. math:: \rho_{axial} = [\,\mathrm{mlp}_1((h^{-1}D)_1), ..., \mathrm{mlp}_d((h^{-1}D)_d), \mathrm{table}(u)\,],
+        \quad \rho_{joint} = \mathrm{mlp}(h^{-1}D) + \mathrm{table}(u), \quad \rho_{full} = \mathrm{mlp}(h^{-1}D, u)
+
+    Args:
+        elements: size of the table over u, or ``None`` without one (lifting).
+
+    Shapes:
+        ``(|H|, D, dim)`` offsets -> :math:`\rho_{space}` ``(|H|, D, channels)``, of ``"full"`` ``(|H|, D, elements,
+        channels)``, and :math:`\rho_{group}` ``(elements, channels)``, or ``None`` without elements and of ``"full"``.
     """
 
-    def __init__(self, in_features: int, out_features: int, eps: float, hidden: int = 16) -> None:
-        last = nn.Linear(hidden, out_features)
-        nn.init.normal_(last.weight, std=(3 / hidden) ** 0.5)
-        super().__init__(nn.Linear(in_features, hidden), LayerNorm(hidden, eps), nn.SiLU(), last)
-        self.hidden = hidden
-
-
-class _Encoding(nn.Module):
-    """Encodings run in their parameters' dtype whatever autocast says: it does not round geometry to half precision."""
-
-    def __init__(self, dim: int, channels: int, elements: int | None, eps: float) -> None:
+    def __init__(self, name: str, dim: int, channels: int, elements: int | None) -> None:
         super().__init__()
-        checks.positive_number(eps=eps)
-        self.dim, self.channels, self.elements, self.eps = dim, channels, elements, eps
+        checks.choice("encoding", name, ENCODINGS)
+        self.name, self.dim, self.channels, self.elements = name, dim, channels, elements
+        width = channels if name == "joint" else 16
+        if name == "axial":
+            parts = dim + (elements is not None)
+            if channels < parts:
+                raise ValueError(f"head_channels must be at least {parts} for the axial encoding, got {channels}")
+            widths = [channels // parts] * (parts - 1) + [channels // parts + channels % parts]
+            self.axes, width = nn.ModuleList(_coordinate_mlp(1, n) for n in widths[:dim]), widths[-1]
+        else:
+            self.mlp = _coordinate_mlp(dim, channels)
+        self.table = None if elements is None else nn.Parameter(torch.randn(elements, width))
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, channels={self.channels}, elements={self.elements}, eps={self.eps}"
+        return f"{self.name!r}, dim={self.dim}, channels={self.channels}, elements={self.elements}"
 
     def forward(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
         with full_precision(offsets.device):
-            return self.encode(offsets.to(next(self.parameters()).dtype))
-
-    def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
-        raise NotImplementedError
-
-
-class AxialEncoding(_Encoding):
-    r"""One MLP per rotated axis and a table over u, each on channels of its own (the published encoding).
-
-    .. math:: \rho(h^{-1}D, u) = [\,\mathrm{mlp}_1((h^{-1}D)_1), ..., \mathrm{mlp}_d((h^{-1}D)_d), \mathrm{table}(u)\,]
-
-    Args:
-        dim: 2 or 3.
-        channels: width of the encoding; split evenly, the remainder going to the last part.
-        elements: size of the table over u, or ``None`` without one (lifting).
-        eps: of the MLPs' layer norm; the published models have 1e-12.
-
-    Shapes:
-        ``(|H|, D, dim)`` offsets -> :math:`\rho_{space}` ``(|H|, D, channels)`` and :math:`\rho_{group}`
-        ``(elements, channels)`` or ``None``.
-
-    Raises:
-        ValueError: if there are fewer channels than parts.
-    """
-
-    def __init__(self, dim: int, channels: int, elements: int | None, eps: float = 1e-5) -> None:
-        super().__init__(dim, channels, elements, eps)
-        parts = dim + (elements is not None)
-        if channels < parts:
-            raise ValueError(f"head_channels must be at least {parts} for the axial encoding, got {channels}")
-        widths = [channels // parts] * parts
-        widths[-1] += channels % parts
-        self.axes = nn.ModuleList(_CoordinateMLP(1, width, eps) for width in widths[:dim])
-        self.table = nn.Parameter(torch.randn(elements, widths[-1])) if elements is not None else None
-
-    def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
-        axial = [mlp(offsets[..., axis, None]) for axis, mlp in enumerate(self.axes)]
-        if self.table is None:
-            return torch.cat(axial, -1), None
-        space = torch.cat([*axial, offsets.new_zeros(*offsets.shape[:-1], self.table.shape[-1])], -1)
-        group = torch.cat([self.table.new_zeros(len(self.table), self.channels - self.table.shape[-1]), self.table], -1)
-        return space, group
-
-
-class JointEncoding(_Encoding):
-    r"""One MLP of the whole rotated offset plus a table over u: :math:`\mathrm{mlp}(h^{-1}D) + \mathrm{table}(u)`.
-
-    Arguments and shapes as :class:`AxialEncoding`.
-    """
-
-    def __init__(self, dim: int, channels: int, elements: int | None, eps: float = 1e-5) -> None:
-        super().__init__(dim, channels, elements, eps)
-        self.mlp = _CoordinateMLP(dim, channels, eps)
-        self.table = nn.Parameter(torch.randn(elements, channels)) if elements is not None else None
-
-    def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.mlp(offsets), self.table
-
-
-class FullEncoding(_Encoding):
-    r"""One MLP of offset and u together: :math:`\mathrm{mlp}(h^{-1}D, u)`, u entering the hidden layer by a table.
-
-    It does not split into a sum, so attention takes the direct formula.
-
-    Shapes:
-        ``(|H|, D, dim)`` offsets -> ``(|H|, D, elements, channels)`` (``(|H|, D, channels)`` without elements) and
-        ``None``.
-    """
-
-    def __init__(self, dim: int, channels: int, elements: int | None, eps: float = 1e-5) -> None:
-        super().__init__(dim, channels, elements, eps)
-        self.mlp = _CoordinateMLP(dim, channels, eps)
-        self.table = nn.Parameter(torch.randn(elements, self.mlp.hidden)) if elements is not None else None
-
-    def encode(self, offsets: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self.table is None:
-            return self.mlp(offsets), None
-        first, norm, activation, last = self.mlp
-        return last(activation(norm(first(offsets)[:, :, None] + self.table))), None
-
-
-ENCODINGS: dict[str, type[_Encoding]] = {"axial": AxialEncoding, "joint": JointEncoding, "full": FullEncoding}
-
-
-def make_encoding(name: str, dim: int, channels: int, elements: int | None, eps: float = 1e-5) -> _Encoding:
-    """The encoding called ``name``; ValueError for an unknown one."""
-    checks.choice("encoding", name, ENCODINGS)
-    return ENCODINGS[name](dim, channels, elements, eps)
+            offsets = offsets.to(next(self.parameters()).dtype)
+            if self.name == "axial":
+                axial = torch.cat([mlp(offsets[..., axis, None]) for axis, mlp in enumerate(self.axes)], -1)
+                if self.table is None:
+                    return axial, None
+                width = self.table.shape[1]
+                return nn.functional.pad(axial, (0, width)), nn.functional.pad(self.table, (self.channels - width, 0))
+            if self.name == "joint" or self.table is None:
+                return self.mlp(offsets), self.table
+            first, norm, activation, last = self.mlp
+            return last(activation(norm(first(offsets)[:, :, None] + self.table))), None

@@ -1,4 +1,4 @@
-r"""Encodings of directions and distances: solid harmonics and spherical Bessel functions, smooth at the origin."""
+"""Encodings of directions and distances, smooth at the origin."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ def solid_harmonics(x: Tensor, lmax: int) -> Tensor:
 
     In e3nn's order and convention (m from -l to l, y the polar axis, so that degree 1 is x, y, z times the root of 3)
     and with its ``normalization="component"``: the mean of :math:`Y_{lm}^2` over the sphere is 1.
-
-    Args:
-        x: ``(..., 3)``.
-        lmax: the highest degree.
 
     Shapes:
         ``(..., 3)`` -> ``(..., (lmax + 1)**2)``.
@@ -50,41 +46,11 @@ def solid_harmonics(x: Tensor, lmax: int) -> Tensor:
     return torch.stack(out, -1)
 
 
-def spherical_bessel(square: Tensor, lmax: int) -> list[Tensor]:
-    r""":math:`j_l(z) / z^l` for every degree up to ``lmax``, as a function of :math:`z^2`: analytic, at 0 too.
-
-    So :math:`j_l(\omega r)\, Y_l = \omega^l \cdot j_l(z) / z^l` times a solid harmonic, with derivatives of any order
-    where two points meet.
-
-    Args:
-        square: :math:`z^2`, not negative, of any shape.
-        lmax: the highest degree.
-
-    Example:
-        >>> import torch
-        >>> spherical_bessel(torch.zeros(1), 2)
-        [tensor([1.]), tensor([0.3333]), tensor([0.0667])]
-    """
-    edge = (1 + lmax / 2) ** 2  # above it z is large enough for the recursion upwards
-    small = square < edge
-    z = torch.where(small, 1.0, square).sqrt()
-    inverse = 1 / z.square()
-    far = [z.sin() / z]
-    if lmax:
-        far.append((far[0] - z.cos()) * inverse)
-    for degree in range(1, lmax):
-        far.append(((2 * degree + 1) * far[degree] - far[degree - 1]) * inverse)
-    near = torch.where(small, square, 0.0)
-    return [torch.where(small, _series(near, degree, edge), value) for degree, value in enumerate(far)]
-
-
-def _series(square: Tensor, degree: int, edge: float) -> Tensor:
-    """j_l(z) / z^l by its power series, exact to rounding for z^2 up to ``edge``."""
-    coefficients = [1 / math.prod(range(2 * degree + 1, 0, -2))]
-    while abs(coefficients[-1]) * edge ** (len(coefficients) - 1) > 1e-18 * coefficients[0]:
-        k = len(coefficients)
-        coefficients.append(-coefficients[-1] / (2 * k * (2 * degree + 2 * k + 1)))
-    out = torch.full_like(square, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        out = out * square + coefficient
-    return out
+def sinc(square: Tensor) -> Tensor:
+    r""":math:`\sin(z) / z` as a function of :math:`z^2`, analytic at 0 too, where points meet."""
+    small = square < 1
+    z, near = torch.where(small, 1.0, square).sqrt(), torch.where(small, square, 0.0)
+    series = torch.zeros_like(square)
+    for k in range(9, -1, -1):  # exact to rounding
+        series = series * near + (-1) ** k / math.factorial(2 * k + 1)
+    return torch.where(small, series, z.sin() / z)

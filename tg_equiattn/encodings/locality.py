@@ -4,51 +4,33 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 from .. import checks
 from ..grids import Neighbourhood
-from ..precision import full_precision
+from ..modes import full_precision
 
 CONTENT = 0.3  # of the usual size of queries at the start: with locality, places decide first
 CONTRAST = 2.0  # of the preferred group element over the others at the start
 
 
-def _nearest_offsets(neighbourhood: Neighbourhood, count: int) -> list[tuple[int, ...]]:
-    """The first ``count`` offsets of a window, or all it has, the nearest first."""
-    offsets: Iterable[tuple[int, ...]]
-    if neighbourhood.is_global:
-        reach = math.ceil(count ** (1 / neighbourhood.dim))  # a cube of this radius holds the nearest
-        offsets = itertools.product(range(-reach, reach + 1), repeat=neighbourhood.dim)
-    else:
-        offsets = (tuple(offset) for offset in neighbourhood.offsets().tolist())
-    return sorted(offsets, key=lambda offset: (sum(n * n for n in offset), offset))[:count]
-
-
 def starting_places(
     heads: int, neighbourhood: Neighbourhood, elements: int = 1
 ) -> list[tuple[tuple[int, ...], int, int]]:
-    """Where each head looks at the start: an offset, a group element and a round, no two heads alike.
-
-    Head e takes the e-th nearest offset of the window (ties in the order of coordinates) and the group element e,
-    modulo their number. When all offsets are taken the next heads begin again with the nearest one, each with the
-    element after that of its predecessor there; when all pairs are, again, in the next round, whose heads are half as
-    sharp.
-
-    Args:
-        heads: how many.
-        neighbourhood: the window, or the whole grid.
-        elements: how many group elements heads prefer, 1 where they prefer none.
-    """
-    offsets = _nearest_offsets(neighbourhood, heads)
-    places = []
-    for head in range(heads):
-        turn, place = divmod(head, len(offsets))
-        places.append((offsets[place], (place + turn) % elements, turn // elements))
-    return places
+    """Where each head looks at the start: an offset, a group element (of those that heads prefer) and a round, no two
+    heads alike. Head e takes the e-th nearest offset of the window (ties in the order of coordinates) and the element
+    e, modulo their number. When all offsets are taken heads begin again with the nearest one and the next element
+    there; when all pairs are, in the next round, whose heads are half as sharp."""
+    if neighbourhood.is_global:
+        radius = math.ceil(heads ** (1 / neighbourhood.dim))  # a cube of this radius holds the nearest
+        offsets = list(itertools.product(range(-radius, radius + 1), repeat=neighbourhood.dim))
+    else:
+        offsets = [tuple(offset) for offset in neighbourhood.offsets().tolist()]
+    offsets = sorted(offsets, key=lambda offset: (sum(n * n for n in offset), offset))[:heads]
+    turns = (divmod(head, len(offsets)) for head in range(heads))
+    return [(offsets[place], (place + turn) % elements, turn // elements) for turn, place in turns]
 
 
 class Locality(nn.Module):
@@ -56,38 +38,23 @@ class Locality(nn.Module):
 
     .. math:: l_e(h^{-1}D, u) = -\alpha_e\, |h^{-1}D - \Delta_e|^2 + w_e[u]
 
-    with offsets D in pixels, and for each head e a sharpness :math:`\alpha_e \ge 0`, a centre :math:`\Delta_e` and a
-    preference :math:`w_e` of group elements, all learned. Heads start at places of their own
-    (:func:`starting_places`). As a function of the rotated offset and of u it leaves equivariance as it is. Large
-    :math:`\alpha` and contrasts of w make relative attention with a head a tap a group convolution, away from the
-    border of the image: there the softmax looks at the nearest pixel there is, where a convolution sees zero.
-
-    Args:
-        heads: attention heads.
-        neighbourhood: the window, or the whole grid.
-        sharpness: :math:`\alpha` at the start, in 1 / pixel^2, not negative.
-        elements: the number of group elements u, or ``None`` without w (lifting).
-        preferring: whether every head starts with a preference for a group element of its own; else w starts at zero.
+    with offsets D in pixels, and for each head e a sharpness :math:`\alpha_e \ge 0` (1 / pixel^2), a centre
+    :math:`\Delta_e` and a preference :math:`w_e` of the ``elements`` u, all learned; ``None`` without w (lifting).
+    Heads start at places of their own (:func:`starting_places`), and, ``preferring``, with elements of their own; else
+    w starts at zero. Large :math:`\alpha` and contrasts of w make relative attention with a head a tap a group
+    convolution, away from the border: there the softmax looks at the nearest pixel, where a convolution sees zero.
 
     Shapes:
         ``(|H|, D, d)`` offsets in pixels -> ``(heads, |H|, D)`` and ``(heads, elements)`` or ``None``.
-
-    Raises:
-        ValueError: for a sharpness that is negative or not finite.
 
     Source: Cordonnier et al., On the relationship between self-attention and convolutional layers (2020), Theorem 1;
     d'Ascoli et al., ConViT (2021), for the start. Both have one group element.
     """
 
     def __init__(
-        self,
-        heads: int,
-        neighbourhood: Neighbourhood,
-        sharpness: float,
-        *,
-        elements: int | None = None,
+        self, heads: int, neighbourhood: Neighbourhood, sharpness: float, *, elements: int | None = None,
         preferring: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         checks.positive(heads=heads)
         checks.not_negative(locality=sharpness)

@@ -1,8 +1,4 @@
-r"""Positions of nodes in linear attention: absolute and relative sinusoids, and biases of offsets.
-
-Positions may have any dimension; the unit is the pixel, or whatever length the data are in. Give positions far from the
-origin in float64: float32 holds those of 5e6 to 0.5 only.
-"""
+"""Positions of nodes in linear attention: absolute and relative sinusoids, and biases of offsets."""
 
 from __future__ import annotations
 
@@ -12,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..precision import full_precision
-from .harmonics import spherical_bessel
+from ..modes import full_precision
+from .harmonics import sinc
 
 LONGEST = 1e4  # scale of the sinusoids, in units of positions: Vaswani et al., Attention is all you need (2017), 3.5
 LENGTH_SCALES = 4  # learned frequencies an axis: relative-performer appendix A.2
@@ -22,8 +18,7 @@ HIDDEN = 32  # width of the MLP of offsets
 RADIAL = 16  # functions of the distance
 
 
-def _geometric(count: int, device: torch.device | None = None) -> Tensor:
-    """Frequencies from 1 down to almost 1 / LONGEST, as of the usual sinusoidal encoding."""
+def _frequencies(count: int, device: torch.device | None = None) -> Tensor:
     return LONGEST ** -(torch.arange(count, device=device) / count)
 
 
@@ -31,30 +26,18 @@ class AbsoluteEncoding(nn.Module):
     r"""The usual sinusoidal encoding of absolute positions, channels split evenly among axes. Not equivariant.
 
     .. math:: [\sin(\omega_1 x), \cos(\omega_1 x), \sin(\omega_2 x), ...], \qquad \omega_i = 10000^{-i/n}
-
-    Args:
-        channels: width, a multiple of ``2 * pos_dim``.
-        pos_dim: dimension of positions.
-
-    Shapes:
-        ``(..., pos_dim)`` -> ``(..., channels)``.
-
-    Raises:
-        ValueError: if the channels do not split into pairs.
     """
 
     def __init__(self, channels: int, pos_dim: int) -> None:
         super().__init__()
         if channels % (2 * pos_dim):
-            raise ValueError(
-                f"channels must be a multiple of {2 * pos_dim} (sine and cosine of {pos_dim} coordinates) where "
-                f"position='absolute', got {channels}"
-            )
+            wanted = f"a multiple of {2 * pos_dim} (sine and cosine of {pos_dim} coordinates)"
+            raise ValueError(f"channels must be {wanted} where position='absolute', got {channels}")
         self.channels, self.pos_dim = channels, pos_dim
 
     def forward(self, pos: Tensor) -> Tensor:
         pos = pos.to(torch.promote_types(pos.dtype, torch.float32))
-        omega = _geometric(self.channels // (2 * self.pos_dim), pos.device)
+        omega = _frequencies(self.channels // (2 * self.pos_dim), pos.device)
         angle = pos[..., None] * omega.to(pos.dtype)
         return torch.stack([angle.sin(), angle.cos()], -1).flatten(-3)
 
@@ -69,17 +52,9 @@ class SinusoidEncoding(nn.Module):
         \quad k_p = [\sin \omega x, \cos \omega x], \quad
         \langle q_p(x), k_p(x') \rangle = \alpha \cos \omega (x - x') + \beta \sin \omega (x - x')
 
-    for every learned frequency :math:`\omega` of every axis, with :math:`\alpha, \beta` learned for each head
-    (Lemma 1). The product is exact; attention through random features then has it in expectation over draws only.
-
-    Args:
-        pos_dim: dimension of positions.
-        heads: attention heads.
-
-    There are 4 frequencies an axis; they start at 1 and fall geometrically towards 1e-4.
-
-    Shapes:
-        ``(N, pos_dim)`` -> two of ``(N, heads, channels)``, channels = 8 · pos_dim.
+    for each of the 4 learned frequencies :math:`\omega` of every axis, which start at 1 and fall geometrically towards
+    1e-4, with :math:`\alpha, \beta` learned for each head (Lemma 1): exact, but for random features in expectation.
+    ``(N, pos_dim)`` -> two of ``(N, heads, channels)``, channels = 8 · pos_dim.
 
     Source: relative-performer section 2.3, strategy 1, and appendix A.1. The appendix's second line has the sign of
     :math:`\beta` wrong twice; its result is right.
@@ -94,7 +69,7 @@ class SinusoidEncoding(nn.Module):
 
     def reset_parameters(self) -> None:
         with torch.no_grad():
-            self.frequency.copy_(_geometric(LENGTH_SCALES).expand(self.pos_dim, -1))
+            self.frequency.copy_(_frequencies(LENGTH_SCALES).expand(self.pos_dim, -1))
             self.rotation.normal_(std=2.0)
 
     def forward(self, pos: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,82 +86,60 @@ class SinusoidEncoding(nn.Module):
         return f"pos_dim={self.pos_dim}, heads={self.heads}"
 
 
-class OffsetTable(nn.Module):
-    r"""A bias for each head and each integer offset with coordinates below ``max_distance``.
+class _OffsetBias(nn.Module):
+    """A bias for each head of the offset, in units of ``cutoff``: ``(E, pos_dim)`` -> ``(heads, E)``. Those with
+    features ``(E, F)`` of the offset, of which the bias is a linear map, take them where they are known."""
 
-    Args:
-        pos_dim: dimension of offsets.
-        heads: attention heads.
-        max_distance: offsets run from ``1 - max_distance`` to ``max_distance - 1`` on each axis.
-
-    Shapes:
-        ``(E, pos_dim)`` -> ``(heads, E)``.
-
-    Raises:
-        ValueError: (on the CPU, outside torch.compile) for offsets that are not in the table, after rounding. On CUDA,
-            and compiled, such pairs get minus infinity: they are not near.
-    """
-
-    def __init__(self, pos_dim: int, heads: int, max_distance: int) -> None:
+    def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
         super().__init__()
-        self.pos_dim, self.heads, self.max_distance = pos_dim, heads, max_distance
-        self.table = nn.Parameter(torch.empty(heads, (2 * max_distance - 1) ** pos_dim))
+        self.pos_dim, self.heads, self.cutoff = pos_dim, heads, cutoff
+
+    def extra_repr(self) -> str:
+        return f"pos_dim={self.pos_dim}, heads={self.heads}, cutoff={self.cutoff}"
+
+
+class OffsetTable(_OffsetBias):
+    """A bias for each head and each integer offset with coordinates from ``1 - cutoff`` to ``cutoff - 1``; ValueError
+    for others, after rounding, and where values are not free minus infinity: such pairs are not near."""
+
+    cutoff: int
+
+    def __init__(self, pos_dim: int, heads: int, cutoff: int) -> None:
+        super().__init__(pos_dim, heads, cutoff)
+        self.table = nn.Parameter(torch.empty(heads, (2 * cutoff - 1) ** pos_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=STD)
 
     def forward(self, offsets: Tensor) -> Tensor:
-        radius = self.max_distance - 1
+        radius, free = self.cutoff - 1, checks.values_are_free(offsets)
         whole = offsets.round() if offsets.is_floating_point() else offsets
         inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # neither NaN nor infinity is
-        if checks.values_are_free(offsets) and not bool(inside.all()):
-            raise ValueError(
-                f"offsets (edge_offset, or differences of pos) must be below max_distance={self.max_distance} on every "
-                f"axis, got {offsets.min()} to {offsets.max()}"
-            )
+        if free and not bool(inside.all()):
+            wanted = f"below cutoff={self.cutoff} on every axis, got {offsets.min()} to {offsets.max()}"
+            raise ValueError(f"offsets (edge_offset, or differences of pos) must be {wanted}")
         whole = torch.where(inside[:, None], whole, torch.zeros_like(whole)).long()
         index = whole.new_zeros(whole.shape[0])
         for axis in range(self.pos_dim):
             index = index * (2 * radius + 1) + (whole[:, axis] + radius).clamp(0, 2 * radius)
         bias = nn.functional.embedding(index, self.table.T).T
-        return bias if checks.values_are_free(offsets) else bias.masked_fill(~inside, -math.inf)
-
-    def extra_repr(self) -> str:
-        return f"pos_dim={self.pos_dim}, heads={self.heads}, max_distance={self.max_distance}"
+        return bias if free else bias.masked_fill(~inside, -math.inf)
 
 
-def radial_basis(offsets: Tensor, max_distance: float, count: int) -> Tensor:
-    r"""Functions of the distance, (E, count): :math:`\mathrm{sinc}(n |x| / r)`, n from 1 on, smooth up to r.
-
-    Spherical Bessel functions of degree 0, which vanish at the radius r (``max_distance``), as of DimeNet: analytic in
-    the squared distance, so that derivatives of any order exist where points meet, too. Beyond r they are zero.
-    """
-    phase = math.pi**2 * (offsets / max_distance).square().sum(-1).clamp(max=1)  # squared
-    sinc, half = (spherical_bessel(part, 0)[0] for part in (phase, phase / 4))
-    twice_cosine = 2 - phase * half.square()
-    waves = [torch.zeros_like(sinc), sinc]  # sin(n x) / x, by their recursion: no wave is a function of its own
-    while len(waves) <= count:
-        waves.append(twice_cosine * waves[-1] - waves[-2])
-    numbers = torch.arange(1, count + 1, device=offsets.device).to(sinc.dtype)
-    return torch.stack(waves[1:], -1) / numbers
-
-
-class OffsetDistance(nn.Module):
+class OffsetDistance(_OffsetBias):
     r"""A bias for each head as a function of the distance, invariant to rotations and reflections; smooth.
 
     .. math:: b(x) = \sum_n a_n\, \mathrm{sinc}(n |x| / r) + 1 - \frac{1}{1 - |x|^2 / r^2}
 
-    with r = ``max_distance``: the weight :math:`e^b` of a pair vanishes smoothly where the distance reaches r, with all
-    its derivatives, and beyond r it is zero. Arguments and shapes as :class:`OffsetTable`; no offset is refused. Where
-    :meth:`features` of the offsets are known they may be given.
+    with r = ``cutoff``: the weight :math:`e^b` of a pair vanishes smoothly where the distance reaches r, with all
+    its derivatives, and beyond r it is zero.
 
     Source: Gasteiger et al., DimeNet (2020), for the basis.
     """
 
-    def __init__(self, pos_dim: int, heads: int, max_distance: float) -> None:
-        super().__init__()
-        self.pos_dim, self.heads, self.max_distance = pos_dim, heads, max_distance
+    def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
+        super().__init__(pos_dim, heads, cutoff)
         self.last = nn.Linear(RADIAL, heads, bias=False)
         self.reset_parameters()
 
@@ -194,91 +147,84 @@ class OffsetDistance(nn.Module):
         nn.init.normal_(self.last.weight, std=STD)
 
     def features(self, offsets: Tensor) -> Tensor:
-        """The functions of the distance that the bias is a linear map of, (E, 16)."""
+        """sinc(n |x| / r) for n = 1 ... 16, (E, 16): analytic in the squared distance, zero beyond r."""
         with full_precision(offsets.device):
-            return radial_basis(offsets.to(self.last.weight.dtype), self.max_distance, RADIAL)
+            phase = math.pi**2 * self._square(offsets).clamp(max=1)  # squared
+            first, half = sinc(phase), sinc(phase / 4)
+            twice_cosine = 2 - phase * half.square()
+            waves = [torch.zeros_like(first), first]  # sin(n x) / x, by their recursion
+            while len(waves) <= RADIAL:
+                waves.append(twice_cosine * waves[-1] - waves[-2])
+            return torch.stack(waves[1:], -1) / torch.arange(1, RADIAL + 1, device=offsets.device).to(first.dtype)
+
+    def _square(self, offsets: Tensor) -> Tensor:
+        return (offsets.to(self.last.weight.dtype) / self.cutoff).square().sum(-1)
 
     def forward(self, offsets: Tensor, features: Tensor | None = None) -> Tensor:
         with full_precision(offsets.device):
-            offsets = offsets.to(self.last.weight.dtype)
-            bias = self.last(self.features(offsets) if features is None else features).T
-            square = (offsets / self.max_distance).square().sum(-1)
+            bias, square = self.last(self.features(offsets) if features is None else features).T, self._square(offsets)
             inside = square < 1
-            gap = torch.where(inside, 1 - square, torch.ones_like(square))
-            return (bias + 1 - 1 / gap).masked_fill(~inside, -math.inf)
-
-    def extra_repr(self) -> str:
-        return f"pos_dim={self.pos_dim}, heads={self.heads}, max_distance={self.max_distance}"
+            return (bias + 1 - 1 / torch.where(inside, 1 - square, 1.0)).masked_fill(~inside, -math.inf)
 
 
-class OffsetMLP(nn.Module):
-    r"""A bias for each head as an MLP of the offset, for points off a grid.
+class _Hidden(nn.Linear):
+    """The hidden layer of an MLP of offsets, (E, pos_dim) to (E, 32), whose waves are shorter than ``cutoff``."""
 
-    Offsets enter in units of ``max_distance``. Arguments and shapes as :class:`OffsetTable`; no offset is refused.
-    Where :meth:`features` of the offsets are known they may be given.
-    """
+    def __init__(self, pos_dim: int, cutoff: float) -> None:
+        super().__init__(pos_dim, HIDDEN)
+        self.cutoff = cutoff
 
-    def __init__(self, pos_dim: int, heads: int, max_distance: float) -> None:
-        super().__init__()
-        self.pos_dim, self.heads, self.max_distance = pos_dim, heads, max_distance
-        self.first, self.last = nn.Linear(pos_dim, HIDDEN), nn.Linear(HIDDEN, heads)
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=2.0)
+        nn.init.uniform_(self.bias, -2.0, 2.0)
+
+    def forward(self, offsets: Tensor) -> Tensor:
+        with full_precision(offsets.device):
+            return nn.functional.silu(super().forward(offsets.to(self.weight.dtype) / self.cutoff))
+
+
+class OffsetMLP(_OffsetBias):
+    """A bias for each head as an MLP of the offset, for points off a grid."""
+
+    def __init__(self, pos_dim: int, heads: int, cutoff: float) -> None:
+        super().__init__(pos_dim, heads, cutoff)
+        self.first, self.last = _Hidden(pos_dim, cutoff), nn.Linear(HIDDEN, heads)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        _reset_first(self.first)
-        nn.init.normal_(self.last.weight, std=STD / math.sqrt(1.5 * self.last.in_features))
+        self.first.reset_parameters()
+        nn.init.normal_(self.last.weight, std=STD / math.sqrt(1.5 * HIDDEN))
         nn.init.zeros_(self.last.bias)
 
     def features(self, offsets: Tensor) -> Tensor:
-        """The hidden layer, (E, 32)."""
-        with full_precision(offsets.device):
-            return nn.functional.silu(self.first(offsets.to(self.first.weight.dtype) / self.max_distance))
+        return self.first(offsets)
 
     def forward(self, offsets: Tensor, features: Tensor | None = None) -> Tensor:
         with full_precision(offsets.device):
-            return self.last(self.features(offsets) if features is None else features).T
-
-    def extra_repr(self) -> str:
-        return f"pos_dim={self.pos_dim}, heads={self.heads}, max_distance={self.max_distance}"
+            return self.last(self.first(offsets) if features is None else features).T
 
 
 class OffsetValues(nn.Module):
     r"""What near pairs add to values: a map of features of the offset for each head, g(x) = f(x) M.
 
-    Features f are those of the bias of offsets, or, of a table, a layer of their own as :class:`OffsetMLP` has.
-
-    Args:
-        bias: of offsets.
-        head_channels: of values.
-
-    Shapes:
-        ``(E, pos_dim)`` -> ``(E, features)``; ``map`` is ``(heads, features, head_channels)``.
+    Features f ``(E, features)`` are those of the bias of offsets, or, of a table, a layer of their own as
+    :class:`OffsetMLP` has; M is ``map``, ``(heads, features, head_channels)``.
     """
 
     def __init__(self, bias: OffsetTable | OffsetMLP | OffsetDistance, head_channels: int) -> None:
         super().__init__()
-        self.max_distance = bias.max_distance
-        self.first = nn.Linear(bias.pos_dim, HIDDEN) if isinstance(bias, OffsetTable) else None
+        self.first = _Hidden(bias.pos_dim, bias.cutoff) if isinstance(bias, OffsetTable) else None
         features = RADIAL if isinstance(bias, OffsetDistance) else HIDDEN
         self.map = nn.Parameter(torch.empty(bias.heads, features, head_channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         if self.first is not None:
-            _reset_first(self.first)
+            self.first.reset_parameters()
         nn.init.normal_(self.map, std=self.map.shape[1] ** -0.5)
 
     def forward(self, offsets: Tensor, bias: OffsetTable | OffsetMLP | OffsetDistance) -> Tensor:
-        if self.first is None:
-            return bias.features(offsets)  # type: ignore[operator, union-attr]
-        with full_precision(offsets.device):
-            return nn.functional.silu(self.first(offsets.to(self.map.dtype) / self.max_distance))
+        return bias.features(offsets) if self.first is None else self.first(offsets)  # type: ignore[operator, union-attr]
 
     def extra_repr(self) -> str:
         return f"features={self.map.shape[1]}"
-
-
-def _reset_first(layer: nn.Linear) -> None:
-    """Of an MLP of offsets, whose waves are shorter than the unit."""
-    nn.init.normal_(layer.weight, std=2.0)
-    nn.init.uniform_(layer.bias, -2.0, 2.0)

@@ -1,49 +1,29 @@
 """Kernels: pure functions of tensors and tables, without parameters. One folder a family, every function here."""
 
-from .group import (
-    frame_attention,
-    global_group_attention,
-    group_attention,
-    lifting_attention,
-    separable_group_convolution,
-)
-from .hyena import (
-    bilinear_long_conv,
-    geometric_product,
-    lag_long_conv,
-    scalar_long_conv,
-    short_conv,
-    vector_attention,
-    vector_long_conv,
-)
-from .linear import (
-    clipped_attention,
-    linear_attention,
-    orthogonal_projection,
-    softmax_features,
-    sum_aggregation,
-    window_attention,
-)
-from .waves import EwaldKernels, ewald_attention
+from .group.attention import group_attention, lifting_attention
+from .group.frames import frame_attention
+from .group.global_attention import global_group_attention
+from .hyena.long_conv import scalar_long_conv, vector_long_conv
+from .performer.attention import linear_attention
+from .performer.random_features import orthogonal_projection, softmax_features
+from .performer.window import window_attention
+from .vector.attention import vector_attention
+from .vector.clifford import geometric_product
+from .waves.ewald_attention import ewald_attention
+from .waves.kernels import EwaldKernels
 
 __all__ = [
     "EwaldKernels",
-    "bilinear_long_conv",
-    "clipped_attention",
     "ewald_attention",
     "frame_attention",
     "geometric_product",
     "global_group_attention",
     "group_attention",
-    "lag_long_conv",
     "lifting_attention",
     "linear_attention",
     "orthogonal_projection",
     "scalar_long_conv",
-    "separable_group_convolution",
-    "short_conv",
     "softmax_features",
-    "sum_aggregation",
     "vector_attention",
     "vector_long_conv",
     "window_attention",

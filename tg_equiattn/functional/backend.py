@@ -1,51 +1,20 @@
-"""Which path computes an operator: torch by its own operator, a fused Triton kernel, or a plain composition.
+"""Which path computes an operator of our own: itself, or a plain composition of torch's operations.
 
-Operators of our own are opaque to torch's transforms: ``torch.func``'s cannot look into them, and forward-mode
-differentiation would take their tangents for zero. So each has its plain composition of torch's operations, which every
-transform understands; it is what runs wherever a transform is at work, and where ``backend="plain"`` asks for it.
+Operators are opaque to torch's transforms: ``torch.func``'s cannot look into them, and forward-mode differentiation
+would take their tangents for zero. So each has its plain composition, which every transform understands; it is what
+runs wherever a transform is at work, and where it is asked for.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
-import torch
 from torch.autograd import forward_ad
 
-from .. import checks
-from ..transforms import transformed
-
-BACKENDS = ("auto", "torch", "triton", "plain")
-
-# Operators whose kernel was measured faster than torch on a GPU, which is what "auto" goes by: none has been yet.
-_FASTER: frozenset[str] = frozenset()
-
-INSTALLED = importlib.util.find_spec("triton") is not None  # Triton
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # its kernels run on the CPU
+from ..modes import transformed
 
 
-def check_backend(backend: str) -> None:
-    """ValueError for an unknown backend, or Triton's where it is not installed."""
-    checks.choice("backend", backend, BACKENDS)
-    if backend == "triton" and not INSTALLED:
-        raise ValueError("backend must be 'auto' or 'torch' without Triton (pip install triton), got 'triton'")
-
-
-def use_triton(backend: str, operator: str, device: torch.device) -> bool:
-    """Whether ``operator`` runs on its kernel for tensors on ``device``."""
-    check_backend(backend)
-    if backend == "triton" and device.type != "cuda" and not (INTERPRETED and device.type == "cpu"):
-        raise ValueError(
-            "backend must be 'auto' or 'torch' for tensors that are not on a CUDA device (or set TRITON_INTERPRET=1 "
-            f"to run kernels on the CPU in Triton's interpreter, slowly), got 'triton' with tensors on {device}"
-        )
-    return backend == "triton" or (backend == "auto" and operator in _FASTER and INSTALLED and device.type == "cuda")
-
-
-def use_plain(backend: str = "auto") -> bool:
+def use_plain(plain: bool = False) -> bool:
     """Whether an operator runs as its plain composition of torch's operations."""
-    return backend == "plain" or transformed()
+    return plain or transformed()
 
 
 def refuse_forward_mode() -> None:

@@ -1,32 +1,18 @@
 """Modules: project, reshape, call one kernel; blocks and whole models. One folder a family, every module here."""
 
-from .group import (
-    GEViT,
-    GlobalGroupAttention,
-    GlobalPooling,
-    GroupAttention,
-    GroupAttentionBlock,
-    GroupLinear,
-    GroupPooling,
-    LiftingAttention,
-    Pointwise,
-    RegularBatchNorm,
-    RegularGlobalNorm,
-    RegularLayerNorm,
-    SpatialCrop,
-    SpatialMaxPool,
-)
-from .hyena import CliffordMLP, SE3Hyena, SE3HyenaOperator, VectorSelfAttention, VectorTransformer
-from .linear import (
-    MeanReadout,
-    PerformerAttention,
-    PerformerBlock,
-    PixelEmbedding,
-    PositionalPerformerAttention,
-    RandomFeatures,
-    RelativePerformer,
-)
-from .waves import EwaldAttention
+from .group.attention import GroupAttention, LiftingAttention
+from .group.block import GroupAttentionBlock
+from .group.ge_vit import GEViT
+from .group.global_attention import GlobalGroupAttention
+from .group.linear import GroupLinear
+from .group.norm import RegularGlobalNorm, RegularLayerNorm
+from .group.pooling import GlobalPooling
+from .hyena.se3_hyena import SE3Hyena, SE3HyenaOperator
+from .performer.attention import PerformerAttention
+from .performer.relative_performer import RelativePerformer
+from .vector.clifford import CliffordMLP
+from .vector.self_attention import VectorSelfAttention, VectorTransformer
+from .waves.ewald_attention import EwaldAttention
 
 __all__ = [
     "CliffordMLP",
@@ -37,23 +23,13 @@ __all__ = [
     "GroupAttention",
     "GroupAttentionBlock",
     "GroupLinear",
-    "GroupPooling",
     "LiftingAttention",
-    "MeanReadout",
     "PerformerAttention",
-    "PerformerBlock",
-    "PixelEmbedding",
-    "Pointwise",
-    "PositionalPerformerAttention",
-    "RandomFeatures",
-    "RegularBatchNorm",
     "RegularGlobalNorm",
     "RegularLayerNorm",
     "RelativePerformer",
     "SE3Hyena",
     "SE3HyenaOperator",
-    "SpatialCrop",
-    "SpatialMaxPool",
     "VectorSelfAttention",
     "VectorTransformer",
 ]

@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tg_equiattn.nn import GlobalPooling, Pointwise, RegularBatchNorm
+from tg_equiattn.nn import GlobalPooling
+from tg_equiattn.nn.group.linear import Pointwise
+from tg_equiattn.nn.group.norm import RegularBatchNorm
 
 
 class Convolutions(nn.Module):

@@ -107,7 +107,7 @@ def _layer(attention: Attention, channels: int, heads: int, cutoff: float) -> nn
     block = RelativeGPSBlock(
         channels, local, heads, **SMOOTH,
         attn_kwargs={
-            "pos_dim": 3, "offset": "distance", "values": "offset", "max_distance": cutoff, "edge_dim": KINDS,
+            "pos_dim": 3, "offset": "distance", "values": "offset", "cutoff": cutoff, "edge_dim": KINDS,
             "method": "pairs" if attention == "pairs" else "features",
         },
     )  # fmt: skip

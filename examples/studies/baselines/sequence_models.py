@@ -9,9 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from tg_equiattn import checks
-from tg_equiattn.functional.hyena import fft_convolution, softmax_attention
-from tg_equiattn.nn.hyena import Edges, GradedNetwork, Grades, ScalarVectorModule, ShortConv, grades_of_channels
-from tg_equiattn.sequences import Sequences
+from tg_equiattn.functional.hyena.fft_convolution import fft_convolution
+from tg_equiattn.functional.vector.softmax_attention import softmax_attention
+from tg_equiattn.nn.vector.grades import Grades, grades_of_channels
+from tg_equiattn.nn.vector.network import TokenNetwork
+from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
+from tg_equiattn.nn.vector.short_conv import ShortConv
+from tg_equiattn.pairs import Pairs
+from tg_equiattn.ragged import Ragged, Rows
 
 GATE_CHANNELS = 8  # as of SE(3)-Hyena
 
@@ -26,15 +31,15 @@ class SequenceOperator(nn.Module, ABC):
         self.short_conv = None if short_conv is None else ShortConv(range(3 * channels), short_conv)
         self.out = _mlp(channels, channels, channels)
 
-    def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+    def forward(self, x: Tensor, ragged: Ragged) -> Tensor:
         projected = self.project(x)
         if self.short_conv is not None:
-            projected = self.short_conv(projected.T, sequences).T
+            projected = self.short_conv(projected, ragged)
         query, key, value = projected.chunk(3, -1)
-        return self.out(x + self.mix(sequences, query, key, value))
+        return self.out(x + self.mix(ragged, query, key, value))
 
     @abstractmethod
-    def mix(self, sequences: Sequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def mix(self, ragged: Ragged, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Mix tokens along sequences, (T, channels)."""
 
 
@@ -46,19 +51,19 @@ class LongConvolution(SequenceOperator):
         self.norm = norm
         self.gate = _mlp(channels, GATE_CHANNELS, channels)
 
-    def mix(self, sequences: Sequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        def convolve(q: Tensor, k: Tensor, lengths: Tensor | None) -> Tensor:
-            return fft_convolution(q, k, lengths, "circular", norm=self.norm)
+    def mix(self, ragged: Ragged, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def convolve(q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+            return fft_convolution(q, k, rows.lengths, "circular", norm=self.norm)
 
-        mixed = sequences.mix(convolve, query.T[None], key.T[None])[0].T
+        mixed = ragged.mix(convolve, query, key)
         return torch.sigmoid(self.gate(mixed)) * mixed * value
 
 
 class SelfAttention(SequenceOperator):
     """By softmax attention, all channels one head."""
 
-    def mix(self, sequences: Sequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return sequences.mix(softmax_attention, query.T[None], key.T[None], value.T[None])[0].T
+    def mix(self, ragged: Ragged, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return ragged.mix(lambda q, k, v, rows: softmax_attention(q, k, v, rows.lengths), query, key, value)
 
 
 def _mlp(inside: int, hidden: int, outside: int) -> nn.Sequential:
@@ -67,7 +72,7 @@ def _mlp(inside: int, hidden: int, outside: int) -> nn.Sequential:
     )  # fmt: skip
 
 
-class SequenceNetwork(GradedNetwork):
+class SequenceNetwork(TokenNetwork):
     """Embedding, operators with residual connections, pooling and MLP of scalars and vectors' components alike."""
 
     def __init__(
@@ -80,11 +85,11 @@ class SequenceNetwork(GradedNetwork):
         self.operators = nn.ModuleList([operator(channels, **options) for _ in range(depth)])
         self.out = _mlp(channels, channels, out_grades.dim)
 
-    def forward(self, x: Tensor, pos: Tensor, sequences: Sequences, edges: Edges | None = None) -> Tensor:
-        x = self.embed(torch.cat([x, pos]).T)
+    def forward(self, x: Tensor, pos: Tensor, ragged: Ragged, edges: Pairs | None = None) -> Tensor:
+        x = self.embed(torch.cat([x, pos], 1))
         for operator in self.operators:
-            x = x + operator(x, sequences)
-        return self.out(sequences.mean(x.T).T if self.pool else x).T
+            x = x + operator(x, ragged)
+        return self.out(ragged.mean(x) if self.pool else x)
 
 
 class Hyena(ScalarVectorModule):

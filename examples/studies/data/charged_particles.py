@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from harness.checkpoints import load, save
 from torch import Tensor
 from tqdm import tqdm
 
@@ -61,9 +60,11 @@ def cached(systems: int, seed: int, particles: int, steps: int, folder: Path, pr
     key = hashlib.sha256(repr((systems, seed, particles, steps, physics)).encode()).hexdigest()[:12]
     path = folder / f"charged-{systems}-{seed}-{key}.pt"
     if path.exists():
-        return Trajectories(**load(path))
+        return Trajectories(**torch.load(path, weights_only=True))
     out = simulate(systems, seed, particles, steps, progress)
-    save(out._asdict(), path)
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(out._asdict(), part := path.with_suffix(".part"))
+    part.replace(path)
     return out
 
 

@@ -10,6 +10,7 @@ from harness import study
 from torch import Tensor
 
 from .digits import sklearn_digits
+from .image_files import load
 
 Part = tuple[Tensor, Tensor]  # images and labels
 
@@ -37,8 +38,6 @@ def parts(settings: Any) -> tuple[Part, Part | None, Part]:
     """Images and labels to train on, to choose the epoch with where there are any, and to test on."""
     if settings.data is None:
         return rotated_digits(settings.size, settings.train_images)
-    from data.image_files import load as load_images  # needs h5py, for other data sets
-
     with study.refusing():
-        data = load_images(settings.data, "rotmnist")
+        data = load(settings.data, "rotated MNIST")
     return data.train[: settings.train_images], data.validation[:], data.test[:]

@@ -6,13 +6,13 @@ import functools
 from pathlib import Path
 
 import torch.nn.functional as F
-from tg_equiattn.integrations.pyg import Superpixels
 from torch import Tensor
 from torch_geometric.data import Data
 from tqdm import tqdm
 
 from .digits import sklearn_digits
-from .image_files import load
+from .image_files import floats, load
+from .superpixels import Superpixels
 
 SIDE, BOX = 28, 20  # of the canvas and of the digit in its middle, as in MNIST
 
@@ -26,8 +26,9 @@ def enlarged(digits: Tensor) -> Tensor:
 def pictures(folder: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Images (N, 1, 28, 28) and labels to train and to test: of MNIST's files, or scikit-learn's digits."""
     if folder is not None:
-        data = load(folder, "mnist")
-        return data.train[:], data.test[:]
+        data = load(folder, "MNIST or Fashion-MNIST")
+        train, test = ((floats(images), labels) for images, labels in (data.train[:], data.test[:]))
+        return train, test
     images, labels, *parts = sklearn_digits()
     images = enlarged(images)
     train, test = ((images[part], labels[part]) for part in parts)

@@ -17,14 +17,10 @@ def checked_device(text: str) -> str:
     """
     if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
         raise ValueError(f"--device must be cpu, cuda or cuda:N, got {text!r}")
-    if text == "cpu":
-        return text
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not count:
-        raise ValueError(f"--device {text}: torch sees no CUDA device")
-    index = torch.device(text).index
-    if index is not None and index >= count:
-        raise ValueError(f"--device {text}: torch sees {count} CUDA device{'s' * (count > 1)}, counted from 0")
+    if is_cuda(text) and index_of(text) >= count:
+        there = f"{count} CUDA device{'s' * (count > 1)}, counted from 0" if count else "no CUDA device"
+        raise ValueError(f"--device {text}: torch sees {there}")
     return text
 
 

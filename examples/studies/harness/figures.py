@@ -22,13 +22,8 @@ def points(
 ) -> None:
     """Every run as a point and the mean as a line of its own: a column a model or setting, a colour a series in it.
 
-    Args:
-        columns: values by column and series.
-        path: of the picture.
-        measured: label of the values' axis.
-        along: label of the other axis.
-        legend: title of the series' legend; without one there is no legend.
-        scale: of the values' axis.
+    ``measured`` and ``along`` label the axes; the legend of the series, if there is to be one, has a title; ``scale``
+    is of the values' axis.
     """
     figure, axis = plt.subplots(figsize=(2.5 + len(columns), 3.5), layout="constrained")
     series = list(dict.fromkeys(name for column in columns.values() for name in column))

@@ -28,28 +28,18 @@ def is_first_process() -> bool:
 
 
 class Batches:
-    """Batches of a data set.
+    """Batches of ``get(indices)`` for a data set of this length.
 
-    For training (``seed`` given) the order, and what ``augment`` draws, follow from the seed and the epoch alone, so
-    a run that resumes sees what the interrupted one would have; batches are whole, and the rest of an epoch's order is
-    left out. Otherwise all examples come, in order, in batches whose sizes differ by one at most.
-
-    Args:
-        get: the batch of the examples with these indices.
-        length: number of examples.
-        size: of a batch, over all processes together.
-        seed: of the order.
-        augment: changes a global batch, drawing from a generator.
+    For training (``seed`` given) the order, and what ``augment(batch, generator)`` draws, follow from the seed and the
+    epoch alone, so a run that resumes sees what the interrupted one would have; batches are whole, and the rest of an
+    epoch's order is left out. Otherwise all examples come, in order, in batches whose sizes differ by one at most.
+    ``size`` is a batch's over all processes together.
     """
 
     def __init__(
-        self,
-        get: Callable[[list[int]], Any],
-        length: int,
-        size: int,
-        seed: int | None = None,
+        self, get: Callable[[list[int]], Any], length: int, size: int, seed: int | None = None,
         augment: Augment | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not length:
             raise ValueError("a data set must hold at least one example, got none")
         self.get, self.length, self.size, self.seed, self.augment = get, length, min(size, length), seed, augment
@@ -64,7 +54,7 @@ class Batches:
 
     def whole(self) -> Iterator[Any]:
         """The batches of an evaluation, undivided."""
-        return map(self.get, (part.tolist() for part in np.array_split(np.arange(self.length), len(self))))
+        return (self.get(part.tolist()) for part in np.array_split(np.arange(self.length), len(self)))
 
     def __iter__(self) -> Iterator[Any]:
         rank, world = rank_and_world()
@@ -85,11 +75,7 @@ class Batches:
 
 
 def tensor_batches(
-    tensors: Sequence[Tensor],
-    size: int,
-    seed: int | None = None,
-    augment: Augment | None = None,
-    device: str = "cpu",
+    tensors: Sequence[Tensor], size: int, seed: int | None = None, augment: Augment | None = None, device: str = "cpu"
 ) -> Batches:
     """Batches of tensors that lie on the device: moved there once, and every batch one indexing of each."""
     tensors = [x.to(device) for x in tensors]

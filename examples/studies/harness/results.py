@@ -41,12 +41,9 @@ class Row:
 
 
 COLUMNS = [field.name for field in dataclasses.fields(Row)]
-
-
-def _text(row: Row) -> list[str]:
-    short = {"value": f"{row.value:.7g}", "seconds": f"{row.seconds:.1f}"}
-    short |= {name: json.dumps(getattr(row, name), sort_keys=True) for name in ("settings", "more")}
-    return [short.get(name, str(getattr(row, name))) for name in COLUMNS]
+READ = {"value": float, "seconds": float, "parameters": int, "settings": json.loads, "more": json.loads}
+WRITE = {"value": "{:.7g}".format, "seconds": "{:.1f}".format}
+WRITE |= dict.fromkeys(("settings", "more"), lambda value: json.dumps(value, sort_keys=True))
 
 
 def _line(cells: list[str]) -> str:
@@ -61,23 +58,16 @@ def read(path: Path) -> list[Row]:
     Raises:
         ValueError: for a file of another format.
     """
-    if not path.is_file():
-        return []
-    text = path.read_text()
-    whole, _, cut = text.rpartition("\n")
+    whole, _, cut = path.read_text().rpartition("\n") if path.is_file() else ("", "", "")
     if cut:
         print(f"{path}: the last line was cut short and is left out", file=sys.stderr)
-    lines = list(csv.reader(io.StringIO(whole)))
-    if not lines:
-        return []
-    if lines[0] != COLUMNS:
-        raise ValueError(f"{path} must begin with the line {','.join(COLUMNS)}, got {','.join(lines[0])}")
+    header, *lines = list(csv.reader(io.StringIO(whole))) or [COLUMNS]
+    if header != COLUMNS:
+        raise ValueError(f"{path} must begin with the line {','.join(COLUMNS)}, got {','.join(header)}")
     rows = []
-    for number, cells in enumerate(lines[1:], 2):
+    for number, cells in enumerate(lines, 2):
         try:
-            fields = dict(zip(COLUMNS, cells, strict=True))
-            kinds = {"value": float, "seconds": float, "parameters": int, "settings": json.loads, "more": json.loads}
-            rows.append(Row(**{name: kinds.get(name, str)(cell) for name, cell in fields.items()}))
+            rows.append(Row(*(READ.get(name, str)(cell) for name, cell in zip(COLUMNS, cells, strict=True))))
         except ValueError as error:
             raise ValueError(f"{path}, row {number}, is not a result: {error}") from None
     return rows
@@ -90,22 +80,19 @@ def append(path: Path, row: Row) -> None:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: other runs may end at the same time
         file.seek(0)
-        there = file.read()
-        file.truncate(there.rfind(b"\n") + 1)
-        text = _line(_text(row))
-        file.write(((_line(COLUMNS) if b"\n" not in there else "") + text).encode())
+        there = file.read().rfind(b"\n") + 1
+        file.truncate(there)
+        text = _line([WRITE.get(name, str)(getattr(row, name)) for name in COLUMNS])
+        file.write((text if there else _line(COLUMNS) + text).encode())
         file.flush()
         os.fsync(file.fileno())
 
 
 def find(rows: list[Row], settings: Settings) -> Row | None:
     """The last row of exactly these settings; fields that a row does not have yet count with their defaults."""
-    defaults = type(settings)().identity()
-    wanted = settings.identity()
-    for row in reversed(rows):
-        if row.study == settings.STUDY and defaults | row.settings == wanted:
-            return row
-    return None
+    defaults, wanted = type(settings)().identity(), settings.identity()
+    found = (r for r in reversed(rows) if r.study == settings.STUDY and defaults | r.settings == wanted)
+    return next(found, None)
 
 
 def latest(rows: list[Row], kind: type[Settings]) -> list[Row]:

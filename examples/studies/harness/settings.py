@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 import tyro
 
 from .devices import checked_device
@@ -39,9 +40,7 @@ class Settings:
 
     SWEEP: ClassVar[tuple[str, ...]] = ("seeds",)
     HOW: ClassVar[tuple[str, ...]] = ("device", "output", "results", "again", "progress")
-    SHOWN: ClassVar[
-        tuple[str, ...]
-    ] = ()  # fields in which runs of one row of a table may differ: the report tells them apart
+    SHOWN: ClassVar[tuple[str, ...]] = ()  # in which runs of one row of a table may differ: reports tell them apart
     STUDY: ClassVar[str]
 
     seeds: tuple[int, ...] = (0,)
@@ -73,36 +72,33 @@ class Settings:
     again: bool = False
     """train runs anew that have a row or a checkpoint already"""
     progress: bool = True
-    """show progress bars"""
+    """show progress bars, where standard output is a terminal"""
 
     def check(self) -> None:
         """Raise SettingsError, which names the flag, for what cannot be."""
         checked_device(self.device)
-        for name in ("epochs", "batch", "learning_rate", "devices"):
-            self.positive(name)
-        for name in ("weight_decay", "clip", "patience"):
-            if getattr(self, name) < 0:
-                raise SettingsError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
-        if not 0 <= self.warmup < 1:
-            raise SettingsError(f"{flag('warmup')} must be in [0, 1), got {self.warmup}")
+        self.positive("epochs", "batch", "learning_rate", "devices")
         for name in self.SWEEP:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise SettingsError(f"{flag(name)} must be one or more different values, got {list(values)}")
+        for name in ("weight_decay", "clip", "patience", "seeds"):
+            if np.min(getattr(self, name)) < 0:
+                raise SettingsError(f"{flag(name)} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.warmup < 1:
+            raise SettingsError(f"--warmup must be in [0, 1), got {self.warmup}")
         if self.devices > 1 and ":" in self.device:
             raise SettingsError(f"--devices {self.devices} goes with --device cpu or cuda, got {self.device!r}")
-        if min(self.seeds) < 0:
-            raise SettingsError(f"--seeds must not be negative, got {list(self.seeds)}")
         if self.precision == "16-mixed" and self.device == "cpu":
             raise SettingsError("--precision 16-mixed needs --device cuda; on the CPU there is bf16-mixed")
         if self.batch % self.devices:
             raise SettingsError(f"--batch must divide among --devices {self.devices}, got {self.batch}")
 
-    def positive(self, name: str) -> None:
+    def positive(self, *names: str) -> None:
         """Raise SettingsError where a number is there and not positive."""
-        value = getattr(self, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise SettingsError(f"{flag(name)} must be positive, got {value}")
+        for name in names:
+            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
+                raise SettingsError(f"{flag(name)} must be positive, got {value}")
 
     def runs(self: Preset) -> Iterator[Preset]:
         """The single runs."""
@@ -159,17 +155,20 @@ def command(settings: Settings) -> str:
 def parse(default: Preset, presets: dict[str, Preset], doc: str, arguments: list[str] | None = None) -> Preset:
     """The command line; ``--quick``, ``--study`` and ``--full`` choose what other flags start from."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    chosen = [name for name in presets if f"--{name}" in arguments]
+    chosen = [f"--{name}" for name in presets if f"--{name}" in arguments]
     if len(chosen) > 1:
-        raise SettingsError(f"{' and '.join(f'--{name}' for name in chosen)} exclude each other")
-    rest = [word for word in arguments if word not in [f"--{name}" for name in presets]]
+        raise SettingsError(f"{' and '.join(chosen)} exclude each other")
+    rest = [word for word in arguments if word not in chosen]
     lines = [f"    --{name:<9} {PRESETS[name]}" for name in presets]
-    text = f"{doc.strip()}\n\nSettings to start from, which the flags below then change:\n\n" + "\n".join(lines)
-    start = presets[chosen[0]] if chosen else default
+    text = "\n".join([doc.strip(), "", "Settings to start from, which the flags below then change:", "", *lines])
+    start = presets[chosen[0][2:]] if chosen else default
     settings = tyro.cli(type(default), args=rest, default=start, description=text, prog=f"{default.STUDY}.py")
-    if "WORLD_SIZE" in os.environ:  # torchrun's
-        settings = dataclasses.replace(settings, devices=int(os.environ["WORLD_SIZE"]))
-    elif int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+    if "WORLD_SIZE" not in os.environ and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         raise SettingsError("srun started several copies of this program; let each node's one task be torchrun")
+    settings = dataclasses.replace(
+        settings,
+        devices=int(os.environ.get("WORLD_SIZE", settings.devices)),  # torchrun's
+        progress=settings.progress and sys.stdout.isatty(),  # a log would hold a line a step
+    )
     settings.check()
     return settings

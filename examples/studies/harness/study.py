@@ -15,35 +15,31 @@ import torch
 import tg_equiattn
 
 from . import results
-from .checkpoints import CheckpointError
 from .loading import is_first_process
 from .settings import EXAMPLES, Preset, Settings, SettingsError, command, parse
-from .training import Outcome
+from .training import CheckpointError, Outcome
 
 Report = Callable[[list[results.Row], Path], dict[str, str]]
 
 
 @contextlib.contextmanager
-def refusing() -> Iterator[None]:
+def refusing(*errors: type[Exception]) -> Iterator[None]:
     """Ends the program with one line where settings or files are refused."""
+    errors = errors or (ValueError, OSError)
     try:
         yield
-    except (ValueError, OSError) as error:
+    except errors as error:
         raise SystemExit(f"{Path(sys.argv[0]).name}: {error}") from error
 
 
-def machine(settings: Settings) -> str:
-    """What the run ran on, in words."""
-    if settings.device.startswith("cuda"):
-        name = torch.cuda.get_device_name(settings.device)
-    else:
-        name = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    return f"{settings.devices} x {name}" if settings.devices > 1 else name
-
-
 def row_of(settings: Settings, outcome: Outcome) -> results.Row:
+    if settings.device.startswith("cuda"):
+        machine = torch.cuda.get_device_name(settings.device)
+    else:
+        machine = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    machine = f"{settings.devices} x {machine}" if settings.devices > 1 else machine
     return results.Row(
-        settings.STUDY, outcome.metric, outcome.value, outcome.parameters, outcome.seconds, machine(settings),
+        settings.STUDY, outcome.metric, outcome.value, outcome.parameters, outcome.seconds, machine,
         f"tg_equiattn {tg_equiattn.__version__}, torch {torch.__version__}", command(settings), settings.identity(),
         outcome.more,
     )  # fmt: skip
@@ -57,36 +53,28 @@ def main(
     report: Report,
     finish: Callable[[Preset], None] | None = None,
 ) -> None:
-    """The main function of an example.
+    """The main function of an example, whose docstring (``--help``) is ``doc``.
 
-    Args:
-        default: settings without flags.
-        presets: settings to start from, by name.
-        doc: the example's docstring, for ``--help``.
-        train: one single run.
-        report: from rows, tables by name as markdown; draws figures into the folder.
-        finish: what else is to be done after all runs.
+    ``train`` does one single run; ``report`` gives tables by name as markdown and draws figures into the folder;
+    ``finish`` does what else is to be done after all runs.
     """
     with refusing():
         settings = parse(default, presets, doc)
         done = results.read(settings.results_file)
-    start, rows, runs = time.perf_counter(), [], list(settings.runs())
+    start, rows, runs, first = time.perf_counter(), [], list(settings.runs()), is_first_process()
     for number, run in enumerate(runs, 1):
         row = None if settings.again else results.find(done, run)
         if row is None:
-            if is_first_process():
+            if first:
                 print(f"[{number}/{len(runs)}] {command(run)}", flush=True)
             lightning.seed_everything(run.seed, verbose=False)
-            try:
+            with refusing(SettingsError, CheckpointError, OSError):
                 row = row_of(run, train(run))
-                if is_first_process():
+                if first:
                     results.append(settings.results_file, row)
-            except (SettingsError, CheckpointError, OSError) as error:
-                raise SystemExit(f"{Path(sys.argv[0]).name}: {error}") from error
-            if is_first_process():
-                print(f"[{number}/{len(runs)}] {row.metric} {row.value:.5g} ({row.seconds:.0f} s)", flush=True)
+                    print(f"[{number}/{len(runs)}] {row.metric} {row.value:.5g} ({row.seconds:.0f} s)", flush=True)
         rows.append(row)
-    if not is_first_process():
+    if not first:
         return
     folder = settings.output / settings.STUDY
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,10 +83,8 @@ def main(
         print(f"\n{name}:\n\n{table}")
     if finish is not None:
         finish(settings)
-    print(
-        f"\nTables and figures are in {folder.resolve()}, rows in {settings.results_file} "
-        f"({time.perf_counter() - start:.0f} s)"
-    )
+    seconds = time.perf_counter() - start
+    print(f"\nTables and figures are in {folder.resolve()}, rows in {settings.results_file} ({seconds:.0f} s)")
 
 
 def committed(study: str) -> Path:

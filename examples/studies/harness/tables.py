@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -64,14 +64,6 @@ def rates(rows: list[Row], *names: str, digits: int) -> str:
         measured = {row.setting("learning_rate"): f"{validated(row):.{digits}f}" for row in first_seed(group)}
         lines.append([*map(str, key), *(measured.get(rate, "-") for rate in columns)])
     return markdown([*names, *(f"rate {rate:g}" for rate in columns)], lines)
-
-
-def grid(rows: Iterable[Row], down: str, across: str, cell: Callable[[list[Row]], str], empty: str = "-") -> str:
-    """One setting down, one across."""
-    groups = grouped(rows, down, across)
-    lines, columns = (list(dict.fromkeys(key[n] for key in groups)) for n in (0, 1))
-    body = [[str(line), *(cell(groups[line, c]) if (line, c) in groups else empty for c in columns)] for line in lines]
-    return markdown([down, *map(str, columns)], body)
 
 
 def check_cells(rows: Iterable[Row], kind: type[Settings]) -> None:

@@ -1,4 +1,4 @@
-"""Training with Lightning: logs, checkpoints, resuming, early stopping, mixed precision, several processes."""
+"""Training with Lightning: what it measures, how it resumes, and what comes out."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import csv
 import dataclasses
 import logging
 import os
+import pickle
 import shutil
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,12 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
-from .checkpoints import SafeCheckpointIO, load
-from .devices import is_cuda
 from .loading import Batches, is_first_process
 from .settings import Settings, SettingsError
 
@@ -39,6 +40,7 @@ class Learner(lightning.LightningModule):
 
     metric: str
     mode: str
+    loss: Callable[[Tensor, Tensor], Tensor]
 
     def __init__(self, model: nn.Module, predict: Predict, settings: Settings, constant: bool = False) -> None:
         super().__init__()
@@ -46,9 +48,6 @@ class Learner(lightning.LightningModule):
             raise SettingsError(f"--warmup must be 0 where the learning rate is constant, got {settings.warmup}")
         self.model, self.predict, self.settings, self.constant = model, predict, settings, constant
         self.validation_mean, self.test_mean = MeanMetric(), MeanMetric()  # exact where shares differ in size
-
-    def loss(self, out: Tensor, target: Tensor) -> Tensor:
-        raise NotImplementedError
 
     def measure(self, out: Tensor, target: Tensor) -> Tensor:
         raise NotImplementedError
@@ -92,24 +91,19 @@ class Learner(lightning.LightningModule):
 class Classifier(Learner):
     """Cross entropy, measured by accuracy in percent."""
 
-    metric, mode = "accuracy", "max"
+    metric, mode, loss = "accuracy", "max", staticmethod(F.cross_entropy)
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits, labels)
-
-    def measure(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return 100 * (logits.argmax(1) == labels).float().mean()
+    def measure(self, out: Tensor, target: Tensor) -> Tensor:
+        return 100 * (out.argmax(1) == target).float().mean()
 
 
 class Regressor(Learner):
     """Mean squared error."""
 
-    metric, mode = "error", "min"
+    metric, mode, loss = "error", "min", staticmethod(F.mse_loss)
 
-    def loss(self, out: Tensor, target: Tensor) -> Tensor:
+    def measure(self, out: Tensor, target: Tensor) -> Tensor:
         return F.mse_loss(out, target)
-
-    measure = loss
 
 
 @dataclasses.dataclass
@@ -123,16 +117,46 @@ class Outcome:
     more: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+class CheckpointError(ValueError):
+    """A file that is not a whole checkpoint."""
+
+
+def load(path: Path, map_location: Any = "cpu") -> Any:
+    """A checkpoint's tensors, numbers and texts, every byte checked against its checksum; runs no code.
+
+    Raises:
+        CheckpointError: naming the file, where it is cut short, damaged or holds anything else.
+    """
+    try:
+        if damaged := zipfile.ZipFile(path).testzip():
+            raise ValueError(f"the checksum of {damaged} is wrong")
+        return torch.load(path, map_location, weights_only=True)
+    except (ValueError, zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"{path} is not a whole checkpoint ({reason}); delete it, or pass --again, to train from the start"
+        ) from error
+
+
+class Checkpoints(TorchCheckpointIO):
+    """Renamed when whole: Lightning's come from the temporary folder, by copying where that is another disk."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        super().save_checkpoint(checkpoint, f"{path}.part", storage_options)
+        os.replace(f"{path}.part", path)
+
+    def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> Any:
+        return load(Path(path), map_location)
+
+
 class Best(ModelCheckpoint):
     """The best checkpoint, whose score is kept when the folder has moved too."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        def here(path: str) -> str:
-            return str(Path(self.dirpath, Path(path).name)) if path else path
-
-        paths = {name: here(state_dict[name]) for name in state_dict if name.endswith("model_path")}
-        models = {here(path): score for path, score in state_dict["best_k_models"].items()}
-        super().load_state_dict(state_dict | paths | {"dirpath": self.dirpath, "best_k_models": models})
+        before, here = state_dict["dirpath"], self.dirpath
+        moved = {name: x.replace(before, here) if isinstance(x, str) else x for name, x in state_dict.items()}
+        moved["best_k_models"] = {path.replace(before, here): score for path, score in moved["best_k_models"].items()}
+        super().load_state_dict(moved)
 
 
 class Stopping(EarlyStopping):
@@ -140,24 +164,7 @@ class Stopping(EarlyStopping):
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        if self.wait_count >= self.patience:
-            trainer.should_stop = True
-
-
-class Curve(lightning.Callback):
-    """Validation measures by epoch, kept through a resume."""
-
-    def __init__(self) -> None:
-        self.points: list[list[float]] = []
-
-    def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self.points.append([trainer.current_epoch + 1, float(trainer.callback_metrics[module.metric])])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"points": self.points}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.points = state_dict["points"]
+        trainer.should_stop |= self.wait_count >= self.patience
 
 
 def fit(learner: Learner, training: Batches, validation: Batches | None, testing: Batches, checks: int = 20) -> Outcome:
@@ -166,85 +173,63 @@ def fit(learner: Learner, training: Batches, validation: Batches | None, testing
     Resumes from the last epoch's checkpoint where the run's folder has one. The model keeps the tested weights, in eval
     mode.
     """
-    settings = learner.settings
-    folder = settings.folder
-    last = folder / "last.ckpt"
-    resume = str(last) if last.is_file() and not settings.again else None
+    settings, metric, mode = learner.settings, learner.metric, learner.mode
     if settings.again and is_first_process():
-        shutil.rmtree(folder, ignore_errors=True)
-    options = {"dirpath": folder, "enable_version_counter": False}
-    curve, timer = Curve(), Timer()
-    callbacks: list[lightning.Callback] = [curve, timer]
-    callbacks.append(ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **options))
+        shutil.rmtree(settings.folder, ignore_errors=True)
+    options: dict[str, Any] = {"dirpath": settings.folder, "enable_version_counter": False}
+    timer, every = Timer(), 1
+    callbacks: list = [timer, ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **options)]
     if validation is not None:
-        callbacks.append(
-            Best(
-                filename="best", monitor=learner.metric, mode=learner.mode, save_weights_only=True,
-                save_on_train_epoch_end=False, **options,  # before "last", which keeps what the best was
-            )
-        )  # fmt: skip
+        options |= {"monitor": metric, "mode": mode, "save_weights_only": True, "save_on_train_epoch_end": False}
+        callbacks.insert(0, Best(filename="best", **options))  # the first is the one that Lightning tests
+        every = next(n for n in range(max(1, settings.epochs // checks), 0, -1) if settings.epochs % n == 0)
         if settings.patience:
-            callbacks.append(Stopping(learner.metric, patience=settings.patience, mode=learner.mode))
+            callbacks.append(Stopping(metric, patience=settings.patience, mode=mode))
     elif settings.patience:
         raise SettingsError("--patience needs validation data, and this run has none")
-    every = max(1, settings.epochs // checks)
-    while settings.epochs % every:  # so that the last epoch is checked
-        every -= 1
-    trainer = _trainer(settings, callbacks, min(50, len(training)), every if validation is not None else None)
-    trainer.fit(learner, training, validation, ckpt_path=resume)
-    if validation is not None:
-        learner.load_state_dict(load(folder / "best.ckpt")["state_dict"])
-    measured = trainer.test(learner, testing, verbose=False)[0][f"test_{learner.metric}"]
+    trainer = _trainer(settings, callbacks, log_every_n_steps=min(50, len(training)), check_val_every_n_epoch=every)
+    trainer.fit(learner, training, validation, ckpt_path=None if settings.again else "last")
+    best = "best" if validation is not None else None
+    measured = trainer.test(learner, testing, ckpt_path=best, verbose=False)[0][f"test_{metric}"]
     learner.model.eval()
-    return Outcome(
-        learner.metric, float(measured), parameters(learner.model), timer.time_elapsed("train"), {"curve": curve.points}
-    )
+    more = {"curve": [[epoch + 1, value] for epoch, value in logged(settings, metric).items()]}
+    return Outcome(metric, float(measured), parameters(learner.model), timer.time_elapsed("train"), more)
 
 
-def _processes(settings: Settings) -> tuple[int, int]:
-    """Processes on this machine, and machines, which torchrun knows."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", settings.devices))
-    return here, max(1, settings.devices // here)
-
-
-def _trainer(settings: Settings, callbacks: list, log_every: int, check_every: int | None) -> lightning.Trainer:
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
+def _trainer(settings: Settings, callbacks: list, **options: Any) -> lightning.Trainer:
+    for name in ("pytorch", "fabric"):
+        logging.getLogger(f"lightning.{name}").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-    here, machines = _processes(settings)
-    index = torch.device(settings.device).index
-    several, torchrun = here * machines > 1, torch.distributed.is_torchelastic_launched()
+    device, several = torch.device(settings.device), settings.devices > 1
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", settings.devices))  # torchrun's
+    torchrun = torch.distributed.is_torchelastic_launched()
     return lightning.Trainer(
         default_root_dir=settings.folder,
         max_epochs=settings.epochs,
-        accelerator="gpu" if is_cuda(settings.device) else "cpu",
-        devices=here if index is None else [index],
-        num_nodes=machines,
+        accelerator="gpu" if device.type == "cuda" else "cpu",
+        devices=here if device.index is None else [device.index],
+        num_nodes=max(1, settings.devices // here),
         strategy=DDPStrategy(find_unused_parameters=True) if several else "auto",
-        sync_batchnorm=several and is_cuda(settings.device),
-        use_distributed_sampler=False,
+        sync_batchnorm=several and device.type == "cuda",
+        use_distributed_sampler=False,  # Batches share themselves
         precision=settings.precision,
         gradient_clip_val=settings.clip or None,
         callbacks=callbacks,
-        plugins=[SafeCheckpointIO(), *([] if torchrun else [LightningEnvironment()])],  # whatever SLURM says
+        plugins=[Checkpoints(), *([] if torchrun else [LightningEnvironment()])],  # whatever SLURM says
         logger=[CSVLogger(settings.folder, "csv"), TensorBoardLogger(settings.folder, "tensorboard")],
-        log_every_n_steps=log_every,
-        check_val_every_n_epoch=check_every or 1,
-        limit_val_batches=None if check_every else 0,
         enable_progress_bar=settings.progress,
         enable_model_summary=False,
         num_sanity_val_steps=0,
+        **options,
     )
 
 
-def loss_curve(settings: Settings) -> dict[int, float]:
-    """The training loss of every epoch, from the logs of a run and of what it resumed."""
+def logged(settings: Settings, name: str) -> dict[int, float]:
+    """A measure by epoch, from 0, from the logs of a run and of what it resumed."""
     curve = {}
     for path in sorted(settings.folder.glob("csv/version_*/metrics.csv"), key=lambda p: int(p.parent.name[8:])):
         with path.open() as file:
-            for line in csv.DictReader(file):
-                if line.get("loss"):
-                    curve[int(line["epoch"])] = float(line["loss"])
+            curve |= {int(line["epoch"]): float(line[name]) for line in csv.DictReader(file) if line.get(name)}
     return curve
 
 

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 import torch
-from attention_operands import EXTREMES, Largest, as_full, assert_same, gradients, operands
+from attention_operands import EXTREMES, Largest, as_full, assert_same, gradients, group_attention, operands
 from oracles import attention_materialised
 from small_groups import GROUPS
 
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional import group_attention, lifting_attention
-from tg_equiattn.functional.group import factorised, tiled_attention
+from tg_equiattn.functional import lifting_attention
+from tg_equiattn.functional.group import direct, factorised, tiled_attention
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic
 
@@ -24,8 +24,8 @@ def test_matches_materialised_formula(relation, spatial, device):
     group = cyclic(3)
     tensors, neighbourhood = operands(3, spatial, device=device)
     index = relation_index(group, relation).to(device)
-    out = group_attention(*tensors, index, neighbourhood=neighbourhood, scale=0.3)
-    assert_same(out, attention_materialised(*tensors, index, 3, 0.3), tensors)
+    out = group_attention(*tensors, index, neighbourhood=neighbourhood)
+    assert_same(out, attention_materialised(*tensors, index, 3, 5**-0.5), tensors)
 
 
 @pytest.mark.parametrize("form", [tuple, as_full])
@@ -34,8 +34,8 @@ def test_windows_larger_than_the_image(form, device):
     index = relation_index(cyclic(2), "ge_vit").to(device)
     for spatial in ((3, 4), (1, 2)):
         tensors, neighbourhood = operands(2, spatial, 7, device=device)
-        out = group_attention(*form(tensors), index, neighbourhood=neighbourhood, scale=0.3)
-        assert_same(out, attention_materialised(*tensors, index, 7, 0.3), tensors)
+        out = group_attention(*form(tensors), index, neighbourhood=neighbourhood)
+        assert_same(out, attention_materialised(*tensors, index, 7, 5**-0.5), tensors)
 
 
 def test_wrong_table_fails(device):
@@ -104,14 +104,14 @@ def test_disk_leaves_out_corners(shape):
     # A square window whose corners are pushed far away is the disk.
     pushed = rho_space.clone()
     pushed[:, corners] = 0
-    query = torch.cat([features[0], torch.ones_like(features[0][:, :, :1])], 2)
+    query = torch.cat([features[0], torch.ones_like(features[0][:, :, :1])], 2) * (6 / 5) ** 0.5
     key = torch.cat([features[1], torch.zeros_like(features[1][:, :, :1])], 2)
     last = torch.where(corners, -300.0 if shape == "disk" else 0.0, 0.0).to(DTYPE)[None, :, None].expand(2, -1, 1)
     masked = group_attention(
         query, key, features[2], torch.cat([pushed, last], -1), torch.cat([rho_group, torch.zeros(2, 1).double()], -1),
-        index, neighbourhood=square, scale=1.0,
+        index, neighbourhood=square,
     )  # fmt: skip
-    out = group_attention(*features, rho_space[:, chosen], rho_group, index, neighbourhood=disk, scale=1.0)
+    out = group_attention(*features, rho_space[:, chosen], rho_group, index, neighbourhood=disk)
     difference = (out - masked).abs().max()
     assert difference < 1e-10 if shape == "disk" else difference > 1e-3
 
@@ -135,8 +135,8 @@ def test_extreme_scores(form, extreme, device):
     index = relation_index(cyclic(2), "ge_vit")
     exact, neighbourhood = extreme(torch.float64)
     single = [x.detach().float().to(device).requires_grad_() for x in exact]
-    expected = attention_materialised(*exact, index, 3, 1.0)
-    out = group_attention(*form(single), index.to(device), neighbourhood=neighbourhood, scale=1.0)
+    expected = attention_materialised(*exact, index, 3, 3**-0.5)
+    out = group_attention(*form(single), index.to(device), neighbourhood=neighbourhood)
     assert bool(out.isfinite().all())
     torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-3)
     for a, b in zip(gradients(out, single), gradients(expected, exact), strict=True):
@@ -161,8 +161,7 @@ def tile(dtype, size):
 def test_factors_say_when_they_lost_precision(size):
     """At the core: float32 factors of extreme scores are wrong and their normaliser says so, doubles are right."""
     (query, key, value, space, group), index = tile(torch.float64, size)
-    score = factorised.direct_scores(query, key, factorised.full_logits(space, group, index), None)
-    exact = factorised.direct(score, value, None)
+    exact, _ = direct.forward(query, key, value, space, group, index, None, None)
     for dtype, right in ((torch.float64, True), (torch.float32, size < 2)):
         operands, _ = tile(dtype, size)
         out, smallest = factorised.forward(*operands, index, None, None)
@@ -192,10 +191,10 @@ def test_without_a_compiler_it_runs_eagerly(tmp_path):
 @pytest.mark.parametrize("seed", range(3))
 def test_moderately_large_scores(seed):
     torch.manual_seed(seed)
-    exact, neighbourhood = operands(3, (4, 5), std=4.0)
+    exact, neighbourhood = operands(3, (4, 5), std=6.0)
     index = relation_index(cyclic(3), "ge_vit")
-    expected = attention_materialised(*exact, index, 3, 1.0)
-    out = group_attention(*(x.float() for x in exact), index, neighbourhood=neighbourhood, scale=1.0)
+    expected = attention_materialised(*exact, index, 3, 5**-0.5)
+    out = group_attention(*(x.float() for x in exact), index, neighbourhood=neighbourhood)
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-3)
 
 
@@ -273,7 +272,7 @@ def test_no_tensor_holds_all_scores(full):
     options = (rho_space, rho_group, index, None, torch.tensor(0), 5, (), False, 0.0, "eager")
     with Largest() as largest:
         out, _ = tiled_attention.group_attention_op._init_fn(*flat, *options)
-        tiled_attention.group_attention_backward_op._init_fn(out, None, *flat, *options)
+        tiled_attention.group_attention_backward_op._init_fn(out, torch.empty(0), *flat, *options)
     factors, scores = (8**n * 25 * 24 * 24 * len(flat[0]) for n in (2, 3))
     assert largest.count < (scores / 8 if full else factors / 4)
 
@@ -333,7 +332,6 @@ GOOD = {"elements": 4, "spatial": (5, 6)}
         (lambda a, o: a.__setitem__(5, a[5][:, :3]), "index must be int64 of shape"),
         (lambda a, o: a.__setitem__(5, a[5] * 0), "index must be a permutation"),
         (lambda a, o: o.update(dropout=1.0), r"dropout must be in \[0, 1\), got 1.0"),
-        (lambda a, o: o.update(scale=math.nan), "scale must be a finite number or None, got nan"),
         (lambda a, o: o.update(neighbourhood=3), "neighbourhood must be a tg_equiattn.grids.Neighbourhood, got int"),
         (lambda a, o: a.__setitem__(3, a[3].to("meta")), "rho_space must be on cpu as query is, got meta"),
         (lambda a, o: a.__setitem__(4, a[4].int()), "rho_group must be a floating point tensor, got torch.int32"),

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from attention_operands import EXTREMES, Largest, as_full, assert_same, gradients, operands
+from attention_operands import EXTREMES, Largest, as_full, assert_same, gradients, group_attention, operands
 from small_groups import GROUPS
 
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional import group_attention
 from tg_equiattn.functional.group import pointwise, tiled_attention
 from tg_equiattn.groups import cyclic
 
@@ -44,9 +43,9 @@ def test_tile_functions(pixels, full, masked, dropped):
     grad = [torch.randn_like(x) for x in expected]
     wanted = torch.autograd.grad(expected, tensors, grad)
     with torch.no_grad():
-        for a, b in zip(pointwise.forward(*given, TABLE, bias, keep), expected, strict=True):
+        for a, b in zip(pointwise.forward(*given, TABLE[None], bias, keep), expected, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
-        got = pointwise.backward(*given, TABLE, TABLE.argsort(-1), bias, keep, *grad)
+        got = pointwise.backward(*given, TABLE[None], TABLE.argsort(-1)[None], bias, keep, *grad)
     assert (got[4] is None) == full
     for a, b in zip(got, wanted, strict=False):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
@@ -70,8 +69,8 @@ def test_extreme_scores(form, extreme, device):
     index = relation_index(cyclic(2), "relative")
     exact, neighbourhood = extreme(torch.float64)
     single = [x.detach().float().to(device).requires_grad_() for x in exact]
-    expected = group_attention(*exact, index, neighbourhood=neighbourhood, scale=1.0, backend="plain")
-    out = group_attention(*form(single), index.to(device), neighbourhood=neighbourhood, scale=1.0)
+    expected = group_attention(*exact, index, neighbourhood=neighbourhood, backend="plain")
+    out = group_attention(*form(single), index.to(device), neighbourhood=neighbourhood)
     torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-3)
     for a, b in zip(gradients(out, single), gradients(expected, exact), strict=True):
         torch.testing.assert_close(a.cpu().double(), b, rtol=0, atol=2e-3 * max(1.0, float(b.abs().max())))

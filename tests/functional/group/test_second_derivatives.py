@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from attention_operands import EXTREMES, as_full, assert_same, gradients, operands
-from backends import FUNCTIONS, LAYERS, call
+from attention_operands import EXTREMES, as_full, assert_same, gradients, group_attention, operands
 
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional import group_attention
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic
 
@@ -66,7 +64,7 @@ def test_extreme_scores_stay_finite(extreme):
     index = relation_index(cyclic(2), "ge_vit")
 
     def second(tensors, backend):
-        return twice(group_attention(*tensors, index, neighbourhood=neighbourhood, scale=1.0, backend=backend), tensors)
+        return twice(group_attention(*tensors, index, neighbourhood=neighbourhood, backend=backend), tensors)
 
     expected = second(exact, "plain")
     single = second([x.detach().float().requires_grad_() for x in exact], "torch")
@@ -100,8 +98,3 @@ def test_no_images_have_no_second_derivative(backend):
     total = sum(g.square().sum() for g in first)
     second = torch.autograd.grad(total, x, allow_unused=True) if total.requires_grad else ()
     assert all(g is None or not g.any() for g in second)
-
-
-@pytest.mark.parametrize("name", FUNCTIONS | LAYERS)
-def test_every_kernel_has_a_plain_form(name):
-    call(name, "plain")

@@ -1,5 +1,6 @@
 """Ewald attention: its kernels by their definition, waves and meshes against pairs and images, each graph by itself."""
 
+import dataclasses
 import itertools
 import math
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from space import batch_of, error
 
-from tg_equiattn.encodings import solid_harmonics
+from tg_equiattn.encodings.harmonics import solid_harmonics
 from tg_equiattn.functional import EwaldKernels, ewald_attention
 from tg_equiattn.functional.waves.kernels import boys_functions
 
@@ -16,12 +17,13 @@ BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
 PROMISED = 1e-4
 
 
-def kernels(lmax=1, heads=2, error=PROMISED, narrow=False, gaussians=2):
+def kernels(lmax=1, heads=2, error=PROMISED, narrow=False, gaussians=2, max_waves=None):
     """Two Gaussians and two potentials a head, at their least widths if ``narrow``."""
     lows = torch.tensor([low for low, _ in BOUNDS], dtype=torch.float64)
     widths = lows * (1 if narrow else 1 + 0.2 * torch.rand(heads, 4, dtype=torch.float64))
     widths = widths.expand(heads, 4).contiguous()
-    return EwaldKernels(widths, torch.randn(heads, 4, lmax + 1, dtype=torch.float64), BOUNDS, gaussians, error)
+    gains = torch.randn(heads, 4, lmax + 1, dtype=torch.float64)
+    return EwaldKernels(widths, gains, BOUNDS, gaussians, error, max_waves)
 
 
 def operands(count, heads=2, contracted=3, channels=2, spread=2.0):
@@ -94,9 +96,9 @@ def test_open_clouds_by_waves(method, narrow):
         q, k, v, pos = operands(11)
         pos.requires_grad_()
         found = []
-        for way in ("pairs", method):
+        for one in ("pairs", method):
             torch.manual_seed(3)
-            out = ewald_attention(q, k, v, pos, ker, method=way)
+            out = ewald_attention(q, k, v, pos, ker, method=one)
             (slope,) = torch.autograd.grad((out * torch.randn_like(out)).sum(), pos, create_graph=True)
             (bend,) = torch.autograd.grad((slope * torch.randn_like(slope)).sum(), pos)
             found.append([out, slope, bend])
@@ -134,7 +136,7 @@ def test_gaussians_over_images(pbc, method):
 
 
 def test_potentials_of_crystals_are_ewalds():
-    """The energy of a cell of Gaussian charges by Ewald's two sums, and Madelung's constant of sharp ones."""
+    """The energy of a cell of Gaussian charges by torch-pme, and Madelung's constant of sharp ones."""
     charges, pos, cell, nearest = ewald.rock_salt()
     one = torch.ones(8, 1, 1, 1, dtype=torch.float64)
     for s, wanted in ((0.5, None), (0.12, ewald.ROCK_SALT)):
@@ -142,7 +144,7 @@ def test_potentials_of_crystals_are_ewalds():
         potential = ewald_attention(one, one, charges[:, None, None], pos, ker, cell=cell).flatten() / s
         energy = (charges * potential).sum() / 2 - charges.square().sum() * math.sqrt(2 / math.pi) / (2 * s)
         if wanted is None:
-            wanted = -2 * float(ewald.two_sums(charges, pos, cell, s / math.sqrt(2), 1.0)) / 8
+            wanted = -2 * float(ewald.by_torch_pme(charges, pos, cell, s / math.sqrt(2))) / 8
         torch.testing.assert_close(-2 * float(energy) / 8 * nearest, wanted, rtol=1e-7, atol=0)
 
 
@@ -175,7 +177,7 @@ def test_potentials_of_slabs(method):
 
 
 def test_each_graph_by_itself():
-    """Molecules, crystals and slabs in one batch are what they are alone, by the same way, whatever the others are."""
+    """Molecules, crystals and slabs in one batch are what they are alone, by the same method."""
     sizes = [5, 0, 9, 1, 7]
     batch, ker = batch_of(sizes), kernels()
     q, k, v, pos = operands(sum(sizes))
@@ -192,9 +194,8 @@ def test_each_graph_by_itself():
                 assert error(together[here], alone) <= 1e-12
     flat = ewald_attention(q, k, v, pos, ker, batch, cell=cell.flatten(0, 1), pbc=pbc.flatten(), batch_size=5)
     assert error(flat, ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, batch_size=5)) <= 1e-12
-    bounded = ewald_attention(
-        q, k, v, pos, ker, batch, cell=cell, pbc=pbc, batch_size=5, max_num_nodes=11, max_waves=(6, 6, 17)
-    )
+    ker = dataclasses.replace(ker, max_waves=(6, 6, 17))
+    bounded = ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, batch_size=5, max_num_nodes=11)
     assert error(bounded, flat) <= 1e-6
 
 
@@ -251,7 +252,8 @@ def test_gradients_of_all_operands():
             {"cell": torch.eye(3), "pbc": torch.tensor([True, False, False])}),
         ("pbc must be bool", {"cell": torch.eye(3), "pbc": torch.ones(3)}),
         (r"width must be larger, .* waves shorter than", {"cell": 1e4 * torch.eye(3), "method": "waves"}),
-        (r"max_waves must be at least \(\d+, \d+, \d+\)", {"cell": 9 * torch.eye(3), "max_waves": (2, 2, 2)}),
+        (r"max_waves must be at least \(\d+, \d+, \d+\)",
+            {"cell": 9 * torch.eye(3), "kernels": kernels(max_waves=(2, 2, 2))}),
     ],
 )  # fmt: skip
 def test_bad_arguments(message, change):

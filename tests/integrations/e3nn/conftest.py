@@ -5,7 +5,12 @@ import torch
 from e3nn import o3
 from e3nn.util.test import assert_equivariant
 from space import batch_of
-from tg_equiattn.integrations.e3nn import SE3Hyena, SE3HyenaOperator, TensorProductHyenaOperator, VectorSelfAttention
+from tg_equiattn.integrations.e3nn import (
+    IrrepsSE3Hyena,
+    IrrepsSE3HyenaOperator,
+    IrrepsVectorSelfAttention,
+    TensorProductHyenaOperator,
+)
 
 from tg_equiattn.testing import TOLERANCE
 
@@ -13,18 +18,20 @@ INSIDE, OUTSIDE, HIDDEN = "3x0o+2x1e+4x0e+3x1o+1x0e", "2x1o+3x0e+1x1e+1x0o", "2x
 LOCAL = {"local_context": True, "edge_channels": 2}
 
 KINDS = {
-    "hyena": lambda **o: SE3HyenaOperator(INSIDE, OUTSIDE, HIDDEN, **o),
-    "causal": lambda **o: SE3HyenaOperator(INSIDE, OUTSIDE, mode="causal", **o),
-    "radial": lambda **o: SE3HyenaOperator(INSIDE, OUTSIDE, order="radial", **o),
-    "local": lambda **o: SE3HyenaOperator(INSIDE, OUTSIDE, order="radial", **LOCAL, **o),
-    "model": lambda **o: SE3Hyena(INSIDE, OUTSIDE, HIDDEN, depth=2, **LOCAL, **o),
-    "lag": lambda **o: SE3HyenaOperator(INSIDE, OUTSIDE, HIDDEN, filter="lag", short_conv=3, **o),
-    "lag model": lambda **o: SE3Hyena(INSIDE, OUTSIDE, HIDDEN, depth=1, filter="lag", mode="causal", short_conv=3, **o),
-    "attention": lambda **o: VectorSelfAttention(INSIDE, OUTSIDE, HIDDEN, **o),
-    "attention local": lambda **o: VectorSelfAttention(INSIDE, OUTSIDE, **LOCAL, **o),
+    "hyena": lambda **o: IrrepsSE3HyenaOperator(INSIDE, OUTSIDE, HIDDEN, **o),
+    "causal": lambda **o: IrrepsSE3HyenaOperator(INSIDE, OUTSIDE, causal=True, **o),
+    "radial": lambda **o: IrrepsSE3HyenaOperator(INSIDE, OUTSIDE, order="radial", **o),
+    "local": lambda **o: IrrepsSE3HyenaOperator(INSIDE, OUTSIDE, order="radial", **LOCAL, **o),
+    "model": lambda **o: IrrepsSE3Hyena(INSIDE, OUTSIDE, HIDDEN, depth=2, options=LOCAL, **o),
+    "lag": lambda **o: IrrepsSE3HyenaOperator(INSIDE, OUTSIDE, HIDDEN, filter="lag", short_conv=3, **o),
+    "lag model": lambda **o: IrrepsSE3Hyena(
+        INSIDE, OUTSIDE, HIDDEN, depth=1, options={"filter": "lag", "causal": True, "short_conv": 3}, **o
+    ),
+    "attention": lambda **o: IrrepsVectorSelfAttention(INSIDE, OUTSIDE, HIDDEN, **o),
+    "attention local": lambda **o: IrrepsVectorSelfAttention(INSIDE, OUTSIDE, **LOCAL, **o),
     "tensor": lambda **o: TensorProductHyenaOperator("3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", **o),
     "tensor lag": lambda **o: TensorProductHyenaOperator(
-        "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", filter="lag", mode="causal", short_conv=3, **o
+        "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", filter="lag", causal=True, short_conv=3, **o
     ),
     "tensor radial": lambda **o: TensorProductHyenaOperator("2x2e+3x0e", "2x1o+3x0e", "2x0e+1x1o", order="radial", **o),
 }
@@ -66,11 +73,11 @@ def graphs():
     def make(module, sizes, device=None):
         batch = batch_of(sizes)
         out = {"x": module.irreps_in.randn(sum(sizes), -1), "pos": torch.randn(sum(sizes), 3), "batch": batch}
-        if module.shell.local_context:
+        if getattr(getattr(module, "module", None), "local_context", False):
             joined = (batch[:, None] == batch) & (torch.rand(len(batch), len(batch)) < 0.3)
             edges = joined.nonzero().T
             edges = edges[:, torch.randperm(edges.shape[1])]
-            out |= {"edge_index": edges, "edge_attr": torch.randn(edges.shape[1], module.shell.edge_channels)}
+            out |= {"edge_index": edges, "edge_attr": torch.randn(edges.shape[1], module.module.edge_channels)}
         return out if device is None else {name: value.to(device) for name, value in out.items()}
 
     return make

@@ -4,7 +4,7 @@ import pytest
 import torch
 from devices import DEVICES
 from e3nn import o3
-from tg_equiattn.integrations.e3nn import CliffordMLP, SE3Hyena
+from tg_equiattn.integrations.e3nn import IrrepsSE3Hyena
 
 SIZES = 13, 1, 5, 2, 11
 PERMUTED = ["radial", "local", "tensor radial", "attention", "attention local"]
@@ -80,15 +80,9 @@ def test_no_nodes_at_all(given, any_module, graphs):
     assert x.grad is None or x.grad.shape == x.shape
 
 
-def test_no_nodes_for_the_clifford_mlp():
-    mlp = CliffordMLP("3x0e+2x1o", "5x1o")
-    for shape in ((0,), (0, 7), (7, 0)):
-        assert mlp(torch.zeros(*shape, 9)).shape == (*shape, 15)
-
-
 @pytest.mark.parametrize("order", ["input", "radial"])
 def test_pooled(order, double, randomise, graphs, equal):
-    module = randomise(SE3Hyena("3x0e+2x1o", "2x0e+1x1o", "3x0e+5x1o", depth=2, pool="mean", order=order))
+    module = randomise(IrrepsSE3Hyena("3x0e+2x1o", "2x0e+1x1o", "3x0e+5x1o", depth=2, pool="mean", order=order))
     arguments = graphs(module, SIZES)
     out = module(**arguments)
     assert out.shape == (5, 5)

@@ -8,10 +8,10 @@ import torch
 from e3nn import o3
 from e3nn.util import jit
 from space import batch_of, error
-from tg_equiattn.integrations.e3nn import EwaldAttention
+from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 
 from tg_equiattn import nn
-from tg_equiattn.encodings import solid_harmonics
+from tg_equiattn.encodings.harmonics import solid_harmonics
 
 SIZES = (7, 1, 11)
 INSIDE, OUTSIDE = "3x0o+2x1e+4x0e+3x1o+1x0e+1x2e", "2x1o+3x0e+1x1e+1x0o+2x2o+1x3o"
@@ -29,7 +29,7 @@ IRREPS = {
 def make(randomise):
     def make(name="all", **options):
         inside, outside, more = IRREPS[name]
-        return randomise(EwaldAttention(inside, outside, **{"width": 1.0, "kernels": 4, **more, **options}))
+        return randomise(IrrepsEwaldAttention(inside, outside, **{"width": 1.0, "kernels": 4, **more, **options}))
 
     return make
 
@@ -64,7 +64,7 @@ def test_equivariance_with_cells(double, make):
 def test_turns_of_what_is_far_are_seen(double, randomise):
     """An invariant of one end changes as the other end turns: inner products of vectors and tensors reach through
     scalars' values; not where queries of scalars alone are left."""
-    module = randomise(EwaldAttention("2x0e+2x1o+1x2e", "3x0e", width=1.0, lmax=0))
+    module = randomise(IrrepsEwaldAttention("2x0e+2x1o+1x2e", "3x0e", width=1.0, lmax=0))
     x, pos = module.irreps_in.randn(2, -1), torch.tensor([[0.0, 0, 0], [9.0, 0, 0]])
     turn = module.irreps_in.D_from_matrix(o3.rand_matrix())
     other = torch.stack([x[0], x[1] @ turn.T])
@@ -78,7 +78,7 @@ def test_turns_of_what_is_far_are_seen(double, randomise):
 def test_scalars_and_vectors_are_the_cores(double, randomise):
     options = {"width": 1.0, "lmax": 2, "heads": 2, "kernels": 4}
     core = randomise(nn.EwaldAttention(3, 2, **options)).double()
-    module = EwaldAttention("3x0e+2x1o", "3x0e+2x1o", **options)
+    module = IrrepsEwaldAttention("3x0e+2x1o", "3x0e+2x1o", **options)
     module.attention.load_state_dict(core.attention.state_dict())
     ours, theirs = core.attention.product, module.attention.product
     with torch.no_grad():  # a product is unique up to its sign
@@ -110,8 +110,8 @@ def test_copies_printing_and_refusals(make):
     x = graph(module)
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert torch.equal(other(**x), module(**x))
-    assert repr(module).startswith(f"EwaldAttention({o3.Irreps(INSIDE)} -> {o3.Irreps(OUTSIDE)} |")
-    with pytest.raises(NotImplementedError, match="EwaldAttention does not support TorchScript"):
+    assert repr(module).startswith(f"IrrepsEwaldAttention({o3.Irreps(INSIDE)} -> {o3.Irreps(OUTSIDE)} |")
+    with pytest.raises(NotImplementedError, match="IrrepsEwaldAttention does not support TorchScript"):
         jit.compile(module)
     module.reset_parameters()
 
@@ -128,7 +128,7 @@ def test_copies_printing_and_refusals(make):
 )
 def test_bad_options(message, irreps, options):
     with pytest.raises(ValueError, match=message):
-        EwaldAttention(*irreps, **{"width": 1.0, **options})
+        IrrepsEwaldAttention(*irreps, **{"width": 1.0, **options})
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from tg_equiattn.testing import TOLERANCE
 
 UTM = torch.tensor([5e5, 5e6, 2e2], dtype=torch.float64)
 OPTIONS = {
-    "SE3HyenaOperator": {},
-    "VectorSelfAttention": {},
+    "IrrepsSE3HyenaOperator": {},
+    "IrrepsVectorSelfAttention": {},
     "TensorProductHyenaOperator": {"order": "radial"},
 }
 

@@ -39,7 +39,7 @@ def inputs(conv, nodes):
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_sum_over_pairs(case, mode, sizes, double, device, randomise, equal):
     irreps, instructions = CASES[case]
-    conv = randomise(LongTensorProduct(*irreps, instructions=instructions, mode=mode))
+    conv = randomise(LongTensorProduct(*irreps, instructions=instructions, causal=mode == "causal"))
     if instructions is None:
         oracle = o3.FullyConnectedTensorProduct(*irreps, internal_weights=False)
     else:
@@ -60,7 +60,7 @@ def test_equals_the_sum_over_pairs(case, mode, sizes, double, device, randomise,
 
 @pytest.mark.parametrize("mode", MODES)
 def test_cross_products_are_a_path(mode, default_dtype, equal):
-    conv = LongTensorProduct("5x1o", "5x1o", "5x1e", instructions=[(0, 0, 0, "uuu", False)], mode=mode)
+    conv = LongTensorProduct("5x1o", "5x1o", "5x1e", instructions=[(0, 0, 0, "uuu", False)], causal=mode == "causal")
     assert conv.weight_numel == 0
     x1, x2 = (torch.randn(3, 11, 5, 3) for _ in range(2))
     expected = vector_long_conv(x1, x2, mode=mode) / 2**0.5
@@ -116,6 +116,8 @@ def test_alone_and_in_a_batch(double, randomise, equal):
     conv = randomise(LongTensorProduct(*FULL))
     x1, x2 = (x.detach() for x in inputs(conv, sum(SIZES)))
     out = conv(x1, x2, batch_of(SIZES))
+    assert out.is_contiguous()
+    assert conv(x1, x2).is_contiguous()
     for a, b, wanted in zip(x1.split(SIZES), x2.split(SIZES), out.split(SIZES), strict=True):
         equal(conv(a, b), wanted)
     equal(conv(x1, x2, 2 * batch_of(SIZES) + 1), out)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from e3nn import nn, o3
 from space import batch_of
-from tg_equiattn.integrations.e3nn import SE3HyenaOperator, TensorProductHyenaOperator, VectorSelfAttention
+from tg_equiattn.integrations.e3nn import IrrepsSE3HyenaOperator, IrrepsVectorSelfAttention, TensorProductHyenaOperator
 
 SIZES, RADIUS = (7, 1, 11, 5), 1.5
 INSIDE, HIDDEN, OUTSIDE = "3x0e+1x1o", "5x0e+3x1o+2x1e", "1x0e+1x1o"
@@ -45,9 +45,9 @@ class Model(torch.nn.Module):
 
 
 CONTEXTS = {
-    "hyena": SE3HyenaOperator,
-    "radial": lambda a, b: SE3HyenaOperator(a, b, order="radial"),
-    "attention": VectorSelfAttention,
+    "hyena": IrrepsSE3HyenaOperator,
+    "radial": lambda a, b: IrrepsSE3HyenaOperator(a, b, order="radial"),
+    "attention": IrrepsVectorSelfAttention,
     "tensor": TensorProductHyenaOperator,
 }
 

@@ -8,7 +8,7 @@ import torch
 from e3nn import o3
 from e3nn.util.test import assert_equivariant
 from space import batch_of
-from tg_equiattn.integrations.e3nn import SE3HyenaOperator, TensorProductHyenaOperator
+from tg_equiattn.integrations.e3nn import IrrepsSE3HyenaOperator, TensorProductHyenaOperator
 
 from tg_equiattn.testing import TOLERANCE
 
@@ -26,9 +26,9 @@ CLOUDS = {
     "one place": lambda: torch.ones(5, 3),
     "one point": lambda: torch.randn(1, 3),
 }
-IRREPS = {"SE3HyenaOperator": "2x0e+3x1o+2x1e", "TensorProductHyenaOperator": "2x0e+2x1o+1x2e"}
+IRREPS = {"IrrepsSE3HyenaOperator": "2x0e+3x1o+2x1e", "TensorProductHyenaOperator": "2x0e+2x1o+1x2e"}
 WIDE = "16x0e+8x1o"
-OPERATORS = {"SE3HyenaOperator": SE3HyenaOperator, "TensorProductHyenaOperator": TensorProductHyenaOperator}
+OPERATORS = {"IrrepsSE3HyenaOperator": IrrepsSE3HyenaOperator, "TensorProductHyenaOperator": TensorProductHyenaOperator}
 
 
 def features(irreps, count, scalars=None):
@@ -60,8 +60,8 @@ def test_equivariant_where_points_tie(kind, cloud, default_dtype, randomise):
 
 @pytest.mark.parametrize("cloud", ["benzene", "lattice"])
 def test_checked_by_e3nn_where_points_tie(cloud, default_dtype, randomise):
-    irreps = IRREPS["SE3HyenaOperator"]
-    module, pos = randomise(SE3HyenaOperator(irreps, irreps, order="radial")), CLOUDS[cloud]()
+    irreps = IRREPS["IrrepsSE3HyenaOperator"]
+    module, pos = randomise(IrrepsSE3HyenaOperator(irreps, irreps, order="radial")), CLOUDS[cloud]()
     x = features(irreps, len(pos), scalars=0.3)
     arguments = [x, pos], [irreps, "cartesian_points"], irreps
     assert_equivariant(lambda x, pos: module(x, pos).detach(), *arguments)
@@ -96,10 +96,10 @@ def test_outputs_jump_where_points_exchange_radii(kind, double):
     assert change("radial", 1e-5) > 1e-2
 
 
-@pytest.mark.parametrize("mode", ["circular", "causal"])
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", OPERATORS)
-def test_input_order_knows_absolute_indices(kind, mode, double):
-    module = OPERATORS[kind](WIDE, WIDE, mode=mode)
+def test_input_order_knows_absolute_indices(kind, causal, double):
+    module = OPERATORS[kind](WIDE, WIDE, causal=causal)
     x, pos = features(WIDE, 11), torch.randn(11, 3)
     shifted = module(x.roll(1, 0), pos.roll(1, 0)).roll(-1, 0)
     assert relative(shifted, module(x, pos)) > 1e-2

@@ -8,15 +8,15 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from fields import of, regular, sides, trivial
+from fields import block, of, regular, sides, trivial
 
+from tg_equiattn.nn import GEViT
 from tg_equiattn.testing import equivariance_error, off_lattice_errors
 
 with contextlib.redirect_stdout(io.StringIO()):
     from escnn import gspaces, nn
 
 from tg_equiattn.integrations.escnn import (
-    GEViT,
     R2AttentionBlock,
     R2GroupAttention,
     R2LiftingAttention,
@@ -44,17 +44,18 @@ GSPACES = {
 }
 
 
+JOINT = {"encoding": "joint"}
+
+
 def layers(gspace):
     image, hidden, wider = trivial(gspace), regular(gspace), regular(gspace, 8)
     return [
         of(gspace, "LiftingAttention")(image, hidden, heads=2, kernel_size=3),
         of(gspace, "GroupAttention")(hidden, wider, heads=2, kernel_size=3),
-        of(gspace, "GroupAttention")(hidden, hidden, heads=2, kernel_size=None, relation="relative", encoding="joint"),
+        of(gspace, "GroupAttention")(hidden, hidden, heads=2, kernel_size=None, relation="relative", options=JOINT),
         of(gspace, "GlobalAttention")(hidden, wider, heads=2, kernel_size=3),
-        of(gspace, "AttentionBlock")(hidden, wider, heads=2, kernel_size=3, crop=1),
-        of(gspace, "RegularGlobalNorm")(hidden),
+        block(of(gspace, "GroupAttention")(hidden, wider, heads=2, kernel_size=3), crop=1),
         of(gspace, "RegularLayerNorm")(hidden),
-        GEViT(image, 4, channels=(6, 8), heads=2, kernel_size=3),
     ]
 
 
@@ -105,7 +106,7 @@ def test_check_finds_gsa(name, randomise):
     """Negative control: GSA-Nets' relation fails the check that GE-ViT's passes, on C4 and on D4."""
     hidden = regular(GSPACES[name])
     with pytest.warns(UserWarning, match="not equivariant"):
-        layer = R2GroupAttention(hidden, hidden, heads=2, kernel_size=3, relation="gsa", encoding="joint")
+        layer = R2GroupAttention(hidden, hidden, heads=2, kernel_size=3, relation="gsa", options=JOINT)
     with pytest.raises(AssertionError, match="error found during equivariance check with element"):
         randomise(layer).check_equivariance()
     assert layer.training
@@ -116,7 +117,7 @@ def test_escnn_check_finds_gsa_in_a_sequence(randomise):
     hidden = regular(GSPACES["rot4"])
     with pytest.warns(UserWarning, match="not equivariant"):
         layers = {
-            r: R2GroupAttention(hidden, hidden, heads=2, kernel_size=3, relation=r, encoding="joint")
+            r: R2GroupAttention(hidden, hidden, heads=2, kernel_size=3, relation=r, options=JOINT)
             for r in ("ge_vit", "gsa")
         }
     with contextlib.redirect_stdout(io.StringIO()):
@@ -138,7 +139,7 @@ def test_check_off_the_lattice(name, count):
     image, hidden = trivial(gspace), regular(gspace)
     worst = {}
     for shape in ("disk", "square"):
-        layer = R2LiftingAttention(image, hidden, heads=2, kernel_size=5, neighbourhood=shape, locality=None)
+        layer = R2LiftingAttention(image, hidden, heads=2, locality=None, options={"neighbourhood": shape})
         exact = [] if name == "third" else layer.check_equivariance()
         errors = layer.check_equivariance(off_lattice=True)
         assert [element for element, _ in errors][: len(exact)] == [element for element, _ in exact]
@@ -159,13 +160,12 @@ def test_convolutions_off_the_lattice():
     assert 1e-4 < errors[1] < 0.01
 
 
-def test_check_of_whole_models_off_the_lattice():
-    block = R2AttentionBlock(regular(GSPACES["rot8"], 4), regular(GSPACES["rot8"], 4), heads=1, kernel_size=3, crop=1)
-    model = GEViT(trivial(GSPACES["rot8"]), 4, channels=(4,), heads=1, kernel_size=3, pools=(0,), relation="relative")
-    for module in (block, model):
-        errors = module.check_equivariance(off_lattice=True)
-        assert len(errors) == 8
-        assert 0 < max(error for _, error in errors) < 0.3
+def test_check_of_blocks_off_the_lattice():
+    hidden = regular(GSPACES["rot8"], 4)
+    layer = block(R2GroupAttention(hidden, hidden, heads=1, kernel_size=3), crop=1)
+    errors = layer.check_equivariance(off_lattice=True)
+    assert len(errors) == 8
+    assert 0 < max(error for _, error in errors) < 0.3
 
 
 def test_check_of_large_windows(randomise):
@@ -215,7 +215,7 @@ def mixed(gspace):
         nn.InnerBatchNorm(hidden),
         nn.ReLU(hidden),
         R2GroupAttention(hidden, hidden, heads=2, kernel_size=3),
-        R2AttentionBlock(hidden, hidden, heads=2, kernel_size=3),
+        R2AttentionBlock(R2GroupAttention(hidden, hidden, heads=2, kernel_size=3)),
         nn.R2Conv(hidden, hidden, 3, padding=1),
         R2RegularLayerNorm(hidden),
         nn.GroupPooling(hidden),
@@ -269,13 +269,15 @@ def test_train_and_eval_keep_the_state_dict(gspace):
             assert all(torch.equal(before[k], after[k]) for k in before)
 
 
-@pytest.mark.parametrize("preset", ["rotmnist", "cifar10", pytest.param("patchcamelyon", marks=pytest.mark.slow)])
-def test_presets(preset):
-    model = getattr(GEViT, preset)(GSPACES["rot4"], kernel_size=3)
-    assert model.out_type.size == {"rotmnist": 10, "cifar10": 10, "patchcamelyon": 2}[preset]
-    assert model.evaluate_output_shape((5, model.in_type.size, 32, 32)) == (5, model.out_type.size, 1, 1)
-    if preset != "cifar10":  # three million parameters: the core's tests cover it
-        assert len(model.check_equivariance()) == 4
+@pytest.mark.parametrize("name", ["rot4", "flipRot4", "volumes: half turns"])
+def test_logits_of_the_cores_models(name, randomise):
+    """Of a gspace's group they are invariant under escnn's transform of the fields."""
+    gspace = GSPACES[name]
+    model = GEViT(group_from_gspace(gspace), 2, 5, channels=(4,), heads=1, kernel_size=3, relation="relative")
+    randomise(model).double().eval()
+    x = nn.GeometricTensor(torch.randn(2, 2, *sides(gspace, 7, 7), dtype=torch.float64), trivial(gspace, 2))
+    for element in gspace.fibergroup.elements:
+        torch.testing.assert_close(model(x.transform(element).tensor), model(x.tensor), rtol=0, atol=1e-10)
 
 
 def test_equals_the_core(on_device, randomise):
@@ -292,7 +294,6 @@ def test_repr():
     assert repr(layer).startswith("R2GroupAttention(")
     assert "relation='frame'" in repr(layer)
     assert "locality=" in repr(layer)
-    assert "locality=" not in repr(GEViT.rotmnist(GSPACES["rot4"]))
     assert str(layer.in_type) in repr(layer)
 
 
@@ -324,14 +325,16 @@ def mixed_fields(gspace):
          r"convert with escnn.nn.R2Conv\(fields, out_type, kernel_size=1\), .*regular_repr"),
         (lambda: R2GroupAttention(nn.FieldType(ROT4, [ROT4.irrep(1)]), regular(ROT4), heads=1),
          "in_type must consist of regular fields"),
-        (lambda: R2AttentionBlock(trivial(ROT4), regular(ROT4), heads=1), "in_type must consist of regular fields"),
+        (lambda: R2AttentionBlock(R2LiftingAttention(trivial(ROT4), regular(ROT4), heads=1)),
+         "attention must be an R2GroupAttention or an R2GlobalAttention, got R2LiftingAttention"),
+        (lambda: R2GroupAttention(regular(ROT4), regular(ROT4), options={"context_channels": 3}),
+         "options must leave context_channels to context_type, got both"),
+        (lambda: R2GroupAttention(regular(ROT4), regular(ROT4), options={"eps": 3}), "options must be of .* got eps"),
         (lambda: R2RegularLayerNorm(trivial(ROT4)), "in_type must consist of regular fields"),
-        (lambda: GEViT(regular(ROT4), 3), "in_type must consist of trivial fields"),
         (lambda: R2GroupAttention(regular(ROT4), regular(GSPACES["rot8"]), heads=1),
          "out_type must have the gspace of in_type"),
         (lambda: R2LiftingAttention(trivial(CONTINUOUS), trivial(CONTINUOUS), heads=1), SO2_ADVICE),
         (lambda: R2GroupAttention(trivial(CONTINUOUS), regular(ROT4), heads=1), SO2_ADVICE),
-        (lambda: GEViT(trivial(CONTINUOUS), 3), SO2_ADVICE),
         (lambda: group_from_gspace(CONTINUOUS), SO2_ADVICE),
         (lambda: group_from_gspace(gspaces.flipRot2dOnR2()), r"RestrictionModule\(fields, \(axis, N\)\).* to D_N"),
         (lambda: group_from_gspace(gspaces.no_base_space(ROT4.fibergroup)), "gspace must be one of images or volumes"),

@@ -1,4 +1,4 @@
-"""What leaves escnn: plain torch modules, and with backend="plain" nothing but torch's standard operators."""
+"""What leaves escnn: plain torch modules, and by export(model) nothing but torch's standard operators."""
 
 import contextlib
 import io
@@ -9,13 +9,19 @@ import torch
 with contextlib.redirect_stdout(io.StringIO()):
     from escnn import gspaces, nn
 
-from tg_equiattn.integrations.escnn import GEViT, R2GroupAttention, R2LiftingAttention, between_fields, export
+from tg_equiattn.integrations.escnn import (
+    R2AttentionBlock,
+    R2GroupAttention,
+    R2LiftingAttention,
+    between_fields,
+    export,
+)
 
 GSPACE = gspaces.flipRot2dOnR2(2)
 IMAGE, HIDDEN = (nn.FieldType(GSPACE, 3 * [r]) for r in (GSPACE.trivial_repr, GSPACE.regular_repr))
 MIXED = nn.FieldType(GSPACE, [GSPACE.trivial_repr, GSPACE.irrep(1, 1)])
 MODELS = {
-    "GEViT": lambda: GEViT(IMAGE, 5, channels=(6, 8), heads=2, kernel_size=3, pools=(1,)),
+    "block": lambda: R2AttentionBlock(R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=3), crop=1),
     "global": lambda: R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=None),
     "mixed": lambda: nn.SequentialModule(
         R2LiftingAttention(IMAGE, HIDDEN, heads=2, kernel_size=3),
@@ -30,7 +36,7 @@ MODELS = {
 
 def exported(name, randomise):
     model = randomise(MODELS[name](), 0.3).eval()
-    return model, export(model, backend="plain")
+    return model, export(model)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
@@ -46,9 +52,9 @@ def test_plain_export_traces(name, randomise):
 
 def test_without_it_our_operator_is_left(randomise):
     """Negative control."""
-    model = MODELS["GEViT"]()
+    model = MODELS["block"]()
     with pytest.warns(torch.jit.TracerWarning):
-        traced = torch.jit.trace(model.export(), torch.randn(2, 3, 6, 8))
+        traced = torch.jit.trace(model.export(), torch.randn(2, 12, 6, 8))
     assert "tg_equiattn::" in str(traced.inlined_graph)
 
 
@@ -71,18 +77,9 @@ def test_plain_export_to_onnx(name, randomise, tmp_path):
         torch.testing.assert_close(torch.from_numpy(out), model(model.in_type(x)).tensor, rtol=0, atol=1e-4)
 
 
-def test_unknown_backends_are_refused():
-    with pytest.raises(ValueError, match="backend must be one of"):
-        MODELS["GEViT"]().export(backend="onnx")
-    with pytest.raises(ValueError, match="with global attention, got 'triton'"):
-        MODELS["global"]().export(backend="triton")
-    with pytest.raises(ValueError, match="with relation 'frame', got 'triton'"):
-        export(MODELS["between"](), backend="triton")
-
-
-def test_models_keep_their_backend():
-    """It is the copy's; a layer of our own says the same of itself."""
+def test_models_stay_as_they_are():
+    """The plain composition is the copy's."""
     model = MODELS["between"]()
-    assert export(model, backend="plain")[1].core.backend == "plain"
-    assert model[1].export(backend="plain").core.backend == "plain"
-    assert model[1].core.backend == model.export()[1].core.backend == "auto"
+    assert export(model)[1].core.plain
+    assert not model[1].core.plain
+    assert not model.export()[1].core.plain

@@ -17,7 +17,6 @@ with contextlib.redirect_stdout(io.StringIO()):
     from escnn import gspaces, nn
 
 from tg_equiattn.integrations.escnn import (
-    GEViT,
     R3AttentionBlock,
     R3GroupAttention,
     R3RegularLayerNorm,
@@ -43,7 +42,7 @@ def mixed(gspace, pool, norm):
         nn.ReLU(hidden),
         R3GroupAttention(hidden, hidden, **options),
         pool(hidden),
-        R3AttentionBlock(hidden, hidden, **options),
+        R3AttentionBlock(R3GroupAttention(hidden, hidden, **options)),
         nn.R3Conv(hidden, hidden, 1),
         R3RegularLayerNorm(hidden),
         nn.GroupPooling(hidden),
@@ -134,14 +133,3 @@ def test_equals_the_core(randomise):
     expected = layer.core(x.view(2, 3, 8, 2, 4, 3)).reshape(2, 24, 2, 4, 3)
     torch.testing.assert_close(layer(layer.in_type(x)).tensor, expected, rtol=0, atol=0)
     assert repr(layer).startswith("R3GroupAttention(")
-
-
-def test_logits_of_ge_vit(randomise):
-    gspace = gspace_of("dihedral")
-    model = GEViT(trivial(gspace, 1), 5, channels=(4,), heads=1, kernel_size=3, relation="relative").eval()
-    x = model.in_type(torch.randn(2, 1, 3, 4, 5))
-    assert model(x).shape == (2, 5, 1, 1, 1)
-    assert model.evaluate_output_shape((2, 1, 3, 4, 5)) == (2, 5, 1, 1, 1)
-    assert model.export()(x.tensor).shape == (2, 5, 1, 1, 1)
-    preset = GEViT.rotmnist(gspace_of("mirror"), kernel_size=3, relation="relative")
-    assert preset.evaluate_output_shape((2, 1, 24, 24, 24)) == (2, 10, 1, 1, 1)

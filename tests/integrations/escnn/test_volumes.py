@@ -17,14 +17,12 @@ with contextlib.redirect_stdout(io.StringIO()):
     from escnn import gspaces, nn
 
 from tg_equiattn.integrations.escnn import (
-    GEViT,
     R2GroupAttention,
     R2RegularLayerNorm,
     R3AttentionBlock,
     R3GlobalAttention,
     R3GroupAttention,
     R3LiftingAttention,
-    R3RegularGlobalNorm,
     R3RegularLayerNorm,
     group_from_gspace,
 )
@@ -90,15 +88,13 @@ def layers(gspace, few=False):
     made = [
         R3LiftingAttention(volume, hidden, **options),
         R3GroupAttention(hidden, wider, relation="relative", **options),
-        R3RegularGlobalNorm(hidden),
         R3RegularLayerNorm(hidden),
     ]
     if not few:
         made += [
             R3GlobalAttention(hidden, wider, num_features=5, **options),
-            R3AttentionBlock(hidden, wider, relation="lifted", crop=1, **options),
+            R3AttentionBlock(R3GroupAttention(hidden, wider, relation="lifted", **options), crop=1),
             R3GroupAttention(hidden, wider, **options),
-            GEViT(volume, 3, channels=(4,), pools=(0,), relation="relative", **options),
         ]
     return [layer.double() for layer in made]
 
@@ -127,7 +123,7 @@ def test_all_relations_on_the_octahedral_group(relation, randomise):
     hidden = regular(gspace_of("octa"), 1)
     with pytest.warns(UserWarning, match="not equivariant") if relation == "gsa" else contextlib.nullcontext():
         layer = R3GroupAttention(
-            hidden, hidden, heads=1, head_channels=3, kernel_size=3, relation=relation, encoding="joint"
+            hidden, hidden, heads=1, head_channels=3, kernel_size=3, relation=relation, options={"encoding": "joint"}
         )
     randomise(layer).double()
     if relation != "gsa":
@@ -171,14 +167,15 @@ def vectors(gspace):
          r"in_type must have a gspace of dimensionality 3, got C4_on_R2.*; use R2GroupAttention"),
         (lambda: R3LiftingAttention(trivial(PLANAR), regular(PLANAR)), "; use R2LiftingAttention"),
         (lambda: R3GlobalAttention(regular(PLANAR), regular(PLANAR)), "; use R2GlobalAttention"),
-        (lambda: R3AttentionBlock(regular(PLANAR), regular(PLANAR)), "; use R2AttentionBlock"),
-        (lambda: R3RegularGlobalNorm(regular(PLANAR)), "; use R2RegularGlobalNorm"),
+        (lambda: R3AttentionBlock(R2GroupAttention(regular(PLANAR), regular(PLANAR))),
+         "attention must have a gspace of dimensionality 3, .*; use R2AttentionBlock"),
         (lambda: R3LiftingAttention(vectors(CUBE()), regular(CUBE())),
          r"use R3GroupAttention after escnn.nn.R3Conv\(in_type, fields, kernel_size=1\)"),
         (lambda: R3GroupAttention(trivial(CUBE()), regular(CUBE())),
          r"lift trivial fields with R3LiftingAttention, or convert with escnn.nn.R3Conv\(in_type, fields"),
         (lambda: group_from_gspace(gspaces.rot3dOnR3()), r"RestrictionModule\(fields, 'octa'\).*rotations of the cube"),
-        (lambda: GEViT(trivial(gspaces.flipRot3dOnR3()), 3), r"RestrictionModule\(fields, \(True, 'octa'\)\)"),
+        (lambda: R3RegularLayerNorm(trivial(gspaces.flipRot3dOnR3())),
+         r"RestrictionModule\(fields, \(True, 'octa'\)\)"),
         (lambda: R3LiftingAttention(trivial(gspaces.rot2dOnR3()), trivial(gspaces.rot2dOnR3())),
          "gspace must be discrete, got .*; take a discrete one, n > 0"),
         (lambda: R3GroupAttention(regular(CUBE()), regular(gspace_of("dihedral"))),

@@ -1,9 +1,9 @@
-"""Graphs and layers for the PyG tests. Sizes are distinct primes, but for the 12 channels that "absolute" can take."""
+"""Graphs and layers for the PyG tests. Sizes are distinct primes, but for 12 channels."""
 
 import pytest
 import torch
-from performers import CONTENT, EVERY, NEAR
-from tg_equiattn.integrations.pyg import PositionalPerformerConv, RelativePerformerConv
+from performers import CONTENT, EVERY, NEAR, positional_conv
+from tg_equiattn.integrations.pyg import RelativePerformerConv
 from torch_geometric.data import Batch, Data
 
 CHANNELS, OUT, HEADS, FEATURES, REACH = 12, 35, 5, 19, 3
@@ -21,11 +21,11 @@ def make_conv(randomise):
     """A float64 layer with random parameters, in eval mode; by features unless told otherwise."""
 
     def make(position="window", in_channels=CHANNELS, out_channels=OUT, heads=HEADS, **options):
-        options = {"num_random_features": FEATURES, "max_distance": REACH, **options}
+        options = {"num_random_features": FEATURES, "cutoff": REACH, **options}
         if position in ("window", None):
             kind, more = RelativePerformerConv, {"method": "features", **({} if position else {"offset": None})}
         else:
-            kind, more = PositionalPerformerConv, {"position": position}
+            kind, more = positional_conv, {"position": position}
         return randomise(kind(in_channels, out_channels, heads, **{**more, **options}), 0.4).double().eval()
 
     return make

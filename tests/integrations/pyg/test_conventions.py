@@ -1,4 +1,4 @@
-"""What PyG's own layers do, and its tests ask of them: lazy sizes, flow, attention weights, explanations."""
+"""What PyG's own layers do, and its tests ask of them: lazy sizes, flow, explanations."""
 
 import copy
 import io
@@ -11,9 +11,7 @@ from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import HeteroConv, Linear, global_mean_pool
 from torch_geometric.utils import to_torch_csc_tensor
 
-from tg_equiattn.functional import window_attention
-
-WINDOW = {"offset": "mlp", "max_distance": 2.5}
+WINDOW = {"offset": "mlp", "cutoff": 2.5}
 
 
 @pytest.fixture
@@ -71,48 +69,6 @@ def test_flow(position, make_conv, graph, equal):
         back(**{**graph, "edge_index": adjacency})
 
 
-@pytest.mark.parametrize("method", ["features", "pairs"])
-def test_attention_weights(method, make_conv, graph, equal):
-    """With all pairs near they add up to one, and applied to values they give the output."""
-    conv = make_conv(method=method, **WINDOW)
-    complete = (graph["batch"][:, None] == graph["batch"]).fill_diagonal_(False).nonzero().T
-    given = {**graph, "edge_index": complete[:, torch.randperm(complete.shape[1])]}
-    out, (edges, alpha) = conv(**given, return_attention_weights=True)
-    equal(out, conv(**given))
-    assert edges.shape == (2, complete.shape[1] + 32)
-    assert alpha.shape == (edges.shape[1], 5)
-    source, target = edges
-    equal(torch.zeros(32, 5).double().index_add(0, target, alpha), torch.ones(32, 5).double())
-    value = conv.attention.value(graph["x"]).unflatten(1, (5, -1))
-    attended = torch.zeros_like(value).index_add(0, target, alpha[..., None] * value[source])
-    equal(conv.attention.out(attended.flatten(1)), out)
-
-
-@pytest.mark.parametrize("method", ["features", "pairs"])
-def test_attention_weights_of_some_pairs(method, make_conv, graph, equal):
-    """The shares of near pairs are those that they have among all."""
-    conv = make_conv(method=method, **WINDOW)
-    _, (edges, alpha) = conv(**graph, return_attention_weights=True)
-    values = torch.eye(32, dtype=torch.float64)
-    attention = conv.attention
-    nodes = graph["x"]
-    query, key = (f(nodes).unflatten(1, (5, -1)) for f in (attention.query, attention.key))
-    near = conv.neighbors(graph["edge_index"], graph["batch"], pos=graph["pos"], num_nodes=32)
-
-    bias = attention.positions.offset_bias(near.offsets)
-    itself = attention.positions.offset_bias(near.offsets.new_zeros(1, 2))[:, 0]
-    projection = None if attention.features is None else attention.features.projection.double()
-    each = window_attention(
-        query, key, values[:, None].expand(-1, 5, -1), projection, bias, itself, near,
-        far_bias=attention.positions.far_bias, batch=graph["batch"],
-    )  # fmt: skip
-    equal(alpha, each[edges[1], :, edges[0]])
-    with pytest.raises(ValueError, match="edge_index or neighbors must be given with return_attention_weights"):
-        conv(graph["x"], pos=graph["pos"], batch=graph["batch"], return_attention_weights=True)
-    with pytest.raises(ValueError, match="return_attention_weights must be with near pairs"):
-        make_conv(None)(**graph, return_attention_weights=True)
-
-
 class Model(torch.nn.Module):
     """One layer before the mean of every graph."""
 
@@ -168,8 +124,6 @@ def test_heterogeneous_graphs(make_conv, equal):
         edges = (torch.cdist(data[name].pos, data[name].pos) < 2).fill_diagonal_(False).nonzero().T
         data[name, "near", name].edge_index = edges
     convs = {name: make_conv(**WINDOW) for name in ("atom", "site")}
-    for conv in convs.values():
-        conv.check_batch = False
     layer = HeteroConv({(name, "near", name): conv for name, conv in convs.items()})
     out = layer(data.x_dict, data.edge_index_dict, pos_dict=data.pos_dict)
     for name, conv in convs.items():

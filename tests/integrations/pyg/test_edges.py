@@ -4,7 +4,6 @@ import warnings
 
 import pytest
 import torch
-import torch_geometric.typing
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.transforms import ToSparseTensor
@@ -121,26 +120,6 @@ def test_edges_alone(way, near_conv, arbitrary_graphs, equal, error):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is in beta state.*", UserWarning)
         equal(conv(data.x, WITHOUT_FEATURES[way](data.edge_index, len(data.x)), **given), expected)
-
-
-@pytest.mark.parametrize("scatter", [True, False])
-def test_clipped_fused_equals_messages(scatter, make_conv, arbitrary_graphs, equal, monkeypatch):
-    conv, data = make_conv("clipped"), arbitrary_graphs(SIZES)
-    if scatter and not torch_geometric.typing.WITH_TORCH_SCATTER:
-        pytest.skip("torch_scatter is not installed")
-    monkeypatch.setattr(torch_geometric.typing, "WITH_TORCH_SCATTER", scatter)
-    calls = []
-    conv.register_message_forward_pre_hook(lambda *_: calls.append("message"))
-    conv.register_message_and_aggregate_forward_pre_hook(lambda *_: calls.append("fused"))
-    results = []
-    for fuse in (True, False):
-        conv.fuse = fuse
-        x = data.x.detach().clone().requires_grad_()
-        out = conv(x, data.edge_index, data.batch, edge_offset=data.edge_offset)
-        results.append((out, torch.autograd.grad(out.square().sum(), x)[0]))
-    assert calls == ["fused", "message"]
-    for fused, messages in zip(*results, strict=True):
-        equal(fused, messages)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32])

@@ -10,11 +10,11 @@ from torch_geometric.data import Batch, Data
 SIZES = (13, 1, 29, 2, 17)
 KINDS = {
     "table": {},
-    "mlp": {"offset": "mlp", "max_distance": 2.1},
-    "distance": {"offset": "distance", "max_distance": 1.6},
+    "mlp": {"offset": "mlp", "cutoff": 2.1},
+    "distance": {"offset": "distance", "cutoff": 1.6},
     "None": {"position": None},
-    "pairs": {"offset": "mlp", "method": "pairs", "max_distance": 2.1},
-    "auto": {"offset": "mlp", "method": "auto", "num_random_features": 7, "max_distance": 2.1},
+    "pairs": {"offset": "mlp", "method": "pairs", "cutoff": 2.1},
+    "auto": {"offset": "mlp", "method": "auto", "num_random_features": 7, "cutoff": 2.1},
 }
 
 
@@ -91,25 +91,18 @@ def test_small_and_large_graphs_in_a_batch(joined, make, point_graphs, equal, er
 
     def run(layer, data, batch):
         edges = {"edge_index": data.edge_index, "edge_attr": data.x[data.edge_index[0], :3]} if joined else {}
-        more = {"return_vectors": True, "return_attention_weights": joined}
-        return layer(data.x, batch=batch, pos=data.pos, **edges, **more)
+        return layer(data.x, batch=batch, pos=data.pos, return_vectors=True, **edges)
 
-    out, *weighted, vectors = run(conv, data, data.batch)
+    out, vectors = run(conv, data, data.batch)
     for number, graph in enumerate(data.to_data_list()):
-        small = graph.num_nodes <= 14
+        small, here = graph.num_nodes <= 14, data.batch == number
         for layer, same in ((conv, True), (by["pairs"], small), (by["features"], not small)):
-            alone, *weights, turned = run(layer, graph, torch.zeros_like(graph.x[:, 0]).long())
-            here = data.batch == number
+            alone, turned = run(layer, graph, torch.zeros_like(graph.x[:, 0]).long())
             if same:
                 equal(out[here], alone)
                 equal(vectors[here], turned)
             elif graph.num_nodes > 1:
                 assert error(out[here], alone) > 1e-3
-            if same and joined:
-                (edges, shares), (some, own) = weighted[0], weights[0]
-                within = here[edges[1]]
-                equal(shares[within], own)
-                equal(edges[:, within] - int(data.ptr[number]), some)
 
 
 @pytest.mark.parametrize("reflect", [False, True])

@@ -34,7 +34,7 @@ LOCAL = {
 @pytest.fixture
 def make(randomise):
     def make(local="GINEConv", **options):
-        attention = {"num_random_features": 19, "offset": "mlp", "max_distance": 2.5, "method": "features"}
+        attention = {"num_random_features": 19, "offset": "mlp", "cutoff": 2.5, "method": "features"}
         attention |= options.pop("attention", {})
         block = RelativeGPSBlock(CHANNELS, LOCAL[local](), HEADS, attn_kwargs=attention, **options)
         return randomise(block, 0.4).double().eval()
@@ -200,7 +200,7 @@ def test_compiles(make, graph, equal):
     ],
 )
 def test_bad_arguments(message, options, arguments, graph):
-    options = {"conv": LOCAL["GINEConv"](), "heads": HEADS, "attn_kwargs": {"offset": "mlp"}, **options}
+    options = {"conv": LOCAL["GINEConv"](), "heads": HEADS, "attn_kwargs": {"offset": "mlp", "cutoff": 3.0}, **options}
     with pytest.raises(ValueError, match=message):
         RelativeGPSBlock(CHANNELS, **options).double()(**{**graph, **arguments})
 

@@ -71,9 +71,9 @@ LOADERS = {
     "RandomNodeLoader": lambda graph: RandomNodeLoader(graph, PARTS),
 }
 LAYERS = {
-    "near": {"offset": "mlp", "max_distance": 1.8},
-    "far": {"offset": "distance", "values": "offset", "max_distance": 1.8},
-    "far auto": {"offset": "mlp", "values": "offset", "max_distance": 1.8, "method": "auto", "num_random_features": 14},
+    "near": {"offset": "mlp", "cutoff": 1.8},
+    "far": {"offset": "distance", "values": "offset", "cutoff": 1.8},
+    "far auto": {"offset": "mlp", "values": "offset", "cutoff": 1.8, "method": "auto", "num_random_features": 14},
     "clipped": {"position": "clipped"},
 }
 
@@ -83,20 +83,20 @@ LAYERS = {
 def test_parts_are_graphs(kind, name, graph, make_conv, equal, error):
     """A part is the graph of its nodes and edges, whichever way they are numbered; it may be moved; all nodes come."""
     conv, seen = make_conv(**LAYERS[name]), []
-    conv.check_batch = False  # parts may have several clusters
     if name == "clipped":
         graph.pos = graph.pos.round()
     for part in LOADERS[kind](graph):
         count, edges = part.num_nodes, part.edge_index
         seen.append(part.number[: part.get("batch_size", count)])
         assert torch.equal(part.x, graph.x[part.number])
-        out = conv(part.x, edges, pos=part.pos)
+        given = {"batch": torch.zeros(count, dtype=torch.long)}  # parts may have several clusters
+        out = conv(part.x, edges, pos=part.pos, **given)
         order = torch.argsort(part.number)  # as they are in the graph
         nodes = part.number[order]
-        again = conv(graph.x[nodes], torch.argsort(order)[edges], pos=graph.pos[nodes] - 1e3)
+        again = conv(graph.x[nodes], torch.argsort(order)[edges], pos=graph.pos[nodes] - 1e3, **given)
         equal(again, out[order], 1e-9)
         if edges.shape[1]:
-            assert error(conv(part.x, edges[:, :0], pos=part.pos), out) > 1e-6
+            assert error(conv(part.x, edges[:, :0], pos=part.pos, **given), out) > 1e-6
     assert torch.equal(torch.cat(seen).sort().values, torch.arange(NODES))
 
 

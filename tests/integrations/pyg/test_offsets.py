@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from tg_equiattn.integrations.pyg import PositionalPerformerConv, RelativePerformerConv
+from performers import positional_conv
+from tg_equiattn.integrations.pyg import RelativePerformerConv
 
-from tg_equiattn.neighbors import near_pairs
-from tg_equiattn.nn import PerformerAttention, PositionalPerformerAttention
+from tg_equiattn.nn import PerformerAttention
+from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
+from tg_equiattn.pairs import near_pairs
 
 LATTICE = torch.cartesian_prod(torch.arange(5), torch.arange(7))
 
@@ -17,8 +19,7 @@ def whole_conv(request, make_conv):
 
 
 def lattice_edges():
-    target, source = near_pairs(LATTICE, 3, metric="manhattan")
-    return torch.stack([source, target])
+    return near_pairs(LATTICE, 3, metric="manhattan")[0]
 
 
 def ways(conv, x, pos):
@@ -91,14 +92,16 @@ def test_map_coordinates(position, dtype, make_conv, error):
         assert error(conv(x.double(), pos=(pos + origin).float()), rounded) > 1e-2
 
 
-OURS, PAPERS = (RelativePerformerConv, PerformerAttention), (PositionalPerformerConv, PositionalPerformerAttention)
+OURS, PAPERS = (RelativePerformerConv, PerformerAttention), (positional_conv, PositionalPerformerAttention)
 
 
-@pytest.mark.parametrize(("kinds", "options"), [(OURS, {"offset": "table"}), (OURS, {"offset": "mlp"}), (PAPERS, {})])
+@pytest.mark.parametrize(
+    ("kinds", "options"), [(OURS, {"offset": "table"}), (OURS, {"offset": "mlp", "cutoff": 6.0}), (PAPERS, {})]
+)
 def test_clouds_of_too_many_near_pairs_are_refused(kinds, options):
     x, pos = torch.randn(3000, 12), torch.rand(3000, 2)
     for kind in kinds:
-        with pytest.raises(ValueError, match=r"more than 1000 pairs a node.*edge_index.*max_distance, or scale pos"):
+        with pytest.raises(ValueError, match=r"more than 1000 pairs a node.*edge_index.*cutoff, or scale pos"):
             kind(12, 12, 3, **options)(x, pos=pos)
 
 

@@ -82,7 +82,7 @@ def test_volumes_and_unequal_spacing(shape, distance, spacing, make_conv, equal)
     assert data.edge_index.shape[1] == int(((apart > 0) & (apart < distance * (1 - 1e-6))).sum())
     assert float(data.edge_offset.abs().sum(1).max()) < distance
     torch.testing.assert_close(data.edge_offset, data.pos[source] - data.pos[target])
-    conv = make_conv(offset="mlp", pos_dim=len(shape), max_distance=float(distance))
+    conv = make_conv(offset="mlp", pos_dim=len(shape), cutoff=float(distance))
     by_edges = conv(data.x, data.edge_index, edge_offset=data.edge_offset.double())
     equal(conv(data.x, neighbors=transform.grid(*shape)), by_edges, 1e-6 if spacing != 1 else 1e-12)
     if spacing != 1:
@@ -102,7 +102,7 @@ def test_periodic_images_of_other_sizes_in_a_batch(make_conv, equal):
 
 def test_rolls_of_a_periodic_volume(make_conv, equal, error):
     """With unequal spacing too; without the border's edges not."""
-    conv = make_conv(offset="mlp", pos_dim=3, max_distance=2.5)
+    conv = make_conv(offset="mlp", pos_dim=3, cutoff=2.5)
     image = torch.rand(12, 3, 5, 7, dtype=torch.float64)
     rolled = image.roll((1, 2, 3), (1, 2, 3))
     for periodic in (True, False):
@@ -217,8 +217,9 @@ def arguments(data):
 
 
 def make_classifier(position="window", **options):
-    options = {"channels": 20, "num_layers": 2, "heads": 5, "max_distance": 3, "num_random_features": 19, **options}
-    return PixelGraphClassifier(3, 11, position=position, **options)
+    options = {"channels": 20, "num_layers": 2, "heads": 5, "cutoff": 3, **options}
+    attn_kwargs = {"num_random_features": 19, **options.pop("attn_kwargs", {})}
+    return PixelGraphClassifier(3, 11, position=position, attn_kwargs=attn_kwargs, **options)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -262,7 +263,7 @@ def test_classifier_has_the_papers_size(position, millions):
 @pytest.mark.parametrize("embedding", ["linear", "mlp", "lookup"])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_training_reaches_every_parameter(position, embedding):
-    model = make_classifier(position, embedding=embedding, dropout=0.0, redraw_interval=None)
+    model = make_classifier(position, embedding=embedding, dropout=0.0, attn_kwargs={"redraw_interval": None})
     data = Batch.from_data_list(images([(5, 7), (2, 11), (7, 5)]))
     optimizer, losses = torch.optim.Adam(model.parameters(), 0.003), []
     for _ in range(7):

@@ -33,13 +33,13 @@ OFFSETS = {
 
 @pytest.fixture
 def make(make_conv):
-    return lambda name, **options: make_conv(pos_dim=3, **{"max_distance": REACH, **OFFSETS[name], **options})
+    return lambda name, **options: make_conv(pos_dim=3, **{"cutoff": REACH, **OFFSETS[name], **options})
 
 
 @pytest.mark.parametrize("name", OFFSETS)
-def test_the_unit_of_positions_is_max_distance(name, make, cloud, equal, error):
+def test_the_unit_of_positions_is_cutoff(name, make, cloud, equal, error):
     conv, data = make(name), cloud()
-    wide = make(name, max_distance=28 * REACH)
+    wide = make(name, cutoff=28 * REACH)
     wide.load_state_dict(conv.state_dict())
     scaled = {**data, "pos": 28 * data["pos"]}
     expected = conv(**data)
@@ -54,35 +54,35 @@ def test_auto_measures_the_first_edges_once(name, make, cloud, equal):
     data = cloud()
     source, target = data["edge_index"]
     mean = (data["pos"][source] - data["pos"][target]).norm(dim=1).mean()
-    conv, known = make(name, max_distance="auto"), make(name, max_distance=2 * float(mean))
+    conv, known = make(name, cutoff="auto"), make(name, cutoff=2 * float(mean))
     fixed = {key: value for key, value in conv.state_dict().items() if not key.endswith("length")}
     known.load_state_dict(fixed)
     alone = {**data, "edge_index": data["edge_index"][:, :0]}
     conv.train()(**alone)  # without edges there is nothing to measure
-    with pytest.raises(ValueError, match="max_distance='auto' must have seen edges in training first"):
+    with pytest.raises(ValueError, match="cutoff='auto' must have seen edges in training first"):
         conv.eval()(**data)
     equal(conv.train()(**data), known(**data))
     conv.eval()
     other = cloud(scale=3.0)
     equal(conv(**other), known(**other))
-    loaded = make(name, max_distance="auto")
+    loaded = make(name, cutoff="auto")
     loaded.load_state_dict(conv.state_dict())
     equal(loaded(**other), known(**other))
-    averaged = torch.optim.swa_utils.AveragedModel(make(name, max_distance="auto"))
+    averaged = torch.optim.swa_utils.AveragedModel(make(name, cutoff="auto"))
     averaged.module.train()(**cloud(scale=5.0))
     averaged.eval()
     averaged.update_parameters(conv)  # takes buffers over, too
     equal(averaged.module(**other), known(**other))
     torch.func.functional_call(conv, {k: v.clone() for k, v in conv.state_dict().items()}, (), other)
     equal(conv(**other), known(**other))
-    fresh = make(name, max_distance="auto")
+    fresh = make(name, cutoff="auto")
     at_one_place = {**data, "pos": torch.zeros_like(data["pos"])}
     assert bool(fresh.train()(**at_one_place).isfinite().all())  # and measures nothing
     fresh.load_state_dict({**fresh.state_dict(), **fixed})
     equal(fresh(**data), known(**data))
     fresh.reset_parameters()
     assert bool(fresh.attention.positions.length.isnan())
-    with pytest.raises(ValueError, match="max_distance must be a number where near pairs are found from pos"):
+    with pytest.raises(ValueError, match="cutoff must be a number where near pairs are found from pos"):
         conv(data["x"], pos=data["pos"])
 
 
@@ -142,7 +142,7 @@ def test_equals_the_sum_over_all_pairs(name, make, cloud, equal):
 def test_forces_exist_twice(name, make_conv):
     """Also where two points meet, and where a pair is at the distance, or nearly."""
     conv = make_conv(
-        in_channels=4, out_channels=4, heads=2, num_random_features=5, pos_dim=2, max_distance=2.0, **OFFSETS[name]
+        in_channels=4, out_channels=4, heads=2, num_random_features=5, pos_dim=2, cutoff=2.0, **OFFSETS[name]
     )
     places = [[0.0, 0], [0, 0], [1, 0.5], [2, 0], [0.3, 1], [0, -1.9995]]
     pos = torch.tensor(places, dtype=torch.float64, requires_grad=True)
@@ -189,8 +189,12 @@ def test_features_of_edges(make, cloud, equal, error):
     ("message", "options", "arguments"),
     [
         (r"edge_attr must be None without edge_dim, got shape \(9, 3\)", {}, {"edge_attr": torch.ones(9, 3)}),
-        (r"edge_attr must have shape \(9, 5\), got \(9, 3\)", {"edge_dim": 5}, {"edge_attr": torch.ones(9, 3)}),
-        ("edge_attr must be a tensor, got list", {"edge_dim": 5}, {"edge_attr": [[1.0] * 5] * 9}),
+        (r"edge_attr must be real numbers of shape .* \(9, 3\)", {"edge_dim": 5}, {"edge_attr": torch.ones(9, 3)}),
+        (
+            r"edge_attr must be real numbers of shape \(9, 5\), got list",
+            {"edge_dim": 5},
+            {"edge_attr": [[1.0] * 5] * 9},
+        ),
         ("edge_attr must be given with edge_dim, got None", {"edge_dim": 5}, {}),
         ("pos or edge_offset must be given", {"edge_dim": 5}, {"edge_attr": torch.ones(9, 5), "pos": None}),
         ("edge_index and edge_attr must be given with edge_dim", {"edge_dim": 5}, {"edge_index": None}),
@@ -212,12 +216,12 @@ def test_bad_calls(message, options, arguments, make_conv):
         ("values must be one of", {"values": "both"}),
         ("edge_dim must be a positive integer", {"edge_dim": 0}),
         ("edge_dim must be None with offset=None", {"position": None, "edge_dim": 3}),
-        ("max_distance must be a positive number", {"position": None, "max_distance": "auto"}),
-        ("max_distance must be a positive integer", {"max_distance": 1.5}),
-        ("max_distance must be a positive integer", {"max_distance": "auto"}),
-        ("max_distance must be a positive number or 'auto'", {"offset": "mlp", "max_distance": "mean"}),
-        ("max_distance must be a positive number", {"offset": "distance", "max_distance": -1.0}),
-        ("max_distance must be a positive number", {"offset": "distance", "max_distance": math.nan}),
+        ("cutoff must be a positive number", {"position": None, "cutoff": "auto"}),
+        ("cutoff must be a positive integer", {"cutoff": 1.5}),
+        ("cutoff must be a positive integer", {"cutoff": "auto"}),
+        ("cutoff must be a positive number or 'auto'", {"offset": "mlp", "cutoff": "mean"}),
+        ("cutoff must be a positive number", {"offset": "distance", "cutoff": -1.0}),
+        ("cutoff must be a positive number", {"offset": "distance", "cutoff": math.nan}),
         ("method must be one of", {"method": "dense"}),
     ],
 )

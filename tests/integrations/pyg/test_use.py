@@ -4,11 +4,10 @@ import warnings
 
 import pytest
 import torch
-from performers import EVERY
+from performers import EVERY, positional_conv
 from tg_equiattn.integrations.pyg import (
     PixelGraph,
     PixelGraphClassifier,
-    PositionalPerformerConv,
     RelativeGPSBlock,
     RelativePerformerConv,
 )
@@ -38,7 +37,7 @@ def test_gps_conv_with_ptr(position, make_conv, point_graphs, equal):
         equal(out[data.batch == number], alone)
 
 
-@pytest.mark.parametrize("position", ["window", "clipped", "sinusoid", "absolute", None])
+@pytest.mark.parametrize("position", ["window", "clipped", "sinusoid", None])
 def test_gps_conv_without_ptr_is_refused(position, make_conv, point_graphs):
     """Otherwise graphs of a batch would attend to each other in silence."""
     layer, data = gps(make_conv, position), point_graphs((11, 1, 23))
@@ -51,13 +50,13 @@ def test_gps_conv_without_ptr_is_refused(position, make_conv, point_graphs):
 
 def test_sequential(make_conv, point_graphs, equal):
     first, second, data = make_conv(), make_conv("clipped", 35, 21, 7), point_graphs((11, 1, 23))
-    wirings = "x, edge_index, batch, edge_attr, pos -> x", "x, edge_index, batch, pos -> x"
+    arguments = "x, edge_index, batch, edge_attr, pos"
+    wiring = f"{arguments} -> x"
     model = Sequential(
-        "x, edge_index, batch, edge_attr, pos",
-        [(first, wirings[0]), torch.nn.GELU(), (second, wirings[1]), (global_add_pool, "x, batch -> x")],
+        arguments, [(first, wiring), torch.nn.GELU(), (second, wiring), (global_add_pool, "x, batch -> x")]
     )
     graph = data.edge_index, data.batch
-    expected = second(torch.nn.functional.gelu(first(data.x, *graph, pos=data.pos)), *graph, data.pos)
+    expected = second(torch.nn.functional.gelu(first(data.x, *graph, pos=data.pos)), *graph, pos=data.pos)
     equal(model(data.x, *graph, None, data.pos), global_add_pool(expected, data.batch), 0)
 
 
@@ -79,7 +78,7 @@ def test_loader_and_to(make_conv, equal):
 def test_reset_parameters(make_conv, point_graphs, error):
     data = point_graphs((11,))
     graph = {"edge_index": data.edge_index, "pos": data.pos}
-    for position in ("window", "clipped", "sinusoid", "absolute", None):
+    for position in ("window", "clipped", "sinusoid", None):
         conv = make_conv(position)
         before = conv(data.x, **graph)
         drawn = conv.attention.features.projection.clone()
@@ -89,7 +88,7 @@ def test_reset_parameters(make_conv, point_graphs, error):
 
 
 def test_repr(make_conv):
-    assert repr(make_conv("clipped")) == "PositionalPerformerConv(12, 35, heads=5, position='clipped')"
+    assert repr(make_conv("clipped")) == "KernelAttentionConv(12, 35, heads=5, position='clipped')"
     assert repr(make_conv(None)) == "RelativePerformerConv(12, 35, heads=5, offset=None)"
     offsets = make_conv(offset="mlp", values="offset")
     assert repr(offsets) == "RelativePerformerConv(12, 35, heads=5, offset='mlp', values='offset')"
@@ -199,7 +198,7 @@ def test_grid_stands_for_edges(any_conv, equal):
 def test_training_after_inference_mode(position):
     """What evaluation leaves in caches can be trained with."""
     transform, image = PixelGraph(3), torch.rand(3, 5, 11)
-    conv = {"window": RelativePerformerConv, "clipped": PositionalPerformerConv}[position](3, 8, 2, max_distance=3)
+    conv = {"window": RelativePerformerConv, "clipped": positional_conv}[position](3, 8, 2, cutoff=3)
     grid = transform.grid(5, 11)
     with torch.inference_mode():
         data = transform(Data(image=image))
@@ -219,31 +218,27 @@ def two_clusters():
 
 
 def test_clusters_of_one_graph(make_conv, equal):
-    """A suspicion is a warning, and none where the layer is told or batch is given."""
+    """A suspicion is a warning, and none where batch is given."""
     x, edges, pos = two_clusters()
     conv = make_conv()
     expected = conv(x, edges, pos=pos, batch=torch.zeros(7).long())
-    with pytest.warns(UserWarning, match=r"2 blocks that no edge leaves.*check_batch to False"):
+    with pytest.warns(UserWarning, match=r"2 blocks that no edge leaves"):
         equal(conv(x, edges, pos=pos), expected)
-    conv.check_batch = False
-    equal(conv(x, edges, pos=pos), expected)
-    # one place for nodes of both, as pixels of two images have: an error, but where the layer is told
+    # one place for nodes of both, as pixels of two images have: an error
     pos = torch.cat([pos[:3], pos[3:] - pos[3]])
-    conv(x, edges, pos=pos)
     with pytest.raises(ValueError, match="batch must be given for several graphs"):
         make_conv()(x, edges, pos=pos)
 
 
 def test_hetero_conv(make_conv, equal):
-    """Which passes no batch on."""
+    """Which passes batch on by its own name."""
     x, edges, pos = two_clusters()
     near, far = make_conv(), make_conv("clipped")
-    near.check_batch = far.check_batch = False
     layer = HeteroConv({("atom", "near", "atom"): near, ("atom", "bond", "atom"): far})
     edge_index = {("atom", "near", "atom"): edges, ("atom", "bond", "atom"): edges.flip(0)}
     offsets = {kind: pos[e[0]] - pos[e[1]] for kind, e in edge_index.items()}
-    out = layer({"atom": x}, edge_index, edge_offset_dict=offsets)["atom"]
     batch = torch.zeros(7).long()
+    out = layer({"atom": x}, edge_index, edge_offset_dict=offsets, batch_dict={"atom": batch})["atom"]
     equal(out, near(x, edges, pos=pos, batch=batch) + far(x, edges.flip(0), pos=pos, batch=batch))
 
 
@@ -260,11 +255,10 @@ class Stacked(BasicGNN):
     supports_edge_weight, supports_edge_attr = False, True
 
     def init_conv(self, in_channels, out_channels, **options):
-        conv = OfOffsets(in_channels, out_channels, 3, max_distance=3, **options)
-        conv.check_batch = False
-        return conv
+        return OfOffsets(in_channels, out_channels, 3, cutoff=3, **options)
 
 
+@pytest.mark.filterwarnings("ignore:batch was not given")
 def test_basic_gnn(equal):
     x, edges, pos = two_clusters()
     model = Stacked(12, 15, num_layers=2, norm="layer").double().eval()
@@ -288,7 +282,7 @@ def test_positions_that_are_not_needed(position, make_conv, point_graphs, equal)
     "make",
     [
         lambda: RelativePerformerConv(12, 12, 3),
-        lambda: PositionalPerformerConv(12, 12, 3),
+        lambda: positional_conv(12, 12, 3),
         lambda: RelativeGPSBlock(12, None, 3),
         lambda: PixelGraphClassifier(12, 5, channels=12, num_layers=1, heads=3),
         lambda: GPSConv(12, RelativePerformerConv(12, 12, 3), heads=2),

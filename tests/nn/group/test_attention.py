@@ -1,12 +1,10 @@
-import math
-
 import pytest
 import torch
 from group_layers import attention, image, lifting, oracle
 from small_groups import GROUPS, PLANAR
 
 from tg_equiattn.groups import cyclic, dihedral, from_generators
-from tg_equiattn.nn import GroupAttention, GroupAttentionBlock, LiftingAttention
+from tg_equiattn.nn import GroupAttention, LiftingAttention
 from tg_equiattn.testing import TOLERANCE, equivariance_error
 
 RELATIONS = ["frame", "ge_vit", "lifted", "relative"]
@@ -211,8 +209,7 @@ def test_dropout_only_in_training(randomise):
         ({"relation": "gevit"}, "relation must be one of .* got 'gevit'"),
         ({"encoding": "sine"}, "encoding must be one of .* got 'sine'"),
         ({"neighbourhood": "ring"}, "neighbourhood must be one of .* got 'ring'"),
-        ({"encoding_eps": 0.0}, "encoding_eps must be a positive number, got 0.0"),
-        ({"scale": "a"}, "scale must be a finite number or None, got 'a'"),
+        ({"redraw_interval": 3}, "options must be of encoding, .* scale_window, got redraw_interval"),
         ({"encoding": ["axial"]}, "encoding must be one of"),
         ({"dropout": "a"}, r"dropout must be in \[0, 1\), got 'a'"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
@@ -223,7 +220,10 @@ def test_bad_arguments(change, message):
         attention(cyclic(4), **change)
 
 
-def test_bad_widths():
+def test_bad_widths_and_options():
+    for options, got in (("axial", "'axial'"), ({"scale": 1.0, "eps": 1e-5}, "scale, eps")):
+        with pytest.raises(ValueError, match=f"options must be .*encoding, neighbourhood, .* got {got}"):
+            LiftingAttention(cyclic(4), 3, 8, heads=1, options=options)
     with pytest.raises(ValueError, match="in_channels must be a positive integer, got 0"):
         LiftingAttention(cyclic(4), 0, 8, heads=1)
     with pytest.raises(ValueError, match=r"group must be a tg_equiattn.groups.FiniteGroup, got int"):
@@ -255,14 +255,6 @@ def test_empty_batch():
     assert all(bool((p.grad == 0).all()) for p in layer.parameters())
 
 
-def test_scale_is_the_head_width(randomise):
-    layer = randomise(attention(cyclic(4)))
-    x = torch.randn(1, 3, 4, 5, 5)
-    explicit = attention(cyclic(4), scale=1 / math.sqrt(5))
-    explicit.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(layer(x), explicit(x), rtol=0, atol=0)
-
-
 def test_checkpoints_know_what_they_are_of(tmp_path):
     """Weights of another relation, kernel size or group have the same shapes, and are refused all the same."""
     options = {"relation": "ge_vit", "kernel_size": 3}
@@ -281,8 +273,3 @@ def test_checkpoints_know_what_they_are_of(tmp_path):
         for strict in (True, False):
             with pytest.raises(ValueError, match=message):
                 other.load_state_dict(state, strict=strict)
-
-
-def test_unknown_keywords_name_the_class_that_was_written():
-    with pytest.raises(TypeError, match="GroupAttentionBlock got unexpected keyword arguments: head, windows"):
-        GroupAttentionBlock(cyclic(4), 3, 3, head=3, windows=5)

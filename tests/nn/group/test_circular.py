@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from attention_operands import operands
+from attention_operands import group_attention, operands
 from group_layers import LAYERS, image, oracle
+from group_layers import block as small_block
 from small_groups import GROUPS
 
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional import group_attention
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic, dihedral, trivial
-from tg_equiattn.nn import GEViT, GroupAttention, GroupAttentionBlock, LiftingAttention
+from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention
 from tg_equiattn.testing import TOLERANCE, equivariance_error
 
 D4 = GROUPS["D4"]
@@ -41,11 +41,12 @@ def test_definition(name, randomise):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("backend", ["torch", "plain"])
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("name", list(LAYERS))
-def test_rolls(name, backend, randomise):
+def test_rolls(name, plain, randomise):
     """Exact; with borders they are not."""
-    layer = randomise(made(name, backend=backend))
+    layer = randomise(made(name))
+    layer.plain = plain
     x = image(D4, (4, 5), name != "lifting")
     assert roll_error(layer, x) <= 1e-12
     assert roll_error(randomise(LAYERS[name](D4)).double(), x) > 1e-2
@@ -78,16 +79,17 @@ def test_rolled_the_wrong_way_is_seen(randomise):
     assert (layer(x.roll(1, -1)) - layer(x).roll(-1, -1)).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("options", [{}, {"norm": "batch", "reach": "global"}])
-def test_models(options, randomise):
+@pytest.mark.parametrize("attention", [{}, {"num_features": None}])
+def test_models(attention, randomise):
     """Logits do not change where the image is rolled by as much as is pooled."""
-    options = {"channels": (4, 5), "heads": 2, "kernel_size": 3, "pools": (1,), "padding_mode": "circular"} | options
-    model = randomise(GEViT(GROUPS["C4"], 2, 3, **options), 0.4).double().eval()
+    options = {"channels": (4, 5), "heads": 2, "kernel_size": 3, "pools": (1,)}
+    attention = {"padding_mode": "circular"} | attention
+    model = randomise(GEViT(GROUPS["C4"], 2, 3, **options, attention=attention), 0.4).double().eval()
     x = torch.randn(2, 2, 8, 6, dtype=torch.float64)
     for shifts, small in (((2, -4), True), ((1, 0), False)):
         error = (model(x.roll(shifts, (-2, -1))) - model(x)).abs().max()
         assert error <= 1e-10 if small else error > 1e-4
-    block = randomise(GroupAttentionBlock(D4, 3, 3, heads=1, kernel_size=3, padding_mode="circular")).double()
+    block = randomise(small_block(D4, 3, 3, heads=1, padding_mode="circular")).double()
     assert roll_error(block, image(D4, (4, 5), True)) <= 1e-12
 
 

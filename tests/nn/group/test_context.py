@@ -3,10 +3,11 @@
 import pytest
 import torch
 from group_layers import LAYERS, image, oracle
+from group_layers import block as small_block
 from small_groups import GROUPS
 
 from tg_equiattn.groups import dihedral
-from tg_equiattn.nn import GEViT, GroupAttentionBlock
+from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention
 from tg_equiattn.nn.group.block import Residual
 from tg_equiattn.testing import act, equivariance_error
 
@@ -56,13 +57,11 @@ def test_self_attention_is_the_same_with_itself_as_context(name, randomise):
     assert (weights - layer.attention_map(x, (1, 2))).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("reach", ["window", "global"])
+@pytest.mark.parametrize("kind", [GroupAttention, GlobalGroupAttention])
 @pytest.mark.parametrize("channels", [None, 5])
-def test_blocks(channels, reach, randomise):
+def test_blocks(channels, kind, randomise):
     """The context goes through a norm: of its own if it has channels of its own."""
-    options = {"heads": 2, "kernel_size": 3, "norm": "global", "reach": reach}
-    block = randomise(GroupAttentionBlock(D4, 3, 4, context_channels=channels, **options))
-    block.double()
+    block = randomise(small_block(D4, 3, 4, kind, context_channels=channels, norm="global")).double()
     assert (block.context_norm is None) == (channels is None)
     x, context = pair("ge_vit", D4, (5, 6), channels or 3)
     _, swish, attention, *_ = block.attention
@@ -96,7 +95,7 @@ def test_blocks(channels, reach, randomise):
 )
 def test_bad_contexts(context, message, masked):
     mask = torch.ones(2, 4, 5, dtype=torch.bool) if masked else None
-    block = GroupAttentionBlock(D4, 3, 3, heads=1, kernel_size=3, context_channels=5)
+    block = small_block(D4, 3, 3, heads=1, context_channels=5)
     for module in (LAYERS["ge_vit"](D4, context_channels=5), block):
         with pytest.raises(ValueError, match=message):
             module(torch.randn(2, 3, 8, 4, 5), mask, context=context)
@@ -107,7 +106,7 @@ def test_a_context_that_was_asked_for_is_needed():
     x = torch.randn(1, 3, 8, 4, 5)
     with pytest.raises(ValueError, match="context must be given, with context_channels=3, got None"):
         LAYERS["ge_vit"](D4, context_channels=3)(x)
-    block = GroupAttentionBlock(D4, 3, 3, heads=1, kernel_size=3, norm="batch")
+    block = small_block(D4, 3, 3, heads=1)
     with pytest.raises(ValueError, match="context_channels must be given with norm='batch'"):
         block(x, context=x)
 
@@ -127,14 +126,14 @@ def test_layer_scale_and_drop_path():
 
 
 def test_blocks_with_scales_and_dropped_paths(randomise, check_copies):
-    options = {"heads": 2, "kernel_size": 3, "layer_scale": 1e-3, "drop_path": 0.5}
-    block = GroupAttentionBlock(D4, 3, 3, **options)
+    options = {"layer_scale": 1e-3, "drop_path": 0.5}
+    block = small_block(D4, 3, 3, **options)
     x = image(D4, (4, 5), True, torch.float32, batch=8)
     change = (block.eval()(x) - x).abs().max()
     assert 0 < change < 0.02  # close to the identity at the start
     randomise(block)
     assert equivariance_error(block, D4, x) < 1e-5
-    check_copies(lambda: GroupAttentionBlock(D4, 3, 3, **options).eval(), block, x)
+    check_copies(lambda: small_block(D4, 3, 3, **options).eval(), block, x)
     assert not torch.equal(block.train()(x), block(x))
 
     def with_one_draw(x):
@@ -145,20 +144,21 @@ def test_blocks_with_scales_and_dropped_paths(randomise, check_copies):
 
 
 def test_models_drop_more_paths_later():
-    model = GEViT(D4, 1, 2, channels=(4, 4, 4), heads=1, kernel_size=3, drop_path=0.2, layer_scale=0.1)
+    options = {"drop_path": 0.2, "layer_scale": 0.1}
+    model = GEViT(D4, 1, 2, channels=(4, 4, 4), heads=1, kernel_size=3, options=options)
     assert [block.residuals[0].drop_path for block in model.blocks] == [0.0, 0.1, 0.2]
     assert sum("layer_scale" in name for name in model.state_dict()) == 6
-    assert GEViT(D4, 1, 2, channels=(4,), heads=1, kernel_size=3, drop_path=0.2).blocks[0].residuals[1].drop_path == 0
+    assert GEViT(D4, 1, 2, channels=(4,), heads=1, options=options).blocks[0].residuals[1].drop_path == 0
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"drop_path": 1.0}, r"drop_path must be in \[0, 1\), got 1.0"),
-        ({"layer_scale": 0.0}, "layer_scale must be a positive number, got 0.0"),
-        ({"num_features": 3}, "reach must be 'global' where num_features is given, got 'window'"),
-        ({"reach": "global", "relation": "ge_vit"}, r"relation must be one of \('frame', 'relative'\), got 'ge_vit'"),
-        ({"padding_mode": "reflect"}, "padding_mode must be one of"),
+        ({"options": {"drop_path": 1.0}}, r"drop_path must be in \[0, 1\), got 1.0"),
+        ({"options": {"layer_scale": 0.0}}, "layer_scale must be a positive number, got 0.0"),
+        ({"attention": {"padding_mode": "reflect"}}, "padding_mode must be one of"),
+        ({"attention": {"context_channels": 3}}, "attention must be of head_channels, .* got context_channels"),
+        ({"attention": {"num_features": 3, "scale_window": 3}}, "options must be of .* got scale_window"),
     ],
 )
 def test_bad_arguments_of_models(change, message):

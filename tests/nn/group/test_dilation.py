@@ -1,28 +1,31 @@
 """Scales: lifting and group attention on the dilation group, times a finite group."""
 
+import functools
 import itertools
 import math
 
 import pytest
 import torch
+from group_layers import block
+from group_layers import layer as small_layer
 from torch import nn
 
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.functional.group.dilation import from_phases, phases
 from tg_equiattn.groups import cyclic, dihedral, dyadic, trivial
-from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention, GroupAttentionBlock, LiftingAttention
+from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention, LiftingAttention
 from tg_equiattn.testing import TOLERANCE, dilation_errors, equivariance_error, off_lattice_errors
 
 ISOMETRIES = {"none": trivial(2), "C4": cyclic(4), "D4": dihedral(4), "volume": trivial(3)}
 SIZES = {2: (5, 6), 3: (3, 4, 2)}
 
 
-def lifting(group, **options):
-    return LiftingAttention(group, 2, 6, **({"heads": 2, "head_channels": 5, "kernel_size": 3} | options)).double()
+def lifting(group, **arguments):
+    return small_layer(LiftingAttention, group, 2, 6, **{"head_channels": 5} | arguments).double()
 
 
-def attention(group, **options):
-    return GroupAttention(group, 3, 6, **({"heads": 2, "head_channels": 5, "kernel_size": 3} | options)).double()
+def attention(group, **arguments):
+    return small_layer(GroupAttention, group, 3, 6, **{"head_channels": 5} | arguments).double()
 
 
 def image(group, spatial=None, batch=2):
@@ -252,21 +255,19 @@ def test_context_of_other_features(layer):
     group, channels = layer.group, layer.in_channels
     make = type(layer)
     options = {} if make is LiftingAttention else {"scale_window": 1}
-    cross = make(group, channels, 6, heads=2, head_channels=5, kernel_size=3, context_channels=channels, **options)
+    cross = small_layer(make, group, channels, 6, head_channels=5, context_channels=channels, **options)
     x, context = given(layer), given(layer)
     both = lambda x: cross.double()(x[:, :channels], context=x[:, channels:])  # noqa: E731
     assert max(dilation_errors(both, group, torch.cat([x, context], 1))) <= TOLERANCE[torch.float64]
     assert float((cross(x, context=context) - cross(x, context=x)).detach().abs().max()) > 1e-2
 
 
-@pytest.mark.usefixtures("kernels_run")
-def test_backends_agree(randomise, device):
+def test_the_plain_composition_agrees(randomise, device):
     layer = randomise(attention(dyadic(2, cyclic(2))), 0.5).to(device)
     x = given(layer, spatial=(2, 3), batch=1).to(device)
     expected = layer(x)
-    for backend in ("triton", "plain"):
-        layer.backend = backend
-        torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-10)
+    layer.plain = True
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-10)
 
 
 def test_gradcheck(layer):
@@ -321,7 +322,7 @@ def test_model(norm, randomise):
     """Features of a whole model go up one scale; with windows of three scales those no end has reached."""
     for window, isometries in itertools.product((1, 3), (trivial(2), cyclic(4))):
         group, options = dyadic(6, isometries), {"channels": (4, 4), "heads": 2, "kernel_size": 3, "norm": norm}
-        model = randomise(GEViT(group, 2, 5, scale_window=window, **options).double(), 0.5).eval()
+        model = randomise(GEViT(group, 2, 5, attention={"scale_window": window}, **options).double(), 0.5).eval()
         errors = dilation_errors(model.features, group, image(group, (2, 40), batch=1))  # wide for the largest scale
         assert model(image(group)).shape == (2, 5)
         for error, exact in zip(errors, exact_scales(6, window, depth=2), strict=True):
@@ -347,25 +348,23 @@ def test_what_scales_do_not_allow():
         with pytest.raises(ValueError, match=rf"scale_window must be an odd integer from 1 to 5.*got {window}"):
             attention(group, scale_window=window)
     with pytest.raises(ValueError, match=r"scale_window must be None but for groups of scales .* got 3"):
-        GroupAttention(cyclic(4), 3, 6, scale_window=3)
+        attention(cyclic(4), scale_window=3)
     with pytest.raises(ValueError, match="group must be finite, without scales"):
         GlobalGroupAttention(group, 3, 6)
     with pytest.raises(ValueError, match="group must be finite, without scales"):
-        GEViT(group, 1, 2, reach="global")
-    for make in (GroupAttentionBlock, GEViT):
-        with pytest.raises(ValueError, match="scale_window must be None with reach='global', got 3"):
-            make(cyclic(4), 1, 2, reach="global", scale_window=3)
+        GEViT(group, 1, 2, attention={"num_features": None})
     for other in ("C4", group):
         with pytest.raises(ValueError, match=f"isometries must be a .*FiniteGroup, got .*{other!r:.6}"):
             dyadic(2, other)
     with pytest.raises(ValueError, match="group must be finite, without scales"):
         relation_index(group)
     with pytest.raises(ValueError, match="norm must be 'batch' or 'layer' for groups of scales"):
-        GroupAttentionBlock(group, 3, 6, norm="global")
+        block(group, norm="global")
     for name, size in (("crop", 1), ("crops", (1, 0)), ("pools", (1,))):
-        make = GroupAttentionBlock if name == "crop" else GEViT
+        given = {"pools": size} if name == "pools" else {"options": {name: size}}
+        make = block if name == "crop" else functools.partial(GEViT, in_channels=1, num_classes=2, channels=(4, 4))
         with pytest.raises(ValueError, match=f"{name} must be .* for groups of scales.*twice as large"):
-            make(group, 1, 2, **{name: size}, **({} if name == "crop" else {"channels": (4, 4)}))
+            make(group, **({"crop": size} if name == "crop" else given))
     with pytest.raises(ValueError, match=r"input sides must be multiples of the largest scale, 4.*\(4, 6\)"):
         lifting(group, padding_mode="circular")(image(group, (4, 6)))
     with pytest.raises(ValueError, match="kernel_size must be at most"):

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from attention_operands import frame_attention
 from group_layers import attention, image
 from small_groups import GROUPS
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from tg_equiattn.functional import frame_attention, separable_group_convolution
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic, dihedral
 from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention, GroupLinear
@@ -31,7 +31,7 @@ def test_a_head_for_each_place_is_a_group_convolution(name):
     """Of any filters, at borders too: places are sharp, values mix elements, nothing looks by content."""
     group, kernel = GROUPS[name], torch.randn(3, 2, 9, len(GROUPS[name]), dtype=torch.float64)
     layer = GroupAttention(
-        group, 2, 3, heads=9, head_channels=3, kernel_size=3, locality=60.0, content_heads=0
+        group, 2, 3, heads=9, head_channels=3, kernel_size=3, locality=60.0, options={"content_heads": 0}
     ).double()
     centres = layer.locality.centre.detach()
     order = [int((Neighbourhood(2, 3).offsets() == centre).all(1).nonzero()) for centre in centres]
@@ -192,7 +192,6 @@ def test_one_compilation_for_all_sizes(name):
         ({"content_heads": 1.0}, "content_heads must be an integer from 0 to heads=2, got 1.0"),
         ({"content_heads": 1, "locality": None}, "content_heads must be heads=2 without locality"),
         ({"content_heads": 1, "relation": "ge_vit"}, "content_heads must be None but for relation 'frame', got 1"),
-        ({"backend": "triton"}, "backend must be 'auto', 'torch' or 'plain' with relation 'frame', got 'triton'"),
     ],
 )
 def test_bad_arguments(options, message):
@@ -204,13 +203,12 @@ def test_bad_arguments(options, message):
     ("change", "message"),
     [
         ({"rho_space": torch.zeros(4, 8, 3)}, r"rho_space must have 9 offsets on axis 1"),
-        ({"rho_space": torch.zeros(3, 9, 3)}, r"rho_space must have shape \(4, D, 3\), got \(3, 9, 3\)"),
+        ({"rho_space": torch.zeros(3, 9, 3)}, r"rho_space must have shape \(4, D, 3\), .*got \(3, 9, 3\)"),
         ({"space_bias": torch.zeros(2, 4, 8)}, r"space_bias must have shape \(2, 4, 9\), got \(2, 4, 8\)"),
         ({"key": torch.zeros(1, 2, 2, 4, 5, 6)}, r"key must have the shape of query"),
         ({"mask": torch.ones(3, 5, 6)}, "mask must be bool of shape"),
         ({"neighbourhood": 3}, "neighbourhood must be a tg_equiattn.grids.Neighbourhood, got int"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
-        ({"backend": "triton"}, "backend must be 'auto', 'torch' or 'plain'"),
     ],
 )
 def test_bad_operands(change, message):
@@ -219,11 +217,3 @@ def test_bad_operands(change, message):
     frame_attention(**operands)
     with pytest.raises(ValueError, match=message):
         frame_attention(**operands | change)
-
-
-def test_bad_operands_of_convolutions():
-    value, window = torch.randn(1, 2, 3, 4, 5, 6), Neighbourhood(2, 3)
-    with pytest.raises(ValueError, match=r"space_bias must have shape \(2, 4, 9\) for .*, got \(2, 4, 8\)"):
-        separable_group_convolution(value, torch.zeros(2, 4, 8), neighbourhood=window)
-    with pytest.raises(ValueError, match="mask must be bool"):
-        separable_group_convolution(value, torch.zeros(2, 4, 9), neighbourhood=window, mask=torch.ones(1, 5, 6))

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from group_layers import block as small_block
 from small_groups import GROUPS
 
 from tg_equiattn.groups import cyclic, dihedral, mirror, octahedral, trivial
@@ -41,7 +42,7 @@ def test_presets_pin_what_the_papers_have(preset):
     layers = [m for m in model.modules() if isinstance(m, (LiftingAttention, GroupAttention))]
     assert len(layers) == 1 + {"rotmnist": 5, "cifar10": 6, "patchcamelyon": 4}[preset]
     for layer in layers:
-        assert (layer.heads, layer.head_channels, layer.encoding_name) == (9, layer.out_channels // 2, "axial")
+        assert (layer.heads, layer.head_channels, layer.options.encoding) == (9, layer.out_channels // 2, "axial")
         assert (layer.neighbourhood.kernel_size, layer.neighbourhood.shape) == (5, "square")
         assert {m.eps for m in layer.encoding.modules() if isinstance(m, torch.nn.LayerNorm)} == {1e-12}
     norms = [m for m in model.modules() if "Norm" in type(m).__name__ and not isinstance(m, torch.nn.LayerNorm)]
@@ -73,7 +74,9 @@ def test_presets_are_invariant(preset, shape):
 @pytest.mark.parametrize("name", ["C4", "D4", "mirror"])
 def test_invariance_and_features(on_device, name, randomise):
     group = GROUPS[name]
-    model = randomise(GEViT(group, 2, 5, pools=(0,), crops=1, norm_between=True, **SMALL)).double().eval()
+    model = (
+        randomise(GEViT(group, 2, 5, pools=(0,), options={"crops": 1, "norm_between": True}, **SMALL)).double().eval()
+    )
     x = torch.randn(2, 2, 16, 14, dtype=torch.float64)
     assert equivariance_error(model, group, x) <= 1e-10
     assert equivariance_error(model.features, group, x) <= 1e-10
@@ -83,9 +86,10 @@ def test_invariance_and_features(on_device, name, randomise):
 @pytest.mark.filterwarnings("ignore:relation='gsa'")
 def test_gsa_network_is_not_equivariant(randomise):
     """GE-ViT's Figure 7: errors of order 1 for GSA-Nets where GE-ViT's are rounding, on C4 and on D4."""
+    joint = {"encoding": "joint"}
     for group in (cyclic(4), dihedral(4)):
         x = torch.randn(2, 1, 9, 9, dtype=torch.float64)
-        ours, theirs = (GEViT(group, 1, 5, relation=r, encoding="joint", **SMALL) for r in ("ge_vit", "gsa"))
+        ours, theirs = (GEViT(group, 1, 5, relation=r, attention=joint, **SMALL) for r in ("ge_vit", "gsa"))
         assert equivariance_error(randomise(ours).double().eval().features, group, x) <= 1e-10
         assert equivariance_error(theirs.double().eval().features, group, x) > 1e-2  # as it starts, like what users see
 
@@ -106,17 +110,17 @@ def test_volumes(on_device, randomise):
 
 def test_block(randomise, check_copies):
     for width, norm, crop in ((6, "global", 1), (6, "layer", 0), (8, "batch", 0)):
-        options = {"heads": 2, "kernel_size": 3, "norm": norm, "crop": crop}
-        block = randomise(GroupAttentionBlock(cyclic(4), 6, width, **options)).eval()
+        options = {"norm": norm, "crop": crop}
+        block = randomise(small_block(cyclic(4), 6, width, **options)).eval()
         x = torch.randn(2, 6, 4, 5, 6)
         assert block(x).shape == (2, width, 4, 5 - 2 * crop, 6 - 2 * crop)
         assert equivariance_error(block.double(), cyclic(4), x.double()) <= 1e-10
-        check_copies(lambda w=width, o=options: GroupAttentionBlock(cyclic(4), 6, w, **o).eval(), block.float(), x)
+        check_copies(lambda w=width, o=options: small_block(cyclic(4), 6, w, **o).eval(), block.float(), x)
 
 
 def test_block_formula(on_device, randomise):
     """The crop comes before the bottleneck, whose norms see what is left."""
-    block = randomise(GroupAttentionBlock(cyclic(4), 6, 8, heads=2, kernel_size=3, crop=1)).double()
+    block = randomise(small_block(cyclic(4), 6, 8, crop=1)).double()
     x = torch.randn(2, 6, 4, 5, 6, dtype=torch.float64)
     norm1, _, attention, norm2, _, _ = block.attention
     down, norm3, _, up, norm4 = block.mlp
@@ -161,7 +165,7 @@ def test_compile(on_device, randomise):
 
 
 def test_training_lowers_the_loss():
-    model = GEViT(cyclic(4), 1, 2, attention_dropout=0.1, value_dropout=0.1, norm="batch", **SMALL)
+    model = GEViT(cyclic(4), 1, 2, dropout=0.1, **SMALL)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     x, y = torch.randn(8, 1, 6, 6), torch.arange(8) % 2
     x[y == 1, :, ::2] *= 0.1  # striped images against even ones
@@ -180,21 +184,31 @@ def test_training_lowers_the_loss():
     [
         ({"channels": 8}, "channels must hold the width of at least one block, got 8"),
         ({"channels": (8, 0)}, r"channels\[1\] must be a positive integer, got 0"),
-        ({"lifting_channels": 0}, "lifting_channels must be a positive integer, got 0"),
+        ({"options": {"lifting_channels": 0}}, "lifting_channels must be a positive integer, got 0"),
         ({"pools": (1.5,)}, "pools must be block numbers from 0 to 2"),
         ({"channels": ()}, "channels must hold the width of at least one block"),
-        ({"crops": (1,)}, r"crops must be one number or 2 \(one a block\), got \(1,\)"),
-        ({"crops": -1}, "margin must be a non-negative integer, got -1"),
+        ({"options": {"crops": (1,)}}, r"crops must be one number or 2 \(one a block\), got \(1,\)"),
+        ({"options": {"crops": -1}}, "crop must be a non-negative integer, got -1"),
         ({"pools": (3,)}, r"pools must be block numbers from 0 to 2, got \(3,\)"),
-        ({"input_dropout": 1.5}, r"input_dropout must be in \[0, 1\), got 1.5"),
-        ({"value_dropout": -0.1}, r"value_dropout must be in \[0, 1\), got -0.1"),
+        ({"options": {"input_dropout": 1.5}}, r"input_dropout must be in \[0, 1\), got 1.5"),
+        ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
         ({"heads": 0}, "heads must be a positive integer"),
+        ({"options": {"crop": 1}}, "options must be of lifting_channels, crops, .* got crop"),
+        ({"attention": {"scale": 1.0}}, "attention must be of .*num_features, redraw_interval, got scale"),
         ({"norm": "group"}, "norm must be one of .* got 'group'"),
     ],
 )
 def test_bad_arguments(change, message):
     with pytest.raises(ValueError, match=message):
         GEViT(cyclic(4), 1, 5, **SMALL | change)
+
+
+def test_bad_blocks():
+    layer = LiftingAttention(cyclic(4), 3, 3, heads=1)
+    with pytest.raises(ValueError, match=r"attention must be a GroupAttention or .* got LiftingAttention"):
+        GroupAttentionBlock(layer)
+    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got 1.0"):
+        GroupAttentionBlock(GroupAttention(cyclic(4), 3, 3, heads=1), dropout=1.0)
 
 
 def test_bad_input():

@@ -5,10 +5,12 @@ import torch
 from group_layers import everywhere, image, oracle
 from small_groups import GROUPS, PLANAR
 
+from tg_equiattn.encodings import relation_index
 from tg_equiattn.functional import global_group_attention, orthogonal_projection
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic, dihedral, from_generators
-from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention, GroupAttentionBlock, RandomFeatures
+from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention
+from tg_equiattn.nn.performer.random_features import RandomFeatures
 from tg_equiattn.testing import TOLERANCE, equivariance_error, off_lattice_errors
 
 
@@ -103,12 +105,12 @@ def test_many_features_are_the_softmax_over_all_pixels():
     group, spatial = cyclic(2), (4, 5)
     query, key = 0.5 * torch.randn(2, 1, 2, 3, 2, *spatial, dtype=torch.float64)
     value = torch.randn(1, 2, 4, 2, *spatial, dtype=torch.float64)
-    index = GlobalGroupAttention(group, 3, 3, heads=1).index
+    index = relation_index(group, "relative")
     nothing = torch.zeros(2, 9, 3, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64)
     far_bias = torch.zeros(2, 2, dtype=torch.float64)
     estimate = global_group_attention(
-        query, key, value, orthogonal_projection(60_000, 3), *nothing, index, far_bias,
-        neighbourhood=Neighbourhood(2, 3), space_bias=torch.full((2, 2, 9), -90.0).double(),
+        query, key, value, orthogonal_projection(60_000, 3), *nothing, index,
+        neighbourhood=Neighbourhood(2, 3), biases=(torch.full((2, 2, 9), -90.0).double(), None, far_bias),
     )  # fmt: skip
     q, k, v = (x.flatten(3).mT for x in (query, key, value))
     exact = torch.nn.functional.scaled_dot_product_attention(q, k, v).mT.view_as(estimate)
@@ -179,15 +181,17 @@ def test_draws(randomise):
 
 
 def test_draws_of_models():
-    model = GEViT(GROUPS["C4"], 3, 2, channels=(4, 4), heads=1, kernel_size=3, reach="global", num_features=7)
+    model = GEViT(GROUPS["C4"], 3, 2, channels=(4, 4), heads=1, kernel_size=3, attention={"num_features": 7})
     before = [m.projection.clone() for m in model.modules() if isinstance(m, RandomFeatures)]
     model.redraw_features()
     after = [m.projection for m in model.modules() if isinstance(m, RandomFeatures)]
     assert [p.shape for p in after] == [(7, 3)] * 2
     assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     GEViT(GROUPS["C4"], 3, 2, channels=(4,), heads=1, kernel_size=3).redraw_features()  # there are none
-    preset = GEViT.rotmnist(GROUPS["C4"], reach="global", channels=(4,) * 5, heads=1)
-    assert sum(isinstance(m, GlobalGroupAttention) for m in preset.modules()) == 5
+    everywhere = {"relation": "relative", "attention": {"num_features": None}}
+    preset = GEViT.rotmnist(GROUPS["C4"], channels=(4,) * 5, heads=1, **everywhere)
+    layers = [m for m in preset.modules() if isinstance(m, GlobalGroupAttention)]
+    assert [layer.locality for layer in layers] == [None] * 5  # as the papers
 
 
 @pytest.mark.parametrize("far_bias", [-50.0, 0.0, 50.0])
@@ -279,6 +283,8 @@ def test_one_pixel(randomise):
     [
         ({"kernel_size": None}, "kernel_size must be a positive odd integer: the window .* got None"),
         ({"kernel_size": 4}, "kernel_size must be .* got 4"),
+        ({"relation": "ge_vit"}, r"relation must be one of \('frame', 'relative'\), got 'ge_vit'"),
+        ({"scale_window": 3}, "options must be of .*redraw_interval, got scale_window"),
         ({"num_features": 0}, "num_features must be a positive integer, got 0"),
         ({"redraw_interval": -1}, "redraw_interval must be a positive integer, got -1"),
         ({"padding_mode": "zeros"}, "padding_mode must be one of .* got 'zeros'"),
@@ -290,19 +296,12 @@ def test_bad_arguments(change, message):
         everywhere(cyclic(4), **change)
 
 
-def test_bad_block_arguments():
-    with pytest.raises(ValueError, match=r"relation must be one of \('frame', 'relative'\), got 'ge_vit'"):
-        GroupAttentionBlock(cyclic(4), 3, 3, heads=1, reach="global", relation="ge_vit")
-    with pytest.raises(ValueError, match=r"reach must be one of .* got 'far'"):
-        GroupAttentionBlock(cyclic(4), 3, 3, heads=1, reach="far")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"index": torch.zeros(2, 2, 2, dtype=torch.int64) + torch.arange(2)}, r"index must have shape .*'relative'"),
         ({"projection": torch.randn(7, 4)}, r"projection must be \(m, 3\), got \(7, 4\)"),
-        ({"far_bias": torch.randn(2, 3)}, r"far_bias must have shape \(2, 2\), got \(2, 3\)"),
+        ({"biases": (None, None, torch.randn(2, 3))}, r"far_bias must have shape \(2, 2\), got \(2, 3\)"),
         ({"neighbourhood": Neighbourhood(2, None), "rho_space": torch.zeros(2, 63, 3)}, r"must be a window"),
         ({"mask": torch.ones(2, 4, 5)}, r"mask must be bool of shape \(1 or 1, 4, 5\)"),
     ],
@@ -311,7 +310,7 @@ def test_bad_operands(change, message):
     pixel = (1, 2, 3, 2, 4, 5)
     operands = {n: torch.randn(pixel) for n in ("query", "key", "value")}
     operands |= {"projection": torch.randn(7, 3), "rho_space": torch.zeros(2, 9, 3), "rho_group": torch.zeros(2, 3)}
-    operands |= {"index": torch.tensor([[0, 1], [1, 0]]), "far_bias": torch.zeros(2, 2)}
+    operands |= {"index": torch.tensor([[0, 1], [1, 0]])}
     operands |= {"neighbourhood": Neighbourhood(2, 3)}
     global_group_attention(**operands)
     with pytest.raises(ValueError, match=message):

@@ -110,7 +110,7 @@ def test_compile(relation, kernel_size, randomise, device):
 
 def test_where_it_is_on():
     """In every layer of a model by one argument, and in no preset of the papers."""
-    model = GEViT(cyclic(4), 1, 10, channels=(6,), heads=2, kernel_size=3, locality=2.5)
+    model = GEViT(cyclic(4), 1, 10, channels=(6,), heads=2, kernel_size=3, attention={"locality": 2.5})
     layers = [m for m in model.modules() if isinstance(m, (LiftingAttention, GroupAttention))]
     assert [layer.locality.start for layer in layers] == [2.5, 2.5]
     assert "locality=2.5" in repr(layers[0])

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from group_layers import LAYERS, image
+from group_layers import block as small_block
 from small_groups import GROUPS
 
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import GroupAttention, GroupAttentionBlock
+from tg_equiattn.nn import GlobalGroupAttention, GroupAttention
 from tg_equiattn.testing import act
 
 NAMES = ["ge_vit", "lifted"]  # whose outputs sum over several queries
@@ -70,9 +71,9 @@ def test_maps_turn_with_the_image(name, randomise):
             assert (turned - weights).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("options", [{}, {"reach": "global", "context_channels": 5}])
+@pytest.mark.parametrize("options", [{}, {"kind": GlobalGroupAttention, "context_channels": 5}])
 def test_maps_of_blocks(options, randomise):
-    block = randomise(GroupAttentionBlock(GROUPS["C4"], 3, 4, heads=2, kernel_size=3, **options)).double()
+    block = randomise(small_block(GROUPS["C4"], 3, 4, **options)).double()
     x, context = image(GROUPS["C4"], (4, 5), True), None
     if options:
         context = torch.randn(2, 5, 4, 4, 5, dtype=torch.float64)
@@ -103,15 +104,6 @@ def test_dropout_is_left_out_and_gradients_are_there(randomise):
         step = 1e-6 * torch.randn_like(x)
         change = (layer.attention_map(x + step, (1, 1)).square() - weights.square()).sum()
     torch.testing.assert_close(change, (gradients[0] * step).sum(), rtol=1e-3, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", [pytest.param("lifted", marks=pytest.mark.slow), "global"])
-def test_maps_of_the_kernel(name, randomise, kernels_run):
-    layer = randomise(LAYERS[name](cyclic(3), heads=1, backend="triton"))
-    x = image(cyclic(3), (3, 3), True, torch.float32, batch=1)
-    weights = layer.attention_map(x, (1, 2))
-    layer.backend = "torch"
-    torch.testing.assert_close(weights, layer.attention_map(x, (1, 2)), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

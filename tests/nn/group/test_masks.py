@@ -3,20 +3,20 @@
 import pytest
 import torch
 from group_layers import LAYERS, image, oracle
+from group_layers import block as small_block
 from small_groups import GROUPS
 
 from tg_equiattn.groups import dihedral
 from tg_equiattn.nn import (
     GEViT,
+    GlobalGroupAttention,
     GlobalPooling,
-    GroupAttentionBlock,
     LiftingAttention,
-    RegularBatchNorm,
     RegularGlobalNorm,
     RegularLayerNorm,
-    SpatialCrop,
-    SpatialMaxPool,
 )
+from tg_equiattn.nn.group.norm import RegularBatchNorm
+from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
 from tg_equiattn.testing import TOLERANCE, act, off_lattice_errors
 
 D4 = GROUPS["D4"]
@@ -78,10 +78,11 @@ def test_definition(name, randomise):
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-@pytest.mark.parametrize("backend", ["torch", "plain"])
-def test_a_rectangle_is_an_image_of_its_own(name, options, backend, randomise):
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_rectangle_is_an_image_of_its_own(name, options, plain, randomise):
     """Whatever is around it: numbers or not, outputs and gradients are those of the image cut out."""
-    layer = randomise(made(name, **options, backend=backend))
+    layer = randomise(made(name, **options))
+    layer.plain = plain
     x, mask = image(D4, (6, 7), name != "lifting"), rectangle()
     around, alone = poisoned(x, mask).requires_grad_(), x[INSIDE].clone().requires_grad_()
     out, expected = layer(around, mask), layer(alone)
@@ -234,13 +235,13 @@ def test_max_pooling_and_crops():
     assert torch.equal(crop(x, mask)[..., 1:4, :4], x[..., 2:5, 1:5])
 
 
-BLOCKS = [{}, {"norm": "layer"}, {"norm": "batch"}, {"reach": "global", "norm": "batch"}, {"layer_scale": 0.1}]
+BLOCKS = [{}, {"norm": "layer"}, {"norm": "global"}, {"kind": GlobalGroupAttention}, {"layer_scale": 0.1}]
 
 
 @pytest.mark.parametrize("options", BLOCKS)
 def test_blocks(options, randomise):
     """In training: a rectangle in a block is an image of its own, and masks are turned with images."""
-    block = randomise(GroupAttentionBlock(D4, 3, 5, heads=2, kernel_size=3, **options)).double()
+    block = randomise(small_block(D4, 3, 5, **options)).double()
     x, mask = image(D4, (6, 7), True), rectangle()
     out = block(poisoned(x, mask), mask)
     torch.testing.assert_close(out[INSIDE], block(x[INSIDE]), rtol=0, atol=1e-10)
@@ -248,17 +249,17 @@ def test_blocks(options, randomise):
     assert mask_error(block.eval(), image(D4, (5, 6), True), torch.rand(2, 5, 6) < 0.6, D4) <= 1e-10
 
 
-@pytest.mark.parametrize("options", [{}, {"norm": "batch", "reach": "global"}])
-def test_models(options, randomise):
+@pytest.mark.parametrize("attention", [{}, {"num_features": None}])
+def test_models(attention, randomise):
     """Images of several sizes in one batch, padded: logits are those of each image alone."""
-    options = {"channels": (4, 5), "heads": 2, "kernel_size": 3, "pools": (1,), "crops": (1, 0)} | options
-    model = randomise(GEViT(D4, 2, 3, **options), 0.4).double().eval()
+    options = {"channels": (4, 5), "heads": 2, "kernel_size": 3, "pools": (1,), "attention": attention}
+    model = randomise(GEViT(D4, 2, 3, **options, options={"crops": (1, 0)}), 0.4).double().eval()
     x, mask = image(D4, (12, 10), False)[:, :2], torch.zeros(2, 12, 10, dtype=torch.bool)
     mask[0, :8, :6], mask[1, 2:, :10] = True, True
     # crops take rows from every side: of the images, not of the batch, hence the margin of one pixel
     padded = torch.nn.functional.pad(poisoned(x, mask), [2] * 4)
     outer = torch.nn.functional.pad(mask, [2] * 4)
-    whole = GEViT(D4, 2, 3, **options | {"crops": 0}).double().eval()
+    whole = GEViT(D4, 2, 3, **options).double().eval()
     whole.load_state_dict(model.state_dict())
     logits = whole(padded, outer)
     for n, piece in enumerate((x[:1, :, :8, :6], x[1:, :, 2:, :10])):
@@ -284,11 +285,11 @@ def test_models(options, randomise):
         (torch.ones(5, 6, dtype=torch.bool), r"mask must be bool of shape .* got torch.bool of shape \(5, 6\)"),
         (torch.ones((), dtype=torch.bool), r"mask must be bool of shape .* got torch.bool of shape \(\)"),
         (torch.ones(2, 5, 6, dtype=torch.bool, device="meta"), "mask must be on cpu as the input is, got meta"),
-        ([[True]], "mask must be a bool tensor, true where there are pixels, got list"),
+        ([[True]], "mask must be bool of shape .* got list"),
     ],
 )
 def test_bad_masks(mask, message):
-    block = GroupAttentionBlock(GROUPS["C4"], 3, 3, heads=1, kernel_size=3)
+    block = small_block(GROUPS["C4"], 3, 3, heads=1)
     model = GEViT(GROUPS["C4"], 3, 2, channels=(4,), heads=1, kernel_size=3)
     others = [norm(3) for norm in NORMS] + [GlobalPooling(), SpatialMaxPool(1), SpatialCrop(1)]
     for module in (LAYERS["ge_vit"](GROUPS["C4"]), block, model, *others):

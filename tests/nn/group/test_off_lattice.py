@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from group_layers import layer as small_layer
+from group_layers import scaled
 
 from tg_equiattn.groups import cyclic, dihedral, icosahedral
 from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention
@@ -10,12 +12,13 @@ from tg_equiattn.testing import off_lattice_errors
 C8 = cyclic(8)
 
 
-def error(kind, kernel_size, layers=4, **options):
+def error(kind, kernel_size, layers=4, scale=None, **options):
     """Of a rotation by 45 degrees, the mean over layers as they start."""
     channels, regular = (3, []) if kind is LiftingAttention else (4, [8])
     side, errors = 2 * kernel_size + 1, []
     for _ in range(layers):
-        layer = kind(C8, channels, 6, heads=3, kernel_size=kernel_size, **options).double()
+        layer = small_layer(kind, C8, channels, 6, heads=3, kernel_size=kernel_size, **options).double()
+        layer = layer if scale is None else scaled(layer, scale)
         errors += off_lattice_errors(layer, C8, (8, channels, *regular, side, side), elements=[1]).values()
     return sum(errors) / len(errors)
 
@@ -75,7 +78,7 @@ def test_trained_layers_turn_too(kind, options):
         return (out - slopes / slopes.std())[:, 3:-3, 3:-3].square().mean()
 
     for _ in range(2):
-        layer, held_out = kind(C8, shape[1], 6, heads=3, kernel_size=5, **options).double(), smooth(*many)
+        layer, held_out = small_layer(kind, C8, shape[1], 6, heads=3, kernel_size=5, **options).double(), smooth(*many)
         starts += off_lattice_errors(layer, C8, many, elements=[1]).values()
         adam, before = torch.optim.Adam(layer.parameters(), 0.02), loss(held_out).detach()
         for _ in range(100):
@@ -99,7 +102,7 @@ def test_smoother_images_are_turned_better():
 def test_what_is_not_equivariant_is_seen():
     """Negative controls: GSA-Nets' relation, and a map whose elements are not exchanged."""
     assert error(GroupAttention, 5, layers=1, relation="gsa", encoding="joint", scale=2.0) > 0.1
-    layer = LiftingAttention(C8, 4, 8, heads=4, kernel_size=5, scale=3.0).double()
+    layer = scaled(LiftingAttention(C8, 4, 8, heads=4, kernel_size=5), 3.0).double()
     assert off_lattice_errors(lambda x: layer(x)[:, :, 0], C8, (8, 4, 11, 11), elements=[1])[1] > 0.1
 
 
@@ -137,7 +140,7 @@ def test_the_default_is_the_window_that_turns_along(group, kernel_size, shape):
     if kernel_size:
         block = GroupAttention(group, 4, 8, heads=1, kernel_size=kernel_size, relation="relative")
         assert block.neighbourhood == layer.neighbourhood
-        assert LiftingAttention(group, 1, 8, heads=1, neighbourhood="square").neighbourhood.shape == "square"
+        assert small_layer(LiftingAttention, group, neighbourhood="square").neighbourhood.shape == "square"
 
 
 @pytest.mark.parametrize(

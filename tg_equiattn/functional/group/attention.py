@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from ...grids import Neighbourhood
-from ..backend import check_backend, use_plain, use_triton
+from ..backend import use_plain
+from .hashed_dropout import draw_seed
 from .masks import zero_where_hidden
 from .operands import check_group_attention
-from .plain_attention import plain_group_attention
+from .plan import plain_group_attention
 from .tiled_attention import group_attention_op
 
 
@@ -24,10 +25,8 @@ def group_attention(
     neighbourhood: Neighbourhood,
     space_bias: Tensor | None = None,
     group_bias: Tensor | None = None,
-    scale: float | None = None,
     dropout: float = 0.0,
     mask: Tensor | None = None,
-    backend: str = "auto",
 ) -> Tensor:
     r"""Group self-attention of regular features.
 
@@ -37,40 +36,27 @@ def group_attention(
         + b_{space}(h^{-1}(x_j - x_i)) + b_{group}(u), \qquad
         \mathrm{out}(i, h) = \sum_t \sum_{(j,s)} \mathrm{softmax}_{(j,s)}(\mathrm{score})\; v(j, s)
 
-    with u = ``index[h, t, s]``, c the scale, and biases that each head has of its own. With an ``index`` of two axes
-    (relation ``"relative"``) only h = t is formed and there is no sum over t.
+    with u = ``index[h, t, s]``, :math:`c = 1/\sqrt{C}`, and biases that each head has of its own. With an ``index`` of
+    two axes (relation ``"relative"``) only h = t is formed and there is no sum over t.
 
-    The factorised form writes the softmax weight as a product of a content, a spatial and a group factor, needs
-    :math:`|H|^2(2D + 1)` exponentials per pixel instead of :math:`|H|^3 D` and, working through the pixels in tiles
-    that are computed again in backward, never holds a tensor of either size for all pixels. The direct form computes
-    every score, tile by tile; a full encoding, which is no sum, needs it, and with an ``index`` of two axes there is
-    nothing to factorise. Results agree; where a tile's scores are so extreme that the product of factors would lose
-    precision, the factorised form takes the direct one for that tile (on CUDA the factors are double instead).
+    Weights are products of a content, a spatial and a group factor; with a full encoding, an ``index`` of two axes or,
+    on the CPU, scores too extreme for products, every score is computed. Tiles are computed again in backward.
 
     Args:
         rho_space: encoding of rotated offsets, or the full encoding of offsets and u.
         rho_group: encoding of u; ``None`` if ``rho_space`` has an axis for u.
         index: u of each (h, t, s), a permutation along s; see :func:`tg_equiattn.encodings.relation_index`.
         neighbourhood: the window, or the whole grid; it also says what is outside of the image.
-        space_bias: of rotated offsets, for each head; ``None`` means none.
-        group_bias: of u, for each head; ``None`` means none.
-        scale: c; ``None`` means :math:`1/\sqrt{C}`.
+        space_bias, group_bias: of rotated offsets and of u, for each head; ``None`` means none.
         dropout: probability of dropping a weight after the sum over t.
-        mask: true where there are pixels. The others are no keys, whatever they hold, and their outputs are zero; so a
-            rectangle of pixels gets what it would as an image of its own, where windows end at the border.
-        backend: ``"auto"``, what was measured faster on the device, today torch; ``"torch"``; or ``"triton"``, a fused
-            kernel for windows that keeps every score in registers, which needs a CUDA device or Triton's interpreter.
-            Triton's gradients of keys and values are added up atomically: their last bits vary from run to run, and
-            under :func:`torch.use_deterministic_algorithms` backward raises a RuntimeError. ``"plain"`` is the direct
-            form in torch's operations, tile by tile, which transforms of ``torch.func`` take by themselves.
+        mask: true where there are pixels. The others are no keys, whatever they hold, and their outputs are zero.
 
     Shapes:
         - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``
         - rho_space: ``(|H|, D, C)``, or full ``(|H|, D, |H|, C)``; D offsets of the window, or with global attention
           of all pairs, in the order of :meth:`Neighbourhood.offsets`
         - rho_group: ``(|H|, C)``; index: ``(|H|, |H|, |H|)`` or ``(|H|, |H|)``
-        - space_bias: ``(heads, |H|, D)``; group_bias: ``(heads, |H|)``; mask: bool ``(B, *spatial)`` or
-          ``(1, *spatial)``
+        - space_bias: ``(heads, |H|, D)``; group_bias: ``(heads, |H|)``; mask: bool ``(B or 1, *spatial)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
 
     Raises:
@@ -80,71 +66,38 @@ def group_attention(
     scores by the square root of the layer's input width; here by that of the head width.
     """
     check_group_attention(
-        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, scale, dropout, mask
+        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask
     )
     query, key, value = (zero_where_hidden(x, mask) for x in (query, key, value))
     return checked_group_attention(
-        query, key, value, rho_space, rho_group, index,
-        neighbourhood=neighbourhood, space_bias=space_bias, group_bias=group_bias, scale=scale, dropout=dropout,
-        mask=mask, backend=backend,
-    )[0]  # fmt: skip
+        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask
+    )[0]
 
 
 def checked_group_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rho_space: Tensor,
-    rho_group: Tensor | None,
-    index: Tensor,
-    *,
-    neighbourhood: Neighbourhood,
-    space_bias: Tensor | None,
-    group_bias: Tensor | None,
-    scale: float | None,
-    dropout: float,
-    mask: Tensor | None,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
-    """:func:`group_attention` of operands that are known to fit and to hold numbers, as the layers' own do.
-
-    Also the logarithm (B, heads, |H|, *spatial) of the sum of exponentials of a query's scores, where an ``index`` of
-    two axes gives every output one query; else an empty tensor.
-    """
-    check_window_backend(backend, neighbourhood)
+    query, key, value, rho_space, rho_group, index, neighbourhood, space_bias=None, group_bias=None, dropout=0.0,
+    mask=None, plain=False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """:func:`group_attention` of operands that are known to fit and to hold numbers; also the logarithm (B, heads, |H|,
+    *spatial) of a query's sum of exponentials of scores for an ``index`` of two axes, else an empty tensor."""
     path = "compiled" if torch.compiler.is_compiling() else "eager"
-    if use_plain(backend):
-        path = "plain"
-    elif not neighbourhood.is_global and use_triton(backend, "group_attention", query.device):
-        path = "triton"
+    path = "plain" if use_plain(plain) else path
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    scale = query.shape[2] ** -0.5 if scale is None else scale
     rho_space, rho_group = rho_space.to(dtype), None if rho_group is None else rho_group.to(dtype)
     if space_bias is not None or group_bias is not None:
         rho_space, rho_group = _with_biases(rho_space, rho_group, query.shape[1], space_bias, group_bias)
-    if mask is not None:  # of images and heads
-        batch, heads = query.shape[:2]
-        mask = mask[:, None].expand(batch, heads, *mask.shape[1:]).flatten(0, 1)
-    seed = torch.randint(2**31, (), device=query.device) if dropout else index.new_zeros(())
-    operands = (
-        query.to(dtype).flatten(0, 1) * scale,
-        key.to(dtype).flatten(0, 1),
-        value.to(dtype).flatten(0, 1),
-        rho_space,
-        rho_space.new_zeros(0) if rho_group is None else rho_group,
-        index,
-        mask,
-        seed,
-        neighbourhood.kernel_size or 0,
-        neighbourhood.selection,
-        neighbourhood.circular,
-        dropout,
-    )
-    out, level = plain_group_attention(*operands) if path == "plain" else group_attention_op(*operands, path)
-    if mask is not None:
-        out = zero_where_hidden(out, mask)
-    level = level.unflatten(0, query.shape[:2]) if index.ndim == 2 else level
-    return out.unflatten(0, query.shape[:2]).to(value.dtype), level
+    batch_and_heads = query.shape[:2]
+    query, key, features = (x.to(dtype).flatten(0, 1) for x in (query, key, value))
+    there = None if mask is None else mask[:, None].expand(*batch_and_heads, *mask.shape[1:]).flatten(0, 1)
+    attend = plain_group_attention if path == "plain" else group_attention_op
+    out, level = attend(
+        query * query.shape[1] ** -0.5, key, features, rho_space,
+        rho_space.new_zeros(0) if rho_group is None else rho_group, index, there,
+        draw_seed(dropout, query.device), neighbourhood.kernel_size or 0, neighbourhood.selection,
+        neighbourhood.circular, dropout, path,
+    )  # fmt: skip
+    level = level.unflatten(0, batch_and_heads) if index.ndim == 2 else level
+    return zero_where_hidden(out.unflatten(0, batch_and_heads), mask).to(value.dtype), level
 
 
 def lifting_attention(
@@ -155,10 +108,8 @@ def lifting_attention(
     *,
     neighbourhood: Neighbourhood,
     space_bias: Tensor | None = None,
-    scale: float | None = None,
     dropout: float = 0.0,
     mask: Tensor | None = None,
-    backend: str = "auto",
 ) -> Tensor:
     r"""Lifting self-attention, from a grid to a grid times a group.
 
@@ -166,15 +117,12 @@ def lifting_attention(
         \mathrm{out}(i, h) = \sum_j
         \mathrm{softmax}_j\big(c\,\langle q_i, k_j + \rho(h^{-1}(x_j - x_i))\rangle + b(h^{-1}(x_j - x_i))\big)\; v_j
 
-    Arguments as :func:`group_attention`, without a group axis on query, key and value.
+    Arguments and errors as :func:`group_attention`, without a group axis on query, key and value.
 
     Shapes:
         - query, key: ``(B, heads, C, *spatial)``; value: ``(B, heads, Cv, *spatial)``
         - rho_space: ``(|H|, D, C)``; space_bias: ``(heads, |H|, D)``
         - output: ``(B, heads, Cv, |H|, *spatial)``
-
-    Raises:
-        ValueError: for shapes, dtypes, devices or options that do not fit.
 
     Source: GSA-Nets Eq. 14, GE-ViT Eq. 14.
     """
@@ -182,43 +130,24 @@ def lifting_attention(
         raise ValueError(f"query must have shape (B, heads, C, *spatial), got {tuple(query.shape)}")
     if rho_space.ndim != 3:
         raise ValueError(f"rho_space must have shape (|H|, D, C), got {tuple(rho_space.shape)}")
+    query, key, value = (x.unsqueeze(3) for x in (query, key, value))
+    index = torch.zeros(len(rho_space), 1, 1, dtype=torch.int64, device=query.device)
     return group_attention(
-        query.unsqueeze(3),
-        key.unsqueeze(3),
-        value.unsqueeze(3),
-        rho_space,
-        rho_space.new_zeros(1, rho_space.shape[-1]),
-        torch.zeros(len(rho_space), 1, 1, dtype=torch.int64, device=query.device),
-        neighbourhood=neighbourhood,
-        space_bias=space_bias,
-        scale=scale,
-        dropout=dropout,
-        mask=mask,
-        backend=backend,
-    )
+        query, key, value, rho_space, rho_space.new_zeros(1, rho_space.shape[-1]), index, neighbourhood=neighbourhood,
+        space_bias=space_bias, dropout=dropout, mask=mask,
+    )  # fmt: skip
 
 
-def _with_biases(
-    rho_space: Tensor, rho_group: Tensor | None, heads: int, space_bias: Tensor | None, group_bias: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def _with_biases(rho_space, rho_group, heads, space_bias, group_bias) -> tuple[Tensor, Tensor | None]:
     """Both encodings with one more channel a head, its bias: cheaper than a tensor of biases for every pixel, and their
     gradients come with those of the encodings."""
-    if rho_group is None:  # a full encoding has both biases
-        bias = rho_space.new_zeros(heads, *rho_space.shape[:3])
-        for part in (space_bias, group_bias):
-            if part is not None:
-                bias = bias + (part[..., None] if part is space_bias else part[:, None, None]).to(bias.dtype)
-        return torch.cat([rho_space, bias.movedim(0, -1)], -1), None
-    space = rho_space.new_zeros(heads, *rho_space.shape[:2]) if space_bias is None else space_bias
-    group = rho_group.new_zeros(heads, len(rho_group)) if group_bias is None else group_bias
-    return (
-        torch.cat([rho_space, space.to(rho_space.dtype).movedim(0, -1)], -1),
-        torch.cat([rho_group, group.to(rho_group.dtype).T], -1),
-    )
 
+    def joined(rho: Tensor, bias: Tensor | None) -> Tensor:
+        bias = rho.new_zeros(()) if bias is None else bias.to(rho.dtype)
+        return torch.cat([rho, bias.expand(heads, *rho.shape[:-1]).movedim(0, -1)], -1)
 
-def check_window_backend(backend: str, neighbourhood: Neighbourhood) -> None:
-    """ValueError for a backend that cannot be: the fused kernel has windows only."""
-    check_backend(backend)
-    if backend == "triton" and neighbourhood.is_global:
-        raise ValueError("backend must be 'auto' or 'torch' with global attention, got 'triton'")
+    if rho_group is not None:
+        return joined(rho_space, space_bias), joined(rho_group, group_bias)
+    space_bias = None if space_bias is None else space_bias[..., None]  # a full encoding has both
+    group_bias = None if group_bias is None else group_bias[:, None, None]
+    return joined(rho_space, sum(x for x in (space_bias, group_bias) if x is not None)), None

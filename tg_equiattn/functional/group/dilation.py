@@ -1,19 +1,15 @@
-"""Group self-attention over scales: windows dilated by powers of two, each of a window of scales.
-
-A dilated window of an image is an ordinary window of its phases: pixels ``step`` apart are an image of their own. The
-scales of a window are attended to one at a time, and join by the logarithms of their normalisers.
-"""
+"""Group self-attention over scales: a dilated window of an image is an ordinary window of its phases, pixels ``step``
+apart; scales are attended to one at a time and join by the logarithms of their normalisers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...grids import Neighbourhood
-from ...precision import full_precision
+from ...modes import full_precision
 from .attention import checked_group_attention
 from .masks import zero_where_hidden
 
@@ -49,33 +45,10 @@ def _for_all_sizes() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def scale_pairs(scales: int, window: int) -> Iterator[tuple[int, int, int]]:
-    """Scales j of queries, scales of keys near them, and the place u of the key's scale in the window."""
-    for query in range(scales):
-        for place in range(window):
-            key = query + place - window // 2
-            if 0 <= key < scales:
-                yield query, key, place
-
-
 def checked_dilation_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rho_space: Tensor,
-    rho_group: Tensor | None,
-    index: Tensor,
-    *,
-    scales: int,
-    scale_window: int,
-    neighbourhood: Neighbourhood,
-    space_bias: Tensor | None,
-    group_bias: Tensor | None,
-    scale: float | None,
-    dropout: float,
-    mask: Tensor | None,
-    backend: str,
-) -> Tensor:
+    query, key, value, rho_space, rho_group, index, scales, scale_window, neighbourhood, space_bias=None,
+    group_bias=None, dropout=0.0, mask=None, plain=False,
+) -> Tensor:  # fmt: skip
     r"""Lifting and group attention on a dilation group, of operands that are known to fit and to hold numbers.
 
     With H the product of scales :math:`2^j` and a finite group M of which m and n are elements,
@@ -84,16 +57,10 @@ def checked_dilation_attention(
         \mathrm{out}(i, j, m) = \sum_{D, l, n} \mathrm{softmax}_{D, l, n}\big(c\, \langle q(i, j, m),\;
         k(i + 2^j D, l, n) + \rho(m^{-1} D, (l - j, m^{-1} n)) \rangle + b\big)\; v(i + 2^j D, l, n)
 
-    over offsets D of the window and scales l in ``scale_window`` around j.
-
-    Args:
-        query, key, value: ``(B, heads, C, |H|, *spatial)``, or with one element in place of ``|H|`` (lifting).
-        rho_space: ``(|M|, D, C)``, or full ``(|M|, D, U, C)``; the same at all scales.
-        rho_group: ``(U, C)``, U = ``scale_window`` |M|, scales first; with lifting U = 1.
-        index: ``(|M|, |M|)`` of relation "relative", or ``(|M|, 1, 1)`` (lifting).
-        space_bias, group_bias: ``(heads, |M|, D)`` and ``(heads, U)``.
-
-    The others are as :func:`group_attention`'s. Output ``(B, heads, Cv, |H|, *spatial)``.
+    over offsets D of the window and scales l in ``scale_window`` around j. As :func:`group_attention`, but query, key
+    and value may have one element in place of ``|H|`` (lifting); rho_space, the same at all scales, is ``(|M|, D, C)``
+    or full ``(|M|, D, U, C)``; rho_group ``(U, C)``, U = ``scale_window`` |M|, scales first, or 1 (lifting); index
+    ``(|M|, |M|)`` of relation "relative" or ``(|M|, 1, 1)`` (lifting); biases ``(heads, |M|, D)`` and ``(heads, U)``.
     """
     lifts = index.ndim == 3
     batch, spatial, elements = query.shape[0], tuple(query.shape[4:]), index.shape[-1]
@@ -103,15 +70,19 @@ def checked_dilation_attention(
         return x if lifts else x.narrow(axis, number * elements, elements)
 
     parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(scales)]
-    for number, other, place in scale_pairs(scales, 1 if lifts else scale_window):
+    near = 1 if lifts else scale_window
+    for number, place in itertools.product(range(scales), range(near)):  # of queries, and of the key's in the window
+        other = number + place - near // 2
+        if not 0 <= other < scales:
+            continue
         step = 2**number
         operands = part(query, 3, number), part(key, 3, other), part(value, 3, other)
         q, k, v = (phases(x, step, len(spatial)) for x in operands)
         out, level = checked_group_attention(
             q, k, v, part(rho_space, 2, place) if rho_space.ndim == 4 else rho_space,
-            None if rho_group is None else part(rho_group, 0, place), index, neighbourhood=neighbourhood,
-            space_bias=space_bias, group_bias=None if group_bias is None else part(group_bias, 1, place), scale=scale,
-            dropout=dropout, mask=_phases_there(mask, step, batch, spatial, query.device), backend=backend,
+            None if rho_group is None else part(rho_group, 0, place), index, neighbourhood, space_bias,
+            None if group_bias is None else part(group_bias, 1, place), dropout,
+            _phases_there(mask, step, batch, spatial, query.device), plain,
         )  # fmt: skip
         level = level if lifts else from_phases(level, step, batch, spatial)
         parts[number].append((from_phases(out, step, batch, spatial), level))

@@ -1,7 +1,5 @@
-r"""Attention of group elements in their own frames within windows, as one PyTorch operator.
-
-The scores of a chunk of images and heads are one tensor (b, e, H, D, \*spatial), made by a matrix product and one
-operation a channel; backward makes them again from the logarithms of their sums, so that nothing of that size is kept.
+"""Attention of group elements in their own frames within windows, as one PyTorch operator; backward makes scores
+again from the logarithms of their sums.
 
 Sizes: ``e`` heads, ``H`` output elements, ``T`` elements of queries, keys and values, ``H`` or one (lifting), ``D``
 places of the window, ``C`` channels. Queries are scaled. The table (e, H, D, C + 1) holds the encoding of every place
@@ -16,10 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...precision import full_precision
-from ...transforms import transformed
+from ...modes import full_precision
 from ..backend import refuse_forward_mode
-from ..second_derivatives import second_derivatives
+from ..second_derivatives import register_derivatives
 from . import hashed_dropout
 from .plan import HIDDEN
 from .window import window
@@ -28,11 +25,19 @@ from .window import window
 _CHUNK = {"cpu": 1 << 19, "other": 1 << 28}
 
 
-class _Chunk(NamedTuple):
+class Chunk(NamedTuple):
     """Images and heads whose scores are held at once."""
 
     images: slice
     heads: slice
+
+
+def chunks(batch: int, heads: int, each: int, budget: int) -> Iterator[Chunk]:
+    """Whole images where the scores of one fit in a budget, ``each`` of every head, else some heads of one."""
+    some, images = min(heads, max(1, budget // each)), max(1, budget // (each * heads))
+    for b in range(0, batch, images):
+        for e in range(0, heads, some):
+            yield Chunk(slice(b, b + images), slice(e, e + some))
 
 
 class _Operands:
@@ -53,33 +58,27 @@ class _Operands:
             self.row = row.view(-1, heads, 1, 1, *self.spatial)
             self.column = column.view(elements, places, *[1] * len(self.spatial))
 
-    def __iter__(self) -> Iterator[_Chunk]:
-        """Whole images where the scores of one fit, else some heads of one."""
-        batch, heads = self.query.shape[:2]
-        budget = _CHUNK["cpu" if self.query.device.type == "cpu" else "other"]
+    def __iter__(self) -> Iterator[Chunk]:
         each = max(1, torch.Size((*self.table.shape[1:3], *self.spatial)).numel())
-        some = min(heads, max(1, budget // each))
-        images = max(1, budget // (each * heads))
-        for b in range(0, batch, images):
-            for e in range(0, heads, some):
-                yield _Chunk(slice(b, b + images), slice(e, e + some))
+        budget = _CHUNK["cpu" if self.query.device.type == "cpu" else "other"]
+        return chunks(self.query.shape[0], self.query.shape[1], each, budget)
 
-    def padded(self, x: Tensor, chunk: _Chunk) -> Tensor:
+    def padded(self, x: Tensor, chunk: Chunk) -> Tensor:
         return self.window.pad(x[chunk], self.circular)
 
     def _hidden(self, there: Tensor) -> Tensor:
         """What is added to the scores of keys (b, *spatial) that are not there, or out of the image."""
-        inside = torch.stack(self.window.slices(self.window.pad(there, self.circular)), 1)
+        inside = torch.stack(self.window.views(self.window.pad(there, self.circular)), 1)
         return (1 - inside).mul_(HIDDEN)[:, None, None]
 
-    def hidden(self, chunk: _Chunk) -> Tensor | None:
+    def hidden(self, chunk: Chunk) -> Tensor | None:
         """(b or 1, 1, 1, D, *spatial)."""
         if self.mask is None:
             return self.border
         there = self.mask if len(self.mask) == 1 else self.mask[chunk.images]
         return self._hidden(there.to(self.query.dtype))
 
-    def keep(self, chunk: _Chunk) -> Tensor | None:
+    def keep(self, chunk: Chunk) -> Tensor | None:
         """Dropout factors of the chunk's weights."""
         if not self.dropout:
             return None
@@ -90,7 +89,7 @@ class _Operands:
         query = query.transpose(2, 3).flatten(4)
         return torch.cat([query, torch.ones_like(query[..., :1, :])], 3)
 
-    def scores(self, chunk: _Chunk, query: Tensor, with_one: Tensor, key: Tensor) -> Tensor:
+    def scores(self, chunk: Chunk, query: Tensor, with_one: Tensor, key: Tensor) -> Tensor:
         """(b, e, H, D, *spatial), of the chunk's queries and padded keys."""
         scores = torch.matmul(self.table[chunk.heads], with_one).unflatten(-1, self.spatial)
         self.add_products_(scores, query, key)
@@ -126,20 +125,23 @@ class _Operands:
         return self.window.unpad(out, self.circular)
 
 
-@torch.library.custom_op("tg_equiattn::frame_attention", mutates_args=())
-def frame_attention_op(
-    query: Tensor, key: Tensor, value: Tensor, table: Tensor, mask: Tensor | None, seed: Tensor, kernel_size: int,
-    selection: Sequence[int], circular: bool, dropout: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+_OPERANDS = (
+    "Tensor query, Tensor key, Tensor value, Tensor table, Tensor? mask, Tensor seed, SymInt kernel_size, "
+    "SymInt[] selection, bool circular, float dropout"
+)
+
+
+@torch.library.custom_op("tg_equiattn::frame_attention", mutates_args=(), schema=f"({_OPERANDS}) -> (Tensor, Tensor)")
+def frame_attention_op(query, key, value, table, *rest) -> tuple[Tensor, Tensor]:
     """query, key (B, e, C, T, *spatial), value (B, e, Cv, T, *spatial), table (e, H, D, C + 1) -> out
     (B, e, Cv, H, *spatial) and the logarithms (B, e, H, *spatial) of the sums of exponentials of a query's scores;
     ``mask`` (B or 1, *spatial) is true where there are keys."""
     refuse_forward_mode()
-    out, level = _outputs(query, value, table)
+    out, level = _outputs(query, key, value, table)
     with torch.no_grad(), full_precision(query.device):
         if not out.numel():
             return out, level
-        x = _Operands(query, key, value, table, mask, seed, kernel_size, selection, circular, dropout)
+        x = _Operands(query, key, value, table, *rest)
         for chunk in x:
             q = query[chunk]
             weight = x.scores(chunk, q, x.with_one(q), x.padded(key, chunk))
@@ -153,31 +155,26 @@ def frame_attention_op(
     return out, level
 
 
-def _outputs(query: Tensor, value: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+def _outputs(query, key, value, table, *rest) -> tuple[Tensor, Tensor]:
     (batch, heads), spatial, elements = query.shape[:2], query.shape[4:], table.shape[1]
     out = query.new_empty(batch, heads, value.shape[2], elements, *spatial)
     return out, query.new_empty(batch, heads, elements, *spatial)
 
 
-@frame_attention_op.register_fake
-def _(query, key, value, table, *rest):
-    return _outputs(query, value, table)
-
-
-@torch.library.custom_op("tg_equiattn::frame_attention_backward", mutates_args=())
-def frame_attention_backward_op(
-    grad: Tensor, grad_level: Tensor | None, out: Tensor, level: Tensor, query: Tensor, key: Tensor, value: Tensor,
-    table: Tensor, mask: Tensor | None, seed: Tensor, kernel_size: int, selection: Sequence[int], circular: bool,
-    dropout: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+@torch.library.custom_op(
+    "tg_equiattn::frame_attention_backward", mutates_args=(),
+    schema=f"(Tensor grad, Tensor grad_level, Tensor out, Tensor level, {_OPERANDS}) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
+)  # fmt: skip
+def frame_attention_backward_op(grad, grad_level, out, level, query, key, value, table, *rest):
     """Gradients of query, key, value and table; ``grad_level`` is that of the level."""
     refuse_forward_mode()
     grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, key, value, table)]
     to_query, to_key, to_value, to_table = grads
     with torch.no_grad(), full_precision(query.device):
         if not out.numel():
-            return to_query, to_key, to_value, to_table
-        x = _Operands(query, key, value, table, mask, seed, kernel_size, selection, circular, dropout)
+            return tuple(grads)
+        x = _Operands(query, key, value, table, *rest)
         elements, alone = query.shape[3], query.shape[3] < table.shape[1]
         for chunk in x:
             q, g = query[chunk], grad[chunk]
@@ -190,9 +187,7 @@ def frame_attention_backward_op(
                 slope *= keep
                 kept = weight * keep
             to_value[chunk] = x.scattered(kept, g, elements)
-            mean = (g * out[chunk]).sum(2)
-            if grad_level is not None:
-                mean -= grad_level[chunk]
+            mean = (g * out[chunk]).sum(2).sub_(grad_level[chunk])
             slope.sub_(mean.unsqueeze(3)).mul_(weight)
             logits, rho = slope.flatten(4), table[chunk.heads]
             to_table[chunk.heads] += torch.matmul(logits, one.mT).sum(0)
@@ -201,74 +196,30 @@ def frame_attention_backward_op(
                 slope, position = slope.sum(2, keepdim=True), position.sum(2, keepdim=True)
             to_query[chunk] = x.weighted(slope, k).add_(position.transpose(2, 3))
             to_key[chunk] = x.scattered(slope, q, elements)
-    return to_query, to_key, to_value, to_table
+    return tuple(grads)
 
 
 @frame_attention_backward_op.register_fake
-def _(grad, grad_level, out, level, query, key, value, table, *rest):
-    return tuple(x.new_empty(x.shape) for x in (query, key, value, table))
+def _(grad, grad_level, out, level, *operands):
+    return tuple(x.new_empty(x.shape) for x in operands[:4])
 
 
-def plain_frame_attention(
-    query, key, value, table, mask, seed, kernel_size, selection, circular, dropout
-) -> tuple[Tensor, Tensor]:
+def plain_frame_attention(query, key, value, table, *rest) -> tuple[Tensor, Tensor]:
     """As :func:`frame_attention_op`, in torch's own operations, which every transform understands."""
     with full_precision(query.device):
-        x = _Operands(query, key, value, table, mask, seed, kernel_size, selection, circular, dropout)
-        everything = _Chunk(slice(None), slice(None))
-        padded, values = x.padded(key, everything), x.padded(value, everything)
+        x = _Operands(query, key, value, table, *rest)
+        everything = Chunk(slice(None), slice(None))
         scores = torch.matmul(table, x.with_one(query)).unflatten(-1, x.spatial)
-        scores = scores + torch.stack([(query * view).sum(2) for view in x.window.slices(padded)], 3)
+        padded, values = (x.window.views(x.padded(y, everything)) for y in (key, value))
+        scores = scores + torch.stack([(query * view).sum(2) for view in padded], 3)
         if (hidden := x.hidden(everything)) is not None:
             scores = scores + hidden
         level = scores.logsumexp(3)
         weight = (scores - level.unsqueeze(3)).exp()
         if (keep := x.keep(everything)) is not None:
             weight = weight * keep
-        weights = weight.unsqueeze(2).unbind(4)
-        return sum(one * view for one, view in zip(weights, x.window.slices(values), strict=True)), level
+        return sum(one * view for one, view in zip(weight.unsqueeze(2).unbind(4), values, strict=True)), level
 
 
-def _setup_context(ctx, inputs, output):
-    *tensors, kernel_size, selection, circular, dropout = inputs
-    ctx.save_for_backward(*output, *tensors)
-    ctx.settings = kernel_size, selection, circular, dropout
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx, grad, grad_level):
-    out, level, *operands = ctx.saved_tensors
-    if grad is None and grad_level is None:
-        return (None,) * 10
-    grad = torch.zeros_like(out) if grad is None else grad
-    if transformed():  # since the forward pass
-        rest = *operands[4:], *ctx.settings
-        again, pullback = torch.func.vjp(lambda *x: plain_frame_attention(*x, *rest), *operands[:4])
-        grads = pullback((grad, torch.zeros_like(again[1]) if grad_level is None else grad_level))
-    else:
-        grads = frame_attention_backward_op(grad, grad_level, out, level, *operands, *ctx.settings)
-    return *grads, *[None] * 6
-
-
-def _save_backward(ctx, inputs, output):
-    grad, grad_level, _, _, *operands, kernel_size, selection, circular, dropout = inputs
-    ctx.save_for_backward(grad, grad_level, *operands)
-    ctx.settings = kernel_size, selection, circular, dropout
-    ctx.set_materialize_grads(False)
-
-
-def _second_backward(ctx, *cotangents):
-    grad, grad_level, query, key, value, table, mask, seed = ctx.saved_tensors
-    if all(c is None for c in cotangents):
-        return (None,) * 14
-    upstream = [grad] if grad_level is None else [grad, grad_level]
-    grads = second_derivatives(
-        lambda *x: plain_frame_attention(*x, mask, seed, *ctx.settings)[: len(upstream)],
-        (query, key, value, table), upstream, cotangents,
-    )  # fmt: skip
-    to_grad, *to_level = grads[4:]
-    return to_grad, to_level[0] if to_level else None, None, None, *grads[:4], *[None] * 6
-
-
-frame_attention_op.register_autograd(_backward, setup_context=_setup_context)
-frame_attention_backward_op.register_autograd(_second_backward, setup_context=_save_backward)
+frame_attention_op.register_fake(_outputs)
+register_derivatives(frame_attention_op, frame_attention_backward_op, plain_frame_attention, 4, keep=True)

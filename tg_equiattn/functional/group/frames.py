@@ -1,8 +1,6 @@
-"""Attention of group elements in their own frames, and the separable group convolution that it is without content."""
+"""Attention of group elements in their own frames, and what it is without content."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,14 +8,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ...grids import Neighbourhood
-from ...precision import full_precision
-from ...transforms import transformed
-from ..backend import check_backend, use_plain
-from .frame_windows import frame_attention_op, plain_frame_attention
+from ...modes import full_precision, transformed
+from ..backend import use_plain
+from .frame_windows import chunks, frame_attention_op, plain_frame_attention
+from .hashed_dropout import draw_seed
 from .masks import zero_where_hidden
-from .operands import check_frame_attention, check_separable
+from .operands import check_frame_attention
 from .plan import HIDDEN
-from .window import window
+from .window import places_of_pairs, window
 
 # Scores held at once where all pixels are keys; more are computed chunk by chunk, and again in backward.
 _WHOLE = 1 << 26
@@ -31,10 +29,8 @@ def frame_attention(
     *,
     neighbourhood: Neighbourhood,
     space_bias: Tensor | None = None,
-    scale: float | None = None,
     dropout: float = 0.0,
     mask: Tensor | None = None,
-    backend: str = "auto",
 ) -> Tensor:
     r"""Every group element attends in its own frame: to the same element of other pixels.
 
@@ -42,120 +38,68 @@ def frame_attention(
         \mathrm{out}(i, h) = \sum_{D} \mathrm{softmax}_D\big(c\, \langle q(i, h),\; k(i + D, h)
         + \rho(h^{-1} D) \rangle + b(h^{-1} D)\big)\; v(i + D, h)
 
-    over offsets D of the window, or of all pixels. It is equivariant for every group; elements meet in the linear maps
-    before and after it (:class:`tg_equiattn.nn.GroupLinear`). A pixel and head takes :math:`|H| D` scores, where
-    :func:`group_attention` of relation ``"relative"`` takes :math:`|H|^2 D`. With one element of queries, keys and
-    values it is lifting self-attention.
+    over offsets D of the window, or of all pixels, with :math:`c = 1/\sqrt{C}`. It is equivariant for every group;
+    elements meet in the linear maps before and after it (:class:`tg_equiattn.nn.GroupLinear`). A pixel and head takes
+    :math:`|H| D` scores, where :func:`group_attention` of relation ``"relative"`` takes :math:`|H|^2 D`. With one
+    element of queries, keys and values it is lifting self-attention.
 
-    The scores of some images and heads are one tensor, made and used in a few large operations, and made again in
-    backward: memory hangs on the size of such a chunk, not on the number of images. Where all pixels are keys, weights
-    and values meet in matrix products, whose operands TF32 rounds where it is switched on.
+    Scores are made again in backward. Where all pixels are keys, weights and values meet in matrix products, whose
+    operands TF32 rounds where it is switched on.
 
-    Args:
-        rho_space: encoding of rotated offsets.
-        neighbourhood: the window, or the whole grid; it also says what is outside of the image.
-        space_bias: of rotated offsets, for each head; ``None`` means none.
-        scale: c; ``None`` means :math:`1/\sqrt{C}`.
-        dropout: probability of dropping a weight.
-        mask: true where there are pixels. The others are no keys, whatever they hold, and their outputs are zero.
-        backend: ``"auto"`` or ``"torch"``; ``"plain"`` are standard operations of torch alone, which transforms of
-            ``torch.func`` take by themselves.
+    Arguments and errors are those of :func:`group_attention`; ``rho_space`` encodes rotated offsets alone.
 
     Shapes:
         - query, key: ``(B, heads, C, T, *spatial)``; value: ``(B, heads, Cv, T, *spatial)``; T is ``|H|`` or 1
         - rho_space: ``(|H|, D, C)``, D in the order of :meth:`Neighbourhood.offsets`; space_bias: ``(heads, |H|, D)``
-        - mask: bool ``(B, *spatial)`` or ``(1, *spatial)``
+        - mask: bool ``(B or 1, *spatial)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
-
-    Raises:
-        ValueError: for shapes, dtypes, devices or options that do not fit.
 
     Source: GE-ViT Eq. 16 (arXiv:2306.06722) for t = s = h, which leaves a softmax over pixels alone; frames of group
     elements in three dimensions: Platonic Transformers (arXiv:2510.03511).
     """
-    check_frame_attention(query, key, value, rho_space, neighbourhood, space_bias, scale, dropout, mask)
+    check_frame_attention(query, key, value, rho_space, neighbourhood, space_bias, dropout, mask)
     query, key, value = (zero_where_hidden(x, mask) for x in (query, key, value))
-    return checked_frame_attention(
-        query, key, value, rho_space, neighbourhood=neighbourhood, space_bias=space_bias, scale=scale, dropout=dropout,
-        mask=mask, backend=backend,
-    )[0]  # fmt: skip
+    return checked_frame_attention(query, key, value, rho_space, neighbourhood, space_bias, dropout, mask)[0]
 
 
 def checked_frame_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rho_space: Tensor,
-    *,
-    neighbourhood: Neighbourhood,
-    space_bias: Tensor | None,
-    scale: float | None,
-    dropout: float,
-    mask: Tensor | None,
-    backend: str,
+    query, key, value, rho_space, neighbourhood, space_bias=None, dropout=0.0, mask=None, plain=False
 ) -> tuple[Tensor, Tensor]:
     """:func:`frame_attention` of operands that are known to fit and to hold numbers, as the layers' own do; also the
     logarithms (B, heads, |H|, *spatial) of the sums of exponentials of a window's scores; of all pixels, nothing."""
-    check_frame_backend(backend)
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     heads, kind = query.shape[1], value.dtype
     query, key, value, rho_space = (x.to(dtype) for x in (query, key, value, rho_space))
-    query = query * (query.shape[2] ** -0.5 if scale is None else scale)
+    query = query * query.shape[2] ** -0.5
     bias = rho_space.new_zeros(heads, *rho_space.shape[:2]) if space_bias is None else space_bias.to(dtype)
-    seed = (
-        torch.randint(2**31, (), device=query.device)
-        if dropout
-        else torch.zeros((), dtype=torch.int64, device=query.device)
-    )
     if neighbourhood.kernel_size is None:
         out, level = _global(query, key, value, rho_space, bias, mask, dropout), bias.new_zeros(0)
     else:
         table = torch.cat([rho_space.expand(heads, -1, -1, -1), bias.unsqueeze(-1)], -1)
         window = neighbourhood.kernel_size, neighbourhood.selection, neighbourhood.circular, dropout
-        attend = plain_frame_attention if use_plain(backend) else frame_attention_op
-        out, level = attend(query, key, value, table, mask, seed, *window)
+        attend = plain_frame_attention if use_plain(plain) else frame_attention_op
+        out, level = attend(query, key, value, table, mask, draw_seed(dropout, query.device), *window)
     return zero_where_hidden(out, mask).to(kind), level
-
-
-def check_frame_backend(backend: str) -> None:
-    """ValueError for a backend that frames do not have."""
-    if backend == "triton":
-        raise ValueError("backend must be 'auto', 'torch' or 'plain' with relation 'frame', got 'triton'")
-    check_backend(backend)
-
-
-def _relative(spatial: Sequence[int], device: torch.device) -> Tensor:
-    """Where the offset of each pair (query, key) of pixels is among those of all pairs, (N, N)."""
-    axes = torch.meshgrid(*(torch.arange(n, device=device) for n in spatial), indexing="ij")
-    flat: Tensor | int = 0
-    for n, axis in zip(spatial, axes, strict=True):
-        offset = axis.flatten()[None] - axis.flatten()[:, None] + n - 1
-        flat = flat * (2 * n - 1) + offset
-    return torch.as_tensor(flat)
 
 
 def _global(
     query: Tensor, key: Tensor, value: Tensor, rho_space: Tensor, bias: Tensor, mask: Tensor | None, dropout: float
 ) -> Tensor:
     """All pixels are keys: images, or heads of one, at a time, as many as fit."""
-    batch, heads = query.shape[:2]
+    (batch, heads), spatial = query.shape[:2], query.shape[4:]
     with full_precision(query.device):
-        relative = _relative(query.shape[4:], query.device)
+        relative = places_of_pairs(spatial, query.device)
         rho, bias = rho_space[:, relative], bias[..., relative]  # (|H|, N, N, C), (heads, |H|, N, N)
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or batch * bias.numel() <= _WHOLE:
             return _all_pairs(query, key, value, rho, bias, mask, dropout)
         again = torch.is_grad_enabled() and not transformed()
-        images, some = max(1, _WHOLE // bias.numel()), max(1, _WHOLE * heads // bias.numel())
-        rows = []
-        for b in range(0, batch, images):
-            there = mask if mask is None or len(mask) == 1 else mask[b : b + images]
-            row = []
-            for e in range(0, heads, some):
-                q, k, v = (x[b : b + images, e : e + some] for x in (query, key, value))
-                part = q, k, v, rho, bias[e : e + some], there, dropout
-                row.append(checkpoint(_all_pairs, *part, use_reentrant=False) if again else _all_pairs(*part))
-            rows.append(torch.cat(row, 1))
-        return torch.cat(rows)
+        parts = []
+        for chunk in chunks(batch, heads, bias[0].numel(), _WHOLE):
+            there = mask if mask is None or len(mask) == 1 else mask[chunk.images]
+            part = query[chunk], key[chunk], value[chunk], rho, bias[chunk.heads], there, dropout
+            out = checkpoint(_all_pairs, *part, use_reentrant=False) if again else _all_pairs(*part)
+            parts.append(out.flatten(0, 1))  # of whole images, or of some heads of one
+        return torch.cat(parts).unflatten(0, (batch, heads))
 
 
 def _all_pairs(
@@ -170,56 +114,31 @@ def _all_pairs(
     return out.permute(0, 1, 4, 2, 3).unflatten(-1, query.shape[4:])
 
 
-def separable_group_convolution(
-    value: Tensor, space_bias: Tensor, *, neighbourhood: Neighbourhood, mask: Tensor | None = None
-) -> Tensor:
-    r"""What frame attention is without content: each head and element sees places by weights that no pixel changes.
-
-    .. math::
-        \mathrm{out}(i, h) = \sum_D \mathrm{softmax}_D\big(b(h^{-1} D)\big)\; v(i + D, h)
-
-    with zeros outside of the image, as in a convolution (attention would leave those places out). With the linear maps
-    before and after it it is a group convolution whose filters are separable into elements and places. A grouped
-    convolution computes it.
-
-    Args:
-        space_bias: of rotated offsets, for each head.
-        neighbourhood: the window, or the whole grid, whose places are then the offsets of all pairs of pixels.
-        mask: true where there are pixels; the others are as outside.
-
-    Shapes:
-        - value: ``(B, heads, Cv, |H|, *spatial)``; space_bias: ``(heads, |H|, D)``
-        - output: as value
-
-    Raises:
-        ValueError: for shapes, dtypes, devices or options that do not fit.
+def checked_separable(value: Tensor, space_bias: Tensor, neighbourhood: Neighbourhood, mask: Tensor | None) -> Tensor:
+    """Frame attention without content, a grouped convolution: out(i, h) = sum_D softmax_D(b(h^-1 D)) v(i + D, h) of
+    values (B, heads, Cv, |H|, *spatial) and biases (heads, |H|, D), with zeros outside of the image.
 
     Source: Cordonnier et al. (2020), Theorem 1, for attention by places alone; Chollet, Xception (2017), for separable
     convolutions.
     """
-    check_separable(value, space_bias, neighbourhood, mask)
-    return checked_separable(zero_where_hidden(value, mask), space_bias, neighbourhood, mask)
-
-
-def checked_separable(value: Tensor, space_bias: Tensor, neighbourhood: Neighbourhood, mask: Tensor | None) -> Tensor:
-    """:func:`separable_group_convolution` of operands that are known to fit and to hold numbers."""
     spatial = value.shape[4:]
     with full_precision(value.device):
         weight = space_bias.to(torch.promote_types(space_bias.dtype, torch.float32)).softmax(-1)
     if neighbourhood.kernel_size is None:
-        pairs = weight[..., _relative(spatial, value.device)].to(value.dtype)  # (heads, |H|, N, N)
+        pairs = weight[..., places_of_pairs(spatial, value.device)].to(value.dtype)  # (heads, |H|, N, N)
         out = torch.einsum("ehij,bechj->bechi", pairs, value.flatten(4)).unflatten(-1, spatial)
         return zero_where_hidden(out, mask)
     side, dim = neighbourhood.kernel_size, neighbourhood.dim
-    if neighbourhood.selection:
-        number = {place: n for n, place in enumerate(neighbourhood.selection)}
-        none = torch.zeros_like(weight[..., 0])
-        taps = [weight[..., number[place]] if place in number else none for place in range(side**dim)]
-        weight = torch.stack(taps, -1)
+    if neighbourhood.selection:  # zeros at the corners of a disk
+        taps, none = (
+            dict(zip(neighbourhood.selection, weight.unbind(-1), strict=True)),
+            torch.zeros_like(weight[..., 0]),
+        )
+        weight = torch.stack([taps.get(place, none) for place in range(side**dim)], -1)
     filters = weight.to(value.dtype)[:, None].expand(-1, value.shape[2], -1, -1).flatten(0, 2)
     convolve = F.conv2d if dim == 2 else F.conv3d
     x, padding = value.flatten(1, 3), side // 2
     if neighbourhood.circular:
-        x, padding = window(side, neighbourhood.selection, dim).pad(x, True), 0
+        x, padding = window(side, (), dim).pad(x, circular=True), 0
     out = convolve(x, filters.unflatten(1, (1, *[side] * dim)), padding=padding, groups=len(filters))
     return zero_where_hidden(out.unflatten(1, value.shape[1:4]), mask)

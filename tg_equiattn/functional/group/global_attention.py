@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ...grids import Neighbourhood
-from ...precision import full_precision
+from ...modes import full_precision
 from ..backend import use_plain
-from ..linear.attention import attention_in_rows, feature_norm
+from ..performer.attention import attention_in_rows, feature_norm
 from .attention import checked_group_attention
 from .frames import checked_frame_attention
 from .masks import zero_where_hidden
-from .operands import check_group_attention
+from .operands import check_group_attention, check_tensors
 
 
 def global_group_attention(
@@ -25,15 +25,11 @@ def global_group_attention(
     rho_space: Tensor,
     rho_group: Tensor | None,
     index: Tensor,
-    far_bias: Tensor,
     *,
     neighbourhood: Neighbourhood,
-    space_bias: Tensor | None = None,
-    group_bias: Tensor | None = None,
-    scale: float | None = None,
+    biases: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
     dropout: float = 0.0,
     mask: Tensor | None = None,
-    backend: str = "auto",
 ) -> Tensor:
     r"""Every pixel and group element attends to all others: a softmax's exact weights in a window, features beyond.
 
@@ -47,32 +43,28 @@ def global_group_attention(
     and outputs are averages of the values by these weights; :math:`\langle \phi(q), \phi(k) \rangle` estimates
     :math:`\exp(c \langle q, k \rangle)`, and n is the number of keys, so that the shares of near and far do not hang on
     the size of the image. Features act on channels, which the group leaves alone: the symmetry is exact for every draw.
-    Time and memory are linear in pixels: the far part needs, for every s, the sum of :math:`\phi(k(j,s))\,(v(j,s), 1)`
-    over all pixels j, and for every h the sum of those over s by :math:`e^{f(u)}`. Both parts are normalised by
-    themselves and join by the logarithms of their normalisers.
+    Time and memory are linear in pixels. Both parts are normalised by themselves and join by the logarithms of their
+    normalisers.
 
     Args:
-        query, key, value, rho_space, rho_group, space_bias, group_bias, scale: as :func:`group_attention`.
+        query, key, value, rho_space, rho_group, mask: as :func:`group_attention`, whose errors are raised.
         index: u of each (h, s), of relation ``"relative"``; see :func:`tg_equiattn.encodings.relation_index`.
         projection: directions of the features; see :func:`orthogonal_projection`.
-        far_bias: f of u, for each head.
         neighbourhood: a window.
+        biases: of rotated offsets and of u, as :func:`group_attention`, and f of u, for each head; ``None`` for none.
         dropout: probability of dropping a weight of the window, and an output of the far part.
-        mask: as :func:`group_attention`.
-        backend: as :func:`group_attention`, of the window; the far part runs in torch.
 
     Shapes:
         - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``
-        - projection: ``(m, C)``; index: ``(|H|, |H|)``; far_bias: ``(heads, |H|)``
+        - projection: ``(m, C)``; index: ``(|H|, |H|)``
+        - biases: ``(heads, |H|, D)``, ``(heads, |H|)`` and ``(heads, |H|)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
-
-    Raises:
-        ValueError: for shapes, dtypes, devices or options that do not fit.
 
     Source: GE-ViT Eq. 16 for the window; Choromanski et al. (2021) for the features; the sum of both is ours.
     """
+    space_bias, group_bias, far_bias = biases
     check_group_attention(
-        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, scale, dropout, mask
+        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask
     )
     if index.ndim != 2:
         raise ValueError(f"index must have shape (|H|, |H|), of relation 'relative', got {tuple(index.shape)}")
@@ -80,40 +72,37 @@ def global_group_attention(
         raise ValueError("neighbourhood must be a window, beyond which features reach, got a global one")
     if projection.ndim != 2 or projection.shape[1] != query.shape[2] or not projection.shape[0]:
         raise ValueError(f"projection must be (m, {query.shape[2]}), got {tuple(projection.shape)}")
-    if tuple(far_bias.shape) != (query.shape[1], query.shape[3]):
-        raise ValueError(f"far_bias must have shape {(query.shape[1], query.shape[3])}, got {tuple(far_bias.shape)}")
+    expected = query.shape[1], query.shape[3]
+    check_tensors(query, far_bias=(far_bias, expected))
+    far_bias = query.new_zeros(expected) if far_bias is None else far_bias
     query, key, value = (zero_where_hidden(x, mask) for x in (query, key, value))
     return checked_global_group_attention(
-        query, key, value, projection, rho_space, rho_group, index, far_bias, neighbourhood=neighbourhood,
-        space_bias=space_bias, group_bias=group_bias, scale=scale, dropout=dropout, mask=mask, backend=backend,
+        query, key, value, projection, rho_space, rho_group, index, far_bias, neighbourhood, space_bias, group_bias,
+        dropout, mask,
     )  # fmt: skip
 
 
 def checked_global_group_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    projection: Tensor,
-    rho_space: Tensor,
-    rho_group: Tensor | None,
-    index: Tensor,
-    far_bias: Tensor,
-    *,
-    neighbourhood: Neighbourhood,
-    space_bias: Tensor | None,
-    group_bias: Tensor | None,
-    scale: float | None,
-    dropout: float,
-    mask: Tensor | None,
-    backend: str,
-) -> Tensor:
+    query, key, value, projection, rho_space, rho_group, index, far_bias, neighbourhood, space_bias=None,
+    group_bias=None, dropout=0.0, mask=None, plain=False,
+) -> Tensor:  # fmt: skip
     """:func:`global_group_attention` of operands that are known to fit and to hold numbers, as the layers' own do."""
-    near, near_level = checked_group_attention(
-        query, key, value, rho_space, rho_group, index, neighbourhood=neighbourhood, space_bias=space_bias,
-        group_bias=group_bias, scale=scale, dropout=dropout, mask=mask, backend=backend,
-    )  # fmt: skip
-    far, far_level = _far(query, key, value, projection, far_bias[:, index], scale, mask, use_plain(backend))
-    return _joined(near, near_level, far, far_level, dropout, mask)
+    near, level = checked_group_attention(
+        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask, plain
+    )
+    far = _far(query, key, value, projection, far_bias[:, index], mask, use_plain(plain))
+    return _joined(near, level, *far, dropout, mask)
+
+
+def checked_global_frame_attention(
+    query, key, value, projection, rho_space, far_bias, neighbourhood, space_bias=None, dropout=0.0, mask=None,
+    plain=False,
+) -> Tensor:  # fmt: skip
+    """:func:`global_group_attention` of elements in their own frames, whose keys are of the same element alone: the
+    window is that of :func:`.frame_attention`, ``far_bias`` (heads, 1) is f of each head."""
+    near, level = checked_frame_attention(query, key, value, rho_space, neighbourhood, space_bias, dropout, mask, plain)
+    far_bias = far_bias.expand(-1, query.shape[3]).reshape(-1, 1, 1)  # every element as a head of its own
+    return _joined(near, level, *_far(query, key, value, projection, far_bias, mask, use_plain(plain)), dropout, mask)
 
 
 def _joined(
@@ -124,41 +113,6 @@ def _joined(
         share = torch.sigmoid(near_level - far_level.to(near_level.dtype))[:, :, None].to(near.dtype)
         out = torch.lerp(torch.nn.functional.dropout(far, dropout), near, share)
     return zero_where_hidden(out, mask)
-
-
-def checked_global_frame_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    projection: Tensor,
-    rho_space: Tensor,
-    far_bias: Tensor,
-    *,
-    neighbourhood: Neighbourhood,
-    space_bias: Tensor | None,
-    scale: float | None,
-    dropout: float,
-    mask: Tensor | None,
-    backend: str,
-) -> Tensor:
-    """:func:`global_group_attention` of elements in their own frames, whose keys are of the same element alone: the
-    window is that of :func:`.frame_attention`, ``far_bias`` (heads, 1) is f of each head."""
-    near, near_level = checked_frame_attention(
-        query, key, value, rho_space, neighbourhood=neighbourhood, space_bias=space_bias, scale=scale, dropout=dropout,
-        mask=mask, backend=backend,
-    )  # fmt: skip
-    batch, elements, spatial = query.shape[0], query.shape[3], query.shape[4:]
-
-    def alone(x: Tensor) -> Tensor:
-        """Elements among the images: (B |H|, heads, channels, 1, *spatial)."""
-        return x.movedim(3, 1).flatten(0, 1).unsqueeze(3)
-
-    there = None if mask is None else mask.expand(batch, *spatial).repeat_interleave(elements, 0)
-    q, k, v = (alone(x) for x in (query, key, value))
-    far, level = _far(q, k, v, projection, far_bias[..., None], scale, there, use_plain(backend))
-    far = far.squeeze(3).unflatten(0, (batch, elements)).movedim(1, 3)
-    far_level = level.squeeze(2).unflatten(0, (batch, elements)).movedim(1, 2)
-    return _joined(near, near_level, far, far_level, dropout, mask)
 
 
 class _Elements(NamedTuple):
@@ -175,21 +129,17 @@ class _Elements(NamedTuple):
         return content.flatten(1, 2), level.logsumexp(3).flatten(1, 2)
 
 
-def _far(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, far_bias: Tensor, scale: float | None,
-    mask: Tensor | None, plain: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _far(query, key, value, projection, far_bias, mask, plain) -> tuple[Tensor, Tensor]:
     """Attention by features alone (B, heads, Cv, |H|, *spatial), and its level (B, heads, |H|, *spatial)."""
-    spatial = query.shape[4:]
+    heads_and_elements, spatial = query.shape[1:4:2], query.shape[4:]
     # (B, heads |H|, pixels, C)
     q, k, v = (x.flatten(4).permute(0, 1, 3, 4, 2).flatten(1, 2) for x in (query, key, value))
     mask = None if mask is None else mask.flatten(1).expand(query.shape[0], -1)
-    out, level = attention_in_rows(q, k, v, projection, scale, _Elements(mask, far_bias), plain)
-    level = level + feature_norm(q.to(level.dtype), projection, scale)
+    out, level = attention_in_rows(q, k, v, projection, _Elements(mask, far_bias), plain)
+    level = level + feature_norm(q.to(level.dtype), projection)
     if mask is None:
-        keys = level.new_full((), k.shape[2] * key.shape[3])
+        keys = level.new_full((), k.shape[2] * far_bias.shape[2])
     else:
-        keys = (mask.sum(1).clamp(min=1)[:, None, None, None] * key.shape[3]).to(level.dtype)
-    level = level - keys.log()
-    out = out.unflatten(1, query.shape[1:4:2]).permute(0, 1, 4, 2, 3).unflatten(4, spatial)
-    return out, level.unflatten(1, query.shape[1:4:2]).squeeze(-1).unflatten(3, spatial)
+        keys = (mask.sum(1).clamp(min=1)[:, None, None, None] * far_bias.shape[2]).to(level.dtype)
+    level = (level - keys.log()).unflatten(1, heads_and_elements).squeeze(-1).unflatten(3, spatial)
+    return out.unflatten(1, heads_and_elements).permute(0, 1, 4, 2, 3).unflatten(4, spatial), level

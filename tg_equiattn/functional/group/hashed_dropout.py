@@ -1,8 +1,5 @@
-"""Dropout decided by a hash of a weight's place and a seed: the same for all tiles, devices and kernels.
-
-No generator is needed where the weights are computed, so backward finds the same draws again, and a CUDA graph that is
-replayed with a new seed drops new weights.
-"""
+"""Dropout decided by a hash of a weight's place and a seed, the same for all tiles, devices and kernels: backward finds
+the same draws again, and a CUDA graph that is replayed with a new seed drops new weights."""
 
 from __future__ import annotations
 
@@ -10,6 +7,11 @@ import torch
 from torch import Tensor
 
 MULTIPLIERS = (0x7FEB352D, 0x846CA68B - 2**32)  # of the finaliser lowbias32, as int32
+
+
+def draw_seed(dropout: float, device: torch.device) -> Tensor:
+    """From torch's generator, if anything is to be dropped."""
+    return torch.randint(2**31, (), device=device) if dropout else torch.zeros((), dtype=torch.int64, device=device)
 
 
 def scrambled(x: Tensor) -> Tensor:

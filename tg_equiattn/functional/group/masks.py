@@ -1,7 +1,10 @@
-"""Pixels that are not there."""
+"""Pixels that are not there, and the weights of chosen ones that are."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import torch
 from torch import Tensor
 
 
@@ -15,3 +18,19 @@ def fill_where_hidden(x: Tensor, mask: Tensor | None, value: float) -> Tensor:
 def zero_where_hidden(x: Tensor, mask: Tensor | None) -> Tensor:
     """Features with zeros where there is no pixel."""
     return fill_where_hidden(x, mask, 0.0)
+
+
+def attention_weights(
+    attend: Callable[[Tensor], Tensor], value: Tensor, outputs: int, pixels: Sequence[Sequence[int]]
+) -> Tensor:
+    """The weights (B, pixels, heads, H, S, *spatial) that ``attend`` gives the values for the outputs of some pixels,
+    as derivatives: it takes values (B, heads, channels, S, *spatial), like ``value`` but for channels, to outputs (B,
+    heads, channels, H, *spatial), each channel by itself and linearly. Weights have gradients if recorded."""
+    recorded = torch.is_grad_enabled()
+    with torch.enable_grad():
+        shape = (*value.shape[:2], len(pixels) * outputs, *value.shape[3:])
+        probe = torch.zeros(shape, dtype=value.dtype, device=value.device, requires_grad=True)
+        out = attend(probe).unflatten(2, (-1, outputs)).diagonal(0, 3, 4)  # (B, heads, pixels, *spatial, H)
+        chosen = [out[(slice(None), slice(None), n, *place)].sum() for n, place in enumerate(pixels)]
+        (weights,) = torch.autograd.grad(torch.stack(chosen).sum(), probe, create_graph=recorded)
+    return weights.unflatten(2, (-1, outputs)).transpose(1, 2)

@@ -1,16 +1,18 @@
-"""How group self-attention works through its operands: blocks of output elements, lanes, tiles, dropout draws."""
+"""Group self-attention tile by tile: operands in lanes, masks, encodings, dropout draws; and the formula as written."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from . import factorised, hashed_dropout
-from .tiles import tiling, to_lanes
+from ...modes import full_precision, transformed
+from . import direct, hashed_dropout
+from .tiles import from_lanes, tiling, to_lanes
 
 # Floats of the largest temporary of one tile. Compiled steps fuse their loops and gain from tiles that stay in a
 # core's second-level cache; eager steps call many small operators and gain from longer ones. Pointwise, an eager
@@ -21,78 +23,59 @@ _TILE_BUDGET = {
     "other": 1 << 24,
 }  # fmt: skip
 
-
 # The score of a key that a mask leaves out. Finite, so that the weights of a query that is left out itself, and whose
 # window may hold no key at all, are numbers too.
 HIDDEN = -1e30
 
 
-class OutputBlock(NamedTuple):
-    """The query elements, output elements and (H, T, S) index of one call of the core, with the inverse of the index
-    along S; (T, S) where the core is :mod:`.pointwise`."""
-
-    query: slice
-    output: slice
-    table: Tensor
-    inverse: Tensor
-
-
-def _output_blocks(index: Tensor, pointwise: bool) -> list[OutputBlock]:
-    inverse = index.argsort(-1)
-    if index.ndim == 3 or pointwise:
-        return [OutputBlock(slice(None), slice(None), index, inverse)]
-    return [
-        OutputBlock(slice(t, t + 1), slice(t, t + 1), index[t][None, None], inverse[t][None, None])
-        for t in range(len(index))
-    ]
-
-
 class AttentionPlan:
-    """Everything both directions share: operands in lanes, tiles, masks, blocks of output elements, dropout draws."""
+    """Everything both directions share: operands in lanes, tiles, masks, dropout draws. It iterates over tiles, of
+    images and heads that lie beside each other (a lane) and of pixels."""
 
     def __init__(
         self, query, key, value, rho_space, rho_group, index, mask, seed, kernel_size, selection, circular, dropout,
         path,
     ):  # fmt: skip
-        spatial = query.shape[3:]
-        self.paired = index.ndim == 2  # the pointwise relation h = t
-        self.pointwise = self.paired and path in ("eager", "compiled")
-        self.blocks = _output_blocks(index, self.pointwise)
-        self.full = rho_space.ndim == 4
-        self.fused, self.dropout = path == "compiled" and (self.pointwise or not self.full), dropout
-        outputs = index.shape[0] if index.ndim == 3 or (self.pointwise and self.fused) else 1
+        spatial, elements, keys = query.shape[3:], query.shape[2], key.shape[2]
+        self.paired, self.full, self.dropout = index.ndim == 2, rho_space.ndim == 4, dropout
+        self.direct = path in ("plain", "whole") or (self.full and not self.paired)  # all scores of a tile are formed
+        self.fused = path == "compiled" and not self.direct
+        self.table = index[None] if self.paired else index  # (H, T, S), or (1, T, S)
+        self.inverse = self.table.argsort(-1)
         neighbors = math.prod(spatial) if kernel_size == 0 else rho_space.shape[1]
-        direct = self.full or path == "plain"  # every score of all query elements of a block is formed
-        temporary = outputs * index.shape[-1] * neighbors * (query.shape[2] if direct and index.ndim == 3 else 1)
-        kind = f"{path} pointwise" if self.pointwise else path if path in _TILE_BUDGET else "eager"
-        self.budget = _TILE_BUDGET["other" if query.device.type != "cpu" else kind]
-        width = None if path == "whole" else max(16 if direct else 64, self.budget // temporary)
+        temporary = neighbors * keys
+        if not self.paired:
+            temporary *= len(index) * (elements if self.direct else 1)
+        elif self.direct or self.fused:
+            temporary *= elements
+        kind = f"{path} pointwise" if self.paired and not self.direct else path
+        self.budget = _TILE_BUDGET.get("other" if query.device.type != "cpu" else kind, 0)
+        width = None if path == "whole" else max(16 if self.direct else 64, self.budget // temporary)
         self.tiling = tiling(spatial, kernel_size, selection, circular, query.shape[0], width, query)
         lanes = self.tiling.lanes
         self.query = to_lanes(query, lanes)
         self.channels, heads = query.shape[1], rho_space.shape[-1] - query.shape[1]
-        self.one_hot = self._one_hot(query, heads).view(heads, -1, lanes) if heads else None
+        head = torch.arange(query.shape[0], device=query.device) % max(1, heads)
+        one_hot = head == torch.arange(heads, device=query.device)[:, None]  # where a query is of this head
+        self.one_hot = one_hot.to(query.dtype).view(heads, -1, lanes) if heads else None
         self.key = [self.tiling.prepare(x) for x in to_lanes(key, lanes)]
         self.value = [self.tiling.prepare(x) for x in to_lanes(value, lanes)]
         self.hidden: list[Tensor] | None = None
         if mask is not None:
             hidden = query.new_zeros(mask.shape).masked_fill(~mask, HIDDEN)
-            hidden = to_lanes(hidden[:, None, None], lanes)
-            self.hidden = [self.tiling.prepare(x, -math.inf) for x in hidden]
+            self.hidden = [self.tiling.prepare(x, -math.inf) for x in to_lanes(hidden[:, None, None], lanes)]
         self.rho_space = rho_space.transpose(0, 1).contiguous()  # (D, H, [U,] C + heads)
         self.rho_group = rho_group
         self.hashes: tuple[Tensor, Tensor] | None = None
         if dropout:
-            columns = len(index) * index.shape[-1] * neighbors
-            row, column = hashed_dropout.places(query.shape[0] * math.prod(spatial), columns, seed)
-            column = column.view(-1, index.shape[-1], neighbors).permute(2, 0, 1)[..., None]  # (D, H, S, 1)
+            row, column = hashed_dropout.places(
+                query.shape[0] * math.prod(spatial), len(index) * keys * neighbors, seed
+            )
+            column = column.view(-1, keys, neighbors).permute(2, 0, 1)[..., None]  # (D, H, S, 1)
             self.hashes = to_lanes(row.view(-1, 1, 1, *spatial), lanes), column
 
-    @staticmethod
-    def _one_hot(query: Tensor, heads: int) -> Tensor:
-        """(heads, M): one where a query is of this head."""
-        head = torch.arange(query.shape[0], device=query.device) % heads
-        return (head == torch.arange(heads, device=query.device)[:, None]).to(query.dtype)
+    def __iter__(self) -> Iterator[tuple[int, slice]]:
+        return ((lane, tile) for lane in range(self.query.shape[0]) for tile in self.tiling)
 
     def with_head(self, query: Tensor, lane: int) -> Tensor:
         """(T, C, p) -> (T, C + heads, p): queries and, where encodings have biases behind their channels, a one for
@@ -102,19 +85,12 @@ class AttentionPlan:
         head = self.one_hot[:, lane, None].expand(-1, query.shape[-1] // self.tiling.lanes, -1).flatten(1)
         return torch.cat([query, head.expand(len(query), -1, -1)], 1)
 
-    def rho(self, block: OutputBlock, rho_space: Tensor) -> Tensor:
+    def rho(self, rho_space: Tensor) -> Tensor:
         """A view of ``rho_space``, the encodings or their gradients: (D, E, C + heads) with E the output elements, or
-        with the full encoding output elements times U; (T, D, 1 or U, C + heads) in :mod:`.pointwise`."""
-        rho = rho_space[:, block.output]
-        if self.pointwise:
-            return rho.transpose(0, 1).unflatten(1, (-1, 1)).flatten(2, -2)
-        return rho.flatten(1, -2)
-
-    def tiles(self) -> Iterator[tuple[int, slice, Tensor, Tensor, Tensor | None]]:
-        for lane in range(len(self.query)):
-            for tile in self.tiling:
-                key, value = (self.tiling.gather(self.tiling.slab(x[lane], tile), tile) for x in (self.key, self.value))
-                yield lane, tile, key, value, self.bias(lane, tile)
+        with the full encoding output elements times U; (T, D, 1 or U, C + heads) with the pointwise relation."""
+        if self.paired:
+            return rho_space.transpose(0, 1).unflatten(1, (-1, 1)).flatten(2, -2)
+        return rho_space.flatten(1, -2)
 
     def bias(self, lane: int, tile: slice) -> Tensor | None:
         """(D, p): 0 for keys that are there; None where all are."""
@@ -122,23 +98,59 @@ class AttentionPlan:
             return self.tiling.mask(tile)
         return self.tiling.gather(self.tiling.slab(self.hidden[lane], tile), tile)[:, 0, 0]
 
-    def keep(self, lane: int, tile: slice, block: OutputBlock, dtype: torch.dtype) -> Tensor | None:
+    def keep(self, lane: int, tile: slice, dtype: torch.dtype) -> Tensor | None:
         """Dropout factors (D, H, S, p)."""
         if self.hashes is None:
             return None
         row = self.tiling.query(self.hashes[0][lane], tile)[0, 0]
-        return hashed_dropout.keep(row, self.hashes[1][:, block.output], self.dropout, dtype)
+        return hashed_dropout.keep(row, self.hashes[1], self.dropout, dtype)
 
-    def group_logits(self, query: Tensor) -> Tensor:
-        """(T, U, p) of :meth:`with_head`'s queries."""
-        return torch.matmul(self.rho_group, query)
+    def slabs(self, lane: int, tile: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """A tile's queries, and what its windows cover of keys and values."""
+        key, value = (self.tiling.slab(x[lane], tile) for x in (self.key, self.value))
+        return self.tiling.query(self.query[lane], tile), key, value
 
-    def safe(self, smallest: Tensor) -> bool:
-        """Whether the factors kept their precision; only the CPU is asked (elsewhere factors are double)."""
-        return smallest.device.type != "cpu" or bool(smallest >= factorised.SMALLEST_NORMALISER[smallest.dtype])
+    def operands(self, lane: int, tile: slice, query, key, value, rho_space, rho_group) -> dict[str, Tensor | None]:
+        """What the forms of the formula take, of a tile's :meth:`slabs` and of encodings."""
+        headed = self.with_head(query, lane)
+        return {
+            "query": query, "key": self.tiling.gather(key, tile), "value": self.tiling.gather(value, tile),
+            "position": self.tiling.position(self.rho(rho_space), headed, tile),
+            "group": None if self.full else torch.matmul(rho_group, headed), "bias": self.bias(lane, tile),
+            "keep": self.keep(lane, tile, key.dtype),
+        }  # fmt: skip
 
-    def pieces(self, block: OutputBlock, key: Tensor) -> list[slice]:
-        """Runs of queries of a tile for which the direct formula may hold every score at once."""
-        scores = block.table.numel() * key.shape[0]
-        width = max(1, 4 * self.budget // scores)
-        return [slice(p, p + width) for p in range(0, key.shape[-1], width)]
+    def attend(self, lane: int, tile: slice, *slabs_and_encodings: Tensor) -> tuple[Tensor, Tensor]:
+        """The formula as written, which can be differentiated in slabs and encodings: the output (H, C, p), and with
+        the pointwise relation the level (T, p), else nothing."""
+        operands = self.operands(lane, tile, *slabs_and_encodings)
+        return direct.forward(**operands, index=self.table, paired=self.paired)  # type: ignore[arg-type]
+
+
+def plain_group_attention(
+    query, key, value, rho_space, rho_group, index, mask, seed, kernel_size, selection, circular, dropout, path="plain"
+) -> tuple[Tensor, Tensor]:
+    """As :func:`.tiled_attention.group_attention_op`, in torch's own operations, which every transform understands,
+    with one tile, for images of all sizes, where it is compiled, exported or traced."""
+    whole = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if not whole and not query.shape[0]:
+        shape = 0, value.shape[1], index.shape[0], *query.shape[3:]
+        out = query.new_zeros(shape) + 0 * sum(x.sum() for x in (query, key, value, rho_space, rho_group))
+        return out, out[:, 0] if index.ndim == 2 else out.flatten()
+    with full_precision(query.device):
+        plan = AttentionPlan(
+            query, key, value, rho_space, rho_group, index, mask, seed, kernel_size, selection, circular, dropout,
+            "whole" if whole else "plain",
+        )  # fmt: skip
+        again = torch.is_grad_enabled() and not whole and not transformed()
+        outs: list[list[Tensor]] = [[] for _ in range(plan.query.shape[0])]
+        levels: list[list[Tensor]] = [[] for _ in outs]
+        for lane, tile in plan:
+            run = functools.partial(plan.attend, lane, tile)
+            operands = *plan.slabs(lane, tile), plan.rho_space, rho_group
+            out, level = checkpoint(run, *operands, use_reentrant=False) if again else run(*operands)
+            outs[lane].append(out)
+            levels[lane].append(level[:, None] if plan.paired else level)
+        join = plan.tiling.join
+        level = from_lanes(torch.stack([join(x) for x in levels])).squeeze(1) if plan.paired else query.new_zeros(0)
+        return from_lanes(torch.stack([join(x) for x in outs])), level

@@ -1,12 +1,11 @@
 r"""The arithmetic of group self-attention with the pointwise relation (h = t) on one tile of queries.
 
-Each query element t has one softmax over all (D, s), so that nothing is won by factors: every score of a tile is
-formed, and the largest subtracted, which is right whatever the scores are. Layout and names as in
-:mod:`.factorised`, but
+Each query element t has one softmax over all (D, s): every score is formed and the largest subtracted. Layout and names
+as in :mod:`.factorised`, but
 
     position  (T, D, 1, p)  logits <q(i,t), rho_space(t^-1 D)>
     group     (T, U, p)     logits <q(i,t), rho_group(u)>, or None where position is (T, D, U, p), of both
-    table     (T, S)        the argument u = t^-1 s, and its inverse along s
+    index     (1, T, S)     the argument u = t^-1 s, and its inverse along s
     keep      (D, T, S, p)  dropout factors of the weights, or None
 
 In eager execution one element t is worked on at a time, in place: its scores (D, S, p) are to stay in the cache.
@@ -19,12 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from .factorised import dot
-
-
-def _elements(count: int) -> list[slice]:
-    """One block of all query elements where loops are compiled, one element at a time where they are not."""
-    return [slice(0, count)] if torch.compiler.is_compiling() else [slice(t, t + 1) for t in range(count)]
+from .direct import blocks, dot, sums
 
 
 def _by_element(position: Tensor, group: Tensor | None, table: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -53,19 +47,10 @@ def _exponentials(query: Tensor, key: Tensor, logits: list[Tensor]) -> tuple[Ten
     return score, score.sum((1, 2), keepdim=True), top
 
 
-def _sums(weight: Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Sum of weight (..., p) times x (..., C, p) over ``dims``, counted without the channels: one at a time, which the
-    compiler joins to one loop that reads the weights once."""
-    if torch.compiler.is_compiling():
-        return torch.stack([(weight * x[..., c, :]).sum(dims) for c in range(x.shape[-2])], -2)
-    product = torch.empty_like(weight)  # the same memory for all channels: it is in the cache
-    return torch.stack([torch.mul(weight, x[..., c, :], out=product).sum(dims) for c in range(x.shape[-2])], -2)
-
-
 def _add_products_(total: Tensor, weight: Tensor, x: Tensor) -> None:
     """Add the sum over t of weight (t, D, S, p) times x (t, C, p) to a total (D, S, C, p)."""
     if torch.compiler.is_compiling():
-        total += _sums(weight, x[:, None, None], (0,))
+        total += sums(weight, x[:, None, None], (0,))
         return
     for c in range(total.shape[2]):
         total[:, :, c].addcmul_(weight[0], x[0, c])
@@ -78,24 +63,24 @@ def _logits(position: Tensor, group: Tensor | None, bias: Tensor | None) -> list
     return [position] if group is None else [position, group[:, None]]
 
 
-def forward(query, key, value, position, group, table, bias, keep) -> tuple[Tensor, Tensor]:
+def forward(query, key, value, position, group, index, bias, keep) -> tuple[Tensor, Tensor]:
     """The output (T, C, p), and the logarithm (T, p) of the sum of exponentials of a query's scores."""
-    logits, out, levels = _logits(*_by_element(position, group, table), bias), [], []
-    for t in _elements(len(query)):
+    logits, out, levels = _logits(*_by_element(position, group, index[0]), bias), [], []
+    for t in blocks(len(query)):
         weight, total, top = _exponentials(query[t], key, [x[t] for x in logits])
         if keep is not None:
             weight *= keep[:, t].transpose(0, 1)
-        out.append(_sums(weight, value, (1, 2)) / total[:, 0])
+        out.append(sums(weight, value, (1, 2)) / total[:, 0])
         levels.append((top + total.log())[:, 0, 0])
     return torch.cat(out), torch.cat(levels)
 
 
-def backward(query, key, value, position, group, table, inverse, bias, keep, grad, grad_level):
-    """Gradients of query, key, value, position and group; ``grad_level`` (T, p) or None is that of the logarithm."""
-    logits = _logits(*_by_element(position, group, table), bias)
+def backward(query, key, value, position, group, index, inverse, bias, keep, grad, grad_level):
+    """Gradients of query, key, value, position and group; ``grad_level`` (T, p) is that of the logarithm."""
+    logits = _logits(*_by_element(position, group, index[0]), bias)
     grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
     to_query, to_position, to_group = [], [], []
-    for t in _elements(len(query)):
+    for t in blocks(len(query)):
         weight, total, _ = _exponentials(query[t], key, [x[t] for x in logits])
         factor = total.reciprocal_()
         scaled = grad[t] * factor[:, 0]
@@ -107,14 +92,12 @@ def backward(query, key, value, position, group, table, inverse, bias, keep, gra
             _add_products_(grad_value, weight * kept, scaled)
             slope *= kept
         slope *= weight
-        mean = slope.sum((1, 2), keepdim=True)
-        if grad_level is not None:
-            mean = mean - grad_level[t, None, None]
+        mean = slope.sum((1, 2), keepdim=True) - grad_level[t, None, None]
         slope.addcmul_(weight, mean * factor, value=-1)
         _add_products_(grad_key, slope, query[t])
-        to_query.append(_sums(slope, key, (1, 2)))
+        to_query.append(sums(slope, key, (1, 2)))
         to_position.append(slope if group is None else slope.sum(2, keepdim=True))
         if group is not None:
             to_group.append(slope.sum(1))
-    logit = _by_element(torch.cat(to_position), torch.cat(to_group) if to_group else None, inverse)
+    logit = _by_element(torch.cat(to_position), torch.cat(to_group) if to_group else None, inverse[0])
     return torch.cat(to_query), grad_key, grad_value, *logit

@@ -1,31 +1,28 @@
-"""Group self-attention as one PyTorch operator: tiles through the core, recomputed in backward.
-
-Registered with ``torch.library`` so that torch.compile and torch.export see a single node with known output shapes
-and gradients; it saves its inputs only. Inside a compiled graph the core is compiled as well, once for each layer:
-for all image sizes where windows are local, for each where attention is global. On the path "triton" one fused kernel
-takes the place of tiles and factorised. Second derivatives are those of :mod:`.second_backward`.
-"""
+"""Group self-attention as one PyTorch operator, which saves its inputs only: tiles through the core, recomputed in
+backward. Inside a compiled graph the core is compiled as well."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...precision import full_precision
-from ...transforms import transformed
+from ...modes import full_precision
 from ..backend import refuse_forward_mode
-from ..second_derivatives import second_derivatives
-from . import factorised, pointwise
-from .plain_attention import plain_group_attention
-from .plan import AttentionPlan
-from .second_backward import second_backward
+from ..second_derivatives import register_derivatives, second_derivatives
+from . import direct, factorised, pointwise
+from .plan import AttentionPlan, plain_group_attention
 from .tiles import from_lanes, to_lanes
+
+_OPERANDS = (
+    "Tensor query, Tensor key, Tensor value, Tensor rho_space, Tensor rho_group, Tensor index, Tensor? mask, "
+    "Tensor seed, SymInt kernel_size, SymInt[] selection, bool circular, float dropout, str path"
+)
 
 
 @functools.cache
@@ -41,233 +38,145 @@ def _warn_not_compiled(reason: str) -> None:
     warnings.warn(f"group attention could not be compiled and runs eagerly: {reason}", stacklevel=2)
 
 
-def _run(step: Any, fused: bool, query: Tensor, key: Tensor, *rest: Any) -> Any:
+def _run(step: Any, fused: bool, **operands: Any) -> Any:
     """Call a step of the core, compiled if ``fused`` and a compiler is there."""
-    operands = (query, key, *rest)
+    query, key, value = (operands[name] for name in ("query", "key", "value"))
     if not fused or query.shape[-1] == 1:
-        return step(*operands)
-    for x in operands:
+        return step(**operands)
+    for x in operands.values():
         if isinstance(x, Tensor) and x.is_floating_point():
             torch._dynamo.maybe_mark_dynamic(x, x.ndim - 1)
     try:
-        return _compiled(step, (*query.shape[:-1], *key.shape[:-1], *rest[1].shape[:-1]))(*operands)
+        return _compiled(step, (*query.shape[:-1], *key.shape[:-1], *value.shape[:-1]))(**operands)
     except torch._dynamo.exc.BackendCompilerFailed as error:
         _warn_not_compiled(str(error).strip().replace("\n", " ")[:200])
-        return step(*operands)
+        return step(**operands)
 
 
-def _piece(x: Tensor | None, piece: slice) -> Tensor | None:
-    return None if x is None else x[..., piece]
-
-
-@torch.library.custom_op("tg_equiattn::group_attention", mutates_args=())
-def group_attention_op(
-    query: Tensor, key: Tensor, value: Tensor, rho_space: Tensor, rho_group: Tensor, index: Tensor,
-    mask: Tensor | None, seed: Tensor, kernel_size: int, selection: Sequence[int], circular: bool, dropout: float,
-    path: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """query (M, C, T, *spatial), key and value (M, C and Cv, S, *spatial) -> out (M, Cv, H, *spatial) and level.
-
-    ``rho_space`` is (H, R, C) with ``rho_group`` (U, C), or (H, R, U, C) with an empty ``rho_group``; R counts the
-    offsets of the window, or with ``kernel_size`` 0 (global) those of all pairs. Encodings may have one channel a head
-    more than queries: biases, of image m those of head m modulo their number. ``index`` is (H, T, S), or (T, S) for the
-    pointwise relation h = t; then level (M, H, *spatial) is the logarithm of the sum of exponentials of a query's
-    scores, else it is empty. ``mask`` (M, *spatial) is true where there are keys.
-    """
-    refuse_forward_mode()
-    if query.numel() == 0:
-        return query.new_zeros(query.shape[0], value.shape[1], index.shape[0], *query.shape[3:]), _level(query, index)
-    with torch.no_grad(), full_precision(query.device):
-        if path == "triton":
-            from . import triton_attention as kernels
-
-            return kernels.forward(
-                query, key, value, rho_space, rho_group, index, mask, seed, kernel_size, selection, circular, dropout
-            )
-        plan = AttentionPlan(
-            query, key, value, rho_space, rho_group, index, mask, seed, kernel_size, selection, circular, dropout, path
-        )
-        lanes = plan.query.shape
-        out = query.new_empty(lanes[0], index.shape[0], value.shape[1], *lanes[3:])
-        level = query.new_empty(lanes[0], index.shape[0], 1, *lanes[3:]) if plan.paired else None
-        for lane, tile, k, v, bias in plan.tiles():
-            tile_query = plan.tiling.query(plan.query[lane], tile)
-            result, levels = [], []
-            for block in plan.blocks:
-                q = tile_query[block.query]
-                headed = plan.with_head(q, lane)
-                position = plan.tiling.position(plan.rho(block, plan.rho_space), headed, tile)
-                keep = plan.keep(lane, tile, block, k.dtype)
-                group = None if plan.full else plan.group_logits(headed)
-                answer, block_level = _tile_forward(plan, block, q, k, v, position, group, bias, keep)
-                result.append(answer)
-                levels.append(block_level)
-            plan.tiling.write_(out[lane], tile, torch.cat(result))
-            if level is not None:
-                plan.tiling.write_(level[lane], tile, torch.cat(levels)[:, None])
-        return from_lanes(out), _level(query, index) if level is None else from_lanes(level).squeeze(1)
-
-
-def _level(query: Tensor, index: Tensor) -> Tensor:
-    """Memory for the logarithms of normalisers, of the pointwise relation alone."""
-    return query.new_empty((query.shape[0], index.shape[0], *query.shape[3:]) if index.ndim == 2 else 0)
-
-
-def _tile_forward(plan, block, q, k, v, position, group, bias, keep):
-    """The output of one block of a tile and its level or None; direct where the core lost precision or the encoding is
-    full."""
-    if plan.pointwise:
-        return _run(pointwise.forward, plan.fused, q, k, v, position, group, block.table, bias, keep)
-    if group is not None:
-        answer, smallest = _run(factorised.forward, plan.fused, q, k, v, position, group, block.table, bias, keep)
-        if plan.safe(smallest):
-            return answer, None
-    pieces = []
-    for piece in plan.pieces(block, k):
-        operands = [_piece(x, piece) for x in (q, k, v, position, group, bias, keep)]
-        logits = factorised.full_logits(operands[3], operands[4], block.table)
-        score = factorised.direct_scores(*operands[:2], logits, operands[5])
-        pieces.append(factorised.direct(score, operands[2], operands[6]))
-    return torch.cat(pieces, -1), None
-
-
-@group_attention_op.register_fake
-def _(query, key, value, rho_space, rho_group, index, *rest):
-    return query.new_empty(query.shape[0], value.shape[1], index.shape[0], *query.shape[3:]), _level(query, index)
-
-
-@torch.library.custom_op("tg_equiattn::group_attention_backward", mutates_args=())
-def group_attention_backward_op(
-    grad: Tensor, grad_level: Tensor | None, query: Tensor, key: Tensor, value: Tensor, rho_space: Tensor,
-    rho_group: Tensor, index: Tensor, mask: Tensor | None, seed: Tensor, kernel_size: int, selection: Sequence[int],
-    circular: bool, dropout: float, path: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of query, key, value, rho_space and rho_group; ``grad_level`` is that of the level."""
-    refuse_forward_mode()
-    if query.numel() == 0:
-        empty = [x.new_zeros(x.shape) for x in (query, key, value, rho_space, rho_group)]
-        return empty[0], empty[1], empty[2], empty[3], empty[4]
-    with torch.no_grad(), full_precision(query.device):
-        if path == "triton":
-            from . import triton_attention as kernels
-
-            return kernels.backward(
-                grad, grad_level, query, key, value, rho_space, rho_group, index, mask, seed, kernel_size, selection,
-                circular, dropout,
-            )  # fmt: skip
-        plan = AttentionPlan(
-            query, key, value, rho_space, rho_group, index, mask, seed, kernel_size, selection, circular, dropout, path
-        )
-        grad_lanes = to_lanes(grad, plan.tiling.lanes)
-        level_lanes = None if grad_level is None else to_lanes(grad_level[:, None], plan.tiling.lanes)
-        grad_query = torch.zeros_like(plan.query)
-        grad_key = [torch.zeros_like(x) for x in plan.key]
-        grad_value = [torch.zeros_like(x) for x in plan.value]
-        grad_space = torch.zeros_like(plan.rho_space)
-        grad_group = rho_group.new_zeros(rho_group.shape)
-        for lane, tile, k, v, bias in plan.tiles():
-            tile_query = plan.tiling.query(plan.query[lane], tile)
-            tile_grad = plan.tiling.query(grad_lanes[lane], tile)
-            tile_level = None if level_lanes is None else plan.tiling.query(level_lanes[lane], tile)[:, 0]
-            sums: list[Tensor] = []
-            dq = []
-            for block in plan.blocks:
-                q, rho = tile_query[block.query], plan.rho(block, plan.rho_space)
-                headed = plan.with_head(q, lane)
-                position = plan.tiling.position(rho, headed, tile)
-                keep = plan.keep(lane, tile, block, k.dtype)
-                group = None if plan.full else plan.group_logits(headed)
-                grads = _tile_backward(
-                    plan, block, q, k, v, position, group, bias, keep, tile_grad[block.output], tile_level
-                )
-                from_position = plan.tiling.position_backward(rho, headed, tile, grads[3], plan.rho(block, grad_space))
-                dq.append(grads[0] + from_position[:, : plan.channels])
-                if group is not None:
-                    dq[-1] += torch.matmul(rho_group[:, : plan.channels].T, grads[4])
-                    grad_group += torch.matmul(grads[4], headed.mT).sum(0)
-                sums = list(grads[1:3]) if not sums else [a.add_(b) for a, b in zip(sums, grads[1:3], strict=True)]
-            plan.tiling.write_(grad_query[lane], tile, torch.cat(dq))
-            plan.tiling.scatter_(grad_key[lane], tile, sums[0])
-            plan.tiling.scatter_(grad_value[lane], tile, sums[1])
-        restored = [plan.tiling.restore(torch.stack(x)) for x in (grad_key, grad_value)]
-        grad_key_value = from_lanes(restored[0]), from_lanes(restored[1])
-        return from_lanes(grad_query), *grad_key_value, grad_space.transpose(0, 1).contiguous(), grad_group
-
-
-def _tile_backward(plan, block, q, k, v, position, group, bias, keep, grad, grad_level):
-    """Gradients of q, k, v, the space logits and the group logits; direct where the core lost precision."""
-    if plan.pointwise:
-        return _run(
-            pointwise.backward, plan.fused, q, k, v, position, group, block.table, block.inverse, bias, keep, grad,
-            grad_level,
-        )  # fmt: skip
-    if group is not None:
-        *grads, smallest = _run(
-            factorised.backward, plan.fused, q, k, v, position, group, block.table, block.inverse, bias, keep, grad
-        )
-        if plan.safe(smallest):
-            return grads
-    pieces = []
-    for piece in plan.pieces(block, k):
-        operands = [_piece(x, piece) for x in (q, k, v, position, group, bias, keep, grad)]
-        logits = factorised.full_logits(operands[3], operands[4], block.table)
-        *grads, logit = factorised.direct_backward(*operands[:3], logits, *operands[5:])
-        pieces.append((*grads, *factorised.full_logits_backward(logit, group is not None, block.inverse)))
+def _tile(plan: AttentionPlan, steps: Sequence[Callable], operands: dict[str, Any]) -> Sequence[Any]:
+    """What one form gives for a tile: the pointwise one; the factorised one, unless its factors lost precision (asked
+    on the CPU alone, elsewhere they are double); the direct one, for as many queries as it may hold all scores of."""
+    pointwise_step, factorised_step, direct_step = steps
+    if plan.paired:
+        return _run(pointwise_step, plan.fused, index=plan.table, **operands)
+    if not plan.direct:
+        *results, smallest = _run(factorised_step, plan.fused, index=plan.table, **operands)
+        if smallest.device.type != "cpu" or smallest >= factorised.SMALLEST_NORMALISER[smallest.dtype]:
+            return results
+    tables = {"index": plan.table} | {n: operands.pop(n) for n in ("inverse",) if n in operands}
+    width, pieces = max(1, 4 * plan.budget // (plan.table.numel() * len(operands["key"]))), []
+    for first in range(0, operands["query"].shape[-1], width):
+        piece = {n: None if x is None else x[..., first : first + width] for n, x in operands.items()}
+        pieces.append(direct_step(**piece, **tables))
     return [None if x[0] is None else torch.cat(x, -1) for x in zip(*pieces, strict=True)]
 
 
+@torch.library.custom_op("tg_equiattn::group_attention", mutates_args=(), schema=f"({_OPERANDS}) -> (Tensor, Tensor)")
+def group_attention_op(query, key, value, rho_space, rho_group, index, *rest) -> tuple[Tensor, Tensor]:
+    """query (M, C, T, *spatial), key and value (M, C and Cv, S, *spatial) -> out (M, Cv, H, *spatial) and level.
+
+    ``rho_space`` is (H, R, C) with ``rho_group`` (U, C), or (H, R, U, C) with an empty one; R offsets of the window, or
+    of all pairs (``kernel_size`` 0). Encodings may have one channel a head more than queries: biases, of image m those
+    of head m modulo their number. ``index`` is (H, T, S), or (T, S) for h = t; then level (M, H, *spatial) is the
+    logarithm of a query's sum of exponentials, else empty. ``mask`` (M, *spatial) is true where there are keys.
+    """
+    refuse_forward_mode()
+    operands = query, key, value, rho_space, rho_group, index, *rest
+    if query.numel() == 0:
+        return _outputs(*operands)
+    with torch.no_grad(), full_precision(query.device):
+        plan = AttentionPlan(*operands)
+        lanes = plan.query.shape
+        out = query.new_empty(lanes[0], index.shape[0], value.shape[1], *lanes[3:])
+        level = query.new_empty(lanes[0], index.shape[0], 1, *lanes[3:]) if plan.paired else None
+        for lane, tile in plan:
+            x = plan.operands(lane, tile, *plan.slabs(lane, tile), plan.rho_space, rho_group)
+            results = _tile(plan, (pointwise.forward, factorised.forward, direct.forward), x)
+            plan.tiling.write_(out[lane], tile, results[0])
+            if level is not None:
+                plan.tiling.write_(level[lane], tile, results[1][:, None])
+        return from_lanes(out), query.new_empty(0) if level is None else from_lanes(level).squeeze(1)
+
+
+def _outputs(query, key, value, rho_space, rho_group, index, *rest) -> tuple[Tensor, Tensor]:
+    shape = index.shape[0], *query.shape[3:]
+    level = query.new_empty((query.shape[0], *shape) if index.ndim == 2 else 0)
+    return query.new_empty(query.shape[0], value.shape[1], *shape), level
+
+
+@torch.library.custom_op(
+    "tg_equiattn::group_attention_backward", mutates_args=(),
+    schema=f"(Tensor grad, Tensor grad_level, {_OPERANDS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)  # fmt: skip
+def group_attention_backward_op(grad, grad_level, query, key, value, rho_space, rho_group, *rest):
+    """Gradients of query, key, value, rho_space and rho_group; ``grad_level`` is that of the level."""
+    refuse_forward_mode()
+    operands = query, key, value, rho_space, rho_group, *rest
+    if query.numel() == 0:
+        return tuple(x.new_zeros(x.shape) for x in operands[:5])
+    with torch.no_grad(), full_precision(query.device):
+        plan = AttentionPlan(*operands)
+        tiling = plan.tiling
+        grads = to_lanes(grad, tiling.lanes)
+        levels = to_lanes(grad_level[:, None], tiling.lanes) if plan.paired else None
+        grad_query, grad_space, grad_group = (torch.zeros_like(x) for x in (plan.query, plan.rho_space, rho_group))
+        grad_key, grad_value = ([torch.zeros_like(x) for x in xs] for xs in (plan.key, plan.value))
+        for lane, tile in plan:
+            x = plan.operands(lane, tile, *plan.slabs(lane, tile), plan.rho_space, rho_group)
+            given = {"inverse": plan.inverse, "grad": tiling.query(grads[lane], tile)}
+            if levels is not None:
+                given["grad_level"] = tiling.query(levels[lane], tile)[:, 0]
+            steps = pointwise.backward, factorised.backward, direct.backward
+            dq, dk, dv, position, group = _tile(plan, steps, x | given)
+            headed = plan.with_head(x["query"], lane)
+            along = tiling.position_backward(plan.rho(plan.rho_space), headed, tile, position, plan.rho(grad_space))
+            dq = dq + along[:, : plan.channels]
+            if group is not None:
+                dq += torch.matmul(rho_group[:, : plan.channels].T, group)
+                grad_group += torch.matmul(group, headed.mT).sum(0)
+            tiling.write_(grad_query[lane], tile, dq)
+            tiling.scatter_(grad_key[lane], tile, dk)
+            tiling.scatter_(grad_value[lane], tile, dv)
+        restored = [from_lanes(tiling.restore(torch.stack(x))) for x in (grad_key, grad_value)]
+        return from_lanes(grad_query), *restored, grad_space.transpose(0, 1).contiguous(), grad_group
+
+
 @group_attention_backward_op.register_fake
-def _(grad, grad_level, query, key, value, rho_space, rho_group, *rest):
-    return tuple(x.new_empty(x.shape) for x in (query, key, value, rho_space, rho_group))
+def _(grad, grad_level, *operands):
+    return tuple(x.new_empty(x.shape) for x in operands[:5])
 
 
-def _setup_context(ctx, inputs, output):
-    query, key, value, rho_space, rho_group, index, mask, seed, kernel_size, selection, circular, dropout, path = inputs
-    ctx.save_for_backward(query, key, value, rho_space, rho_group, index, mask, seed)
-    ctx.settings = (kernel_size, selection, circular, dropout, path)
-    ctx.set_materialize_grads(False)
+def _second_backward(operands, upstream, cotangents, *rest) -> tuple[Tensor, ...]:
+    """As :func:`.second_derivatives`: tile by tile, or where its results are to be differentiated in turn at once."""
+    if torch.is_grad_enabled() or not operands[0].numel():
+        return second_derivatives(lambda *x: plain_group_attention(*x, *rest), operands, upstream, cotangents)
+    with full_precision(operands[0].device):
+        plan, along = (AttentionPlan(*x, *rest[:-1], "plain") for x in (operands, cotangents))  # type: ignore[call-arg]
+        tiling, encodings = plan.tiling, [plan.rho_space, plan.rho_group]
+        grads = [to_lanes(x if n == 0 else x[:, None], tiling.lanes) for n, x in enumerate(upstream[: 1 + plan.paired])]
+        to_grads, to_query = [torch.zeros_like(x) for x in grads], torch.zeros_like(plan.query)
+        to_keys = [[torch.zeros_like(x) for x in xs] for xs in (plan.key, plan.value)]
+        to_encodings = [torch.zeros_like(x) for x in encodings]
+        for lane, tile in plan:
+            given = [tiling.query(x[lane], tile) for x in grads]
+            given[1:] = [given[1][:, 0] if plan.paired else upstream[1]]
+            parts = second_derivatives(
+                functools.partial(plan.attend, lane, tile), (*plan.slabs(lane, tile), *encodings), given,
+                (*along.slabs(lane, tile), along.rho_space, along.rho_group),
+            )  # fmt: skip
+            tiling.write_(to_query[lane], tile, parts[0])
+            for total, part in zip(
+                [*(tiling.slab(x[lane], tile) for x in to_keys), *to_encodings], parts[1:5], strict=True
+            ):
+                total += part
+            for total, part in zip(to_grads, parts[5:], strict=False):
+                tiling.write_(total[lane], tile, part.view(len(part), -1, part.shape[-1]))
+        images = [from_lanes(tiling.restore(torch.stack(x))) for x in to_keys]
+        to_grads = [from_lanes(x) for x in to_grads]
+        to_level = to_grads[1].squeeze(1) if plan.paired else torch.zeros_like(upstream[1])
+        to_space = to_encodings[0].transpose(0, 1).contiguous()
+        return from_lanes(to_query), *images, to_space, to_encodings[1], to_grads[0], to_level
 
 
-def _backward(ctx, grad, grad_level):
-    *operands, index, mask, seed = ctx.saved_tensors
-    grad_level = grad_level if index.ndim == 2 else None
-    if grad is None and grad_level is None:
-        return (None,) * 13
-    if grad is None:
-        query, value = operands[0], operands[2]
-        grad = query.new_zeros(query.shape[0], value.shape[1], index.shape[0], *query.shape[3:])
-    if transformed():  # since the forward pass
-        settings = (index, mask, seed, *ctx.settings[:-1])
-        out, pullback = torch.func.vjp(lambda *x: plain_group_attention(*x, *settings), *operands)
-        grads = pullback((grad, torch.zeros_like(out[1]) if grad_level is None else grad_level))
-    else:
-        grads = group_attention_backward_op(grad, grad_level, *operands, index, mask, seed, *ctx.settings)
-    return *grads, *[None] * 8
-
-
-def _save_backward(ctx, inputs, output):
-    *tensors, kernel_size, selection, circular, dropout, _ = inputs
-    ctx.save_for_backward(*tensors)
-    ctx.settings = (kernel_size, selection, circular, dropout)
-    ctx.set_materialize_grads(False)
-
-
-def _second_backward(ctx, *cotangents):
-    grad, grad_level, *operands, index, mask, seed = ctx.saved_tensors
-    if all(c is None for c in cotangents) or not operands[0].numel():
-        return (None,) * 15
-    settings = (index, mask, seed, *ctx.settings)
-    if torch.is_grad_enabled():  # to be differentiated in turn
-        upstream = [grad] if grad_level is None else [grad, grad_level]
-        results = second_derivatives(
-            lambda *x: plain_group_attention(*x, *settings)[: len(upstream)], operands, upstream, cotangents
-        )
-        grads, (to_grad, *levels) = results[: len(operands)], results[len(operands) :]
-        to_level = levels[0] if levels else None
-    else:
-        to_grad, to_level, *grads = second_backward(cotangents, grad, grad_level, operands, *settings)
-    return to_grad, None if grad_level is None else to_level, *grads, *[None] * 8
-
-
-group_attention_op.register_autograd(_backward, setup_context=_setup_context)
-group_attention_backward_op.register_autograd(_second_backward, setup_context=_save_backward)
+group_attention_op.register_fake(_outputs)
+register_derivatives(group_attention_op, group_attention_backward_op, plain_group_attention, 5, second=_second_backward)

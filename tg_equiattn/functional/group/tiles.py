@@ -1,9 +1,5 @@
-"""Tiles of queries with their keys, for local windows and for global attention, on any grid.
-
-Images and heads (``M`` of them) are split into groups of ``m`` lanes; a tile is a run of pixels times ``m``,
-flattened to the innermost axis ``p``. Local tiles copy each window out of a padded image; global tiles see all
-pixels. Both offer the same methods, so that the kernel does not know which it runs on.
-"""
+"""Tiles of queries with their keys, for local windows and global attention: images and heads (``M``) are split into
+groups of ``m`` lanes; a tile is a run of pixels times ``m``, flattened to the innermost axis ``p``."""
 
 from __future__ import annotations
 
@@ -11,10 +7,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ...transforms import transformed
+from ...modes import transformed
+from .window import places_of_pairs, window
 
 
 def largest_divisor(n: int, limit: int) -> int:
@@ -33,8 +29,7 @@ def _runs(count: int, step: int | None) -> Iterator[slice]:
 
 def to_lanes(x: Tensor, lanes: int) -> Tensor:
     """(M, C, T, *spatial) -> contiguous (M / m, T, C, *spatial, m)."""
-    x = x.unflatten(0, (-1, lanes)).movedim(1, -1)
-    return x.transpose(1, 2).contiguous()
+    return x.unflatten(0, (-1, lanes)).movedim(1, -1).transpose(1, 2).contiguous()
 
 
 def from_lanes(x: Tensor) -> Tensor:
@@ -46,121 +41,53 @@ class LocalTiling:
     """Windows of ``kernel_size`` pixels; a tile is a slab of the first spatial axis."""
 
     def __init__(
-        self,
-        spatial: Sequence[int],
-        kernel_size: int,
-        selection: Sequence[int],
-        lanes: int,
-        width: int | None,
-        reference: Tensor,
-        circular: bool = False,
-    ) -> None:
+        self, spatial: Sequence[int], kernel_size: int, selection: Sequence[int], lanes: int, width: int | None,
+        reference: Tensor, circular: bool = False,
+    ) -> None:  # fmt: skip
         self.spatial, self.kernel_size, self.lanes, self.circular = tuple(spatial), kernel_size, lanes, circular
-        self._places = list(selection or range(kernel_size ** len(self.spatial)))
-        self._square = len(self._places) == kernel_size ** len(self.spatial)
-        self.radius = kernel_size // 2
+        self.window = window(kernel_size, selection, len(self.spatial), tail=1)
         self.rows = None if width is None else max(1, width // (lanes * math.prod(self.spatial[1:])))
         self.bias: Tensor | None = None
         if not circular:
-            inside = F.pad(reference.new_zeros(self.spatial), self._padding, value=-math.inf)
-            self.bias = torch.stack(list(self._neighbors(inside[None, None], self.spatial[0])))[:, 0, 0]
-
-    @property
-    def _padding(self) -> list[int]:
-        return [self.radius] * (2 * len(self.spatial))
+            inside = self.window.pad(reference.new_zeros(*self.spatial, 1), outside=-math.inf)
+            self.bias = torch.stack(self.window.views(inside))
 
     def __iter__(self) -> Iterator[slice]:
         yield from _runs(self.spatial[0], self.rows)
 
     def prepare(self, x: Tensor, outside: float = 0.0) -> Tensor:
-        """Keys or values in lanes, (S, C, *spatial, m), padded so that every window lies inside: with what is at the
-        other side where windows are circular, else with ``outside``."""
-        if not self.circular:
-            return F.pad(x, [0, 0, *self._padding], value=outside)
-        for axis, n in enumerate(self.spatial, start=2):
-            x = torch.cat([x.narrow(axis, n - self.radius, self.radius), x, x.narrow(axis, 0, self.radius)], axis)
-        return x
+        """Keys or values in lanes, (S, C, *spatial, m), padded so that every window lies inside."""
+        return self.window.pad(x, self.circular, outside)
 
     def restore(self, padded: Tensor) -> Tensor:
         """The gradient (..., S, C, *spatial, m) of an image from that of :meth:`prepare`'s."""
-        for axis, n in enumerate(self.spatial):
-            axis -= len(self.spatial) + 1
-            image = padded.narrow(axis, self.radius, n)
-            if self.circular:
-                image = image.clone()
-                image.narrow(axis, n - self.radius, self.radius).add_(padded.narrow(axis, 0, self.radius))
-                image.narrow(axis, 0, self.radius).add_(padded.narrow(axis, self.radius + n, self.radius))
-            padded = image
-        return padded
+        return self.window.unpad(padded, self.circular)
 
     def slab(self, padded: Tensor, tile: slice) -> Tensor:
         """What the windows of a tile cover of (S, C, *padded, m), as a view."""
-        return padded[:, :, tile.start : tile.stop + 2 * self.radius]
-
-    def _neighbors(self, slab: Tensor, rows: int) -> Iterator[Tensor]:
-        """For each offset of the window the part of a slab that the queries of so many rows see there, as a view."""
-        for place in self._places:
-            part = slab
-            for axis in reversed(range(len(self.spatial))):
-                part = part.narrow(2 + axis, place % self.kernel_size, self.spatial[axis] if axis else rows)
-                place //= self.kernel_size
-            yield part
-
-    def _windows(self, slab: Tensor, rows: int) -> Tensor:
-        """All neighbors of the square window, (k, ..., k, S, C, rows, *spatial[1:], m), as a view."""
-        n = len(self.spatial)
-        for axis in range(n):
-            slab = slab.unfold(2 + axis, self.spatial[axis] if axis else rows, 1)
-        return slab.permute(*range(2, 2 + n), 0, 1, *range(3 + n, 3 + 2 * n), 2 + n)
-
-    def _runs_of_window(self) -> Iterator[tuple[int, int, int]]:
-        """Neighbors side by side along the last axis: the first's number and place in the square window, how many."""
-        places, first = self._places, 0
-        for n in range(1, len(places) + 1):
-            if n == len(places) or places[n] != places[n - 1] + 1 or places[n] % self.kernel_size == 0:
-                yield first, places[first], n - first
-                first = n
+        return padded[:, :, tile.start : tile.stop + 2 * self.window.radius]
 
     def gather(self, slab: Tensor, tile: slice) -> Tensor:
         """A tile's slab -> (D, S, C, p), the keys of each of its queries."""
-        rows, n = tile.stop - tile.start, len(self.spatial)
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
         if traced or torch.is_grad_enabled() or transformed():  # unfold's backward is slow, and vmap has no rule for it
-            return torch.stack(list(self._neighbors(slab, rows))).flatten(3)
-        windows = self._windows(slab, rows)
-        if self._square:
-            return windows.flatten(0, n - 1).flatten(3)
-        runs = []
-        for _, place, length in self._runs_of_window():
-            row = windows
-            for axis in reversed(range(1, n)):
-                row = row[place // self.kernel_size**axis % self.kernel_size]
-            runs.append(row[place % self.kernel_size :][:length])
-        return torch.cat(runs).flatten(3)
+            return torch.stack(self.window.views(slab)).flatten(3)
+        n = len(self.spatial)
+        parts = [self.window.within(slab, block) for block in self.window.blocks]
+        places = [part.movedim(tuple(range(2, 2 + n)), tuple(range(n))).flatten(0, n - 1) for part in parts]
+        return (places[0] if len(places) == 1 else torch.cat(places)).flatten(3)
 
     def scatter_(self, padded: Tensor, tile: slice, update: Tensor) -> None:
         """Add the gradient (D, S, C, p) of a gather to the padded image."""
-        rows, n, slab = tile.stop - tile.start, len(self.spatial), self.slab(padded, tile)
-        update = update.unflatten(-1, (rows, *self.spatial[1:], self.lanes))
-        if not self._square:
-            every = update.new_zeros(self.kernel_size**n, *update.shape[1:])
-            for first, place, length in self._runs_of_window():
-                every[place : place + length] = update[first : first + length]
-            update = every
-        update = update.unflatten(0, [self.kernel_size] * n)
-        for axis in reversed(range(n)):  # of the window, one after the other: fewer and longer sums
-            along, sizes = axis + 2 + axis, list(update.shape[:axis] + update.shape[axis + 1 :])
-            sizes[along] += 2 * self.radius
-            total = update.new_zeros(sizes) if axis else slab
-            for place, piece in enumerate(update.unbind(axis)):
-                total.narrow(along, place, piece.shape[along]).add_(piece)
-            update = total
+        update = update.unflatten(-1, (tile.stop - tile.start, *self.spatial[1:], self.lanes))
+        for view, part in zip(self.window.views(self.slab(padded, tile)), update, strict=True):
+            view.add_(part)
 
     def mask(self, tile: slice) -> Tensor | None:
         """(D, p): 0 for neighbors inside the image, -inf outside; None where none is outside."""
         if self.bias is None:
             return None
-        return self.bias[:, tile].flatten(1)[..., None].expand(-1, -1, self.lanes).flatten(1)
+        return self.bias[:, tile].expand(*[-1] * (1 + len(self.spatial)), self.lanes).flatten(1)
 
     def query(self, x: Tensor, tile: slice) -> Tensor:
         """(T, C, *spatial, m) -> (T, C, p)."""
@@ -191,15 +118,12 @@ class LocalTiling:
 class GlobalTiling:
     """All pixels are keys of all pixels; a tile is a run of flattened pixels."""
 
-    def __init__(self, spatial: Sequence[int], lanes: int, width: int | None, reference: Tensor) -> None:
+    def __init__(self, spatial: Sequence[int], lanes: int, width: int | None) -> None:
         self.spatial, self.lanes = tuple(spatial), lanes
-        self.pixels = math.prod(self.spatial)
         self.run = None if width is None else max(1, width // lanes)
-        axes = torch.meshgrid(*(torch.arange(n, device=reference.device) for n in self.spatial), indexing="ij")
-        self.coordinates = torch.stack(axes, -1).flatten(0, -2)
 
     def __iter__(self) -> Iterator[slice]:
-        yield from _runs(self.pixels, self.run)
+        yield from _runs(math.prod(self.spatial), self.run)
 
     def prepare(self, x: Tensor, outside: float = 0.0) -> Tensor:
         """(S, C, *spatial, m) -> (N, S, C, m); nothing is outside."""
@@ -232,21 +156,13 @@ class GlobalTiling:
     def write_(self, x: Tensor, tile: slice, update: Tensor) -> None:
         x.flatten(2, -2)[:, :, tile] = update.unflatten(-1, (-1, self.lanes))
 
-    def _relative(self, tile: slice) -> Tensor:
-        """Flat index of the offset of each (query of the tile, key) in the grid of all offsets, (n, N)."""
-        offset = self.coordinates[None] - self.coordinates[tile, None]
-        flat = torch.zeros_like(offset[..., 0])
-        for axis, n in enumerate(self.spatial):
-            flat = flat * (2 * n - 1) + offset[..., axis] + n - 1
-        return flat
-
     def position(self, rho: Tensor, query: Tensor, tile: slice) -> Tensor:
         query, encodings = query.unflatten(-1, (-1, self.lanes)), "tndec"[-rho.ndim - 1 :]
-        logits = torch.einsum(f"{encodings},tcnm->tdenm", rho[..., self._relative(tile), :, :], query)
-        return logits.flatten(3)
+        relative = places_of_pairs(self.spatial, query.device, tile)
+        return torch.einsum(f"{encodings},tcnm->tdenm", rho[..., relative, :, :], query).flatten(3)
 
     def position_backward(self, rho: Tensor, query: Tensor, tile: slice, grad: Tensor, grad_rho: Tensor) -> Tensor:
-        relative, lanes = self._relative(tile), (-1, self.lanes)
+        relative, lanes = places_of_pairs(self.spatial, query.device, tile), (-1, self.lanes)
         query, grad = query.unflatten(-1, lanes).transpose(1, 2), grad.unflatten(-1, lanes).permute(0, 3, 1, 2, 4)
         grad = grad.flatten(2, 3)  # (T, n, N E, m)
         if rho.ndim == 3:  # all query elements share the encodings: (n, C or N E, T m)
@@ -259,20 +175,14 @@ class GlobalTiling:
 
 
 def tiling(
-    spatial: Sequence[int],
-    kernel_size: int,
-    selection: Sequence[int],
-    circular: bool,
-    images: int,
-    width: int | None,
+    spatial: Sequence[int], kernel_size: int, selection: Sequence[int], circular: bool, images: int, width: int | None,
     reference: Tensor,
-) -> LocalTiling | GlobalTiling:
+) -> LocalTiling | GlobalTiling:  # fmt: skip
     """The tiling of ``images`` grids into tiles of about ``width`` queries, or into one tile; ``kernel_size`` 0 means
     global."""
-    if width is None:
-        lanes = images
-    else:
+    lanes = images
+    if width is not None:
         lanes = largest_divisor(images, width if kernel_size == 0 else width // math.prod(spatial[1:]))
     if kernel_size == 0:
-        return GlobalTiling(spatial, lanes, width, reference)
+        return GlobalTiling(spatial, lanes, width)
     return LocalTiling(spatial, kernel_size, selection, lanes, width, reference, circular)

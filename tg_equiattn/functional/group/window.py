@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -25,26 +26,32 @@ class Block(NamedTuple):
 class Window:
     """The places of a window, counted from its first corner, in the order of ``Neighbourhood.offsets``.
 
-    Attributes:
-        radius: pixels on either side of the middle.
-        dim: axes of the grid.
-        blocks: all places: a square is one box, a disk the rows it has.
-    """
+    Images are (..., *spatial, *tail), ``tail`` 0 or 1 axes behind ``dim`` spatial ones; windows reach ``radius`` pixels
+    to either side. ``blocks`` are all places: a square is one box, a disk the rows it has."""
 
     radius: int
     dim: int
     blocks: tuple[Block, ...]
+    tail: int = 0
 
-    def pad(self, x: Tensor, circular: bool = False) -> Tensor:
-        """(..., *spatial) with as many pixels at every side as windows reach out, zeros or those of the other side."""
-        sides = [self.radius] * (2 * self.dim)
+    def _first(self, x: Tensor) -> int:
+        return x.ndim - self.tail - self.dim
+
+    def _axes(self, x: Tensor) -> range:
+        return range(self._first(x), x.ndim - self.tail)
+
+    def pad(self, x: Tensor, circular: bool = False, outside: float = 0.0) -> Tensor:
+        """Images with as many pixels at every side as windows reach out: ``outside``, or those of the other side."""
         if not circular:
-            return F.pad(x, sides)
-        return F.pad(x.flatten(0, -self.dim - 1)[None], sides, mode="circular")[0].unflatten(0, x.shape[: -self.dim])
+            return F.pad(x, [0, 0] * self.tail + [self.radius] * (2 * self.dim), value=outside)
+        for axis in self._axes(x):
+            last = x.narrow(axis, x.shape[axis] - self.radius, self.radius)
+            x = torch.cat([last, x, x.narrow(axis, 0, self.radius)], axis)
+        return x
 
     def unpad(self, x: Tensor, circular: bool = False) -> Tensor:
         """The adjoint of :meth:`pad`, which adds up what went to several places."""
-        for axis in range(x.ndim - self.dim, x.ndim):
+        for axis in self._axes(x):
             side = x.shape[axis] - 2 * self.radius
             inner = x.narrow(axis, self.radius, side)
             if circular:
@@ -55,53 +62,50 @@ class Window:
         return x
 
     def within(self, padded: Tensor, block: Block) -> Tensor:
-        """What the places of a block hold: a view (..., *counts, *spatial) of (..., *padded spatial)."""
-        first = padded.ndim - self.dim
-        for axis, (start, count) in enumerate(zip(block.start, block.counts, strict=True), start=first):
+        """What the places of a block hold: a view (..., *counts, *spatial, *tail) of padded images."""
+        first = self._first(padded)
+        for axis, start, count in zip(self._axes(padded), block.start, block.counts, strict=True):
             side = padded.shape[axis] - 2 * self.radius
             padded = padded.narrow(axis, start, side + count - 1).unfold(axis, side, 1)
-        return padded
+        return padded.movedim(first + self.dim, -1) if self.tail else padded
 
     def views(self, padded: Tensor) -> list[Tensor]:
-        """What every place holds: views (..., *spatial) of (..., *padded spatial)."""
-        return [view for block in self.blocks for view in self._split(self.within(padded, block))]
-
-    def slices(self, padded: Tensor) -> list[Tensor]:
-        """As :meth:`views`, by operations that transforms of ``torch.func`` have rules for."""
-        return [self._at(padded, block, place) for block in self.blocks for place in _grid(block.counts)]
-
-    def _at(self, padded: Tensor, block: Block, place: tuple[int, ...]) -> Tensor:
-        for axis, step in enumerate(map(sum, zip(block.start, place, strict=True)), start=padded.ndim - self.dim):
-            padded = padded.narrow(axis, step, padded.shape[axis] - 2 * self.radius)
-        return padded
-
-    def _split(self, x: Tensor) -> list[Tensor]:
-        """(..., *counts, *spatial) into its places."""
-        parts, axis = [x], -2 * self.dim
-        for _ in range(self.dim):
-            parts = [one for part in parts for one in part.unbind(axis)]
-            axis += 1
-        return parts
+        """What every place holds: views (..., *spatial, *tail) of padded images, by operations that transforms of
+        ``torch.func`` have rules for."""
+        views = []
+        for block in self.blocks:
+            parts = [padded]
+            for axis, start, count in zip(self._axes(padded), block.start, block.counts, strict=True):
+                side = padded.shape[axis] - 2 * self.radius
+                parts = [part.narrow(axis, step, side) for part in parts for step in range(start, start + count)]
+            views += parts
+        return views
 
 
-def _grid(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    return itertools.product(*map(range, counts))
-
-
-def window(kernel_size: int, selection: Sequence[int], dim: int) -> Window:
+def window(kernel_size: int, selection: Sequence[int], dim: int, tail: int = 0) -> Window:
     """The window of a side, or of the chosen places of it."""
-    return _window(kernel_size, tuple(selection), dim)
+    return _window(kernel_size, tuple(selection), dim, tail)
 
 
 @functools.lru_cache(maxsize=32)
-def _window(kernel_size: int, selection: tuple[int, ...], dim: int) -> Window:
-    every = list(_grid((kernel_size,) * dim))
+def _window(kernel_size: int, selection: tuple[int, ...], dim: int, tail: int) -> Window:
+    every = list(itertools.product(range(kernel_size), repeat=dim))
     if not selection:
         whole = Block((0,) * dim, (kernel_size,) * dim, slice(0, len(every)))
-        return Window(kernel_size // 2, dim, (whole,))
+        return Window(kernel_size // 2, dim, (whole,), tail)
     blocks = []
     for _, row in itertools.groupby(enumerate(selection), lambda pair: pair[1] // kernel_size):  # without gaps
         places = [place for place, _ in row]
-        start = every[selection[places[0]]]
-        blocks.append(Block(start, (*[1] * (dim - 1), len(places)), slice(places[0], places[-1] + 1)))
-    return Window(kernel_size // 2, dim, tuple(blocks))
+        counts = (*[1] * (dim - 1), len(places))
+        blocks.append(Block(every[selection[places[0]]], counts, slice(places[0], places[-1] + 1)))
+    return Window(kernel_size // 2, dim, tuple(blocks), tail)
+
+
+def places_of_pairs(spatial: Sequence[int], device: torch.device, queries: slice = slice(None)) -> Tensor:
+    """Where the offset of each pair (query, key) of pixels is among those of all pairs, (queries, pixels)."""
+    axes = torch.meshgrid(*(torch.arange(n, device=device) for n in spatial), indexing="ij")
+    flat: Tensor | int = 0
+    for n, axis in zip(spatial, axes, strict=True):
+        along = axis.flatten()
+        flat = flat * (2 * n - 1) + (along[None] - along[queries, None] + n - 1)
+    return torch.as_tensor(flat)

@@ -3,12 +3,8 @@ r"""Long convolution and correlation of scalars or vectors as one PyTorch operat
     convolution   u_i = s sum_j a_j . b_{i-j}          correlation   w_m = s sum_i a_i . b_{i+m}
 
 with "." the product of numbers or the cross product, s a factor of the sequence's own length n, and indices modulo n
-("circular") or without wrapping round, outputs 0 to n - 1 ("causal"). Each is the derivative of the other, so the
-operator is its own backward, saves its inputs only, and can be differentiated any number of times. Its plain
-composition is one block of it, all rows and channels at once.
-
-Where n is a length that the FFT is fast at, a circular convolution is one at that length. Otherwise, and for sequences
-of several lengths, it is a linear convolution at a fast length of which each sequence's tail is folded back at n.
+("circular") or without wrapping round, outputs 0 to n - 1 ("causal"). Each is the derivative of the other. A circular
+one at lengths the FFT is slow at, or at several, is a linear one of which each sequence's tail is folded back at n.
 """
 
 from __future__ import annotations
@@ -18,11 +14,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ...precision import full_precision
+from ...modes import full_precision
 from ..backend import refuse_forward_mode, use_plain
 
-SAME_LENGTH_MODES = ("circular", "causal")
-NORMS = ("forward", "ortho", "backward")  # as torch.fft: divide by the length, by its root, by nothing
 Length = TypeVar("Length", float, Tensor)
 _BLOCK_NUMBERS = {"cpu": 1 << 22, "other": 1 << 26}  # numbers of one operand transformed at a time
 
@@ -53,31 +47,23 @@ def transform_length(length: int, ragged: bool, mode: str) -> int:
     return fast_length(2 * length)
 
 
-def fold(raw: Tensor, length: int, lengths: Tensor | None, mode: str, correlate: bool) -> Tensor:
-    """What was transformed (..., B, M) as outputs (..., B, length): tails folded back, zero beyond ``lengths`` (B,)."""
-    total = raw.shape[-1]
-    if total == length:
-        return raw
-    out = raw[..., :length]
+def along(x: Tensor, like: Tensor) -> Tensor:
+    """(B,) or (B, N) to broadcast with (B, N, ...)."""
+    return x.view(*x.shape, *[1] * (like.ndim - x.ndim))
+
+
+def zero_beyond(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """(B, N, ...) with zeros beyond the own lengths (B,); None where all are N."""
     if lengths is None:
-        if mode == "circular":
-            out = out + (raw[..., total - length :] if correlate else raw[..., length : 2 * length])
-        return out
-    place = torch.arange(length, device=raw.device)
-    if mode == "circular":
-        tail = place + (total - lengths[:, None] if correlate else lengths[:, None])
-        out = out + raw.gather(-1, tail.clamp(max=total - 1).expand_as(out))
-    return out.masked_fill(place >= lengths[:, None], 0)
+        return x
+    return x.masked_fill(along(torch.arange(x.shape[1], device=x.device) >= lengths[:, None], x), 0)
 
 
 def transform(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str) -> tuple[Tensor, Tensor, int]:
-    """Spectra of sequences (..., B, N), the second divided by the length they are taken at, which comes third."""
-    length = a.shape[-1]
-    total = transform_length(length, lengths is not None, mode)
-    if lengths is not None:
-        beyond = torch.arange(length, device=a.device) >= lengths[:, None]
-        a, b = a.masked_fill(beyond, 0), b.masked_fill(beyond, 0)
-    return torch.fft.rfft(a, total), torch.fft.rfft(b, total, norm="forward"), total
+    """Spectra of sequences (B, N, ...), the second divided by the length they are taken at, which comes third."""
+    total = transform_length(a.shape[1], lengths is not None, mode)
+    a, b = zero_beyond(a, lengths), zero_beyond(b, lengths)
+    return torch.fft.rfft(a, total, dim=1), torch.fft.rfft(b, total, dim=1, norm="forward"), total
 
 
 def invert(
@@ -89,54 +75,56 @@ def invert(
     correlate: bool = False,
     norm: str = "forward",
 ) -> Tensor:
-    """A product of the two spectra as sequences (..., B, N), divided by what ``norm`` says of their own lengths."""
-    out = fold(torch.fft.irfft(spectrum, total), length, lengths, mode, correlate)
-    if lengths is not None:
-        return out * (total * length_factor(lengths.to(out.dtype), norm))[:, None]
-    return out if total == length and norm == "forward" else out * (total * length_factor(length, norm))
+    """A product of the two spectra as sequences (B, N, ...): tails folded back, zero beyond their own lengths, divided
+    by what ``norm`` says of these."""
+    raw = torch.fft.irfft(spectrum, total, dim=1)
+    out = raw[:, :length]
+    if lengths is None:
+        if total > length and mode == "circular":
+            out = out + (raw[:, total - length :] if correlate else raw[:, length : 2 * length])
+        return out if total == length and norm == "forward" else out * (total * length_factor(length, norm))
+    if mode == "circular":
+        tail = torch.arange(length, device=raw.device) + (total - lengths if correlate else lengths)[:, None]
+        out = out + raw.gather(1, along(tail.clamp(max=total - 1), raw).expand_as(out))
+    return zero_beyond(out, lengths) * along(total * length_factor(lengths.to(out.dtype), norm), out)
 
 
 def length_factor(n: Length, norm: str) -> Length:
-    """1 / n, 1 / sqrt(n) or 1 for own lengths n, where an empty sequence counts as one token."""
+    """1 / n ("forward"), 1 / sqrt(n) ("ortho") or 1 ("backward") for own lengths n, an empty one counting as one."""
     n = n.clamp(min=1) if isinstance(n, Tensor) else max(n, 1)
     return n ** {"forward": -1.0, "ortho": -0.5, "backward": 0.0}[norm]
 
 
-def fft_convolution(
-    a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, backend: str = "auto", norm: str = "forward"
-) -> Tensor:
-    """The convolution of a, b (1 or 3, C, B, N) of own lengths (B,), None where all are N; what lies beyond them is
-    never looked at. There is no kernel of it: any backend but ``"plain"`` means the operator."""
-    if use_plain(backend):
+def fft_convolution(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, norm: str = "forward") -> Tensor:
+    """The convolution of scalars (B, N, C) or vectors (B, N, C, 3) of own lengths (B,), None where all are N; what lies
+    beyond them is never looked at."""
+    if use_plain():
         with full_precision(a.device):
             return _convolve_block(a, b, lengths, mode, False, norm) if a.numel() else torch.zeros_like(a)
     return _operator(a, b, lengths, mode, False, norm)
 
 
-def number_or_cross_product(a: Tensor, b: Tensor) -> Tensor:
-    """The product of numbers (1, ...) or the cross product (3, ...)."""
-    if len(a) == 1:
+def number_or_cross_product(a: Tensor, b: Tensor, vectors: bool) -> Tensor:
+    """The product of numbers, or the cross product on the last axis."""
+    if not vectors:
         return a * b
-    return torch.stack([torch.addcmul(a[x] * b[y], a[y], b[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))])
+    u, v = a.unbind(-1), b.unbind(-1)
+    return torch.stack([torch.addcmul(u[x] * v[y], u[y], v[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))], -1)
 
 
 def _convolve_block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, norm: str) -> Tensor:
     x, y, total = transform(a, b, lengths, mode)
-    product = number_or_cross_product(x.conj().resolve_conj() if correlate else x, y)
-    return invert(product, total, a.shape[-1], lengths, mode, correlate, norm)
+    product = number_or_cross_product(x.conj().resolve_conj() if correlate else x, y, a.ndim == 4)
+    return invert(product, total, a.shape[1], lengths, mode, correlate, norm)
 
 
 def blocks(x: Tensor, total: int) -> list[tuple[slice, slice]]:
-    """Channels and rows of (components, C, B, N) to transform at a time at length ``total``."""
-    components, channels, rows, _ = x.shape
+    """Sequences and channels of (B, N, C, ...) to transform at a time at length ``total``."""
+    count, channels, components = x.shape[0], x.shape[2], x[0, 0, 0].numel()
     numbers = _BLOCK_NUMBERS.get(x.device.type, _BLOCK_NUMBERS["other"])
-    step_rows = max(1, min(rows, numbers // (components * total)))
-    step = max(1, numbers // (components * total * step_rows))
-    return [
-        (slice(c, c + step), slice(r, r + step_rows))
-        for r in range(0, rows, step_rows)
-        for c in range(0, channels, step)
-    ]
+    rows = max(1, min(count, numbers // (components * total)))
+    step = max(1, numbers // (components * total * rows))
+    return [(slice(r, r + rows), slice(c, c + step)) for r in range(0, count, rows) for c in range(0, channels, step)]
 
 
 @torch.library.custom_op("tg_equiattn::fft_convolution", mutates_args=())
@@ -144,14 +132,13 @@ def _operator(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate
     refuse_forward_mode()
     if not a.numel():
         return torch.zeros_like(a, memory_format=torch.contiguous_format)
-    parts = blocks(a, transform_length(a.shape[-1], lengths is not None, mode))
+    parts = blocks(a, transform_length(a.shape[1], lengths is not None, mode))
     with full_precision(a.device):
         if len(parts) == 1:
             return _convolve_block(a, b, lengths, mode, correlate, norm).contiguous()
         out = a.new_empty(a.shape)
-        for channels, rows in parts:
-            own = None if lengths is None else lengths[rows]
-            part = slice(None), channels, rows
+        for rows, channels in parts:
+            own, part = None if lengths is None else lengths[rows], (rows, slice(None), channels)
             out[part] = _convolve_block(a[part], b[part], own, mode, correlate, norm)
     return out
 
@@ -168,7 +155,7 @@ def _save(ctx, inputs, output) -> None:
 
 def _gradient(ctx, grad: Tensor):
     a, b, lengths = ctx.saved_tensors
-    sign = 1 if len(a) == 1 else -1  # a cross product changes sign with the order of its factors
+    sign = -1 if a.ndim == 4 else 1  # a cross product changes sign with the order of its factors
     grad_a = grad_b = None
     if ctx.correlate:
         if ctx.needs_input_grad[0]:

@@ -1,23 +1,26 @@
-"""Attention of clouds, slabs and crystals through kernels of Ewald's form, in whichever way is least work."""
+"""Attention of clouds, slabs and crystals through kernels of Ewald's form, by whichever method is least work."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from ... import checks
-from ...precision import full_precision
-from ...ragged import Group, Ragged, readable
-from ...transforms import transformed
-from .costs import cheapest
-from .kernels import EwaldKernels, MaxWaves, Product, every_product, waves_of_kernels
-from .lattice_sums import again, lattice_sums
-from .lattices import Cells, cells_of
+from ...modes import full_precision, transformed
+from ...ragged import Ragged, Rows, readable
+from .kernels import EwaldKernels, EwaldNodes, Part, Product, every_product, parts_of, split_at
+from .lattices import TAPER, Cells, cells_of, count_of_waves
 from .mesh import mesh_available
-from .pair_sums import pair_sums
+from .sums import lattice_sums, pair_sums
 
 METHODS = ("auto", "pairs", "waves", "mesh")
-_BLOCK = {"cpu": 1 << 21, "other": 1 << 26}  # pairs times kernels of a block
+_ALWAYS_PAIRS = 512  # nodes of an open cloud up to which nothing else is worth counting
+
+# Nanoseconds on one core of a CPU: of a kernel's value, of a product in a matrix product, of a phase, of a point's
+# share in one grid cell of its transform, of a cell in a fast Fourier transform.
+_KERNEL, _PRODUCT, _PHASE, _SPREAD, _GRID = 8.0, 0.04, 4.0, 1.8, 10.0
 
 
 def ewald_attention(
@@ -30,22 +33,20 @@ def ewald_attention(
     *,
     cell: Tensor | None = None,
     pbc: Tensor | None = None,
-    product: Product | None = None,
     method: str = "auto",
-    max_waves: tuple[int, int, int] | None = None,
     batch_size: int | None = None,
     max_num_nodes: int | None = None,
 ) -> Tensor:
-    r"""Attention of nodes in space through Gaussians and smeared Coulomb potentials, and what derives from them.
+    r"""Attention of nodes in space through kernels K, Gaussians and smeared Coulomb potentials, and their derivatives.
 
     .. math:: \mathrm{out}_i = \sum_j \sum_{c, l} g_{c l}\, \langle q_i, k_j \rangle_c\;
         v_j \otimes s_c^l\, Y_l(\nabla) K_c(x_i - x_j)
 
-    with :math:`K(r) = e^{-r^2 / 2 s^2}` or :math:`s\, \mathrm{erf}(r / \sqrt 2 s) / r`, solid harmonics Y and a product
-    of values with them. The sum includes i itself, and, where graphs repeat, all images of each node; of potentials in
-    three directions without the wave k = 0 (a uniform background makes every cell neutral). Three ways lead to it:
-    pairs, exactly, where nothing repeats; the waves that repeat with the cell, or with a box around what is open, where
-    potentials end at a distance that no two nodes have; and these waves by non-uniform fast Fourier transforms.
+    with solid harmonics Y and every product of a value and a harmonic. The sum includes i itself, and, where graphs
+    repeat, all images of each node; of potentials in three directions without the wave k = 0 (a uniform background
+    makes every cell neutral). Three methods lead to it: pairs, exactly, where nothing repeats; the waves that repeat
+    with the cell, or with a box around what is open, where potentials end at a distance that no two nodes have; and
+    these waves by non-uniform fast Fourier transforms.
 
     Args:
         query, key: ``(T, heads, C, A)``, contracted over A for each of the C kernels.
@@ -55,16 +56,12 @@ def ewald_attention(
         batch: sorted int64 ``(T,)``, the graph of each node; ``None`` means one.
         cell: lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``.
         pbc: bool ``(3,)`` or ``(B, 3)``, along which of them graphs repeat; ``None`` for those that are not zero.
-        product: of features ``(..., heads, V)``, harmonics of one degree ``(..., 1, 2 l + 1)`` and that degree to
-            ``(..., heads, E)``, linear in both. ``None`` means every product apart, E = V (lmax + 1)².
         method: ``"pairs"``, ``"waves"``, ``"mesh"`` (which needs the extra ``mesh``), or ``"auto"``: for every graph by
             itself whichever is least work.
-        max_waves: bounds of wave numbers along the three vectors, for the narrowest kernel: given, no cell is read,
-            which torch.compile needs.
         batch_size, max_num_nodes: number of graphs and a bound of their sizes, read from ``batch`` where not given.
 
     Returns:
-        ``(T, heads, E)``, in float32 where values have half precision.
+        ``(T, heads, V (lmax + 1)²)``, in float32 where values have half precision.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -95,118 +92,140 @@ def ewald_attention(
     cells = cells_of(cell, pbc, ragged.count, query)
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
-        query, key, value = (x.to(dtype) for x in (query, key, value))
-        product = product or every_product(kernels.lmax)
-        waves = waves_of_kernels(max_waves, kernels.bounds)
-        return attention_of_nodes(query, key, value, pos, kernels, ragged, cells, product, method, waves)
+        nodes = EwaldNodes(pos, *(x.to(dtype) for x in (query, key, value)))
+        return attention_of_nodes(nodes, kernels, ragged, cells, every_product(kernels.lmax), method)
 
 
 def attention_of_nodes(
-    query: Tensor, key: Tensor, value: Tensor, pos: Tensor, kernels: EwaldKernels, ragged: Ragged, cells: Cells | None,
-    product: Product, method: str = "auto", max_waves: MaxWaves = None,
-) -> Tensor:  # fmt: skip
-    """:func:`ewald_attention`, unchecked but for what hangs on values."""
-    pos = ragged.centred(pos)
-    unread = ragged.known is None and (cells is None or max_waves is not None)  # as sizes are given on CUDA
-    if unread or not readable(pos) or not (cells is None or readable(cells.vectors)):
-        return _without_reading(query, key, value, pos, kernels, ragged, cells, product, method, max_waves)
-    if ragged.ranks is None and (not ragged.nodes or not ragged.count):
-        return product(value, value.new_zeros(1, 1), 0)
-    if ragged.known is None:
-        ragged.known = ragged.sizes.tolist()
-    sizes = ragged.known if ragged.ranks is None else ragged.ranks.sum(ragged.sizes.double()).long().tolist()
+    nodes: EwaldNodes, kernels: EwaldKernels, ragged: Ragged, cells: Cells | None, product: Product, method: str
+) -> Tensor:
+    """:func:`ewald_attention`, unchecked but for what hangs on values, with any product of values with harmonics of a
+    degree, linear in both."""
+    nodes = nodes._replace(pos=ragged.centred(nodes.pos))
+    unread = ragged.known is None and (cells is None or kernels.max_waves is not None)  # as sizes are given on CUDA
+    if unread or not readable(nodes.pos) or not (cells is None or readable(cells.vectors)):
+        return _without_reading(nodes, kernels, ragged, cells, product, method)
+    sizes = ragged.read() if ragged.ranks is None else ragged.totals.tolist()
     repeats = [False] * ragged.count if cells is None else cells.periodic.any(1).tolist()
+    mesh = mesh_available() and not transformed()
     if method == "pairs" and any(repeats):
         raise ValueError("method must be 'auto', 'waves' or 'mesh' for graphs that repeat, got 'pairs'")
-    mesh = mesh_available() and not transformed()
     if method == "mesh" and not mesh:
         raise ValueError("method='mesh' needs pytorch-finufft (the extra mesh) and no torch.func around it")
-    if ragged.ranks is not None and method == "pairs":
-        raise ValueError("method must not be 'pairs' with process_group: pairs may be of two processes")
-    channels = value.shape[2] + product(value[:0], value.new_zeros(1, 1), 0).shape[2]
+    value, one = nodes.value, nodes.value.new_zeros(1, 1)
+    contracted, channels = nodes.query.shape[3], value.shape[2] + product(value[:0], one, 0).shape[2]
     chosen: dict[tuple, list[int]] = {}
     for graph, size in enumerate(sizes):  # on all ranks, which have to choose alike
         if size:
-            way, waves, splits = cheapest(
-                method,
-                graph,
-                size,
-                pos,
-                ragged,
-                cells if repeats[graph] else None,
-                kernels,
-                query.shape[3],
-                channels,
-                mesh,
-            )
-            chosen.setdefault((way, splits, waves, size.bit_length()), []).append(graph)
-    out = [
-        group.unpack(_of_group(way, group, query, key, value, pos, kernels, cells, product, max_waves, splits))
-        for way, splits, group in ((way, splits, Group(ragged, graphs)) for (way, splits, *_), graphs in chosen.items())
-    ]
-    return sum(out[1:], out[0]) if out else product(value, value.new_zeros(1, 1), 0) * 0
+            own = cells if repeats[graph] else None
+            best = _cheapest(method, graph, size, nodes.pos, ragged, own, kernels, contracted, channels, mesh)
+            chosen.setdefault((*best, size.bit_length()), []).append(graph)
+    if not chosen:
+        return product(value, one, 0) * 0
+    single = next(iter(chosen)) if len(chosen) == 1 and ragged.even else None  # whose rows need no copy
+
+    def kernel(pos: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
+        best, splits, *_ = single or rows.key
+        return _of_rows(best, rows, EwaldNodes(pos, query, key, value), kernels, cells, product, splits)
+
+    return ragged.mix(kernel, *nodes, groups=None if single else chosen)
 
 
-def _of_group(
-    way: str, group: Group, query: Tensor, key: Tensor, value: Tensor, pos: Tensor, kernels: EwaldKernels,
-    cells: Cells | None, product: Product, max_waves: MaxWaves, splits: tuple[float, ...] = (),
+def _of_rows(
+    method: str, rows: Rows, nodes: EwaldNodes, kernels: EwaldKernels, cells: Cells | None, product: Product,
+    splits: tuple[float, ...] = (),
 ) -> Tensor:  # fmt: skip
-    """(b, longest, H, E) of a group of graphs."""
-    pos, query, key, value = (group.pack(x) for x in (pos, query, key, value))
-    if way == "pairs":
-        return _pairs_in_blocks(pos, query, key, value, kernels, product)
-    if cells is None:
-        cells = Cells.none(group.ragged.count, pos)
-    return lattice_sums(
-        pos, group.mask, query, key, value, kernels, cells.of(group.graphs), product,
-        splits=() if max_waves else splits, max_waves=max_waves, mesh=way == "mesh", ranks=group.ragged.ranks,
-    )  # fmt: skip
+    """(b, longest, H, E) of some graphs."""
+    if method == "pairs":
+        return pair_sums(nodes, kernels, product)
+    cells = (cells or Cells.none(rows.ragged.count, nodes.pos.device)).of(rows.graph)
+    splits, mesh, ranks = () if kernels.max_waves else splits, method == "mesh", rows.ragged.ranks
+    return lattice_sums(nodes, rows.mask, kernels, cells, product, splits, mesh, ranks)
 
 
 def _without_reading(
-    query: Tensor, key: Tensor, value: Tensor, pos: Tensor, kernels: EwaldKernels, ragged: Ragged, cells: Cells | None,
-    product: Product, method: str, max_waves: MaxWaves,
-) -> Tensor:  # fmt: skip
-    """Without reading values: all graphs in one group, in both ways where some may repeat and others not."""
+    nodes: EwaldNodes, kernels: EwaldKernels, ragged: Ragged, cells: Cells | None, product: Product, method: str
+) -> Tensor:
+    """All graphs in one group, by both methods where some may repeat and others not."""
     if method == "mesh" or ragged.ranks is not None:
         what = "method must not be 'mesh'" if method == "mesh" else "process_group must be None"
         raise ValueError(f"{what} while a model is traced or mapped over")
     if method == "pairs" and cells is not None:
         raise ValueError("method must be 'auto' or 'waves' with cell, got 'pairs'")
-    group = Group(ragged)
-    arguments, more = (query, key, value, pos, kernels), (product, max_waves)
+    rows = ragged.rows(whole=True)
+    packed = EwaldNodes(*map(rows.pack, nodes))
+
+    def run(method: str, cells: Cells | None) -> Tensor:
+        return rows.unpack(_of_rows(method, rows, packed, kernels, cells, product))
+
     if cells is None and method != "waves":
-        return group.unpack(_of_group("pairs", group, *arguments, cells, *more))
-    if max_waves is None:
+        return run("pairs", None)
+    if kernels.max_waves is None:
         raise ValueError("max_waves must be given with cell while a model is traced or mapped over, got None")
     if method == "waves" or cells is None:
-        return group.unpack(_of_group("waves", group, *arguments, cells, *more))
+        return run("waves", cells)
     repeats = cells.periodic.any(1)
     small = Cells(cells.vectors, cells.periodic | ~repeats[:, None])  # of open graphs: what they give is not used
-    waves, pairs = (_of_group(way, group, *arguments, small, *more) for way in ("waves", "pairs"))
-    return group.unpack(torch.where(repeats[:, None, None, None], waves, pairs))
+    return torch.where(ragged.spread(repeats)[:, None, None], run("waves", small), run("pairs", None))
 
 
-def _pairs_in_blocks(
-    pos: Tensor, query: Tensor, key: Tensor, value: Tensor, kernels: EwaldKernels, product: Product
-) -> Tensor:
-    """Blocks of graphs, or of nodes that attend, which backward computes again."""
-    pos = pos.to(value.dtype)
-    graphs, nodes = pos.shape[:2]
-    widths, gains = kernels.widths.to(value.dtype), kernels.gains.to(value.dtype)
+def _cheapest(
+    method: str, graph: int, size: int, pos: Tensor, ragged: Ragged, cells: Cells | None, kernels: EwaldKernels,
+    contracted: int, channels: int, mesh: bool,
+) -> tuple[str, tuple[float, ...], int]:  # fmt: skip
+    """The method for one graph of this size on all ranks, which repeats where there are cells (of all); the widths at
+    which potentials of an open one are split for waves; the logarithm of its number of waves, by which like graphs are
+    told. Contracted are A axes of queries and keys; channels are V + E, of values and outputs of a head."""
+    open_ = cells is None
+    if method == "pairs" or (open_ and method == "auto" and ragged.ranks is None and size <= _ALWAYS_PAIRS):
+        return "pairs", (), 0
+    splits, waves = _waves(*_extents(graph, pos, ragged, cells), kernels)
+    bits = max(1, int(max(waves))).bit_length()
+    if method != "auto":
+        return method, splits, bits
+    heads, count = kernels.widths.shape
+    harmonics = (kernels.lmax + 1) ** 2
+    width = heads * contracted * channels
+    prices = {"waves": sum(size * n * (_PHASE + 2 * _PRODUCT * width) for n in waves)}
+    if open_ and ragged.ranks is None:
+        a_kernel = _KERNEL * (kernels.lmax + 1) + contracted * _PRODUCT
+        prices["pairs"] = size**2 * heads * (count * a_kernel + harmonics * channels * _PRODUCT)
+    if mesh:
+        cells_of_a_point = (1 - math.log10(kernels.error)) ** 3
+        prices["mesh"] = sum(width / 2 * (size * cells_of_a_point * _SPREAD + 30 * n * _GRID) for n in waves)
+    return min(prices, key=lambda name: prices[name]), splits, bits
 
-    def block(pos_i: Tensor, query: Tensor, pos: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return pair_sums(pos_i, query, pos, key, value, widths, gains, kernels.gaussians, product)
 
-    if checks.is_traced(pos) or transformed():
-        return block(pos, query, pos, key, value)
-    limit = _BLOCK.get(pos.device.type, _BLOCK["other"])
-    row = max(1, nodes * widths.numel())
-    some_graphs, some_nodes = max(1, limit // max(1, row * nodes)), max(1, limit // row)
-    if some_graphs >= graphs and some_nodes >= nodes:
-        return block(pos, query, pos, key, value)
-    out = []
-    for part in zip(*(x.split(some_graphs) for x in (pos, query, key, value)), strict=True):
-        blocks = zip(*(x.split(some_nodes, 1) for x in part[:2]), strict=True)
-        out.append(torch.cat([again(block, *rows, part[0], *part[2:]) for rows in blocks], 1))
-    return torch.cat(out)
+def _waves(volume: float, sides: list[float], kernels: EwaldKernels) -> tuple[tuple[float, ...], list[float]]:
+    """The widths to split potentials of an open cloud at that leave fewest waves, and how many each part has."""
+    phase = kernels.phase
+
+    def count(parts: list[Part]) -> list[float]:
+        return [count_of_waves(volume * _box(sides, part, phase), TAPER * phase / part.least) for part in parts]
+
+    splits: list[float] = []
+    if len(sides) == 3:
+        for c, (low, high) in list(enumerate(kernels.bounds))[kernels.gaussians :]:
+            tried = [high * 2 ** (n / 2) for n in range(20)]
+            splits.append(min(tried, key=lambda width: sum(count(split_at(c, low, width)))))
+    return tuple(splits), count(parts_of(kernels, splits))
+
+
+def _extents(graph: int, pos: Tensor, ragged: Ragged, cells: Cells | None) -> tuple[float, list[float]]:
+    """The volume of a cell and no sides, the area and the thickness of a slab, or one and the sides of a cloud."""
+    device, start, size = pos.device, int(ragged.starts[graph]), int(ragged.sizes[graph])
+    cell = Cells.none(1, device) if cells is None else cells.of(torch.tensor([graph], device=device))
+    sides = cell.extents(pos.detach()[None, start : start + size], None, ragged.ranks)[0]
+    volume = torch.where(cell.periodic[..., None], cell.vectors, cell.normals()).detach().det().abs()
+    return float(volume), sides[~cell.periodic[0]].tolist()
+
+
+def _box(sides: list[float], part: Part, phase: float) -> float:
+    """The volume, or for slabs the thickness, of the box around a graph of these sides, as lattices have it."""
+    margin = phase * part.largest
+    if not part.ends:
+        return math.prod(side + margin for side in sides)
+    radius = math.hypot(*sides) + margin
+    if len(sides) == 1:
+        return 2 * radius
+    return math.prod(side + radius + margin for side in sides)

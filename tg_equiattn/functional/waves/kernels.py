@@ -1,14 +1,4 @@
-r"""Gaussians and smeared Coulomb potentials, in space and as waves, with their derivatives.
-
-Both have a width s. With :math:`t = r^2 / 2 s^2`,
-
-.. math:: K(r) = e^{-t} \quad \text{or} \quad s\, \mathrm{erf}(r / \sqrt 2 s) / r = \sqrt{2 / \pi}\, F_0(t)
-
-and their derivatives by a solid harmonic are :math:`s^l\, Y_l(\nabla) K = (-1)^l\, Y_l(r / s)\, f_l(t)` with
-:math:`f_l = e^{-t}` or :math:`\sqrt{2 / \pi}\, F_l(t)`, F Boys functions. As waves, :math:`Y_l(\nabla)` is
-:math:`Y_l(i k)`, and :math:`\hat K(k) = (2 \pi)^{3/2} s^3 e^{-s^2 k^2 / 2}` or
-:math:`4 \pi s\, e^{-s^2 k^2 / 2} / k^2`.
-"""
+"""Gaussians and smeared Coulomb potentials, in space and as waves, with their derivatives."""
 
 from __future__ import annotations
 
@@ -20,15 +10,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...transforms import transformed
+from ...modes import transformed
 
 Product = Callable[[Tensor, Tensor, int], Tensor]
-MaxWaves = tuple[tuple[int, int, int], ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class EwaldKernels:
-    """Some Gaussians, then some potentials, C kernels of each head.
+    r"""Some Gaussians, then some smeared Coulomb potentials, C kernels of each head.
+
+    Both have a width s. With :math:`t = r^2 / 2 s^2`,
+
+    .. math:: K(r) = e^{-t} \quad \text{or} \quad s\, \mathrm{erf}(r / \sqrt 2 s) / r = \sqrt{2 / \pi}\, F_0(t)
+
+    and their derivatives by a solid harmonic are :math:`s^l\, Y_l(\nabla) K = (-1)^l\, Y_l(r / s)\, f_l(t)` with
+    :math:`f_l = e^{-t}` or :math:`\sqrt{2 / \pi}\, F_l(t)`, F Boys functions. As waves, :math:`Y_l(\nabla)` is
+    :math:`Y_l(i k)`, and :math:`\hat K(k) = (2 \pi)^{3/2} s^3 e^{-s^2 k^2 / 2}` or
+    :math:`4 \pi s\, e^{-s^2 k^2 / 2} / k^2`.
 
     Args:
         widths: ``(heads, C)``, s, each between its bounds.
@@ -36,7 +34,8 @@ class EwaldKernels:
         bounds: the least and the largest width of each kernel, as numbers: waves and margins hang on them alone.
         gaussians: how many kernels are Gaussians; the rest are potentials.
         error: what is promised of sums by waves, relative to a kernel's largest value.
-        phase: the product of width and wavenumber up to which waves are summed; found from ``error`` if 0.
+        max_waves: bounds of the three integers of a wave, along the lattice vectors, for the narrowest kernel: given,
+            no cell is read, which torch.compile needs.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -47,7 +46,7 @@ class EwaldKernels:
     bounds: tuple[tuple[float, float], ...]
     gaussians: int
     error: float = 1e-4
-    phase: float = dataclasses.field(default=0.0, repr=False)
+    max_waves: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         heads, count = self.widths.shape if self.widths.ndim == 2 else (0, 0)
@@ -62,12 +61,37 @@ class EwaldKernels:
             raise ValueError(f"gaussians must be in [0, {count}], got {self.gaussians}")
         if not 1e-14 <= self.error < 1:
             raise ValueError(f"error must be in [1e-14, 1), got {self.error}")
-        if not self.phase:
-            object.__setattr__(self, "phase", largest_phase(self.error, self.lmax))
 
     @property
     def lmax(self) -> int:
         return self.gains.shape[2] - 1
+
+    @property
+    def phase(self) -> float:
+        """The s k beyond which (s k)^(lmax + 2) exp(-(s k)^2 / 2), the waves of outputs and their second derivatives,
+        is below ``error``; in space, the r / s beyond which kernels of that kind are."""
+        phase = 2 * math.sqrt(self.lmax + 2)  # beyond the maximum, from where it falls
+        for _ in range(40):  # x^n exp(-x^2 / 2) = error, solved for the x of the exponential
+            phase = math.sqrt(2 * math.log(1 / self.error) + 2 * (self.lmax + 2) * math.log(phase))
+        return phase
+
+    def waves_of(self, kernel: int) -> tuple[int, int, int] | None:
+        """The bounds of one kernel from those of the narrowest."""
+        if self.max_waves is None:
+            return None
+        ratio = min(low for low, _ in self.bounds) / self.bounds[kernel][0]
+        first, second, third = self.max_waves
+        return math.ceil(first * ratio), math.ceil(second * ratio), math.ceil(third * ratio)
+
+
+class EwaldNodes(NamedTuple):
+    """Positions (..., 3) in double precision, queries and keys (..., H, C, A) and values (..., H, V): of flat nodes
+    (T, ...), or of packed graphs (B, N, ...) with zeros for padding."""
+
+    pos: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
 
 
 def every_product(lmax: int) -> Product:
@@ -84,39 +108,23 @@ class _Boys(torch.autograd.Function):
     """F_0 to F_l with their own derivatives, dF_l / dt = -F_{l+1}: of any order, at 0 too."""
 
     @staticmethod
-    def forward(ctx, t: Tensor, degrees: int) -> Tensor:
-        out = _boys(t, degrees + 1)
+    def forward(ctx, t: Tensor, lmax: int) -> Tensor:
+        out = _boys(t, lmax + 1)
         ctx.save_for_backward(t, out)
-        ctx.degrees = degrees
+        ctx.lmax = lmax
         return out[:-1]
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         t, known = ctx.saved_tensors
         # what is differentiated again is evaluated again, as a function of t
-        higher = _Boys.apply(t, ctx.degrees + 1) if torch.is_grad_enabled() else known
+        higher = _Boys.apply(t, ctx.lmax + 1) if torch.is_grad_enabled() else known
         return -(grad * higher[1:]).sum(0), None
 
 
 def boys_functions(t: Tensor, lmax: int) -> Tensor:
-    r""":math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` for every degree up to ``lmax``, stacked before the axes of t.
-
-    Differentiable any number of times, at 0 too.
-
-    Args:
-        t: not negative.
-        lmax: the highest degree.
-
-    Example:
-        >>> import torch
-        >>> boys_functions(torch.zeros(1), 2)
-        tensor([[1.0000],
-                [0.3333],
-                [0.2000]])
-    """
-    if torch.compiler.is_compiling() or transformed():
-        return _boys(t, lmax)
-    return _Boys.apply(t, lmax)
+    r""":math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` of t >= 0, for every degree stacked before the axes of t."""
+    return _boys(t, lmax) if torch.compiler.is_compiling() or transformed() else _Boys.apply(t, lmax)
 
 
 def _boys(t: Tensor, lmax: int) -> Tensor:
@@ -126,7 +134,9 @@ def _boys(t: Tensor, lmax: int) -> Tensor:
     small = t < edge
     near = torch.where(small, t, 0.0)
     exponential = (-near).exp()
-    terms = _terms(edge, lmax, torch.finfo(t.dtype).eps)
+    terms = [1 / (2 * lmax + 1)]  # of F_l(t) exp(t) = sum_k (2 t)^k / (2 l + 1)(2 l + 3)...(2 l + 2 k + 1)
+    while terms[-1] * edge ** (len(terms) - 1) > torch.finfo(t.dtype).eps / 8 * terms[0]:  # which ``edge`` has all of
+        terms.append(terms[-1] * 2 / (2 * lmax + 2 * len(terms) + 1))
     series = torch.full_like(near, terms[-1])
     for term in reversed(terms[:-1]):
         series = series * near + term
@@ -141,17 +151,6 @@ def _boys(t: Tensor, lmax: int) -> Tensor:
     return torch.stack([torch.where(small, a, b) for a, b in zip(reversed(down), up, strict=True)])
 
 
-def _terms(edge: float, degree: int, eps: float) -> list[float]:
-    """Of F_l(t) exp(t) = sum_k (2 t)^k / (2 l + 1)(2 l + 3)...(2 l + 2 k + 1), exact to rounding up to ``edge``."""
-    terms, size, total = [1 / (2 * degree + 1)], 1.0, 0.0
-    while size > eps / 8 * total or len(terms) < 4:
-        k = len(terms)
-        terms.append(terms[-1] * 2 / (2 * degree + 2 * k + 1))
-        size = terms[-1] * edge**k
-        total += size
-    return terms
-
-
 def radial_factors(t: Tensor, gaussians: int, lmax: int) -> Tensor:
     """f_l(t) of t (..., kernels, n, m), stacked over l first: of so many Gaussians, then of potentials."""
     parts = []
@@ -162,26 +161,11 @@ def radial_factors(t: Tensor, gaussians: int, lmax: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, -3)
 
 
-def largest_phase(error: float, lmax: int) -> float:
-    """The s k beyond which (s k)^(lmax + 2) exp(-(s k)^2 / 2), the waves of outputs and their second derivatives, is
-    below ``error``; in space, the r / s beyond which kernels of that kind are."""
-    phase = 2 * math.sqrt(lmax + 2)  # beyond the maximum, from where it falls
-    for _ in range(40):  # x^n exp(-x^2 / 2) = error, solved for the x of the exponential
-        phase = math.sqrt(2 * math.log(1 / error) + 2 * (lmax + 2) * math.log(phase))
-    return phase
-
-
 class Part(NamedTuple):
-    r"""What is summed over the waves of one lattice: a kernel, or the near or far part of a potential in an open cloud.
+    r"""What is summed over the waves of one lattice: a kernel ("gaussian", "potential"), or a part of a potential.
 
-    With a width S beyond its own, a potential is :math:`s\, \mathrm{erf}(r / \sqrt 2 S) / r`, which has few waves, and
-    what is left, :math:`s\, [\mathrm{erf}(r / \sqrt 2 s) - \mathrm{erf}(r / \sqrt 2 S)] / r`, which falls as a
-    Gaussian does.
-
-    Attributes:
-        kernel: which.
-        least, largest: of the widths that waves and margins hang on.
-        kind: ``"gaussian"``, ``"potential"``, ``"near"`` or ``"far"``.
+    With a width S beyond its own, the "far" part is :math:`s\, \mathrm{erf}(r / \sqrt 2 S) / r`, which has few waves,
+    and what is left falls as a Gaussian does: "near". Waves and margins hang on the least and the largest width.
     """
 
     kernel: int
@@ -191,32 +175,27 @@ class Part(NamedTuple):
 
     @property
     def ends(self) -> bool:
-        """Whether it reaches so far that it has to end where there are no more nodes."""
+        """Whether it falls so slowly that it has to end where there are no more nodes."""
         return self.kind in ("potential", "far")
 
     def spectrum(self, square: Tensor, width: Tensor) -> Tensor:
         """As waves of square wavenumbers, of a kernel of this width; where it ends, without 4 pi / k^2."""
-        wave = (-square * width.square() / 2).exp()
+        wave = width * (-square * (self.largest**2 if self.kind == "far" else width.square()) / 2).exp()
+        if self.ends:
+            return wave
         if self.kind == "gaussian":
-            return (2 * math.pi) ** 1.5 * width**3 * wave
-        if self.kind == "potential":
-            return width * wave
-        if self.kind == "far":
-            return width * (-square * self.largest**2 / 2).exp()
+            return (2 * math.pi) ** 1.5 * width**2 * wave
         beyond = (self.largest**2 - width.square()) / 2
         some = torch.where(square == 0, 1.0, square)
-        share = torch.where(square == 0, beyond, -torch.expm1(-some * beyond) / some)
-        return 4 * math.pi * width * wave * share
+        return 4 * math.pi * wave * torch.where(square == 0, beyond, -torch.expm1(-some * beyond) / some)
 
 
 def parts_of(kernels: EwaldKernels, splits: Sequence[float] = ()) -> list[Part]:
     """Of all kernels; potentials in two where there are widths to split them at, one a potential."""
     out = []
     for c, (low, high) in enumerate(kernels.bounds):
-        if c < kernels.gaussians:
-            out.append(Part(c, low, high, "gaussian"))
-        elif not splits:
-            out.append(Part(c, low, high, "potential"))
+        if c < kernels.gaussians or not splits:
+            out.append(Part(c, low, high, "gaussian" if c < kernels.gaussians else "potential"))
         else:
             out += split_at(c, low, splits[c - kernels.gaussians])
     return out
@@ -225,12 +204,3 @@ def parts_of(kernels: EwaldKernels, splits: Sequence[float] = ()) -> list[Part]:
 def split_at(kernel: int, low: float, width: float) -> list[Part]:
     """Near and far part of a potential."""
     return [Part(kernel, low, width, "near"), Part(kernel, width, width, "far")]
-
-
-def waves_of_kernels(max_waves: tuple[int, int, int] | None, bounds: tuple[tuple[float, float], ...]) -> MaxWaves:
-    """Bounds of wave numbers of every kernel from those of the narrowest."""
-    if max_waves is None:
-        return None
-    first, second, third = max_waves
-    ratios = [min(low for low, _ in bounds) / low for low, _ in bounds]
-    return tuple((math.ceil(first * r), math.ceil(second * r), math.ceil(third * r)) for r in ratios)

@@ -1,12 +1,4 @@
-"""Sums over points and waves by non-uniform fast Fourier transforms (FINUFFT), with derivatives of any order.
-
-What goes with points is (B, N, M), with waves (B, 2, D, M), a cosine's and a sine's. The two sums,
-
-    S^cos_k = sum_j cos(n_k . x_j) c_j,  S^sin_k = sum_j sin(n_k . x_j) c_j
-    f_i = sum_k cos(n_k . x_i) T^cos_k + sin(n_k . x_i) T^sin_k
-
-are each other's transposes, so the derivatives of each are sums of both kinds again.
-"""
+"""Sums over points and waves by non-uniform fast Fourier transforms (FINUFFT), with derivatives of any order."""
 
 from __future__ import annotations
 
@@ -26,64 +18,43 @@ def mesh_available() -> bool:
 
 
 def mesh_point_sums(angles: Tensor, numbers: Tensor, sources: Tensor, error: float) -> Tensor:
-    """Sums over points (B, N, M) in waves, (B, 2, D, M).
-
-    Args:
-        angles: ``(B, N, 3)``, any real numbers.
-        numbers: int64 ``(B, D, 3)``.
-        error: relative, of the transform.
-    """
-    return _PointSums.apply(angles, numbers, sources, error)
+    """Sums over points at any angles (B, N, 3) in waves of integers (B, D, 3), to a relative error: of c (B, N, M),
+    S^cos_k = sum_j cos(n_k . x_j) c_j and S^sin_k = sum_j sin(n_k . x_j) c_j, (B, 2, D, M)."""
+    return _Sums.apply(_points, _waves, angles, numbers, sources, error)
 
 
 def mesh_wave_sums(angles: Tensor, numbers: Tensor, table: Tensor, error: float) -> Tensor:
-    """Sums over waves (B, 2, D, M) at points, (B, N, M)."""
-    return _WaveSums.apply(angles, numbers, table, error)
+    """Sums of waves T (B, 2, D, M) at points: sum_k cos(n_k . x_i) T^cos_k + sin(n_k . x_i) T^sin_k, (B, N, M)."""
+    return _Sums.apply(_waves, _points, angles, numbers, table, error)
 
 
-class _PointSums(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, angles: Tensor, numbers: Tensor, sources: Tensor, error: float) -> Tensor:
-        ctx.save_for_backward(angles, numbers, sources)
-        ctx.error = error
-        return torch.stack([_points(*graph, error) for graph in zip(angles, numbers, sources, strict=True)])
+class _Sums(torch.autograd.Function):
+    """One of the two sums, of each graph, and the other as its transpose: derivatives are sums of both kinds again."""
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
-        angles, numbers, sources = ctx.saved_tensors
-        of_angles = of_sources = None
-        if ctx.needs_input_grad[2]:
-            of_sources = mesh_wave_sums(angles, numbers, grad, ctx.error)
-        if ctx.needs_input_grad[0]:
-            of_angles = _slopes(angles, numbers, grad, sources, ctx.error)
-        return of_angles, None, of_sources, None
-
-
-class _WaveSums(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, angles: Tensor, numbers: Tensor, table: Tensor, error: float) -> Tensor:
-        ctx.save_for_backward(angles, numbers, table)
-        ctx.error = error
-        return torch.stack([_waves(*graph, error) for graph in zip(angles, numbers, table, strict=True)])
+    def forward(ctx, sums, transpose, angles: Tensor, numbers: Tensor, x: Tensor, error: float) -> Tensor:
+        ctx.save_for_backward(angles, numbers, x)
+        ctx.sums, ctx.transpose, ctx.error = sums, transpose, error
+        return torch.stack([sums(*graph, error) for graph in zip(angles, numbers, x, strict=True)])
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        angles, numbers, table = ctx.saved_tensors
-        of_angles = of_table = None
+        angles, numbers, x = ctx.saved_tensors
+        of_angles = of_x = None
+        if ctx.needs_input_grad[4]:
+            of_x = _Sums.apply(ctx.transpose, ctx.sums, angles, numbers, grad, ctx.error)
         if ctx.needs_input_grad[2]:
-            of_table = mesh_point_sums(angles, numbers, grad, ctx.error)
-        if ctx.needs_input_grad[0]:
-            of_angles = _slopes(angles, numbers, table, grad, ctx.error)
-        return of_angles, None, of_table, None
+            table, at_points = (grad, x) if ctx.sums is _points else (x, grad)
+            of_angles = _slopes(angles, numbers, table, at_points, ctx.error)
+        return None, None, of_angles, None, of_x, None
 
 
 def _slopes(angles: Tensor, numbers: Tensor, table: Tensor, at_points: Tensor, error: float) -> Tensor:
     """Derivatives by the angles of sum_im at_points_im f_im, f the sums over the table at points."""
     turned = torch.stack([table[:, 1], -table[:, 0]], 1)
     steps = numbers.to(table.dtype)
-    along = [(mesh_wave_sums(angles, numbers, turned * steps[:, None, :, None, axis], error) * at_points).sum(2)
-             for axis in range(3)]  # fmt: skip
-    return torch.stack(along, 2)
+    along = (turned * steps[:, None, :, None, axis] for axis in range(3))
+    return torch.stack([(mesh_wave_sums(angles, numbers, x, error) * at_points).sum(2) for x in along], 2)
 
 
 def _points(angles: Tensor, numbers: Tensor, sources: Tensor, error: float) -> Tensor:

@@ -10,30 +10,15 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.group.masks import zero_where_hidden
-from ...groups import DilationGroup, FiniteGroup
-from .attention import GroupAttention
-from .attention_layer import AttentionLayer
-from .fitting import check_keywords, check_whole, fitting_norm
+from .attention import AttentionLayer, GroupAttention, check_scales
 from .global_attention import GlobalGroupAttention
-from .masked import Masked, MaskedSequential
+from .linear import Masked, MaskedSequential, Pointwise
 from .norm import RegularBatchNorm, make_norm
-from .pointwise import Pointwise
 from .pooling import SpatialCrop
-
-REACHES = ("window", "global")
 
 
 class Residual(nn.Module):
-    r"""A branch added to its shortcut: :math:`x + \mathrm{drop}(\gamma_c\, y_c)`.
-
-    Args:
-        channels: of both.
-        layer_scale: every :math:`\gamma_c` at the start, learned from there; ``None`` means 1, not learned.
-        drop_path: probability of leaving out the branch of an image in training; what is kept is divided by one minus
-            it.
-
-    Source: Touvron et al. (2021), Eq. 4 (LayerScale); Huang et al. (2016), stochastic depth.
-    """
+    """A branch added to its shortcut, ``x + drop(layer_scale * y)``, with images that stay divided by 1 - drop_path."""
 
     def __init__(self, channels: int, layer_scale: float | None = None, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -66,66 +51,54 @@ class GroupAttentionBlock(Masked, nn.Module):
 
     The shortcut is the identity, or a pointwise map where the width changes; the bottleneck has half the width; the
     scales :math:`\gamma` are 1 but with ``layer_scale``. A context goes through a norm and swish as x does: of its own
-    where ``context_channels`` is given, which a batch norm asks for, else the same.
+    where the attention has ``context_channels``, which a batch norm asks for, else the same.
 
     Args:
-        group, in_channels, out_channels, heads: as :class:`GroupAttention`.
-        value_dropout: probability of dropping an output of the attention in training.
-        norm: ``"global"`` (:class:`RegularGlobalNorm`, as published), ``"layer"`` (:class:`RegularLayerNorm`) or
-            ``"batch"`` (:class:`RegularBatchNorm`). ``None`` means ``"batch"``, which trains best and, in eval mode,
-            mixes no pixels; ``"global"`` mixes all pixels of an image, and scales, with which it is refused.
+        attention: a :class:`GroupAttention`, or a :class:`GlobalGroupAttention`.
+        norm: ``"batch"``, one mean and variance a channel (as ``torch.nn.BatchNorm1d``), which trains best and, in eval
+            mode, mixes no pixels; ``"layer"`` (:class:`RegularLayerNorm`); or ``"global"`` (:class:`RegularGlobalNorm`,
+            as published), which mixes all pixels of an image, and scales, with which it is refused.
+        dropout: probability of dropping an output of the attention in training.
         crop: pixels to remove at each side before the bottleneck; none with scales.
-        reach: ``"window"``, :class:`GroupAttention`; or ``"global"``, :class:`GlobalGroupAttention`.
         drop_path: probability of leaving out each of the two branches of an image in training (stochastic depth).
         layer_scale: what each channel of both branches is multiplied with at the start, learned from there
             (LayerScale); ``None`` means no such factors.
-        attention: further arguments of :class:`GroupAttention` (``kernel_size``, ``relation``, ``dropout``, ...) or
-            :class:`GlobalGroupAttention` (``num_features``, ...).
 
     Shapes:
-        ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial - 2 crop)``.
+        ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial - 2 crop)``, with the attention's
+        channels.
 
     Source: GSA-Nets Fig. F.1, with the order of the published code; ``drop_path`` and ``layer_scale`` are those of
     Huang et al. (2016) and Touvron et al. (2021).
+
+    Example:
+        >>> import torch
+        >>> from tg_equiattn.groups import cyclic
+        >>> from tg_equiattn.nn import GroupAttention
+        >>> block = GroupAttentionBlock(GroupAttention(cyclic(4), 3, 5, heads=2, kernel_size=3), norm="layer", crop=1)
+        >>> block(torch.randn(2, 3, 4, 9, 7)).shape
+        torch.Size([2, 5, 4, 7, 5])
     """
 
     def __init__(
-        self,
-        group: FiniteGroup | DilationGroup,
-        in_channels: int,
-        out_channels: int,
-        *,
-        heads: int = 8,
-        value_dropout: float = 0.0,
-        norm: str | None = None,
-        crop: int = 0,
-        reach: str = "window",
-        drop_path: float = 0.0,
-        layer_scale: float | None = None,
-        **attention: Any,
-    ) -> None:
+        self, attention: GroupAttention | GlobalGroupAttention, *, norm: str = "batch", dropout: float = 0.0,
+        crop: int = 0, drop_path: float = 0.0, layer_scale: float | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        checks.probability(value_dropout=value_dropout)
-        checks.choice("reach", reach, REACHES)
-        norm = fitting_norm(group, norm)
-        check_whole(group, crop=crop)
-        kind: Any = GroupAttention
-        if reach == "window" and (given := {"num_features", "redraw_interval"} & attention.keys()):
-            raise ValueError(f"reach must be 'global' where {' and '.join(sorted(given))} is given, got 'window'")
-        if reach == "global":
-            if (scales := attention.pop("scale_window", None)) is not None:
-                raise ValueError(f"scale_window must be None with reach='global', got {scales!r}")
-            if (content := attention.pop("content_heads", None)) is not None:
-                raise ValueError(f"content_heads must be None with reach='global', got {content!r}")
-            kind = GlobalGroupAttention
-        check_keywords(type(self).__name__, attention, kind)
+        if not isinstance(attention, (GroupAttention, GlobalGroupAttention)):
+            raise ValueError(
+                f"attention must be a GroupAttention or a GlobalGroupAttention, got {type(attention).__name__}"
+            )
+        checks.probability(dropout=dropout)
+        check_scales(attention.group, norm, crop=crop)
+        in_channels, out_channels = attention.in_channels, attention.out_channels
         self.attention = nn.Sequential(
             make_norm(norm, in_channels),
             nn.SiLU(),
-            kind(group, in_channels, out_channels, heads=heads, **attention),
+            attention,
             make_norm(norm, out_channels),
             nn.SiLU(),
-            nn.Dropout(value_dropout),
+            nn.Dropout(dropout),
         )
         same = in_channels == out_channels
         self.shortcut = nn.Identity() if same else Pointwise(in_channels, out_channels)
@@ -139,8 +112,7 @@ class GroupAttentionBlock(Masked, nn.Module):
             make_norm(norm, out_channels),
         )
         self.residuals = nn.ModuleList(Residual(out_channels, layer_scale, drop_path) for _ in range(2))
-        width = attention.get("context_channels")
-        self.context_norm = None if width is None else make_norm(norm, width)
+        self.context_norm = make_norm(norm, attention.context_channels) if attention.crosses else None
 
     def mask_after(self, mask: Tensor) -> Tensor:
         return self.crop.mask_after(mask)
@@ -148,35 +120,27 @@ class GroupAttentionBlock(Masked, nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
         """``mask`` and ``context`` as those of :meth:`GroupAttention.forward`."""
         attended, bottlenecked = self.residuals
-        _, _, attention, norm, *last = self.attention
+        _, _, attention, norm, swish, drop = self.attention
         checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
         x = zero_where_hidden(x, mask)
         seen, context = self._normalised(x, mask, context)
-        branch = norm(attention(seen, mask, context=context), mask)
-        for module in last:
-            branch = module(branch)
+        branch = drop(swish(norm(attention(seen, mask, context=context), mask)))
         x = self.crop(attended(self.shortcut(x), branch), mask)
         mask = None if mask is None else self.crop.mask_after(mask)
         return zero_where_hidden(bottlenecked(x, self.mlp(x, mask)), mask)
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features, where there are any; see :class:`RandomFeatures`."""
+        """Draw new random features, where there are any; see :meth:`GlobalGroupAttention.redraw_features`."""
         attention = self.attention[2]
         if isinstance(attention, GlobalGroupAttention):
             attention.redraw_features(generator)
 
     def attention_map(
-        self,
-        x: Tensor,
-        pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor,
-        mask: Tensor | None = None,
-        *,
+        self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Tensor | None = None, *,
         context: Tensor | None = None,
-    ) -> Tensor:
-        """The weights of the block's attention; see :meth:`GroupAttention.attention_map`.
-
-        In training, batch norms count the call as any other.
-        """
+    ) -> Tensor:  # fmt: skip
+        """The weights of the block's attention; see :meth:`GroupAttention.attention_map`. In training, batch norms
+        count the call as any other."""
         x, context = self._normalised(x, mask, context)
         attention: Any = self.attention[2]
         return attention.attention_map(x, pixel, mask, context=context)

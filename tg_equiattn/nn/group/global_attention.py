@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...encodings import relation_index
 from ...functional.group.global_attention import checked_global_frame_attention, checked_global_group_attention
 from ...groups import DilationGroup, FiniteGroup, check_group
-from ..linear.random_features import RandomFeatures
-from .attention_layer import AttentionLayer
+from ..performer.random_features import RandomFeatures
+from .attention import SHARED, AttentionLayer
 
 FAR = 4.0  # f of every second head at the start; weights of a window with sharp places sum to about e^2 or e^3
 
@@ -27,28 +28,23 @@ class GlobalGroupAttention(AttentionLayer):
 
     with the score of :class:`GroupAttention` for relation ``"frame"`` (encodings and locality), all heads looking by
     content; with ``"relative"`` sums are over (j, s), the score is that of (i, h) and (j, s), and f a function of
-    :math:`h^{-1}s`. n is the number of keys, f is learned for each head: 0 at the start, but 4 in every second head.
-    Those start with most of their weight far away; where all heads start near, what is far has so small a share that
-    training often never finds it. Time and memory are linear in pixels; the layer takes images of any size. It is
+    :math:`h^{-1}s`. n is the number of keys, f is learned for each head: 0 at the start, but 4 in every second head,
+    which starts with most of its weight far away. Time and memory are linear in pixels; images may have any size. It is
     exactly equivariant, as the window alone is, for every draw of the random features.
 
     Args:
-        group, in_channels, out_channels, heads, head_channels: as :class:`LiftingAttention`.
+        group, in_channels, out_channels, heads, head_channels: as :class:`LiftingAttention`, whose errors are raised.
         kernel_size: odd side of the window in pixels.
         relation: ``"frame"`` or ``"relative"``; ``None`` means ``"frame"``.
         num_features: random features m; ``None`` means :math:`d \log d`, d the width of a head, at least 16.
-        redraw_interval: training steps between draws of the random features; ``None`` means none by itself. See
-            :class:`RandomFeatures`, which keeps the directions, their seed and the count of steps in the checkpoint.
-        encoding, encoding_eps, neighbourhood, padding_mode, context_channels, scale, backend: as
-            :class:`LiftingAttention`.
         locality: as :class:`GroupAttention`, of the window.
+        padding_mode: as :class:`LiftingAttention`.
         dropout: probability, in training, of dropping a weight of the window, and an output of the far part.
+        options: those of :class:`LiftingAttention`; and ``redraw_interval``, training steps between draws of the random
+            features, by default none by itself. Directions, their seed and the count of steps are in the checkpoint.
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
-
-    Raises:
-        ValueError: naming the argument, what came and what is allowed.
 
     Source: GE-ViT Eq. 16 with h = t for the window; Choromanski et al. (2021) for the features; see
     :func:`~tg_equiattn.functional.global_group_attention`.
@@ -61,32 +57,18 @@ class GlobalGroupAttention(AttentionLayer):
         torch.Size([2, 20, 4, 9, 7])
     """
 
+    allowed = (*SHARED, "redraw_interval")
+
     def __init__(
-        self,
-        group: FiniteGroup,
-        in_channels: int,
-        out_channels: int,
-        *,
-        heads: int = 8,
-        head_channels: int | None = None,
-        kernel_size: int = 5,
-        relation: str | None = None,
-        num_features: int | None = None,
-        redraw_interval: int | None = None,
-        encoding: str = "axial",
-        encoding_eps: float = 1e-5,
-        neighbourhood: str | None = None,
-        padding_mode: str = "mask",
-        context_channels: int | None = None,
-        locality: float | str | None = "auto",
-        dropout: float = 0.0,
-        scale: float | None = None,
-        backend: str = "auto",
-    ) -> None:
+        self, group: FiniteGroup, in_channels: int, out_channels: int, *, heads: int = 8,
+        head_channels: int | None = None, kernel_size: int = 5, relation: str | None = None,
+        num_features: int | None = None, locality: float | str | None = "auto", padding_mode: str = "mask",
+        dropout: float = 0.0, options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         if isinstance(group, DilationGroup):
             raise ValueError(
                 f"group must be finite, without scales, got {group!r}: features sum over all scales, and that sum "
-                "changes where features move up one; take GroupAttention (reach='window')"
+                "changes where features move up one; take GroupAttention"
             )
         check_group(group)
         if kernel_size is None:
@@ -94,27 +76,21 @@ class GlobalGroupAttention(AttentionLayer):
                 "kernel_size must be a positive odd integer: the window within which weights are exact, got None "
                 "(GroupAttention attends to all pixels exactly)"
             )
-        relation = "frame" if relation is None else relation
-        checks.choice("relation", relation, ("frame", "relative"))
-        frames = relation == "frame"
+        if relation is not None:
+            checks.choice("relation", relation, ("frame", "relative"))
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            encoding=encoding, encoding_eps=encoding_eps, neighbourhood=neighbourhood, padding_mode=padding_mode,
-            context_channels=context_channels, locality=locality, preferring=not frames, dropout=dropout, scale=scale,
-            backend=backend, elements=len(group), frames=frames, content_heads=heads if frames else None,
+            relation=relation, locality=locality, padding_mode=padding_mode, dropout=dropout, options=options,
         )  # fmt: skip
         width = self.head_channels
         num_features = max(16, int(width * math.log(width))) if num_features is None else num_features
-        self.features = RandomFeatures(num_features, width, redraw_interval)
-        self.relation = relation
-        self.far_bias = nn.Parameter(torch.zeros(heads, 1 if frames else len(group)))
+        self.features = RandomFeatures(num_features, width, self.options.redraw_interval)
+        self.far_bias = nn.Parameter(torch.zeros(heads, 1 if self.frames else len(group)))
         with torch.no_grad():
             self.far_bias[1::2] = FAR
-        index = relation_index(group, "relative").to(self.out.weight.device)
-        self.register_buffer("index", index, persistent=False)
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features; see :class:`RandomFeatures`."""
+        """Draw new random features: the seed's next, or from a CPU ``generator`` (give every rank an equal one)."""
         self.features.redraw_features(generator)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
@@ -125,16 +101,13 @@ class GlobalGroupAttention(AttentionLayer):
         self, query: Tensor, key: Tensor, value: Tensor, index: Tensor, mask: Tensor | None, dropout: float
     ) -> Tensor:
         rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]))
+        options = {"space_bias": space_bias, **self._options(mask, dropout)}
+        projection = self.features.projection
         if self.frames:
-            return checked_global_frame_attention(
-                query, key, value, self.features.projection, rho_space, self.far_bias, neighbourhood=self.neighbourhood,
-                space_bias=space_bias, scale=self.scale, dropout=dropout, mask=mask, backend=self.backend,
-            )  # fmt: skip
+            return checked_global_frame_attention(query, key, value, projection, rho_space, self.far_bias, **options)
         return checked_global_group_attention(
-            query, key, value, self.features.projection, rho_space, rho_group, index, self.far_bias,
-            neighbourhood=self.neighbourhood, space_bias=space_bias, group_bias=group_bias, scale=self.scale,
-            dropout=dropout, mask=mask, backend=self.backend,
-        )  # fmt: skip
+            query, key, value, projection, rho_space, rho_group, index, self.far_bias, group_bias=group_bias, **options
+        )
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, relation={self.relation!r}, num_features={self.features.projection.shape[0]}"
+        return f"{super().extra_repr()}, num_features={self.features.projection.shape[0]}"

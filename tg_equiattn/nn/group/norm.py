@@ -10,8 +10,16 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.group.masks import zero_where_hidden
-from .masked import Masked
-from .pointwise import columns
+from .linear import Masked, columns
+
+
+def _checked(x: Tensor, mask: Tensor | None, channels: int) -> tuple[Tensor, Tensor]:
+    """Features, zero where there are no pixels, and the same no narrower than float32."""
+    if x.ndim < 2 or x.shape[1] != channels:
+        raise ValueError(f"input must have shape (B, {channels}, ...), got {tuple(x.shape)}")
+    checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
+    x = zero_where_hidden(x, mask)
+    return x, x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _moments(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -23,23 +31,25 @@ def _moments(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Te
     return mean, squares / count.clamp(min=1), count
 
 
+def _scaled(centred: Tensor, variance: Tensor, norm: nn.Module, like: Tensor, mask: Tensor | None) -> Tensor:
+    """By the deviation, then by the learned scales and shifts of a norm, where it has some."""
+    out = centred * (variance + cast(float, norm.eps)).rsqrt()
+    if norm.weight is not None:
+        weight, bias = (cast(Tensor, t).view(-1, *[1] * (out.ndim - 2)) for t in (norm.weight, norm.bias))
+        out = out * weight + bias
+    return zero_where_hidden(out.to(like.dtype), mask)
+
+
 class RegularGlobalNorm(Masked, nn.GroupNorm):
     r"""One mean and variance an image, over channels, group elements and pixels.
 
     .. math:: y = \gamma_c\,(x - \mathrm{mean}\,x) / \sqrt{\mathrm{var}\,x + \epsilon} + \beta_c
 
     Equivariant to every permutation of pixels and group elements; images do not see each other. With a ``mask``
-    statistics are those of the pixels there are. What the published
-    GSA-Nets and GE-ViT models call layer normalisation.
+    statistics are those of the pixels there are. Arguments and shapes are those of :class:`RegularLayerNorm`.
 
-    Args:
-        channels: number of channels.
-        eps: added to the variance.
-
-    Shapes:
-        ``(B, channels, *any)`` -> the same; with a mask, ``(B, channels, |H|, *spatial)``.
-
-    Source: the published models of GSA-Nets and GE-ViT (a group norm with a single group, eps 1e-12).
+    Source: what the published models of GSA-Nets and GE-ViT call layer normalisation (a group norm with a single group,
+    eps 1e-12).
     """
 
     def __init__(self, channels: int, eps: float = 1e-12) -> None:
@@ -47,18 +57,11 @@ class RegularGlobalNorm(Masked, nn.GroupNorm):
         super().__init__(1, channels, eps)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if x.ndim < 2 or x.shape[1] != self.num_channels:
-            raise ValueError(f"input must have shape (B, {self.num_channels}, ...), got {tuple(x.shape)}")
-        checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
-        x = zero_where_hidden(x, mask)
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        x, wide = _checked(x, mask, self.num_channels)
         if mask is None:
-            weight, bias = (None if t is None else t.to(wide.dtype) for t in (self.weight, self.bias))
-            return F.group_norm(wide, 1, weight, bias, self.eps).to(x.dtype)
+            return F.group_norm(wide, 1, self.weight.to(wide), self.bias.to(wide), self.eps).to(x.dtype)
         mean, variance, _ = _moments(wide, mask, tuple(range(1, x.ndim)))
-        shape = (-1, *[1] * (x.ndim - 2))
-        out = (wide - mean) * (variance + self.eps).rsqrt() * self.weight.view(shape) + self.bias.view(shape)
-        return zero_where_hidden(out.to(x.dtype), mask)
+        return _scaled(wide - mean, variance, self, x, mask)
 
     def extra_repr(self) -> str:
         return f"{self.num_channels}, eps={self.eps}"
@@ -72,14 +75,12 @@ class RegularLayerNorm(Masked, nn.Module):
     No statistic mixes pixels, group elements or images, so it is equivariant to every permutation of them.
 
     Args:
-        channels: number of channels.
-        eps: added to the variance.
+        channels, eps: number of channels, and what is added to the variance.
 
     Shapes:
         ``(B, channels, *any)`` -> the same; with a mask, ``(B, channels, |H|, *spatial)``.
 
-    Source: Ba et al. 2016, as transformers have it. The published GSA-Nets and GE-ViT models, whose papers say layer
-    normalisation, have :class:`RegularGlobalNorm`.
+    Source: Ba et al. 2016, as transformers have it. The published models have :class:`RegularGlobalNorm`.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -90,67 +91,40 @@ class RegularLayerNorm(Masked, nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if x.ndim < 2 or x.shape[1] != self.channels:
-            raise ValueError(f"input must have shape (B, {self.channels}, ...), got {tuple(x.shape)}")
-        checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
-        x = zero_where_hidden(x, mask)
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        x, wide = _checked(x, mask, self.channels)
         centred = wide - wide.mean(1, keepdim=True)
-        variance = centred.square().mean(1, keepdim=True)
-        shape = (-1, *[1] * (x.ndim - 2))
-        out = centred * (variance + self.eps).rsqrt() * self.weight.view(shape) + self.bias.view(shape)
-        return zero_where_hidden(out.to(x.dtype), mask)
+        return _scaled(centred, centred.square().mean(1, keepdim=True), self, x, mask)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, eps={self.eps}"
 
 
 class RegularBatchNorm(Masked, nn.BatchNorm1d):
-    """Batch normalisation of regular features: one mean and variance a channel, over images, group elements and pixels.
+    """One mean and variance a channel, over images, group elements and pixels, of the pixels there are.
 
-    Equivariant like :class:`RegularGlobalNorm`. In small networks it is much easier to train than
-    :class:`RegularLayerNorm`, which normalises every pixel by itself and so forgets how strongly its features respond.
-    In training, images of a batch see each other's statistics; in eval mode they do not. The same as
-    ``escnn.nn.InnerBatchNorm``. With a ``mask`` statistics are those of the pixels there are.
-
-    Shapes:
-        ``(B, channels, *any)`` -> the same; with a mask, ``(B, channels, |H|, *spatial)``.
+    In small networks much easier to train than :class:`RegularLayerNorm`. The same as ``escnn.nn.InnerBatchNorm``.
     """
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if x.ndim < 2 or x.shape[1] != self.num_features:
-            raise ValueError(f"input must have shape (B, {self.num_features}, ...), got {tuple(x.shape)}")
-        checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
-        x = zero_where_hidden(x, mask)
+        x, wide = _checked(x, mask, self.num_features)
         if mask is None or not (self.training or self.running_mean is None):
             return zero_where_hidden(super().forward(columns(x)).view_as(x), mask)
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         mean, variance, count = _moments(wide, mask, (0, *range(2, x.ndim)))
         if self.training and self.running_mean is not None:
-            self._update(mean.flatten(), variance.flatten(), count.flatten())
-        out = (wide - mean) * (variance + self.eps).rsqrt()
-        if self.affine:
-            out = out * self.weight.view_as(mean) + self.bias.view_as(mean)
-        return zero_where_hidden(out.to(x.dtype), mask)
-
-    @torch.no_grad()
-    def _update(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        """Running statistics, as torch's."""
-        batches = cast(Tensor, self.num_batches_tracked).add_(1)
-        weight = (1.0 / batches if self.momentum is None else self.momentum) * (count > 0)
-        unbiased = variance * count / (count - 1).clamp(min=1)
-        for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
-            cast(Tensor, running).lerp_(new.to(cast(Tensor, running)), weight.to(cast(Tensor, running)))
+            with torch.no_grad():  # running statistics, as torch's
+                batches = cast(Tensor, self.num_batches_tracked).add_(1)
+                weight = (1.0 / batches if self.momentum is None else self.momentum) * (count > 0)
+                unbiased = variance * count / (count - 1).clamp(min=1)
+                for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+                    kept = cast(Tensor, running)
+                    kept.lerp_(new.flatten().to(kept), weight.flatten().to(kept))
+        return _scaled(wide - mean, variance, self, x, mask)
 
 
-NORMS: dict[str, type[nn.Module]] = {
-    "global": RegularGlobalNorm,
-    "layer": RegularLayerNorm,
-    "batch": RegularBatchNorm,
-}
+NORMS = {"global": RegularGlobalNorm, "layer": RegularLayerNorm, "batch": RegularBatchNorm}
 
 
 def make_norm(name: str, channels: int) -> nn.Module:
     """The normalisation called ``name``; ValueError for an unknown one."""
     checks.choice("norm", name, NORMS)
-    return NORMS[name](channels)
+    return cast(type[nn.Module], NORMS[name])(channels)

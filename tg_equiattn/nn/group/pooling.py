@@ -3,87 +3,66 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import checks
 from ...functional.group.masks import fill_where_hidden, zero_where_hidden
-from .masked import Masked
+from .linear import Masked
 
-_REDUCTIONS = ("max", "mean", "sum")
-
-
-def _reduce(x: Tensor, how: str, axes: tuple[int, ...]) -> Tensor:
-    if how == "max":
-        return x.amax(axes)
-    return x.mean(axes) if how == "mean" else x.sum(axes)
-
-
-class GroupPooling(nn.Module):
-    """Maximum, mean or sum over the group axis: regular features to ordinary (invariant) channels.
-
-    Shapes:
-        ``(B, C, |H|, *spatial)`` -> ``(B, C, *spatial)``.
-    """
-
-    def __init__(self, reduction: str = "max") -> None:
-        super().__init__()
-        checks.choice("reduction", reduction, _REDUCTIONS)
-        self.reduction = reduction
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.ndim < 3:
-            raise ValueError(f"input must have shape (B, C, |H|, ...), got {tuple(x.shape)}")
-        return _reduce(x, self.reduction, (2,))
-
-    def extra_repr(self) -> str:
-        return f"reduction={self.reduction!r}"
+_REDUCTIONS: dict[str, Any] = {"max": Tensor.amax, "mean": Tensor.mean, "sum": Tensor.sum}
 
 
 class GlobalPooling(Masked, nn.Module):
     """Pool over space and then over the group: an invariant vector, from images of any size; with a ``mask`` over the
     pixels there are, zero where there is none.
 
-    Shapes:
-        ``(B, C, |H|, *spatial)`` -> ``(B, C)``.
+    Args:
+        space: ``"max"``, ``"mean"`` or ``"sum"`` over pixels; ``None`` pools the group alone, to ordinary (invariant)
+            channels of every pixel.
+        group: ``"max"``, ``"mean"`` or ``"sum"`` over group elements.
 
-    Source: GSA-Nets Fig. F.1, whose caption takes the maximum over the group first. The published code sums over space
-    and then takes the maximum; that order is kept, with a mean, so that logits do not grow with the image.
+    Shapes:
+        ``(B, C, |H|, *spatial)`` -> ``(B, C)``, or ``(B, C, *spatial)`` with ``space=None``.
+
+    Source: GSA-Nets Fig. F.1, in the order of the published code (space, then the group), with a mean for its sum.
     """
 
-    def __init__(self, space: str = "mean", group: str = "max") -> None:
+    def __init__(self, space: str | None = "mean", group: str = "max") -> None:
         super().__init__()
-        checks.choice("space", space, _REDUCTIONS)
-        self.space, self.group = space, GroupPooling(group)
+        if space is not None:
+            checks.choice("space", space, _REDUCTIONS)
+        checks.choice("group", group, _REDUCTIONS)
+        self.space, self.group = space, group
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if x.ndim < 4:
+        if x.ndim < (3 if self.space is None else 4):
             raise ValueError(f"input must have shape (B, C, |H|, *spatial), got {tuple(x.shape)}")
         checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
+        return _REDUCTIONS[self.group](self._over_space(x, mask), 2)
+
+    def _over_space(self, x: Tensor, mask: Tensor | None) -> Tensor:
         axes = tuple(range(3, x.ndim))
+        if self.space is None:
+            return zero_where_hidden(x, mask)
         if mask is None:
-            return self.group(_reduce(x, self.space, axes))
+            return _REDUCTIONS[self.space](x, axes)
         if self.space == "max":
             pooled = fill_where_hidden(x, mask, -math.inf).amax(axes)
-            return self.group(pooled.masked_fill(~mask.flatten(1).any(1)[:, None, None], 0.0))
+            return pooled.masked_fill(~mask.flatten(1).any(1)[:, None, None], 0.0)
         pooled = zero_where_hidden(x, mask).sum(axes)
-        if self.space == "mean":
-            pooled = pooled / mask.flatten(1).sum(1).clamp(min=1)[:, None, None]
-        return self.group(pooled)
+        return pooled / mask.flatten(1).sum(1).clamp(min=1)[:, None, None] if self.space == "mean" else pooled
 
     def extra_repr(self) -> str:
-        return f"space={self.space!r}"
+        return f"space={self.space!r}, group={self.group!r}"
 
 
 class SpatialMaxPool(Masked, nn.Module):
     """Maximum over blocks of ``kernel_size`` pixels a side, without overlap; with a ``mask`` over the pixels there are.
 
-    Shapes:
-        ``(B, C, |H|, *spatial)`` -> ``(B, C, |H|, *spatial / kernel_size)``.
-
-    Raises:
-        ValueError: if a side is not a multiple of ``kernel_size``: a last row left out would break the symmetry.
+    ValueError if a side is not a multiple of ``kernel_size``: a last row left out would break the symmetry.
     """
 
     def __init__(self, kernel_size: int = 2) -> None:
@@ -116,19 +95,12 @@ class SpatialMaxPool(Masked, nn.Module):
 
 
 class SpatialCrop(Masked, nn.Module):
-    """Remove ``margin`` pixels at every side.
-
-    Shapes:
-        ``(B, C, |H|, *spatial)`` -> ``(B, C, |H|, *spatial - 2 margin)``.
-
-    Raises:
-        ValueError: if nothing would be left.
-    """
+    """Remove ``margin`` pixels at every side; ValueError if nothing would be left."""
 
     def __init__(self, margin: int) -> None:
         super().__init__()
         if isinstance(margin, bool) or not isinstance(margin, int) or margin < 0:
-            raise ValueError(f"margin must be a non-negative integer, got {margin!r}")
+            raise ValueError(f"crop must be a non-negative integer, got {margin!r}")
         self.margin = margin
 
     def mask_after(self, mask: Tensor) -> Tensor:
@@ -138,7 +110,7 @@ class SpatialCrop(Masked, nn.Module):
         if x.ndim < 4:
             raise ValueError(f"input must have shape (B, C, |H|, *spatial), got {tuple(x.shape)}")
         if min(x.shape[3:]) <= 2 * self.margin:
-            raise ValueError(f"input sides must exceed twice the crop margin={self.margin}, got {tuple(x.shape[3:])}")
+            raise ValueError(f"input sides must exceed twice the crop={self.margin}, got {tuple(x.shape[3:])}")
         checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
         x = self._crop(x, 3)
         return x if mask is None else zero_where_hidden(x, self.mask_after(mask))

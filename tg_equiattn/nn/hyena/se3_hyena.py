@@ -2,13 +2,89 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-from .graded_model import GradedModel
-from .graded_operators import HyenaOperator
-from .grades import grades_of_channels
-from .options import HyenaOptions
-from .scalar_vector_module import ScalarVectorModule
+import torch
+from torch import Tensor, nn
+
+from ... import checks
+from ...functional.hyena.fft_convolution import fft_convolution, number_or_cross_product
+from ...ragged import Ragged, Rows
+from ..vector.clifford import MultivectorMLP
+from ..vector.grades import Grades, grades_of_channels
+from ..vector.operator import TokenModel, TokenOperator
+from ..vector.options import OperatorOptions, options_of
+from ..vector.scalars_and_vectors import ScalarVectorModule
+from .lag_filter import LagFilter
+
+FILTERS = ("data", "lag")
+GATE_CHANNELS = 8  # multivectors within the gate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HyenaOptions(OperatorOptions):
+    """Of the operator with a long convolution."""
+
+    filter: str = "data"
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.choice("filter", self.filter, FILTERS)
+
+
+def norm_of(order: str) -> str:
+    """How ``"data"`` is divided: by the length, as published, where tokens are sorted by radius; else by its root."""
+    return "forward" if order == "radial" else "ortho"
+
+
+class HyenaOperator(TokenOperator):
+    """Mixes by long convolution, of queries and keys or of keys and a filter of the lag, times the query; gates by a
+    Clifford MLP of what was mixed, and multiplies with the values."""
+
+    def __init__(
+        self,
+        in_grades: Grades,
+        out_grades: Grades,
+        options: HyenaOptions,
+        hidden_grades: Grades | None = None,
+        *,
+        order: str = "input",
+    ) -> None:
+        by_lag, causal = options.filter == "lag", options.causal
+        super().__init__(  # a token of zeros must make nothing for the filter of the lag: no bias
+            in_grades, out_grades, options, hidden_grades, order=order, causal=causal, bias=not by_lag
+        )
+        c = self.hidden_grades
+        self.scalars, self.vectors = c.scalars + c.pseudoscalars, c.vectors + c.bivectors
+        mixed, gates = Grades(scalars=self.scalars, bivectors=self.vectors), Grades(self.scalars + self.vectors)
+        self.gate = MultivectorMLP(mixed, gates, GATE_CHANNELS, options.num_blocks)
+        self.mode, self.norm = "causal" if causal else "circular", norm_of(order)
+        self.filters: nn.ModuleDict | None = None
+        if by_lag:
+            kinds = {"scalars": self.scalars, "vectors": self.vectors}
+            self.filters = nn.ModuleDict({kind: LagFilter(n, causal) for kind, n in kinds.items() if n})
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) -> Tensor:
+        def kernel(q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+            return fft_convolution(q, k, rows.lengths, self.mode, self.norm)
+
+        if self.filters is None:
+            return ragged.mix(kernel, query, key)
+        vectors = query.ndim == 3
+        filtered = self.filters["vectors" if vectors else "scalars"](key, ragged)
+        return number_or_cross_product(query, filtered, vectors)
+
+    def combine(
+        self, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        none = mixed_vectors[:, :0]
+        gates = torch.sigmoid(self.gate([mixed_scalars, none, mixed_vectors, none[:1]])[0])
+        scalar_gates, vector_gates = gates.split([self.scalars, self.vectors], 1)
+        scalars = scalar_gates * mixed_scalars * scalars
+        return scalars, torch.linalg.cross(vector_gates * mixed_vectors, vectors, dim=0)
 
 
 class SE3HyenaOperator(ScalarVectorModule):
@@ -22,56 +98,38 @@ class SE3HyenaOperator(ScalarVectorModule):
         \hat u &= \sigma(\gamma(u)) \cdot u \\
         x', f' &= \xi(x + \hat u^{eqv} \times v^{eqv},\; f + \hat u^{inv} \cdot v^{inv})
 
-    It is equivariant to rotations and reflections: u, a cross product of polar vectors, is axial, and its product with
-    v is polar again. Positions enter relative to their mean, so it is invariant to translations; add the output vectors
-    to positions to predict positions.
+    Equivariant to rotations and reflections: u, a cross product of polar vectors, is axial, its product with v polar
+    again. Positions enter relative to their mean, so it is invariant to translations; add the output vectors to
+    positions to predict positions.
 
-    A convolution depends on the order of tokens. ``order="input"`` keeps it (chains, trajectories). With the paper's
-    convolution, ``filter="data"``, it then knows absolute indices: shifting the sequence changes the output. With
-    ``filter="lag"`` it knows lags alone, for chains whose beginning means nothing:
+    The paper's convolution, ``filter="data"``, is circular, and divided by the root of the sequence's length, or, with
+    ``order="radial"`` and in the paper, by the length. It knows absolute indices: shifting the sequence changes the
+    output. ``filter="lag"`` knows lags alone, for chains whose beginning means nothing:
 
     .. math:: u_i = q_i \otimes \sum_j h(i - j)\, k_j
 
-    with h learned and implicit (:class:`~tg_equiattn.nn.hyena.LagFilter`), and :math:`\otimes` the product of scalars,
-    the cross product of vectors. There is no factor of the length, and the projections, without biases, make nothing
-    of a token of zeros. So without ``pos`` and ``local_context`` a chain among zeros gives the same outputs wherever it
-    stands, as alone; with ``short_conv`` of K taps, unless causal, where (K - 1) / 2 zeros or more are next to each of
-    its ends. And with ``mode="causal"``, again without ``pos`` and in the order given, tokens that are appended change
-    no earlier output.
+    with h learned and implicit (an MLP of the lag, times a learned power of it), and :math:`\otimes` the product of
+    scalars, the cross product of vectors. There is no factor of the length, and projections have no biases: so without
+    ``pos`` and ``local_context`` a chain among zeros gives the same outputs wherever it stands (:doc:`/chains` says
+    with what around it), and with ``causal=True`` tokens that are appended change no earlier output.
 
-    Order ``"radial"`` sorts by the distance to the centroid
-    (:func:`~tg_equiattn.orders.radial_order`) and needs ``pos``. Outputs then jump where two tokens exchange distances,
-    by 0.2 of their spread with 10 tokens (:doc:`/guarantees`), so energies made with it are not conserved: it is not
-    for dynamics, relaxation or phonons. It makes the operator equivariant to permutations of clouds without ties;
-    equivalent tokens of symmetric ones keep the order they came in, get different outputs, and exchange them when
-    relabelled.
+    ``order="input"`` keeps the order of tokens. ``"radial"`` sorts by the distance to the centroid, needs ``pos``, and
+    makes the operator equivariant to permutations of clouds without ties. Outputs then jump where two tokens exchange
+    distances (:doc:`/guarantees`): it is not for dynamics, relaxation or phonons.
 
     Args:
         scalar_channels, vector_channels: of the input.
         out_scalars, out_vectors: channels of the output; ``None`` means those of the input.
         hidden_scalars, hidden_vectors: channels of query, key and value; ``None`` means those of the input. Where they
             differ, a linear map takes the input to the residual.
-        mlp_channels: multivector channels within the projections and messages; ``None`` means the more of the hidden
-            ones.
-        gate_channels: multivector channels within the gate. There is one gate a channel (the paper has one for all).
-        num_blocks: blocks of every Clifford MLP.
-        filter: ``"data"``, the keys, as published, or ``"lag"``, a learned one of the lag, see above.
-        mode: of the convolution: ``"circular"`` (``"linear"`` with ``filter="lag"``), which ``None`` means, or
-            ``"causal"``: tokens see earlier ones only. With ``filter="data"`` a causal output still knows the
-            sequence's length, by which ``norm`` divides, unless that is ``"backward"``.
-        norm: what the filter ``"data"`` divides by, as of ``torch.fft``: ``"ortho"``, which ``None`` means with
-            ``order="input"``, the root of the length, with which what random tokens say neither fades nor grows with
-            their number (what tokens agree on grows as its root); ``"forward"``, which it means with ``"radial"``, the
-            length, as published; ``"backward"``, nothing.
-        short_conv: taps of a short convolution of query, key and value before the long one
-            (:func:`~tg_equiattn.functional.short_conv`), an odd number, ``None`` for none: with 3, a token sees its
-            neighbors on both sides, or with ``mode="causal"`` the two before. Recall needs it
+        filter: ``"data"``, the keys, as published, or ``"lag"``, a learned one of the lag.
+        causal: whether tokens see earlier ones only. With ``filter="data"`` outputs still know the sequence's length.
+        short_conv: taps, an odd number, of a short convolution of query, key and value before the long one, on both
+            sides or with ``causal=True`` before, one weight a channel and tap; ``None`` for none. Recall needs it
             (:doc:`/chains`).
-        order: ``"input"`` or ``"radial"``, see above.
-        local_context: first update every token from its neighbors along ``edge_index``, by one step of Clifford
-            message passing.
+        order: ``"input"`` or ``"radial"``.
+        local_context: first update every token from its neighbors along ``edge_index`` by Clifford message passing.
         edge_channels: scalars of an edge.
-        backend: of the Clifford MLPs, as :class:`CliffordMLP`; the convolution is torch's.
 
     Shapes:
         ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)`` with ``batch``, to both again.
@@ -99,33 +157,25 @@ class SE3HyenaOperator(ScalarVectorModule):
         out_vectors: int | None = None,
         hidden_scalars: int | None = None,
         hidden_vectors: int | None = None,
-        mlp_channels: int | None = None,
-        gate_channels: int = 8,
-        num_blocks: int = 1,
         filter: str = "data",
-        mode: str | None = None,
-        norm: str | None = None,
+        causal: bool = False,
         short_conv: int | None = None,
         order: str = "input",
         local_context: bool = False,
         edge_channels: int = 0,
-        backend: str = "auto",
     ) -> None:
         inside, outside, hidden = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
         options = HyenaOptions(
-            mlp_channels=mlp_channels, gate_channels=gate_channels, num_blocks=num_blocks, filter=filter, mode=mode,
-            norm=norm, order=order, short_conv=short_conv, local_context=local_context,
-            edge_channels=edge_channels, backend=backend,
+            filter=filter, causal=causal, short_conv=short_conv, local_context=local_context,
+            edge_channels=edge_channels,
         )  # fmt: skip
-        super().__init__(HyenaOperator(inside, outside, options, hidden), order)
+        super().__init__(HyenaOperator(inside, outside, options, hidden, order=order))
 
 
 class SE3Hyena(ScalarVectorModule):
     r"""Linear embedding, SE(3)-Hyena operators with residual connections, and an equivariant MLP (Figure 2b).
-
-    With the paper's 16 scalars and 128 vectors and three operators it has 0.8 million parameters, as published.
 
     Args:
         scalar_channels, vector_channels: of the input.
@@ -134,9 +184,8 @@ class SE3Hyena(ScalarVectorModule):
         depth: number of operators.
         pool: ``None``, or ``"mean"``: the mean over each sequence's tokens before the MLP.
         order: ``"input"`` or ``"radial"``, found once.
-        options: ``mlp_channels``, ``gate_channels``, ``num_blocks``, ``filter``, ``mode``, ``norm``, ``short_conv``,
-            ``local_context``, ``edge_channels`` and ``backend`` as :class:`SE3HyenaOperator`; the published model has
-            ``norm="forward"``.
+        options: ``filter``, ``causal``, ``short_conv``, ``local_context`` and ``edge_channels``, as of
+            :class:`SE3HyenaOperator`, and ``num_blocks``, how many blocks every Clifford MLP has, one by default.
 
     Shapes:
         As :class:`SE3HyenaOperator`; ``(B, out_scalars)`` and ``(B, out_vectors, 3)`` with ``pool="mean"``.
@@ -166,10 +215,10 @@ class SE3Hyena(ScalarVectorModule):
         depth: int = 3,
         pool: str | None = None,
         order: str = "input",
-        **options: Any,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         grades = grades_of_channels(
             scalar_channels, vector_channels, (out_scalars, out_vectors), (hidden_scalars, hidden_vectors)
         )
-        all_options = HyenaOptions(order=order, **options)
-        super().__init__(GradedModel(HyenaOperator, *grades, all_options, depth=depth, pool=pool), order)
+        own = options_of(HyenaOptions, options)
+        super().__init__(TokenModel(HyenaOperator, *grades, own, depth=depth, order=order, pool=pool))

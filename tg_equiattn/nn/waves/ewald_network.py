@@ -1,52 +1,41 @@
-"""What the modules of Ewald attention share: projections, kernels, the sums, and the map of what they find."""
+"""What Ewald attention of scalars and vectors and that of irreps share: options, projections, kernels, the sums."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
 from ...functional.waves.ewald_attention import METHODS, attention_of_nodes
-from ...functional.waves.kernels import EwaldKernels, largest_phase, waves_of_kernels
-from ...functional.waves.lattices import Cells
+from ...functional.waves.kernels import EwaldKernels, EwaldNodes
+from ...functional.waves.lattices import cells_of
+from ...modes import full_precision
 from ...ragged import Ragged
-from ..children import reset_children
-from ..exact_tables import ExactTables
+from ...ranks import Shared
+from ..modules import ExactTables, NotScriptable, reset_children
 from .spherical_features import Coupling, HarmonicProduct, Irrep
 
+_CONTENT = 0.1  # how much of queries and keys hangs on features at the start, where the rest is 1
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+
+@dataclasses.dataclass(frozen=True)
 class EwaldOptions:
-    """Of Ewald attention.
-
-    Args:
-        width: of the narrowest kernel at its least, in the unit of positions.
-        max_width: of the widest at its most; ``None`` means eight times ``width``.
-        kernels: how many, half of them Gaussians and half potentials, or a pair of numbers of each.
-        heads: of attention.
-        lmax: the highest degree of harmonics.
-        avg_num_nodes: by which sums are divided, the same for all graphs.
-        error: what is promised of sums by waves, relative to a kernel's largest value.
-        method: ``"auto"``, ``"pairs"``, ``"waves"`` or ``"mesh"``.
-        max_waves: bounds of wave numbers along the three lattice vectors, for the narrowest kernel.
-
-    Raises:
-        ValueError: naming the argument, what came and what is allowed.
-    """
+    """Of a layer, as :class:`EwaldAttention` has them."""
 
     width: float
-    max_width: float | None = None
-    kernels: int | tuple[int, int] = 8
-    heads: int = 1
-    lmax: int = 1
-    avg_num_nodes: float = 1.0
-    error: float = 1e-4
-    method: str = "auto"
-    max_waves: tuple[int, int, int] | None = None
+    max_width: float | None
+    kernels: int | tuple[int, int]
+    heads: int
+    lmax: int
+    avg_num_nodes: float
+    error: float
+    method: str
+    max_waves: tuple[int, int, int] | None
 
     def __post_init__(self) -> None:
         checks.positive_number(width=self.width, avg_num_nodes=self.avg_num_nodes)
@@ -56,13 +45,9 @@ class EwaldOptions:
                 raise ValueError(
                     f"max_width must be at least an octave above width, {2 * self.width:g}, got {self.max_width:g}"
                 )
-        if isinstance(self.kernels, tuple):
-            fits = len(self.kernels) == 2 and all(isinstance(n, int) and n >= 0 for n in self.kernels)
-            if not fits or not sum(self.kernels):
-                raise ValueError(f"kernels must be a number, or of Gaussians and of potentials, got {self.kernels!r}")
-        else:
-            checks.positive(kernels=self.kernels)
-        checks.positive(heads=self.heads)
+        checks.positive(heads=self.heads, kernels=1 if isinstance(self.kernels, tuple) else self.kernels)
+        if len(self.counts) != 2 or not all(isinstance(n, int) and n >= 0 for n in self.counts) or not any(self.counts):
+            raise ValueError(f"kernels must be a number, or of Gaussians and of potentials, got {self.kernels!r}")
         if isinstance(self.lmax, bool) or not isinstance(self.lmax, int) or self.lmax < 0:
             raise ValueError(f"lmax must be an integer from 0 on, got {self.lmax!r}")
         if not isinstance(self.error, float) or not 1e-14 <= self.error <= 0.1:
@@ -86,111 +71,107 @@ class EwaldOptions:
         lows = [self.width * ratio ** (n / max(1, count - 1)) for count in self.counts for n in range(count)]
         return tuple((low, 2 * low) for low in lows)
 
-    def why_not_shared(self) -> str | None:
-        """What does not allow the nodes of a graph to be shared among processes, if anything."""
-        return "method='pairs', whose pairs may be of two processes" if self.method == "pairs" else None
-
 
 class EwaldNetwork(ExactTables):
-    """Query, key and value of each node; attention through kernels; with several heads, a map of what they found.
-
-    Features are lists of ``(T, 2 l + 1, channels)``, one an irrep.
-
-    A new layer gives potentials and fields of its values: queries and keys of invariants are near 1, others near 0.
-
-    Args:
-        inside, outside: features of a node, each degree and parity once.
-        coupling: of three degrees, see :class:`HarmonicProduct`.
-        options: of attention.
-        name: what an error calls the output.
-    """
+    """Query, key and value of each node, of features in blocks of irreps; attention through kernels; with several heads
+    a map of what they found. At the start queries and keys of invariants are near 1, others near 0."""
 
     lows: Tensor
 
     def __init__(
-        self,
-        inside: Sequence[Irrep],
-        outside: Sequence[Irrep],
-        coupling: Coupling,
-        options: EwaldOptions,
-        name: Callable[[Irrep], str],
+        self, given: Sequence[Irrep], wanted: Sequence[Irrep], coupling: Coupling, options: EwaldOptions, name: str
     ) -> None:
         super().__init__()
-        self.options = options
-        self.inside = tuple(irrep for irrep in inside if irrep.channels)
-        self.outside = tuple(irrep for irrep in outside if irrep.channels)
+        self.options, self.given, self.wanted = options, tuple(given), tuple(wanted)
+        self.inside, self.outside = _each_once(given), _each_once(wanted)
         heads, count = options.heads, sum(options.counts)
-        values = [irrep.with_channels(-(-irrep.channels // heads)) for irrep in self.inside]
-        found = [irrep.with_channels(-(-irrep.channels // heads)) for irrep in self.outside]
+        values, found = ([irrep.shared(heads) for irrep in irreps] for irreps in (self.inside, self.outside))
         self.product = HarmonicProduct(values, found, options.lmax, heads, coupling)
-        missing = self.product.missing()
-        if missing:
-            raise ValueError(
-                f"{name(missing[0])} must be reachable from the input by products with harmonics up to "
-                f"lmax={options.lmax}, got {missing[0].channels} channels or more that would always be zero"
-            )
+        for b, irrep in enumerate(found):
+            if not any(b == path[2] for path in self.product.paths):
+                raise ValueError(
+                    f"{name} must be reachable from the input by products with harmonics up to "
+                    f"lmax={options.lmax}, got {irrep.channels} channels or more that would always be zero"
+                )
         self.query_key = nn.ParameterList(torch.empty(irrep.channels, 2 * heads * count) for irrep in self.inside)
         self.query_key_bias = nn.Parameter(torch.empty(2, heads, count))
-        self.value = nn.ParameterList(torch.empty(irrep.channels, heads * v.channels) for irrep, v in
-                                      zip(self.inside, values, strict=True))  # fmt: skip
-        self._bounds, self._phase = options.bounds, largest_phase(options.error, options.lmax)
-        self._max_waves = waves_of_kernels(options.max_waves, self._bounds)
+        self.value = _maps((irrep.channels, heads * v.channels) for irrep, v in zip(self.inside, values, strict=True))
+        self._bounds = options.bounds
         self.add_table("lows", torch.tensor([low for low, _ in self._bounds], dtype=torch.float64))
         self.octaves = nn.Parameter(torch.empty(heads, count))
         self.gains = nn.Parameter(torch.empty(heads, count, options.lmax + 1))
-        self.out = None
-        if heads > 1:
-            self.out = nn.ParameterList(torch.empty(heads * f.channels, irrep.channels) for irrep, f in
-                                        zip(self.outside, found, strict=True))  # fmt: skip
+        out = zip(self.outside, found, strict=True)
+        self.out = _maps((heads * f.channels, irrep.channels) for irrep, f in out) if heads > 1 else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         reset_children(self)
         for weight in self.query_key:
-            nn.init.normal_(weight, std=CONTENT * weight.shape[0] ** -0.5)
+            nn.init.normal_(weight, std=_CONTENT * weight.shape[0] ** -0.5)
         for weight in [*self.value, *(self.out or ())]:
             nn.init.normal_(weight, std=weight.shape[0] ** -0.5)
         nn.init.ones_(self.query_key_bias)
         nn.init.zeros_(self.octaves)
         nn.init.constant_(self.gains, self.octaves.shape[1] ** -0.5)
 
-    @property
-    def reference_parameter(self) -> Tensor:
-        """A parameter, whose dtype and device the input must have."""
-        return self.octaves
-
     def kernels(self) -> EwaldKernels:
         """As they are now: each width within its octave."""
-        widths = self.lows * torch.exp2(self.octaves.sigmoid())
-        options = self.options
-        return EwaldKernels(widths, self.gains, self._bounds, options.counts[0], options.error, self._phase)
+        widths, options = self.lows * torch.exp2(self.octaves.sigmoid()), self.options
+        return EwaldKernels(widths, self.gains, self._bounds, options.counts[0], options.error, options.max_waves)
 
-    def forward(self, parts: Sequence[Tensor], pos: Tensor, ragged: Ragged, cells: Cells | None) -> list[Tensor]:
-        """Features of nodes, their positions (T, 3) and what repeats, to features of nodes."""
-        heads, nodes = self.options.heads, pos.shape[0]
-        scores, values = [], []
-        for irrep, part, score, value in zip(self.inside, parts, self.query_key, self.value, strict=True):
-            score = (part @ score).unflatten(2, (2, heads, -1)) / math.sqrt(irrep.size)  # T, 2 l + 1, 2, H, C
-            if irrep[:2] == (0, 1):
-                score = score + self.query_key_bias
-            scores.append(score)
-            values.append((part @ value).unflatten(2, (heads, -1)).transpose(1, 2).flatten(2))
-        if not any(irrep[:2] == (0, 1) for irrep in self.inside):
-            scores.append(self.query_key_bias.expand(nodes, 1, -1, -1, -1))
-        query, key = torch.cat(scores, 1).movedim(1, 4).unbind(1)  # T, H, C, A
-        value = torch.cat(values, 2) / self.options.avg_num_nodes
-        options = self.options
-        out = attention_of_nodes(
-            query, key, value, pos, self.kernels(), ragged, cells, self.product, options.method, self._max_waves
-        )
-        own = [irrep.rows for irrep in self.product.outside]
-        found = [
-            x.unflatten(2, (irrep.size, -1)).transpose(1, 2).flatten(2)
-            for x, irrep in zip(out.split(own, 2), self.product.outside, strict=True)
-        ]
-        if self.out is None:
-            return found
-        return [x @ weight for x, weight in zip(found, self.out, strict=True)]
+    def forward(
+        self, blocks: Sequence[Tensor], pos: Tensor, ragged: Ragged, cell: Tensor | None, pbc: Tensor | None
+    ) -> list[Tensor]:
+        """Features ``(T, channels, 2 l + 1)`` of nodes, a block of each of the given irreps, positions ``(T, 3)`` and
+        what repeats, to features of nodes: checked but for cells."""
+        cells, heads = cells_of(cell, pbc, ragged.count, blocks[0]), self.options.heads
+        with full_precision(pos.device):
+            blocks = [ragged.zero_padding(x.to(self.octaves.dtype)) for x in blocks]
+            scores, values = [], []
+            for irrep, score, value in zip(self.inside, self.query_key, self.value, strict=True):
+                own = [x for x, other in zip(blocks, self.given, strict=True) if other[:2] == irrep[:2]]
+                x = (own[0] if len(own) == 1 else torch.cat(own, 1)).mT  # T, 2 l + 1, channels
+                score = (x @ score).unflatten(2, (2, heads, -1)) / math.sqrt(irrep.size)  # T, 2 l + 1, 2, H, C
+                scores.append(score + self.query_key_bias if irrep[:2] == (0, 1) else score)
+                values.append((x @ value).unflatten(2, (heads, -1)).transpose(1, 2).flatten(2))
+            if not any(irrep[:2] == (0, 1) for irrep in self.inside):
+                scores.append(self.query_key_bias.expand(pos.shape[0], 1, -1, -1, -1))
+            query, key = torch.cat(scores, 1).movedim(1, 4).unbind(1)  # T, H, C, A
+            nodes = EwaldNodes(pos, query, key, torch.cat(values, 2) / self.options.avg_num_nodes)
+            out = attention_of_nodes(nodes, self.kernels(), ragged, cells, self.product, self.options.method)
+            found: dict[tuple[int, int], list[Tensor]] = {}
+            parts = out.split([irrep.rows for irrep in self.product.outside], 2)
+            for n, (irrep, x) in enumerate(zip(self.outside, parts, strict=True)):
+                x = x.unflatten(2, (irrep.size, -1)).transpose(1, 2).flatten(2)
+                x = ragged.zero_padding(x if self.out is None else x @ self.out[n]).mT
+                channels = [other.channels for other in self.wanted if other[:2] == irrep[:2]]
+                found[irrep[:2]] = list(x.split(channels, 1))
+            none = out.new_zeros(out.shape[0], 0, 1)
+            return [(found[i[:2]].pop(0) if i[:2] in found else none.expand(-1, -1, i.size)) for i in self.wanted]
 
 
-CONTENT = 0.1  # how much of queries and keys hangs on features at the start, where the rest is 1
+class EwaldLayer(Shared, NotScriptable, nn.Module):
+    """What users call: the network on what they give as features."""
+
+    def __init__(self, network: EwaldNetwork) -> None:
+        super().__init__()
+        self.attention = network
+
+    def why_not_shared(self) -> str | None:
+        pairs = self.attention.options.method == "pairs"
+        return "method='pairs', whose pairs may be of two processes" if pairs else None
+
+    def reset_parameters(self) -> None:
+        self.attention.reset_parameters()
+
+
+def _each_once(irreps: Sequence[Irrep]) -> tuple[Irrep, ...]:
+    """Each degree and parity that has channels, with all of them."""
+    channels: collections.Counter[tuple[int, int]] = collections.Counter()
+    for irrep in irreps:
+        channels[irrep.degree, irrep.parity] += irrep.channels
+    return tuple(Irrep(*kind, count) for kind, count in sorted(channels.items()) if count)
+
+
+def _maps(shapes: Iterable[tuple[int, int]]) -> nn.ParameterList:
+    return nn.ParameterList(torch.empty(shape) for shape in shapes)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...encodings.harmonics import solid_harmonics
-from ...kept import ordinary_tensors
-from ..exact_tables import ExactTables
+from ...modes import ordinary_tensors
+from ..modules import ExactTables
 
 Coupling = Callable[[int, int, int], Tensor]
 
@@ -32,45 +32,29 @@ class Irrep(NamedTuple):
     def rows(self) -> int:
         return self.size * self.channels
 
-    def with_channels(self, channels: int) -> Irrep:
-        return self._replace(channels=channels)
+    def shared(self, heads: int) -> Irrep:
+        """The channels of a head."""
+        return self._replace(channels=-(-self.channels // heads))
 
 
+@ordinary_tensors()
 def gaunt_coupling(first: int, second: int, out: int) -> Tensor:
-    """Of degrees whose sum is even, the components (2 l + 1, 2 l' + 1, 2 l'' + 1) of their only invariant product, of
-    norm 1: the mean of three harmonics over the sphere."""
-    with ordinary_tensors():
-        points, weights = _means_over_the_sphere(first + second + out)
-        harmonics = solid_harmonics(points, max(first, second, out))
-        a, b, c = (harmonics[:, n**2 : (n + 1) ** 2] for n in (first, second, out))
-        mean = torch.einsum("m,ma,mb,mc->abc", weights, a, b, c)
-        return mean / mean.norm()
-
-
-def _means_over_the_sphere(degree: int) -> tuple[Tensor, Tensor]:
-    """Points (M, 3) and weights (M,) that are exact for polynomials of this degree: rings at Gauss and Legendre's
-    heights, by the method of Golub and Welsch, of evenly spaced points."""
-    rings, points = degree // 2 + 1, degree + 1
-    n = torch.arange(1, rings, dtype=torch.float64)
-    heights, vectors = torch.linalg.eigh(torch.diag(n / (4 * n**2 - 1).sqrt(), -1))  # which reads the lower triangle
-    angles = 2 * math.pi / points * torch.arange(points, dtype=torch.float64)
-    radii = (1 - heights.square()).sqrt()[:, None]
-    ring = [radii * angles.cos(), radii * angles.sin(), heights[:, None].expand(rings, points)]
-    weights = vectors[0].square()[:, None].expand(rings, points) / points
-    return torch.stack(ring, -1).flatten(0, 1), weights.flatten()
+    """Of degrees whose sum is even and at most 5, the components (2 l + 1, 2 l' + 1, 2 l'' + 1) of their only invariant
+    product, of norm 1: the mean of three harmonics over the sphere, and so over the corners of an icosahedron."""
+    golden = (1 + math.sqrt(5)) / 2
+    corners = [(0.0, a, b * golden) for a in (-1, 1) for b in (-1, 1)]
+    points = torch.cat([torch.tensor(corners, dtype=torch.float64).roll(n, 1) for n in range(3)])
+    harmonics = solid_harmonics(points / math.hypot(1, golden), max(first, second, out))
+    mean = torch.einsum("ma,mb,mc->abc", *(harmonics[:, n**2 : (n + 1) ** 2] for n in (first, second, out)))
+    return mean / mean.norm()
 
 
 class HarmonicProduct(ExactTables):
-    r"""Products of features with spherical harmonics, mixed by weights: a bilinear, equivariant map of each head.
+    r"""Products of a head's features with harmonics up to lmax, mixed by weights: a bilinear, equivariant map, with
+    couplings C of three degrees, of norm 1.
 
     .. math:: \mathrm{out}^{c'}_{m'} = \sum_{\text{paths}} \sum_{c, m, n} w_{c c'}\,
         \sqrt{2 l'' + 1}\, C_{m n m'}\, x^c_m\, Y_n
-
-    Args:
-        inside, outside: features of a head.
-        lmax: the highest degree of harmonics.
-        heads: H.
-        coupling: of three degrees, C, of norm 1.
     """
 
     def __init__(
@@ -84,20 +68,16 @@ class HarmonicProduct(ExactTables):
             for degree in range(lmax + 1)
             for b, out in enumerate(outside)
             if abs(first.degree - degree) <= out.degree <= first.degree + degree
-            and first.parity * (-1) ** degree == out.parity and first.channels and out.channels
-        ]  # fmt: skip
-        for n, path in enumerate(self.paths):
-            self.add_table(f"coupling_{n}", self._matrix(coupling, *path))
+            and first.parity * (-1) ** degree == out.parity
+        ]
+        for n, (a, degree, b) in enumerate(self.paths):
+            first, out = self.inside[a], self.outside[b]
+            exact = coupling(first.degree, degree, out.degree).to(torch.float64) * math.sqrt(out.size)
+            self.add_table(f"coupling_{n}", exact.permute(1, 0, 2).reshape(2 * degree + 1, -1))
         self.weights = nn.ParameterList(
             torch.empty(heads, inside[a].channels, outside[b].channels) for a, _, b in self.paths
         )
         self.reset_parameters()
-
-    def _matrix(self, coupling: Coupling, a: int, degree: int, b: int) -> Tensor:
-        """(2 l' + 1, (2 l + 1) (2 l'' + 1)): harmonics to matrices from components of one irrep to another's."""
-        first, out = self.inside[a], self.outside[b]
-        exact = coupling(first.degree, degree, out.degree).to(torch.float64) * math.sqrt(out.size)
-        return exact.permute(1, 0, 2).reshape(2 * degree + 1, -1)
 
     def reset_parameters(self) -> None:
         """Normal with the variance that keeps that of the features."""
@@ -105,33 +85,26 @@ class HarmonicProduct(ExactTables):
             into = sum(self.inside[a].channels for a, _, other in self.paths if other == b)
             nn.init.normal_(weight, std=into**-0.5)
 
-    def missing(self) -> list[Irrep]:
-        """What no path leads to."""
-        return [out for b, out in enumerate(self.outside) if out.channels and all(b != path[2] for path in self.paths)]
-
     def forward(self, features: Tensor, harmonics: Tensor, degree: int) -> Tensor:
         """Features (..., H, V) and harmonics of one degree (..., 1, 2 l + 1), broadcast, to (..., H, E)."""
         parts = features.split([irrep.rows for irrep in self.inside], -1)
-        out: list[Tensor | None] = [None] * len(self.outside)
+        shape = torch.broadcast_shapes(features.shape[:-1], harmonics.shape[:-1])
+        found: dict[int, Tensor] = {}
         for n, (a, path_degree, b) in enumerate(self.paths):
             if path_degree != degree:
                 continue
             size, wide = self.inside[a].size, self.outside[b].size
             x = parts[a].unflatten(-1, (size, -1))
             matrix = (harmonics[..., None] * getattr(self, f"coupling_{n}")).sum(-2).unflatten(-1, (size, wide)).mT
-            first = size < wide  # whichever way has fewer components to mix
+            first = size < wide  # mix before or after, where there are fewer components
             x = _apply(matrix, _mix(x, self.weights[n]) if first else x)
             x = x if first else _mix(x, self.weights[n])
-            previous = out[b]
-            out[b] = x if previous is None else previous + x
-        shape = torch.broadcast_shapes(features.shape[:-1], harmonics.shape[:-1])
-        return torch.cat(
-            [
-                features.new_zeros(*shape, irrep.rows) if x is None else x.flatten(-2).expand(*shape, -1)
-                for x, irrep in zip(out, self.outside, strict=True)
-            ],
-            -1,
-        )
+            found[b] = found[b] + x if b in found else x
+        out = [
+            found[b].flatten(-2).expand(*shape, -1) if b in found else features.new_zeros(*shape, irrep.rows)
+            for b, irrep in enumerate(self.outside)
+        ]
+        return torch.cat(out, -1)
 
 
 def _apply(matrix: Tensor, x: Tensor) -> Tensor:

@@ -1,0 +1,328 @@
+"""What every study has in common: presets, settings that are refused, models of one size, rows, tables and figures."""
+
+import dataclasses
+import math
+import re
+from importlib import import_module
+
+import pytest
+import torch
+from devices import DEVICES
+from report import STUDIES, kind_of
+from running import rows_of, run, run_here
+
+SLOW = "superpixel_digits", "shape_clouds", "far_digits", "long_range", "solid_shapes", "matching", "molecules"
+
+REFUSED = {
+    "rotated_digits": [
+        ({"size": 9}, "--size must be even where the models pool 2 x 2, got 9"),
+        ({"kernel_size": (3, 4)}, "--kernel-size must be odd, or 0, got 4"),
+        ({"crops": (1,)}, "--crops must be 2 numbers"),
+        ({"crops": (3, 3)}, "--crops must leave some of 16 x 16 pixels"),
+        ({"pool": 3}, "--pool must be from 0 to the number of blocks, 2, got 3"),
+        ({"dropout": 1.0}, "--dropout must be from 0 to below 1"),
+        ({"train_images": 0}, "--train-images must be positive"),
+        ({"patience": 2}, "--patience needs validation data"),
+    ],
+    "escnn_mixed_model": [
+        ({"size": 9}, "--size must be even"),
+        ({"attention": 1}, "--attention must be from 2 to 3"),
+        ({"convolutions": 1}, "--convolutions must be 2 or more"),
+    ],
+    "pixel_graphs": [
+        ({"size": 7}, "--size must"),
+        ({"heads": 3}, "--channels must"),
+        ({"shift": 8}, "--shift must"),
+        ({"dropout": 1.0}, "--dropout must"),
+        ({"max_distance": 0}, "--max-distance must be"),
+        ({"shift": 0}, "--shift must be"),
+    ],
+    "pyg_mixed_model": [({"canvas": 19}, "--canvas must"), ({"heads": 5}, "--channels must")],
+    "associative_recall": [({"lengths": (32, 7)}, r"--lengths must be even and at least 2, got \[32, 7\]")],
+    "long_range": [
+        ({"charges": 7}, "--charges must be even"),
+        ({"train": 2}, "--train must be at least 4"),
+        ({"width": 0.0}, "--width must be positive"),
+    ],
+    "crystals": [
+        ({"charges": 7}, "--charges must be even"),
+        ({"train": 2}, "--train must be at least 4"),
+        ({"cutoff": (2.0, -1.0)}, "--cutoff must be positive"),
+        ({"max_width": 0.0}, "--max-width must be positive"),
+    ],
+    "dynamics": [
+        ({"charges": 7}, "--charges must be even"),
+        ({"dt": 0.0}, "--dt must be positive"),
+        ({"temperature": -1.0}, "--temperature must be positive"),
+        ({"steps": 1234}, "--steps must be a multiple of 10 and of --samples 200, got 1234"),
+        ({"boxes": 3, "train": 8}, "--boxes must be at most a quarter of --train 8, got 3"),
+    ],
+    "superpixel_digits": [
+        ({"heads": 5}, "--channels must divide among --heads 5, got 32"),
+        ({"segments": 0}, "--segments must be positive, got 0"),
+    ],
+    "shape_clouds": [
+        ({"points": 100}, "--points must be a multiple of 32"),
+        ({"points": 224}, "of 32 --neighbors at least"),
+        ({"channels": 9}, "--channels must divide among --heads 2"),
+        ({"noise": -1.0}, "--noise must be positive"),
+    ],
+    "molecules": [
+        ({"train": 2}, "--train must be at least 4"),
+        ({"most": 10}, "--most must be at least 2 and --fewest 20, got 10"),
+        ({"channels": 10}, "--channels must divide among --heads 4, got 10"),
+        ({"cutoff": 0.0}, "--cutoff must be positive"),
+    ],
+    "far_digits": [
+        ({"size": 34}, "--size must be a multiple of 4 and at least 30, got 34"),
+        ({"kernel_size": 4}, "--kernel-size must be odd, got 4"),
+        ({"gap": 13}, "--gap must be at least 14, which windows do not bridge, got 13"),
+        ({"gap": 20, "blocks": 2, "kernel_size": 5, "size": 64}, "--gap must be at least 26"),
+        ({"num_features": 0}, "--num-features must be positive, got 0"),
+    ],
+    "solid_shapes": [
+        ({"size": 12}, "--size must be a multiple of 8, got 12"),
+        ({"channels": 0}, "--channels must be positive, got 0"),
+    ],
+    "scaled_digits": [
+        ({"scales": 1}, "--scales must be at least 2, got 1"),
+        ({"margin": -1}, "--margin must be at least 0, got -1"),
+        ({"train_images": 1500}, "--train-images and --test-images must be 1700 of 1797 at most together, got 1900"),
+        ({"heads": 0}, "--heads must be positive, got 0"),
+    ],
+    "matching": [
+        ({"cells": (4, 10)}, r"--cells must be in 2 ... 9, got 10"),
+        ({"heads": 0}, "--heads must be positive, got 0"),
+    ],
+    "depots": [
+        ({"nodes": 8}, "--nodes must be at least --colours 6 and more than --k 8, got 8"),
+        ({"heads": 5}, "--channels must divide among --heads 5, got 64"),
+        ({"held_out": 0}, "--held-out must be positive, got 0"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "wrong", "said"), [(name, *case) for name in REFUSED for case in REFUSED[name]])
+def test_settings_that_cannot_be(name, wrong, said):
+    with pytest.raises(ValueError, match=said):
+        kind_of(import_module(name))(**wrong).check()
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_presets_are_allowed(name):
+    module = import_module(name)
+    for settings in (kind_of(module)(), *module.PRESETS.values()):
+        settings.check()
+
+
+SIZES = {  # the largest model's parameters over the smallest's
+    "superpixel_digits": 1.25, "far_digits": 1.1, "scaled_digits": 1.05, "matching": 1.15, "depots": 1.15,
+    "molecules": 1.2, "solid_shapes": 1.1,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIZES)
+def test_models_are_of_one_size(name):
+    from harness.training import parameters
+
+    module = import_module(name)
+    for task in ("displacement", "distance") if name == "depots" else (None,):
+        runs = kind_of(module)(**({"tasks": (task,)} if task else {})).runs()
+        runs = [run for run in runs if run.models != ("G-CNN, reflections",)]
+        sizes = [parameters(module.build(run)) for run in runs]
+        assert max(sizes) < SIZES[name] * min(sizes)
+
+
+# What each of them shows, from its rows, of a run with --quick and these flags
+
+
+def check_rotated_digits(rows, module, folder):
+    pairs = [(row.setting("models"), row.setting("relation")) for row in rows]
+    errors = {pair: row.more["max error"] for pair, row in zip(pairs, rows, strict=True) if "max error" in row.more}
+    assert set(errors) == set(pairs) - {("Z2_SA", "ge_vit")}
+    assert all(error < 5e-6 for (_, relation), error in errors.items() if relation == "ge_vit")
+    # after four steps of training the broken relation shows little, and yet
+    assert all(error > 5 * errors[name, "ge_vit"] for (name, relation), error in errors.items() if relation == "gsa")
+    assert {path.stem for path in folder.glob("*.png")} == {
+        "accuracy", "translation", "rotation", "reflection", "errors", "equivariance",
+    }  # fmt: skip
+
+
+def check_escnn_mixed_model(rows, module, folder):
+    plain, attention = rows
+    assert attention.parameters == pytest.approx(plain.parameters, rel=0.15)
+    assert attention.more["width"] != plain.more["width"]
+    assert all(row.more["max error"] < 1e-5 for row in rows)
+
+
+def check_pixel_graphs(rows, module, folder):
+    for row in rows:
+        assert list(row.more["shifts"]) == ["-1", "0", "1"]
+        assert row.more["shiftable"] == 40
+        assert row.more["shifts"]["0"] == pytest.approx(row.value)  # all test images can be shifted
+        if row.setting("positions") == "none":  # no positions, no borders: shifts change nothing
+            assert len(set(row.more["shifts"].values())) == 1
+    line = (folder / "accuracy.md").read_text().splitlines()[3].split(" | ")
+    assert "±" in line[1]
+    assert line[3] == "98.8"
+
+
+def check_pyg_mixed_model(rows, module, folder):
+    by_name = {row.setting("models"): row for row in rows}
+    for name, row in by_name.items():
+        assert row.more["change"] > 1e-2 if name == "Performer + positions" else row.more["change"] < 1e-4
+    assert by_name["local only"].parameters == pytest.approx(by_name["ours"].parameters, rel=0.2)
+
+
+def check_nbody(rows, module, folder):
+    assert len({row.more["linear"][0] for row in rows}) == 1  # all on the same systems
+    assert all(0 < row.value < 10 for row in rows)
+
+
+def check_associative_recall(rows, module, folder):
+    assert all(0 < row.value < 20 for row in rows)
+    zeros = {(row.setting("vocabulary"), row.setting("lengths"), row.more["zero"]) for row in rows}
+    assert len(zeros) == 4  # all models are tested on the same answers
+
+
+def check_e3nn_mixed_model(rows, module, folder):
+    assert all(row.more["equivariance"] < 1e-5 for row in rows)
+    assert len({row.parameters for row in rows}) == 4
+
+
+def check_long_range(rows, module, folder):
+    assert all(math.isfinite(x) and x > 0 for row in rows for boxes in module.BOXES for x in row.more[boxes])
+
+
+def check_crystals(rows, module, folder):
+    for row in rows:
+        found, kind = row.more["errors"], row.setting("trained_on")
+        assert set(found) == {*module.TESTS, *module.KINDS["clouds"]}
+        assert all(math.isfinite(x) and x > 0 for pair in found.values() for x in pair)
+        assert row.value == pytest.approx(found[kind if kind == "clouds" else "cells"][0], rel=1e-6)
+        for name, (single, double) in row.more["changes"].items():
+            assert single < 1e-4, name
+            assert double < 1e-10, name
+            assert found[name] == pytest.approx(found["cells"], rel=1e-4)
+        mean = row.more["mean"]
+        assert all(mean[name] == pytest.approx(mean["cells"], rel=1e-9) for name in module.SUPERCELLS)
+        assert all(0 < about <= 2 * found[test][0] for test, about in row.more["scatter"].items())
+    both = [dataclasses.replace(row, settings=row.settings | {"trained_on": ["both"]}) for row in rows[:1]]
+    assert list(module.report(both, folder)) == ["transfer"]
+
+
+def check_dynamics(rows, module, folder):
+    for row in rows:
+        for moved in (row.more["motion"], row.more["exact"]):
+            assert len(moved["energies"]) == 11
+            assert len(moved["drift"]) == len(moved["jump"]) == 2
+            assert all(math.isfinite(x) for x in moved["drift"] + moved["fluctuation"] + moved["energies"])
+    text = (folder / "energies.md").read_text()
+    assert text.index("exact forces") < text.index("| none") < text.index("| SE3HyenaOperator")
+
+
+def check_superpixel_digits(rows, module, folder):
+    for row in rows:
+        exact = "angles" if "lengths" in row.setting("models") else "shifts"
+        if row.setting("models").startswith("ours"):
+            assert row.more["change"][exact] < 1e-5
+        assert set(row.more["shifts"]) == {"4", "16"}
+        assert len(row.more["curve"]) == 1  # on what was held out
+    assert "turned in training" in (folder / "accuracy.md").read_text()
+
+
+def check_shape_clouds(rows, module, folder):
+    assert all(math.isfinite(x) for row in rows for x in (*row.more["accuracy"].values(), *row.more["change"].values()))
+
+
+def check_molecules(rows, module, folder):
+    assert all(row.more[name] > 0 for row in rows for name in ("energy", "force", "turned"))
+
+
+def check_far_digits(rows, module, folder):
+    for row in rows:
+        assert row.more["angles"]["0"] == pytest.approx(row.value)
+        assert (row.more["change"] > 1e-3) == (row.setting("models") == "global, no rotations")
+    assert "best guess from one digit" in (folder / "accuracy.md").read_text()
+
+
+def check_solid_shapes(rows, module, folder):
+    for row in rows:
+        assert module.accuracy(row, "upright") == pytest.approx(row.value)
+        assert sum(map(sum, row.more["confusions"]["turned"])) == 8
+
+
+def check_scaled_digits(rows, module, folder):
+    for row in rows:
+        assert row.more["repeated"]["1"] == pytest.approx(row.more["zoomed"]["1"]) == pytest.approx(row.value)
+        assert (max(row.more["errors"]) < 1e-5) == ("more scales" in row.more) == (row.setting("models") == "scales")
+
+
+def check_depots(rows, module, folder):
+    for row in rows:
+        assert row.more["change, moved"] < 1e-5
+        assert row.value == pytest.approx(row.more["as trained"], rel=1e-5)
+        assert ("turned" in row.more) == (row.setting("tasks") == "distance")
+
+
+FLAGS = {
+    "pixel_graphs": ["--seeds", 0, 1],
+    "nbody": ["--augment"],
+    "long_range": ["--operators", "none", "EwaldAttention", "--task", "fields", "forces"],
+    "crystals": ["--trained-on", "crystals", "clouds"],
+    "superpixel_digits": ["--turned"],
+    "molecules": ["--messages", "bonds", "pairs"],
+    "scaled_digits": ["--test-images", 10, "--models", "scales", "convolution"],
+    "depots": ["--tasks", "displacement", "distance", "--models", "far offsets", "far offsets, pairs",
+               "Performer, centred"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in STUDIES])
+def test_a_quick_run(tmp_path, name):
+    """A row for every run, tables that hold them, and figures."""
+    from harness.settings import parse
+
+    module, folder = import_module(name), tmp_path / name
+    flags = ["--quick", *map(str, FLAGS.get(name, [])), "--output", str(tmp_path)]
+    if name in ("nbody", "e3nn_mixed_model"):
+        flags += ["--cache", str(tmp_path)]
+    result = run_here(f"studies/{name}.py", *flags)
+    assert result.returncode == 0, result.stderr
+    rows = rows_of(tmp_path, name)
+    assert [row.settings for row in rows] == [
+        one.identity() for one in parse(kind_of(module)(), module.PRESETS, "", flags).runs()
+    ]
+    for row in rows:
+        assert math.isfinite(row.value)
+        assert row.parameters > 0
+        assert row.machine
+    for title, table in module.report(rows, tmp_path).items():
+        written = (folder / f"{title}.md").read_text()
+        # but for seconds, which rows round
+        assert re.sub(r" \d+ \|", "", written) == re.sub(r" \d+ \|", "", table + "\n")
+        assert f"\n{title}:\n" in result.stdout
+    assert all(path.stat().st_size > 5000 for path in folder.glob("*.png"))
+    assert list(folder.glob("*.png"))
+    globals().get(f"check_{name}", lambda *_: None)(rows, module, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_it_starts_in_a_process_of_its_own(name):
+    """As a user starts it, from whatever folder."""
+    result = run(f"studies/{name}.py", "--help")
+    assert result.returncode == 0, result.stderr
+    assert f"usage: {name}.py" in result.stdout
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+@pytest.mark.parametrize("name", STUDIES)
+def test_it_trains_on_a_gpu(tmp_path, name, device):
+    result = run(f"studies/{name}.py", "--quick", "--device", device, "--output", tmp_path)
+    assert result.returncode == 0, result.stderr
+    for row in rows_of(tmp_path, name):
+        assert row.machine == torch.cuda.get_device_name()
+        assert math.isfinite(row.value)
+        assert "--device" not in row.command

@@ -1,0 +1,85 @@
+"""Strategy 2 against its naive double sum, whole and masked."""
+
+import pytest
+import torch
+from oracles import positive_features
+
+from tg_equiattn.functional.performer.clipped import clipped_attention_of_nodes
+from tg_equiattn.grids import PixelGrid
+from tg_equiattn.ragged import Ragged
+
+HEADS, D, E, M = 3, 5, 7, 11
+GRIDS = {
+    "grid": PixelGrid((5, 7), 3),
+    "torus": PixelGrid((5, 7), 3, periodic=True),
+    "all near": PixelGrid((2, 3), 7),
+}
+
+
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def distance(i, j, grid):
+    """Manhattan distance of two pixels, the shortest one on a torus."""
+    height, width = grid.shape
+    dx, dy = abs(j % width - i % width), abs(j // width - i // width)
+    return min(dx, width - dx) + min(dy, height - dy) if grid.periodic else dx + dy
+
+
+def by_definition(query, value, table, projection, grid, exists):
+    """One row of queries (n, heads, d) of a grid, whose keys are the nodes that exist."""
+    n, k = len(grid), table.shape[1] - 1
+    phi_query, phi_table = (positive_features(t / D**0.25, projection) for t in (query, table))
+    keys, out = [j for j in range(n) if exists[j]], []
+    for i in range(n):
+        distances = [min(distance(i, j, grid), k) for j in keys]
+        w = torch.einsum("hm,hjm->jh", phi_query[i], phi_table[:, distances])
+        mean = torch.einsum("jh,jhe->he", w, value[keys]) / w.sum(0)[:, None]
+        out.append(mean if exists[i] else 0 * mean)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS.keys())
+def test_equals_the_double_sum(on_device, grid, masked):
+    """Of two graphs; what a node that does not exist is given does not matter, nor what it gives."""
+    n, k = len(grid), int(grid.max_distance)
+    query, value = (double(2 * n, HEADS, width).requires_grad_() for width in (D, E))
+    table, projection = double(HEADS, k + 1, D).requires_grad_(), double(M, D)
+    mask = torch.rand(2, n) < 0.7 if masked else None
+    exists = torch.ones(2, n, dtype=torch.bool) if mask is None else mask
+    near = grid.neighbors(2, on_device)
+    near = near if mask is None else near.restricted(mask.flatten())
+    out = clipped_attention_of_nodes(query, value, projection, table, near, Ragged.dense(2, n, mask, query.device))
+    parts = zip(query.split(n), value.split(n), exists.tolist(), strict=True)
+    expected = torch.cat([by_definition(q, v, table, projection, grid, e) for q, v, e in parts])
+    out = torch.where(exists.flatten()[:, None, None], out, 0.0)
+    torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-12)
+    direction = torch.randn_like(out)
+    grads = (torch.autograd.grad((t * direction).sum(), (query, value, table)) for t in (out, expected))
+    for got, wanted in zip(*grads, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_stays_right_where_every_node_is_near():
+    """The far row of the table may weigh more than all others by 1e20: with no node far it must not be felt."""
+    near, projection = PixelGrid((1, 2), 3).neighbors(), torch.tensor([[1.0]])
+    table = torch.tensor([1e-20, 3e-20, 1e-20, 1.0]).log()
+    table = 1 - (1 - 2 * table).sqrt()  # of the two numbers w with w - w^2 / 2 as asked for, the lower one
+    query, value = torch.zeros(2, 1, 1), torch.randn(2, 1, 3)
+    out = clipped_attention_of_nodes(query, value, projection, table[None, :, None], near, Ragged.flat(query, None))
+    torch.testing.assert_close(out, (value + 3 * value.flip(0)) / 4, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [1.0, 100.0])
+def test_large_scores_stay_finite(norm):
+    grid = GRIDS["grid"]
+    query = norm * torch.nn.functional.normalize(torch.randn(len(grid), HEADS, D), dim=-1)
+    value, table = torch.randn(len(grid), HEADS, E), norm * torch.randn(HEADS, 4, D)
+    inputs = query.requires_grad_(), table.requires_grad_()
+    ragged = Ragged.flat(query, None)
+    out = clipped_attention_of_nodes(query, value, torch.randn(M, D), table, grid.neighbors(), ragged)
+    for t in (out, *torch.autograd.grad(out.sum(), inputs)):
+        assert t.isfinite().all()
+    assert out.abs().max() <= value.abs().max() * (1 + 1e-4)  # means of values

@@ -1,0 +1,129 @@
+"""Derivatives of linear attention beyond the first: against finite differences, at extreme scores, in chunks."""
+
+import pytest
+import torch
+
+from tg_equiattn.functional import linear_attention, window_attention
+from tg_equiattn.functional.performer.clipped import clipped_attention_of_nodes
+from tg_equiattn.grids import PixelGrid
+from tg_equiattn.ragged import Ragged
+
+HEADS, D, E, M = 2, 3, 2, 5
+GRID = PixelGrid((3, 4), 3)
+NEAR = GRID.neighbors()
+PAIRS, N = len(NEAR.offsets), len(GRID)
+
+
+def attend_window(query, key, value, projection, pair_bias, self_bias, far_bias):
+    return window_attention(query, key, value, projection, pair_bias, self_bias, NEAR, far_bias=far_bias)
+
+
+def attend_clipped(query, value, projection, table):
+    return clipped_attention_of_nodes(query, value, projection, table, NEAR, Ragged.flat(query, None))
+
+
+QUERY, VALUE, PROJECTION = (N, HEADS, D), (N, HEADS, E), (M, D)
+FUNCTIONS = {
+    "linear": (linear_attention, (QUERY, QUERY, VALUE, PROJECTION)),
+    "window": (attend_window, (QUERY, QUERY, VALUE, PROJECTION, (HEADS, PAIRS), (HEADS,), (HEADS,))),
+    "clipped": (attend_clipped, (QUERY, VALUE, PROJECTION, (HEADS, 4, D))),
+}
+
+
+@pytest.fixture(params=FUNCTIONS)
+def problem(request):
+    """A function of all its operands but the projection, which is fixed, and their shapes."""
+    function, shapes = FUNCTIONS[request.param]
+    place = shapes.index(PROJECTION)
+    projection = torch.randn(PROJECTION, dtype=torch.float64)
+
+    def call(*operands):
+        fixed = projection.to(operands[0])
+        return function(*operands[:place], fixed, *operands[place:])
+
+    return call, [s for s in shapes if s != PROJECTION]
+
+
+def test_second_derivatives(problem):
+    call, shapes = problem
+    inputs = [torch.randn(s, dtype=torch.float64).requires_grad_() for s in shapes]
+    assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
+
+
+def test_third_derivatives(problem):
+    """Those of the operators' second derivatives, against transforms of the plain compositions."""
+    call, shapes = problem
+    inputs = [torch.randn(s, dtype=torch.float64) for s in shapes]
+    steps = [torch.randn(s, dtype=torch.float64) for s in shapes]
+
+    def along(t):
+        return call(*(x + t * step for x, step in zip(inputs, steps, strict=True))).sin().sum()
+
+    t = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    value, expected = along(t), along
+    for _ in range(3):
+        (value,) = torch.autograd.grad(value, t, create_graph=True)
+        expected = torch.func.grad(expected)
+    torch.testing.assert_close(value, expected(t.detach()), rtol=1e-8, atol=1e-10)
+
+
+def test_vmap_over_backward(problem):
+    """Entered when forward has run already: torch's vectorised Jacobian, and vmap itself."""
+    call, shapes = problem
+    inputs = tuple(torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes)
+    rows, vectorised = (torch.autograd.functional.jacobian(call, inputs, vectorize=v) for v in (False, True))
+    out = call(*inputs)
+    one_hot = torch.eye(out.numel(), dtype=torch.float64).view(-1, *out.shape)
+    mapped = torch.vmap(lambda v: torch.autograd.grad(out, inputs, v, retain_graph=True))(one_hot)
+    for a, b, c in zip(rows, vectorised, mapped, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(c.view_as(a), a, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", [1.0, 100.0])
+def test_extreme_scores_stay_finite(problem, norm):
+    """In float32, of scores up to ten thousand, by the operators and by the plain compositions."""
+    call, shapes = problem
+    inputs = [norm * torch.nn.functional.normalize(torch.randn(s), dim=-1) for s in shapes]
+    inputs = [x.requires_grad_() for x in inputs]
+    grads = torch.autograd.grad(call(*inputs).square().sum(), inputs, create_graph=True)
+    second = torch.autograd.grad(sum(g.square().sum() for g in grads), inputs)
+    plain = torch.func.grad(lambda *x: call(*x).square().sum(), argnums=tuple(range(len(inputs))))(*inputs)
+    curved = torch.func.grad(lambda x: sum(g.square().sum() for g in torch.func.grad(
+        lambda *x: call(*x).square().sum(), argnums=tuple(range(len(x))))(*x)))(tuple(inputs))  # fmt: skip
+    for t in (*grads, *second, *plain, *curved):
+        assert t.isfinite().all()
+
+
+def test_autocast():
+    """Also where it is on in backward, scores and exponentials stay in float32."""
+    inputs = [torch.randn(s).requires_grad_() for s in (QUERY, QUERY, VALUE)]
+    projection = torch.randn(PROJECTION)
+
+    def second():
+        out = linear_attention(*inputs, projection).square().sum()
+        grads = torch.autograd.grad(out, inputs, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), inputs)
+
+    expected = second()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = second()
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * max(1.0, float(b.abs().max())))
+
+
+def test_in_chunks():
+    """More scores than a core's cache takes at once, so that second derivatives come in several chunks too."""
+    query, key, value = (torch.randn(1, 2, 600, width, dtype=torch.float64) for width in (3, 3, 2))
+    projection, step = torch.randn(1100, 3, dtype=torch.float64), torch.randn_like(query)
+
+    def slope(query):
+        return torch.autograd.grad(linear_attention(query, query + key, value, projection).square().sum(), query)[0]
+
+    query.requires_grad_()
+    out = linear_attention(query, query + key, value, projection).square().sum()
+    (grad,) = torch.autograd.grad(out, query, create_graph=True)
+    (got,) = torch.autograd.grad((grad * step).sum(), query)
+    moved = [(query.detach() + s * 1e-5 * step).requires_grad_() for s in (1, -1)]
+    expected = (slope(moved[0]) - slope(moved[1])) / 2e-5
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-7)

@@ -1,0 +1,258 @@
+"""Random features, and attention through them, dense and ragged."""
+
+import math
+
+import pytest
+import torch
+
+from tg_equiattn.functional import linear_attention, orthogonal_projection, softmax_features
+from tg_equiattn.functional.performer.feature_attention import chunked_readout, chunked_summary
+
+B, HEADS, N, D, E, M = 3, 2, 13, 7, 5, 11
+
+
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.fixture
+def qkvw(device):
+    shapes = (B, HEADS, N, D), (B, HEADS, N, D), (B, HEADS, N, E), (M, D)
+    return tuple(double(*shape).to(device) for shape in shapes)
+
+
+def log_features(query, key, projection):
+    """Logarithms of the features of queries and keys, (..., N, m)."""
+    scale = query.shape[-1] ** -0.5
+    return [t * scale**0.5 @ projection.T - scale * t.square().sum(-1, keepdim=True) / 2 for t in (query, key)]
+
+
+def by_definition(query, key, value, projection):
+    """Every weight, by its logarithm, which no query or key is too long for."""
+    of_query, of_key = log_features(query, key, projection)
+    score = torch.logsumexp(of_query[..., :, None, :] + of_key[..., None, :, :], -1)
+    return score.softmax(-1) @ value
+
+
+def flat(t):
+    return t.transpose(1, 2).flatten(0, 1)
+
+
+def equal(got, wanted, inputs, rtol=1e-10, atol=1e-11):
+    """Outputs and gradients."""
+    torch.testing.assert_close(got, wanted, rtol=rtol / 100, atol=atol / 10)
+    direction = torch.randn_like(got)
+    grads = (torch.autograd.grad((out * direction).sum(), inputs) for out in (got, wanted))
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("size", [1, 60], ids=["plain", "stabilised"])
+def test_equals_the_definition(size, qkvw):
+    """On the CPU exponentials are first tried plain; long keys make their sums over- and underflow."""
+    query, key, value, projection = (t.requires_grad_(n < 3) for n, t in enumerate(qkvw))
+    equal(
+        linear_attention(query, size * key, value, projection),
+        by_definition(query, size * key, value, projection), (query, key, value), 1e-9, 1e-10,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 12], ids=["plain", "stabilised"])
+def test_in_chunks(on_device, size):
+    """600 nodes with 1100 features are more scores than a core's cache takes at once: three chunks of each head."""
+    query, key, value = (double(1, 2, 600, width).requires_grad_() for width in (3, 3, 2))
+    projection = double(1100, 3)
+    out = linear_attention(query, size * key, value, projection)
+    logs = log_features(query, size * key, projection)
+    of_query, of_key = (t - t.detach().amax(dim, keepdim=True) for t, dim in zip(logs, (-1, (-2, -1)), strict=True))
+    weights = of_query.exp() @ of_key.exp().mT
+    equal(out, weights / weights.sum(-1, keepdim=True) @ value, (query, key, value), 1e-8, 1e-9)
+
+
+def test_mask_removes_keys(qkvw):
+    query, key, value, projection = qkvw
+    mask = torch.arange(N, device=query.device) < torch.tensor([[N], [5], [0]], device=query.device)
+    holes = [torch.where(mask[:, None, :, None], t, torch.nan).requires_grad_() for t in (query, key, value)]
+    out = linear_attention(*holes, projection, mask=mask)
+    assert out[1, :, 5:].abs().max() == 0
+    assert out[2].abs().max() == 0
+    alone = linear_attention(query[1:2, :, :5], key[1:2, :, :5], value[1:2, :, :5], projection)
+    torch.testing.assert_close(out[1:2, :, :5], alone, rtol=1e-12, atol=1e-12)
+    for grad in torch.autograd.grad(out.sum(), holes):
+        assert grad.isfinite().all()
+        assert grad[2].abs().max() == 0
+    unmasked = linear_attention(query, key, value, projection)
+    assert (out[1, :, :5] - unmasked[1, :, :5]).abs().max() > 1e-3
+
+
+SIZES = {"equal": (13, 13, 13), "one long": (1, 33, 5), "long among short": (2, 3, 29, 1, 1, 3), "empty": (0, 39, 0)}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
+def test_ragged_equals_each_graph_alone(sizes, qkvw):
+    query, key, value = (flat(t) for t in qkvw[:3])
+    projection = qkvw[3]
+    batch = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(query.device)
+    out = linear_attention(query, key, value, projection, batch=batch, batch_size=len(sizes))
+    alone = [
+        linear_attention(*parts, projection)
+        for parts in zip(*(t.split(sizes) for t in (query, key, value)), strict=True)
+    ]
+    torch.testing.assert_close(out, torch.cat(alone), rtol=1e-12, atol=1e-12)
+
+
+def test_nan_stays_in_its_graph(qkvw):
+    query, key, value = (flat(t) for t in qkvw[:3])
+    batch = torch.repeat_interleave(torch.arange(3), torch.tensor([5, 30, 4])).to(query.device)
+    expected = linear_attention(query, key, value, qkvw[3], batch=batch)
+    bad = [t.clone() for t in (query, key, value)]
+    bad[0][7], bad[1][8], bad[2][9] = torch.nan, torch.inf, torch.nan
+    out = linear_attention(*bad, qkvw[3], batch=batch)
+    assert out[5:35].isnan().any()
+    torch.testing.assert_close(
+        torch.cat([out[:5], out[35:]]), torch.cat([expected[:5], expected[35:]]), rtol=1e-12, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("norm", [1e-6, 1.0, 100.0])
+def test_norms_up_to_a_hundred_stay_finite_and_right(norm):
+    query, key, value = torch.randn(3, 1, 2, 29, 7)
+    query, key = (norm * t / t.norm(dim=-1, keepdim=True) for t in (query, key))
+    query.requires_grad_()
+    projection = orthogonal_projection(17, 7).float()
+    out = linear_attention(query, key, value, projection)
+    (grad,) = torch.autograd.grad(out.sum(), query)
+    assert out.isfinite().all()
+    assert grad.isfinite().all()
+    expected = by_definition(*(t.detach().double() for t in (query, key, value, projection)))
+    torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2 if norm == 100 else 1e-5)
+
+
+def test_orthogonal_blocks_with_gaussian_rows():
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.stack([orthogonal_projection(11, 5, generator) for _ in range(4000)])
+    directions = draws / draws.norm(dim=-1, keepdim=True)
+    for block in (directions[:, :5], directions[:, 5:10]):
+        torch.testing.assert_close(block @ block.mT, torch.eye(5).double().expand(4000, 5, 5), rtol=0, atol=1e-10)
+    assert (directions[:, 0] * directions[:, 5]).sum(-1).abs().max() > 0.5  # blocks are independent
+    for row in (0, 4, 10):  # each row is N(0, I): mean, covariance, and the squared norm's chi-square moments
+        x = draws[:, row]
+        assert x.mean(0).abs().max() < 4 / math.sqrt(4000)
+        torch.testing.assert_close(x.T @ x / 4000, torch.eye(5).double(), rtol=0, atol=0.12)
+        squared = x.square().sum(-1)
+        assert abs(squared.mean() - 5) < 4 * math.sqrt(10 / 4000)
+        assert abs(squared.var() - 10) < 1.5
+    again = orthogonal_projection(11, 5, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(draws[0], again, rtol=0, atol=0)
+
+
+def test_unbiased_with_an_error_of_one_over_root_m():
+    """The mean over draws is exp<q, k>; the spread falls as 1 / sqrt(m), and orthogonal draws spread less."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = 0.25 * torch.randn(2, 9, 8, generator=generator, dtype=torch.float64)
+    exact = (query * key).sum(-1).exp()
+    draws, errors = 2000, {}
+    for m in (8, 64, 512):
+        estimates = torch.stack(
+            [
+                (softmax_features(query, w) * softmax_features(key, w)).sum(-1)
+                for w in (orthogonal_projection(m, 8, generator) for _ in range(draws))
+            ]
+        )
+        deviation = (estimates.mean(0) - exact) / (estimates.std(0) / math.sqrt(draws))
+        assert deviation.abs().max() < 4.5  # standard errors, of nine pairs
+        errors[m] = float((estimates / exact - 1).square().mean().sqrt())
+    slopes = [math.log(errors[a] / errors[b]) / math.log(b / a) for a, b in ((8, 64), (64, 512))]
+    assert slopes == pytest.approx([0.5, 0.5], abs=0.12)
+    independent = torch.randn(draws, 8, 8, generator=generator, dtype=torch.float64)
+    spread = torch.stack([(softmax_features(query, w) * softmax_features(key, w)).sum(-1) for w in independent])
+    assert errors[8] < float((spread / exact - 1).square().mean().sqrt())
+
+
+def test_attention_nears_exact_attention():
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = 0.5 * torch.randn(3, 1, 1, 31, 8, generator=generator, dtype=torch.float64)
+    exact = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    errors = []
+    for m in (256, 4096):
+        outs = [linear_attention(query, key, value, orthogonal_projection(m, 8, generator)) for _ in range(60)]
+        errors.append(float((torch.stack(outs) - exact).square().mean().sqrt()))
+    assert math.log(errors[0] / errors[1]) / math.log(16) == pytest.approx(0.5, abs=0.12)
+
+
+def test_gradcheck():
+    inputs = [double(7, 2, 3).requires_grad_() for _ in range(3)]
+    projection, batch = double(5, 3), torch.tensor([0, 0, 0, 0, 1, 2, 2])
+    assert torch.autograd.gradcheck(lambda *t: linear_attention(*t, projection, batch=batch), inputs)
+    inputs = [double(2, 2, 3, 3).requires_grad_() for _ in range(3)]
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    assert torch.autograd.gradcheck(lambda *t: linear_attention(*t, projection, mask=mask), inputs)
+
+
+def test_registered_operators():
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
+    key, value, projection = double(2, 5, 3).requires_grad_(), double(2, 5, 7).requires_grad_(), double(11, 3)
+    torch.library.opcheck(chunked_summary, (key, value, projection, None, 0.5), test_utils=checks)
+    content, level = double(2, 11, 7).requires_grad_(), double(2, 11).requires_grad_()
+    torch.library.opcheck(chunked_readout, (key, projection, content, level), test_utils=checks)
+
+
+def test_no_nodes():
+    empty, batch = torch.empty(0, 2, 7), torch.empty(0, dtype=torch.int64)
+    for size in (None, 3):
+        assert linear_attention(empty, empty, empty, torch.ones(5, 7), batch=batch, batch_size=size).shape == (0, 2, 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32(on_device, dtype):
+    query, key, value = (3 * torch.randn(3, 1, 2, 37, 8)).to(dtype)
+    projection = orthogonal_projection(16, 8).float()
+    out = linear_attention(query, key, value, projection)
+    assert out.dtype == dtype
+    expected = linear_attention(query.float(), key.float(), value.float(), projection)
+    torch.testing.assert_close(out, expected.to(dtype), rtol=0, atol=1e-2)
+    with torch.autocast(on_device, dtype):
+        inside = linear_attention(query.float(), key.float(), value.float(), projection)
+    torch.testing.assert_close(inside, expected, rtol=0, atol=0)
+
+
+def test_memory_does_not_grow_with_scores():
+    """Nothing of size (N, m) is saved for backward."""
+    saved = []
+    query, key, value = (torch.randn(1, 2, 999, 8).requires_grad_() for _ in range(3))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        linear_attention(query, key, value, torch.randn(50, 8))
+    assert max(saved) <= 2 * 999 * 8
+
+
+Q, W = torch.ones(2, 3, 5, 7), torch.ones(11, 7)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments", "options"),
+    [
+        ("query, key and value must be", (Q, Q[..., :3], Q, W), {}),
+        ("query, key and value must be", (Q, Q, Q[:, :, :3], W), {}),
+        ("query, key and value must be", (Q[0, 0], Q[0, 0], Q[0, 0], W), {}),
+        (r"projection must be \(m, 7\), got \(11, 5\)", (Q, Q, Q, W[:, :5]), {}),
+        (r"projection must be \(m, 7\)", (Q, Q, Q, W[:0]), {}),
+        ("projection must not require", (Q, Q, Q, W.clone().requires_grad_()), {}),
+        ("mask must be bool", (Q, Q, Q, W), {"mask": torch.ones(2, 5)}),
+        (r"mask must be bool of shape \(2, 5\)", (Q, Q, Q, W), {"mask": torch.ones(5, dtype=torch.bool)}),
+        ("mask must be None", (Q[0], Q[0], Q[0], W), {"mask": torch.ones(3, dtype=torch.bool)}),
+        ("batch must be None", (Q, Q, Q, W), {"batch": torch.zeros(2).long()}),
+        ("batch must be sorted", (Q[0], Q[0], Q[0], W), {"batch": torch.tensor([0, 1, 0])}),
+        ("batch must be int64", (Q[0], Q[0], Q[0], W), {"batch": torch.zeros(3)}),
+        ("batch must be in", (Q[0], Q[0], Q[0], W), {"batch": torch.tensor([0, 1, 2]), "batch_size": 2}),
+        ("batch must be given", (Q[0], Q[0], Q[0], W), {"batch_size": 2}),
+    ],
+)  # fmt: skip
+def test_bad_arguments(message, arguments, options):
+    with pytest.raises(ValueError, match=message):
+        linear_attention(*arguments, **options)
+
+
+@pytest.mark.parametrize(("m", "d"), [(0, 3), (3, 0), (2.5, 3)])
+def test_bad_projection(m, d):
+    with pytest.raises(ValueError, match="must be a positive integer"):
+        orthogonal_projection(m, d)

@@ -1,0 +1,82 @@
+"""Softmax attention of scalars: torch's own, whose second derivatives are the plain formula's."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from tg_equiattn.functional.vector.softmax_attention import softmax_attention
+
+B, N, C = 3, 11, 2
+LENGTHS = {"equal": None, "ragged": torch.tensor([11, 4, 0])}
+
+
+def inputs(n=N, count=B):
+    return tuple(torch.randn(count, n, C, dtype=torch.float64).requires_grad_() for _ in range(3))
+
+
+def close(got, wanted, tolerance=1e-12):
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def with_gradients(out, qkv, **options):
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+    return out, *torch.autograd.grad((out * weights).sum(), qkv, **options)
+
+
+def plain(*arguments):
+    """As transforms see it, by the formula."""
+    with torch.autograd.forward_ad.dual_level():
+        return softmax_attention(*arguments)
+
+
+@pytest.mark.parametrize("attention", [softmax_attention, plain])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_equals_the_definition(lengths, attention):
+    qkv = inputs()
+    out = attention(*qkv, lengths)
+    for b in range(B):
+        n = N if lengths is None else int(lengths[b])
+        for i in range(n):
+            scores = torch.stack([(qkv[0][b, i] * qkv[1][b, j]).sum() for j in range(n)]) / C**0.5
+            wanted = sum(p * qkv[2][b, j] for j, p in enumerate(scores.softmax(0)))
+            close([out[b, i]], [wanted])
+    there = 1.0 if lengths is None else (torch.arange(N) < lengths[:, None])[..., None]
+    close(with_gradients(out * there, qkv), with_gradients(plain(*qkv, lengths) * there, qkv))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_second_derivatives(lengths):
+    assert torch.autograd.gradgradcheck(lambda *t: softmax_attention(*t, lengths), inputs(), fast_mode=True)
+    q, k, v = inputs()
+    assert torch.autograd.gradgradcheck(lambda v: softmax_attention(q.detach(), k.detach(), v.sin(), lengths), (v,))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_within_a_checkpoint(reentrant):
+    qkv = inputs()
+    out = checkpoint(softmax_attention, *qkv, None, use_reentrant=reentrant)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+    (out * weights).sum().backward()
+    close([x.grad for x in qkv], with_gradients(softmax_attention(*qkv, None), qkv)[1:])
+
+
+def test_backward_twice():
+    qkv = inputs()
+    out = softmax_attention(*qkv, None)
+    close(with_gradients(out, qkv, retain_graph=True), with_gradients(out, qkv))
+    with pytest.raises(RuntimeError, match="second time"):
+        with_gradients(out, qkv)
+
+
+def test_memory_does_not_grow_with_pairs():
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        softmax_attention(*(x.float() for x in inputs(499)), None)
+    assert max(saved) <= 499 * C * B
+
+
+def test_compiles_whole():
+    qkv = inputs()
+    compiled = torch.compile(softmax_attention, fullgraph=True, backend="aot_eager")
+    close(with_gradients(compiled(*qkv, None), qkv), with_gradients(softmax_attention(*qkv, None), qkv))

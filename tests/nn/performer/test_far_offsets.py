@@ -1,0 +1,262 @@
+"""Offsets of all nodes in values, by definition; pairs and random features by the size of each graph; dropout."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from tg_equiattn.nn import PerformerAttention
+from tg_equiattn.pairs import Pairs, near_pairs
+
+SIZES, CHANNELS, OUT, HEADS, DIM = (13, 1, 29), 6, 8, 4, 3
+KINDS = {
+    "mlp": {"offset": "mlp"},
+    "distance": {"offset": "distance"},
+    "edge features": {"offset": "mlp", "edge_dim": 2},
+    "no near pairs": {"offset": None},
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def make(randomise):
+    def build(kind, dtype=torch.float64, **options):
+        options = {"pos_dim": DIM, "cutoff": 1.3, "values": "offset", "method": "features", **options}
+        layer = PerformerAttention(CHANNELS, OUT, HEADS, num_random_features=11, **{**KINDS[kind], **options})
+        return randomise(layer, 0.4).to(dtype).eval()
+
+    return build
+
+
+@pytest.fixture
+def cloud():
+    """Nodes of three graphs, two of them at one place, and a call of a layer at positions."""
+    batch = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))
+    pos = 1.5 * torch.randn(sum(SIZES), DIM).double()
+    pos[3] = pos[5]
+    edges, _ = near_pairs(pos, 1.3, batch=batch)
+    source, target = edges
+    features = torch.randn(len(target), 2).double()
+
+    def call(layer, x, pos, parameters=None, **more):
+        more |= {"pos": pos, "batch": batch, "batch_size": len(SIZES)}
+        if layer.needs_neighbors:
+            offsets = pos[source] - pos[target]
+            more["neighbors"] = Pairs(edges, len(pos), offsets, features=features)
+        return torch.func.functional_call(layer, parameters or {}, (x,), more)
+
+    return torch.randn(len(pos), CHANNELS).double(), pos, batch, call
+
+
+def weights_of(layer, x, pos, batch):
+    """The share (N, N, heads) that every node has in what a node attends to, from the layer's own values: each node's
+    indicator in turn is the value of a head."""
+    d, shares = OUT // HEADS, torch.zeros(len(x), len(x), HEADS).double()
+    features = layer.features()
+    query, key = (project(x).unflatten(-1, (HEADS, d)) for project in (layer.query, layer.key))
+    c = d**-0.5
+    log = torch.einsum("nhd,md->nhm", query, features) * math.sqrt(c) - c * query.square().sum(-1, keepdim=True) / 2
+    key_log = torch.einsum("nhd,md->nhm", key, features) * math.sqrt(c) - c * key.square().sum(-1, keepdim=True) / 2
+    far = torch.einsum("ihm,jhm->ijh", log.exp(), key_log.exp()) / len(features)
+    for i, j in itertools.product(range(len(x)), repeat=2):
+        if batch[i] != batch[j]:
+            continue
+        if not layer.needs_neighbors:
+            shares[i, j] = far[i, j]
+            continue
+        shares[i, j] = far[i, j] * layer.positions.far_bias.exp()
+        offset = (pos[j] - pos[i])[None]
+        if i == j or float(offset.norm()) < 1.3:
+            bias = layer.positions.offset_bias(offset)[:, 0]
+            shares[i, j] += (c * (query[i] * key[j]).sum(-1) + bias).exp()
+    return shares / shares.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "distance", "no near pairs"])
+def test_by_definition(kind, make, cloud):
+    """The means of offsets, and what they add to the output of the layer without them."""
+    layer, (x, pos, batch, call) = make(kind), cloud
+    out, vectors = call(layer, x, pos, return_vectors=True)
+    shares = weights_of(layer, x, pos, batch)
+    expected = torch.einsum("ijh,ijd->ihd", shares, pos[None] - pos[:, None])
+    torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-12)
+    unit = expected / 1.3
+    if kind == "distance":
+        products = torch.stack([
+            (unit[:, e] * unit[:, f]).sum(-1) for e in range(HEADS) for f in range(e, HEADS)
+        ], 1)  # fmt: skip
+        added = (products / (1 + products**2) ** 0.25) @ layer.far_offsets.map.weight.T
+    else:
+        added = unit.flatten(1) @ layer.far_offsets.map.weight.T
+    with torch.no_grad():
+        layer.far_offsets.map.weight.zero_()
+    torch.testing.assert_close(out - call(layer, x, pos), added, rtol=0, atol=1e-12)
+    assert added.abs().max() > 1e-2
+
+
+def test_a_new_layer_is_the_one_without(make, cloud):
+    """Offsets are learned from there."""
+    layer, (x, pos, batch, call) = make("no near pairs"), cloud
+    layer.reset_parameters()
+    out = call(layer, x, pos)
+    torch.testing.assert_close(out, layer(x, pos=0 * pos, batch=batch), rtol=0, atol=1e-12)
+    assert (torch.autograd.grad(out.sum(), layer.far_offsets.map.weight)[0].abs() > 1e-6).all()
+
+
+def test_translations(kind, make, cloud):
+    """Each graph by its own, for any draw; far from the origin too, and with features in single precision."""
+    layer, (x, pos, batch, call) = make(kind), cloud
+    for tau in (torch.tensor([[3.0, -2, 0.3], [40, 1, 7], [0.2, 0, -9]]).double()[batch], 1e6):
+        layer.redraw_features()
+        out, vectors = call(layer, x, pos, return_vectors=True)
+        moved, same = call(layer, x, pos + tau, return_vectors=True)
+        tolerance = 1e-10 if isinstance(tau, torch.Tensor) else 1e-8  # positions of 1e6 are exact to 1e-10
+        torch.testing.assert_close(moved, out, rtol=0, atol=tolerance)
+        torch.testing.assert_close(same, vectors, rtol=0, atol=tolerance)
+    single = make(kind, torch.float32)
+    here, there = (call(single, x.float(), pos + tau) for tau in (0.0, 1e6))
+    torch.testing.assert_close(there, here, rtol=0, atol=1e-4 * float(here.detach().abs().max()))
+
+
+def test_rotations(kind, make, cloud):
+    """Outputs stay and vectors turn along where offsets are seen by their distance; others see the turn."""
+    layer, (x, pos, _, call) = make(kind), cloud
+    turn, _ = torch.linalg.qr(torch.randn(DIM, DIM).double())
+    for matrix in (turn, -turn):
+        out, vectors = call(layer, x, pos, return_vectors=True)
+        turned, along = call(layer, x, pos @ matrix.T, return_vectors=True)
+        if kind == "distance":
+            torch.testing.assert_close(turned, out, rtol=0, atol=1e-12)
+            torch.testing.assert_close(along, vectors @ matrix.T, rtol=0, atol=1e-12)
+        else:
+            assert (turned - out).abs().max() > 1e-3
+
+
+def test_derivatives(kind, make, cloud):
+    """By positions and parameters, of second order too: forces can be learned from; finite where nodes meet."""
+    layer, (x, pos, _, call) = make(kind), cloud
+    parameters = dict(layer.named_parameters())
+
+    def run(pos, *values):
+        return call(layer, x, pos, dict(zip(parameters, values, strict=True)))
+
+    inputs = [pos.requires_grad_(), *(p.detach().clone().requires_grad_() for p in parameters.values())]
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
+
+
+def test_single_nodes_and_nodes_at_one_place_have_no_offset(kind, make):
+    layer, x = make(kind, edge_dim=None), torch.randn(7, CHANNELS).double()
+    for batch, pos in ((torch.arange(7), 10 * torch.randn(7, DIM)), (torch.zeros(7).long(), torch.ones(7, DIM))):
+        assert layer(x, pos=pos.double(), batch=batch, return_vectors=True)[1].abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("method", ["features", "pairs"])
+def test_padding_and_batch_mates(kind, method, make):
+    """NaN in masked positions, and in another graph's, reaches nothing."""
+    layer = make(kind, edge_dim=None, method=method)
+    x, pos = torch.randn(2, 9, CHANNELS).double(), torch.randn(2, 9, DIM).double()
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[1, 5:] = False
+    out, vectors = layer(x, pos=torch.where(mask[..., None], pos, torch.nan), mask=mask, return_vectors=True)
+    alone, expected = layer(x[1, :5], pos=pos[1, :5], return_vectors=True)
+    torch.testing.assert_close(out[1, :5], alone, rtol=0, atol=1e-12)
+    torch.testing.assert_close(vectors[1, :5], expected, rtol=0, atol=1e-12)
+    assert vectors[1, 5:].abs().max() == 0
+    if not layer.needs_neighbors:  # elsewhere offsets that are not finite are refused
+        pos[0] = torch.nan
+        torch.testing.assert_close(layer(x, pos=pos)[1], layer(x[1], pos=pos[1]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["ragged", "masked"])
+def test_each_graph_by_its_own_size(kind, form, make):
+    """With "auto", small graphs by pairs and large ones by features, as each alone: 22 nodes and 23 are told apart."""
+    layers = {method: make(kind, edge_dim=None, method=method) for method in ("auto", "pairs", "features")}
+    for layer in layers.values():
+        layer.load_state_dict(layers["auto"].state_dict(), strict=False)
+    sizes = (30, 5, 23, 22, 1)
+    batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    x, pos = torch.randn(len(batch), CHANNELS).double(), 2 * torch.randn(len(batch), DIM).double()
+    parts = []
+    for graph, size in enumerate(sizes):
+        layer = layers["pairs" if size <= 22 else "features"]
+        parts.append(layer(x[batch == graph], pos=pos[batch == graph], return_vectors=True))
+        other = layers["features" if size <= 22 else "pairs"](x[batch == graph], pos=pos[batch == graph])
+        assert size == 1 or (other - parts[-1][0]).abs().max() > 1e-3  # they are different functions
+    if form == "ragged":
+        found = layers["auto"](x, pos=pos, batch=batch, return_vectors=True)
+    else:
+        mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
+        spread = [torch.full((*mask.shape, t.shape[1]), torch.nan).double().index_put((mask,), t) for t in (x, pos)]
+        found = [t[mask] for t in layers["auto"](spread[0], pos=spread[1], mask=mask, return_vectors=True)]
+    for got, wanted in zip(found, zip(*parts, strict=True), strict=True):
+        torch.testing.assert_close(got, torch.cat(wanted), rtol=0, atol=1e-12)
+
+
+def test_another_way_than_in_training_is_said_once(make):
+    layer = make("no near pairs", method="auto").train()
+    sizes = {nodes: torch.randn(nodes, CHANNELS).double() for nodes in (20, 30)}
+    layer(sizes[20], pos=sizes[20][:, :DIM])
+    layer.eval()
+    layer(sizes[20], pos=sizes[20][:, :DIM])
+    with pytest.warns(UserWarning, match="method='auto' takes random features for graphs of this size"):
+        layer(sizes[30], pos=sizes[30][:, :DIM])
+    layer(sizes[30], pos=sizes[30][:, :DIM])  # warnings are errors in these tests
+
+
+def test_sizes_that_cannot_be_read_are_refused(make):
+    layer = make("no near pairs", method="auto")
+    x, pos, batch = torch.randn(40, CHANNELS).double(), torch.randn(40, DIM).double(), torch.arange(40) // 20
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    out = compiled(x, pos=pos, batch=batch, batch_size=2, max_num_nodes=20)
+    torch.testing.assert_close(out, layer(x, pos=pos, batch=batch), rtol=0, atol=1e-12)
+    with pytest.raises(Exception, match="method must be 'features' or 'pairs', or max_num_nodes at most 22"):
+        compiled(x, pos=pos, batch=batch, batch_size=2, max_num_nodes=30)
+
+
+@pytest.mark.parametrize("method", ["features", "pairs"])
+def test_dropout(kind, method, make, cloud):
+    """Of weights, in training: outputs stay the same under translations."""
+    layer, (x, pos, batch, call) = make(kind, dropout=0.4, method=method), cloud
+    expected = call(layer, x, pos)
+    layer.train()
+    moves = torch.randn(3, DIM).double()[batch]
+    torch.manual_seed(3)
+    once = call(layer, x, pos, return_vectors=True)
+    torch.manual_seed(3)
+    moved = call(layer, x, pos + moves, return_vectors=True)
+    for got, wanted in zip(moved, once, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
+    assert (once[0] - expected).abs().max() > 1e-2
+
+
+def test_periodic_offsets_are_refused(make):
+    layer, pos = make("mlp"), torch.rand(12, DIM).double()
+    edges, offsets = near_pairs(pos, 0.5)
+    x = torch.randn(12, CHANNELS).double()
+    expected = layer(x, pos=pos, neighbors=Pairs(edges, 12, offsets))
+    torch.testing.assert_close(layer(x, pos=pos + 7, neighbors=Pairs(edges, 12, offsets)), expected)
+    offsets[3, 1] += 1
+    with pytest.raises(ValueError, match="edge_offset must be differences of pos with values='offset'"):
+        layer(x, pos=pos, neighbors=Pairs(edges, 12, offsets))
+
+
+def test_features_of_self_loops_are_of_nodes_with_themselves(make):
+    """As a bias of that node's own weight."""
+    layer = make("edge features", values="content")
+    x, edges = torch.randn(3, CHANNELS).double(), torch.tensor([[1, 1, 0, 2], [0, 1, 1, 2]])
+    features = torch.randn(4, 2).double()
+    out = layer(x, neighbors=Pairs(edges, 3, torch.zeros(4, DIM), features=features))
+    proper = torch.tensor([0, 2])
+    near = Pairs(edges[:, proper], 3, torch.zeros(2, DIM), features=features[proper])
+    without = layer(x, neighbors=near)
+    torch.testing.assert_close(out[0], without[0], rtol=0, atol=1e-12)  # which has none
+    assert (out[1:] - without[1:]).abs().amin(0).max() > 1e-3
+    near.self_features = torch.zeros(3, 2).double()
+    near.self_features[[1, 2]] = features[[1, 3]]
+    torch.testing.assert_close(out, layer(x, neighbors=near), rtol=0, atol=1e-12)

@@ -1,0 +1,394 @@
+"""PerformerAttention and the Relative Performer."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from oracles import positive_features
+
+from tg_equiattn.functional import orthogonal_projection
+from tg_equiattn.grids import PixelGrid
+from tg_equiattn.nn import PerformerAttention, RelativePerformer
+from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
+from tg_equiattn.nn.performer.pixel_model import MeanReadout, PixelEmbedding
+from tg_equiattn.testing import TOLERANCE
+
+CHANNELS, OUT, HEADS, M, REACH = 12, 15, 3, 19, 3
+POSITIONS = {
+    "window": {},
+    "mlp": {"offset": "mlp", "cutoff": 2.1},  # of a lattice, the pairs at Manhattan distance below 3
+    "distance": {"offset": "distance", "cutoff": 1.6},
+    "values": {"values": "offset"},
+    "distance values": {"offset": "distance", "values": "offset", "cutoff": 1.6},
+    "far values": {"offset": None, "values": "offset"},
+    "pairs": {"offset": "mlp", "values": "offset", "method": "pairs", "cutoff": 2.1},
+    "clipped": {"position": "clipped"},
+    "sinusoid": {"position": "sinusoid"},
+    "None": {"offset": None},
+}
+EXACT = ("window", "mlp", "distance", "values", "distance values", "far values", "pairs", "clipped")
+REACHING = ("values", "distance values", "far values", "pairs")  # offsets of all nodes, which a torus has not
+GRID = PixelGrid((5, 7), REACH)
+
+
+@pytest.fixture(params=POSITIONS)
+def name(request):
+    return request.param
+
+
+def layer_of(name, *sizes, **options):
+    """Of sizes as in most tests, or others; by random features, where not by pairs."""
+    options = {"num_random_features": M, "cutoff": REACH, **POSITIONS[name], **options}
+    if "position" in options:
+        return PositionalPerformerAttention(*(sizes or (CHANNELS, OUT, HEADS)), **options)
+    return PerformerAttention(*(sizes or (CHANNELS, OUT, HEADS)), **{"method": "features", **options})
+
+
+@pytest.fixture
+def make(randomise):
+    def build(name="window", dtype=torch.float64, **options):
+        return randomise(layer_of(name, **options), 0.4).to(dtype).eval()
+
+    return build
+
+
+def error(actual, expected):
+    return float(((actual - expected).abs().max() / expected.abs().max()).detach())
+
+
+def pixels(dtype=torch.float64, batch=2):
+    x = torch.randn(batch, len(GRID), CHANNELS, dtype=dtype)
+    return x, GRID.pos(x.device, dtype).expand(batch, -1, -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_translation(name, make, dtype, device):
+    """Positions moved: exact for the window and strategy 2 whatever is drawn; the others see it, or have none."""
+    layer = make(name, dtype).to(device)
+    x, pos = (t.to(device) for t in pixels(dtype))
+    for tau in ([3, -2], [-100, 41], [0.25, 0.5]):
+        layer.redraw_features()
+        expected = layer(x, pos=pos)
+        moved = error(layer(x, pos=pos + torch.tensor(tau).to(pos)), expected)
+        if name in (*EXACT, "None"):
+            assert moved < TOLERANCE[dtype]
+        else:
+            assert moved > 1e-3
+
+
+@pytest.mark.parametrize("shift", [(1, 0), (0, 3), (2, -5)])
+def test_rolls_of_a_torus(on_device, name, make, shift):
+    layer, (x, _) = make(name), pixels()
+    grid = PixelGrid(GRID.shape, REACH, periodic=True)
+    if name in REACHING:
+        with pytest.raises(ValueError, match="grid must not be periodic with values='offset'"):
+            layer(x, grid=grid)
+        return
+
+    def roll(t):
+        return t.unflatten(1, grid.shape).roll(shift, (1, 2)).flatten(1, 2)
+
+    moved = error(layer(roll(x), grid=grid), roll(layer(x, grid=grid)))
+    assert moved < 1e-10 if name in (*EXACT, "None") else moved > 1e-3
+    if name in EXACT:  # a border is seen
+        assert error(layer(roll(x), grid=GRID), roll(layer(x, grid=GRID))) > 1e-3
+
+
+@torch.no_grad()
+def test_sinusoid_is_relative_in_expectation(make):
+    """The mean over draws of weights' numerators is translation-invariant: its error falls as 1 / sqrt(draws)."""
+    layer = make("sinusoid")
+    generator = torch.Generator().manual_seed(0)
+    content = 0.3 * torch.randn(2, 9, HEADS, 5, generator=generator, dtype=torch.float64)
+    pos = torch.randn(9, 2, generator=generator, dtype=torch.float64)
+
+    def parts(tau):
+        query, key = layer.positions.sinusoid(pos + tau)
+        return (torch.cat([c, p], -1) / 21**0.25 for c, p in zip(content, (query, key), strict=True))
+
+    both = [list(parts(tau)) for tau in (0.0, torch.tensor([5.0, -3.0]).double())]
+    exact = (both[0][0] * both[0][1]).sum(-1).exp()
+    differences, estimates = [], []
+    for _ in range(6000):
+        w = orthogonal_projection(21, 21, generator)
+        here, there = ((positive_features(q, w) * positive_features(k, w)).mean(-1) for q, k in both)
+        differences.append((there - here) / exact)
+        estimates.append(here / exact)
+    differences, estimates = torch.stack(differences), torch.stack(estimates)
+    single = differences.square().mean().sqrt()
+    assert single > 0.05  # one draw is not relative
+    standard_error = differences.std(0) / math.sqrt(len(differences))
+    assert (differences.mean(0) / standard_error).abs().max() < 5
+    assert ((estimates.mean(0) - 1) / (estimates.std(0) / math.sqrt(len(estimates)))).abs().max() < 5
+    means = {n: differences.view(-1, n, *differences.shape[1:]).mean(1).square().mean().sqrt() for n in (1, 100)}
+    assert math.log(means[1] / means[100]) / math.log(100) == pytest.approx(0.5, abs=0.1)
+
+
+def test_grid_positions_and_neighbors_agree(on_device, name, make):
+    layer, (x, pos) = make(name), pixels()
+    expected = layer(x, grid=GRID)
+    torch.testing.assert_close(layer(x, pos=pos), expected, rtol=0, atol=1e-12)
+    near = GRID.neighbors(2, on_device)
+    torch.testing.assert_close(layer(x, pos=pos, neighbors=near), expected, rtol=0, atol=1e-12)
+    flat = layer(x.flatten(0, 1), pos=pos.flatten(0, 1), batch=torch.arange(2).repeat_interleave(len(GRID)))
+    torch.testing.assert_close(flat.view_as(expected), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(layer(x.flatten(0, 1), grid=GRID).view_as(expected), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("grid", [None, GRID])
+def test_padding_changes_nothing(on_device, name, make, grid):
+    """Masked nodes, NaN in features and positions, reach neither outputs nor gradients."""
+    layer, (x, pos) = make(name), pixels()
+    mask = torch.ones(2, len(GRID), dtype=torch.bool)
+    mask[1, 20:] = False
+    expected = layer(x[1:, :20], pos=pos[1:, :20])
+    holes = torch.where(mask[..., None], x, torch.nan).requires_grad_()
+    place = {"grid": grid} if grid else {"pos": torch.where(mask[..., None], pos, torch.nan)}
+    out = layer(holes, mask=mask, **place)
+    torch.testing.assert_close(out[1:, :20], expected, rtol=0, atol=1e-12)
+    assert out[1, 20:].abs().max() == 0
+    torch.testing.assert_close(out[:1], layer(x[:1], pos=pos[:1]), rtol=0, atol=1e-12)
+    out.square().sum().backward()
+    for parameter in layer.parameters():
+        assert parameter.grad.isfinite().all()
+    assert holes.grad[1, 20:].nan_to_num(0).abs().max() == 0
+
+
+@pytest.mark.parametrize("grid", [PixelGrid((5, 7), 3, periodic=True), PixelGrid((5, 7), 2)])
+def test_mask_keeps_the_grids_pairs(on_device, name, grid, make):
+    layer, (x, _) = make(name), pixels()
+    mask = torch.ones(2, len(GRID), dtype=torch.bool)
+    grid = PixelGrid(grid.shape, grid.max_distance) if name in REACHING else grid
+    torch.testing.assert_close(layer(x, grid=grid, mask=mask), layer(x, grid=grid), rtol=0, atol=1e-12)
+    mask[:, 20:] = False
+    near = GRID.neighbors(2, on_device)
+    expected = layer(x[:, :20], pos=GRID.pos(on_device, x.dtype)[:20].expand(2, -1, -1))
+    out = layer(x, neighbors=near, pos=GRID.pos(on_device, x.dtype).expand(2, -1, -1), mask=mask)
+    torch.testing.assert_close(out[:, :20], expected, rtol=0, atol=1e-12)
+
+
+def test_lattices_off_the_grid_keep_their_pairs(make):
+    """Pairs at exactly the cutoff are not near, however positions round."""
+    layer, (x, pos) = make("mlp"), pixels()
+    for tau in (0.1, 0.3, 1 / 3, 100 / 7, -1e4 / 3):
+        assert error(layer(x, pos=pos + tau), layer(x, pos=pos)) < (1e-10 if abs(tau) < 100 else 1e-8)
+
+
+def test_gradcheck(name, make):
+    layer = make(name, num_random_features=5)
+    x = torch.randn(1, 6, CHANNELS, dtype=torch.float64, requires_grad=True)
+    grid, names = PixelGrid((2, 3), REACH), [n for n, _ in layer.named_parameters()]
+
+    def call(x, *values):
+        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,), {"grid": grid})
+
+    values = [p.detach().clone().requires_grad_() for p in layer.parameters()]
+    assert torch.autograd.gradcheck(call, (x, *values), fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, (x, *values), fast_mode=True)
+
+
+@pytest.mark.parametrize("dim", [1, 3])
+def test_positions_of_any_dimension(name, dim, make):
+    near = {"cutoff": 1.1} if name in ("mlp", "pairs") else {}
+    layer = make(name, pos_dim=dim, **near)
+    grid = PixelGrid((7,) if dim == 1 else (2, 3, 5), 2 if near else REACH)
+    x = torch.randn(2, len(grid), CHANNELS, dtype=torch.float64)
+    expected = layer(x, grid=grid)
+    found = layer(x, pos=grid.pos(dtype=torch.float64).expand(2, -1, -1))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("position", ["window", "clipped", "sinusoid"])
+def test_compiles_whole_with_redraws(on_device, position):
+    """The model in one graph, in training, with draws at the same steps."""
+    model = RelativePerformer(
+        1, 3, channels=6, depth=1, heads=2, position=position, cutoff=2, dropout=0.0,
+        attn_kwargs={"redraw_interval": 2, "num_random_features": M},
+    )  # fmt: skip
+    eager = copy.deepcopy(model)
+    compiled, image = torch.compile(model, fullgraph=True, backend="aot_eager"), torch.rand(2, 1, 5, 7)
+    drawn = []
+    for _ in range(5):
+        got, wanted = compiled(image), eager(image)
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+        for a, b in zip(
+            torch.autograd.grad(got.square().sum(), list(model.parameters())),
+            torch.autograd.grad(wanted.square().sum(), list(eager.parameters())),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+        drawn.append(float(model.blocks[0].attention.features.projection.sum()))
+    assert [a == b for a, b in itertools.pairwise(drawn)] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision(on_device, name, make, dtype):
+    layer, (x, _) = make(name, torch.float32), pixels(torch.float32)
+    expected = layer(x, grid=GRID)
+    with torch.autocast(on_device, dtype):
+        out = layer(x, grid=GRID)
+        out.float().sum().backward()
+    assert error(out.float(), expected) < 5e-2
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+    whole = make(name, dtype)
+    assert whole(x.to(dtype), grid=GRID).isfinite().all()
+
+
+class OnGrid(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x, grid=PixelGrid((x.shape[1] // 5, 5), REACH))
+
+
+def test_copies_and_any_size(name, make, check_copies):
+    for rows in (7, 3):
+        x = torch.randn(2, 5 * rows, CHANNELS, dtype=torch.float64)
+        check_copies(lambda: OnGrid(make(name)), OnGrid(make(name)), x)
+
+
+def test_checkpoint_does_not_depend_on_image_size(name, make):
+    layer = make(name)
+    before = {k: v.shape for k, v in layer.state_dict().items()}
+    layer(pixels()[0], grid=GRID)
+    assert {k: v.shape for k, v in layer.state_dict().items()} == before
+
+
+def test_reset_parameters(name, make):
+    layer, (x, _) = make(name), pixels()
+    before = {k: v.clone() for k, v in layer.named_parameters()}
+    torch.manual_seed(7)
+    layer.reset_parameters()
+    changed = {k for k, v in layer.named_parameters() if not torch.equal(v, before[k])}
+    assert changed == set(before)
+    expected = layer(x, grid=GRID)
+    torch.manual_seed(7)
+    layer.reset_parameters()
+    torch.testing.assert_close(layer(x, grid=GRID), expected, rtol=0, atol=0)
+    assert layer(x, grid=GRID).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("position", "millions"), [(None, 4.7), ("absolute", 4.7), ("sinusoid", 4.7), ("clipped", 4.5), ("window", 4.7)]
+)
+def test_the_paper_counts_the_same_parameters(position, millions):
+    """relative-performer Table 1."""
+    model = RelativePerformer(1, 10, position=position)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize("position", ["window", "clipped", "absolute", None])
+def test_model_on_a_torus(on_device, position, norm, randomise):
+    """Class scores do not change when an image is rolled, but with absolute positions."""
+    options = {"channels": 12, "depth": 2, "heads": 3, "cutoff": 3, "periodic": True, "norm": norm}
+    model = randomise(RelativePerformer(2, 5, position=position, **options), 0.4).double().eval()
+    image = torch.rand(3, 2, 5, 7).double()
+    moved = error(model(image.roll((2, 3), (2, 3))), model(image))
+    assert moved > 1e-3 if position == "absolute" else moved < 1e-10
+
+
+def test_model_trains_and_draws_again():
+    torch.manual_seed(0)
+    options = {"channels": 12, "depth": 2, "heads": 3, "cutoff": 2, "norm": "batch"}
+    model = RelativePerformer(1, 3, **options, attn_kwargs={"redraw_interval": None})
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    image, label = torch.rand(6, 1, 5, 7), torch.tensor([0, 1, 2, 0, 1, 2])
+    losses = []
+    for _ in range(80):
+        loss = torch.nn.functional.cross_entropy(model(image), label)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.3 * losses[0]
+    before = [b.attention.features.projection.clone() for b in model.blocks]
+    model.redraw_features(torch.Generator().manual_seed(1))
+    assert all(not torch.equal(b.attention.features.projection, p) for b, p in zip(model.blocks, before, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "lookup"])
+def test_pixel_embeddings(on_device, kind):
+    embedding = PixelEmbedding(3, 8, kind)
+    x = torch.randint(256, (2, 5, 3))
+    if kind != "lookup":
+        assert embedding(x / 255).shape == (2, 5, 8)
+        return
+    expected = sum(embedding.table.weight[256 * c + x[..., c]] for c in range(3))
+    torch.testing.assert_close(embedding(x), expected)
+    torch.testing.assert_close(embedding(x / 255), expected)
+    torch.testing.assert_close(embedding(x.to(torch.uint8)), expected)
+    for bad in (x - 300, x + 300, x / 100) if on_device == "cpu" else ():  # where values may be looked at
+        with pytest.raises(ValueError, match=r"integers in \[0, 255\]"):
+            embedding(bad)
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_mean_readout(norm):
+    readout, x = MeanReadout(7, 3, norm), torch.randn(5, 11, 7)
+    mean = torch.nn.functional.layer_norm(x, (7,)).mean(1) if norm == "layer" else x.mean(1)
+    if norm == "batch":
+        mean = (mean - mean.mean(0)) / (mean.var(0, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(readout(x, lambda x: x.mean(1)), readout.head(mean))
+
+
+def test_what_positions_need():
+    """A layer says whether it looks at near pairs, and whether their offsets have to be whole."""
+    needs = {name: layer_of(name) for name in POSITIONS}
+    near = [name for name in EXACT if name != "far values"]
+    assert [name for name, layer in needs.items() if layer.needs_neighbors] == near
+    assert [name for name, layer in needs.items() if layer.whole_offsets] == ["window", "values", "clipped"]
+
+
+def layer(**options):
+    return PerformerAttention(12, 15, 3, cutoff=3, **options)
+
+
+X, POS = torch.ones(2, 35, 12), torch.ones(2, 35, 2)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    [
+        ("heads must divide out_channels=15, got 4", lambda: PerformerAttention(12, 15, 4)),
+        ("position must be one of", lambda: PositionalPerformerAttention(12, 15, 3, position="rotary")),
+        ("position must be one of", lambda: RelativePerformer(1, 10, position="rotary")),
+        ("channels must be a multiple of 4", lambda: RelativePerformer(1, 3, channels=10, position="absolute")),
+        ("method must be one of", lambda: layer(method="exact")),
+        ("values must be one of", lambda: layer(values="distance")),
+        ("edge_dim must be None with offset=None", lambda: layer(offset=None, edge_dim=2)),
+        ("cutoff must be given with offset='distance'", lambda: PerformerAttention(12, 15, 3, offset="distance")),
+        ("pos must be given.*values='offset' needs it", lambda: layer(offset=None, values="offset")(X)),
+        ("return_vectors must be with values='offset'", lambda: layer()(X, pos=POS, return_vectors=True)),
+        ("redraw_interval must be", lambda: layer(redraw_interval=0)),
+        ("input must be", lambda: layer()(X[..., :5])),
+        ("input must be", lambda: layer()(X[0, 0])),
+        ("input must be torch.float32", lambda: layer()(X.double())),
+        ("pos must be given", lambda: PositionalPerformerAttention(12, 15, 3, position="sinusoid")(X)),
+        ("pos must be given", lambda: layer()(X)),
+        ("pos must have shape", lambda: layer()(X, pos=POS[..., :1])),
+        ("mask must be bool", lambda: layer()(X, pos=POS, mask=torch.ones(2, 35))),
+        ("mask must be None", lambda: layer()(X[0], pos=POS[0], mask=torch.ones(35, dtype=torch.bool))),
+        ("batch must be None", lambda: layer()(X, pos=POS, batch=torch.zeros(2).long())),
+        ("batch must be sorted", lambda: layer()(X[0], pos=POS[0], batch=torch.arange(35).flip(0))),
+        ("grid must have 2 axes and as many pixels", lambda: layer()(X, grid=PixelGrid((5, 6)))),
+        ("grid must have 2 axes", lambda: layer()(X, grid=PixelGrid((35,)))),
+        ("neighbors must be of 70 nodes", lambda: layer()(X, neighbors=GRID.neighbors(1))),
+        ("offsets .* must be below cutoff=3", lambda: layer()(X, grid=PixelGrid((5, 7), 5))),
+        ("batch must be None", lambda: layer()(X[0], grid=GRID, batch=torch.zeros(35).long())),
+        ("input must be", lambda: RelativePerformer(1, 10, depth=1)(torch.ones(2, 1, 5, 7).double())),
+        ("input must be", lambda: RelativePerformer(1, 10, depth=1)(torch.ones(2, 1, 5, 7, dtype=torch.uint8))),
+        ("offset must be one of", lambda: layer(offset="linear")),
+        ("norm must be", lambda: RelativePerformer(1, 10, norm="group")),
+        ("embedding must be", lambda: RelativePerformer(1, 10, embedding="patch")),
+        ("depth must be", lambda: RelativePerformer(1, 10, depth=0)),
+        (r"input must be \(B, 1, H, W\)", lambda: RelativePerformer(1, 10, depth=1)(torch.ones(2, 3, 5, 7))),
+    ],
+)  # fmt: skip
+def test_bad_arguments(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()

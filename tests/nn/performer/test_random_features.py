@@ -1,0 +1,180 @@
+"""When features are drawn, from what, and that every rank draws alike."""
+
+import copy
+import io
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+from tg_equiattn.nn import PerformerAttention, RelativePerformer
+from tg_equiattn.nn.performer.random_features import RandomFeatures
+
+
+def draws(features, steps):
+    """Which steps see other features than the step before."""
+    seen, changes = features.projection.clone(), []
+    for step in range(steps):
+        now = features()
+        if not torch.equal(now, seen):
+            changes.append(step)
+        seen = now.clone()
+    return changes
+
+
+def test_interval_counts_training_steps():
+    features = RandomFeatures(11, 5, redraw_interval=3)
+    assert draws(features, 10) == [3, 6, 9]
+    features.eval()
+    assert draws(features, 10) == []
+    features.train()
+    assert draws(features, 6) == [2, 5]  # the count went on where it was
+    assert draws(RandomFeatures(11, 5), 10) == []
+
+
+def test_draws_are_the_seeds_alone():
+    torch.manual_seed(3)
+    one = RandomFeatures(11, 5, redraw_interval=1)
+    torch.manual_seed(3)
+    two = RandomFeatures(11, 5, redraw_interval=1)
+    torch.manual_seed(4)
+    other = RandomFeatures(11, 5, redraw_interval=1)
+    for _ in range(3):
+        torch.randn(7)  # the global generator's state plays no part
+        assert torch.equal(one(), two())
+        assert not torch.equal(one(), other())
+        two()
+    one.redraw_features(torch.Generator().manual_seed(5))
+    other.redraw_features(torch.Generator().manual_seed(5))
+    assert torch.equal(one.projection, other.projection)
+
+
+def test_checkpoint_goes_on_as_an_uninterrupted_run():
+    features = RandomFeatures(11, 5, redraw_interval=3)
+    draws(features, 4)
+    buffer = io.BytesIO()
+    torch.save(features.state_dict(), buffer)
+    buffer.seek(0)
+    resumed = RandomFeatures(11, 5, redraw_interval=3)
+    resumed.load_state_dict(torch.load(buffer, weights_only=True))
+    copied = copy.deepcopy(features)
+    for _ in range(7):
+        expected = features()
+        assert torch.equal(resumed(), expected)
+        assert torch.equal(copied(), expected)
+
+
+def test_activation_checkpointing_counts_a_step_once():
+    layer = PerformerAttention(8, 8, 2, offset=None, redraw_interval=1)
+    plain = copy.deepcopy(layer)
+    x = torch.randn(1, 9, 8)
+    for _ in range(3):
+        x1, x2 = (x.clone().requires_grad_() for _ in range(2))
+        checkpoint(layer, x1, use_reentrant=False).square().sum().backward()
+        plain(x2).square().sum().backward()
+        torch.testing.assert_close(x1.grad, x2.grad)
+    assert torch.equal(layer.features.projection, plain.features.projection)
+
+
+def test_drawing_between_forward_and_backward():
+    """A layer used twice in a step, with a draw in between, differentiates each use with its own features."""
+    layer = PerformerAttention(8, 8, 2, offset=None, redraw_interval=1).double()
+    x = torch.randn(1, 9, 8).double()
+    first, drawn = layer(x), layer.features.projection
+    second = layer(x)
+    assert not torch.equal(drawn, layer.features.projection)
+    (first + second).sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_dtype_and_meta_device():
+    features = RandomFeatures(11, 5).double()
+    features.redraw_features()
+    assert features.projection.dtype == torch.float64
+    with torch.device("meta"):
+        assert RandomFeatures(11, 5).projection.is_meta
+
+
+def model():
+    return RelativePerformer(
+        1, 3, channels=12, depth=2, heads=3, cutoff=2, dropout=0.0, attn_kwargs={"redraw_interval": 2}
+    ).double()
+
+
+def images():
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(4, 1, 5, 7, generator=generator, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+
+
+def steps(net, image, label, count=5):
+    """Gradients of the last of some training steps, between which features are drawn."""
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(count):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(image), label).backward()
+        optimizer.step()
+    return [p.grad.clone() for p in net.parameters()]
+
+
+def train_rank(number, device, folder):
+    torch.manual_seed(number)  # ranks start unlike; DistributedDataParallel makes them alike
+    ids = [device.index] if device.type == "cuda" else None
+    net = torch.nn.parallel.DistributedDataParallel(model().to(device), device_ids=ids)
+    image, label = (x[2 * number : 2 * number + 2].to(device) for x in images())
+    grads = [grad.cpu() for grad in steps(net, image, label)]
+    torch.save((grads, net.module.blocks[1].attention.features.projection.cpu()), f"{folder}/{number}.pt")
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
+def test_two_processes_give_the_gradients_of_one(tmp_path):
+    ranks.run(train_rank, tmp_path)
+    torch.manual_seed(0)
+    single = model()
+    expected = steps(single, *images())
+    for number in range(ranks.WORLD):
+        grads, projection = torch.load(tmp_path / f"{number}.pt", weights_only=True)
+        assert torch.equal(projection, single.blocks[1].attention.features.projection)
+        for got, wanted in zip(grads, expected, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_a_transformed_pass_is_one_step():
+    """However many samples or directions it goes through; a draw within it is an ordinary tensor, and stays."""
+    layer = PerformerAttention(8, 8, 2, offset=None, redraw_interval=2).double()
+    plain = copy.deepcopy(layer)
+    x = torch.randn(3, 9, 8).double()
+    passes = [
+        lambda: torch.vmap(layer)(x),
+        lambda: torch.func.grad(lambda x: layer(x).square().sum())(x[0]),
+        lambda: torch.func.hessian(lambda t: layer(t * x[0]).square().sum())(torch.tensor(0.3).double()),
+        lambda: torch.func.jacfwd(lambda t: layer(t * x[0]).square().sum())(torch.tensor(0.3).double()),
+        lambda: torch.vmap(torch.func.grad(lambda x: layer(x).square().sum()))(x),
+    ]
+    for run in passes:
+        run()
+        plain(x[0])
+        assert torch.equal(layer.features.projection, plain.features.projection)
+        assert torch.equal(layer.features.get_extra_state(), plain.features.get_extra_state())
+    assert int(layer.features.get_extra_state()[1]) == 2
+    torch.testing.assert_close(torch.vmap(layer.eval())(x)[1], layer(x[1]))
+
+
+def test_ensembles_draw_outside():
+    """Stacked directions are not drawn again under vmap: that raises, and in eval they are used as they are."""
+    members = [PerformerAttention(8, 8, 2, offset=None, redraw_interval=1).double() for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(members)
+    x = torch.randn(9, 8).double()
+
+    def run(parameters, buffers):
+        return torch.func.functional_call(members[0], (parameters, buffers), (x,))
+
+    torch.vmap(run)(parameters, buffers)
+    with pytest.raises(
+        RuntimeError, match=r"cannot be redrawn while a transform.*eval\(\).*redraw_features\(\) outside"
+    ):
+        torch.vmap(run)(parameters, buffers)
+    members[0].eval()
+    for got, member in zip(torch.vmap(run)(parameters, buffers), members, strict=True):
+        torch.testing.assert_close(got, member.eval()(x))

@@ -1,0 +1,217 @@
+"""Clifford MLPs against a slow evaluation by Pauli matrices, equivariance, blocks of tokens, errors."""
+
+import copy
+
+import pytest
+import torch
+from oracles import SIZES, clifford_mlp
+from space import error, flipped_sign, motion, move_multivectors
+
+from tg_equiattn.nn import CliffordMLP
+from tg_equiattn.nn.vector.clifford import CliffordLinear, MultivectorMLP
+from tg_equiattn.nn.vector.grades import Grades, features, joined
+from tg_equiattn.testing import TOLERANCE
+
+IN, OUT, HIDDEN = 3, 5, 7
+OPTIONS = {"one block": {}, "two blocks": {"num_blocks": 2}}
+
+
+@pytest.fixture
+def make(randomise):
+    def make(name, dtype=torch.float64):
+        return randomise(CliffordMLP(IN, OUT, HIDDEN, **OPTIONS[name])).to(dtype)
+
+    return make
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_equals_the_definition(name, make, device):
+    mlp, x = make(name), torch.randn(2, 11, IN, 8, dtype=torch.float64, requires_grad=True)
+    expected = torch.cat(clifford_mlp(mlp.mlp, x.flatten(0, 1).split(SIZES, -1)), -1).unflatten(0, (2, 11))
+    direction = torch.randn_like(expected)
+    wanted = torch.autograd.grad((expected * direction).sum(), [x, *mlp.parameters()])
+    out = mlp.to(device)(x.to(device)).cpu()
+    torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
+    grads = torch.autograd.grad((out * direction).sum(), [x, *mlp.parameters()])
+    for a, b in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-9, atol=1e-10)
+
+
+def test_some_grades_only(randomise):
+    """Grades without channels, in and out."""
+    mlp = randomise(MultivectorMLP(Grades(2, 3), Grades(0, 1, 2, 0), 5)).double()
+    x = [torch.randn(11, c, n, dtype=torch.float64) for c, n in zip((2, 3, 0, 0), SIZES, strict=True)]
+    out = mlp([part.permute(2, 1, 0) for part in x])
+    for got, wanted in zip(out, clifford_mlp(mlp, x), strict=True):
+        torch.testing.assert_close(got.permute(2, 1, 0), wanted, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("reflect", [False, True])
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_equivariant(dtype, name, reflect, make, device):
+    mlp, x = make(name, dtype).to(device), torch.randn(31, IN, 8, dtype=dtype, device=device)
+    r = motion(dtype, reflect, device)
+    assert error(mlp(move_multivectors(x, r)), move_multivectors(mlp(x), r)) <= TOLERANCE[dtype]
+
+
+def test_broken_layers_are_seen(make):
+    mlp, x, r = make("one block"), torch.randn(31, IN, 8, dtype=torch.float64), motion()
+
+    def broken(f):
+        return error(f(move_multivectors(x, r)), move_multivectors(f(x), r))
+
+    assert broken(mlp) <= 1e-10
+    assert broken(lambda x: mlp(x[..., [0, 2, 1, 3, 4, 5, 6, 7]])) > 1e-2
+    assert broken(lambda x: mlp(torch.cat([x[..., 1:2], x[..., 1:]], -1))) > 1e-3
+    with flipped_sign():
+        assert broken(mlp) > 1e-3
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2])
+def test_blocks_of_tokens_change_nothing(num_blocks, randomise):
+    """Three blocks, the last not full, against the tokens a part at a time; of what is between, nothing is kept."""
+    mlp = randomise(CliffordMLP(1, 2, 64, num_blocks=num_blocks), 0.2).double()
+    tokens = int(2.3 * mlp.mlp.tokens_per_block(torch.device("cpu")))
+    x, saved = torch.randn(tokens, 1, 8, dtype=torch.float64, requires_grad=True), []
+
+    def with_gradients(*parts):
+        out = torch.cat([mlp(part) for part in parts])
+        return out, *torch.autograd.grad(out.square().sum(), [x, *mlp.parameters()])
+
+    whole = with_gradients(x)
+    for got, wanted in zip(whole, with_gradients(*x.split(tokens // 7)), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+    with torch.no_grad():
+        torch.testing.assert_close(mlp(x), whole[0], rtol=1e-12, atol=1e-12)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        mlp(x)
+    assert sum(saved) < 4 * x.numel()
+
+
+def test_gradcheck(randomise):
+    mlp = randomise(CliffordMLP(2, 1, 2)).double()
+    x = torch.randn(2, 2, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(mlp, x)
+    assert torch.autograd.gradgradcheck(mlp, x)
+
+
+def test_finite_derivatives_at_zero(make):
+    mlp, x = make("two blocks"), torch.zeros(2, IN, 8, dtype=torch.float64, requires_grad=True)
+    out = mlp(x)
+    (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    grad.square().sum().backward()
+    assert out.isfinite().all()
+    assert grad.isfinite().all()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (2, 3, 5)])
+def test_any_leading_axes(on_device, shape, make):
+    x = torch.randn(*shape, IN, 8, dtype=torch.float64, requires_grad=True)
+    mlp = make("two blocks")
+    out = mlp(x)
+    assert out.shape == (*shape, OUT, 8)
+    out.sum().backward()
+    if x.numel():
+        alone = torch.stack([mlp(part) for part in x.view(-1, IN, 8)])
+        torch.testing.assert_close(out, alone.view_as(out), rtol=1e-12, atol=1e-12)
+
+
+def test_nan_stays_in_its_token(on_device, make):
+    mlp, x = make("two blocks"), torch.randn(11, IN, 8, dtype=torch.float64)
+    expected = mlp(x)
+    x[4, 0, 2], x[4, 1, 0] = torch.nan, torch.inf
+    there = torch.arange(11) != 4
+    torch.testing.assert_close(mlp(x)[there], expected[there], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_copies(name, make, check_copies):
+    check_copies(
+        lambda: CliffordMLP(IN, OUT, HIDDEN, **OPTIONS[name]).double(), make(name), torch.randn(5, IN, 8).double()
+    )
+
+
+def test_reset_and_repr(make):
+    mlp, x = make("two blocks"), torch.randn(5, IN, 8, dtype=torch.float64)
+    before = copy.deepcopy(mlp.state_dict())
+    mlp.reset_parameters()
+    assert all(not torch.equal(before[name], value) for name, value in mlp.state_dict().items())
+    assert mlp(x).isfinite().all()
+    assert "CliffordBlock(7)" in repr(mlp)
+    assert "(3, 3, 3, 3), (7, 7, 7, 7)" in repr(mlp)
+
+
+def test_hidden_channels_default_to_the_larger():
+    assert CliffordMLP(3, 5).mlp.blocks[0].channels == 5
+    assert CliffordMLP(5, 2).mlp.blocks[0].channels == 5
+
+
+@pytest.mark.slow
+def test_compiles_whole(on_device, make):
+    mlp, x = make("two blocks", torch.float32), torch.randn(11, IN, 8, requires_grad=True)
+    torch.compiler.reset()
+    compiled = torch.compile(mlp, fullgraph=True, backend="aot_eager")
+    got, wanted = compiled(x), mlp(x)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    inputs = [x, *mlp.parameters()]
+    for a, b in zip(
+        torch.autograd.grad(got.square().sum(), inputs), torch.autograd.grad(wanted.square().sum(), inputs), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision(on_device, dtype, make):
+    mlp, x = make("one block", torch.float32), torch.randn(11, IN, 8)
+    with torch.autocast(on_device, dtype):
+        out, half = mlp(x), mlp(x.to(dtype))
+    torch.testing.assert_close(out.float(), mlp(x), rtol=0, atol=1e-1)
+    torch.testing.assert_close(half.float(), mlp(x.to(dtype).float()), rtol=0, atol=1e-1)
+
+
+def test_which_grades_can_be_reached():
+    assert Grades(1).reachable(3) == (True, False, False, False)
+    assert Grades(0, 1).reachable(0) == (True, True, False, False)
+    assert Grades(0, 1).reachable(1) == (True, True, True, False)
+    assert Grades(0, 1).reachable(2) == (True, True, True, True)
+    assert Grades(0, 0, 0, 1).reachable(5) == (True, False, False, True)
+    assert Grades(0, 0, 1).reachable(5) == (True, False, True, False)
+
+
+def test_features_are_channel_by_channel():
+    a, b = Grades(1, 2, 0, 1), Grades(0, 1, 1, 0)
+    x, y = torch.randn(5, a.dim), torch.randn(5, b.dim)
+    assert a.channels() == [0, 1, 1, 1, 2, 2, 2, 3]
+    torch.testing.assert_close(a.split(x)[1], x[:, 1:7].unflatten(1, (2, 3)), rtol=0, atol=0)
+    both = features(joined(a.parts(x), b.parts(y)))
+    wanted = torch.cat([x[:, :7], y[:, :3], y[:, 3:], x[:, 7:]], 1)
+    torch.testing.assert_close(both, wanted, rtol=0, atol=0)
+    assert both.is_contiguous()
+
+
+def test_linear_without_anything_in_common():
+    layer = CliffordLinear(Grades(2), Grades(0, 3), bias=True)
+    assert list(layer.parameters()) == []
+    assert features(layer(Grades(2).parts(torch.ones(5, 2)))).shape == (5, 9)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    [
+        ("in_channels must be a positive", lambda: CliffordMLP(0, 5)),
+        ("out_channels must be a positive", lambda: CliffordMLP(3, 0)),
+        ("hidden_channels must be a positive", lambda: CliffordMLP(3, 5, 0)),
+        ("num_blocks must be a positive", lambda: CliffordMLP(3, 5, num_blocks=0)),
+        (r"input must be \(..., 3, 8\)", lambda: CliffordMLP(3, 5)(torch.ones(2, 4, 8))),
+        (r"input must be \(..., 3, 8\)", lambda: CliffordMLP(3, 5)(torch.ones(2, 3, 7))),
+        (r"input must be \(..., 3, 8\)", lambda: CliffordMLP(3, 5)(torch.ones(8))),
+        ("input must be a floating", lambda: CliffordMLP(3, 5)(torch.ones(3, 8).long())),
+        ("input must be torch.float32", lambda: CliffordMLP(3, 5)(torch.ones(3, 8).double())),
+        ("parameters must be float32 or float64", lambda: CliffordMLP(3, 5).half()(torch.ones(3, 8).half())),
+    ],
+)
+def test_bad_arguments(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,268 @@
+"""Near pairs: sorted, from grids, and found by position."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tg_equiattn.grids import PixelGrid
+from tg_equiattn.pairs import Pairs, near_pairs
+
+EDGE = torch.tensor([[1, 1], [0, 0]])
+
+
+def as_set(target, source, offsets):
+    return {(i, j, *o) for i, j, o in zip(target.tolist(), source.tolist(), offsets.tolist(), strict=True)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    st.sampled_from([1, 1.5, 2, 3, 4]),
+    st.booleans(),
+)
+def test_pixel_grids(shape, distance, periodic):
+    grid = PixelGrid(tuple(shape), distance, periodic)
+    edge_index, offsets = grid.edges()
+    index = torch.cartesian_prod(*(torch.arange(n) for n in shape)).view(-1, len(shape))
+    step = index[None] - index[:, None]
+    if periodic:
+        sides = torch.tensor(shape)
+        step = (step + (sides - 1) // 2) % sides - (sides - 1) // 2
+    near = (step.abs().sum(-1) < distance) & ~torch.eye(len(index), dtype=torch.bool)
+    i, j = near.nonzero().unbind(1)
+    expected = step[i, j]
+    if len(shape) > 1:  # (z, row, column) to (x, y, z), rows running down
+        expected = expected.flip(-1) * torch.tensor([1, -1, 1][: len(shape)])
+    assert as_set(edge_index[1], edge_index[0], offsets) == as_set(i, j, expected)
+    assert bool((edge_index[1].diff() >= 0).all())
+    if not periodic:
+        pos = grid.pos()
+        assert torch.equal(pos[edge_index[0]] - pos[edge_index[1]], offsets.to(pos.dtype))
+
+
+def test_grid_neighbors_are_those_of_every_copy():
+    grid = PixelGrid((3, 5), 2)
+    (source, target), offsets = grid.edges()
+    near = grid.neighbors(2)
+    expected = as_set(target, source, offsets) | as_set(target + 15, source + 15, offsets)
+    assert as_set(near.target, near.source, near.offsets) == expected
+    assert grid.neighbors(2) is near
+
+
+@pytest.fixture(params=["tree", "cells"])
+def search(request, monkeypatch):
+    """How near pairs are searched for: by scipy's tree, and where it is not installed."""
+    if request.param == "tree":
+        pytest.importorskip("scipy")
+    monkeypatch.setattr("tg_equiattn.pairs.has_scipy", lambda: request.param == "tree")
+
+
+@pytest.mark.usefixtures("search")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 40), st.integers(1, 3), st.integers(0, 2**20))
+def test_pairs_found_by_position(nodes, dim, seed):
+    generator = torch.Generator().manual_seed(seed)
+    pos = 7 * torch.randn(nodes, dim, generator=generator).double()  # float32 is not exact enough to tell at the limit
+    batch = torch.randint(3, (nodes,), generator=generator).sort().values
+    (source, target), _ = near_pairs(pos, 2.5, batch=batch)
+    distance = torch.cdist(pos, pos, p=2)
+    near = (distance < 2.5) & (batch[:, None] == batch) & ~torch.eye(nodes, dtype=torch.bool)
+    assert torch.equal(torch.stack([target, source]), near.nonzero().T)
+
+
+@pytest.mark.usefixtures("search")
+def test_pairs_in_parts():
+    """More candidates than are looked at together, and no more pairs than are asked for."""
+    pos = torch.rand(1200, 2)
+    (source, target), _ = near_pairs(pos, 1.0, max_pairs=1200)
+    near = (torch.cdist(pos, pos, p=2) < 1) & ~torch.eye(1200, dtype=torch.bool)
+    assert (target * 1200 + source).diff().min() > 0
+    assert abs(len(target) - int(near.sum())) <= 10  # cdist rounds otherwise at the limit
+    average = len(target) / 1200
+    assert len(near_pairs(pos, 1.0, max_pairs=int(average) + 1)[1]) == len(target)
+    with pytest.raises(ValueError, match=f"more than {int(average)} pairs a node at distances below 1.0 among 1200"):
+        near_pairs(pos, 1.0, max_pairs=int(average))
+
+
+@pytest.mark.usefixtures("search")
+def test_pairs_at_the_same_place_and_far_away():
+    pos = torch.tensor([[0.0, 0], [0, 0], [1e6, -1e6], [1e6, -1e6 + 1]])
+    (source, target), _ = near_pairs(pos, 2)
+    assert target.tolist() == [0, 1, 2, 3]
+    assert source.tolist() == [1, 0, 3, 2]
+
+
+def test_order_and_transpose():
+    target, source = torch.tensor([4, 0, 2, 2, 0]), torch.tensor([1, 3, 2, 0, 1])
+    near = Pairs(torch.stack([source, target]), 5, torch.arange(10).view(5, 2))
+    pattern = near.csr
+    assert pattern.row.tolist() == [0, 0, 2, 4]  # the pair of node 2 with itself is passed over
+    assert pattern.col.tolist() == [3, 1, 0, 1]
+    assert near.offsets.tolist() == [[2, 3], [8, 9], [6, 7], [0, 1]]
+    assert pattern.crow.tolist() == [0, 2, 2, 3, 3, 4]
+    back = pattern.transposed()
+    assert back.crow.tolist() == [0, 1, 3, 3, 4, 4]
+    assert back.col.tolist() == pattern.row[pattern.order].tolist() == [2, 0, 4, 0]
+    assert back.row.tolist() == pattern.col[pattern.order].tolist() == [0, 1, 1, 3]
+    for here, there in zip(pattern.tensors, back.transposed().tensors, strict=True):
+        assert torch.equal(here, there)
+    assert torch.equal(pattern.order[back.order], torch.arange(4))
+
+
+def test_bins():
+    near = Pairs(torch.tensor([[1, 2, 0], [0, 0, 1]]), 3, torch.tensor([[1, -1], [5, 0], [0, 0]]))
+    bins = near.bins(3)
+    assert bins.row.tolist() == [2, 3, 9]  # (0, 2), (1, 0), and the far pair in the last bin
+    assert bins.col.tolist() == [1, 0, 2]
+    assert near.bins(3) is bins
+    assert len(near.bins(2).crow) == 3 * 2 + 2
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("edge_index must be a tensor, got list", ([[0], [1]], 3)),
+        ("edge_index must be int64", (torch.zeros(2, 2), 3)),
+        ("edge_index must be int64", (torch.zeros(3, 2).long(), 3)),
+        ("offsets must have shape", (EDGE, 3, torch.zeros(3, 2))),
+        ("offsets .* must be finite", (EDGE, 3, torch.full((2, 2), torch.nan))),
+        (r"nodes in \[0, 3\)", (3 * EDGE, 3)),
+        (r"nodes in \[0, 3\)", (-EDGE, 3)),
+    ],
+)
+def test_bad_pairs(message, arguments):
+    with pytest.raises(ValueError, match=message):
+        Pairs(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("shape must be", ((0, 3),)),
+        ("shape must be", ((2, 2, 2, 2),)),
+        ("shape must be", ((2.0, 3),)),
+        ("max_distance must be", ((2, 3), 0)),
+        ("max_distance must be", ((2, 3), float("inf"))),
+        ("periodic must be", ((2, 3), 2, "no")),
+    ],
+)
+def test_bad_grids(message, arguments):
+    with pytest.raises(ValueError, match=message):
+        PixelGrid(*arguments)
+
+
+def test_distances_refuse_repeated_pairs():
+    near = Pairs(torch.tensor([[1, 1], [0, 0]]), 3, torch.tensor([[1, 0], [2, 0]]))
+    with pytest.raises(ValueError, match="must not join a pair twice"):
+        near.bins(3)
+
+
+def test_restricted():
+    """To nodes that exist: the pairs stay in their order, and a second restriction adds to the first."""
+    near = Pairs(torch.tensor([[1, 2, 0], [0, 1, 2]]), 3, torch.tensor([[1], [2], [3]]))
+    less = near.restricted(torch.tensor([True, True, False]))
+    assert less.exists.tolist() == [True, False, False]
+    assert torch.equal(less.offsets, near.offsets)
+    assert near.exists is None
+    assert less.restricted(torch.tensor([False, True, True])).exists.tolist() == [False, False, False]
+    assert less.bins(4).row.tolist() == [1, 12, 12]  # the others with those that are far
+    assert near.bins(4).row.tolist() == [1, 6, 11]
+
+
+def test_repeated_pairs_may_be_masked():
+    near = Pairs(torch.tensor([[1, 2, 2], [0, 1, 1]]), 3, torch.ones(3, 1))
+    assert near.restricted(torch.tensor([True, True, False])).bins(2).row.tolist() == [1, 6, 6]
+
+
+@pytest.mark.parametrize(("nodes", "dim"), [(4, None), (4, 1), (3, 2)])
+def test_pairs_of_other_nodes(nodes, dim):
+    near = Pairs(torch.tensor([[1], [0]]), 3, torch.ones(1, 1))
+    near.check_nodes(3)
+    near.check_nodes(3, 1)
+    with pytest.raises(ValueError, match=f"neighbors must be of {nodes} nodes.*, got 3 in 1"):
+        near.check_nodes(nodes, dim)
+
+
+@pytest.mark.usefixtures("search")
+@pytest.mark.parametrize("cutoff", [2.0, 3.5])
+def test_pairs_with_images(cutoff):
+    """A crystal, a slab and a molecule in one batch, found one by one."""
+    pos, sizes = 4 * torch.randn(9, 3, dtype=torch.float64), (4, 2, 3)
+    cells = torch.stack(
+        [3 * torch.eye(3) + torch.randn(3, 3) / 3, torch.tensor([[3.0, 0, 0], [1, 4, 0], [7, 7, 7]]), torch.ones(3, 3)]
+    ).double()
+    pbc = torch.tensor([[True, True, True], [True, True, False], [False, False, False]])
+    batch = torch.arange(3).repeat_interleave(torch.tensor(sizes))
+    numbers = torch.cartesian_prod(*[torch.arange(-9, 10)] * 3).double()
+    expected = []
+    for graph, points in enumerate(pos.split(sizes)):
+        shifts = numbers[~(numbers != 0)[:, ~pbc[graph]].any(1)] @ cells[graph]
+        offsets = points - points[:, None] + shifts[:, None, None]
+        length = offsets.norm(dim=-1)
+        expected.append(offsets[(length < cutoff) & (length > 0)])
+    pos.requires_grad_()
+    edge_index, offsets = near_pairs(pos, cutoff, batch=batch, cell=cells, pbc=pbc)
+    assert bool((edge_index[1].diff() >= 0).all())
+    assert torch.equal(batch[edge_index[0]], batch[edge_index[1]])
+    got, wanted = (sorted(map(tuple, (1e6 * x).round().tolist())) for x in (offsets, torch.cat(expected)))
+    assert got == wanted
+    shift = offsets - (pos[edge_index[0]] - pos[edge_index[1]])
+    steps = torch.linalg.lstsq(cells[0].T, shift[batch[edge_index[1]] == 0].T).solution
+    assert (steps - steps.round()).abs().max() < 1e-9
+    (grad,) = torch.autograd.grad(offsets.square().sum(), pos)
+    assert grad.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("cell must be", {"cell": torch.eye(2)}),
+        ("cell must have a volume", {"cell": torch.ones(3, 3)}),
+        ("pbc must be bool", {"cell": torch.eye(3), "pbc": torch.ones(3)}),
+        ("cutoff must be", {"cutoff": 0}),
+        ("metric must be", {"metric": "l2"}),
+    ],
+)
+def test_bad_cells(message, options):
+    with pytest.raises(ValueError, match=message):
+        near_pairs(torch.randn(5, 3), **{"cutoff": 1.0, **options})
+
+
+def test_edges_as_given():
+    edge_index = torch.tensor([[0, 1, 2, 2], [1, 0, 1, 2]])
+    pos, features = torch.tensor([[0.0, 0], [1, 0], [5, 0]]), torch.arange(4.0)
+    pairs = Pairs.from_edges(edge_index, 3, dim=2, pos=pos, edge_dim=1, features=features, whole=True)
+    assert pairs.offsets.tolist() == [[1, 0], [-1, 0], [4, 0]]
+    assert pairs.features.flatten().tolist() == [1, 0, 2]
+    assert pairs.self_features.flatten().tolist() == [0, 0, 3]
+    assert pairs.between_positions
+    kept = Pairs.from_edges(edge_index, 3, edge_dim=1, features=features, loops=True)
+    assert kept.features.flatten().tolist() == [1, 0, 2, 3]
+    assert kept.self_features is None
+    for message, options in [
+        ("edge_index must not join nodes of different graphs", {"batch": torch.tensor([0, 0, 1])}),
+        ("edge_index must join nodes that exist", {"mask": torch.tensor([True, True, False])}),
+        ("pos or edge_offset must be given", {"dim": 2}),
+        (r"edge_offset must be real numbers of shape \(4, 2\)", {"dim": 2, "offsets": torch.zeros(4, 3)}),
+        (r"edge_attr must be real numbers of shape \(4, 1\)", {"edge_dim": 1, "features": torch.zeros(3)}),
+        ("edge_attr must be .* got list", {"edge_dim": 1, "features": [0.0]}),
+        ("must be finite", {"dim": 2, "pos": torch.full((3, 2), torch.inf)}),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Pairs.from_edges(edge_index, 3, **options)
+
+
+@pytest.mark.usefixtures("search")
+def test_many_dimensions():
+    """Cells have three axes at most."""
+    pos = torch.randn(60, 12, dtype=torch.float64)
+    pairs = near_pairs(pos, 4.0)[0].flip(0)
+    near = torch.cdist(pos, pos) < 4
+    assert pairs.T.tolist() == near.fill_diagonal_(False).nonzero().tolist()
+
+
+def test_weights_that_are_none():
+    for weights in (torch.tensor([-1.0]), torch.tensor([torch.nan])):
+        with pytest.raises(ValueError, match="weights must not be negative"):
+            Pairs(torch.tensor([[1], [0]]), 2, torch.zeros(1, 2), weights=weights)

@@ -1,0 +1,1 @@
+"""Attention in linear time: random features, near windows, clipped distances."""

@@ -1,0 +1,120 @@
+"""Products over the pairs of a sparse relation, as PyTorch operators: no tensor of (pairs, channels) ever exists.
+
+:func:`edge_dot` samples query-key products at the pairs, :func:`edge_sum` adds weighted values over them; each is in
+the other's gradient, so that both can be differentiated any number of times. They run on torch's sparse CSR products
+(MKL, cuSPARSE), head by head, and under transforms as the plain compositions beside them, which gather rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from ...modes import full_precision, transformed
+from ...pairs import CSR
+from ..backend import refuse_forward_mode
+
+with warnings.catch_warnings():  # torch says once in a process that CSR tensors are in beta
+    warnings.simplefilter("ignore")
+    torch.sparse_csr_tensor(torch.tensor([0, 1], device="cpu"), torch.tensor([0], device="cpu"), [1.0], device="cpu")
+
+
+def edge_dot(query: Tensor, key: Tensor, relation: CSR) -> Tensor:
+    """(heads, N, d) queries times (heads, M, d) keys at the pairs of a relation, (heads, E)."""
+    if transformed():
+        return gathered_edge_dot(query, key, relation.row, relation.col)
+    return csr_edge_dot(query, key, *relation.tensors)
+
+
+def edge_sum(weight: Tensor, value: Tensor, relation: CSR) -> Tensor:
+    """Sum over each row's pairs of (heads, E) weights times (heads, M, d) values, (heads, N, d)."""
+    if transformed():
+        return gathered_edge_sum(weight, value, relation)
+    return csr_edge_sum(weight, value, *relation.tensors)
+
+
+def gathered_edge_dot(query: Tensor, key: Tensor, row: Tensor, col: Tensor, chunk: int = 4096) -> Tensor:
+    """:func:`edge_dot`, so many pairs at a time."""
+    pairs = zip(row.split(chunk), col.split(chunk), strict=True)
+    return torch.cat([torch.linalg.vecdot(query[:, i], key[:, j]) for i, j in pairs], -1)
+
+
+def gathered_edge_sum(weight: Tensor, value: Tensor, relation: CSR) -> Tensor:
+    """:func:`edge_sum`, with (heads, E, d) values in memory."""
+    sums = value.new_zeros(value.shape[0], relation.rows, value.shape[-1])
+    return sums.index_add(1, relation.row, weight[..., None] * value[:, relation.col])
+
+
+def _csr(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> Tensor:
+    return torch.sparse_csr_tensor(crow, col, values, (crow.shape[0] - 1, columns), check_invariants=False)
+
+
+@torch.library.custom_op("tg_equiattn::edge_dot", mutates_args=())
+def csr_edge_dot(
+    query: Tensor, key: Tensor, crow: Tensor, col: Tensor, row: Tensor,
+    back_crow: Tensor, back_col: Tensor, back_row: Tensor, order: Tensor, back_order: Tensor,
+) -> Tensor:  # fmt: skip
+    """:func:`edge_dot` by sampled products of torch, of a relation's tensors."""
+    refuse_forward_mode()
+    more_than_a_matrix = len(col) > query.shape[1] * key.shape[1]  # of pairs given often, which torch does not sample
+    if more_than_a_matrix or (query.device.type == "cpu" and not torch.backends.mkl.is_available()):
+        return gathered_edge_dot(query, key, row, col)
+    out = query.new_zeros(query.shape[0], col.shape[0])
+    if not len(col):
+        return out
+    for head in range(len(query)):
+        samples = _csr(crow, col, out[head], key.shape[1])
+        out[head] = torch.sparse.sampled_addmm(samples, query[head], key[head].T, beta=0.0).values()
+    return out
+
+
+@csr_edge_dot.register_fake
+def _(query: Tensor, key: Tensor, crow: Tensor, col: Tensor, *rest: Tensor) -> Tensor:
+    return query.new_empty(query.shape[0], col.shape[0])
+
+
+@torch.library.custom_op("tg_equiattn::edge_sum", mutates_args=())
+def csr_edge_sum(
+    weight: Tensor, value: Tensor, crow: Tensor, col: Tensor, row: Tensor,
+    back_crow: Tensor, back_col: Tensor, back_row: Tensor, order: Tensor, back_order: Tensor,
+) -> Tensor:  # fmt: skip
+    """:func:`edge_sum` by sparse products of torch, of a relation's tensors."""
+    refuse_forward_mode()
+    with full_precision(value.device):
+        if not len(col):
+            return value.new_zeros(len(value), len(crow) - 1, value.shape[-1])
+        sums = [_csr(crow, col, w.contiguous(), value.shape[1]) @ v for w, v in zip(weight, value, strict=True)]
+        return torch.stack(sums) if len(sums) > 1 else sums[0][None]
+
+
+@csr_edge_sum.register_fake
+def _(weight: Tensor, value: Tensor, crow: Tensor, *rest: Tensor) -> Tensor:
+    return value.new_empty(value.shape[0], crow.shape[0] - 1, value.shape[-1])
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _dot_gradient(ctx, grad: Tensor):
+    query, key, *tensors = ctx.saved_tensors
+    relation = CSR(*tensors)
+    back = relation.transposed()
+    grad_query = edge_sum(grad, key, relation) if ctx.needs_input_grad[0] else None
+    grad_key = edge_sum(grad[:, relation.order], query, back) if ctx.needs_input_grad[1] else None
+    return grad_query, grad_key, *[None] * len(tensors)
+
+
+def _sum_gradient(ctx, grad: Tensor):
+    weight, value, *tensors = ctx.saved_tensors
+    relation = CSR(*tensors)
+    back, grad = relation.transposed(), grad.contiguous()
+    grad_weight = edge_dot(grad, value, relation) if ctx.needs_input_grad[0] else None
+    grad_value = edge_sum(weight[:, relation.order], grad, back) if ctx.needs_input_grad[1] else None
+    return grad_weight, grad_value, *[None] * len(tensors)
+
+
+csr_edge_dot.register_autograd(_dot_gradient, setup_context=_save)
+csr_edge_sum.register_autograd(_sum_gradient, setup_context=_save)

@@ -1,0 +1,123 @@
+"""The formulas of attention by random features, of nodes whose scores are all in memory; and chunks of such nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ...modes import full_precision
+
+_BUDGET = {"cpu": 1 << 18, "other": 1 << 26}  # scores of one chunk: a core's cache, or enough work for a GPU
+
+Tensors = Sequence[Tensor]
+OfChunk = Callable[[Tensors, Tensors, Tensor | None], tuple[Tensors, Tensors]]  # of nodes, groups, mask: of both
+
+
+def plain_summary(
+    key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float
+) -> tuple[Tensor, Tensor]:
+    """:func:`feature_summary` with all scores in memory."""
+    scores, lowest = key_scores(key, projection, mask, norm), torch.finfo(key.dtype).min
+    top = scores.detach().amax(1, keepdim=True).clamp(min=lowest)
+    weights = (scores - top).exp()
+    sums = weights.sum(1)
+    empty = sums == 0
+    sums = torch.where(empty, 1.0, sums)
+    return weights.mT @ value / sums[..., None], torch.where(empty, lowest, sums.log() + top.squeeze(1))
+
+
+def plain_readout(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`feature_readout` with all scores in memory."""
+    scores = query @ projection.T + level[:, None]
+    return scores.softmax(-1) @ content, scores.logsumexp(-1)
+
+
+def key_scores(key: Tensor, projection: Tensor, mask: Tensor | None, norm: float) -> Tensor:
+    """log features of keys (G, n, m), minus infinity where masked."""
+    bias = -norm * key.square().sum(-1, keepdim=True)
+    if mask is not None:
+        bias = bias.masked_fill(~mask[..., None], -math.inf)
+    return torch.baddbmm(bias, key, projection.T.expand(key.shape[0], -1, -1))
+
+
+def query_scores(query: Tensor, projection: Tensor, level: Tensor) -> Tensor:
+    """log features of queries (G, n, m), but for a part of each query alone, plus the level of each feature."""
+    return torch.baddbmm(level[:, None], query, projection.T.expand(query.shape[0], -1, -1))
+
+
+def summary_gradient(
+    projection: Tensor, norm: float, nodes: Tensors, groups: Tensors, mask: Tensor | None
+) -> tuple[Tensors, Tensors]:
+    """Gradients of keys and values."""
+    (key, value), (content, level, grad_content, grad_level) = nodes, groups
+    weights = key_scores(key, projection, mask, norm).sub_(level[:, None]).exp_()
+    shift = (grad_level - (content * grad_content).sum(-1))[:, None]
+    grad = torch.baddbmm(shift, value, grad_content.mT).mul_(weights)
+    grad_key = torch.addcmul(grad @ projection, key, grad.sum(-1, keepdim=True), value=-2 * norm)
+    return (grad_key, weights @ grad_content), ()
+
+
+def readout_gradient(projection: Tensor, nodes: Tensors, groups: Tensors, _: Tensor | None) -> tuple[Tensors, Tensors]:
+    """Gradients of queries; of content and level."""
+    (query, out, lse, grad_out, grad_lse), (content, level) = nodes, groups
+    weights = query_scores(query, projection, level).sub_(lse[..., None]).exp_()
+    shift = (grad_lse - (grad_out * out).sum(-1))[..., None]
+    grad = torch.baddbmm(shift, grad_out, content.mT).mul_(weights)
+    return (grad @ projection,), (weights.mT @ grad_out, grad.sum(1))
+
+
+def chunks(nodes: Tensor, features: int) -> Iterator[tuple[slice, list[slice]]]:
+    """Slices of groups, each with slices of nodes (G, L, d), of at most the budget's scores if that leaves 256."""
+    groups, length = nodes.shape[:2]
+    budget = _BUDGET.get(nodes.device.type, _BUDGET["other"])
+    width = max(1, min(groups, budget // (features * max(1, min(length, 256)))))
+    step = max(256, budget // (width * features))
+    parts = [slice(a, min(a + step, length)) for a in range(0, length, step)]
+    for a in range(0, max(1, groups), width):
+        yield slice(a, min(a + width, groups)), parts
+
+
+def in_chunks(run: OfChunk, nodes: Tensors, groups: Tensors, mask: Tensor | None, features: int) -> tuple[Tensor, ...]:
+    """``run`` of tensors of nodes (G, L, ...) and of groups (G, ...), chunk by chunk: what it returns for nodes lies
+    side by side, what it returns for groups is added up."""
+    done = []
+    for group, parts in chunks(nodes[0], features):
+        of_group, beside, total = [x[group] for x in groups], [], None
+        for part in parts:
+            of_mask = None if mask is None else mask[group, part]
+            of_nodes, of_groups = run([x[group, part] for x in nodes], of_group, of_mask)
+            beside.append(of_nodes)
+            total = of_groups if total is None else [a + b for a, b in zip(total, of_groups, strict=True)]
+        done.append([*(_cat(x, 1) for x in zip(*beside, strict=True)), *(total or ())])
+    return tuple(_cat(x, 0) for x in zip(*done, strict=True))
+
+
+def _cat(parts: Tensors, axis: int) -> Tensor:
+    return torch.cat(list(parts), axis) if len(parts) > 1 else parts[0]
+
+
+def pullback(
+    run: OfChunk,
+    nodes: Tensors,
+    groups: Tensors,
+    mask: Tensor | None,
+    of_nodes: Tensors,
+    of_groups: Tensors,
+    features: int,
+) -> tuple[Tensor, ...]:
+    """Gradients of the nodes and groups that ``run`` takes, from those of what it returns, chunk by chunk.
+
+    They can be differentiated in turn where gradients are being recorded.
+    """
+
+    def pull(nodes: Tensors, groups: Tensors, mask: Tensor | None) -> tuple[Tensors, Tensors]:
+        own_nodes, own_groups = len(nodes) - len(of_nodes), len(groups) - len(of_groups)
+        inputs = list(nodes[:own_nodes]), list(groups[:own_groups])
+        _, back = torch.func.vjp(lambda nodes, groups: run(nodes, groups, mask), *inputs)[:2]
+        return back((tuple(nodes[own_nodes:]), tuple(groups[own_groups:])))
+
+    with full_precision(nodes[0].device):
+        return in_chunks(pull, (*nodes, *of_nodes), (*groups, *of_groups), mask, features)

@@ -1,0 +1,1 @@
+"""Vector attention by cross products, and the geometric algebra of space."""

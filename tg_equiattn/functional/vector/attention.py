@@ -1,0 +1,150 @@
+"""Vector self-attention by cross products, streamed in O(N) memory: :mod:`.cross_product_attention` sums the T_i of
+:func:`vector_attention`. Second derivatives go through :mod:`.plain_attention`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ... import checks
+from ...modes import full_precision
+from ..backend import refuse_forward_mode, use_plain
+from .cross_product_attention import cross_product_attention, cross_product_attention_backward
+from .plain_attention import plain_vector_attention, second_derivatives_by_queries, tokens_there
+
+
+def vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
+    r"""Self-attention of vector sequences by cross products, each channel by itself.
+
+    .. math::
+        S_{ij} = \mathrm{softmax}_j\!\left(\tfrac{1}{\sqrt n} \|q_i \times k_j\|\right) (q_i \times k_j), \qquad
+        u_i = \frac{1}{n} \sum_j S_{ij} \times v_j
+
+    with n the sequence's own length. It is :math:`u_i = (T_i - \mathrm{tr}\,T_i)\, q_i / n` with p the softmax and
+    :math:`T_i = \sum_j p_{ij}\, k_j v_j^\top`, and nothing of size n x n is kept. Lengths come from
+    :math:`\|q \times k\|^2 = |q|^2 |k|^2 - (q \cdot k)^2`, so where q and k are parallel to within float32's rounding
+    the scores are exact to 1e-3 of :math:`|q||k|` only. Polar vectors give a polar vector.
+
+    Args:
+        q, k, v: query, key, value.
+        lengths: int64 ``(B,)``, own lengths; ``None`` means N. What lies beyond is never read, and zero in the output.
+
+    Shapes:
+        ``(B, N, C, 3)`` each -> ``(B, N, C, 3)``.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Source: se3-hyena appendix B, Eq. 4-5. Its Code 2 computes something else: scores are divided by n / 2 instead of
+    the root of n, and :math:`v_i` stands in place of :math:`v_j`, so that values do not mix.
+
+    Example:
+        >>> import torch
+        >>> q, k, v = torch.randn(3, 2, 11, 4, 3)
+        >>> turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+        >>> turned = vector_attention(q @ turn, k @ turn, v @ turn)
+        >>> torch.allclose(turned, vector_attention(q, k, v) @ turn, atol=1e-6)
+        True
+    """
+    checks.alike(4, q=q, k=k, v=v)
+    if q.shape[-1] != 3:
+        raise ValueError(f"q must hold vectors, 3 components on the last axis, got shape {tuple(q.shape)}")
+    checks.lengths(lengths, q.shape[0], q.shape[1], q.device)
+    return attend_to_vectors(q, k, v, lengths)
+
+
+def attend_to_vectors(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
+    """:func:`vector_attention` of what is known to be right."""
+    count, length, channels, _ = q.shape
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    there = tokens_there(lengths, length)
+    if lengths is None or there is None:
+        sizes = torch.full((count,), length, dtype=dtype, device=q.device).clamp(min=1)
+    else:
+        there = there[..., None, None]
+        q, k, v = (torch.where(there, x, 0.0) for x in (q, k, v))
+        sizes, lengths = lengths.to(dtype).clamp(min=1), lengths.repeat_interleave(channels)
+    q, k, v = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+    scale = sizes.rsqrt().repeat_interleave(channels)
+    out = plain_vector_attention(q, k, v, lengths, scale) if use_plain() else _operator(q, k, v, lengths, scale)[0]
+    out = (out.unflatten(0, (count, channels)) / sizes[:, None, None, None]).transpose(1, 2)
+    return out if there is None else out.masked_fill(~there, 0)
+
+
+def _outer(k: Tensor, v: Tensor) -> Tensor:
+    """k v^T (G, N, 9) of vectors (G, N, 3)."""
+    return (k[..., :, None] * v[..., None, :]).flatten(-2)
+
+
+def _trace(x: Tensor) -> Tensor:
+    """Of 3 x 3 matrices (G, N, 9), as (G, N, 1)."""
+    return x[..., ::4].sum(-1, keepdim=True)
+
+
+@torch.library.custom_op("tg_equiattn::vector_attention", mutates_args=())
+def _operator(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """y (G, N, 3), T (G, N, 9) and log-sum-exps (G, N) of q, k, v (G, N, 3), zero beyond their own lengths (G,), None
+    where all are N, with scale (G,)."""
+    refuse_forward_mode()
+    with full_precision(q.device):
+        mixed, lse = cross_product_attention(q, k, _outer(k, v), tokens_there(lengths, q.shape[1]), scale)
+        out = (mixed.unflatten(-1, (3, 3)) * q[..., None, :]).sum(-1) - _trace(mixed) * q
+        return out.contiguous(), mixed, lse
+
+
+@_operator.register_fake
+def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(*q.shape[:2], 9), q.new_empty(q.shape[:2])
+
+
+@torch.library.custom_op("tg_equiattn::vector_attention_backward", mutates_args=())
+def _backward_operator(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: Tensor,
+    out: Tensor, mixed: Tensor, lse: Tensor, grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    refuse_forward_mode()
+    with full_precision(q.device):
+        shift = (grad * out).sum(-1, keepdim=True)
+        grad_mixed = _outer(grad, q)
+        grad_mixed[..., ::4] -= (grad * q).sum(-1, keepdim=True)
+        there = tokens_there(lengths, q.shape[1])
+        grad_q, grad_k, grad_outer = cross_product_attention_backward(
+            q, k, _outer(k, v), there, scale, shift, lse, grad_mixed
+        )
+        matrices, grad_outer = mixed.unflatten(-1, (3, 3)), grad_outer.unflatten(-1, (3, 3))
+        grad_q += (matrices * grad[..., :, None]).sum(-2) - _trace(mixed) * grad
+        grad_k += (grad_outer * v[..., None, :]).sum(-1)
+        return grad_q.contiguous(), grad_k.contiguous(), (grad_outer * k[..., :, None]).sum(-2)
+
+
+@_backward_operator.register_fake
+def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape)
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx, grad: Tensor | None, *_: Tensor | None):
+    if grad is None:
+        return None, None, None, None, None
+    return *_backward_operator(*ctx.saved_tensors, grad), None, None
+
+
+def _save_with_grad(ctx, inputs, output) -> None:
+    *given, grad = inputs
+    ctx.save_for_backward(*given[:5], grad)
+    ctx.set_materialize_grads(False)
+
+
+def _second_derivatives(ctx, *cotangents: Tensor | None):
+    """Of a backward pass as a function of q, k, v and the output's gradient, of which what else it takes is made."""
+    q, k, v, lengths, scale, grad = ctx.saved_tensors
+    *grads, grad_grad = second_derivatives_by_queries(q, k, v, grad, lengths, scale, cotangents)
+    return *grads, *[None] * 5, grad_grad
+
+
+_operator.register_autograd(_gradient, setup_context=_save)
+_backward_operator.register_autograd(_second_derivatives, setup_context=_save_with_grad)

@@ -1,0 +1,159 @@
+r"""Softmax over the lengths of cross products in O(N) memory, tile by tile.
+
+    T_i = sum_j p_ij w_j,    p_ij = softmax_j( scale |q_i x k_j| ),    |q x k|^2 = |q|^2 |k|^2 - (q.k)^2
+
+The square is a product of six quadratic features of q and six of k, whose differences cancel where vectors are nearly
+parallel: where matrix products may be rounded (TF32, bfloat16 on a CPU), all but weights (p, and slopes of scores)
+enters as sums of parts that neither rounds. Where a score is zero its derivative is taken as zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+_TILE_SCORES = {"cpu": 1 << 17, "other": 1 << 26}  # scores of one tile
+_TILE_KEYS = 512  # of one tile, at most, on the CPU
+_SAFE = 60.0  # scores up to here need no stabiliser: exp(60) times many millions is finite in float32
+
+
+def _next(x: Tensor) -> Tensor:
+    """(y, z, x) of (x, y, z); an index of a list would have to reach the device."""
+    return x.roll(-1, -1)
+
+
+def _last(x: Tensor) -> Tensor:
+    """(z, x, y)."""
+    return x.roll(1, -1)
+
+
+def _query_features(q: Tensor) -> Tensor:
+    return torch.cat([q.square(), _next(q) * _last(q)], -1)
+
+
+def _key_features(k: Tensor) -> Tensor:
+    square = k.square()
+    return torch.cat([_next(square) + _last(square), -2 * _next(k) * _last(k)], -1)
+
+
+def _products_round(x: Tensor) -> bool:
+    """Whether products of float32 may be rounded; a GPU is not asked, as the parts cost little there."""
+    if x.dtype == torch.float64 or x.device.type != "cpu":
+        return x.dtype != torch.float64
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # set by newer means than these
+        return True
+
+
+def _bfloat16_parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """float32 as a sum of three numbers of 8 significant bits each."""
+    high = x.bfloat16().to(x.dtype)
+    middle = (x - high).bfloat16().to(x.dtype)
+    return high, middle, x - high - middle
+
+
+def _exact_factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors (..., n, r) and (..., m, r) whose product is a b^T, rounded or not."""
+    if not _products_round(a):
+        return a, b
+    (a1, a2, a3), (b1, b2, b3) = _bfloat16_parts(a), _bfloat16_parts(b)
+    return torch.cat([a1, a1, a2, a1, a3, a2], -1), torch.cat([b1, b2, b1, b3, b1, b2], -1)
+
+
+def _parts_in_turn(x: Tensor) -> Tensor:
+    """(..., r) or its three parts in turn, for a product of which :func:`_summed_parts` adds them up."""
+    return torch.cat(_bfloat16_parts(x), -1) if _products_round(x) else x
+
+
+def _summed_parts(x: Tensor, width: int) -> Tensor:
+    return x.unflatten(-1, (-1, width)).sum(-2)
+
+
+def _query_chain(q: Tensor, grad: Tensor) -> Tensor:
+    """The derivative of the query's features, applied."""
+    square, mixed = grad.split(3, -1)
+    return 2 * q * square + _last(q) * _next(mixed) + _next(q) * _last(mixed)
+
+
+def _key_chain(k: Tensor, grad: Tensor) -> Tensor:
+    square, mixed = grad.split(3, -1)
+    out = k * (_next(square) + _last(square))
+    return 2 * (out - _last(k) * _next(mixed) - _next(k) * _last(mixed))
+
+
+def _tiles(groups: int, length: int, device: torch.device) -> Iterator[tuple[slice, slice, list[slice]]]:
+    """Slices of groups and of queries, with slices of keys."""
+    budget = _TILE_SCORES.get(device.type, _TILE_SCORES["other"])
+    if not length:
+        return
+    keys = min(length, _TILE_KEYS if device.type == "cpu" else max(_TILE_KEYS, math.isqrt(budget)))
+    queries = max(1, min(length, budget // keys))
+    together = max(1, budget // (queries * keys))
+    parts = [slice(a, min(a + keys, length)) for a in range(0, length, keys)]
+    for g in range(0, groups, together):
+        for a in range(0, length, queries):
+            yield slice(g, min(g + together, groups)), slice(a, min(a + queries, length)), parts
+
+
+def cross_product_attention(
+    q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """sum_j p_ij w_j (G, N, e) and log-sum-exps (G, N) of q, k (G, N, 3), w (G, N, e), keys that exist (G, N), scale
+    (G,)."""
+    groups, length, width = w.shape
+    a, b = _exact_factors(_query_features(q), _key_features(k) * scale[:, None, None].square())
+    ones = _parts_in_turn(torch.cat([w, torch.ones_like(w[..., :1])], -1))
+    sums = torch.zeros_like(ones)
+    top = w.new_full((groups, length, 1), torch.finfo(w.dtype).min)
+    stabilise = True
+    if q.device.type == "cpu" and w.numel():  # where looking is free
+        bound = q.square().sum(-1).amax(-1) * k.square().sum(-1).amax(-1)
+        stabilise = not bool((bound.sqrt() * scale < _SAFE).all())
+    if not stabilise:
+        top.zero_()
+    for group, query, parts in _tiles(groups, length, q.device):
+        total, highest = sums[group, query], top[group, query]
+        for n, key in enumerate(parts):
+            p = (a[group, query] @ b[group, key].mT).clamp_(min=0).sqrt_()
+            if mask is not None:
+                p.masked_fill_(~mask[group, None, key], -math.inf)
+            if stabilise:
+                peak = torch.maximum(highest, p.amax(-1, keepdim=True))
+                p.sub_(peak)
+                if n:
+                    total.mul_((highest - peak).exp_())
+                highest.copy_(peak)
+            total.baddbmm_(p.exp_(), ones[group, key])
+    sums = _summed_parts(sums, width + 1)
+    normaliser = sums[..., width:].clamp(min=torch.finfo(w.dtype).tiny)
+    return sums[..., :width] / normaliser, normaliser.log().add_(top).squeeze(-1)
+
+
+def cross_product_attention_backward(
+    q: Tensor, k: Tensor, w: Tensor, mask: Tensor | None, scale: Tensor, shift: Tensor, lse: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and w, given that of the sums, and what of it falls on the sums themselves, (G, N, 1)."""
+    groups, length, width = w.shape
+    factor = scale[:, None, None].square()
+    a, b = _query_features(q), _key_features(k) * factor
+    (left, right), (grads, values) = _exact_factors(a, b), _exact_factors(grad, w)
+    a, b, grad = _parts_in_turn(a), _parts_in_turn(b), _parts_in_turn(grad)
+    grad_a, grad_b, grad_w = torch.zeros_like(a), torch.zeros_like(b), torch.zeros_like(grad)
+    for group, query, parts in _tiles(groups, length, q.device):
+        for key in parts:
+            score = (left[group, query] @ right[group, key].mT).clamp_(min=0).sqrt_()
+            p = (score - lse[group, query, None]).exp_()
+            if mask is not None:
+                p.masked_fill_(~mask[group, None, key], 0)
+            grad_w[group, key].baddbmm_(p.mT, grad[group, query])
+            slope = torch.baddbmm(shift[group, query], grads[group, query], values[group, key].mT, beta=-1)
+            slope.mul_(p).mul_(0.5)
+            slope.div_(score).masked_fill_(score == 0, 0)
+            grad_a[group, query].baddbmm_(slope, b[group, key])
+            grad_b[group, key].baddbmm_(slope.mT, a[group, query])
+    grad_a, grad_b, grad_w = _summed_parts(grad_a, 6), _summed_parts(grad_b, 6), _summed_parts(grad_w, width)
+    return _query_chain(q, grad_a), _key_chain(k, grad_b * factor), grad_w

@@ -1,0 +1,75 @@
+"""Vector self-attention by the formula, as differentiable operations of torch, block after block of queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...modes import full_precision
+from ...ragged import node_blocks
+from ..second_derivatives import second_derivatives
+
+_BLOCK_PAIRS = {"cpu": 1 << 18, "other": 1 << 24}
+
+
+def tokens_there(lengths: Tensor | None, length: int) -> Tensor | None:
+    """Which of ``length`` tokens belong to sequences of these own lengths; None where all do."""
+    return None if lengths is None else torch.arange(length, device=lengths.device) < lengths[:, None]
+
+
+def plain_vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: Tensor) -> Tensor:
+    """sum_j p_ij (q_i x k_j) x v_j of q, k, v (G, N, 3), zero beyond their own lengths (G,), with scale (G,)."""
+
+    def of_queries(q: Tensor) -> Tensor:
+        return _of_queries(q.transpose(0, 1), k, v, lengths, scale).transpose(0, 1)
+
+    with full_precision(q.device):
+        return node_blocks(of_queries, _queries_per_block(k), (q.transpose(0, 1),)).transpose(0, 1)
+
+
+def _queries_per_block(k: Tensor) -> int:
+    return max(1, _BLOCK_PAIRS.get(k.device.type, _BLOCK_PAIRS["other"]) // max(1, k[..., 0].numel()))
+
+
+def _of_queries(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: Tensor) -> Tensor:
+    q, k, v = (x.movedim(-1, 0).contiguous() for x in (q, k, v))
+    cross = torch.linalg.cross(q[..., :, None], k[..., None, :], dim=0)
+    square = cross.square().sum(0)
+    # Of parallel q and k rounding leaves a cross product of any direction, which must not become a derivative.
+    sizes = q.square().sum(0)[..., :, None] * k.square().sum(0)[..., None, :]
+    differ = square > (4 * torch.finfo(q.dtype).eps) ** 2 * sizes
+    score = torch.where(differ, torch.where(differ, square, 1.0).sqrt(), 0.0) * scale[:, None, None]
+    there = tokens_there(lengths, k.shape[-1])
+    if there is not None:
+        score = score.masked_fill(~there[:, None], torch.finfo(q.dtype).min)
+    return torch.linalg.cross(score.softmax(-1) * cross, v[..., None, :], dim=0).sum(-1).movedim(0, -1)
+
+
+def second_derivatives_by_queries(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad: Tensor,
+    lengths: Tensor | None,
+    scale: Tensor,
+    cotangents: Sequence[Tensor | None],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and of the output's gradient, given those of the gradients of q, k and v."""
+    to_q, to_k, to_v = cotangents
+    step = _queries_per_block(k)
+    grad_q, grad_grad, grad_k, grad_v = [q[:, :0]], [grad[:, :0]], torch.zeros_like(k), torch.zeros_like(v)
+    with full_precision(q.device):
+        for a in range(0, q.shape[1], step):
+            some = slice(None), slice(a, a + step)
+            to_queries, to_keys, to_values, to_grad = second_derivatives(
+                lambda q, k, v: _of_queries(q, k, v, lengths, scale),
+                (q[some], k, v),
+                (grad[some],),
+                (None if to_q is None else to_q[some], to_k, to_v),
+            )
+            grad_q.append(to_queries)
+            grad_grad.append(to_grad)
+            grad_k, grad_v = grad_k + to_keys, grad_v + to_values
+    return torch.cat(grad_q, 1), grad_k, grad_v, torch.cat(grad_grad, 1)

@@ -1,0 +1,155 @@
+"""Attention through kernels as they stand, over all pairs, and through the waves that repeat with a cell or a box."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+
+from ... import checks
+from ...encodings.harmonics import solid_harmonics
+from ...modes import transformed
+from ...ranks import Ranks
+from .kernels import EwaldKernels, EwaldNodes, Product, parts_of, radial_factors
+from .lattices import Cells, Lattice, lattice_of
+from .mesh import mesh_point_sums, mesh_wave_sums
+
+_PAIRS = {"cpu": 1 << 21, "other": 1 << 26}  # pairs times kernels of a block
+_WAVES = {"cpu": 1 << 22, "other": 1 << 27}  # numbers in the largest tensor of a block of waves
+
+
+def again(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """What backward computes again."""
+    if not torch.is_grad_enabled():
+        return function(*arguments)
+    return torch.utils.checkpoint.checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+
+
+def pair_sums(nodes: EwaldNodes, kernels: EwaldKernels, product: Product) -> Tensor:
+    """(B, N, H, E), exactly: by blocks of graphs, or of nodes that attend, which backward computes again."""
+    pos, query, key, value = nodes.pos.to(nodes.value.dtype), *nodes[1:]
+    block = functools.partial(_pair_block, kernels, product)
+    if checks.is_traced(pos) or transformed():
+        return block(pos, query, pos, key, value)
+    graphs, count = pos.shape[:2]
+    limit = _PAIRS.get(pos.device.type, _PAIRS["other"])
+    row = max(1, count * kernels.widths.numel())
+    some_graphs, some_nodes = max(1, limit // max(1, row * count)), max(1, limit // row)
+    if some_graphs >= graphs and some_nodes >= count:
+        return block(pos, query, pos, key, value)
+    out = []
+    for part in zip(*(x.split(some_graphs) for x in (pos, query, key, value)), strict=True):
+        blocks = zip(*(x.split(some_nodes, 1) for x in part[:2]), strict=True)
+        out.append(torch.cat([again(block, *rows, part[0], *part[2:]) for rows in blocks], 1))
+    return torch.cat(out)
+
+
+def _pair_block(
+    kernels: EwaldKernels, product: Product, pos_i: Tensor, query: Tensor, pos: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """Over all nodes of each graph, for those at ``pos_i`` (B, n, 3) with their queries: (B, n, H, E)."""
+    widths, gains = kernels.widths.to(value.dtype), kernels.gains.to(value.dtype)
+    apart = pos_i[:, :, None] - pos[:, None]  # B, n, N, 3
+    lmax, width = kernels.lmax, widths[..., None, None]  # H, C, 1, 1
+    t = apart.square().sum(3)[:, None, None] / (2 * width.square())
+    factors = radial_factors(t, kernels.gaussians, lmax)  # L, B, H, C, n, N
+    scores = query.permute(0, 2, 3, 1, 4) @ key.permute(0, 2, 3, 4, 1)  # B, H, C, n, N
+    harmonics = solid_harmonics(apart, lmax).movedim(3, 1)[:, None]  # B, 1, harmonics, n, N
+    value = value.movedim(2, 1)[:, :, None]  # B, H, 1, N, V
+    out = []
+    for degree in range(lmax + 1):
+        gain = gains[..., degree, None, None] / (-width) ** degree
+        weight = (scores * factors[degree] * gain).sum(2)[:, :, None]
+        sums = (weight * harmonics[:, :, degree**2 : (degree + 1) ** 2]) @ value  # B, H, 2 l + 1, n, V
+        unit = torch.eye(sums.shape[2], dtype=sums.dtype, device=sums.device)[:, None]
+        out.append(product(sums.permute(0, 3, 2, 1, 4), unit, degree).sum(2))
+    return sum(out[1:], out[0])
+
+
+def lattice_sums(
+    nodes: EwaldNodes, mask: Tensor | None, kernels: EwaldKernels, cells: Cells, product: Product,
+    splits: Sequence[float] = (), mesh: bool = False, ranks: Ranks | None = None,
+) -> Tensor:  # fmt: skip
+    r"""Sums over the nodes of each graph and all their images, (B, N, H, E).
+
+    .. math:: \mathrm{out}_i = \sum_c q_i^c \cdot \frac{1}{V} \sum_k \hat K_c(k)\, s_c^l\, e^{i k \cdot x_i}
+        \Big[ \sum_j e^{-i k \cdot x_j}\, k_j^c\, v_j \Big] \otimes Y_l(i k)
+
+    Potentials of open clouds are split at these widths, if any; with ``mesh``, sums go through non-uniform fast Fourier
+    transforms.
+    """
+    pos, query, key, value = nodes
+    most, extent, out = pos.shape[1], cells.extents(pos, mask, ranks), []
+    if ranks is not None:
+        most = int(ranks.largest(torch.tensor([most], device=pos.device)))
+
+    def mix(sums: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
+        return _mixed(sums if ranks is None else ranks.sum(sums), weights, harmonics, product)
+
+    for part in parts_of(kernels, splits):
+        c = part.kernel
+        lattice = lattice_of(cells, pos, extent, part, kernels.phase, value.dtype, kernels.waves_of(c))
+        width = kernels.widths[:, c].to(lattice.weights.dtype)
+        square = lattice.wavevectors.square().sum(2, keepdim=True)
+        weights = lattice.weights[..., None] * part.spectrum(square, width)  # B, D, H
+        gains = kernels.gains[:, c].to(width.dtype).unbind(1)
+        factors = torch.stack([gain * width**n * (-1) ** ((n + 1) // 2) for n, gain in enumerate(gains)], 1)
+        weights = (weights[..., None] * factors).to(value.dtype)  # B, D, H, L
+        harmonics = solid_harmonics(lattice.wavevectors, kernels.lmax).to(value.dtype)
+        sources = key[:, :, :, c].transpose(2, 3)[..., None] * value[:, :, None]  # B, N, A, H, V
+        if mesh:
+            found = again(_through_mesh, mix, lattice, sources, weights, harmonics, kernels.error)
+        else:
+            found = _in_blocks(mix, lattice, sources, weights, harmonics, most)
+        out.append((found * query[:, :, :, c].transpose(2, 3)[..., None]).sum(2))
+    return sum(out[1:], out[0])
+
+
+def _mixed(sums: Tensor, weights: Tensor, harmonics: Tensor, product: Product) -> Tensor:
+    """Sums over points (B, 2, D, A, H, V) times harmonics (B, D, ...) and weights (B, D, H, L): what is read."""
+    out = []
+    for degree in range(weights.shape[3]):
+        turned = torch.stack([-sums[:, 1], sums[:, 0]], 1) if degree % 2 else sums
+        scaled = turned * weights[:, None, :, None, :, degree, None]
+        out.append(product(scaled, harmonics[:, None, :, None, None, degree**2 : (degree + 1) ** 2], degree))
+    return sum(out[1:], out[0])
+
+
+def _through_mesh(
+    mix: Callable[..., Tensor], lattice: Lattice, sources: Tensor, weights: Tensor, harmonics: Tensor, error: float
+) -> Tensor:
+    """Sums by non-uniform fast Fourier transforms."""
+    sums = mesh_point_sums(*lattice[:2], sources.flatten(2), error)
+    table = mix(sums.unflatten(3, sources.shape[2:]), weights, harmonics)
+    return mesh_wave_sums(*lattice[:2], table.flatten(3), error).unflatten(2, table.shape[3:])
+
+
+def _in_blocks(
+    mix: Callable[..., Tensor], lattice: Lattice, sources: Tensor, weights: Tensor, harmonics: Tensor, most: int
+) -> Tensor:
+    """Sums by matrix products, a block of waves after the other, which backward computes again. The largest number of
+    nodes of a rank decides how many blocks there are, as in each block ranks add up their sums."""
+    angles, numbers = lattice.angles, lattice.numbers
+
+    def block(angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
+        steps = numbers.to(angles.dtype)  # no matrix product, whose TF32 would round phases
+        along = [angles[:, :, None, axis] * steps[:, None, :, axis] for axis in range(3)]
+        phases = along[0] + along[1] + along[2]
+        phases = torch.cat([phases.cos(), phases.sin()], 2)  # B, N, 2 D
+        sums = (phases.mT @ sources.flatten(2)).unflatten(1, (2, -1)).unflatten(3, sources.shape[2:])
+        table = mix(sums, weights, harmonics)
+        return (phases @ table.flatten(1, 2).flatten(2)).unflatten(2, table.shape[3:])
+
+    if checks.is_traced(angles) or transformed():
+        return block(angles, sources, numbers, weights, harmonics)
+    count, nodes = angles.shape[:2]
+    each = max(1, count * max(2 * most, 4 * sources[0, 0].numel() if count and nodes else 1))
+    step = max(1, _WAVES.get(angles.device.type, _WAVES["other"]) // each)
+    if numbers.shape[1] <= step:
+        return block(angles, sources, numbers, weights, harmonics)
+    parts = zip(*(x.split(step, 1) for x in (numbers, weights, harmonics)), strict=True)
+    return sum((again(block, angles, sources, *part) for part in parts), sources.new_zeros(()))

@@ -1,0 +1,60 @@
+"""Which of torch's modes and transforms are at work, and what has to be done without them or otherwise under them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
+
+
+def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
+    """Switch autocast off for a device, where it has it: geometry and exponentials stay in their own dtype."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def ordinary_tensors(*inputs: Tensor) -> Iterator[None]:
+    """Make ordinary tensors, of no inputs or of ordinary ones, wherever the call comes from: those that stay from one
+    call to the next may be asked for in evaluation first, and trained with later; and within a transform of
+    ``torch.func``, whose own tensors end with it."""
+    ordinary = not any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in inputs)
+    outside = temporarily_clear_interpreter_stack() if ordinary else contextlib.nullcontext()
+    with torch.inference_mode(False), outside:
+        yield
+
+
+def _functorch() -> bool:
+    return torch._C._are_functorch_transforms_active()
+
+
+# What torch.compiler.assume_constant_result does, which would load all of the compiler here: called while tracing.
+_functorch._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def transformed() -> bool:
+    """Whether a transform of ``torch.func`` (``grad``, ``vmap``, ``jvp`` and what is made of them) or a level of
+    forward-mode differentiation is at work, in eager execution and while torch.compile traces."""
+    return _functorch() or forward_ad._current_level >= 0
+
+
+class LayerNorm(nn.LayerNorm):
+    """``torch.nn.LayerNorm``, written out under transforms.
+
+    Nested transforms of ``torch.func`` and nested forward-mode differentiation take the mean and the deviation inside
+    torch's own operator for constants, and their second derivatives are wrong without a word (pytorch issue 196700).
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not transformed():
+            return super().forward(input)
+        axes = tuple(range(-len(self.normalized_shape), 0))
+        wide = input.to(torch.promote_types(input.dtype, torch.float32))
+        centred = wide - wide.mean(axes, keepdim=True)
+        out = centred * (centred.square().mean(axes, keepdim=True) + self.eps).rsqrt()
+        return (out * self.weight + self.bias).to(input.dtype)

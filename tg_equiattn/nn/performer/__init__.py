@@ -1,0 +1,1 @@
+"""Attention in linear time with relative positions, and the Relative Performer."""

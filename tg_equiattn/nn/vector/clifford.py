@@ -1,0 +1,198 @@
+"""Clifford group equivariant layers over Cl(3,0), on tokens as parts by grade (:mod:`.grades`). Norms are
+sqrt(x^2 + eps), whose derivative is finite at zero."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ... import checks
+from ...functional.vector.clifford import COMPONENTS, GRADE_SIZES, PATHS, channelwise_product
+from ...modes import full_precision
+from ...ragged import node_blocks
+from ..modules import reset_children
+from .grades import Grades, Parts
+
+_EPS = 1e-12
+_BLOCK_NUMBERS = {"cpu": 30_000, "other": 1 << 22}  # channels times tokens of a block; no power of 2, which caches mind
+
+
+class CliffordLinear(nn.Module):
+    """One channel matrix a grade, and a bias on grade 0; weights start as N(0, 1 / in_channels)."""
+
+    def __init__(self, in_grades: Grades, out_grades: Grades, bias: bool = True) -> None:
+        super().__init__()
+        self.in_grades, self.out_grades = in_grades, out_grades
+        self.weights = nn.ParameterList(
+            [nn.Parameter(torch.empty(o, i)) for i, o in zip(in_grades, out_grades, strict=True) if i and o]
+        )
+        self.bias = nn.Parameter(torch.empty(out_grades.scalars)) if bias and out_grades.scalars else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight in self.weights:
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, parts: Parts) -> Parts:
+        weights = iter(self.weights)
+        out = [
+            next(weights) @ part if o and part.shape[1] else part.new_zeros(len(part), o, part.shape[2])
+            for part, o in zip(parts, self.out_grades, strict=True)
+        ]
+        if self.bias is not None:
+            out[0] = out[0] + self.bias[:, None]
+        return out
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.in_grades)}, {tuple(self.out_grades)}"
+
+
+def _by_component(x: Tensor) -> Tensor:
+    """(4, ...) of grades to (8, ...) of their components."""
+    return torch.cat([x[g : g + 1].expand(n, *x.shape[1:]) for g, n in enumerate(GRADE_SIZES)])
+
+
+def _square_norms(x: Tensor) -> Tensor:
+    """Squared norms of the four grades of multivectors: (8, ...) to (4, ...)."""
+    square = x.square()
+    return torch.stack([square[0], square[1:4].sum(0), square[4:7].sum(0), square[7]])
+
+
+class CliffordBlock(nn.Module):
+    r"""Activation, linear map, geometric product, layer normalisation of multivectors (8, C, T), C channels.
+
+    With x the activated input (each grade times sigmoid(a inv + b), inv the scalar or the grade's squared norm),
+    y = linear(x) and n = y with each grade divided by sigmoid(a)(\|y\| - 1) + 1,
+
+    .. math:: z_j = \tfrac{1}{\sqrt 2} \Big( y_j + \sum_{i,k} w^{j}_{ik} \langle x_i\, n_k \rangle_j \Big)
+
+    over the twenty grade paths, channel by channel; then z is divided by its mean norm over channels and scaled.
+    Without ``bias`` zero stays zero. Source: Ruhe et al. (2023), Clifford Group Equivariant Neural Networks.
+    """
+
+    def __init__(self, channels: int, bias: bool = True) -> None:
+        super().__init__()
+        self.channels = channels
+        self.gate = nn.Parameter(torch.empty(4, channels))
+        self.gate_bias = nn.Parameter(torch.empty(4, channels))
+        self.weight = nn.Parameter(torch.empty(4, channels, channels))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+        self.grade_norm = nn.Parameter(torch.empty(4, channels))
+        self.paths = nn.Parameter(torch.empty(len(PATHS), channels))
+        self.scale = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.gate)
+        nn.init.zeros_(self.gate_bias)
+        nn.init.normal_(self.weight, std=self.channels**-0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        nn.init.zeros_(self.grade_norm)
+        nn.init.normal_(self.paths, std=0.5)  # four grades enter each
+        nn.init.ones_(self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        squares = _square_norms(x)
+        invariants = torch.cat([x[:1], squares[1:]])
+        x = x * _by_component(torch.sigmoid(torch.addcmul(self.gate_bias[..., None], self.gate[..., None], invariants)))
+        if self.bias is None:
+            y = _by_component(self.weight) @ x
+        else:
+            bias = nn.functional.pad(self.bias[None, :, None], (0, 0, 0, 0, 0, COMPONENTS - 1))
+            y = torch.baddbmm(bias, _by_component(self.weight), x)
+        norms = (_square_norms(y) + _EPS).sqrt()
+        normal = y * _by_component(1 / (torch.sigmoid(self.grade_norm)[..., None] * (norms - 1) + 1))
+        z = y + channelwise_product(x, normal, self.paths)
+        size = (0.5 * z.square().sum(0) + _EPS).sqrt().mean(0)
+        return z * (0.5**0.5 * self.scale[:, None] / (size + 1e-6))
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}"
+
+
+class MultivectorMLP(nn.Module):
+    """Linear map into ``hidden`` full multivectors, blocks, linear map out; on parts. No ``bias``: zero stays zero."""
+
+    def __init__(
+        self, in_grades: Grades, out_grades: Grades, hidden: int, num_blocks: int = 1, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.in_grades, self.out_grades, self.hidden = in_grades, out_grades, hidden
+        self.embed = CliffordLinear(in_grades, Grades(*[hidden] * 4), bias)
+        self.blocks = nn.Sequential(*(CliffordBlock(hidden, bias) for _ in range(num_blocks)))
+        self.out = CliffordLinear(Grades(*[hidden] * 4), out_grades, bias)
+
+    def forward(self, parts: Parts) -> Parts:
+        return self.out(list(self.blocks(torch.cat(self.embed(parts))).split(GRADE_SIZES)))
+
+    def tokens_per_block(self, device: torch.device) -> int:
+        """So many that what is between stays in the cache, or on a GPU fills it; backward computes blocks again."""
+        return max(64, _BLOCK_NUMBERS.get(device.type, _BLOCK_NUMBERS["other"]) // self.hidden)
+
+    @property
+    def reference_parameter(self) -> Tensor:
+        """A parameter, whose dtype and device the input must have."""
+        return next(self.out.parameters())
+
+    def reset_parameters(self) -> None:
+        reset_children(self)
+
+
+class CliffordMLP(nn.Module):
+    r"""An O(3)-equivariant multilayer perceptron on multivectors of Cl(3,0).
+
+    A linear map (one channel matrix a grade), ``num_blocks`` blocks of activation, linear map, geometric product and
+    layer normalisation (:class:`CliffordBlock`), and a linear map. Memory is that of inputs and outputs.
+
+    Args:
+        in_channels, out_channels: multivector channels.
+        hidden_channels: multivector channels between; ``None`` means the larger of both.
+        num_blocks: how many blocks. With two, as by default, scalars and vectors reach every grade.
+
+    Shapes:
+        ``(..., in_channels, 8)`` -> ``(..., out_channels, 8)``, components (1; e1, e2, e3; e23, e31, e12; e123).
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Source: se3-hyena section 3.2; Ruhe et al., Clifford Group Equivariant Neural Networks (2023).
+
+    Example:
+        >>> import torch
+        >>> mlp = CliffordMLP(3, 5, hidden_channels=7)
+        >>> mlp(torch.randn(2, 11, 3, 8)).shape
+        torch.Size([2, 11, 5, 8])
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, hidden_channels: int | None = None, *, num_blocks: int = 2
+    ) -> None:
+        super().__init__()
+        checks.positive(in_channels=in_channels, out_channels=out_channels)
+        hidden_channels = max(in_channels, out_channels) if hidden_channels is None else hidden_channels
+        checks.positive(hidden_channels=hidden_channels, num_blocks=num_blocks)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        inside, outside = Grades(*[in_channels] * 4), Grades(*[out_channels] * 4)
+        self.mlp = MultivectorMLP(inside, outside, hidden_channels, num_blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim < 2 or tuple(x.shape[-2:]) != (self.in_channels, COMPONENTS):
+            raise ValueError(f"input must be (..., {self.in_channels}, 8), got {tuple(x.shape)}")
+        reference = self.mlp.reference_parameter
+        checks.full_parameters(reference)
+        checks.same_kind(x, reference)
+        checks.half_precision(input=x)
+        with full_precision(x.device):
+            tokens = x.to(reference.dtype).reshape(-1, *x.shape[-2:])
+            out = node_blocks(self._of_block, self.mlp.tokens_per_block(x.device), (tokens,))
+            return out.view(*x.shape[:-2], self.out_channels, COMPONENTS)
+
+    def _of_block(self, x: Tensor) -> Tensor:
+        out = torch.cat(self.mlp(list(x.permute(2, 1, 0).split(GRADE_SIZES))))
+        return out.permute(2, 1, 0).contiguous()
+
+    def reset_parameters(self) -> None:
+        self.mlp.reset_parameters()

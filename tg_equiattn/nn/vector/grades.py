@@ -1,0 +1,102 @@
+"""Which channels a token has of each grade of Cl(3,0): c_0 scalars 0e | c_1 polar vectors 1o | c_2 axial vectors 1e |
+c_3 pseudoscalars 0o, one after the other in features (T, dim), or as four parts (components, channels, T)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...functional.vector.clifford import GRADE_SIZES, PATHS
+
+Parts = list[Tensor]
+
+
+class Grades(NamedTuple):
+    """Numbers of channels of the grades 0 (0e), 1 (1o), 2 (1e), 3 (0o)."""
+
+    scalars: int = 0
+    vectors: int = 0
+    bivectors: int = 0
+    pseudoscalars: int = 0
+
+    @property
+    def dim(self) -> int:
+        """Features of a token."""
+        return sum(size * channels for size, channels in zip(GRADE_SIZES, self, strict=True))
+
+    def times(self, factor: int) -> Grades:
+        return Grades(*(factor * channels for channels in self))
+
+    def plus(self, other: Grades) -> Grades:
+        return Grades(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def only(self, wanted: tuple[bool, ...]) -> Grades:
+        """Without the other grades."""
+        return Grades(*(channels if want else 0 for channels, want in zip(self, wanted, strict=True)))
+
+    def channels(self) -> list[int]:
+        """The channel of each feature, where the components of one are three."""
+        sizes = [size for size, channels in zip(GRADE_SIZES, self, strict=True) for _ in range(channels)]
+        return [channel for channel, size in enumerate(sizes) for _ in range(size)]
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """Features (T, dim) to the four grades (T, channels, components)."""
+        sizes = [size * channels for size, channels in zip(GRADE_SIZES, self, strict=True)]
+        columns = zip(x.split(sizes, 1), self, GRADE_SIZES, strict=True)
+        return [part.unflatten(1, (channels, size)) for part, channels, size in columns]
+
+    def parts(self, x: Tensor) -> Parts:
+        """Features (T, dim) to parts, where channels are mixed by matrix products and the rest runs along memory."""
+        sizes = [size * channels for size, channels in zip(GRADE_SIZES, self, strict=True)]
+        rows = zip(x.T.contiguous().split(sizes), self, GRADE_SIZES, strict=True)
+        return [part.unflatten(0, (channels, size)).transpose(0, 1) for part, channels, size in rows]
+
+    def reachable(self, products: int) -> tuple[bool, bool, bool, bool]:
+        """Which grades so many geometric products can make of these; a bias makes scalars of nothing."""
+        found = {0} | {grade for grade, channels in enumerate(self) if channels}
+        for _ in range(products):
+            found |= {j for i, k, j in PATHS if i in found and k in found}
+        return tuple(grade in found for grade in range(4))  # type: ignore[return-value]
+
+
+def joined(*tokens: Parts) -> Parts:
+    """The channels of several tokens side by side, grade by grade."""
+    return [torch.cat(grade, 1) for grade in zip(*tokens, strict=True)]
+
+
+def features(parts: Parts) -> Tensor:
+    """Parts to features (T, dim)."""
+    return torch.cat([part.transpose(0, 1).flatten(0, 1) for part in parts if part.shape[1]]).T.contiguous()
+
+
+def with_position(parts: Parts, pos: Tensor) -> Parts:
+    """Parts with positions (T, 3) as one more polar vector."""
+    return [parts[0], torch.cat([parts[1], pos.T[:, None]], 1), *parts[2:]]
+
+
+POSITION = Grades(vectors=1)
+
+
+def grades_of_channels(
+    scalar_channels: int,
+    vector_channels: int,
+    out: tuple[int | None, int | None],
+    hidden: tuple[int | None, int | None],
+) -> tuple[Grades, Grades, Grades]:
+    """Grades of input, output and between, from numbers of scalars and vectors as users give them; None means those of
+    the input. ValueError for negative numbers, or none at all."""
+    inside = _scalars_and_vectors(("scalar_channels", "vector_channels"), scalar_channels, vector_channels, Grades())
+    outside = _scalars_and_vectors(("out_scalars", "out_vectors"), *out, inside)
+    return inside, outside, _scalars_and_vectors(("hidden_scalars", "hidden_vectors"), *hidden, inside)
+
+
+def _scalars_and_vectors(names: tuple[str, str], scalars: int | None, vectors: int | None, default: Grades) -> Grades:
+    chosen = default.scalars if scalars is None else scalars, default.vectors if vectors is None else vectors
+    for name, value in zip(names, chosen, strict=True):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{name} must be an integer from 0 on, got {value!r}")
+    if not any(chosen):
+        raise ValueError(f"{names[0]} and {names[1]} must not both be 0")
+    return Grades(*chosen)

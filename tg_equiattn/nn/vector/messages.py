@@ -1,0 +1,61 @@
+"""One step of Clifford message passing along the edges of a graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...modes import transformed
+from ...pairs import Pairs
+from ...ragged import node_blocks
+from ..modules import reset_children
+from .clifford import MultivectorMLP
+from .grades import POSITION, Grades, features, joined, with_position
+from .options import OperatorOptions
+
+
+class LocalContext(nn.Module):
+    r"""One step of Clifford message passing, as of the operator's authors in their Geometric Hyena.
+
+    .. math:: x_i \leftarrow x_i + \psi\Big(x_i, \tfrac{1}{|N(i)|} \sum_{j \in N(i)} \phi(x_j - x_i, e_{ij})\Big)
+
+    with Clifford MLPs, positions among the vectors of x, scalars e of the edges, and a mean of zero without edges.
+    """
+
+    def __init__(self, grades: Grades, channels: int, options: OperatorOptions) -> None:
+        super().__init__()
+        self.grades, self.edge_grades, self.messages = grades, Grades(options.edge_channels), Grades(*[channels] * 4)
+        inside, blocks = grades.plus(POSITION), options.num_blocks
+        self.message = MultivectorMLP(inside.plus(self.edge_grades), self.messages, channels, blocks)
+        self.update = MultivectorMLP(inside.plus(self.messages), grades, channels, blocks)
+
+    def forward(self, x: Tensor, pos: Tensor, edges: Pairs) -> Tensor:
+        source, target = edges.source, edges.target
+        scalars = x.new_zeros(len(source), 0) if edges.features is None else edges.features.to(x.dtype)
+        tokens, step = torch.cat([x, pos], 1), self.message.tokens_per_block(x.device)
+        sums = x.new_zeros(len(x), self.messages.dim)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
+            sums = sums.index_add(0, target, self._messages(tokens, source, target, scalars))
+        else:  # nothing of the size of all edges is kept
+            for some in zip(*(y.split(16 * step) for y in (source, target, scalars)), strict=True):
+                sums.index_add_(0, some[1], self._messages(tokens, *some))
+        degree = x.new_zeros(len(x)).index_add(0, target, torch.ones_like(target, dtype=x.dtype))
+        mean = sums / degree.clamp(min=1)[:, None]
+        return node_blocks(self._update, self.update.tokens_per_block(x.device), (x, pos, mean))
+
+    def _messages(self, tokens: Tensor, source: Tensor, target: Tensor, scalars: Tensor) -> Tensor:
+        """(edges, dim) of tokens with their positions."""
+        difference = tokens.index_select(0, source) - tokens.index_select(0, target)
+        return node_blocks(self._message, self.message.tokens_per_block(tokens.device), (difference, scalars))
+
+    def _message(self, difference: Tensor, scalars: Tensor) -> Tensor:
+        x, pos = difference.split([self.grades.dim, 3], 1)
+        parts = with_position(self.grades.parts(x), pos)
+        return features(self.message(joined(parts, self.edge_grades.parts(scalars))))
+
+    def _update(self, x: Tensor, pos: Tensor, mean: Tensor) -> Tensor:
+        parts = with_position(self.grades.parts(x), pos)
+        return x + features(self.update(joined(parts, self.messages.parts(mean))))
+
+    def reset_parameters(self) -> None:
+        reset_children(self)

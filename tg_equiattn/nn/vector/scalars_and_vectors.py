@@ -1,0 +1,86 @@
+"""Scalars and vectors, dense or flat, through a network on tokens by grade."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..modules import NotScriptable
+from ..tokens import read_tokens
+from .network import TokenNetwork
+
+
+class ScalarVectorModule(NotScriptable, torch.nn.Module):
+    """What users of scalars and vectors call; ``module`` works on tokens."""
+
+    def __init__(self, module: TokenNetwork) -> None:
+        super().__init__()
+        self.module = module
+        module.check_reachable("out_vectors")
+
+    def forward(
+        self,
+        scalars: Tensor | None,
+        vectors: Tensor | None,
+        lengths: Tensor | None = None,
+        *,
+        batch: Tensor | None = None,
+        pos: Tensor | None = None,
+        order: Tensor | None = None,
+        edge_index: Tensor | None = None,
+        edge_attr: Tensor | None = None,
+        batch_size: int | None = None,
+        max_num_nodes: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Scalars and vectors of the tokens; of the sequences, (B, ...), where the module pools.
+
+        Args:
+            scalars: ``(B, N, S)``, or flat ``(T, S)``; ``None`` where there are no scalar channels.
+            vectors: ``(B, N, V, 3)``, or flat ``(T, V, 3)``; ``None`` where there are no vector channels.
+            lengths: int64 ``(B,)``, the own length of each sequence; what lies beyond is never read, and zero.
+            batch: sorted int64 ``(T,)``, the sequence of each flat token; ``None`` means one sequence.
+            pos: ``(B, N, 3)`` or ``(T, 3)``; enter relative to the mean of their sequence, as one more vector. Give
+                large coordinates (UTM: 5e6) in float64, whatever the features are: float32 rounds them to 0.5.
+            order: int64 ``(B, N)`` (places within the sequence) or ``(T,)`` (tokens), a permutation of the tokens of
+                every sequence to use in place of the module's.
+            edge_index: int64 ``(2, E)``, source and target, tokens counted through the batch (b N + i).
+            edge_attr: ``(E, edge_channels)`` scalars of the edges.
+            batch_size, max_num_nodes: number of flat sequences and a bound of their lengths, read from ``batch``
+                where not given, which torch.compile cannot.
+        """
+        module = self.module
+        inside, outside = module.in_grades, module.out_grades
+        channels, reference = (inside.scalars, inside.vectors), module.reference_parameter
+        tokens = read_tokens(scalars, vectors, channels, reference, lengths, batch, batch_size, max_num_nodes)
+        shape, device = tokens.shape, tokens.scalars.device
+        if pos is not None and isinstance(pos, Tensor) and tuple(pos.shape) != (*shape, 3):
+            raise ValueError(f"pos must have shape {(*shape, 3)}, got {tuple(pos.shape)}")
+        if isinstance(pos, Tensor):
+            pos = pos.flatten(0, -2)
+        if isinstance(order, Tensor) and len(shape) == 2:
+            if tuple(order.shape) != shape:
+                raise ValueError(f"order must have shape {shape}, got {tuple(order.shape)}")
+            order = (order + shape[1] * torch.arange(shape[0], device=device)[:, None]).flatten()
+        x = torch.cat([tokens.scalars, tokens.vectors.flatten(1)], 1)
+        out = module.run(x, pos, tokens.ragged, order, edge_index, edge_attr)
+        shape = (tokens.ragged.count,) if module.pool else shape
+        out_scalars, out_vectors = out.split([outside.scalars, 3 * outside.vectors], 1)
+        out_vectors = out_vectors.reshape(*shape, outside.vectors, 3)
+        return out_scalars.reshape(*shape, outside.scalars).contiguous(), out_vectors.contiguous()
+
+    @property
+    def local_context(self) -> bool:
+        """Whether edges are wanted."""
+        return self.module.local_context
+
+    @property
+    def order(self) -> str:
+        """Of the tokens along their sequence."""
+        return self.module.order
+
+    def reset_parameters(self) -> None:
+        self.module.reset_parameters()
+
+    def extra_repr(self) -> str:
+        inside, outside = self.module.in_grades, self.module.out_grades
+        return f"{inside.scalars}, {inside.vectors} -> {outside.scalars}, {outside.vectors}, order={self.order!r}"

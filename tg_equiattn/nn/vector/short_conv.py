@@ -1,0 +1,40 @@
+"""The short convolution along sequences as a module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ...functional.vector.short_conv import short_conv
+from ...ragged import Ragged, Rows
+
+
+class ShortConv(nn.Module):
+    """Every token sees ``taps`` tokens, itself among them, with one weight a channel and tap; ``channels`` says which
+    channel each feature has: the components of a vector share one."""
+
+    channels: Tensor
+
+    def __init__(self, channels: Sequence[int], taps: int, causal: bool = False) -> None:
+        super().__init__()
+        self.taps, self.causal = taps, causal
+        self.register_buffer("channels", torch.tensor(channels, dtype=torch.int64), persistent=False)
+        self.weight = nn.Parameter(torch.empty(1 + max(channels, default=-1), taps))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.taps**-0.5)
+
+    def forward(self, x: Tensor, ragged: Ragged) -> Tensor:
+        """(T, dim) to the same."""
+        weight = self.weight.index_select(0, self.channels).T
+
+        def kernel(x: Tensor, rows: Rows) -> Tensor:
+            return short_conv(x, weight, rows.lengths, self.causal)
+
+        return ragged.mix(kernel, x)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, taps={self.taps}" + (", causal=True" if self.causal else "")
