@@ -8,7 +8,7 @@ from oracles import attention_by_definition, separable_by_definition
 
 from tg_equiattn.functional import softmax_features
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, GroupAttentionBlock, LiftingAttention
-from tg_equiattn.nn.group.attention import AttentionOptions
+from tg_equiattn.nn.group.options import AttentionOptions
 
 BLOCK = {"norm", "crop", "drop_path", "layer_scale"}  # its dropout is said at the block itself
 OPTIONS = {field.name for field in fields(AttentionOptions)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from torch import Tensor
 
@@ -23,8 +23,7 @@ class Near(NamedTuple):
 
     def added_values(self, weights: Tensor, own: Tensor) -> Tensor:
         """Sums of values (heads, N, e) by weights of pairs (heads, E) and of nodes with themselves (heads, N, 1)."""
-        assert self.values is not None
-        features, itself, mapped = (t.to(weights.dtype) for t in self.values)
+        features, itself, mapped = (t.to(weights.dtype) for t in cast("tuple[Tensor, ...]", self.values))
         relation, entries = self.pairs.incidence(len(weights))
         sums = edge_sum(weights.flatten()[None].index_select(1, entries), features[None], relation)
         return (sums[0].unflatten(0, (-1, len(weights))).transpose(0, 1) + own * itself) @ mapped

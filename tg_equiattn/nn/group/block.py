@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.group.masks import zero_where_hidden
-from .attention import AttentionLayer, GroupAttention, check_scales
+from .attention import GroupAttention
+from .attention_layer import AttentionLayer
 from .global_attention import GlobalGroupAttention
 from .linear import Masked, MaskedSequential, Pointwise
 from .norm import RegularBatchNorm, make_norm
+from .options import check_scales
 from .pooling import SpatialCrop
 
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from ... import checks
 from ...functional.group.masks import zero_where_hidden
 from ...groups import DilationGroup, FiniteGroup
-from .attention import AttentionOptions, GroupAttention, LiftingAttention, check_names, check_scales, make_options
+from .attention import GroupAttention, LiftingAttention
 from .block import GroupAttentionBlock
 from .global_attention import GlobalGroupAttention
 from .linear import MaskedSequential, Pointwise
 from .norm import make_norm
+from .options import AttentionOptions, check_names, check_scales, make_options
 from .pooling import GlobalPooling, SpatialMaxPool
 
 SHARED = ("head_channels", "locality", "padding_mode", "dropout", "encoding", "neighbourhood")

@@ -13,7 +13,8 @@ from ... import checks
 from ...functional.group.global_attention import checked_global_frame_attention, checked_global_group_attention
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..performer.random_features import RandomFeatures
-from .attention import SHARED, AttentionLayer
+from .attention_layer import AttentionLayer
+from .options import SHARED
 
 FAR = 4.0  # f of every second head at the start; weights of a window with sharp places sum to about e^2 or e^3
 

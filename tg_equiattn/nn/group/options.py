@@ -1,0 +1,95 @@
+"""Options of group attention, checked by name, and what groups of scales allow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from ... import checks
+from ...encodings.group import RELATIONS
+from ...groups import DilationGroup, FiniteGroup
+
+T = TypeVar("T")
+SHARED = ("encoding", "neighbourhood", "context_channels")
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """The ``options`` of all attention layers, of which each allows some."""
+
+    encoding: str = "axial"
+    neighbourhood: str | None = None
+    context_channels: int | None = None
+    content_heads: int | None = None
+    scale_window: int | None = None
+    redraw_interval: int | None = None
+
+
+def check_names(argument: str, given: Mapping[str, Any] | None, allowed: Collection[str]) -> dict[str, Any]:
+    """The mapping, empty for None; ValueError for names that are not allowed."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(f"{argument} must be a mapping of {', '.join(allowed)}, got {given!r}")
+    given = dict(given or {})
+    if unknown := [name for name in given if name not in allowed]:
+        raise ValueError(f"{argument} must be of {', '.join(allowed)}, got {', '.join(map(str, unknown))}")
+    return given
+
+
+def make_options(kind: type[T], given: Mapping[str, Any] | None, allowed: Collection[str] = ()) -> T:
+    """The dataclass of these options; ValueError for others than those allowed, or than it has."""
+    names = allowed or [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**check_names("options", given, names))
+
+
+def default_scale_window(
+    group: FiniteGroup | DilationGroup, kernel_size: int | None, scale_window: int | None
+) -> int | None:
+    """How many scales a scale attends to, None without scales; ValueError for what dilations do not allow."""
+    if not isinstance(group, DilationGroup):
+        if scale_window is not None:
+            raise ValueError(f"scale_window must be None but for groups of scales (dyadic), got {scale_window!r}")
+        return None
+    if kernel_size is None:
+        raise ValueError(
+            "kernel_size must be a positive odd integer for groups of scales (dyadic), got None: with all pixels in "
+            "every window, a dilation of the image is none of the offsets"
+        )
+    largest = 2 * group.scales - 1
+    scale_window = min(3, largest) if scale_window is None else scale_window
+    if type(scale_window) is not int or scale_window not in range(1, largest + 1, 2):
+        raise ValueError(
+            f"scale_window must be an odd integer from 1 to {largest} with {group.scales} scales, got {scale_window!r}"
+        )
+    return scale_window
+
+
+def default_relation(group: FiniteGroup | DilationGroup, relation: str | None) -> str:
+    """``"frame"``, and with scales ``"relative"``, which is all that they allow."""
+    scales = isinstance(group, DilationGroup)
+    if relation is None:
+        return "relative" if scales else "frame"
+    checks.choice("relation", relation, ("frame", *RELATIONS))
+    if scales and relation != "relative":
+        raise ValueError(
+            f"relation must be 'relative' for groups of scales (dyadic), got {relation!r}, which compares the query of "
+            "one element with the keys in the window of another: windows of two scales hold different pixels"
+        )
+    return relation
+
+
+def check_scales(group: FiniteGroup | DilationGroup, norm: str = "batch", **sizes: object) -> None:
+    """ValueError for what models with scales cannot have: a mean over all of them, pools and crops."""
+    if not isinstance(group, DilationGroup):
+        return
+    if norm == "global":
+        raise ValueError(
+            "norm must be 'batch' or 'layer' for groups of scales (dyadic), got 'global': the mean over all scales "
+            "changes where features move up one, because the last has nowhere to go"
+        )
+    for name, size in sizes.items():
+        if size:
+            raise ValueError(
+                f"{name} must be {0 if isinstance(size, int) else ()} for groups of scales (dyadic), got {size!r}: "
+                "of an image twice as large it would have to be twice as large"
+            )
