@@ -1,0 +1,251 @@
+"""Ewald attention behind the products of a MACE model."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from e3nn import o3
+from mace.modules.blocks import EquivariantProductBasisBlock
+from mace.modules.models import MACE, ScaleShiftMACE
+from mace.modules.wrapper_ops import get_layout
+from torch import Tensor
+
+from ..e3nn import EwaldAttention
+
+
+def add_long_range(
+    model: MACE,
+    after: Sequence[int] = (0,),
+    *,
+    batch: Any,
+    width: float | None = None,
+    max_width: float | None = None,
+    kernels: int | tuple[int, int] = 8,
+    heads: int = 1,
+    lmax: int = 1,
+    error: float = 1e-4,
+    method: str = "auto",
+    gain: float = 0.0,
+) -> MACE:
+    r"""Let the atoms of a MACE model see all others: Ewald attention behind some of its products, in place.
+
+    Features x of a block become
+
+    .. math:: x' = x + g\, \sigma\, \mathrm{attention}(x / \sigma)
+
+    with :math:`\sigma` their root mean square on ``batch``, one for each irrep; attention is divided by its own on the
+    same batch, so that the learned ``gain`` g says how large it is beside what is near. All parameters and buffers of
+    the model keep their names and values: checkpoints made before load with ``strict=False``, and a trained model
+    predicts as it did until g has moved from 0.
+
+    Forces, virials and stress are derivatives of all of it: cells are strained as positions are. Only those directions
+    repeat that ``pbc`` says: the wide cells that MACE puts around open directions are not read. Save with
+    ``torch.save(model)``, run with ``MACECalculator``. TorchScript, ``compile_mode``, cuequivariance's layout and LAMMPS
+    are refused.
+
+    Args:
+        model: a ``MACE`` or ``ScaleShiftMACE``, trained or not.
+        after: the blocks behind whose products attention comes, from 0 on. Behind the last it changes scalars alone.
+        batch: some of the data, as MACE's loaders give it; the more like what comes later the better.
+        width: of the narrowest kernel, in the unit of positions; ``None`` means half the model's ``r_max``.
+        max_width, kernels, heads, lmax, error, method: of :class:`tg_equiattn.integrations.e3nn.EwaldAttention`.
+        gain: at the start.
+
+    Returns:
+        The same model, whose class is now one of long range.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+        TypeError: for models that are not exactly ``MACE`` or ``ScaleShiftMACE``.
+
+    Example::
+
+        model = add_long_range(model, batch=next(iter(train_loader)))
+        optimizer = torch.optim.Adam(model.parameters())
+    """
+    if type(model) not in _LONG_RANGE:
+        raise TypeError(f"model must be a MACE or ScaleShiftMACE without long range, got {type(model).__name__}")
+    count = len(model.products)
+    if not after or any(not isinstance(n, int) or not 0 <= n < count for n in after) or len(set(after)) < len(after):
+        raise ValueError(f"after must be different blocks from 0 to {count - 1}, got {after!r}")
+    for n in after:
+        layout = get_layout(getattr(model.products[n], "cueq_config", None))
+        if layout != "mul_ir":
+            raise ValueError(
+                f"model must have features in the layout mul_ir, as e3nn's, got {layout}: "
+                "mace.cli.convert_cueq_e3nn makes such a model of one for cuequivariance"
+            )
+    width = float(model.r_max) / 2 if width is None else width
+    like = next(model.parameters())
+    data = {name: x.to(like.device) if isinstance(x, Tensor) else x for name, x in _mapping(batch).items()}
+    data |= {name: x.to(like.dtype) for name, x in data.items() if isinstance(x, Tensor) and x.is_floating_point()}
+    features = _features(model, data)
+    graph = Graph.of(data, None)
+    layers = []
+    for n in after:  # all are made before the model is touched
+        irreps = o3.Irreps(model.interactions[n].hidden_irreps)
+        attention = EwaldAttention(
+            irreps, irreps, width=width, max_width=max_width, kernels=kernels, heads=heads, lmax=lmax, error=error,
+            method=method,
+        )  # fmt: skip
+        layer = LongRange(attention.to(like.device, like.dtype), gain)
+        layer.measure(features[n], graph)
+        layers.append(layer)
+    for n, layer in zip(after, layers, strict=True):
+        model.products[n].__class__ = LongRangeProduct
+        model.products[n].long_range = layer
+    model.__class__ = _LONG_RANGE[type(model)]
+    return model
+
+
+class Graph(NamedTuple):
+    """Where the atoms of a batch are: MACE's own dictionary, whose positions it strains, and strained cells."""
+
+    data: dict[str, Any]
+    cell: Tensor
+
+    @classmethod
+    def of(cls, data: dict[str, Any], displacement: Tensor | None) -> Graph:
+        if data.get("pbc") is None:
+            raise ValueError("data must have pbc, which AtomicData.from_config takes of configurations, got none")
+        cell = data["cell"].view(-1, 3, 3)
+        if displacement is not None:
+            cell = cell + cell @ (displacement + displacement.mT) / 2  # as MACE strains positions and shifts
+        return cls(data, cell)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of attention."""
+        data = self.data
+        return {
+            "pos": data["positions"],
+            "batch": data["batch"],
+            "cell": self.cell,
+            "pbc": data["pbc"].view(-1, 3),
+            "batch_size": data["ptr"].numel() - 1,
+        }
+
+
+_GRAPH: contextvars.ContextVar[Graph] = contextvars.ContextVar("graph")
+
+
+class LongRange(torch.nn.Module):
+    """Attention times ``gain``, in the scale of the features; what of a size is measured once is in buffers."""
+
+    def __init__(self, attention: EwaldAttention, gain: float) -> None:
+        super().__init__()
+        self.attention = attention
+        like = next(attention.parameters())
+        self.gain = torch.nn.Parameter(like.new_tensor(gain))
+        self.register_buffer("scale_in", like.new_ones(attention.irreps_in.dim))
+        self.register_buffer("scale_out", like.new_ones(attention.irreps_out.dim))
+
+    @torch.no_grad()
+    def measure(self, x: Tensor, graph: Graph) -> None:
+        """Scales of features x, and of what attention makes of them."""
+        self.scale_in = _sizes(x, self.attention.irreps_in)
+        found = self.attention(x / self.scale_in, **graph.arguments)
+        self.scale_out = self.scale_in / _sizes(found, self.attention.irreps_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.gain * self.scale_out * self.attention(x / self.scale_in, **_GRAPH.get().arguments)
+
+
+class LongRangeProduct(EquivariantProductBasisBlock):
+    """MACE's product, and what is far."""
+
+    long_range: LongRange
+
+    def forward(self, node_feats: Tensor, sc: Tensor | None, node_attrs: Tensor) -> Tensor:
+        return self.long_range(super().forward(node_feats, sc, node_attrs))
+
+
+class _Refusal:
+    """In place of e3nn's word for how a module is compiled: where it is read, the reason why it cannot be."""
+
+    def __get__(self, module: object, owner: type) -> NoReturn:
+        raise NotImplementedError(
+            "MACE with long range does not support TorchScript: save it with torch.save(model, path), run it with "
+            "MACECalculator(model_paths=path). LAMMPS cannot run it: it gives each process a part of the atoms, and "
+            "long range needs sums over all"
+        )
+
+
+class _LongRangeModel:
+    """What a model has to do for its products: to strain cells, which MACE keeps to itself."""
+
+    __e3nn_compile_mode__ = __prepare_scriptable__ = _Refusal()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        raise NotImplementedError(
+            f"{type(self).__name__} is made by add_long_range(model, ...) alone: compile_mode, cuequivariance and "
+            "whatever else builds a model anew from its configuration would lose its long range"
+        )
+
+    def forward(self, data: Mapping[str, Any], training: bool = False, compute_force: bool = True,
+                compute_virials: bool = False, compute_stress: bool = False, compute_displacement: bool = False,
+                **more: Any) -> dict[str, Tensor | None]:  # fmt: skip
+        if more.get("lammps_mliap"):
+            raise NotImplementedError(
+                "long range needs sums over all atoms, and LAMMPS gives each process a part of them: use ASE"
+            )
+        data = dict(data)
+        if compute_virials or compute_stress or compute_displacement:
+            if data.get("displacement") is None:
+                strain = data["positions"].new_zeros(data["ptr"].numel() - 1, 3, 3)
+                data["displacement"] = strain.requires_grad_()
+            graph = Graph.of(data, data["displacement"])
+        else:
+            graph = Graph.of(data, None)
+        with _current(graph):
+            return super().forward(
+                data, training, compute_force, compute_virials, compute_stress, compute_displacement, **more
+            )
+
+
+class LongRangeMACE(_LongRangeModel, MACE):
+    """MACE with attention behind some of its products."""
+
+
+class LongRangeScaleShiftMACE(_LongRangeModel, ScaleShiftMACE):
+    """ScaleShiftMACE with attention behind some of its products."""
+
+
+_LONG_RANGE = {MACE: LongRangeMACE, ScaleShiftMACE: LongRangeScaleShiftMACE}
+
+
+@contextmanager
+def _current(graph: Graph) -> Iterator[None]:
+    token = _GRAPH.set(graph)
+    try:
+        yield
+    finally:
+        _GRAPH.reset(token)
+
+
+def _mapping(batch: Any) -> dict[str, Any]:
+    """Of MACE's batches, or of dictionaries."""
+    return dict(batch.to_dict() if hasattr(batch, "to_dict") else batch)
+
+
+def _features(model: MACE, data: dict[str, Any]) -> list[Tensor]:
+    """What each product of the model gives on this batch."""
+    found: list[Tensor] = []
+    hooks = [product.register_forward_hook(lambda *x: found.append(x[2].detach())) for product in model.products]
+    try:
+        model(dict(data), compute_force=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _sizes(x: Tensor, irreps: o3.Irreps) -> Tensor:
+    """The root mean square of each irrep, for each of its columns: (irreps.dim,), 1 where there is nothing."""
+    sizes = [x[:, place].square().mean().sqrt().expand(place.stop - place.start) for place in irreps.slices()]
+    size = torch.cat(sizes)
+    return torch.where(size > 0, size, 1.0)
