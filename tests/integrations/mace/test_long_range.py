@@ -12,6 +12,7 @@ from mace_models import batch_of, energy, loader, mixed, salt, slab
 from e3nn.util import jit
 from mace import modules, tools
 from mace.calculators import MACECalculator
+from mace.modules.wrapper_ops import CuEquivarianceConfig
 from mace.tools.scripts_utils import extract_model
 from space import error, motion
 from tg_equiattn.integrations.mace import add_long_range
@@ -242,7 +243,7 @@ def test_what_is_refused(far, make):
     with pytest.raises(ValueError, match="data must have pbc"):
         model(without)
     other = make()
-    other.products[0].cueq_config = modules.CuEquivarianceConfig(layout="ir_mul", layout_str="ir_mul")
+    other.products[0].cueq_config = CuEquivarianceConfig(layout="ir_mul", layout_str="ir_mul")
     other.products[0].cueq_config.enabled = True
     with pytest.raises(ValueError, match="model must have features in the layout mul_ir, .* got ir_mul"):
         add_long_range(other, batch=batch)
