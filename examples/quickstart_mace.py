@@ -11,9 +11,9 @@ from ase import units
 from ase.build import molecule
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 from ase.md.verlet import VelocityVerlet
-from e3nn import o3
 from mace import data, modules, tools
 from mace.calculators import MACECalculator
+from mace.modules.models import o3  # of e3nn 0.4.4, which loads after mace alone
 from mace.tools.torch_geometric.dataloader import DataLoader
 from tblite.ase import TBLite
 from tg_equiattn.integrations.mace import add_long_range

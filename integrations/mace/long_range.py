@@ -14,7 +14,7 @@ from mace.modules.models import MACE, ScaleShiftMACE
 from mace.modules.wrapper_ops import get_layout
 from torch import Tensor
 
-from ..e3nn import EwaldAttention
+from ..e3nn import IrrepsEwaldAttention
 
 
 def add_long_range(
@@ -52,7 +52,7 @@ def add_long_range(
         after: the blocks behind whose products attention comes, from 0 on. Behind the last it changes scalars alone.
         batch: some of the data, as MACE's loaders give it; the more like what comes later the better.
         width: of the narrowest kernel, in the unit of positions; ``None`` means half the model's ``r_max``.
-        max_width, kernels, heads, lmax, error, method: of :class:`tg_equiattn.integrations.e3nn.EwaldAttention`.
+        max_width, kernels, heads, lmax, error, method: of :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`.
         gain: at the start.
 
     Returns:
@@ -88,7 +88,7 @@ def add_long_range(
     layers = []
     for n in after:  # all are made before the model is touched
         irreps = o3.Irreps(model.interactions[n].hidden_irreps)
-        attention = EwaldAttention(
+        attention = IrrepsEwaldAttention(
             irreps, irreps, width=width, max_width=max_width, kernels=kernels, heads=heads, lmax=lmax, error=error,
             method=method,
         )  # fmt: skip
@@ -136,7 +136,7 @@ _GRAPH: contextvars.ContextVar[Graph] = contextvars.ContextVar("graph")
 class LongRange(torch.nn.Module):
     """Attention times ``gain``, in the scale of the features; what of a size is measured once is in buffers."""
 
-    def __init__(self, attention: EwaldAttention, gain: float) -> None:
+    def __init__(self, attention: IrrepsEwaldAttention, gain: float) -> None:
         super().__init__()
         self.attention = attention
         like = next(attention.parameters())

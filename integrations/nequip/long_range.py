@@ -14,7 +14,7 @@ from nequip.nn import GraphModuleMixin
 
 from tg_equiattn import checks
 
-from ..e3nn import EwaldAttention
+from ..e3nn import IrrepsEwaldAttention
 
 
 class LongRange(GraphModuleMixin, torch.nn.Module):
@@ -29,7 +29,7 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
     Args:
         width: of the narrowest kernel, in the unit of positions: about half the model's ``r_max``.
         max_width, kernels, heads, lmax, avg_num_nodes, error, method, max_waves: of
-            :class:`tg_equiattn.integrations.e3nn.EwaldAttention`. Compiled models need ``max_waves`` where frames
+            :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`. Compiled models need ``max_waves`` where frames
             repeat; ``method="waves"`` then leaves out what open frames would need.
         gain: at the start.
         irreps_in: of fields, as NequIP's modules pass them on.
@@ -66,7 +66,7 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
             irreps_out={field: irreps_in.get(field)},
         )
         irreps = o3.Irreps(irreps_in[field])
-        self.attention = EwaldAttention(
+        self.attention = IrrepsEwaldAttention(
             irreps, irreps, width=width, max_width=max_width, heads=heads, lmax=lmax, avg_num_nodes=avg_num_nodes,
             kernels=kernels if isinstance(kernels, int) else tuple(kernels), error=error, method=method,
             max_waves=None if max_waves is None else tuple(max_waves),
