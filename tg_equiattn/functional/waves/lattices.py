@@ -106,16 +106,23 @@ def lattice_of(
         slab = periodic.any(1, keepdim=True)
         box = torch.where(slab, 2 * radius[:, None], extent + radius[:, None] + margin)
     full = torch.where(periodic[..., None], cells.vectors, normals * box[..., None])
-    inverse = torch.linalg.inv(full)
+    inverse, volume = _inverse(full)
     fractions = torch.einsum("bnx,bxa->bna", pos, inverse)
     fractions = fractions - torch.where(periodic[:, None], fractions.detach().round(), 0.0)
     numbers, counts = _fixed(full, bound, largest) if bound is not None else _found(full, largest)
     waves = 2 * math.pi * numbers.to(full.dtype) @ inverse.mT
-    weights = counts.to(full.dtype) / torch.linalg.det(full).abs()[:, None] * _taper(waves, largest)
+    weights = counts.to(full.dtype) / volume[:, None] * _taper(waves, largest)
     if part.ends:
         normal = torch.where(periodic[..., None], 0.0, normals).sum(1, keepdim=True)  # of slabs, which have one
         weights = weights * _coulomb(numbers, waves, radius[:, None], normal, periodic)
     return Lattice((2 * math.pi * fractions).to(dtype), numbers, waves, weights)
+
+
+def _inverse(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse (B, 3, 3) of cells and their volumes (B,), by cross products, which compilers take whole."""
+    across = torch.linalg.cross(vectors.roll(-1, 1), vectors.roll(-2, 1))
+    volume = (vectors[:, 0] * across[:, 0]).sum(1)
+    return across.mT / volume[:, None, None], volume.abs()
 
 
 def _coulomb(numbers: Tensor, waves: Tensor, radius: Tensor, normal: Tensor, periodic: Tensor) -> Tensor:
