@@ -419,3 +419,12 @@ def test_bad_options(message, options):
 def test_bad_inputs(message, change, make):
     with pytest.raises(ValueError, match=message):
         make()(**nodes() | change)
+
+
+def test_cells_far_wider_than_their_nodes_are_told(make):
+    """As some hosts put around molecules, whose waves cost minutes; silent where pbc says that nothing repeats."""
+    layer, x, cell = make(width=1.0), nodes(2), 25 * torch.eye(3).double()
+    with pytest.warns(UserWarning, match=r"cell of graph 0 is far wider than its 2 nodes: [\d,]+ waves, about .* s"):
+        layer(**x, cell=cell)
+    layer(**x, cell=cell, pbc=torch.tensor(OPEN))
+    layer(**nodes(9, cell=cell_of()), cell=cell_of())
