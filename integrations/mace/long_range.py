@@ -44,8 +44,8 @@ def add_long_range(
 
     Forces, virials and stress are derivatives of all of it: cells are strained as positions are. Only those directions
     repeat that ``pbc`` says: the wide cells that MACE puts around open directions are not read. Save with
-    ``torch.save(model)``, run with ``MACECalculator``. TorchScript, ``compile_mode``, cuequivariance's layout and LAMMPS
-    are refused.
+    ``torch.save(model, path)``, run with ``MACECalculator``. TorchScript, ``compile_mode``, cuequivariance's layout and
+    LAMMPS are refused.
 
     Args:
         model: a ``MACE`` or ``ScaleShiftMACE``, trained or not.

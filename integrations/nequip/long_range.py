@@ -30,7 +30,7 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         width: of the narrowest kernel, in the unit of positions: about half the model's ``r_max``.
         max_width, kernels, heads, lmax, avg_num_nodes, error, method, max_waves: of
             :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`. Compiled models need ``max_waves`` where frames
-            repeat; ``method="waves"`` then leaves out what open frames would need.
+            repeat; ``method="waves"`` then leaves out what open frames would need, ``"pairs"`` what crystals would.
         gain: at the start.
         irreps_in: of fields, as NequIP's modules pass them on.
 
@@ -71,6 +71,7 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
             kernels=kernels if isinstance(kernels, int) else tuple(kernels), error=error, method=method,
             max_waves=None if max_waves is None else tuple(max_waves),
         )  # fmt: skip
+        self.method = method
         self.gain = torch.nn.Parameter(torch.tensor(float(gain)))
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
@@ -82,7 +83,10 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         x, pos = data[AtomicDataDict.NODE_FEATURES_KEY], data[AtomicDataDict.POSITIONS_KEY]
         cell, pbc = data.get(AtomicDataDict.CELL_KEY), data.get(AtomicDataDict.PBC_KEY)
         traced = checks.is_traced(pos)
-        if traced and cell is not None and pbc is None:
+        if traced and cell is not None and self.method == "pairs":
+            torch._assert_async((cell == 0).all(), "cells must be zero where method='pairs' has been compiled")
+            cell = None
+        elif traced and cell is not None and pbc is None:
             warnings.warn(
                 "this model is compiled without pbc, which NequIP's target does not hand on: whatever has a cell "
                 "repeats along its lattice vectors, slabs and molecules in a box too; give such molecules no cell, and "

@@ -19,9 +19,13 @@ def make_nequip(dtype="float64", after=(0,), options=None, **model):
     ).eval()  # fmt: skip
 
 
+def transforms():
+    return [ChemicalSpeciesToAtomTypeMapper(SPECIES), NeighborListTransform(r_max=3.0)]
+
+
 def frame(atoms):
     data = from_ase(atoms)
-    for transform in (ChemicalSpeciesToAtomTypeMapper(SPECIES), NeighborListTransform(r_max=3.0)):
+    for transform in transforms():
         data = transform(data)
     return data
 

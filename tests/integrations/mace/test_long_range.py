@@ -8,12 +8,12 @@ import pytest
 import torch
 from ase.build import molecule
 from ase.stress import full_3x3_to_voigt_6_stress
-from mace_models import batch_of, energy, loader, mixed, salt, slab
 from e3nn.util import jit
 from mace import modules, tools
 from mace.calculators import MACECalculator
 from mace.modules.wrapper_ops import CuEquivarianceConfig
 from mace.tools.scripts_utils import extract_model
+from mace_models import batch_of, energy, loader, mixed, salt, slab
 from space import error, motion
 from tg_equiattn.integrations.mace import add_long_range
 
@@ -230,7 +230,7 @@ def test_what_is_refused(far, make):
             script(copy.deepcopy(model))
     with pytest.raises(NotImplementedError, match="sums over all atoms, and LAMMPS gives each process a part"):
         model(batch.to_dict(), lammps_mliap=True)
-    with pytest.raises(NotImplementedError, match="compile_mode, cuequivariance .* would lose its long range"):
+    with pytest.raises(NotImplementedError, match=r"compile_mode, cuequivariance .* would lose its long range"):
         extract_model(model)
     with pytest.raises(TypeError, match="without long range, got LongRangeScaleShiftMACE"):
         add_long_range(model, batch=batch)
@@ -245,7 +245,7 @@ def test_what_is_refused(far, make):
     other = make()
     other.products[0].cueq_config = CuEquivarianceConfig(layout="ir_mul", layout_str="ir_mul")
     other.products[0].cueq_config.enabled = True
-    with pytest.raises(ValueError, match="model must have features in the layout mul_ir, .* got ir_mul"):
+    with pytest.raises(ValueError, match=r"model must have features in the layout mul_ir, .* got ir_mul"):
         add_long_range(other, batch=batch)
     wire = batch.to_dict() | {"pbc": torch.tensor([[True, False, False]])}
     with pytest.raises(ValueError, match="pbc must let graph 0 repeat along three directions, two or none"):
