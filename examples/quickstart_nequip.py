@@ -30,6 +30,7 @@ for n, atoms in enumerate(systems):
     atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=forces)
 counts = np.array([[(atoms.numbers == z).sum() for z in (1, 6, 8)] for atoms in systems])
 single = np.linalg.lstsq(counts, np.array([atoms.get_potential_energy() for atoms in systems]), rcond=None)[0]
+shifts = "{" + ", ".join(f"{name}: {energy}" for name, energy in zip("HCO", single, strict=True)) + "}"
 ase.io.write(out / "molecules.xyz", systems)
 
 
@@ -46,7 +47,7 @@ plain = ("training_module.model._target_=nequip.model.NequIPGNNModel", "~trainin
 for name, changes in {"NequIP": plain, "NequIP with long range": ()}.items():
     folder = name.replace(" ", "_")
     said = run("nequip-train", "-cp", str(here), "-cn", "quickstart_nequip.yaml", f"hydra.run.dir={folder}",
-               f"training_module.model.per_type_energy_shifts=[{','.join(map(str, single))}]", *changes)  # fmt: skip
+               f"training_module.model.per_type_energy_shifts={shifts}", *changes)  # fmt: skip
     error = float(re.findall(r"test0_epoch/forces_mae\D+([\d.e-]+)", said)[-1])
     run("nequip-compile", f"{folder}/best.ckpt", f"{folder}.nequip.pt2", "--mode", "aotinductor", "--device", "cpu",
         "--target", "ase")  # fmt: skip

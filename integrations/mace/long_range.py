@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from e3nn import o3
@@ -72,87 +71,44 @@ def add_long_range(
     count = len(model.products)
     if not after or any(not isinstance(n, int) or not 0 <= n < count for n in after) or len(set(after)) < len(after):
         raise ValueError(f"after must be different blocks from 0 to {count - 1}, got {after!r}")
-    for n in after:
-        layout = get_layout(getattr(model.products[n], "cueq_config", None))
+    for layout in (get_layout(getattr(model.products[n], "cueq_config", None)) for n in after):
         if layout != "mul_ir":
             raise ValueError(
                 f"model must have features in the layout mul_ir, as e3nn's, got {layout}: "
                 "mace.cli.convert_cueq_e3nn makes such a model of one for cuequivariance"
             )
-    width = float(model.r_max) / 2 if width is None else width
     like = next(model.parameters())
-    data = {name: x.to(like.device) if isinstance(x, Tensor) else x for name, x in _mapping(batch).items()}
-    data |= {name: x.to(like.dtype) for name, x in data.items() if isinstance(x, Tensor) and x.is_floating_point()}
-    features = _features(model, data)
-    graph = Graph.of(data, None)
+    data = {name: x for name, x in dict(batch.to_dict() if hasattr(batch, "to_dict") else batch).items()
+            if isinstance(x, Tensor)}  # fmt: skip
+    data = {name: x.to(like.device, like.dtype if x.is_floating_point() else None) for name, x in data.items()}
     layers = []
-    for n in after:  # all are made before the model is touched
+    for n, features in zip(after, _features(model, data, after), strict=True):  # before the model is touched
         irreps = o3.Irreps(model.interactions[n].hidden_irreps)
         attention = IrrepsEwaldAttention(
-            irreps, irreps, width=width, max_width=max_width, kernels=kernels, heads=heads, lmax=lmax, error=error,
-            method=method,
+            irreps, irreps, width=float(model.r_max) / 2 if width is None else width, max_width=max_width,
+            kernels=kernels, heads=heads, lmax=lmax, error=error, method=method,
         )  # fmt: skip
-        layer = LongRange(attention.to(like.device, like.dtype), gain)
-        layer.measure(features[n], graph)
-        layers.append(layer)
+        layers.append(LongRange(attention.to(like.device, like.dtype), gain, features, _atoms(data, None)))
     for n, layer in zip(after, layers, strict=True):
-        model.products[n].__class__ = LongRangeProduct
-        model.products[n].long_range = layer
+        model.products[n].__class__, model.products[n].long_range = LongRangeProduct, layer
     model.__class__ = _LONG_RANGE[type(model)]
     return model
 
 
-class Graph(NamedTuple):
-    """Where the atoms of a batch are: MACE's own dictionary, whose positions it strains, and strained cells."""
-
-    data: dict[str, Any]
-    cell: Tensor
-
-    @classmethod
-    def of(cls, data: dict[str, Any], displacement: Tensor | None) -> Graph:
-        if data.get("pbc") is None:
-            raise ValueError("data must have pbc, which AtomicData.from_config takes of configurations, got none")
-        cell = data["cell"].view(-1, 3, 3)
-        if displacement is not None:
-            cell = cell + cell @ (displacement + displacement.mT) / 2  # as MACE strains positions and shifts
-        return cls(data, cell)
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Of attention."""
-        data = self.data
-        return {
-            "pos": data["positions"],
-            "batch": data["batch"],
-            "cell": self.cell,
-            "pbc": data["pbc"].view(-1, 3),
-            "batch_size": data["ptr"].numel() - 1,
-        }
-
-
-_GRAPH: contextvars.ContextVar[Graph] = contextvars.ContextVar("graph")
-
-
 class LongRange(torch.nn.Module):
-    """Attention times ``gain``, in the scale of the features; what of a size is measured once is in buffers."""
+    """Features and, times ``gain``, attention, in scales that were measured once, on these features and atoms."""
 
-    def __init__(self, attention: IrrepsEwaldAttention, gain: float) -> None:
+    def __init__(self, attention: IrrepsEwaldAttention, gain: float, x: Tensor, atoms: dict[str, Any]) -> None:
         super().__init__()
         self.attention = attention
-        like = next(attention.parameters())
-        self.gain = torch.nn.Parameter(like.new_tensor(gain))
-        self.register_buffer("scale_in", like.new_ones(attention.irreps_in.dim))
-        self.register_buffer("scale_out", like.new_ones(attention.irreps_out.dim))
-
-    @torch.no_grad()
-    def measure(self, x: Tensor, graph: Graph) -> None:
-        """Scales of features x, and of what attention makes of them."""
-        self.scale_in = _sizes(x, self.attention.irreps_in)
-        found = self.attention(x / self.scale_in, **graph.arguments)
-        self.scale_out = self.scale_in / _sizes(found, self.attention.irreps_out)
+        self.gain = torch.nn.Parameter(x.new_tensor(gain))
+        self.register_buffer("scale_in", _sizes(x, attention.irreps_in))
+        with torch.no_grad():
+            found = attention(x / self.scale_in, **atoms)
+        self.register_buffer("scale_out", self.scale_in / _sizes(found, attention.irreps_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.gain * self.scale_out * self.attention(x / self.scale_in, **_GRAPH.get().arguments)
+        return x + self.gain * self.scale_out * self.attention(x / self.scale_in, **_atoms(*_DATA.get()))
 
 
 class LongRangeProduct(EquivariantProductBasisBlock):
@@ -176,7 +132,7 @@ class _Refusal:
 
 
 class _LongRangeModel:
-    """What a model has to do for its products: to strain cells, which MACE keeps to itself."""
+    """What a model has to do for its products: to give them the data, and the strain, which MACE keeps to itself."""
 
     __e3nn_compile_mode__ = __prepare_scriptable__ = _Refusal()
 
@@ -193,18 +149,16 @@ class _LongRangeModel:
             raise NotImplementedError(
                 "long range needs sums over all atoms, and LAMMPS gives each process a part of them: use ASE"
             )
-        data = dict(data)
-        if compute_virials or compute_stress or compute_displacement:
-            if data.get("displacement") is None:
-                strain = data["positions"].new_zeros(data["ptr"].numel() - 1, 3, 3)
-                data["displacement"] = strain.requires_grad_()
-            graph = Graph.of(data, data["displacement"])
-        else:
-            graph = Graph.of(data, None)
-        with _current(graph):
+        data, strained = dict(data), compute_virials or compute_stress or compute_displacement
+        if strained and data.get("displacement") is None:
+            data["displacement"] = data["positions"].new_zeros(data["ptr"].numel() - 1, 3, 3).requires_grad_()
+        token = _DATA.set((data, data["displacement"] if strained else None))
+        try:
             return super().forward(
                 data, training, compute_force, compute_virials, compute_stress, compute_displacement, **more
             )
+        finally:
+            _DATA.reset(token)
 
 
 class LongRangeMACE(_LongRangeModel, MACE):
@@ -216,32 +170,35 @@ class LongRangeScaleShiftMACE(_LongRangeModel, ScaleShiftMACE):
 
 
 _LONG_RANGE = {MACE: LongRangeMACE, ScaleShiftMACE: LongRangeScaleShiftMACE}
+_DATA: contextvars.ContextVar[tuple[dict[str, Any], Tensor | None]] = contextvars.ContextVar("data")
 
 
-@contextmanager
-def _current(graph: Graph) -> Iterator[None]:
-    token = _GRAPH.set(graph)
-    try:
-        yield
-    finally:
-        _GRAPH.reset(token)
+def _atoms(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
+    """Arguments of attention: positions, which MACE has strained in its dictionary, and cells, which it has not."""
+    if data.get("pbc") is None:
+        raise ValueError("data must have pbc, which AtomicData.from_config takes of configurations, got none")
+    cell = data["cell"].view(-1, 3, 3)
+    if displacement is not None:
+        cell = cell + cell @ (displacement + displacement.mT) / 2
+    return {
+        "pos": data["positions"],
+        "batch": data["batch"],
+        "cell": cell,
+        "pbc": data["pbc"].view(-1, 3),
+        "batch_size": data["ptr"].numel() - 1,
+    }
 
 
-def _mapping(batch: Any) -> dict[str, Any]:
-    """Of MACE's batches, or of dictionaries."""
-    return dict(batch.to_dict() if hasattr(batch, "to_dict") else batch)
-
-
-def _features(model: MACE, data: dict[str, Any]) -> list[Tensor]:
-    """What each product of the model gives on this batch."""
-    found: list[Tensor] = []
-    hooks = [product.register_forward_hook(lambda *x: found.append(x[2].detach())) for product in model.products]
+def _features(model: MACE, data: dict[str, Any], after: Sequence[int]) -> list[Tensor]:
+    """What these products of the model give."""
+    found: dict[torch.nn.Module, Tensor] = {}
+    hooks = [p.register_forward_hook(lambda p, _, out: found.update({p: out.detach()})) for p in model.products]
     try:
         model(dict(data), compute_force=False)
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return [found[model.products[n]] for n in after]
 
 
 def _sizes(x: Tensor, irreps: o3.Irreps) -> Tensor:
