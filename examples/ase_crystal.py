@@ -93,7 +93,7 @@ for _ in range(options.steps):
     energies.append(atoms.get_total_energy())
 energies = 1000 * (np.array(energies) - energies[0]) / len(atoms)
 slope = np.polyfit(np.arange(len(energies)) * 0.002, energies, 1)[0]
-print(f"NVE: within {np.abs(energies).max():.2f} meV an atom, drift {slope:.2f} meV an atom and ps")
+print(f"NVE: within {np.abs(energies).max():.1e} meV an atom, drift {slope:.1e} meV an atom and ps")
 
 atoms = crystal(1001, 0.05)
 atoms.calc = calculator

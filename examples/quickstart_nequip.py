@@ -25,6 +25,7 @@ out.mkdir(parents=True, exist_ok=True)
 systems = [molecule(("CH3CH2OH", "HCOOH", "CH3OH", "H2O", "CH3CHO")[n % 5]) for n in range(100)]
 for n, atoms in enumerate(systems):
     atoms.rattle(0.05, seed=n)
+    atoms.center(vacuum=5.0)  # without a cell stress is no number, which nequip-compile refuses
     atoms.calc = TBLite(method="GFN2-xTB", verbosity=0)
     energy, forces = atoms.get_potential_energy(), atoms.get_forces()
     atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=forces)
@@ -51,7 +52,7 @@ for name, changes in {"NequIP": plain, "NequIP with long range": ()}.items():
     error = float(re.findall(r"test0_epoch/forces_mae\D+([\d.e-]+)", said)[-1])
     run("nequip-compile", f"{folder}/best.ckpt", f"{folder}.nequip.pt2", "--mode", "aotinductor", "--device", "cpu",
         "--target", "ase")  # fmt: skip
-    atoms = molecule("CH3CH2OH")
+    atoms = systems[0].copy()
     atoms.calc = NequIPCalculator.from_compiled_model(out / f"{folder}.nequip.pt2")
     MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=np.random.default_rng(0))
     energies = [atoms.get_total_energy()]

@@ -84,7 +84,8 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         cell, pbc = data.get(AtomicDataDict.CELL_KEY), data.get(AtomicDataDict.PBC_KEY)
         traced = checks.is_traced(pos)
         if traced and cell is not None and self.method == "pairs":
-            torch._assert_async((cell == 0).all(), "cells must be zero where method='pairs' has been compiled")
+            apart = (data[AtomicDataDict.EDGE_CELL_SHIFT_KEY] == 0).all()
+            torch._assert_async(apart, "nothing must repeat where method='pairs' has been compiled")
             cell = None
         elif traced and cell is not None and pbc is None:
             warnings.warn(
