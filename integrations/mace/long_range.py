@@ -98,6 +98,9 @@ def add_long_range(
 class LongRange(torch.nn.Module):
     """Features and, times ``gain``, attention, in scales that were measured once, on these features and atoms."""
 
+    scale_in: Tensor
+    scale_out: Tensor
+
     def __init__(self, attention: IrrepsEwaldAttention, gain: float, x: Tensor, atoms: dict[str, Any]) -> None:
         super().__init__()
         self.attention = attention
@@ -131,7 +134,7 @@ class _Refusal:
         )
 
 
-class _LongRangeModel:
+class _LongRangeModel(MACE):
     """What a model has to do for its products: to give them the data, and the strain, which MACE keeps to itself."""
 
     __e3nn_compile_mode__ = __prepare_scriptable__ = _Refusal()
@@ -161,7 +164,7 @@ class _LongRangeModel:
             _DATA.reset(token)
 
 
-class LongRangeMACE(_LongRangeModel, MACE):
+class LongRangeMACE(_LongRangeModel):
     """MACE with attention behind some of its products."""
 
 

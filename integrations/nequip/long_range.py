@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from e3nn import o3
@@ -60,7 +60,8 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
     ) -> None:
         super().__init__()
         field = AtomicDataDict.NODE_FEATURES_KEY
-        self._init_irreps(
+        GraphModuleMixin._init_irreps(
+            self,
             irreps_in=dict(irreps_in) | {AtomicDataDict.CELL_KEY: "1o", AtomicDataDict.PBC_KEY: None},
             required_irreps_in=[field],
             irreps_out={field: irreps_in.get(field)},
@@ -68,8 +69,8 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         irreps = o3.Irreps(irreps_in[field])
         self.attention = IrrepsEwaldAttention(
             irreps, irreps, width=width, max_width=max_width, heads=heads, lmax=lmax, avg_num_nodes=avg_num_nodes,
-            kernels=kernels if isinstance(kernels, int) else tuple(kernels), error=error, method=method,
-            max_waves=None if max_waves is None else tuple(max_waves),
+            kernels=kernels if isinstance(kernels, int) else cast(Any, tuple(kernels)), error=error, method=method,
+            max_waves=None if max_waves is None else cast(Any, tuple(max_waves)),
         )  # fmt: skip
         self.method = method
         self.gain = torch.nn.Parameter(torch.tensor(float(gain)))
