@@ -85,9 +85,10 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         cell, pbc = data.get(AtomicDataDict.CELL_KEY), data.get(AtomicDataDict.PBC_KEY)
         traced = checks.is_traced(pos)
         if traced and cell is not None and self.method == "pairs":
-            apart = (data[AtomicDataDict.EDGE_CELL_SHIFT_KEY] == 0).all()
-            torch._assert_async(apart, "nothing must repeat where method='pairs' has been compiled")
-            cell = None
+            if AtomicDataDict.EDGE_CELL_SHIFT_KEY in data:
+                apart = (data[AtomicDataDict.EDGE_CELL_SHIFT_KEY] == 0).all()
+                torch._assert_async(apart, "nothing must repeat where method='pairs' has been compiled")
+            cell = pbc = None
         elif traced and cell is not None and pbc is None:
             warnings.warn(
                 "this model is compiled without pbc, which NequIP's target does not hand on: whatever has a cell "
@@ -100,7 +101,7 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
             sizes["batch_size"] = data[AtomicDataDict.NUM_NODES_KEY].shape[0]
             if traced:
                 sizes["max_num_nodes"] = pos.shape[0]
-        found = self.attention(x, pos, batch, cell=cell, pbc=pbc if cell is not None else None, **sizes)
+        found = self.attention(x, pos, batch, cell=cell, pbc=pbc, **sizes)
         data[AtomicDataDict.NODE_FEATURES_KEY] = x + self.gain * found
         return data
 
