@@ -29,9 +29,11 @@ PUBLIC = {
     "integrations.pyg": "PixelGraph PixelGraphClassifier RelativeGPSBlock RelativePerformerConv",
     "integrations.e3nn": "IrrepsEwaldAttention IrrepsSE3Hyena IrrepsSE3HyenaOperator IrrepsVectorSelfAttention "
     "LongTensorProduct TensorProductHyenaOperator",
+    "integrations.mace": "add_long_range",
+    "integrations.nequip": "LongRange LongRangeNequIPGNNModel",
 }
 PUBLIC = {place: names.split() for place, names in PUBLIC.items()}
-MOST_NAMES, MOST_ARGUMENTS = 75, 12
+MOST_NAMES, MOST_ARGUMENTS = 77, 12
 FAMILIES = ("group", "performer", "hyena", "waves", "vector")
 BUILDS_ON = {"hyena": {"vector"}, "group": {"performer"}}  # of other families, in nn and functional alike
 DIALECT = re.compile(r"(^|_)(kept|fitting|shell|ways|reach)(_|$)")
