@@ -84,10 +84,10 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         x, pos = data[AtomicDataDict.NODE_FEATURES_KEY], data[AtomicDataDict.POSITIONS_KEY]
         cell, pbc = data.get(AtomicDataDict.CELL_KEY), data.get(AtomicDataDict.PBC_KEY)
         traced = checks.is_traced(pos)
-        if traced and cell is not None and self.method == "pairs":
+        if cell is not None and self.method == "pairs" and (traced or pbc is None):
             if AtomicDataDict.EDGE_CELL_SHIFT_KEY in data:
                 apart = (data[AtomicDataDict.EDGE_CELL_SHIFT_KEY] == 0).all()
-                torch._assert_async(apart, "nothing must repeat where method='pairs' has been compiled")
+                torch._assert_async(apart, "nothing must repeat with method='pairs'")
             cell = pbc = None
         elif traced and cell is not None and pbc is None:
             warnings.warn(
