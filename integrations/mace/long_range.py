@@ -78,9 +78,9 @@ def add_long_range(
                 "mace.cli.convert_cueq_e3nn makes such a model of one for cuequivariance"
             )
     like = next(model.parameters())
-    data = {name: x for name, x in dict(batch.to_dict() if hasattr(batch, "to_dict") else batch).items()
+    data = {name: x.to(like.device, like.dtype if x.is_floating_point() else None)
+            for name, x in dict(batch.to_dict() if hasattr(batch, "to_dict") else batch).items()
             if isinstance(x, Tensor)}  # fmt: skip
-    data = {name: x.to(like.device, like.dtype if x.is_floating_point() else None) for name, x in data.items()}
     layers = []
     for n, features in zip(after, _features(model, data, after), strict=True):  # before the model is touched
         irreps = o3.Irreps(model.interactions[n].hidden_irreps)
@@ -88,14 +88,14 @@ def add_long_range(
             irreps, irreps, width=float(model.r_max) / 2 if width is None else width, max_width=max_width,
             kernels=kernels, heads=heads, lmax=lmax, error=error, method=method,
         )  # fmt: skip
-        layers.append(LongRange(attention.to(like.device, like.dtype), gain, features, _atoms(data, None)))
+        layers.append(LongRangeFeatures(attention.to(like.device, like.dtype), gain, features, _atoms(data, None)))
     for n, layer in zip(after, layers, strict=True):
         model.products[n].__class__, model.products[n].long_range = LongRangeProduct, layer
     model.__class__ = _LONG_RANGE[type(model)]
     return model
 
 
-class LongRange(torch.nn.Module):
+class LongRangeFeatures(torch.nn.Module):
     """Features and, times ``gain``, attention, in scales that were measured once, on these features and atoms."""
 
     scale_in: Tensor
@@ -117,7 +117,7 @@ class LongRange(torch.nn.Module):
 class LongRangeProduct(EquivariantProductBasisBlock):
     """MACE's product, and what is far."""
 
-    long_range: LongRange
+    long_range: LongRangeFeatures
 
     def forward(self, node_feats: Tensor, sc: Tensor | None, node_attrs: Tensor) -> Tensor:
         return self.long_range(super().forward(node_feats, sc, node_attrs))
@@ -151,6 +151,11 @@ class _LongRangeModel(MACE):
         if more.get("lammps_mliap"):
             raise NotImplementedError(
                 "long range needs sums over all atoms, and LAMMPS gives each process a part of them: use ASE"
+            )
+        if more.get("compute_edge_forces") or more.get("compute_atomic_stresses"):
+            raise NotImplementedError(
+                "compute_edge_forces and compute_atomic_stresses share forces and stress among edges, which carry only "
+                "what is near: ask a model with long range for forces, virials and stress of whole systems"
             )
         data, strained = dict(data), compute_virials or compute_stress or compute_displacement
         if strained and data.get("displacement") is None:
@@ -187,7 +192,7 @@ def _atoms(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
         "pos": data["positions"],
         "batch": data["batch"],
         "cell": cell,
-        "pbc": data["pbc"].view(-1, 3),
+        "pbc": data["pbc"].view(-1, 3).expand(len(cell), 3),  # TorchSim has one for all
         "batch_size": data["ptr"].numel() - 1,
     }
 

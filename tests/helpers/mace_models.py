@@ -16,17 +16,18 @@ from e3nn import o3
 NUMBERS = [1, 6, 8, 11, 17]
 
 
-def make_mace(kind="ScaleShiftMACE", hidden="4x0e+4x1o", blocks=2):
+def make_mace(kind="ScaleShiftMACE", hidden="4x0e+4x1o", blocks=2, heads=("Default",)):
     """A MACE of two blocks."""
     block = modules.interaction_classes["RealAgnosticResidualInteractionBlock"]
     options = {
         "r_max": 3.0, "num_bessel": 4, "num_polynomial_cutoff": 5, "max_ell": 2, "interaction_cls": block,
         "interaction_cls_first": block, "num_interactions": blocks, "num_elements": len(NUMBERS),
         "hidden_irreps": o3.Irreps(hidden), "MLP_irreps": o3.Irreps("4x0e"), "gate": torch.nn.functional.silu,
-        "atomic_energies": np.arange(5.0), "avg_num_neighbors": 4.0, "atomic_numbers": NUMBERS, "correlation": 2,
+        "atomic_energies": np.arange(5.0) + np.arange(len(heads))[:, None], "heads": list(heads),
+        "avg_num_neighbors": 4.0, "atomic_numbers": NUMBERS, "correlation": 2,
     }  # fmt: skip
     if kind == "ScaleShiftMACE":
-        options |= {"atomic_inter_scale": 1.3, "atomic_inter_shift": 0.2}
+        options |= {"atomic_inter_scale": [1.3] * len(heads), "atomic_inter_shift": [0.2] * len(heads)}
     return getattr(modules, kind)(**options)
 
 

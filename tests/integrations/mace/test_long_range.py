@@ -1,7 +1,9 @@
 """Long range in MACE: what the model was stays, and energies, forces and stress are right whatever repeats."""
 
+import argparse
 import copy
 import io
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from e3nn.util import jit
 from mace import modules, tools
 from mace.calculators import MACECalculator
 from mace.modules.wrapper_ops import CuEquivarianceConfig
-from mace.tools.scripts_utils import extract_model
+from mace.tools.scripts_utils import extract_model, get_optimizer, get_params_options
 from mace_models import batch_of, energy, loader, mixed, salt, slab
 from space import error, motion
 from tg_equiattn.integrations.mace import add_long_range
@@ -158,14 +160,15 @@ def test_float32(far, make):
 
 
 def test_copies_and_calculator(far, tmp_path):
-    """deepcopy, torch.save, and MACE's own calculator, alone and as a committee."""
+    """deepcopy, torch.save, and MACE's own calculator, alone and as a committee. Scales come with a state_dict."""
     model, atoms = far(after=(0, 1)), salt()
     out = model(batch_of(atoms).to_dict(), compute_stress=True)
     torch.save(model, tmp_path / "far.model")
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
     buffer.seek(0)
-    fresh = far(gain=0.0, after=(0, 1))
+    fresh = far(gain=0.0, after=(0, 1), batch=batch_of(molecule("H2O")))
+    assert error(fresh.products[0].long_range.scale_out, model.products[0].long_range.scale_out) > 0.01
     fresh.load_state_dict(torch.load(buffer, weights_only=True))
     loaded = torch.load(tmp_path / "far.model", weights_only=False)
     for other in (copy.deepcopy(model), loaded, fresh):
@@ -175,8 +178,52 @@ def test_copies_and_calculator(far, tmp_path):
     assert np.abs(atoms.get_forces() - out["forces"].detach().numpy()).max() < 1e-10
     stress = full_3x3_to_voigt_6_stress(out["stress"][0].detach().numpy())
     assert np.abs(atoms.get_stress() - stress).max() < 1e-12
+    features = out["node_feats"].detach().numpy()
+    assert np.abs(atoms.calc.get_descriptors(atoms, invariants_only=False) - features).max() < 1e-12
     atoms.calc = MACECalculator(models=[model, loaded], default_dtype="float64", pad_num_atoms=11, pad_num_edges=500)
     assert abs(atoms.get_potential_energy() - out["energy"].item()) < 1e-10
+
+
+def test_heads(far):
+    """A model of several heads, whose features are one: each sees what is far."""
+    model, atoms = far(heads=["first", "second"]), molecule("CH3OH")
+    near = far(gain=0.0, heads=["first", "second"])
+    energies = {}
+    for head in ("first", "second"):
+        atoms.calc = MACECalculator(models=[model], head=head, default_dtype="float64")
+        energies[head] = atoms.get_potential_energy()
+        atoms.calc = MACECalculator(models=[near], head=head, default_dtype="float64")
+        assert abs(energies[head] - atoms.get_potential_energy()) > 1e-4
+    assert abs(energies["first"] - energies["second"]) > 1e-4
+
+
+def test_threads(far):
+    """Each thread's products see the data of its own call."""
+    model, systems = far().requires_grad_(False), 4 * mixed()
+    batches = [batch_of(atoms).to_dict() for atoms in systems]
+    wanted = [model(dict(data))["energy"] for data in batches]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda data: model(dict(data))["energy"], batches))
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_one_pbc_for_all_graphs(far):
+    """As TorchSim hands it on."""
+    model, systems = far(), [salt(), salt((2, 1, 1))]
+    data = batch_of(*systems).to_dict()
+    wanted = model(dict(data))["energy"]
+    assert torch.equal(model(data | {"pbc": torch.tensor([True, True, True])})["energy"], wanted)
+
+
+@pytest.mark.parametrize("after", [(0,), (1,), (0, 1)])
+def test_every_parameter_is_in_the_graph_from_the_start(after, far):
+    """At gain 0 too, as DistributedDataParallel wants."""
+    model = far(gain=0.0, after=after)
+    out = model(batch_of(*mixed()).to_dict(), training=True, compute_stress=True)
+    (out["energy"].sum() + out["forces"].square().sum() + out["stress"].square().sum()).backward()
+    ours = {name: x.grad for name, x in model.named_parameters() if "long_range" in name}
+    assert all(x is not None for x in ours.values())
+    assert [name for name, x in ours.items() if x.any()] == [f"products.{n}.long_range.gain" for n in after]
 
 
 def test_hessian(far):
@@ -193,7 +240,8 @@ def test_hessian(far):
 
 
 def test_mace_trains_it(far, tmp_path):
-    """MACE's own loop, with its checkpoints, logger and average: the loss falls, and every parameter of ours moves."""
+    """MACE's own loop and optimizer, with its checkpoints, logger and average: the loss falls, and every parameter of
+    ours moves; a checkpoint is as good as the model."""
     from torch_ema import ExponentialMovingAverage
 
     systems = []
@@ -206,12 +254,14 @@ def test_mace_trains_it(far, tmp_path):
     train = loader(systems, 4)
     model = far(gain=0.0, batch=next(iter(train)))
     ours = {name: x.clone() for name, x in model.named_parameters() if "long_range" in name}
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    options = argparse.Namespace(optimizer="adam", lr=0.01, lr_params_factors="{}", freeze=None, weight_decay=5e-7,
+                                 amsgrad=True, beta=0.9)  # fmt: skip
+    optimizer = get_optimizer(options, get_params_options(options, model))
     tools.train(
         model=model, loss_fn=modules.WeightedEnergyForcesLoss(1.0, 0.1), train_loader=train,
         valid_loaders={"Default": train}, optimizer=optimizer,
         lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), start_epoch=0, max_num_epochs=3, patience=9,
-        checkpoint_handler=tools.CheckpointHandler(str(tmp_path), "far"), eval_interval=1,
+        checkpoint_handler=(handler := tools.CheckpointHandler(str(tmp_path), "far", keep=True)), eval_interval=1,
         logger=tools.MetricsLogger(str(tmp_path), "far"), device=torch.device("cpu"), log_errors="PerAtomRMSE",
         output_args={"energy": True, "forces": True, "virials": False, "stress": False},
         ema=ExponentialMovingAverage(model.parameters(), 0.9),
@@ -220,7 +270,14 @@ def test_mace_trains_it(far, tmp_path):
     losses = [float(line.split('"loss": ')[1].split(",")[0]) for line in losses]
     assert losses[-1] < 0.9 * losses[0]
     assert all(not torch.equal(dict(model.named_parameters())[name], x) for name, x in ours.items())
-    assert list(tmp_path.glob("far_epoch-*.pt"))
+    again = far(gain=0.0, batch=batch_of(molecule("H2O")))
+    optimizer = get_optimizer(options, get_params_options(options, again))
+    state = tools.CheckpointState(again, optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+    saved = torch.load(sorted(tmp_path.glob("far_epoch-*.pt"))[-1])["model"]
+    assert not torch.equal(saved["products.0.long_range.gain"], again.products[0].long_range.gain)
+    handler.load_latest(state)
+    for name, x in saved.items():
+        assert torch.equal(again.state_dict()[name], x), name
 
 
 def test_what_is_refused(far, make):
@@ -230,6 +287,11 @@ def test_what_is_refused(far, make):
             script(copy.deepcopy(model))
     with pytest.raises(NotImplementedError, match="sums over all atoms, and LAMMPS gives each process a part"):
         model(batch.to_dict(), lammps_mliap=True)
+    for name in ("compute_edge_forces", "compute_atomic_stresses"):
+        with pytest.raises(
+            NotImplementedError, match="share forces and stress among edges, which carry only what is near"
+        ):
+            model(batch.to_dict(), **{name: True})
     with pytest.raises(NotImplementedError, match=r"compile_mode, cuequivariance .* would lose its long range"):
         extract_model(model)
     with pytest.raises(TypeError, match="without long range, got LongRangeScaleShiftMACE"):

@@ -117,6 +117,7 @@ def neutral(layer, count=6):
     return {"scalars": scalars, "vectors": torch.zeros(count, V, 3, dtype=torch.float64)}
 
 
+@pytest.mark.filterwarnings("ignore:cell of graph 0 is far wider")
 def test_molecules_in_growing_boxes(make):
     """In ever larger cells a molecule tends to the molecule: neutral ones fast, charged ones as one over the side."""
     layer = make(heads=1, lmax=1)
