@@ -1,5 +1,6 @@
 """Ewald attention of scalars and vectors: symmetries of clouds, slabs and crystals, sizes, smoothness, batches."""
 
+import functools
 import itertools
 import math
 
@@ -322,6 +323,26 @@ def test_traced_without_reading_the_number_of_waves(make):
         traced(*given[:4], cells * 20, more["pbc"])
     with pytest.raises(Exception, match="max_waves must be given with cell while a model is traced"):
         torch.compile(make(), fullgraph=True, backend="eager")(**x, **more)
+
+
+@pytest.mark.parametrize("method", ["pairs", "waves"])
+def test_what_compilers_get_hardly_grows_with_kernels(method):
+    """Ahead of time they take minutes for a few thousand operations."""
+    x, counts = sample("plain", [6]), []
+    more = {"cell": cell_of("skewed")[None], "max_num_nodes": 6, "batch_size": 1} if method == "waves" else {}
+    for kernels in (2, 8):
+        layer = EwaldAttention(S, V, width=1.5, kernels=kernels, error=0.05, method=method, max_waves=(3, 14, 3))
+
+        def slopes(pos, layer):
+            pos = pos.detach().requires_grad_()
+            scalars, vectors = layer(x["scalars"].float(), x["vectors"].float(), pos=pos, **more)
+            return torch.autograd.grad(scalars.sum() + vectors.square().sum(), pos)[0]
+
+        slopes = functools.partial(slopes, layer=layer)
+        traced = make_fx(slopes, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x["pos"])
+        assert error(traced(x["pos"]), slopes(x["pos"])) <= 1e-5
+        counts.append(len(traced.graph.nodes))
+    assert counts[1] - counts[0] < 6 * 60  # of hundreds for a kernel that has waves of its own
 
 
 def test_one_compilation_for_all_sizes(make):

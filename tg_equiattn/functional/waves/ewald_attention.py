@@ -18,6 +18,7 @@ from .sums import lattice_sums, pair_sums
 
 METHODS = ("auto", "pairs", "waves", "mesh")
 _WIDE = 1000  # waves for each node of a graph that repeats, which no crystal has: its cell is far wider than it is
+_WARNED = 1e6  # nanoseconds, from which on it is said
 _ALWAYS_PAIRS = 512  # nodes of an open cloud up to which nothing else is worth counting
 
 # Nanoseconds on one core of a CPU: of a kernel's value, of a product in a matrix product, of a phase, of a point's
@@ -187,7 +188,7 @@ def _cheapest(
     harmonics = (kernels.lmax + 1) ** 2
     width = heads * contracted * channels
     prices = {"waves": sum(size * n * (_PHASE + 2 * _PRODUCT * width) for n in waves)}
-    if not open_ and max(waves) > _WIDE * size:
+    if not open_ and max(waves) > _WIDE * size and prices["waves"] > _WARNED:
         warnings.warn(
             f"cell of graph {graph} is far wider than its {size} nodes: {sum(waves):,.0f} waves, about "
             f"{prices['waves'] / 1e9:.2g} s on a core; say with pbc=False along which lattice vectors it does not "
