@@ -8,7 +8,7 @@ from small_groups import GROUPS
 from space import motion, move
 from torch import nn
 
-from tg_equiattn.encodings import rotated_offsets
+from tg_equiattn.encodings.group import rotated_offsets
 from tg_equiattn.functional import EwaldKernels, ewald_attention, scalar_long_conv, vector_attention, vector_long_conv
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic
