@@ -1,5 +1,5 @@
 """Global geometric context as e3nn modules: SE(3)-Hyena, vector self-attention and Ewald attention, on node features
-with irreps."""
+with irreps, whose components are of about unit variance, in and out, as everywhere in e3nn."""
 
 import torch
 
