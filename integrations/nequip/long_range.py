@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from e3nn import o3
 from nequip.data import AtomicDataDict
 from nequip.model import NequIPGNNModel, model_builder
-from nequip.nn import GraphModuleMixin
+from nequip.nn import GraphModuleMixin, model_modifier
+from torch import Tensor
 
 from tg_equiattn import checks
 
@@ -20,19 +20,25 @@ from ..e3nn import IrrepsEwaldAttention
 class LongRange(GraphModuleMixin, torch.nn.Module):
     r"""Let all atoms of a frame see each other: a graph module for :class:`nequip.nn.SequentialGraphNetwork`.
 
-    .. math:: x' = x + g\, \mathrm{attention}(x)
+    .. math:: x' = x + g\, B\, \mathrm{attention}(A x)
 
-    with a learned ``gain`` g. Forces, virials and stress come of it as of any module of NequIP's, which strains
-    positions and cells. Frames repeat along the lattice vectors that ``pbc`` says; compiled for ASE, where NequIP does
-    not hand on ``pbc``, along all that are not zero.
+    with a learned ``gain`` g and linear maps A to fewer features and B back. Forces, virials and stress come of it as
+    of any module of NequIP's, which strains positions and cells. Frames repeat along the lattice vectors that ``pbc``
+    says. NequIP's compiled models do not get it: there they repeat along those that edges cross; one that no edge
+    crosses is refused, as it may be either, unless ``nequip-compile --modifiers`` says what all frames are:
+    ``far_crystals``, ``far_slabs`` (along a and b) or ``far_molecules``.
 
     Args:
         width: of the narrowest kernel, in the unit of positions: about half the model's ``r_max``.
-        max_width, kernels, heads, lmax, avg_num_nodes, error, method, max_waves: of
-            :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`. Compiled models need ``max_waves`` where frames
-            repeat; ``method="waves"`` then leaves out what open frames would need, ``"pairs"`` what crystals would.
+        features: how many of each irrep attend, at most: what attention costs grows with it; ``None`` for all.
         gain: at the start.
+        max_num_nodes: atoms of the largest frame, for models compiled for batches: without it each frame costs what all
+            atoms of the batch would.
         irreps_in: of fields, as NequIP's modules pass them on.
+        attention: of :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`: ``kernels``, ``max_width``,
+            ``heads``, ``lmax``, ``avg_num_nodes``, ``error``, ``method`` and ``max_waves``. Compiled models need
+            ``max_waves`` where frames repeat; ``method="waves"`` leaves out what open frames would need, ``"pairs"``
+            what crystals would.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -47,16 +53,11 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         self,
         width: float,
         *,
-        max_width: float | None = None,
-        kernels: int | Sequence[int] = 8,
-        heads: int = 1,
-        lmax: int = 1,
-        avg_num_nodes: float = 1.0,
-        error: float = 1e-4,
-        method: str = "auto",
-        max_waves: Sequence[int] | None = None,
+        features: int | None = 16,
         gain: float = 0.0,
+        max_num_nodes: int | None = None,
         irreps_in: Mapping[str, Any],
+        **attention: Any,
     ) -> None:
         super().__init__()
         field = AtomicDataDict.NODE_FEATURES_KEY
@@ -66,14 +67,15 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
             required_irreps_in=[field],
             irreps_out={field: irreps_in.get(field)},
         )
+        checks.positive(features=features or 1, max_num_nodes=max_num_nodes or 1)
         irreps = o3.Irreps(irreps_in[field])
-        self.attention = IrrepsEwaldAttention(
-            irreps, irreps, width=width, max_width=max_width, heads=heads, lmax=lmax, avg_num_nodes=avg_num_nodes,
-            kernels=kernels if isinstance(kernels, int) else cast(Any, tuple(kernels)), error=error, method=method,
-            max_waves=None if max_waves is None else cast(Any, tuple(max_waves)),
-        )  # fmt: skip
-        self.method = method
+        few = irreps if features is None else o3.Irreps([(min(mul, features), ir) for mul, ir in irreps])
+        lists = {name: tuple(x) for name, x in attention.items() if isinstance(x, Sequence) and not isinstance(x, str)}
+        self.attention = IrrepsEwaldAttention(few, few, width=width, **(attention | lists))
+        self.before, self.after = o3.Linear(irreps, few), o3.Linear(few, irreps)
         self.gain = torch.nn.Parameter(torch.tensor(float(gain)))
+        self.max_num_nodes = max_num_nodes
+        self.repeats = (False,) * 3 if attention.get("method") == "pairs" else None
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         if AtomicDataDict.LMP_MLIAP_DATA_KEY in data or AtomicDataDict.NUM_LOCAL_GHOST_NODES_KEY in data:
@@ -83,27 +85,57 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
             )
         x, pos = data[AtomicDataDict.NODE_FEATURES_KEY], data[AtomicDataDict.POSITIONS_KEY]
         cell, pbc = data.get(AtomicDataDict.CELL_KEY), data.get(AtomicDataDict.PBC_KEY)
-        traced = checks.is_traced(pos)
-        if cell is not None and self.method == "pairs" and (traced or pbc is None):
-            if AtomicDataDict.EDGE_CELL_SHIFT_KEY in data:
-                apart = (data[AtomicDataDict.EDGE_CELL_SHIFT_KEY] == 0).all()
-                torch._assert_async(apart, "nothing must repeat with method='pairs'")
-            cell = pbc = None
-        elif traced and cell is not None and pbc is None:
-            warnings.warn(
-                "this model is compiled without pbc, which NequIP's target does not hand on: whatever has a cell "
-                "repeats along its lattice vectors, slabs and molecules in a box too; give such molecules no cell, and "
-                "such slabs to a model that is not compiled",
-                stacklevel=2,
-            )
-        batch, sizes = data.get(AtomicDataDict.BATCH_KEY), {}
+        batch, sizes, traced = data.get(AtomicDataDict.BATCH_KEY), {}, checks.is_traced(pos)
+        if cell is not None and (pbc is None or (traced and self.repeats is not None)):
+            cell, pbc = self._repeating(data, cell.view(-1, 3, 3))
         if batch is not None:
             sizes["batch_size"] = data[AtomicDataDict.NUM_NODES_KEY].shape[0]
             if traced:
-                sizes["max_num_nodes"] = pos.shape[0]
-        found = self.attention(x, pos, batch, cell=cell, pbc=pbc, **sizes)
-        data[AtomicDataDict.NODE_FEATURES_KEY] = x + self.gain * found
+                sizes["max_num_nodes"] = pos.shape[0] if self.max_num_nodes is None else self.max_num_nodes
+        found = self.attention(self.before(x), pos, batch, cell=cell, pbc=pbc, **sizes)
+        data[AtomicDataDict.NODE_FEATURES_KEY] = x + self.gain * self.after(found)
         return data
+
+    def _repeating(self, data: AtomicDataDict.Type, cell: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The cell, and along which of its vectors (graphs, 3) frames repeat, where only edges tell."""
+        crossing = (data[AtomicDataDict.EDGE_CELL_SHIFT_KEY] != 0).to(cell.dtype)
+        batch, source = data.get(AtomicDataDict.BATCH_KEY), data[AtomicDataDict.EDGE_INDEX_KEY][0]
+        graph = torch.zeros_like(source) if batch is None else batch[source]
+        crossed = cell.new_zeros(cell.shape[0], 3).index_add(0, graph, crossing) > 0
+        if self.repeats is None:
+            told, words = crossed | (cell == 0).all(2), "an edge must cross each lattice vector that is not zero, or "
+            torch._assert_async(
+                told.all(), words + "nequip-compile get --modifiers far_crystals, far_slabs or far_molecules"
+            )
+            return cell, crossed
+        repeats = torch.tensor(self.repeats, device=cell.device).expand_as(crossed)
+        torch._assert_async((repeats | ~crossed).all(), "no edge must cross lattice vectors that do not repeat")
+        return (cell, repeats) if any(self.repeats) else (None, None)
+
+    @classmethod
+    def _all_are(cls, model: torch.nn.Module, *repeats: bool) -> torch.nn.Module:
+        for module in model.modules():
+            if isinstance(module, cls):
+                module.repeats = repeats
+        return model
+
+    @model_modifier(persistent=False)
+    @classmethod
+    def far_crystals(cls, model: torch.nn.Module) -> torch.nn.Module:
+        """For compiling: all frames repeat along all lattice vectors, whether edges cross them or not."""
+        return cls._all_are(model, True, True, True)
+
+    @model_modifier(persistent=False)
+    @classmethod
+    def far_slabs(cls, model: torch.nn.Module) -> torch.nn.Module:
+        """For compiling: all frames repeat along the first two lattice vectors."""
+        return cls._all_are(model, True, True, False)
+
+    @model_modifier(persistent=False)
+    @classmethod
+    def far_molecules(cls, model: torch.nn.Module) -> torch.nn.Module:
+        """For compiling: no frame repeats, whatever cells are."""
+        return cls._all_are(model, False, False, False)
 
 
 @model_builder

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from ase.build import molecule
+from nequip.model.modify_utils import modify
 from nequip_models import energy, frame, frames, make_nequip, mixed, salt, slab
 from space import error, motion
 from tg_equiattn.integrations.nequip import LongRange
@@ -78,6 +79,60 @@ def test_alone_as_in_a_batch():
     assert abs(energy(model, repeated) - together[2].item()) > 1e-6 * abs(together[2].item())
 
 
+def without_pbc(model, atoms, **fields):
+    """As NequIP's compiled models get data."""
+    data = frame(atoms)
+    del data["pbc"]
+    return model(data | fields)["total_energy"].item()
+
+
+def thick():
+    """A slab beside so much vacuum that no edge tells that it does not repeat."""
+    atoms = slab()
+    atoms.center(vacuum=4.0, axis=1)
+    return atoms
+
+
+def test_edges_tell_what_repeats():
+    model = make_nequip()
+    for atoms in (salt(), molecule("H2O")):
+        assert abs(without_pbc(model, atoms) - energy(model, atoms)) < 1e-12 * abs(energy(model, atoms))
+    boxed, flat = mixed()[2], thick()
+    flat.cell[1] = 0
+    assert abs(without_pbc(model, flat) - energy(model, flat)) < 1e-10 * abs(energy(model, flat))
+    for atoms in (boxed, thick()):
+        with pytest.raises(RuntimeError, match="an edge must cross each lattice vector that is not zero, or"):
+            without_pbc(model, atoms)
+
+
+def test_modifiers_tell_what_repeats():
+    """By nequip-compile's names, of all modules of a model."""
+    wide = salt()
+    wide.center(vacuum=4.0)
+    for name, atoms, pbc in (
+        ("crystals", wide, True),
+        ("molecules", wide, False),
+        ("slabs", wide, [True, True, False]),
+    ):
+        model = make_nequip(after=(0, 1))
+        atoms.pbc = pbc
+        wanted = energy(model, atoms)
+        model = modify(model, [{"modifier": f"far_{name}"}])
+        assert abs(without_pbc(model, atoms) - wanted) < 1e-12 * abs(wanted)
+        assert abs(energy(model, atoms) - wanted) < 1e-12 * abs(wanted)
+        if name != "crystals":
+            with pytest.raises(RuntimeError, match="no edge must cross lattice vectors that do not repeat"):
+                without_pbc(model, salt())
+
+
+def test_fewer_features():
+    """What attends is as wide as asked for, and no wider than there is."""
+    for features, wanted in ((2, 2), (None, 4), (16, 4)):
+        layer = make_nequip(options={"features": features}).model.func.layer0_long_range
+        assert {mul for mul, _ in layer.attention.irreps_in} == {wanted}
+        assert layer.irreps_out["node_features"] == layer.irreps_in["node_features"]
+
+
 def test_what_is_far_counts_and_repeats():
     """A supercell has as many times the energy, a lone atom its own; a molecule sees another beyond all messages."""
     model = make_nequip()
@@ -119,8 +174,14 @@ def test_what_is_refused():
     for after in ((), (2,), (0, 0), (-1,)):
         with pytest.raises(ValueError, match="after must be different layers from 0 to 1"):
             make_nequip(after=after)
-    with pytest.raises(ValueError, match="width must be a positive number"):
-        make_nequip(options={"width": 0.0})
+    for options, message in (
+        ({"width": 0.0}, "width must be a positive number"),
+        ({"features": -1}, "features must be a positive integer"),
+        ({"max_num_nodes": -1}, "max_num_nodes must be a positive integer"),
+        ({"max_waves": [1, 2]}, "max_waves must be three numbers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_nequip(options=options)
     layer = make_nequip().model.func.layer0_long_range
     with pytest.raises(NotImplementedError, match="sums over all atoms, and LAMMPS' ML-IAP gives each process a part"):
         layer({"num_local_ghost_atoms": torch.tensor([3, 4])})
