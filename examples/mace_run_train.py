@@ -12,9 +12,9 @@ build = run_train.configure_model
 
 
 def configure_model(args, train_loader, *more, **options):
-    if args.lora or (args.freeze or 0) >= 6:
+    if args.lora or args.enable_cueq or args.enable_oeq or (args.freeze or 0) >= 6:
         raise SystemExit(
-            "--lora and --freeze 6 or 7 keep products as they are, and long range with them: leave them out"
+            "long range does not go with --lora and --freeze 6 or 7, which freeze it, nor --enable_cueq, --enable_oeq"
         )
     model, outputs = build(args, train_loader, *more, **options)
     return add_long_range(model, after=(0,), batch=next(iter(train_loader))), outputs
