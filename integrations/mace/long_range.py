@@ -43,8 +43,8 @@ def add_long_range(
 
     Forces, virials and stress are derivatives of all of it: cells are strained as positions are. Only those directions
     repeat that ``pbc`` says: the wide cells that MACE puts around open directions are not read. Save with
-    ``torch.save(model, path)``, run with ``MACECalculator``. TorchScript, ``compile_mode``, cuequivariance's layout and
-    LAMMPS are refused.
+    ``torch.save(model, path)``, run with ``MACECalculator``. TorchScript, ``compile_mode``, cuequivariance's layout,
+    LAMMPS and what MACE shares among edges (atomic stresses) are refused.
 
     Args:
         model: a ``MACE`` or ``ScaleShiftMACE``, trained or not.

@@ -13,6 +13,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from e3nn.util import jit
 from mace import modules, tools
 from mace.calculators import MACECalculator
+from mace.modules.lora import inject_LoRAs, merge_lora_weights
 from mace.modules.wrapper_ops import CuEquivarianceConfig
 from mace.tools.scripts_utils import extract_model, get_optimizer, get_params_options
 from mace_models import batch_of, energy, loader, mixed, salt, slab
@@ -226,6 +227,17 @@ def test_every_parameter_is_in_the_graph_from_the_start(after, far):
     assert [name for name, x in ours.items() if x.any()] == [f"products.{n}.long_range.gain" for n in after]
 
 
+def test_low_rank_adaptation(make):
+    """Added after MACE's LoRA, long range learns beside it and stays as it is where that is merged."""
+    model, batch = inject_LoRAs(make(), rank=2), batch_of(*mixed())
+    add_long_range(model, batch=batch, gain=0.5)
+    learned = {name for name, x in model.named_parameters() if x.requires_grad}
+    assert "products.0.long_range.gain" in learned
+    assert all("lora_" in name or "long_range" in name for name in learned)
+    before = model(batch.to_dict())["energy"]
+    assert error(merge_lora_weights(model)(batch.to_dict())["energy"], before) < 1e-12
+
+
 def test_hessian(far):
     model, water = far(), molecule("H2O")
     hessian = model(batch_of(water).to_dict(), compute_hessian=True)["hessian"].reshape(9, 9)
@@ -296,8 +308,11 @@ def test_what_is_refused(far, make):
         extract_model(model)
     with pytest.raises(TypeError, match="without long range, got LongRangeScaleShiftMACE"):
         add_long_range(model, batch=batch)
-    with pytest.raises(TypeError, match="MACE or ScaleShiftMACE without long range, got Linear"):
-        add_long_range(torch.nn.Linear(1, 1), batch=batch)
+    dipoles, polar = modules.AtomicDipolesMACE.__new__(modules.AtomicDipolesMACE), make()
+    polar.__class__ = type("PolarMACE", (modules.ScaleShiftMACE,), {})
+    for unknown, name in ((torch.nn.Linear(1, 1), "Linear"), (dipoles, "AtomicDipolesMACE"), (polar, "PolarMACE")):
+        with pytest.raises(TypeError, match=f"MACE or ScaleShiftMACE without long range, got {name}"):
+            add_long_range(unknown, batch=batch)
     for after in ((), (2,), (0, 0), (-1,), ("0",)):
         with pytest.raises(ValueError, match="after must be different blocks from 0 to 1, got"):
             add_long_range(make(), after, batch=batch)
