@@ -162,11 +162,14 @@ class _LongRangeModel(MACE):
             data["displacement"] = data["positions"].new_zeros(data["ptr"].numel() - 1, 3, 3).requires_grad_()
         token = _DATA.set((data, data["displacement"] if strained else None))
         try:
-            return super().forward(
+            out = super().forward(
                 data, training, compute_force, compute_virials, compute_stress, compute_displacement, **more
             )
         finally:
             _DATA.reset(token)
+        if strained and out["displacement"] is not data["displacement"]:
+            raise RuntimeError("stress would be wrong: this release of mace-torch does not take displacement from data")
+        return out
 
 
 class LongRangeMACE(_LongRangeModel):

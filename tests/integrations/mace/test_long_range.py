@@ -13,6 +13,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from e3nn.util import jit
 from mace import modules, tools
 from mace.calculators import MACECalculator
+from mace.modules import models
 from mace.modules.lora import inject_LoRAs, merge_lora_weights
 from mace.modules.wrapper_ops import CuEquivarianceConfig
 from mace.tools.scripts_utils import extract_model, get_optimizer, get_params_options
@@ -91,6 +92,16 @@ def test_virials_are_of_what_is_strained(far):
     strained = model(given, compute_virials=True)["energy"]
     assert error(strained, model(batch_of(moved).to_dict())["energy"]) < 1e-10
     assert error(strained, model(batch_of(atoms).to_dict())["energy"]) > 1e-8
+
+
+def test_a_release_that_takes_no_displacement(far, monkeypatch):
+    """As 0.3.15, whose stress would be wrong in silence."""
+    own = models.prepare_graph
+    forget = lambda data, **options: own({k: x for k, x in data.items() if k != "displacement"}, **options)  # noqa: E731
+    monkeypatch.setattr(models, "prepare_graph", forget)
+    data = batch_of(salt()).to_dict()
+    with pytest.raises(RuntimeError, match="stress would be wrong: this release of mace-torch"):
+        far()(data, compute_stress=True)
 
 
 @pytest.mark.parametrize("reflect", [False, True])
