@@ -16,6 +16,7 @@ from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 from ase.md.verlet import VelocityVerlet
+from ase.optimize import BFGS
 from nequip.integrations.ase import NequIPCalculator
 from tblite.ase import TBLite
 
@@ -54,6 +55,7 @@ for name, changes in {"NequIP": plain, "NequIP with long range": ()}.items():
         "--target", "ase")  # fmt: skip
     atoms = systems[0].copy()
     atoms.calc = NequIPCalculator.from_compiled_model(out / f"{folder}.nequip.pt2")
+    BFGS(atoms, logfile=None).run(fmax=0.05, steps=100)
     MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=np.random.default_rng(0))
     energies = [atoms.get_total_energy()]
     dynamics = VelocityVerlet(atoms, 0.5 * units.fs)

@@ -4,6 +4,11 @@ from .._host import require
 
 require("nequip", "nequip")
 
-from .long_range import LongRange, LongRangeNequIPGNNModel  # noqa: E402
+from nequip.scripts._package_utils import register_libraries_as_external_for_packaging  # noqa: E402
+
+from .long_range import LongRange  # noqa: E402
+from .model import LongRangeNequIPGNNModel  # noqa: E402
+
+register_libraries_as_external_for_packaging(["scipy", "pytorch_finufft", "sympy"])  # the first two if they are there
 
 __all__ = ["LongRange", "LongRangeNequIPGNNModel"]

@@ -1,20 +1,19 @@
-"""Ewald attention between the layers of a NequIP model."""
+"""Ewald attention as a graph module of NequIP's: what nequip-package takes along, so it imports little."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from e3nn import o3
 from nequip.data import AtomicDataDict
-from nequip.model import NequIPGNNModel, model_builder
 from nequip.nn import GraphModuleMixin, model_modifier
 from torch import Tensor
 
 from tg_equiattn import checks
 
-from ..e3nn import IrrepsEwaldAttention
+from ..e3nn.ewald_attention import IrrepsEwaldAttention
 
 
 class LongRange(GraphModuleMixin, torch.nn.Module):
@@ -30,15 +29,14 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
 
     Args:
         width: of the narrowest kernel, in the unit of positions: about half the model's ``r_max``.
+        max_width, kernels, lmax, avg_num_nodes, error, method, max_waves: of
+            :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`. Compiled models need ``max_waves`` where frames
+            repeat; ``method="waves"`` leaves out what open frames would need, ``"pairs"`` what crystals would.
         features: how many of each irrep attend, at most: what attention costs grows with it; ``None`` for all.
         gain: at the start.
         max_num_nodes: atoms of the largest frame, for models compiled for batches: without it each frame costs what all
             atoms of the batch would.
         irreps_in: of fields, as NequIP's modules pass them on.
-        attention: of :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`: ``kernels``, ``max_width``,
-            ``heads``, ``lmax``, ``avg_num_nodes``, ``error``, ``method`` and ``max_waves``. Compiled models need
-            ``max_waves`` where frames repeat; ``method="waves"`` leaves out what open frames would need, ``"pairs"``
-            what crystals would.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -53,11 +51,17 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         self,
         width: float,
         *,
+        max_width: float | None = None,
+        kernels: int | Sequence[int] = 8,
+        lmax: int = 1,
+        avg_num_nodes: float = 1.0,
+        error: float = 1e-4,
+        method: str = "auto",
+        max_waves: Sequence[int] | None = None,
         features: int | None = 16,
         gain: float = 0.0,
         max_num_nodes: int | None = None,
         irreps_in: Mapping[str, Any],
-        **attention: Any,
     ) -> None:
         super().__init__()
         field = AtomicDataDict.NODE_FEATURES_KEY
@@ -67,15 +71,19 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
             required_irreps_in=[field],
             irreps_out={field: irreps_in.get(field)},
         )
-        checks.positive(features=features or 1, max_num_nodes=max_num_nodes or 1)
+        given = {"features": features, "max_num_nodes": max_num_nodes}
+        checks.positive(**{name: n for name, n in given.items() if n is not None})
         irreps = o3.Irreps(irreps_in[field])
         few = irreps if features is None else o3.Irreps([(min(mul, features), ir) for mul, ir in irreps])
-        lists = {name: tuple(x) for name, x in attention.items() if isinstance(x, Sequence) and not isinstance(x, str)}
-        self.attention = IrrepsEwaldAttention(few, few, width=width, **(attention | lists))
+        self.attention = IrrepsEwaldAttention(
+            few, few, width=width, max_width=max_width, lmax=lmax, avg_num_nodes=avg_num_nodes, error=error,
+            kernels=kernels if isinstance(kernels, int) else cast(Any, tuple(kernels)), method=method,
+            max_waves=None if max_waves is None else cast(Any, tuple(max_waves)),
+        )  # fmt: skip
         self.before, self.after = o3.Linear(irreps, few), o3.Linear(few, irreps)
         self.gain = torch.nn.Parameter(torch.tensor(float(gain)))
         self.max_num_nodes = max_num_nodes
-        self.repeats = (False,) * 3 if attention.get("method") == "pairs" else None
+        self.repeats: tuple[bool, ...] | None = (False,) * 3 if method == "pairs" else None
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         if AtomicDataDict.LMP_MLIAP_DATA_KEY in data or AtomicDataDict.NUM_LOCAL_GHOST_NODES_KEY in data:
@@ -87,7 +95,7 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         cell, pbc = data.get(AtomicDataDict.CELL_KEY), data.get(AtomicDataDict.PBC_KEY)
         batch, sizes, traced = data.get(AtomicDataDict.BATCH_KEY), {}, checks.is_traced(pos)
         if cell is not None and (pbc is None or (traced and self.repeats is not None)):
-            cell, pbc = self._repeating(data, cell.view(-1, 3, 3))
+            cell, pbc = self._repeating(data, cell.view(-1, 3, 3), pbc)
         if batch is not None:
             sizes["batch_size"] = data[AtomicDataDict.NUM_NODES_KEY].shape[0]
             if traced:
@@ -96,12 +104,15 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         data[AtomicDataDict.NODE_FEATURES_KEY] = x + self.gain * self.after(found)
         return data
 
-    def _repeating(self, data: AtomicDataDict.Type, cell: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The cell, and along which of its vectors (graphs, 3) frames repeat, where only edges tell."""
-        crossing = (data[AtomicDataDict.EDGE_CELL_SHIFT_KEY] != 0).to(cell.dtype)
-        batch, source = data.get(AtomicDataDict.BATCH_KEY), data[AtomicDataDict.EDGE_INDEX_KEY][0]
-        graph = torch.zeros_like(source) if batch is None else batch[source]
-        crossed = cell.new_zeros(cell.shape[0], 3).index_add(0, graph, crossing) > 0
+    def _repeating(self, data: AtomicDataDict.Type, cell: Tensor, pbc: Tensor | None) -> tuple[Any, Any]:
+        """The cell, and along which of its vectors (graphs, 3) frames repeat, by edges where ``pbc`` is not there."""
+        if pbc is None:
+            crossing = (data[AtomicDataDict.EDGE_CELL_SHIFT_KEY] != 0).to(cell.dtype)
+            batch, source = data.get(AtomicDataDict.BATCH_KEY), data[AtomicDataDict.EDGE_INDEX_KEY][0]
+            graph = torch.zeros_like(source) if batch is None else batch[source]
+            crossed = cell.new_zeros(cell.shape[0], 3).index_add(0, graph, crossing) > 0
+        else:
+            crossed = pbc.view(-1, 3)
         if self.repeats is None:
             told, words = crossed | (cell == 0).all(2), "an edge must cross each lattice vector that is not zero, or "
             torch._assert_async(
@@ -136,49 +147,3 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
     def far_molecules(cls, model: torch.nn.Module) -> torch.nn.Module:
         """For compiling: no frame repeats, whatever cells are."""
         return cls._all_are(model, False, False, False)
-
-
-@model_builder
-def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
-    after: Sequence[int] = (0,), long_range: Mapping[str, Any] | None = None, **model: Any
-) -> GraphModuleMixin:
-    """NequIP's ``NequIPGNNModel`` with :class:`LongRange` behind some of its layers: a builder for configuration files.
-
-    Args:
-        after: the layers, from 0 on. The last has scalars alone.
-        long_range: arguments of :class:`LongRange`. Without ``width`` it is half of ``r_max``; without
-            ``avg_num_nodes`` the mean of the model's ``avg_num_neighbors``, where there are any.
-        model: of :func:`nequip.model.NequIPGNNModel`.
-
-    Raises:
-        ValueError: naming the argument, what came and what is allowed.
-
-    Example::
-
-        model:
-          _target_: tg_equiattn.integrations.nequip.LongRangeNequIPGNNModel
-          after: [0]
-          long_range: {kernels: 8}
-          seed: 0
-          model_dtype: float32
-          type_names: [H, C, O]
-          r_max: 5.0
-          num_layers: 3
-    """
-    built = NequIPGNNModel(**model)
-    network = built.func
-    count = sum(name.endswith("_convnet") for name, _ in network.named_children())
-    if not after or any(not 0 <= n < count for n in after) or len(set(after)) < len(after):
-        raise ValueError(f"after must be different layers from 0 to {count - 1}, got {list(after)}")
-    options = {"width": model["r_max"] / 2, **(long_range or {})}
-    neighbors = model.get("avg_num_neighbors")
-    if neighbors is not None and "avg_num_nodes" not in options:
-        each = list(neighbors.values()) if isinstance(neighbors, Mapping) else [neighbors]
-        options["avg_num_nodes"] = float(sum(each) / len(each))
-    for n in after:
-        layer = f"layer{n}_convnet"
-        module = LongRange(irreps_in=network.get_submodule(layer).irreps_out, **options)
-        network.insert(f"layer{n}_long_range", module, after=layer)
-    for outer in (network, built):
-        outer.irreps_in = dict(outer.irreps_in) | {AtomicDataDict.PBC_KEY: None}
-    return built

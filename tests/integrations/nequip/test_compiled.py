@@ -42,7 +42,7 @@ def boxed(name):
 def test_compiled_model(method, tmp_path):
     crystals = method == "waves"
     bound = {"max_waves": (12, 7, 7)} if crystals else {}
-    model = make_nequip(options={"kernels": 2, "method": method, **bound}, num_features=4)
+    model = make_nequip(options={"method": method, **bound}, num_features=4)
     systems = [salt((2, 1, 1)), salt()] if crystals else [boxed("CH3CH2OH"), boxed("H2O")]
     loaded = compiled(model, frame(systems[0]), tmp_path)
     for atoms in systems:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from ase.build import molecule
 from nequip.model.modify_utils import modify
+from nequip.scripts import _package_utils
 from nequip_models import energy, frame, frames, make_nequip, mixed, salt, slab
 from space import error, motion
 from tg_equiattn.integrations.nequip import LongRange
@@ -158,6 +159,20 @@ def test_float32_and_copies():
     other.load_state_dict(model.state_dict())
     for m in (other, copy.deepcopy(model)):
         assert torch.equal(m(frame(salt()))["total_energy"], model(frame(salt()))["total_energy"])
+
+
+def test_packages(tmp_path):
+    """As nequip-package writes them: with this library's code, which loads without it."""
+    model, path = make_nequip(options={"kernels": 2}), tmp_path / "far.nequip.zip"
+    with torch.package.PackageExporter(path) as exporter:
+        exporter.mock([f"{name}.**" for name in _package_utils._MOCK_MODULES])
+        exporter.extern([f"{name}.**" for name in _package_utils._EXTERNAL_MODULES])
+        exporter.intern([f"{name}.**" for name in _package_utils._INTERNAL_MODULES])
+        exporter.save_pickle("model", "model.pkl", model, dependencies=True)
+    loaded = torch.package.PackageImporter(path).load_pickle("model", "model.pkl")
+    assert type(loaded.model.func.layer0_long_range) is not LongRange
+    for atoms in mixed():
+        assert energy(loaded, atoms) == energy(model, atoms)
 
 
 def test_every_parameter_learns():

@@ -1,6 +1,6 @@
 """Gaussians and smeared Coulomb potentials, in space and as waves, with their derivatives."""
 
-from __future__ import annotations
+# No strings for annotations: torch.package, which takes models along with their code, cannot load dataclasses then.
 
 import dataclasses
 import math
@@ -75,7 +75,7 @@ class EwaldKernels:
             phase = math.sqrt(2 * math.log(1 / self.error) + 2 * (self.lmax + 2) * math.log(phase))
         return phase
 
-    def waves_of(self, parts: Sequence[Part]) -> list[tuple[int, int, int]] | None:
+    def waves_of(self, parts: "Sequence[Part]") -> list[tuple[int, int, int]] | None:
         """The bounds of each part from those of the narrowest kernel."""
         if self.max_waves is None:
             return None
