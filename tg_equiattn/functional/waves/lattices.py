@@ -78,8 +78,8 @@ class Lattice(NamedTuple):
     """The waves of some parts, one part after the other, one of each pair of opposite ones: 2 pi times the fractions of
     nodes in the box of the first part, (B, N, 3); what these are multiplied with, n times the ratio of boxes, and
     wavevectors in double precision, (B, D, 3); how many waves each stands for, divided by the volume, fading towards
-    the largest, times 4 pi / k^2 where the part ends, (B, D); the part of each wave and whether it ends, (D,); and how
-    many each part has."""
+    the largest, times 4 pi / k^2 where the part ends, (B, D); the part of each wave and whether it ends, (D,), or
+    (1,) of one part; and how many waves each part has."""
 
     angles: Tensor
     numbers: Tensor
@@ -121,10 +121,11 @@ def lattice_of(
     fractions = fractions - torch.where(periodic[:, None], fractions.detach().round(), 0.0)
     if bounds is None:
         numbers, stands = _found(full, own[0][0])
-        part, each = torch.zeros_like(numbers[0, :, 0]), [numbers.shape[1]]
+        part, each = torch.zeros(1, dtype=torch.int64, device=pos.device), [numbers.shape[1]]
     else:
         lengths = full.detach().norm(dim=2)[:, None] / ratio
         numbers, stands, part, each = _fixed(lengths, bounds, largest)
+        part = part[:1] if len(parts) == 1 else part
     of = {"radius": radius, "ratio": ratio, "volume": volume[:, None] / ratio.prod(2)}
     of = {name: x if len(parts) == 1 else x.index_select(1, part) for name, x in of.items()}  # B, D or 1, ...
     steps = numbers.to(full.dtype) * of["ratio"]
