@@ -131,6 +131,7 @@ def test_long_convolutions_have_no_products_to_round(mode):
             assert torch.equal(conv(q, k, mode=mode), wanted)
 
 
+@pytest.mark.filterwarnings("ignore:cell of graph 0 is far wider")
 @pytest.mark.parametrize("method", ["pairs", "waves"])
 def test_places(method):
     """A kernel is far narrower than a cloud is wide: rounded positions would be elsewhere."""

@@ -107,7 +107,7 @@ def lattice_of(
     """
     periodic, normals = cells.periodic, cells.normals()
     own = [(TAPER * phase / part.least, phase * part.largest, part.ends) for part in parts]
-    largest, margin, ends = torch.tensor(own, dtype=torch.float64, device=pos.device).unbind(1)  # P
+    largest, margin, ends = _table(own, torch.float64, pos.device).unbind(1)  # P
     ends = ends != 0
     radius = extent.norm(dim=1)[:, None] + margin  # B, P
     box = extent[:, None] + margin[:, None]  # B, P, 3
@@ -136,6 +136,13 @@ def lattice_of(
         ended = _coulomb(numbers, waves, of["radius"], normal, periodic)
         weights = weights * torch.where(ends[part], ended, 1.0)
     return Lattice((2 * math.pi * fractions).to(dtype), steps, waves, weights, part, ends[part], each)
+
+
+def _table(rows: Sequence[Sequence[float]], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers of each part; of a single one made on the device, as is wherever nothing is traced, without a copy."""
+    if len(rows) > 1:
+        return torch.tensor(rows, dtype=dtype, device=device)
+    return torch.cat([torch.full((1, 1), x, dtype=dtype, device=device) for x in rows[0]], 1)
 
 
 def _inverse(vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,13 +236,14 @@ def _fixed(
     many waves each stands for, the part of each, and how many each part has."""
     device = lengths.device
     needed = lengths * largest[:, None] / (2 * math.pi)
-    most = torch.tensor(bounds, device=device)  # P, 3
+    most = _table(bounds, torch.int64, device)  # P, 3
     fits = (needed < most + 1).all()
     counts = [((2 * a + 1) * (2 * b + 1) * (2 * c + 1) + 1) // 2 for a, b, c in bounds]
-    ends = torch.tensor(counts, device=device).cumsum(0)
+    each = _table([(n,) for n in counts], torch.int64, device)[:, 0]
+    ends = each.cumsum(0)
     place = torch.arange(sum(counts), device=device)
     part = (place[:, None] >= ends).sum(1)
-    numbers = _numbers_at(place - (ends - torch.tensor(counts, device=device))[part], most[part])
+    numbers = _numbers_at(place - (ends - each)[part], most[part])
     stands = torch.where((numbers == 0).all(1), 1, 2)
     if checks.values_are_free(lengths):
         if lengths.shape[0] and not bool(fits):
