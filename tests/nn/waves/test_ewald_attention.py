@@ -321,6 +321,8 @@ def test_traced_without_reading_the_number_of_waves(make):
         assert error(got, expected) <= 1e-10
     with pytest.raises(RuntimeError, match="max_waves must be larger for these cells"):
         traced(*given[:4], cells * 20, more["pbc"])
+    with pytest.raises(RuntimeError, match="three directions, two or none"):
+        traced(*given[:5], torch.tensor([CRYSTAL, OPEN, (True, False, False)]))
     with pytest.raises(Exception, match="max_waves must be given with cell while a model is traced"):
         torch.compile(make(), fullgraph=True, backend="eager")(**x, **more)
 

@@ -71,6 +71,8 @@ def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) 
             "directions, two or none, got one: the potential of a wire grows with the logarithm of the distance, "
             "whatever its waves; give it two vectors more, with vacuum"
         )
+    if not checks.values_are_free(wires) and (checks.is_traced(wires) or not checks.is_batched(wires)):
+        torch._assert_async(~wires.any(), "graphs must repeat along three directions, two or none, not one")
     return Cells(torch.where(periodic[..., None], vectors, Cells.none(count, like.device).vectors), periodic)
 
 
