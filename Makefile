@@ -1,6 +1,7 @@
 # make demo      three quick starts: train an escnn, a PyG and an e3nn model with our layers, and draw what came of it
 # make test      lint, types and the tests
-# make test-all  the same with the tests marked slow
+# make test-all  the same with the tests marked slow, and make test-hosts
+# make test-hosts  the tests of MACE, NequIP and ASE, and of e3nn 0.4.4, each host in a virtual environment of its own
 # make docs      the documentation, in docs/_build/html; GALLERY=0 leaves out running the tutorials
 # make report    rebuild the tables and figures of the README and the docs from the result rows in examples/results
 # make studies   train what has no result row yet
@@ -15,7 +16,7 @@ READY_ALL := $(VENV)/.ready-all
 SETUP := PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) TORCH=$(TORCH) bash .ci/setup
 TESTS := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist worksteal
 
-.PHONY: demo test test-all lint test-cuda docs bench studies report setup setup-all clean
+.PHONY: demo test test-all test-hosts lint test-cuda docs bench studies report setup setup-all clean
 
 # One thread: on cores that others use too, waiting for a second one took several times as long.
 demo: setup
@@ -29,8 +30,17 @@ demo: setup
 test: lint
 	$(TESTS) -m "not slow"
 
-test-all: lint
+test-all: lint test-hosts
 	$(TESTS)
+
+# MACE and NequIP want different releases of e3nn, so each has a virtual environment of its own.
+test-hosts:
+	@for host in mace nequip; do \
+		PYTHON=$(PYTHON) VENV=$(VENV)-$$host TORCH=$(TORCH) bash .ci/setup $$host,xtb,test && \
+		OMP_NUM_THREADS=1 $(VENV)-$$host/bin/python -m pytest tests/integrations/$$host tests/integrations/ase \
+			tests/examples/test_host_models.py || exit 1; \
+	done
+	TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 OMP_NUM_THREADS=1 $(VENV)-mace/bin/python -m pytest tests/integrations/e3nn
 
 lint: setup-all
 	$(VENV)/bin/ruff check .

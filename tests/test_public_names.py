@@ -9,28 +9,9 @@ from pathlib import Path
 
 import pytest
 from hosts import HOSTS
+from public_names import PUBLIC
 
 ROOT = Path(__file__).parents[1]
-PUBLIC = {
-    "groups": "FiniteGroup cyclic dihedral dyadic from_generators icosahedral mirror octahedral trivial",
-    "grids": "Neighbourhood PixelGrid",
-    "pairs": "Pairs near_pairs",
-    "encodings": "relation_index rotated_offsets",
-    "testing": "TOLERANCE act dilation_errors equivariance_error off_lattice_errors",
-    "functional": "EwaldKernels ewald_attention frame_attention geometric_product global_group_attention "
-    "group_attention lifting_attention linear_attention orthogonal_projection scalar_long_conv softmax_features "
-    "vector_attention vector_long_conv window_attention",
-    "nn": "CliffordMLP EwaldAttention GEViT GlobalGroupAttention GlobalPooling GroupAttention GroupAttentionBlock "
-    "GroupLinear LiftingAttention PerformerAttention RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena "
-    "SE3HyenaOperator VectorSelfAttention VectorTransformer",
-    "integrations.escnn": "R2AttentionBlock R2GlobalAttention R2GroupAttention R2LiftingAttention R2RegularLayerNorm "
-    "R3AttentionBlock R3GlobalAttention R3GroupAttention R3LiftingAttention R3RegularLayerNorm between_fields export "
-    "group_from_gspace",
-    "integrations.pyg": "PixelGraph PixelGraphClassifier RelativeGPSBlock RelativePerformerConv",
-    "integrations.e3nn": "IrrepsEwaldAttention IrrepsSE3Hyena IrrepsSE3HyenaOperator IrrepsVectorSelfAttention "
-    "LongTensorProduct TensorProductHyenaOperator",
-}
-PUBLIC = {place: names.split() for place, names in PUBLIC.items()}
 MOST_NAMES, MOST_ARGUMENTS = 75, 12
 FAMILIES = ("group", "performer", "hyena", "waves", "vector")
 BUILDS_ON = {"hyena": {"vector"}, "group": {"performer"}}  # of other families, in nn and functional alike

@@ -8,7 +8,7 @@ from small_groups import GROUPS
 from space import motion, move
 from torch import nn
 
-from tg_equiattn.encodings import rotated_offsets
+from tg_equiattn.encodings.group import rotated_offsets
 from tg_equiattn.functional import EwaldKernels, ewald_attention, scalar_long_conv, vector_attention, vector_long_conv
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic
@@ -131,6 +131,7 @@ def test_long_convolutions_have_no_products_to_round(mode):
             assert torch.equal(conv(q, k, mode=mode), wanted)
 
 
+@pytest.mark.filterwarnings("ignore:cell of graph 0 is far wider")
 @pytest.mark.parametrize("method", ["pairs", "waves"])
 def test_places(method):
     """A kernel is far narrower than a cloud is wide: rounded positions would be elsewhere."""

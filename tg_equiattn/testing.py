@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .grids import PixelGrid, transform_grid
 from .groups import DilationGroup, FiniteGroup
 
-__all__ = ["TOLERANCE", "act", "dilation_errors", "equivariance_error", "off_lattice_errors"]
+__all__ = ["act", "dilation_errors", "equivariance_error", "off_lattice_errors"]
 
 # Of the worst error relative to the largest output, with random parameters.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}

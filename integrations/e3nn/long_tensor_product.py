@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from tg_equiattn.functional.hyena.long_conv import bilinear_long_conv
 from tg_equiattn.modes import full_precision
@@ -116,7 +119,8 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
             return x1.new_zeros(0, self.irreps_out.dim)
 
         def convolution(a: Tensor, b: Tensor, rows: Rows) -> Tensor:
-            return bilinear_long_conv(a, b, self.tensor_product, rows.lengths, self.mode, self.norm)
+            with _recomputed_whole(self.tensor_product):
+                return bilinear_long_conv(a, b, self.tensor_product, rows.lengths, self.mode, self.norm)
 
         return ragged.mix(convolution, x1, x2).contiguous()
 
@@ -125,3 +129,10 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
             f"{type(self).__name__}({self.irreps_in1.simplify()} x {self.irreps_in2.simplify()} -> "
             f"{self.irreps_out.simplify()} | {len(self.instructions)} paths | {self.weight_numel} weights)"
         )
+
+
+def _recomputed_whole(product: torch.nn.Module) -> AbstractContextManager[None]:
+    """What backward computes again is computed to its end: torch's early stop is an exception, which TorchScript, which
+    e3nn 0.4.4 has in its products, turns into an error without words."""
+    scripted = any(isinstance(part, torch.jit.ScriptModule) for part in product.children())
+    return set_checkpoint_early_stop(False) if scripted else nullcontext()

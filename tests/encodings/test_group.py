@@ -3,8 +3,7 @@ import torch
 from oracles import relation_argument
 from small_groups import GROUPS
 
-from tg_equiattn.encodings import relation_index, rotated_offsets
-from tg_equiattn.encodings.group import ENCODINGS, RELATIONS, GroupEncoding
+from tg_equiattn.encodings.group import ENCODINGS, RELATIONS, GroupEncoding, relation_index, rotated_offsets
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic, dihedral
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 from running import EXAMPLES
 
-SCRIPTS = sorted(EXAMPLES.glob("quickstart_*.py"))
-HOSTS = [path.stem.removeprefix("quickstart_") for path in SCRIPTS]
+HOSTS = ["e3nn", "escnn", "pyg"]
+SCRIPTS = [EXAMPLES / f"quickstart_{host}.py" for host in HOSTS]
 
 
 def numbers(said):
@@ -41,7 +41,8 @@ def check(host, trained, out):
 
 
 def test_there_is_one_for_every_host():
-    assert HOSTS == ["e3nn", "escnn", "pyg"]
+    found = {path.stem.removeprefix("quickstart_") for path in EXAMPLES.glob("quickstart_*.py")}
+    assert found == {*HOSTS, "mace", "nequip"}  # whose are run where they are installed
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=HOSTS)

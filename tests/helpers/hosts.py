@@ -2,7 +2,7 @@
 
 import importlib.util
 
-HOSTS = {"escnn": "escnn", "pyg": "torch_geometric", "e3nn": "e3nn"}
+HOSTS = {"escnn": "escnn", "pyg": "torch_geometric", "e3nn": "e3nn", "mace": "mace", "nequip": "nequip", "ase": "ase"}
 
 
 def missing(integration):

@@ -24,7 +24,10 @@ def test_core_needs_torch_alone():
     assert run(code, hidden).stdout.strip() == "fine"
 
 
-@pytest.mark.parametrize(("extra", "host"), [("escnn", "escnn"), ("pyg", "torch_geometric"), ("e3nn", "e3nn")])
+HOSTS = [("escnn", "escnn"), ("pyg", "torch_geometric"), ("e3nn", "e3nn"), ("mace", "mace"), ("nequip", "nequip")]
+
+
+@pytest.mark.parametrize(("extra", "host"), HOSTS)
 def test_missing_host(extra, host):
     result = run(f"import tg_equiattn.integrations.{extra}", {host})
     assert result.returncode != 0

@@ -233,6 +233,7 @@ def test_gradients_of_all_operands():
             assert torch.autograd.gradgradcheck(lambda *x: run(*x, method=method), given, fast_mode=True)  # noqa: B023
 
 
+@pytest.mark.filterwarnings("ignore:cell of graph 0 is far wider")
 @pytest.mark.parametrize(
     ("message", "change"),
     [

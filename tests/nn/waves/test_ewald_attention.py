@@ -1,5 +1,6 @@
 """Ewald attention of scalars and vectors: symmetries of clouds, slabs and crystals, sizes, smoothness, batches."""
 
+import functools
 import itertools
 import math
 
@@ -117,6 +118,7 @@ def neutral(layer, count=6):
     return {"scalars": scalars, "vectors": torch.zeros(count, V, 3, dtype=torch.float64)}
 
 
+@pytest.mark.filterwarnings("ignore:cell of graph 0 is far wider")
 def test_molecules_in_growing_boxes(make):
     """In ever larger cells a molecule tends to the molecule: neutral ones fast, charged ones as one over the side."""
     layer = make(heads=1, lmax=1)
@@ -319,8 +321,30 @@ def test_traced_without_reading_the_number_of_waves(make):
         assert error(got, expected) <= 1e-10
     with pytest.raises(RuntimeError, match="max_waves must be larger for these cells"):
         traced(*given[:4], cells * 20, more["pbc"])
+    with pytest.raises(RuntimeError, match="three directions, two or none"):
+        traced(*given[:5], torch.tensor([CRYSTAL, OPEN, (True, False, False)]))
     with pytest.raises(Exception, match="max_waves must be given with cell while a model is traced"):
         torch.compile(make(), fullgraph=True, backend="eager")(**x, **more)
+
+
+@pytest.mark.parametrize("method", ["pairs", "waves"])
+def test_what_compilers_get_hardly_grows_with_kernels(method):
+    """Ahead of time they take minutes for a few thousand operations."""
+    x, counts = sample("plain", [6]), []
+    more = {"cell": cell_of("skewed")[None], "max_num_nodes": 6, "batch_size": 1} if method == "waves" else {}
+    for kernels in (2, 8):
+        layer = EwaldAttention(S, V, width=1.5, kernels=kernels, error=0.05, method=method, max_waves=(3, 14, 3))
+
+        def slopes(pos, layer):
+            pos = pos.detach().requires_grad_()
+            scalars, vectors = layer(x["scalars"].float(), x["vectors"].float(), pos=pos, **more)
+            return torch.autograd.grad(scalars.sum() + vectors.square().sum(), pos)[0]
+
+        slopes = functools.partial(slopes, layer=layer)
+        traced = make_fx(slopes, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x["pos"])
+        assert error(traced(x["pos"]), slopes(x["pos"])) <= 1e-5
+        counts.append(len(traced.graph.nodes))
+    assert counts[1] - counts[0] < 6 * 60  # of hundreds for a kernel that has waves of its own
 
 
 def test_one_compilation_for_all_sizes(make):
@@ -419,3 +443,12 @@ def test_bad_options(message, options):
 def test_bad_inputs(message, change, make):
     with pytest.raises(ValueError, match=message):
         make()(**nodes() | change)
+
+
+def test_cells_far_wider_than_their_nodes_are_told(make):
+    """As some hosts put around molecules, whose waves cost minutes; silent where pbc says that nothing repeats."""
+    layer, x, cell = make(width=1.0), nodes(2), 25 * torch.eye(3).double()
+    with pytest.warns(UserWarning, match=r"cell of graph 0 is far wider than its 2 nodes: [\d,]+ waves, about .* s"):
+        layer(**x, cell=cell)
+    layer(**x, cell=cell, pbc=torch.tensor(OPEN))
+    layer(**nodes(9, cell=cell_of()), cell=cell_of())

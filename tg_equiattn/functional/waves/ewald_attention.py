@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from .mesh import mesh_available
 from .sums import lattice_sums, pair_sums
 
 METHODS = ("auto", "pairs", "waves", "mesh")
+_WIDE = 1000  # waves for each node of a graph that repeats, which no crystal has: its cell is far wider than it is
+_WARNED = 1e6  # nanoseconds, from which on it is said
 _ALWAYS_PAIRS = 512  # nodes of an open cloud up to which nothing else is worth counting
 
 # Nanoseconds on one core of a CPU: of a kernel's value, of a product in a matrix product, of a phase, of a point's
@@ -181,12 +184,19 @@ def _cheapest(
         return "pairs", (), 0
     splits, waves = _waves(*_extents(graph, pos, ragged, cells), kernels)
     bits = max(1, int(max(waves))).bit_length()
-    if method != "auto":
-        return method, splits, bits
     heads, count = kernels.widths.shape
     harmonics = (kernels.lmax + 1) ** 2
     width = heads * contracted * channels
     prices = {"waves": sum(size * n * (_PHASE + 2 * _PRODUCT * width) for n in waves)}
+    if not open_ and max(waves) > _WIDE * size and prices["waves"] > _WARNED:
+        warnings.warn(
+            f"cell of graph {graph} is far wider than its {size} nodes: {sum(waves):,.0f} waves, about "
+            f"{prices['waves'] / 1e9:.2g} s on a core; say with pbc=False along which lattice vectors it does not "
+            "repeat, or take a larger width",
+            stacklevel=2,
+        )
+    if method != "auto":
+        return method, splits, bits
     if open_ and ragged.ranks is None:
         a_kernel = _KERNEL * (kernels.lmax + 1) + contracted * _PRODUCT
         prices["pairs"] = size**2 * heads * (count * a_kernel + harmonics * channels * _PRODUCT)

@@ -1,6 +1,6 @@
 """Gaussians and smeared Coulomb potentials, in space and as waves, with their derivatives."""
 
-from __future__ import annotations
+# No strings for annotations: torch.package, which takes models along with their code, cannot load dataclasses then.
 
 import dataclasses
 import math
@@ -75,13 +75,14 @@ class EwaldKernels:
             phase = math.sqrt(2 * math.log(1 / self.error) + 2 * (self.lmax + 2) * math.log(phase))
         return phase
 
-    def waves_of(self, kernel: int) -> tuple[int, int, int] | None:
-        """The bounds of one kernel from those of the narrowest."""
+    def waves_of(self, parts: "Sequence[Part]") -> list[tuple[int, int, int]] | None:
+        """The bounds of each part from those of the narrowest kernel."""
         if self.max_waves is None:
             return None
-        ratio = min(low for low, _ in self.bounds) / self.bounds[kernel][0]
+        least = min(low for low, _ in self.bounds)
         first, second, third = self.max_waves
-        return math.ceil(first * ratio), math.ceil(second * ratio), math.ceil(third * ratio)
+        ratios = [least / self.bounds[part.kernel][0] for part in parts]
+        return [(math.ceil(first * r), math.ceil(second * r), math.ceil(third * r)) for r in ratios]
 
 
 class EwaldNodes(NamedTuple):
@@ -178,16 +179,17 @@ class Part(NamedTuple):
         """Whether it falls so slowly that it has to end where there are no more nodes."""
         return self.kind in ("potential", "far")
 
-    def spectrum(self, square: Tensor, width: Tensor) -> Tensor:
-        """As waves of square wavenumbers, of a kernel of this width; where it ends, without 4 pi / k^2."""
-        wave = width * (-square * (self.largest**2 if self.kind == "far" else width.square()) / 2).exp()
-        if self.ends:
-            return wave
-        if self.kind == "gaussian":
-            return (2 * math.pi) ** 1.5 * width**2 * wave
-        beyond = (self.largest**2 - width.square()) / 2
+
+def spectrum(parts: Sequence[Part], ends: Tensor, square: Tensor, width: Tensor) -> Tensor:
+    """As waves of square wavenumbers (B, D, 1), for widths (D, H); one that ends without 4 pi / k^2. Of Gaussians and
+    potentials, told by ``ends`` (D, 1), or of one part of a potential."""
+    first = parts[0]
+    wave = width * (-square * (first.largest**2 if first.kind == "far" else width.square()) / 2).exp()
+    if first.kind == "near":
+        beyond = (first.largest**2 - width.square()) / 2
         some = torch.where(square == 0, 1.0, square)
         return 4 * math.pi * wave * torch.where(square == 0, beyond, -torch.expm1(-some * beyond) / some)
+    return wave * torch.where(ends, 1.0, (2 * math.pi) ** 1.5 * width.square())
 
 
 def parts_of(kernels: EwaldKernels, splits: Sequence[float] = ()) -> list[Part]:

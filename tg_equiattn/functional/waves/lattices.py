@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -70,52 +71,87 @@ def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) 
             "directions, two or none, got one: the potential of a wire grows with the logarithm of the distance, "
             "whatever its waves; give it two vectors more, with vacuum"
         )
+    if not checks.values_are_free(wires) and (checks.is_traced(wires) or not checks.is_batched(wires)):
+        torch._assert_async(~wires.any(), "graphs must repeat along three directions, two or none, not one")
     return Cells(torch.where(periodic[..., None], vectors, Cells.none(count, like.device).vectors), periodic)
 
 
 class Lattice(NamedTuple):
-    """The waves of a part, one of each pair of opposite ones: 2 pi times the fractions of nodes, (B, N, 3); int64 n and
+    """The waves of some parts, one part after the other, one of each pair of opposite ones: 2 pi times the fractions of
+    nodes in the box of the first part, (B, N, 3); what these are multiplied with, n times the ratio of boxes, and
     wavevectors in double precision, (B, D, 3); how many waves each stands for, divided by the volume, fading towards
-    the largest, times 4 pi / k^2 where the kernel ends, (B, D)."""
+    the largest, times 4 pi / k^2 where the part ends, (B, D); the part of each wave and whether it ends, (D,), or
+    (1,) of one part; and how many waves each part has."""
 
     angles: Tensor
     numbers: Tensor
     wavevectors: Tensor
     weights: Tensor
+    part: Tensor
+    ends: Tensor
+    counts: list[int]
 
 
 def lattice_of(
-    cells: Cells, pos: Tensor, extent: Tensor, part: Part, phase: float, dtype: torch.dtype,
-    bound: tuple[int, int, int] | None = None,
+    cells: Cells, pos: Tensor, extent: Tensor, parts: Sequence[Part], phase: float, dtype: torch.dtype,
+    bounds: Sequence[tuple[int, int, int]] | None = None,
 ) -> Lattice:  # fmt: skip
-    r"""The waves of a part up to the phase s k and what fades beyond, within a bound of their integers or, where there
-    is none, by reading cells; for nodes (B, N, 3) whose extents are (B, 3).
+    r"""The waves of parts up to the phase s k and what fades beyond, within bounds of their integers or, of one part,
+    by reading cells; for nodes (B, N, 3) whose extents are (B, 3).
 
     Waves that repeat with a cell A have wavevectors :math:`k = 2 \pi A^{-1} n` with n three integers, so at a position
     x = f A their phase is :math:`2 \pi\, n \cdot f`: it hangs on the fractions f alone, which are wrapped before they
     are multiplied. Along what does not repeat there is a box so wide that no image comes near: with a margin, of the
     phase times the largest width, of Gaussians the extent and the margin; of potentials, which end at R, the largest
     distance and the margin, the extent, R and the margin, or twice R across a slab. It hangs on positions without
-    gradients, as sums do not hang on it but for what is promised.
+    gradients, as sums do not hang on it but for what is promised. As boxes are all there is between parts, one set of
+    fractions does for all.
     """
-    periodic, largest, margin = cells.periodic, TAPER * phase / part.least, phase * part.largest
-    normals = cells.normals()
-    radius = extent.norm(dim=1) + margin
-    box = extent + margin
-    if part.ends:
-        slab = periodic.any(1, keepdim=True)
-        box = torch.where(slab, 2 * radius[:, None], extent + radius[:, None] + margin)
-    full = torch.where(periodic[..., None], cells.vectors, normals * box[..., None])
-    inverse = torch.linalg.inv(full)
+    periodic, normals = cells.periodic, cells.normals()
+    own = [(TAPER * phase / part.least, phase * part.largest, part.ends) for part in parts]
+    largest, margin, ends = _table(own, torch.float64, pos.device).unbind(1)  # P
+    ends = ends != 0
+    radius = extent.norm(dim=1)[:, None] + margin  # B, P
+    box = extent[:, None] + margin[:, None]  # B, P, 3
+    if any(part.ends for part in parts):
+        slab = periodic.any(1)[:, None, None]
+        box = torch.where(ends[:, None], torch.where(slab, 2 * radius[..., None], box + radius[..., None]), box)
+    full = torch.where(periodic[..., None], cells.vectors, normals * box[:, 0, :, None])
+    ratio = torch.where(periodic[:, None], 1.0, box[:, :1] / box)  # of boxes, of the first and of each part
+    inverse, volume = _inverse(full)
     fractions = torch.einsum("bnx,bxa->bna", pos, inverse)
     fractions = fractions - torch.where(periodic[:, None], fractions.detach().round(), 0.0)
-    numbers, counts = _fixed(full, bound, largest) if bound is not None else _found(full, largest)
-    waves = 2 * math.pi * numbers.to(full.dtype) @ inverse.mT
-    weights = counts.to(full.dtype) / torch.linalg.det(full).abs()[:, None] * _taper(waves, largest)
-    if part.ends:
+    if bounds is None:
+        numbers, stands = _found(full, own[0][0])
+        part, each = torch.zeros(1, dtype=torch.int64, device=pos.device), [numbers.shape[1]]
+    else:
+        lengths = full.detach().norm(dim=2)[:, None] / ratio
+        numbers, stands, part, each = _fixed(lengths, bounds, largest)
+        part = part[:1] if len(parts) == 1 else part
+    of = {"radius": radius, "ratio": ratio, "volume": volume[:, None] / ratio.prod(2)}
+    of = {name: x if len(parts) == 1 else x.index_select(1, part) for name, x in of.items()}  # B, D or 1, ...
+    steps = numbers.to(full.dtype) * of["ratio"]
+    waves = 2 * math.pi * steps @ inverse.mT
+    weights = stands.to(full.dtype) / of["volume"] * _taper(waves, largest[part])
+    if any(part.ends for part in parts):
         normal = torch.where(periodic[..., None], 0.0, normals).sum(1, keepdim=True)  # of slabs, which have one
-        weights = weights * _coulomb(numbers, waves, radius[:, None], normal, periodic)
-    return Lattice((2 * math.pi * fractions).to(dtype), numbers, waves, weights)
+        ended = _coulomb(numbers, waves, of["radius"], normal, periodic)
+        weights = weights * torch.where(ends[part], ended, 1.0)
+    return Lattice((2 * math.pi * fractions).to(dtype), steps, waves, weights, part, ends[part], each)
+
+
+def _table(rows: Sequence[Sequence[float]], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers of each part; of a single one made on the device, as is wherever nothing is traced, without a copy."""
+    if len(rows) > 1:
+        return torch.tensor(rows, dtype=dtype, device=device)
+    return torch.cat([torch.full((1, 1), x, dtype=dtype, device=device) for x in rows[0]], 1)
+
+
+def _inverse(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse (B, 3, 3) of cells and their volumes (B,), by cross products, which compilers take whole."""
+    across = torch.linalg.cross(vectors.roll(-1, 1), vectors.roll(-2, 1))
+    volume = (vectors[:, 0] * across[:, 0]).sum(1)
+    return across.mT / volume[:, None, None], volume.abs()
 
 
 def _coulomb(numbers: Tensor, waves: Tensor, radius: Tensor, normal: Tensor, periodic: Tensor) -> Tensor:
@@ -136,8 +172,8 @@ def _coulomb(numbers: Tensor, waves: Tensor, radius: Tensor, normal: Tensor, per
     return torch.where(repeats == 3, torch.where(zero, 0.0, whole), torch.where(repeats == 2, layer, ball))
 
 
-def _taper(wavevectors: Tensor, largest: float) -> Tensor:
-    """1 up to ``largest / TAPER``, and from there to zero at ``largest``, with all derivatives (B, D)."""
+def _taper(wavevectors: Tensor, largest: Tensor) -> Tensor:
+    """1 up to ``largest / TAPER`` (D,), and from there to zero at ``largest``, with all derivatives (B, D)."""
     square = wavevectors.square().sum(2)
     fading = (square > (largest / TAPER) ** 2) & (square < largest**2)
     wave = torch.where(fading, square, (largest * (1 + 1 / TAPER) / 2) ** 2).sqrt()
@@ -174,32 +210,50 @@ def _numbers_of(entries: tuple[float, ...], largest: float) -> Tensor:
         )
     # |n_a| = |a . k| / 2 pi <= |a| largest / 2 pi
     first, second, third = (math.floor(length * largest / (2 * math.pi)) for length in cell.norm(dim=1).tolist())
-    numbers = _half_lattice(first, second, third, cell.device)
+    numbers = _half_lattice((first, second, third), cell.device)
     wavevectors = 2 * math.pi * numbers[:, :3].double() @ torch.linalg.inv(cell).T
     return numbers[wavevectors.square().sum(1) < largest**2]
 
 
-def _half_lattice(first: int, second: int, third: int, device: torch.device) -> Tensor:
-    """Three integers within these bounds and how many waves they stand for, (D, 4): zero, then one of each pair of
-    opposite ones."""
-    axes = [torch.arange(-n, n + 1, device=device) for n in (first, second, third)]
-    numbers = torch.cartesian_prod(*axes)
-    numbers = numbers[len(numbers) // 2 :]  # in this order n and -n lie opposite about zero
+def _half_lattice(bound: tuple[int, int, int], device: torch.device) -> Tensor:
+    """Three integers within a bound and how many waves they stand for, (D, 4): zero, then one of each pair of opposite
+    ones."""
+    place = torch.arange((math.prod(2 * n + 1 for n in bound) + 1) // 2, device=device)
+    numbers = _numbers_at(place, torch.tensor(bound, device=device))
     return torch.cat([numbers, torch.where((numbers == 0).all(1, keepdim=True), 1, 2)], 1)
 
 
-def _fixed(vectors: Tensor, bound: tuple[int, int, int], largest: float) -> tuple[Tensor, Tensor]:
-    """All numbers within ``bound``, whatever the cells are, if these have no waves beyond."""
-    needed = vectors.detach().norm(dim=2) * largest / (2 * math.pi)
-    fits = torch.stack([needed[:, axis] < n + 1 for axis, n in enumerate(bound)]).all()
-    found = _half_lattice(*bound, vectors.device).expand(vectors.shape[0], -1, -1)
-    numbers, counts = found[..., :3], found[..., 3]
-    if checks.values_are_free(vectors):
-        if vectors.shape[0] and not bool(fits):
-            most = needed.floor().amax(0).long().tolist()
-            raise ValueError(f"max_waves must be at least {tuple(most)} for kernels of this width, got {bound}")
-    elif not checks.is_traced(vectors) and checks.is_batched(vectors):  # torch.vmap lets nothing be raised
-        counts = torch.where(fits, counts, torch.nan)
+def _numbers_at(place: Tensor, bound: Tensor) -> Tensor:
+    """The integers (D, 3) at places (D,) from zero on among all within a bound, (3,) or (D, 3), in an order in which n
+    and -n lie opposite about zero."""
+    first, second, third = (2 * bound + 1).unbind(-1)
+    place = place + first * second * third // 2
+    return torch.stack([place // (second * third), place // third % second, place % third], 1) - bound
+
+
+def _fixed(
+    lengths: Tensor, bounds: Sequence[tuple[int, int, int]], largest: Tensor
+) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """All numbers within each part's bound, whatever cells are, if these, of sides (B, P, 3), have no waves beyond; how
+    many waves each stands for, the part of each, and how many each part has."""
+    device = lengths.device
+    needed = lengths * largest[:, None] / (2 * math.pi)
+    most = _table(bounds, torch.int64, device)  # P, 3
+    fits = (needed < most + 1).all()
+    counts = [((2 * a + 1) * (2 * b + 1) * (2 * c + 1) + 1) // 2 for a, b, c in bounds]
+    each = _table([(n,) for n in counts], torch.int64, device)[:, 0]
+    ends = each.cumsum(0)
+    place = torch.arange(sum(counts), device=device)
+    part = (place[:, None] >= ends).sum(1)
+    numbers = _numbers_at(place - (ends - each)[part], most[part])
+    stands = torch.where((numbers == 0).all(1), 1, 2)
+    if checks.values_are_free(lengths):
+        if lengths.shape[0] and not bool(fits):
+            wanted = needed[:, 0].floor().amax(0).long().tolist()
+            raise ValueError(f"max_waves must be at least {tuple(wanted)} for kernels of this width, got {bounds[0]}")
+    elif not checks.is_traced(lengths) and checks.is_batched(lengths):  # torch.vmap lets nothing be raised
+        stands = torch.where(fits, stands, torch.nan)
     else:
         torch._assert_async(fits, "max_waves must be larger for these cells")
-    return numbers, counts
+    count = lengths.shape[0]
+    return numbers.expand(count, -1, -1), stands.expand(count, -1), part, counts

@@ -14,7 +14,7 @@ from ... import checks
 from ...encodings.harmonics import solid_harmonics
 from ...modes import transformed
 from ...ranks import Ranks
-from .kernels import EwaldKernels, EwaldNodes, Product, parts_of, radial_factors
+from .kernels import EwaldKernels, EwaldNodes, Product, parts_of, radial_factors, spectrum
 from .lattices import Cells, Lattice, lattice_of
 from .mesh import mesh_point_sums, mesh_wave_sums
 
@@ -80,7 +80,8 @@ def lattice_sums(
         \Big[ \sum_j e^{-i k \cdot x_j}\, k_j^c\, v_j \Big] \otimes Y_l(i k)
 
     Potentials of open clouds are split at these widths, if any; with ``mesh``, sums go through non-uniform fast Fourier
-    transforms.
+    transforms. Traced with bounded waves, those of all kernels go through one expression: what compilers take hangs on
+    how long it is.
     """
     pos, query, key, value = nodes
     most, extent, out = pos.shape[1], cells.extents(pos, mask, ranks), []
@@ -90,22 +91,26 @@ def lattice_sums(
     def mix(sums: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
         return _mixed(sums if ranks is None else ranks.sum(sums), weights, harmonics, product)
 
-    for part in parts_of(kernels, splits):
-        c = part.kernel
-        lattice = lattice_of(cells, pos, extent, part, kernels.phase, value.dtype, kernels.waves_of(c))
-        width = kernels.widths[:, c].to(lattice.weights.dtype)
+    parts = parts_of(kernels, splits)
+    whole = kernels.max_waves is not None and (checks.is_traced(pos) or transformed())
+    for group in [parts] if whole else [[part] for part in parts]:
+        these = slice(group[0].kernel, group[-1].kernel + 1)
+        bounds = kernels.waves_of(group)
+        lattice = lattice_of(cells, pos, extent, group, kernels.phase, value.dtype, bounds)
+        width = kernels.widths[:, these].mT.to(lattice.weights.dtype)[lattice.part]  # D, H
         square = lattice.wavevectors.square().sum(2, keepdim=True)
-        weights = lattice.weights[..., None] * part.spectrum(square, width)  # B, D, H
-        gains = kernels.gains[:, c].to(width.dtype).unbind(1)
-        factors = torch.stack([gain * width**n * (-1) ** ((n + 1) // 2) for n, gain in enumerate(gains)], 1)
+        weights = lattice.weights[..., None] * spectrum(group, lattice.ends[:, None], square, width)
+        gains = kernels.gains[:, these].to(width.dtype).movedim(1, 0)[lattice.part].unbind(2)
+        factors = torch.stack([gain * width**n * (-1) ** ((n + 1) // 2) for n, gain in enumerate(gains)], 2)
         weights = (weights[..., None] * factors).to(value.dtype)  # B, D, H, L
         harmonics = solid_harmonics(lattice.wavevectors, kernels.lmax).to(value.dtype)
-        sources = key[:, :, :, c].transpose(2, 3)[..., None] * value[:, :, None]  # B, N, A, H, V
+        scores = key[:, :, :, these].permute(0, 1, 3, 4, 2)[..., None]
+        sources = scores * value[:, :, None, None]  # B, N, P, A, H, V
         if mesh:
             found = again(_through_mesh, mix, lattice, sources, weights, harmonics, kernels.error)
         else:
             found = _in_blocks(mix, lattice, sources, weights, harmonics, most)
-        out.append((found * query[:, :, :, c].transpose(2, 3)[..., None]).sum(2))
+        out.append((found * query[:, :, :, these].permute(0, 1, 3, 4, 2)[..., None]).sum((2, 3)))
     return sum(out[1:], out[0])
 
 
@@ -122,10 +127,11 @@ def _mixed(sums: Tensor, weights: Tensor, harmonics: Tensor, product: Product) -
 def _through_mesh(
     mix: Callable[..., Tensor], lattice: Lattice, sources: Tensor, weights: Tensor, harmonics: Tensor, error: float
 ) -> Tensor:
-    """Sums by non-uniform fast Fourier transforms."""
-    sums = mesh_point_sums(*lattice[:2], sources.flatten(2), error)
-    table = mix(sums.unflatten(3, sources.shape[2:]), weights, harmonics)
-    return mesh_wave_sums(*lattice[:2], table.flatten(3), error).unflatten(2, table.shape[3:])
+    """Sums of one part by non-uniform fast Fourier transforms."""
+    angles, numbers = lattice.angles, lattice.numbers.long()
+    sums = mesh_point_sums(angles, numbers, sources.flatten(2), error)
+    table = mix(sums.unflatten(3, sources.shape[3:]), weights, harmonics)
+    return mesh_wave_sums(angles, numbers, table.flatten(3), error).unflatten(2, (1, *table.shape[3:]))
 
 
 def _in_blocks(
@@ -133,16 +139,19 @@ def _in_blocks(
 ) -> Tensor:
     """Sums by matrix products, a block of waves after the other, which backward computes again. The largest number of
     nodes of a rank decides how many blocks there are, as in each block ranks add up their sums."""
-    angles, numbers = lattice.angles, lattice.numbers
+    angles, numbers, counts = lattice.angles, lattice.numbers, lattice.counts
 
     def block(angles: Tensor, sources: Tensor, numbers: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
         steps = numbers.to(angles.dtype)  # no matrix product, whose TF32 would round phases
         along = [angles[:, :, None, axis] * steps[:, None, :, axis] for axis in range(3)]
         phases = along[0] + along[1] + along[2]
-        phases = torch.cat([phases.cos(), phases.sin()], 2)  # B, N, 2 D
-        sums = (phases.mT @ sources.flatten(2)).unflatten(1, (2, -1)).unflatten(3, sources.shape[2:])
-        table = mix(sums, weights, harmonics)
-        return (phases @ table.flatten(1, 2).flatten(2)).unflatten(2, table.shape[3:])
+        phases = torch.stack([phases.cos(), phases.sin()], 2)  # B, N, 2, D
+        each = [x.flatten(2) for x in (phases.split(counts, 3) if len(counts) > 1 else [phases])]  # parts: B, N, 2 D
+        sums = [(x.mT @ own.flatten(2)).unflatten(1, (2, -1)) for x, own in zip(each, sources.unbind(2), strict=True)]
+        table = mix(_joined(sums, 2).unflatten(3, sources.shape[3:]), weights, harmonics)
+        tables = table.split(counts, 2) if len(counts) > 1 else [table]
+        out = [x @ own.flatten(1, 2).flatten(2) for x, own in zip(each, tables, strict=True)]
+        return _joined(out, 2).unflatten(2, (len(out), *table.shape[3:]))
 
     if checks.is_traced(angles) or transformed():
         return block(angles, sources, numbers, weights, harmonics)
@@ -153,3 +162,7 @@ def _in_blocks(
         return block(angles, sources, numbers, weights, harmonics)
     parts = zip(*(x.split(step, 1) for x in (numbers, weights, harmonics)), strict=True)
     return sum((again(block, angles, sources, *part) for part in parts), sources.new_zeros(()))
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...encodings import relation_index, rotated_offsets
-from ...encodings.group import GroupEncoding
+from ...encodings.group import GroupEncoding, relation_index, rotated_offsets
 from ...encodings.locality import CONTENT, Locality
 from ...functional.group.attention import checked_group_attention
 from ...functional.group.dilation import checked_dilation_attention

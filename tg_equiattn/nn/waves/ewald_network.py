@@ -1,6 +1,6 @@
 """What Ewald attention of scalars and vectors and that of irreps share: options, projections, kernels, the sums."""
 
-from __future__ import annotations
+# No strings for annotations: torch.package, which takes models along with their code, cannot load dataclasses then.
 
 import collections
 import dataclasses

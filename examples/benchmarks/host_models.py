@@ -1,0 +1,97 @@
+"""A training step of MACE and NequIP with and without Ewald attention: molecules, 1,000 atoms open and periodic.
+
+One thread, float32, forward, forces and the gradients of a loss of both; atoms on a jittered grid 2 apart. Run where
+the host is installed: python host_models.py mace, or nequip.
+"""
+
+import argparse
+import time
+import warnings
+
+import numpy as np
+import torch
+from ase import Atoms
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("host", choices=["mace", "nequip"])
+parser.add_argument("--repeats", type=int, default=3)
+options = parser.parse_args()
+torch.set_num_threads(1)
+warnings.simplefilter("ignore")
+
+
+def grid(shape, periodic, seed=0):
+    random = np.random.default_rng(seed)
+    points = 2.0 * np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1).reshape(-1, 3)
+    numbers = random.choice([1, 6, 8], len(points))
+    return Atoms(numbers, points + 0.2 * random.normal(size=points.shape), cell=2.0 * np.array(shape), pbc=periodic)
+
+
+SYSTEMS = {
+    "32 molecules of 20 atoms": [grid((5, 2, 2), False, seed) for seed in range(32)],
+    "1,000 atoms, open": [grid((10, 10, 10), False)],
+    "1,000 atoms, periodic": [grid((10, 10, 10), True)],
+}
+
+
+def mace(far):
+    from mace import data, modules, tools
+    from mace.modules.models import o3
+    from mace.tools.torch_geometric.dataloader import DataLoader
+    from tg_equiattn.integrations.mace import add_long_range
+
+    block = modules.interaction_classes["RealAgnosticResidualInteractionBlock"]
+    model = modules.ScaleShiftMACE(
+        r_max=5.0, num_bessel=8, num_polynomial_cutoff=5, max_ell=2, interaction_cls=block, interaction_cls_first=block,
+        num_interactions=2, num_elements=3, hidden_irreps=o3.Irreps("64x0e + 64x1o"), MLP_irreps=o3.Irreps("16x0e"),
+        gate=torch.nn.functional.silu, atomic_energies=np.zeros(3), avg_num_neighbors=40.0, correlation=3,
+        atomic_numbers=[1, 6, 8], atomic_inter_scale=1.0, atomic_inter_shift=0.0,
+    )  # fmt: skip
+    table = tools.AtomicNumberTable([1, 6, 8])
+
+    def batch(systems):
+        graphs = [data.AtomicData.from_config(data.config_from_atoms(atoms), table, cutoff=5.0) for atoms in systems]
+        return next(iter(DataLoader(graphs, batch_size=len(graphs), shuffle=False))).to_dict()
+
+    if far:
+        add_long_range(model, batch=batch(SYSTEMS["32 molecules of 20 atoms"][:4]), gain=0.1)
+    return model, batch, lambda data: model(data, training=True), "energy"
+
+
+def nequip(far):
+    from nequip.data import AtomicDataDict, from_ase
+    from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
+    from nequip.model import NequIPGNNModel
+    from nequip.utils.global_state import set_global_state
+    from tg_equiattn.integrations.nequip import LongRangeNequIPGNNModel
+
+    set_global_state()
+    names = ["H", "C", "O"]
+    more = {"after": [0], "long_range": {"gain": 0.1}} if far else {}
+    model = (LongRangeNequIPGNNModel if far else NequIPGNNModel)(
+        seed=0, model_dtype="float32", type_names=names, r_max=5.0, num_layers=3, l_max=1, num_features=64,
+        avg_num_neighbors=40.0, **more,
+    ).train()  # fmt: skip
+
+    def batch(systems):
+        frames = [NeighborListTransform(r_max=5.0)(ChemicalSpeciesToAtomTypeMapper(names)(from_ase(atoms)))
+                  for atoms in systems]  # fmt: skip
+        frames = AtomicDataDict.batched_from_list(frames)
+        return {name: x.float() if x.dtype == torch.float64 else x for name, x in frames.items()}
+
+    return model, batch, model, "total_energy"
+
+
+for name, systems in SYSTEMS.items():
+    seconds = []
+    for far in (False, True):
+        torch.manual_seed(0)
+        model, batch, run, energy = {"mace": mace, "nequip": nequip}[options.host](far)
+        data, times = batch(systems), []
+        for _ in range(1 + options.repeats):
+            start = time.perf_counter()
+            out = run({key: x.clone() if torch.is_tensor(x) else x for key, x in data.items()})
+            (out[energy].square().mean() + out["forces"].square().mean()).backward()
+            times.append(time.perf_counter() - start)
+        seconds.append(min(times[1:]))
+    print(f"{options.host}, {name}: {seconds[0]:.2f} s, with long range {seconds[1]:.2f} s", flush=True)

@@ -1,0 +1,9 @@
+"""What is far, for MACE models: Ewald attention behind their products."""
+
+from .._host import require
+
+require("mace", "mace")  # before e3nn: it lets e3nn 0.4.4 load its constants under torch >= 2.6
+
+from .long_range import add_long_range  # noqa: E402
+
+__all__ = ["add_long_range"]

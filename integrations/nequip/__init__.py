@@ -1,0 +1,14 @@
+"""What is far, for NequIP models: Ewald attention as a graph module, and a builder of models with it."""
+
+from .._host import require
+
+require("nequip", "nequip")
+
+from nequip.scripts._package_utils import register_libraries_as_external_for_packaging  # noqa: E402
+
+from .long_range import LongRange  # noqa: E402
+from .model import LongRangeNequIPGNNModel  # noqa: E402
+
+register_libraries_as_external_for_packaging(["scipy", "pytorch_finufft", "sympy"])  # the first two if they are there
+
+__all__ = ["LongRange", "LongRangeNequIPGNNModel"]

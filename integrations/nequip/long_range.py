@@ -1,0 +1,149 @@
+"""Ewald attention as a graph module of NequIP's: what nequip-package takes along, so it imports little."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from e3nn import o3
+from nequip.data import AtomicDataDict
+from nequip.nn import GraphModuleMixin, model_modifier
+from torch import Tensor
+
+from tg_equiattn import checks
+
+from ..e3nn.ewald_attention import IrrepsEwaldAttention
+
+
+class LongRange(GraphModuleMixin, torch.nn.Module):
+    r"""Let all atoms of a frame see each other: a graph module for :class:`nequip.nn.SequentialGraphNetwork`.
+
+    .. math:: x' = x + g\, B\, \mathrm{attention}(A x)
+
+    with a learned ``gain`` g and linear maps A to fewer features and B back. Forces, virials and stress come of it as
+    of any module of NequIP's, which strains positions and cells. Frames repeat along the lattice vectors that ``pbc``
+    says. NequIP's compiled models do not get it: there they repeat along those that edges cross; one that no edge
+    crosses is refused, as it may be either, unless ``nequip-compile --modifiers`` says what all frames are:
+    ``far_crystals``, ``far_slabs`` (along a and b) or ``far_molecules``.
+
+    Args:
+        width: of the narrowest kernel, in the unit of positions: about half the model's ``r_max``.
+        max_width, kernels, lmax, avg_num_nodes, error, method, max_waves: of
+            :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`. Compiled models need ``max_waves`` where frames
+            repeat; ``method="waves"`` leaves out what open frames would need, ``"pairs"`` what crystals would.
+        features: how many of each irrep attend, at most: what attention costs grows with it; ``None`` for all.
+        gain: at the start.
+        max_num_nodes: atoms of the largest frame, for models compiled for batches: without it each frame costs what all
+            atoms of the batch would.
+        irreps_in: of fields, as NequIP's modules pass them on.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Example::
+
+        layer = network.layer0_convnet
+        network.insert("far", LongRange(2.5, irreps_in=layer.irreps_out), after="layer0_convnet")
+    """
+
+    def __init__(
+        self,
+        width: float,
+        *,
+        max_width: float | None = None,
+        kernels: int | Sequence[int] = 8,
+        lmax: int = 1,
+        avg_num_nodes: float = 1.0,
+        error: float = 1e-4,
+        method: str = "auto",
+        max_waves: Sequence[int] | None = None,
+        features: int | None = 16,
+        gain: float = 0.0,
+        max_num_nodes: int | None = None,
+        irreps_in: Mapping[str, Any],
+    ) -> None:
+        super().__init__()
+        field = AtomicDataDict.NODE_FEATURES_KEY
+        GraphModuleMixin._init_irreps(
+            self,
+            irreps_in=dict(irreps_in) | {AtomicDataDict.CELL_KEY: "1o", AtomicDataDict.PBC_KEY: None},
+            required_irreps_in=[field],
+            irreps_out={field: irreps_in.get(field)},
+        )
+        given = {"features": features, "max_num_nodes": max_num_nodes}
+        checks.positive(**{name: n for name, n in given.items() if n is not None})
+        irreps = o3.Irreps(irreps_in[field])
+        few = irreps if features is None else o3.Irreps([(min(mul, features), ir) for mul, ir in irreps])
+        self.attention = IrrepsEwaldAttention(
+            few, few, width=width, max_width=max_width, lmax=lmax, avg_num_nodes=avg_num_nodes, error=error,
+            kernels=kernels if isinstance(kernels, int) else cast(Any, tuple(kernels)), method=method,
+            max_waves=None if max_waves is None else cast(Any, tuple(max_waves)),
+        )  # fmt: skip
+        self.before, self.after = o3.Linear(irreps, few), o3.Linear(few, irreps)
+        self.gain = torch.nn.Parameter(torch.tensor(float(gain)))
+        self.max_num_nodes = max_num_nodes
+        self.repeats: tuple[bool, ...] | None = (False,) * 3 if method == "pairs" else None
+
+    def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
+        if AtomicDataDict.LMP_MLIAP_DATA_KEY in data or AtomicDataDict.NUM_LOCAL_GHOST_NODES_KEY in data:
+            raise NotImplementedError(
+                "long range needs sums over all atoms, and LAMMPS' ML-IAP gives each process a part of them: use ASE, "
+                "or pair_nequip on one process"
+            )
+        x, pos = data[AtomicDataDict.NODE_FEATURES_KEY], data[AtomicDataDict.POSITIONS_KEY]
+        cell, pbc = data.get(AtomicDataDict.CELL_KEY), data.get(AtomicDataDict.PBC_KEY)
+        batch, sizes, traced = data.get(AtomicDataDict.BATCH_KEY), {}, checks.is_traced(pos)
+        if cell is not None and (pbc is None or (traced and self.repeats is not None)):
+            cell, pbc = self._repeating(data, cell.view(-1, 3, 3), pbc)
+        if batch is not None:
+            sizes["batch_size"] = data[AtomicDataDict.NUM_NODES_KEY].shape[0]
+            if traced:
+                sizes["max_num_nodes"] = pos.shape[0] if self.max_num_nodes is None else self.max_num_nodes
+        found = self.attention(self.before(x), pos, batch, cell=cell, pbc=pbc, **sizes)
+        data[AtomicDataDict.NODE_FEATURES_KEY] = x + self.gain * self.after(found)
+        return data
+
+    def _repeating(self, data: AtomicDataDict.Type, cell: Tensor, pbc: Tensor | None) -> tuple[Any, Any]:
+        """The cell, and along which of its vectors (graphs, 3) frames repeat, by edges where ``pbc`` is not there."""
+        if pbc is None:
+            crossing = (data[AtomicDataDict.EDGE_CELL_SHIFT_KEY] != 0).to(cell.dtype)
+            batch, source = data.get(AtomicDataDict.BATCH_KEY), data[AtomicDataDict.EDGE_INDEX_KEY][0]
+            graph = torch.zeros_like(source) if batch is None else batch[source]
+            crossed = cell.new_zeros(cell.shape[0], 3).index_add(0, graph, crossing) > 0
+        else:
+            crossed = pbc.view(-1, 3)
+        if self.repeats is None:
+            told, words = crossed | (cell == 0).all(2), "an edge must cross each lattice vector that is not zero, or "
+            torch._assert_async(
+                told.all(), words + "nequip-compile get --modifiers far_crystals, far_slabs or far_molecules"
+            )
+            return cell, crossed
+        repeats = torch.tensor(self.repeats, device=cell.device).expand_as(crossed)
+        torch._assert_async((repeats | ~crossed).all(), "no edge must cross lattice vectors that do not repeat")
+        return (cell, repeats) if any(self.repeats) else (None, None)
+
+    @classmethod
+    def _all_are(cls, model: torch.nn.Module, *repeats: bool) -> torch.nn.Module:
+        for module in model.modules():
+            if isinstance(module, cls):
+                module.repeats = repeats
+        return model
+
+    @model_modifier(persistent=False)
+    @classmethod
+    def far_crystals(cls, model: torch.nn.Module) -> torch.nn.Module:
+        """For compiling: all frames repeat along all lattice vectors, whether edges cross them or not."""
+        return cls._all_are(model, True, True, True)
+
+    @model_modifier(persistent=False)
+    @classmethod
+    def far_slabs(cls, model: torch.nn.Module) -> torch.nn.Module:
+        """For compiling: all frames repeat along the first two lattice vectors."""
+        return cls._all_are(model, True, True, False)
+
+    @model_modifier(persistent=False)
+    @classmethod
+    def far_molecules(cls, model: torch.nn.Module) -> torch.nn.Module:
+        """For compiling: no frame repeats, whatever cells are."""
+        return cls._all_are(model, False, False, False)

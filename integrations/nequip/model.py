@@ -1,0 +1,58 @@
+"""NequIP's own model with Ewald attention between its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nequip.data import AtomicDataDict
+from nequip.model import NequIPGNNModel, model_builder
+from nequip.nn import GraphModuleMixin
+
+from .long_range import LongRange
+
+
+@model_builder
+def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
+    after: Sequence[int] = (0,), long_range: Mapping[str, Any] | None = None, **model: Any
+) -> GraphModuleMixin:
+    """NequIP's ``NequIPGNNModel`` with :class:`LongRange` behind some of its layers: a builder for configuration files.
+
+    Args:
+        after: the layers, from 0 on. The last has scalars alone.
+        long_range: arguments of :class:`LongRange`. Without ``width`` it is half of ``r_max``; without
+            ``avg_num_nodes`` the mean of the model's ``avg_num_neighbors``, where there are any.
+        model: of :func:`nequip.model.NequIPGNNModel`.
+
+    Raises:
+        ValueError: naming the argument, what came and what is allowed.
+
+    Example::
+
+        model:
+          _target_: tg_equiattn.integrations.nequip.LongRangeNequIPGNNModel
+          after: [0]
+          long_range: {kernels: 8}
+          seed: 0
+          model_dtype: float32
+          type_names: [H, C, O]
+          r_max: 5.0
+          num_layers: 3
+    """
+    built = NequIPGNNModel(**model)
+    network = built.func
+    count = sum(name.endswith("_convnet") for name, _ in network.named_children())
+    if not after or any(not 0 <= n < count for n in after) or len(set(after)) < len(after):
+        raise ValueError(f"after must be different layers from 0 to {count - 1}, got {list(after)}")
+    options = {"width": model["r_max"] / 2, **(long_range or {})}
+    neighbors = model.get("avg_num_neighbors")
+    if neighbors is not None and "avg_num_nodes" not in options:
+        each = list(neighbors.values()) if isinstance(neighbors, Mapping) else [neighbors]
+        options["avg_num_nodes"] = float(sum(each) / len(each))
+    for n in after:
+        layer = f"layer{n}_convnet"
+        module = LongRange(irreps_in=network.get_submodule(layer).irreps_out, **options)
+        network.insert(f"layer{n}_long_range", module, after=layer)
+    for outer in (network, built):
+        outer.irreps_in = dict(outer.irreps_in) | {AtomicDataDict.PBC_KEY: None}
+    return built

@@ -1,0 +1,86 @@
+"""Scripts of a user of MACE, NequIP and ASE, where these are installed: trained, saved, loaded, run."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from hosts import missing
+from running import EXAMPLES
+
+pytestmark = pytest.mark.slow
+
+LABELS = """
+from ase.build import molecule
+from ase.calculators.emt import EMT
+from ase.io import write
+
+systems = [molecule(("H2O", "CH3OH", "CH4")[n % 3]) for n in range(12)]
+for n, atoms in enumerate(systems):
+    atoms.rattle(0.05, seed=n)
+    atoms.calc = EMT()
+    atoms.info["REF_energy"], atoms.arrays["REF_forces"] = atoms.get_potential_energy(), atoms.get_forces()
+    atoms.calc = None
+write("train.xyz", systems)
+"""
+FLAGS = """--train_file train.xyz --valid_fraction 0.25 --E0s average --model ScaleShiftMACE --r_max 3 --batch_size 3
+--lr 0.01 --ema --default_dtype float64 --seed 1"""
+
+
+def said(host, folder, *command, needs="tblite"):
+    """What a script, or a module behind -m, says."""
+    if missing(host):
+        pytest.skip(f"{host} is not installed")
+    pytest.importorskip(needs)
+    command = [sys.executable, "-W", "ignore", *map(str, command)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("host", ["mace", "nequip"])
+def test_quick_start(host, tmp_path):
+    """Energy is kept in NVE as well as by the host's own model, but for what two trained models differ in."""
+    lines = said(host, tmp_path, EXAMPLES / f"quickstart_{host}.py").splitlines()[-2:]
+    own, far = ([float(x) for x in re.findall(r"[\d.]+", line.split(":", 1)[1])] for line in lines)
+    assert "long range" in lines[1]
+    assert far[0] < 1.5 * own[0]
+    assert far[1] < 1.5 * own[1]
+
+
+def test_crystal(tmp_path):
+    out = said("mace", tmp_path, EXAMPLES / "ase_crystal.py")
+    numbers = {name: float(x) for name, x in re.findall(r"(stress against differences|supercell): (\S+) relative", out)}
+    assert numbers["stress against differences"] < 1e-6
+    assert abs(numbers["supercell"]) < 1e-6
+    assert abs(float(re.search(r"drift (\S+) meV", out)[1])) < 0.5
+    assert "relaxation: done" in out
+
+
+def test_mace_run_train(tmp_path):
+    """MACE's own command with long range: from flags, going on from a checkpoint as it was, from a foundation model.
+    What it saves runs in a process that knows nothing of it."""
+
+    def run(*command):
+        return said("mace", tmp_path, *command, needs="ase")
+
+    def train(name, epochs, *more, script=(EXAMPLES / "mace_run_train.py",)):
+        names = "--name", name, "--max_num_epochs", epochs
+        return [float(loss) for loss in re.findall(r"loss=\s*([\d.]+)", run(*script, *names, *FLAGS.split(), *more))]
+
+    run("-c", LABELS)
+    shape = ("--hidden_irreps", "8x0e + 8x1o")
+    first = train("far", 2, *shape)
+    assert first[-1] < 0.8 * first[0]
+    again = train("far", 3, *shape, "--restart_latest")
+    assert again[0] == first[-1]
+    assert again[-1] < again[0]
+    run("-m", "mace.cli.eval_configs", "--configs", "train.xyz", "--model", "far.model", "--output", "out.xyz")
+    assert "MACE_energy" in (tmp_path / "out.xyz").read_text()
+    assert "products.0.long_range.gain" in torch.load(tmp_path / "far.model", weights_only=False).state_dict()
+    plain = train("plain", 2, *shape, script=("-m", "mace.cli.run_train"))
+    tuned = train("tuned", 1, "--foundation_model", "plain.model", "--multiheads_finetuning", "False")
+    assert tuned[0] < 0.8 * plain[0]
+    with pytest.raises(AssertionError, match="long range does not go with --lora"):
+        train("no", 1, *shape, "--lora", "True")

@@ -1,0 +1,68 @@
+"""Small MACE models, and batches of molecules, crystals and slabs as MACE's loaders give them."""
+
+import warnings
+
+import numpy as np
+import torch
+
+with warnings.catch_warnings():  # of MACE and e3nn 0.4.4 at import
+    warnings.simplefilter("ignore")
+    from mace import data, modules, tools
+    from mace.tools.torch_geometric.dataloader import DataLoader
+
+from ase.build import bulk, molecule
+from e3nn import o3
+
+NUMBERS = [1, 6, 8, 11, 17]
+
+
+def make_mace(kind="ScaleShiftMACE", hidden="4x0e+4x1o", blocks=2, heads=("Default",)):
+    """A MACE of two blocks."""
+    block = modules.interaction_classes["RealAgnosticResidualInteractionBlock"]
+    options = {
+        "r_max": 3.0, "num_bessel": 4, "num_polynomial_cutoff": 5, "max_ell": 2, "interaction_cls": block,
+        "interaction_cls_first": block, "num_interactions": blocks, "num_elements": len(NUMBERS),
+        "hidden_irreps": o3.Irreps(hidden), "MLP_irreps": o3.Irreps("4x0e"), "gate": torch.nn.functional.silu,
+        "atomic_energies": np.arange(5.0) + np.arange(len(heads))[:, None], "heads": list(heads),
+        "avg_num_neighbors": 4.0, "atomic_numbers": NUMBERS, "correlation": 2,
+    }  # fmt: skip
+    if kind == "ScaleShiftMACE":
+        options |= {"atomic_inter_scale": [1.3] * len(heads), "atomic_inter_shift": [0.2] * len(heads)}
+    return getattr(modules, kind)(**options)
+
+
+def graphs(systems):
+    table = tools.AtomicNumberTable(NUMBERS)
+    keys = data.KeySpecification(info_keys={"energy": "energy"}, arrays_keys={"forces": "forces"})
+    configurations = [data.config_from_atoms(atoms, key_specification=keys) for atoms in systems]
+    return [data.AtomicData.from_config(one, z_table=table, cutoff=3.0) for one in configurations]
+
+
+def loader(systems, batch_size):
+    return DataLoader(graphs(systems), batch_size=batch_size, shuffle=False)
+
+
+def batch_of(*systems):
+    return next(iter(loader(systems, len(systems))))
+
+
+def salt(repeat=(1, 1, 1)):
+    atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True)
+    atoms.rattle(0.1, seed=1)
+    atoms.set_cell(atoms.cell.array + 0.3 * np.random.default_rng(2).normal(size=(3, 3)), scale_atoms=True)
+    return atoms.repeat(repeat)
+
+
+def slab():
+    atoms = salt()
+    atoms.pbc = [True, False, True]
+    return atoms
+
+
+def mixed():
+    """Molecules, a crystal and a slab."""
+    return [molecule("CH3CH2OH"), salt(), molecule("H2O"), slab()]
+
+
+def energy(model, atoms):
+    return model(batch_of(atoms).to_dict(), compute_force=False)["energy"].item()

@@ -1,0 +1,58 @@
+"""Small NequIP models with long range, and frames as NequIP's data modules give them."""
+
+import numpy as np
+from ase.build import bulk, molecule
+from nequip.data import AtomicDataDict, from_ase
+from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
+from nequip.utils.global_state import set_global_state
+from tg_equiattn.integrations.nequip import LongRangeNequIPGNNModel
+
+SPECIES = ["H", "C", "O", "Na", "Cl"]
+
+
+def make_nequip(dtype="float64", after=(0,), options=None, **model):
+    set_global_state()
+    return LongRangeNequIPGNNModel(
+        after=list(after), long_range={"gain": 0.5, **(options or {})}, seed=0, model_dtype=dtype, type_names=SPECIES,
+        **{"r_max": 3.0, "num_layers": 2, "l_max": 1, "num_features": 4, "avg_num_neighbors": 4.0,
+           "radial_mlp_width": 8, **model},
+    ).eval()  # fmt: skip
+
+
+def transforms():
+    return [ChemicalSpeciesToAtomTypeMapper(SPECIES), NeighborListTransform(r_max=3.0)]
+
+
+def frame(atoms):
+    data = from_ase(atoms)
+    for transform in transforms():
+        data = transform(data)
+    return data
+
+
+def frames(*systems):
+    return AtomicDataDict.batched_from_list([frame(atoms) for atoms in systems])
+
+
+def salt(repeat=(1, 1, 1)):
+    atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True)
+    atoms.rattle(0.1, seed=1)
+    atoms.set_cell(atoms.cell.array + 0.3 * np.random.default_rng(2).normal(size=(3, 3)), scale_atoms=True)
+    return atoms.repeat(repeat)
+
+
+def slab():
+    atoms = salt()
+    atoms.pbc = [True, False, True]
+    return atoms
+
+
+def mixed():
+    """Molecules, one of them in a box that does not repeat, a crystal and a slab."""
+    boxed = molecule("H2O")
+    boxed.center(vacuum=4.0)
+    return [molecule("CH3CH2OH"), salt(), boxed, slab()]
+
+
+def energy(model, atoms):
+    return model(frame(atoms))["total_energy"].item()

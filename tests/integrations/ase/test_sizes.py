@@ -1,0 +1,111 @@
+"""What ASE sees of models with long range: systems and supercells, fragments apart and their sum, dynamics."""
+
+import numpy as np
+import pytest
+from ase import units
+from ase.build import molecule
+from ase.calculators.fd import calculate_numerical_stress
+from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.md.verlet import VelocityVerlet
+from hosts import missing
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+MODELS = [pytest.param(host, marks=pytest.mark.skipif(missing(host), reason=f"{host} is not installed"))
+          for host in ("mace", "nequip")]  # fmt: skip
+
+
+@pytest.fixture(params=MODELS)
+def calculator(request):
+    """ASE's calculator of a host, for a float64 model with such options, whose parameters are as after training."""
+
+    import torch
+
+    def make(**options):
+        if request.param == "mace":
+            from mace.calculators import MACECalculator
+            from mace_models import batch_of, make_mace, mixed
+            from tg_equiattn.integrations.mace import add_long_range
+
+            torch.manual_seed(0)
+            model = add_long_range(make_mace(), batch=batch_of(*mixed()), **{"gain": 0.5, **options})
+            with torch.no_grad():
+                for name, x in model.products[0].long_range.named_parameters():
+                    if name != "gain":
+                        x += 0.2 * torch.randn_like(x)
+            return MACECalculator(models=[model], default_dtype="float64")
+        from nequip.integrations.ase import NequIPCalculator
+        from nequip_models import make_nequip, transforms
+
+        return NequIPCalculator(make_nequip(options=options), "cpu", transforms=transforms())
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # in which NequIP keeps positions
+    yield make
+    torch.set_default_dtype(before)
+
+
+def salt():
+    from ase.build import bulk
+
+    atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True)
+    atoms.rattle(0.05, seed=1)
+    return atoms
+
+
+def energy(atoms, calculator):
+    atoms = atoms.copy()
+    atoms.calc = calculator
+    return atoms.get_potential_energy()
+
+
+@pytest.mark.parametrize("kernels", [(4, 0), (0, 4)])
+def test_supercells(kernels, calculator):
+    calculator = calculator(kernels=kernels)
+    one, many = energy(salt(), calculator), energy(salt().repeat((2, 1, 2)), calculator)
+    assert abs(many / one / 4 - 1) < 1e-6
+
+
+def apart(distance, calculator):
+    """The energy of two molecules so far from each other, less that of each alone, and that of both."""
+    first, second = molecule("H2O"), molecule("CH3OH")
+    moved = second.copy()
+    moved.positions += [distance, 0, 0]
+    alone = energy(first, calculator) + energy(second, calculator)
+    return energy(first + moved, calculator) - alone, alone
+
+
+def test_fragments_through_gaussians(calculator):
+    difference, alone = apart(200.0, calculator(kernels=(4, 0)))
+    assert abs(difference) < 1e-6 * abs(alone)
+
+
+def test_fragments_through_potentials(calculator):
+    """What is left falls as one over the distance, as between charges: sums of values are not 0."""
+    calculator = calculator(kernels=(0, 4))
+    products = np.array([distance * apart(distance, calculator)[0] for distance in (200.0, 400.0, 800.0)])
+    assert abs(products).min() > 1e-4
+    assert np.ptp(products) < 0.1 * abs(products[2])
+    limits = 2 * products[1:] - products[:-1]  # of what nears them as 1 / distance: dipoles, and what is not linear
+    assert abs(limits[1] - limits[0]) < 0.01 * abs(limits[1])
+
+
+def test_dynamics(calculator):
+    """Stress is a derivative; energies are kept in NVE as well as by the host's own model (gain 0), and four times as
+    well at half the step."""
+    far, own, kept = calculator(), calculator(gain=0.0), []
+    for calculator, step in ((own, 2.0), (far, 2.0), (far, 1.0)):
+        atoms = salt()
+        atoms.calc = calculator
+        assert (
+            np.abs(atoms.get_stress() - calculate_numerical_stress(atoms, eps=3e-5)).max()
+            < 1e-6 * np.abs(atoms.get_stress()).max()
+        )
+        MaxwellBoltzmannDistribution(atoms, temperature_K=100, rng=np.random.default_rng(0))
+        dynamics, energies = VelocityVerlet(atoms, step * units.fs), [atoms.get_total_energy()]
+        for _ in range(int(20 / step)):
+            dynamics.run(1)
+            energies.append(atoms.get_total_energy())
+        kept.append(np.abs(np.array(energies) - energies[0]).max())
+    assert kept[1] < 1.2 * kept[0]
+    assert kept[2] < 0.4 * kept[1]
+    assert abs(energy(salt(), far) - energy(salt(), own)) > 1e-3

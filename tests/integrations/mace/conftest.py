@@ -1,0 +1,31 @@
+"""MACE models with long range."""
+
+import pytest
+import torch
+from mace_models import batch_of, make_mace, mixed
+from tg_equiattn.integrations.mace import add_long_range
+
+
+@pytest.fixture(autouse=True)
+def double():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def make():
+    return make_mace
+
+
+@pytest.fixture
+def far():
+    """A model with long range, of which every parameter counts."""
+
+    def far(gain=0.5, after=(0,), batch=None, **options):
+        torch.manual_seed(3)
+        model = make_mace(**options)
+        return add_long_range(model, after, batch=batch_of(*mixed()) if batch is None else batch, gain=gain)
+
+    return far

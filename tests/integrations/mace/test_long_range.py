@@ -1,0 +1,345 @@
+"""Long range in MACE: what the model was stays, and energies, forces and stress are right whatever repeats."""
+
+import argparse
+import copy
+import io
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from ase.build import molecule
+from ase.stress import full_3x3_to_voigt_6_stress
+from e3nn.util import jit
+from mace import modules, tools
+from mace.calculators import MACECalculator
+from mace.modules import models
+from mace.modules.lora import inject_LoRAs, merge_lora_weights
+from mace.modules.wrapper_ops import CuEquivarianceConfig
+from mace.tools.scripts_utils import extract_model, get_optimizer, get_params_options
+from mace_models import batch_of, energy, loader, mixed, salt, slab
+from space import error, motion
+from tg_equiattn.integrations.mace import add_long_range
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
+STEP = 1e-3
+
+
+def differences(function):
+    """The derivative of a function at 0, of fourth order."""
+    a, b, c, d = (function(n * STEP) for n in (-2, -1, 1, 2))
+    return (a - 8 * b + 8 * c - d) / (12 * STEP)
+
+
+@pytest.mark.parametrize("kind", ["MACE", "ScaleShiftMACE"])
+@pytest.mark.parametrize("after", [(0,), (1,), (0, 1)])
+def test_a_model_stays_as_it_was(kind, after, make):
+    """At gain 0, in all it predicts; its parameters keep their names, and what was saved before loads."""
+    model, batch = make(kind), batch_of(*mixed())
+    before = model(batch.to_dict(), compute_stress=True)
+    kept = copy.deepcopy(model.state_dict())
+    assert add_long_range(model, after, batch=batch) is model
+    now = model(batch.to_dict(), compute_stress=True)
+    for name in ("energy", "forces", "stress"):
+        torch.testing.assert_close(now[name], before[name], rtol=1e-12, atol=1e-15)
+    assert all(torch.equal(model.state_dict()[name], x) for name, x in kept.items())
+    missing, unexpected = model.load_state_dict(kept, strict=False)
+    assert not unexpected
+    assert {name.split(".")[2] for name in missing} == {"long_range"}
+    with torch.no_grad():
+        model.products[after[0]].long_range.gain.fill_(0.5)
+    assert error(model(batch.to_dict())["energy"], before["energy"]) > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["MACE", "ScaleShiftMACE"])
+@pytest.mark.parametrize("make_atoms", [salt, slab])
+def test_forces_and_stress_are_derivatives(kind, make_atoms, far):
+    model, atoms = far(kind=kind), make_atoms()
+    out = model(batch_of(atoms).to_dict(), compute_stress=True)
+    other = model(batch_of(atoms).to_dict())  # forces alone, without displacement
+    assert error(other["forces"], out["forces"]) < 1e-9
+
+    def moved(size):
+        near = atoms.copy()
+        near.positions[2, 1] += size
+        return energy(model, near)
+
+    assert abs(differences(moved) + out["forces"][2, 1].item()) < 1e-6 * out["forces"].abs().max()
+    if not atoms.pbc.all():
+        return  # MACE divides by the volume of a cell that it chose across a slab
+    found = np.zeros((3, 3))
+    for i, j in [(0, 0), (0, 1), (2, 1)]:
+
+        def strained(size, i=i, j=j):
+            near, strain = atoms.copy(), np.zeros((3, 3))
+            strain[i, j] += size / 2
+            strain[j, i] += size / 2
+            near.set_cell(near.cell.array @ (np.eye(3) + strain), scale_atoms=True)
+            return energy(model, near)
+
+        found[i, j] = differences(strained) / atoms.get_volume()
+        assert abs(found[i, j] - out["stress"][0, i, j].item()) < 1e-6 * out["stress"].abs().max()
+
+
+def test_virials_are_of_what_is_strained(far):
+    """A strain given with the data, as MACE's compiled calculators do, is the strain of all of it."""
+    model, atoms = far(), salt()
+    strain = 1e-4 * torch.randn(1, 3, 3)  # so small that no neighbor comes or goes
+    strain = strain + strain.mT
+    given = batch_of(atoms).to_dict() | {"displacement": strain.clone().requires_grad_()}
+    moved = atoms.copy()
+    moved.set_cell(moved.cell.array @ (np.eye(3) + strain[0].numpy()), scale_atoms=True)
+    strained = model(given, compute_virials=True)["energy"]
+    assert error(strained, model(batch_of(moved).to_dict())["energy"]) < 1e-10
+    assert error(strained, model(batch_of(atoms).to_dict())["energy"]) > 1e-8
+
+
+def test_a_release_that_takes_no_displacement(far, monkeypatch):
+    """As 0.3.15, whose stress would be wrong in silence."""
+    own = models.prepare_graph
+    forget = lambda data, **options: own({k: x for k, x in data.items() if k != "displacement"}, **options)  # noqa: E731
+    monkeypatch.setattr(models, "prepare_graph", forget)
+    data = batch_of(salt()).to_dict()
+    with pytest.raises(RuntimeError, match="stress would be wrong: this release of mace-torch"):
+        far()(data, compute_stress=True)
+
+
+@pytest.mark.parametrize("reflect", [False, True])
+def test_equivariance(reflect, far):
+    model, r = far(), motion(reflect=reflect).numpy()
+    systems = mixed()
+    turned = [atoms.copy() for atoms in systems]
+    for atoms in turned:
+        atoms.set_cell(atoms.cell.array @ r.T)
+        atoms.positions = atoms.positions @ r.T
+    out, other = (model(batch_of(*x).to_dict()) for x in (systems, turned))
+    assert error(other["energy"], out["energy"]) < 1e-10
+    assert error(other["forces"], out["forces"] @ torch.from_numpy(r).T) < 1e-9
+
+
+def test_alone_as_in_a_batch_and_whatever_the_padding(far):
+    """Cells that MACE puts around what is open are not read."""
+    model, systems = far(), mixed()
+    together = model(batch_of(*systems).to_dict())["energy"]
+    assert error(together, torch.tensor([energy(model, atoms) for atoms in systems])) < 1e-10
+    data = batch_of(*systems).to_dict()
+    data["cell"] = torch.where(data["pbc"].flatten()[:, None], data["cell"], 7 * data["cell"] + 1)
+    assert error(model(data)["energy"], together) < 1e-12
+
+
+def test_what_is_far_counts_and_repeats(far):
+    """A supercell has as many times the energy; a molecule sees another beyond all messages."""
+    model = far()
+    assert abs(energy(model, salt((2, 1, 1))) / energy(model, salt()) - 2) < 1e-6
+    water = molecule("H2O")
+
+    def pair(distance):
+        other = water.copy()
+        other.positions += [distance, 0, 0]
+        return energy(model, water + other)
+
+    assert abs(pair(12.0) - pair(13.0)) > 1e-9
+    model.products[0].long_range.gain.data.zero_()
+    assert abs(pair(12.0) - pair(13.0)) < 1e-12
+
+
+def test_scales_are_the_features(far, make):
+    """At the start, attention is as large as what it comes to, whatever the size of features."""
+    batch = batch_of(*mixed())
+    for size in (1.0, 1e-2):
+        model, seen = make(), []
+        with torch.no_grad():
+            model.products[0].linear.weight *= size
+        model.products[0].register_forward_hook(lambda *x, seen=seen: seen.append(x[2].detach()))
+        add_long_range(model, batch=batch, gain=1.0)
+        model(batch.to_dict())
+        before, after = seen
+        for place in model.products[0].long_range.attention.irreps_in.slices():
+            added = (after - before)[:, place]
+            torch.testing.assert_close(added.square().mean().sqrt(), before[:, place].square().mean().sqrt())
+
+
+def test_float32(far, make):
+    torch.set_default_dtype(torch.float32)
+    model = add_long_range(make(), batch=batch_of(*mixed()), gain=0.5)
+    assert {x.dtype for x in model.products[0].long_range.state_dict().values()} == {torch.float32}
+    out = model(batch_of(*mixed()).to_dict(), compute_stress=True)
+    assert out["stress"].dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    wanted = model.double()(batch_of(*mixed()).to_dict(), compute_stress=True)
+    assert error(out["energy"].double(), wanted["energy"]) < 1e-5
+    assert error(out["forces"].double(), wanted["forces"]) < 1e-4
+
+
+def test_copies_and_calculator(far, tmp_path):
+    """deepcopy, torch.save, and MACE's own calculator, alone and as a committee. Scales come with a state_dict."""
+    model, atoms = far(after=(0, 1)), salt()
+    out = model(batch_of(atoms).to_dict(), compute_stress=True)
+    torch.save(model, tmp_path / "far.model")
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    fresh = far(gain=0.0, after=(0, 1), batch=batch_of(molecule("H2O")))
+    assert error(fresh.products[0].long_range.scale_out, model.products[0].long_range.scale_out) > 0.01
+    fresh.load_state_dict(torch.load(buffer, weights_only=True))
+    loaded = torch.load(tmp_path / "far.model", weights_only=False)
+    for other in (copy.deepcopy(model), loaded, fresh):
+        assert torch.equal(other(batch_of(atoms).to_dict())["energy"], out["energy"])
+    atoms.calc = MACECalculator(str(tmp_path / "far.model"), default_dtype="float64")
+    assert abs(atoms.get_potential_energy() - out["energy"].item()) < 1e-10
+    assert np.abs(atoms.get_forces() - out["forces"].detach().numpy()).max() < 1e-10
+    stress = full_3x3_to_voigt_6_stress(out["stress"][0].detach().numpy())
+    assert np.abs(atoms.get_stress() - stress).max() < 1e-12
+    features = out["node_feats"].detach().numpy()
+    assert np.abs(atoms.calc.get_descriptors(atoms, invariants_only=False) - features).max() < 1e-12
+    atoms.calc = MACECalculator(models=[model, loaded], default_dtype="float64", pad_num_atoms=11, pad_num_edges=500)
+    assert abs(atoms.get_potential_energy() - out["energy"].item()) < 1e-10
+
+
+def test_heads(far):
+    """A model of several heads, whose features are one: each sees what is far."""
+    model, atoms = far(heads=["first", "second"]), molecule("CH3OH")
+    near = far(gain=0.0, heads=["first", "second"])
+    energies = {}
+    for head in ("first", "second"):
+        atoms.calc = MACECalculator(models=[model], head=head, default_dtype="float64")
+        energies[head] = atoms.get_potential_energy()
+        atoms.calc = MACECalculator(models=[near], head=head, default_dtype="float64")
+        assert abs(energies[head] - atoms.get_potential_energy()) > 1e-4
+    assert abs(energies["first"] - energies["second"]) > 1e-4
+
+
+def test_threads(far):
+    """Each thread's products see the data of its own call."""
+    model, systems = far().requires_grad_(False), 4 * mixed()
+    batches = [batch_of(atoms).to_dict() for atoms in systems]
+    wanted = [model(dict(data))["energy"] for data in batches]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda data: model(dict(data))["energy"], batches))
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_one_pbc_for_all_graphs(far):
+    """As TorchSim hands it on."""
+    model, systems = far(), [salt(), salt((2, 1, 1))]
+    data = batch_of(*systems).to_dict()
+    wanted = model(dict(data))["energy"]
+    assert torch.equal(model(data | {"pbc": torch.tensor([True, True, True])})["energy"], wanted)
+
+
+@pytest.mark.parametrize("after", [(0,), (1,), (0, 1)])
+def test_every_parameter_is_in_the_graph_from_the_start(after, far):
+    """At gain 0 too, as DistributedDataParallel wants."""
+    model = far(gain=0.0, after=after)
+    out = model(batch_of(*mixed()).to_dict(), training=True, compute_stress=True)
+    (out["energy"].sum() + out["forces"].square().sum() + out["stress"].square().sum()).backward()
+    ours = {name: x.grad for name, x in model.named_parameters() if "long_range" in name}
+    assert all(x is not None for x in ours.values())
+    assert [name for name, x in ours.items() if x.any()] == [f"products.{n}.long_range.gain" for n in after]
+
+
+def test_low_rank_adaptation(make):
+    """Added after MACE's LoRA, long range learns beside it and stays as it is where that is merged."""
+    model, batch = inject_LoRAs(make(), rank=2), batch_of(*mixed())
+    add_long_range(model, batch=batch, gain=0.5)
+    learned = {name for name, x in model.named_parameters() if x.requires_grad}
+    assert "products.0.long_range.gain" in learned
+    assert all("lora_" in name or "long_range" in name for name in learned)
+    before = model(batch.to_dict())["energy"]
+    assert error(merge_lora_weights(model)(batch.to_dict())["energy"], before) < 1e-12
+
+
+def test_hessian(far):
+    model, water = far(), molecule("H2O")
+    hessian = model(batch_of(water).to_dict(), compute_hessian=True)["hessian"].reshape(9, 9)
+    assert error(hessian, hessian.T) < 1e-9
+
+    def moved(size):
+        near = water.copy()
+        near.positions[1, 2] += size
+        return model(batch_of(near).to_dict())["forces"].detach().flatten()
+
+    assert error(hessian[5], -differences(moved)) < 1e-6
+
+
+def test_mace_trains_it(far, tmp_path):
+    """MACE's own loop and optimizer, with its checkpoints, logger and average: the loss falls, and every parameter of
+    ours moves; a checkpoint is as good as the model."""
+    from torch_ema import ExponentialMovingAverage
+
+    systems = []
+    for n in range(12):
+        atoms = molecule("H2O") if n % 2 else molecule("CH3OH")
+        atoms.rattle(0.1, seed=n)
+        atoms.info["energy"] = float(atoms.numbers @ atoms.positions[:, 0] ** 2) / 10
+        atoms.arrays["forces"] = np.zeros_like(atoms.positions)
+        systems.append(atoms)
+    train = loader(systems, 4)
+    model = far(gain=0.0, batch=next(iter(train)))
+    ours = {name: x.clone() for name, x in model.named_parameters() if "long_range" in name}
+    options = argparse.Namespace(optimizer="adam", lr=0.01, lr_params_factors="{}", freeze=None, weight_decay=5e-7,
+                                 amsgrad=True, beta=0.9)  # fmt: skip
+    optimizer = get_optimizer(options, get_params_options(options, model))
+    tools.train(
+        model=model, loss_fn=modules.WeightedEnergyForcesLoss(1.0, 0.1), train_loader=train,
+        valid_loaders={"Default": train}, optimizer=optimizer,
+        lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), start_epoch=0, max_num_epochs=3, patience=9,
+        checkpoint_handler=(handler := tools.CheckpointHandler(str(tmp_path), "far", keep=True)), eval_interval=1,
+        logger=tools.MetricsLogger(str(tmp_path), "far"), device=torch.device("cpu"), log_errors="PerAtomRMSE",
+        output_args={"energy": True, "forces": True, "virials": False, "stress": False},
+        ema=ExponentialMovingAverage(model.parameters(), 0.9),
+    )  # fmt: skip
+    losses = [line for line in (tmp_path / "far.txt").read_text().splitlines() if '"eval"' in line]
+    losses = [float(line.split('"loss": ')[1].split(",")[0]) for line in losses]
+    assert losses[-1] < 0.9 * losses[0]
+    assert all(not torch.equal(dict(model.named_parameters())[name], x) for name, x in ours.items())
+    again = far(gain=0.0, batch=batch_of(molecule("H2O")))
+    optimizer = get_optimizer(options, get_params_options(options, again))
+    state = tools.CheckpointState(again, optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+    saved = torch.load(sorted(tmp_path.glob("far_epoch-*.pt"))[-1])["model"]
+    assert not torch.equal(saved["products.0.long_range.gain"], again.products[0].long_range.gain)
+    handler.load_latest(state)
+    for name, x in saved.items():
+        assert torch.equal(again.state_dict()[name], x), name
+
+
+def test_what_is_refused(far, make):
+    model, batch = far(), batch_of(molecule("H2O"))
+    for script in (jit.compile, torch.jit.script):
+        with pytest.raises(NotImplementedError, match=r"TorchScript: save it with torch\.save.*LAMMPS"):
+            script(copy.deepcopy(model))
+    with pytest.raises(NotImplementedError, match="sums over all atoms, and LAMMPS gives each process a part"):
+        model(batch.to_dict(), lammps_mliap=True)
+    for name in ("compute_edge_forces", "compute_atomic_stresses"):
+        with pytest.raises(
+            NotImplementedError, match="share forces and stress among edges, which carry only what is near"
+        ):
+            model(batch.to_dict(), **{name: True})
+    with pytest.raises(NotImplementedError, match=r"compile_mode, cuequivariance .* would lose its long range"):
+        extract_model(model)
+    with pytest.raises(TypeError, match="without long range, got LongRangeScaleShiftMACE"):
+        add_long_range(model, batch=batch)
+    dipoles, polar = modules.AtomicDipolesMACE.__new__(modules.AtomicDipolesMACE), make()
+    polar.__class__ = type("PolarMACE", (modules.ScaleShiftMACE,), {})
+    for unknown, name in ((torch.nn.Linear(1, 1), "Linear"), (dipoles, "AtomicDipolesMACE"), (polar, "PolarMACE")):
+        with pytest.raises(TypeError, match=f"MACE or ScaleShiftMACE without long range, got {name}"):
+            add_long_range(unknown, batch=batch)
+    for after in ((), (2,), (0, 0), (-1,), ("0",)):
+        with pytest.raises(ValueError, match="after must be different blocks from 0 to 1, got"):
+            add_long_range(make(), after, batch=batch)
+    without = {name: x for name, x in batch.to_dict().items() if name != "pbc"}
+    with pytest.raises(ValueError, match="data must have pbc"):
+        model(without)
+    other = make()
+    other.products[0].cueq_config = CuEquivarianceConfig(layout="ir_mul", layout_str="ir_mul")
+    other.products[0].cueq_config.enabled = True
+    with pytest.raises(ValueError, match=r"model must have features in the layout mul_ir, .* got ir_mul"):
+        add_long_range(other, batch=batch)
+    wire = batch.to_dict() | {"pbc": torch.tensor([[True, False, False]])}
+    with pytest.raises(ValueError, match="pbc must let graph 0 repeat along three directions, two or none"):
+        model(wire)
+    untouched = make()
+    with pytest.raises(ValueError, match="width must be a positive number"):
+        add_long_range(untouched, batch=batch, width=-1.0)
+    assert type(untouched) is modules.ScaleShiftMACE
+    assert not any("long_range" in name for name in untouched.state_dict())

@@ -1,0 +1,54 @@
+"""Compiled ahead of time for ASE: the eager model's numbers, for other cells and atoms without compiling again."""
+
+import pytest
+import torch
+from ase.build import molecule
+from nequip.nn.compile import DictInputOutputWrapper
+from nequip.scripts._compile_utils import COMPILE_TARGET_DICT
+from nequip.utils.aot import aot_export_model
+from nequip_models import frame, make_nequip, salt
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
+
+
+def compiled(model, data, folder):
+    """As nequip-compile --mode aotinductor --target ase does."""
+    target = COMPILE_TARGET_DICT["ase"]
+    sizes = {name: torch.export.Dim(f"num_{name}s", min=2) for name in ("graph", "node", "edge")}
+    sizes = target["batch_map_settings"](sizes)
+    path = aot_export_model(
+        model, "cpu", target["input"], target["output"], target["data_settings"](dict(data)), sizes,
+        str(folder / "far.nequip.pt2"), inductor_configs={"aot_inductor.metadata": {}},
+    )  # fmt: skip
+    return DictInputOutputWrapper(torch._inductor.aoti_load_package(path), target["input"], target["output"])
+
+
+@pytest.fixture(autouse=True)
+def double():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def boxed(name):
+    """In a cell, without which NequIP's own check of a compiled model meets a stress that is no number."""
+    atoms = molecule(name)
+    atoms.center(vacuum=5.0)
+    return atoms
+
+
+@pytest.mark.parametrize("method", ["waves", "pairs"])
+def test_compiled_model(method, tmp_path):
+    crystals = method == "waves"
+    bound = {"max_waves": (12, 7, 7)} if crystals else {}
+    model = make_nequip(options={"method": method, **bound}, num_features=4)
+    systems = [salt((2, 1, 1)), salt()] if crystals else [boxed("CH3CH2OH"), boxed("H2O")]
+    loaded = compiled(model, frame(systems[0]), tmp_path)
+    for atoms in systems:
+        wanted, got = model(frame(atoms)), loaded(frame(atoms))
+        for name in ("total_energy", "forces") + crystals * ("stress",):
+            torch.testing.assert_close(got[name], wanted[name], rtol=1e-9, atol=1e-12)
+    refused, message = (salt((4, 1, 1)), "max_waves") if crystals else (salt(), "no edge must cross")
+    with pytest.raises(RuntimeError, match=message):
+        loaded(frame(refused))

@@ -1,0 +1,208 @@
+"""Long range in NequIP: energies, forces and stress are right whatever repeats, in batches and alone."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from ase.build import molecule
+from nequip.model.modify_utils import modify
+from nequip.scripts import _package_utils
+from nequip_models import energy, frame, frames, make_nequip, mixed, salt, slab
+from space import error, motion
+from tg_equiattn.integrations.nequip import LongRange
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+STEP = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def double():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def differences(function):
+    """The derivative of a function at 0, of fourth order."""
+    a, b, c, d = (function(n * STEP) for n in (-2, -1, 1, 2))
+    return (a - 8 * b + 8 * c - d) / (12 * STEP)
+
+
+@pytest.mark.parametrize("after", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("make_atoms", [salt, slab])
+def test_forces_and_stress_are_derivatives(after, make_atoms):
+    model, atoms = make_nequip(after=after), make_atoms()
+    out = model(frame(atoms))
+
+    def moved(size):
+        near = atoms.copy()
+        near.positions[2, 1] += size
+        return energy(model, near)
+
+    assert abs(differences(moved) + out["forces"][2, 1].item()) < 1e-6 * out["forces"].abs().max()
+    for i, j in [(0, 0), (0, 1), (2, 1)]:
+
+        def strained(size, i=i, j=j):
+            near, strain = atoms.copy(), np.zeros((3, 3))
+            strain[i, j] += size / 2
+            strain[j, i] += size / 2
+            near.set_cell(near.cell.array @ (np.eye(3) + strain), scale_atoms=True)
+            return energy(model, near)
+
+        found = differences(strained) / atoms.get_volume()
+        assert abs(found - out["stress"][0, i, j].item()) < 1e-6 * out["stress"].abs().max()
+
+
+@pytest.mark.parametrize("reflect", [False, True])
+def test_equivariance(reflect):
+    model, r = make_nequip(), motion(reflect=reflect).numpy()
+    systems = mixed()
+    turned = [atoms.copy() for atoms in systems]
+    for atoms in turned:
+        atoms.set_cell(atoms.cell.array @ r.T)
+        atoms.positions = atoms.positions @ r.T
+    out, other = (model(frames(*x)) for x in (systems, turned))
+    assert error(other["total_energy"], out["total_energy"]) < 1e-10
+    assert error(other["forces"], out["forces"] @ torch.from_numpy(r).T) < 1e-9
+
+
+def test_alone_as_in_a_batch():
+    model, systems = make_nequip(), mixed()
+    together = model(frames(*systems))["total_energy"]
+    assert error(together[:, 0], torch.tensor([energy(model, atoms) for atoms in systems])) < 1e-10
+    free = systems[2].copy()
+    free.set_cell(None)
+    assert abs(energy(model, free) - together[2].item()) < 1e-12 * abs(together[2].item())  # pbc is read, not cells
+    repeated = systems[2].copy()
+    repeated.pbc = True
+    assert abs(energy(model, repeated) - together[2].item()) > 1e-6 * abs(together[2].item())
+
+
+def without_pbc(model, atoms, **fields):
+    """As NequIP's compiled models get data."""
+    data = frame(atoms)
+    del data["pbc"]
+    return model(data | fields)["total_energy"].item()
+
+
+def thick():
+    """A slab beside so much vacuum that no edge tells that it does not repeat."""
+    atoms = slab()
+    atoms.center(vacuum=4.0, axis=1)
+    return atoms
+
+
+def test_edges_tell_what_repeats():
+    model = make_nequip()
+    for atoms in (salt(), molecule("H2O")):
+        assert abs(without_pbc(model, atoms) - energy(model, atoms)) < 1e-12 * abs(energy(model, atoms))
+    boxed, flat = mixed()[2], thick()
+    flat.cell[1] = 0
+    assert abs(without_pbc(model, flat) - energy(model, flat)) < 1e-10 * abs(energy(model, flat))
+    for atoms in (boxed, thick()):
+        with pytest.raises(RuntimeError, match="an edge must cross each lattice vector that is not zero, or"):
+            without_pbc(model, atoms)
+
+
+def test_modifiers_tell_what_repeats():
+    """By nequip-compile's names, of all modules of a model."""
+    wide = salt()
+    wide.center(vacuum=4.0)
+    for name, atoms, pbc in (
+        ("crystals", wide, True),
+        ("molecules", wide, False),
+        ("slabs", wide, [True, True, False]),
+    ):
+        model = make_nequip(after=(0, 1))
+        atoms.pbc = pbc
+        wanted = energy(model, atoms)
+        model = modify(model, [{"modifier": f"far_{name}"}])
+        assert abs(without_pbc(model, atoms) - wanted) < 1e-12 * abs(wanted)
+        assert abs(energy(model, atoms) - wanted) < 1e-12 * abs(wanted)
+        if name != "crystals":
+            with pytest.raises(RuntimeError, match="no edge must cross lattice vectors that do not repeat"):
+                without_pbc(model, salt())
+
+
+def test_fewer_features():
+    """What attends is as wide as asked for, and no wider than there is."""
+    for features, wanted in ((2, 2), (None, 4), (16, 4)):
+        layer = make_nequip(options={"features": features}).model.func.layer0_long_range
+        assert {mul for mul, _ in layer.attention.irreps_in} == {wanted}
+        assert layer.irreps_out["node_features"] == layer.irreps_in["node_features"]
+
+
+def test_what_is_far_counts_and_repeats():
+    """A supercell has as many times the energy, a lone atom its own; a molecule sees another beyond all messages."""
+    model = make_nequip()
+    assert abs(energy(model, salt((2, 1, 1))) / energy(model, salt()) - 2) < 1e-6
+    water = molecule("H2O")
+
+    def pair(distance):
+        other = water.copy()
+        other.positions += [distance, 0, 0]
+        return energy(model, water + other)
+
+    assert abs(pair(12.0) - pair(13.0)) > 1e-9
+    model.model.func.layer0_long_range.gain.data.zero_()
+    assert abs(pair(12.0) - pair(13.0)) < 1e-12
+
+
+def test_float32_and_copies():
+    model, single = make_nequip(), make_nequip("float32")
+    single.load_state_dict(model.state_dict())
+    out, wanted = (m(frames(*mixed())) for m in (single, model))
+    assert error(out["total_energy"].double(), wanted["total_energy"]) < 1e-5
+    other = make_nequip(options={"gain": 0.0})
+    other.load_state_dict(model.state_dict())
+    for m in (other, copy.deepcopy(model)):
+        assert torch.equal(m(frame(salt()))["total_energy"], model(frame(salt()))["total_energy"])
+
+
+def test_packages(tmp_path):
+    """As nequip-package writes them: with this library's code, which loads without it."""
+    model, path = make_nequip(options={"kernels": 2}), tmp_path / "far.nequip.zip"
+    with torch.package.PackageExporter(path) as exporter:
+        exporter.mock([f"{name}.**" for name in _package_utils._MOCK_MODULES])
+        exporter.extern([f"{name}.**" for name in _package_utils._EXTERNAL_MODULES])
+        exporter.intern([f"{name}.**" for name in _package_utils._INTERNAL_MODULES])
+        exporter.save_pickle("model", "model.pkl", model, dependencies=True)
+    loaded = torch.package.PackageImporter(path).load_pickle("model", "model.pkl")
+    assert type(loaded.model.func.layer0_long_range) is not LongRange
+    for atoms in mixed():
+        assert energy(loaded, atoms) == energy(model, atoms)
+
+
+def test_every_parameter_learns():
+    """From energies and forces, in training."""
+    model = make_nequip(after=(0, 1)).train()
+    out = model(frames(*mixed()))
+    (out["total_energy"].square().sum() + out["forces"].square().sum()).backward()
+    ours = {name: x.grad for name, x in model.named_parameters() if "long_range" in name}
+    assert len(ours) > 10
+    assert all(x is not None and x.abs().max() > 0 for x in ours.values())
+
+
+def test_what_is_refused():
+    for after in ((), (2,), (0, 0), (-1,)):
+        with pytest.raises(ValueError, match="after must be different layers from 0 to 1"):
+            make_nequip(after=after)
+    for options, message in (
+        ({"width": 0.0}, "width must be a positive number"),
+        ({"features": -1}, "features must be a positive integer"),
+        ({"max_num_nodes": -1}, "max_num_nodes must be a positive integer"),
+        ({"max_waves": [1, 2]}, "max_waves must be three numbers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_nequip(options=options)
+    layer = make_nequip().model.func.layer0_long_range
+    with pytest.raises(NotImplementedError, match="sums over all atoms, and LAMMPS' ML-IAP gives each process a part"):
+        layer({"num_local_ghost_atoms": torch.tensor([3, 4])})
+    with pytest.raises(ValueError, match="node_features"):
+        LongRange(1.0, irreps_in={})
+    wire = salt()
+    wire.pbc = [True, False, False]
+    with pytest.raises(ValueError, match="pbc must let graph 0 repeat along three directions, two or none"):
+        energy(make_nequip(), wire)
