@@ -1,0 +1,343 @@
+"""Published sets of molecules, and some of tblite's: energies and forces with and without attention to what is far.
+
+``--data`` is the folder of the published files (data/published_molecules.py says which); nothing is downloaded. Chains and
+salt are computed, by tblite (data/tight_binding.py); Lennard-Jones molecules (data/lennard_jones.py) need neither.
+
+cumulenes       MACE   chains of carbons whose ends are turned, longer ones to test on (GNL)
+dimers          MACE   charged, polar and apolar molecules that part, in a cell of 30 A (LODE)
+C9H4            e3nn   the profile of a torsion (Frank et al.)
+SN2             e3nn   F- and CH3I along a path (Frank et al.)
+clusters        e3nn   32 atoms within 5 A (Frank et al.)
+AcAc            e3nn   acetylacetone at 300 K, to test at 600 K and along two paths (BOTNet's)
+chains, salt    e3nn   pairs of systems whose charge moves over all of them (Ko et al.), by GFN-xTB
+
+"with" has Ewald attention behind the first messages; "without" is the same model, edges, rates and epochs without it.
+
+    python examples/studies/real_molecules.py --data ~/molecules --sets AcAc
+    python examples/studies/real_molecules.py --data ~/molecules --sets cumulenes --seeds 0 1      # needs mace-torch
+    python examples/studies/real_molecules.py --sets chains                                        # needs tblite
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from baselines.molecular_potentials import Graph, SmallPotential, batch_of, graph_of, mace, neighbours
+from data.lennard_jones import lennard_jones
+from data.published_molecules import SETS, TRAIN, VALIDATION, Molecule, Parts, load, parted
+from data.tight_binding import pairs_of_systems
+from harness import study
+from harness.figures import points
+from harness.loading import Batches
+from harness.results import Row
+from harness.settings import Settings, SettingsError, flag
+from harness.tables import at_best_rates, grouped, markdown, mean_and_spread, rates
+from harness.training import Outcome, Regressor, fit
+from torch import Tensor, nn
+
+SEED = 45  # of computed data
+MACE = "cumulenes", "dimers"
+Set = Literal["cumulenes", "dimers", "C9H4", "SN2", "clusters", "AcAc", "chains", "salt", "Lennard-Jones"]
+Model = Literal["without", "with"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RealMoleculesStudy(Settings):
+    """Settings of this example."""
+
+    STUDY: ClassVar[str] = "real_molecules"
+    SWEEP: ClassVar[tuple[str, ...]] = ("sets", "models", "seeds")
+    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "width", "max_width", "kernels")
+    HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
+
+    sets: tuple[Set, ...] = ("Lennard-Jones",)
+    """of molecules; settings that are None are then what suits the set"""
+    models: tuple[Model, ...] = ("without", "with")
+    """with and without attention"""
+    data: Path | None = None
+    """folder of the published files"""
+    train: int | None = None
+    """molecules to train on: None for all there are"""
+    irreps: str | None = None
+    """features of MACE"""
+    layers: int | None = None
+    """of messages"""
+    cutoff: float | None = None
+    """of messages, in A"""
+    width: float | None = None
+    """of attention's narrowest kernel, in A"""
+    max_width: float | None = None
+    """of its widest"""
+    kernels: tuple[int, ...] | None = None
+    """Gaussians and potentials"""
+    epochs: int | None = None  # type: ignore[assignment]
+    """passes over the training data"""
+    batch: int = 8
+    learning_rate: float = 0.01
+    warmup: float = 0.1
+    clip: float = 10.0
+
+    def check(self) -> None:
+        super().check()
+        self.positive("train", "layers", "cutoff", "width", "max_width")
+        if self.kernels is not None and (len(self.kernels) != 2 or min(self.kernels) < 0 or not sum(self.kernels)):
+            raise SettingsError(f"--kernels must be numbers of Gaussians and of potentials, got {list(self.kernels)}")
+        if self.data is None and (named := [name for name in self.sets if name in SETS]):
+            raise SettingsError(f"--data must be the folder of the files of {', '.join(named)}, got none")
+
+    def runs(self) -> Iterator[RealMoleculesStudy]:
+        """With what suits each set where nothing else is said."""
+        for run in super().runs():
+            own = OWN | SUITED[run.sets[0]]
+            yield dataclasses.replace(run, **{name: x for name, x in own.items() if getattr(run, name) is None})
+
+
+OWN: dict[str, Any] = {
+    "irreps": "16x0e + 16x1o", "layers": 2, "cutoff": 4.0, "width": 2.0, "max_width": 8.0, "kernels": (4, 4), "epochs": 100,
+}  # fmt: skip
+SUITED: dict[str, dict[str, Any]] = {
+    "cumulenes": {"irreps": "16x0e + 16x1o + 16x2e", "cutoff": 3.0, "width": 1.5, "max_width": 12.0},
+    "dimers": {"irreps": "32x0e", "cutoff": 5.0, "width": 2.5, "max_width": 5.0, "kernels": (0, 2), "epochs": 300},
+    "C9H4": {"cutoff": 3.0, "width": 1.5, "max_width": 12.0},
+    "SN2": {"cutoff": 4.0, "max_width": 16.0},
+    "clusters": {"cutoff": 3.0, "width": 1.5},
+    "AcAc": {"cutoff": 4.0},
+    "chains": {"cutoff": 3.0, "width": 1.5, "max_width": 12.0},
+    "salt": {"cutoff": 4.0},
+    "Lennard-Jones": {"cutoff": 2.0, "width": 1.0, "max_width": 8.0, "epochs": 10},
+}
+
+
+PRESETS = {"quick": RealMoleculesStudy(train=8, epochs=1, batch=4, kernels=(1, 1), warmup=0.0)}
+
+
+def invented() -> Parts:
+    """Lennard-Jones molecules, whose elements are called 1, 2 and 3."""
+    every = lennard_jones(80, 5, 8, SEED, steps=60)
+    found = []
+    for species, pos, energy, forces in zip(every.species, every.positions, every.energies, every.forces, strict=True):
+        size = int((species >= 0).sum())
+        numbers, pos, forces = ((x[:size]).numpy() for x in (species + 1, pos, forces))
+        found.append(Molecule(numbers, pos, float(energy), forces, {}))
+    return parted(found, 60, 10, SEED)
+
+
+def molecules(settings: RealMoleculesStudy) -> Parts:
+    """Those of a single run's set."""
+    (name,) = settings.sets
+    if name in SETS:
+        assert settings.data is not None
+        parts = load(settings.data, name)
+    else:
+        parts = invented() if name == "Lennard-Jones" else pairs_of_systems(name, 400, SEED)
+    return parts | {TRAIN: parts[TRAIN][: settings.train]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """In which energies and forces are learned.
+
+    Args:
+        elements: that there are.
+        atoms: energy of an atom of each, by which energies of the training data are explained best.
+        scale: of forces, and, over 1 A, of energies.
+    """
+
+    elements: tuple[int, ...]
+    atoms: np.ndarray
+    scale: float
+
+    @classmethod
+    def of(cls, train: list[Molecule]) -> Units:
+        elements = tuple(sorted({int(z) for molecule in train for z in molecule.numbers}))
+        counts = np.array([[(m.numbers == z).sum() for z in elements] for m in train], float)
+        atoms = np.linalg.lstsq(counts, np.array([m.energy for m in train]), rcond=None)[0]
+        forces = [m.forces.ravel() for m in train if m.forces is not None]
+        return cls(elements, atoms, float(np.sqrt(np.square(np.concatenate(forces)).mean())) if forces else 1.0)
+
+    def graph(self, molecule: Molecule, cutoff: float) -> Graph:
+        """With what is to be learned of each atom: the energy of its molecule over the root of their number, its force,
+        and whether forces are known."""
+        numbers, pos = torch.tensor(molecule.numbers), torch.tensor(molecule.pos)
+        energy = molecule.energy - sum(float(e) * (molecule.numbers == z).sum() for z, e in zip(self.elements, self.atoms, strict=True))
+        forces = np.zeros_like(molecule.pos) if molecule.forces is None else molecule.forces
+        target = np.concatenate([np.full((len(numbers), 1), energy / math.sqrt(len(numbers))), forces], 1) / self.scale
+        known = np.ones((len(numbers), 4)) * [1.0, *3 * [float(molecule.forces is not None)]]
+        cell = None if molecule.cell is None else torch.tensor(molecule.cell)
+        graph = graph_of(numbers, pos, self.elements, cutoff, torch.float32, cell)
+        return graph | {"target": torch.tensor(target).float(), "known": torch.tensor(known).float()}
+
+
+class Potential(nn.Module):
+    """A model of energies, with forces as its derivatives.
+
+    Args:
+        model: of a batch to ``energy``, in eV.
+        scale: in which energies and forces are given.
+    """
+
+    def __init__(self, model: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.model, self.scale = model, scale
+
+    def forward(self, graph: Graph) -> Tensor:
+        """Energy of an atom's molecule over the root of its number of atoms and force, (T, 4)."""
+        with torch.inference_mode(False), torch.enable_grad():
+            graph = {name: x.clone() for name, x in graph.items()}
+            pos = graph["positions"].requires_grad_()
+            energy = self.model(graph, compute_force=False)["energy"] / self.scale
+            (slope,) = torch.autograd.grad(energy.sum(), pos, create_graph=self.training)
+        ptr = graph["ptr"]
+        return torch.cat([(energy / (ptr[1:] - ptr[:-1]).sqrt())[graph["batch"], None], -slope], 1)
+
+
+def predict(model: Potential, graph: Graph) -> tuple[Tensor, Tensor]:
+    """What is predicted and what is known, (T, 4)."""
+    return model(graph) * graph["known"], graph["target"]
+
+
+def build(settings: RealMoleculesStudy, graphs: list[Graph], units: Units) -> Potential:
+    """The model; attention measures the size of MACE's features on some of the graphs."""
+    (name,), (which,), far = settings.sets, settings.models, settings.models == ("with",)
+    near, elements = neighbours(graphs), units.elements
+    if name in MACE:
+        model = mace(elements, settings.cutoff, settings.irreps, settings.layers, 2, near, units.scale).float()
+        if far:
+            from tg_equiattn.integrations.mace import add_long_range
+
+            some = batch_of(graphs[:: max(1, len(graphs) // 40)])
+            add_long_range(model, batch=some, width=settings.width, max_width=settings.max_width, kernels=settings.kernels)
+    else:
+        attention: dict[str, Any] | None = None
+        if far:
+            attention = {"width": settings.width, "max_width": settings.max_width, "kernels": settings.kernels}
+            attention["avg_num_nodes"] = float(np.mean([len(g["positions"]) for g in graphs]))
+        model = SmallPotential(len(elements), settings.cutoff, near, settings.layers, units.scale, attention)
+    return Potential(model, units.scale)
+
+
+def train(settings: RealMoleculesStudy) -> Outcome:
+    """One model, trained and tested."""
+    parts = molecules(settings)
+    units = Units.of(parts[TRAIN])
+    graphs = {name: [units.graph(m, settings.cutoff) for m in part] for name, part in parts.items()}
+    learner = Regressor(build(settings, graphs[TRAIN], units), predict, settings)
+    training = batches(graphs[TRAIN], settings.batch, settings.seed)
+    tests = [name for name in parts if name not in (TRAIN, VALIDATION)]
+    held_out = [batches([g for name in names for g in graphs[name]], 32) for names in ([VALIDATION], tests)]
+    outcome = fit(learner, training, *held_out, checks=50)
+    model = learner.model.cpu()
+    outcome.more["errors"] = {name: errors(model, graphs[name], units) for name in [VALIDATION, *tests]}
+    if settings.sets == ("dimers",):
+        outcome.more["parting"] = {kind: parting(model, parts[kind], units, settings.cutoff) for kind in tests}
+    outcome.metric, outcome.value = "force error", outcome.more["errors"][tests[0]]["force"]
+    return outcome
+
+
+def batches(graphs: list[Graph], size: int, seed: int | None = None) -> Batches:
+    return Batches(lambda indices: batch_of([graphs[n] for n in indices]), len(graphs), size, seed)
+
+
+def errors(model: Potential, graphs: list[Graph], units: Units) -> dict[str, float]:
+    """Root mean square and mean absolute errors of energies, in meV a molecule and an atom, and of forces, in meV/A."""
+    model.eval()
+    energies, sizes, forces = [], [], []
+    for graph in batches(graphs, 32).whole():
+        out, target = (x.detach() * 1000 * units.scale for x in predict(model, graph))
+        first, size = graph["ptr"][:-1], graph["ptr"].diff()
+        energies.append((out - target)[first, 0] * size.sqrt())
+        sizes.append(size)
+        forces.append((out - target)[:, 1:][graph["known"][:, 1] > 0].flatten())
+    energy, size, force = (torch.cat(x) for x in (energies, sizes, forces))
+    found = {"energy": energy.square().mean().sqrt(), "energy of an atom": (energy / size).square().mean().sqrt()}
+    found |= {"mean absolute energy": energy.abs().mean()}
+    if len(force):
+        found |= {"force": force.square().mean().sqrt(), "mean absolute force": force.abs().mean()}
+    return {name: float(x) for name, x in found.items()}
+
+
+def moved_apart(molecule: Molecule, by: float) -> tuple[Molecule, np.ndarray]:
+    """With the second fragment farther away, and the unit vector from the first to it."""
+    first = int(molecule.info["indexB"])
+    along = molecule.pos[first:].mean(0) - molecule.pos[:first].mean(0)
+    along /= np.linalg.norm(along)
+    pos = molecule.pos.copy()
+    pos[first:] += by * along
+    return molecule._replace(pos=pos), along
+
+
+def parting(model: Potential, dimer: list[Molecule], units: Units, cutoff: float) -> dict[str, list[list[float]]]:
+    """Of a dimer in its cell, at each distance, the known force between the fragments and the predicted one, in eV/A;
+    and of the same in the open, at distances from 20 A on, distance and predicted force."""
+
+    def force(molecule: Molecule, along: np.ndarray) -> float:
+        graph = batch_of([units.graph(molecule, cutoff)])
+        found = model(graph)[:, 1:].detach().double().numpy() * units.scale
+        return float(found[: int(molecule.info["indexB"])].sum(0) @ along)
+
+    inside, outside = [], []
+    for molecule in dimer:
+        _, along = moved_apart(molecule, 0.0)
+        assert molecule.forces is not None
+        known = float(molecule.forces[: int(molecule.info["indexB"])].sum(0) @ along)
+        inside.append([float(molecule.info["distance"]), known, force(molecule, along)])
+    last = dimer[-1]._replace(cell=None)
+    start = float(last.info["distance"])
+    for distance in (20.0, 25.0, 30.0, 40.0):
+        further, along = moved_apart(last, distance - start)
+        first = int(last.info["indexB"])
+        mean = np.linalg.norm(further.pos[first:].mean(0) - further.pos[:first].mean(0))
+        outside.append([float(mean), force(further, along)])
+    return {"in the cell": inside, "in the open": outside}
+
+
+def labels(rows: list[Row]) -> list[Row]:
+    """In the order of sets and models."""
+    return sorted(rows, key=lambda row: (Set.__args__.index(row.setting("sets")), Model.__args__.index(row.setting("models"))))
+
+
+def table(rows: list[Row]) -> str:
+    """Root mean square errors by set, test and model, at the rates that validation data choose, and their ratios."""
+    lines = []
+    best = at_best_rates(rows, "sets", "models")
+    for (name, which), group in best.items():
+        for test in (t for t in group[0].more["errors"] if t != VALIDATION):
+            cells, shares = [], []
+            for kind in ("energy", "energy of an atom", "force"):
+                found = [row.more["errors"][test].get(kind) for row in group]
+                cells.append("-" if None in found else mean_and_spread(found, 1 if kind == "force" else 2))
+                without = [row.more["errors"][test].get(kind) for row in best.get((name, "without"), [])]
+                if which == "with" and without and None not in found + without and kind != "energy of an atom":
+                    shares.append(f"{np.mean(found) / np.mean(without):.2f}")
+            lines.append([name, test, which, *cells, " / ".join(shares) or "-"])
+    header = ["set", "test", "attention", "energy, meV", "energy of an atom, meV", "force, meV/A", "with over without"]
+    return markdown(header, lines)
+
+
+def costs(rows: list[Row]) -> str:
+    """Rates, parameters and time."""
+    lines = []
+    for (name, which), group in at_best_rates(rows, "sets", "models").items():
+        rate, seconds = group[0].setting("learning_rate"), np.mean([row.seconds for row in group])
+        lines.append([name, which, f"{rate:g}", f"{group[0].parameters:,}", f"{seconds:.0f}", str(len(group))])
+    return markdown(["set", "attention", "rate", "parameters", "seconds", "seeds"], lines)
+
+
+def report(rows: list[Row], folder: Path) -> dict[str, str]:
+    """Tables of errors, of rates and of costs, and a figure."""
+    rows = labels(rows)
+    columns: dict[str, dict[str, list[float]]] = {}
+    for (name, which), group in at_best_rates(rows, "sets", "models").items():
+        columns.setdefault(name, {})[which] = [row.value for row in group]
+    points(columns, folder / "errors.png", "force: root mean square error, meV/A", "", "attention", "log")
+    return {"errors": table(rows), "rates": rates(rows, "sets", "models", digits=5), "costs": costs(rows)}
+
+
+if __name__ == "__main__":
+    study.main(RealMoleculesStudy(), PRESETS, __doc__, train, report)
