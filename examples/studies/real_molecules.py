@@ -75,7 +75,7 @@ class RealMoleculesStudy(Settings):
     max_width: float | None = None
     """of its widest"""
     kernels: tuple[int, ...] | None = None
-    """Gaussians and potentials"""
+    """Gaussians, potentials and ripples"""
     epochs: int | None = None  # type: ignore[assignment]
     """passes over the training data"""
     batch: int = 8
@@ -86,8 +86,10 @@ class RealMoleculesStudy(Settings):
     def check(self) -> None:
         super().check()
         self.positive("train", "layers", "cutoff", "width", "max_width")
-        if self.kernels is not None and (len(self.kernels) != 2 or min(self.kernels) < 0 or not sum(self.kernels)):
-            raise SettingsError(f"--kernels must be numbers of Gaussians and of potentials, got {list(self.kernels)}")
+        if self.kernels is not None and (len(self.kernels) != 3 or min(self.kernels) < 0 or not sum(self.kernels)):
+            raise SettingsError(
+                f"--kernels must be numbers of Gaussians, of potentials and of ripples, got {list(self.kernels)}"
+            )
         if self.data is None and (named := [name for name in self.sets if name in SETS]):
             raise SettingsError(f"--data must be the folder of the files of {', '.join(named)}, got none")
 
@@ -99,11 +101,12 @@ class RealMoleculesStudy(Settings):
 
 
 OWN: dict[str, Any] = {
-    "irreps": "16x0e + 16x1o", "layers": 2, "cutoff": 4.0, "width": 2.0, "max_width": 8.0, "kernels": (4, 4), "epochs": 100,
+    "irreps": "16x0e + 16x1o", "layers": 2, "cutoff": 4.0, "width": 2.0, "max_width": 8.0, "kernels": (4, 4, 0), "epochs": 60,
 }  # fmt: skip
-SUITED: dict[str, dict[str, Any]] = {
-    "cumulenes": {"irreps": "16x0e + 16x1o + 16x2e", "cutoff": 3.0, "width": 1.5, "max_width": 12.0},
-    "dimers": {"irreps": "32x0e", "cutoff": 5.0, "width": 2.5, "max_width": 5.0, "kernels": (0, 2), "epochs": 300},
+SUITED: dict[str, dict[str, Any]] = {  # fmt: skip
+    "cumulenes": {"irreps": "16x0e + 16x1o + 16x2e", "cutoff": 3.0, "width": 1.5, "max_width": 12.0,
+                  "kernels": (0, 0, 24), "epochs": 120},
+    "dimers": {"irreps": "32x0e", "cutoff": 5.0, "width": 2.5, "max_width": 5.0, "kernels": (0, 2, 0), "epochs": 120},
     "C9H4": {"cutoff": 3.0, "width": 1.5, "max_width": 12.0},
     "SN2": {"cutoff": 4.0, "max_width": 16.0},
     "clusters": {"cutoff": 3.0, "width": 1.5},
@@ -114,7 +117,7 @@ SUITED: dict[str, dict[str, Any]] = {
 }
 
 
-PRESETS = {"quick": RealMoleculesStudy(train=8, epochs=1, batch=4, kernels=(1, 1), warmup=0.0)}
+PRESETS = {"quick": RealMoleculesStudy(train=8, epochs=1, batch=4, kernels=(1, 1, 1), warmup=0.0)}
 
 
 def invented() -> Parts:
@@ -212,7 +215,8 @@ def build(settings: RealMoleculesStudy, graphs: list[Graph], units: Units) -> Po
             from tg_equiattn.integrations.mace import add_long_range
 
             some = batch_of(graphs[:: max(1, len(graphs) // 40)])
-            add_long_range(model, batch=some, width=settings.width, max_width=settings.max_width, kernels=settings.kernels)
+            widths = {"width": settings.width, "max_width": settings.max_width, "kernels": settings.kernels}
+            add_long_range(model, batch=some, lmax=0, gain=0.5, **widths)
     else:
         attention: dict[str, Any] | None = None
         if far:
