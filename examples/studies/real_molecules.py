@@ -1,7 +1,7 @@
 """Published sets of molecules, and some of tblite's: energies and forces with and without attention to what is far.
 
-``--data`` is the folder of the published files (data/published_molecules.py says which); nothing is downloaded. Chains and
-salt are computed, by tblite (data/tight_binding.py); Lennard-Jones molecules (data/lennard_jones.py) need neither.
+``--data`` is the folder of the published files (data/published_molecules.py says which); nothing is downloaded. Chains
+and salt are computed, by tblite (data/tight_binding.py); Lennard-Jones molecules (data/lennard_jones.py) need neither.
 
 cumulenes       MACE   chains of carbons whose ends are turned, longer ones to test on (GNL)
 dimers          MACE   charged, polar and apolar molecules that part, in a cell of 30 A (LODE)
@@ -36,12 +36,13 @@ from harness import study
 from harness.figures import points
 from harness.loading import Batches
 from harness.results import Row
-from harness.settings import Settings, SettingsError, flag
-from harness.tables import at_best_rates, grouped, markdown, mean_and_spread, rates
+from harness.settings import Settings, SettingsError
+from harness.tables import at_best_rates, markdown, mean_and_spread, rates
 from harness.training import Outcome, Regressor, fit
 from torch import Tensor, nn
 
 SEED = 45  # of computed data
+COULOMB = 14.399645  # of two elementary charges, in eV A
 MACE = "cumulenes", "dimers"
 Set = Literal["cumulenes", "dimers", "C9H4", "SN2", "clusters", "AcAc", "chains", "salt", "Lennard-Jones"]
 Model = Literal["without", "with"]
@@ -101,18 +102,25 @@ class RealMoleculesStudy(Settings):
 
 
 OWN: dict[str, Any] = {
-    "irreps": "16x0e + 16x1o", "layers": 2, "cutoff": 4.0, "width": 2.0, "max_width": 8.0, "kernels": (4, 4, 0), "epochs": 60,
+    "irreps": "16x0e + 16x1o", "layers": 2, "cutoff": 4.0, "width": 2.0, "max_width": 8.0, "kernels": (4, 4, 0),
+    "epochs": 60,
 }  # fmt: skip
-SUITED: dict[str, dict[str, Any]] = {  # fmt: skip
-    "cumulenes": {"irreps": "16x0e + 16x1o + 16x2e", "cutoff": 3.0, "width": 1.5, "max_width": 12.0,
-                  "kernels": (0, 0, 24), "epochs": 120},
+SUITED: dict[str, dict[str, Any]] = {
+    "cumulenes": {
+        "irreps": "16x0e + 16x1o + 16x2e",
+        "cutoff": 3.0,
+        "width": 1.5,
+        "max_width": 12.0,
+        "kernels": (0, 0, 24),
+        "epochs": 120,
+    },
     "dimers": {"irreps": "32x0e", "cutoff": 5.0, "width": 2.5, "max_width": 5.0, "kernels": (0, 2, 0), "epochs": 120},
-    "C9H4": {"cutoff": 3.0, "width": 1.5, "max_width": 12.0},
-    "SN2": {"cutoff": 4.0, "max_width": 16.0},
+    "C9H4": {"cutoff": 3.0, "width": 1.5, "max_width": 12.0, "epochs": 150},
+    "SN2": {"cutoff": 4.0, "max_width": 16.0, "epochs": 300},
     "clusters": {"cutoff": 3.0, "width": 1.5},
     "AcAc": {"cutoff": 4.0},
     "chains": {"cutoff": 3.0, "width": 1.5, "max_width": 12.0},
-    "salt": {"cutoff": 4.0},
+    "salt": {"cutoff": 4.0, "epochs": 40},
     "Lennard-Jones": {"cutoff": 2.0, "width": 1.0, "max_width": 8.0, "epochs": 10},
 }
 
@@ -168,7 +176,8 @@ class Units:
         """With what is to be learned of each atom: the energy of its molecule over the root of their number, its force,
         and whether forces are known."""
         numbers, pos = torch.tensor(molecule.numbers), torch.tensor(molecule.pos)
-        energy = molecule.energy - sum(float(e) * (molecule.numbers == z).sum() for z, e in zip(self.elements, self.atoms, strict=True))
+        counts = (numbers[:, None] == torch.tensor(self.elements)).sum(0).numpy()
+        energy = molecule.energy - float(counts @ self.atoms)
         forces = np.zeros_like(molecule.pos) if molecule.forces is None else molecule.forces
         target = np.concatenate([np.full((len(numbers), 1), energy / math.sqrt(len(numbers))), forces], 1) / self.scale
         known = np.ones((len(numbers), 4)) * [1.0, *3 * [float(molecule.forces is not None)]]
@@ -207,7 +216,7 @@ def predict(model: Potential, graph: Graph) -> tuple[Tensor, Tensor]:
 
 def build(settings: RealMoleculesStudy, graphs: list[Graph], units: Units) -> Potential:
     """The model; attention measures the size of MACE's features on some of the graphs."""
-    (name,), (which,), far = settings.sets, settings.models, settings.models == ("with",)
+    (name,), far = settings.sets, settings.models == ("with",)
     near, elements = neighbours(graphs), units.elements
     if name in MACE:
         model = mace(elements, settings.cutoff, settings.irreps, settings.layers, 2, near, units.scale).float()
@@ -301,9 +310,10 @@ def parting(model: Potential, dimer: list[Molecule], units: Units, cutoff: float
     return {"in the cell": inside, "in the open": outside}
 
 
-def labels(rows: list[Row]) -> list[Row]:
+def in_order(rows: list[Row]) -> list[Row]:
     """In the order of sets and models."""
-    return sorted(rows, key=lambda row: (Set.__args__.index(row.setting("sets")), Model.__args__.index(row.setting("models"))))
+    orders = ("sets", Set.__args__), ("models", Model.__args__)
+    return sorted(rows, key=lambda row: [order.index(row.setting(name)) for name, order in orders])
 
 
 def table(rows: list[Row]) -> str:
@@ -324,6 +334,32 @@ def table(rows: list[Row]) -> str:
     return markdown(header, lines)
 
 
+def slopes(rows: list[Row]) -> str:
+    """Of dimers beyond the distances to train on, predicted forces between the molecules beside known ones; in the open,
+    that of ions beside that of two charges."""
+    lines = []
+    for (name, which), group in at_best_rates(rows, "sets", "models").items():
+        if name != "dimers":
+            continue
+        for kind, found in group[0].more["parting"].items():
+            every = [row.more["parting"][kind] for row in group]
+            inside = [np.mean([x["in the cell"][n][2] for x in every]) for n in range(len(found["in the cell"]))]
+            known = [f"{force:.4f}" for _, force, _ in found["in the cell"]]
+            outside = [np.mean([x["in the open"][n][1] for x in every]) for n in range(len(found["in the open"]))]
+            coulomb = [f"{COULOMB / distance**2:.4f}" if kind == "CC" else "0" for distance, _ in found["in the open"]]
+            cells = (" ".join(f"{x:.4f}" for x in part) for part in (inside, outside))
+            lines.append([kind, which, " ".join(known), *cells, " ".join(coulomb)])
+    header = [
+        "dimer",
+        "attention",
+        "at 12 to 15 A, known",
+        "predicted",
+        "in the open at 20, 25, 30, 40 A",
+        "of charges",
+    ]
+    return markdown(header, lines)
+
+
 def costs(rows: list[Row]) -> str:
     """Rates, parameters and time."""
     lines = []
@@ -335,12 +371,13 @@ def costs(rows: list[Row]) -> str:
 
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """Tables of errors, of rates and of costs, and a figure."""
-    rows = labels(rows)
+    rows = in_order(rows)
     columns: dict[str, dict[str, list[float]]] = {}
     for (name, which), group in at_best_rates(rows, "sets", "models").items():
         columns.setdefault(name, {})[which] = [row.value for row in group]
     points(columns, folder / "errors.png", "force: root mean square error, meV/A", "", "attention", "log")
-    return {"errors": table(rows), "rates": rates(rows, "sets", "models", digits=5), "costs": costs(rows)}
+    tables = {"errors": table(rows), "rates": rates(rows, "sets", "models", digits=5), "costs": costs(rows)}
+    return tables | ({"slopes": slopes(rows)} if any("parting" in row.more for row in rows) else {})
 
 
 if __name__ == "__main__":

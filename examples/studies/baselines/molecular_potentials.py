@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
 from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention  # isort: skip  (before e3nn 0.4.4, whose constants it lets torch load)
 from e3nn import o3
 from torch import Tensor, nn

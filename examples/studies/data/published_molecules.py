@@ -44,16 +44,16 @@ def read_xyz(path: Path) -> list[Molecule]:
             rows = [line.split() for line in lines[start + 2 : start + 2 + count]]
             if len(rows) < count or any(len(row) != ends[-1] for row in rows):
                 raise ValueError(f"{count} atoms of {ends[-1]} columns are announced in line {start + 1}")
-            columns = {
-                name: [row[a:b] for row in rows] for name, a, b in zip(names, ends[:-1], ends[1:], strict=True)
-            }
+            columns = {name: [row[a:b] for row in rows] for name, a, b in zip(names, ends[:-1], ends[1:], strict=True)}
             numbers = np.array([SYMBOLS[symbol] for (symbol,) in columns["species"]])
             pos, forces = (np.array(columns[key], float) if key in columns else None for key in ("pos", "forces"))
             cell = np.array(words["Lattice"].split(), float).reshape(3, 3) if words.get("pbc") == "T T T" else None
             found.append(Molecule(numbers, pos, float(words.pop("energy")), forces, words, cell))
             start += 2 + count
     except (KeyError, ValueError, IndexError) as error:
-        raise ValueError(f"{path} must be extended XYZ with species, pos and energy, got a damaged file: {error}") from None
+        raise ValueError(
+            f"{path} must be extended XYZ with species, pos and energy, got a damaged file: {error}"
+        ) from None
     return found
 
 

@@ -1,4 +1,4 @@
-"""Molecules whose energies and forces are computed: Ko et al.'s systems (2021) by GFN-xTB instead of density functionals.
+"""Molecules whose energies and forces are computed: Ko et al.'s systems (2021) by GFN-xTB instead of DFT.
 
 Charge moves over the whole system in both: a carbon chain whose end is protonated, and a cluster of salt that lacks a
 sodium. All that is near an atom is the same in both members of a pair, and still its forces are not.

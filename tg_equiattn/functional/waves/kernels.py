@@ -43,7 +43,7 @@ class EwaldKernels:
         error: what is promised of sums by waves, relative to a kernel's largest value.
         max_waves: bounds of the three integers of a wave, along the lattice vectors, for the narrowest kernel: given,
             no cell is read, which torch.compile needs.
-        wavenumbers: ``(heads, R)`` of the last R kernels, which are ripples, each at most ``fastest``; ``None`` for none.
+        wavenumbers: ``(heads, R)`` of the last R kernels, which are ripples, each at most ``fastest``.
         fastest: the largest wavenumber of each ripple, as a number.
 
     Raises:
@@ -211,7 +211,7 @@ class _Cosine(torch.autograd.Function):
 
 
 def cosine_functions(y: Tensor, lmax: int) -> Tensor:
-    r""":math:`C_l(y) = (-d / dy)^l \cos \sqrt{2 y}` of y >= 0, for every degree stacked before the axes of y: the cosine
+    r""":math:`C_l(y) = (-d / dy)^l \cos \sqrt{2 y}` of y >= 0, for every degree stacked before the axes of y: cosines
     and, from :math:`C_1 = \sin x / x` on, spherical Bessel functions :math:`j_{l-1}(x) / x^{l-1}`."""
     return _cosine(y, lmax) if torch.compiler.is_compiling() or transformed() else _Cosine.apply(y, lmax)
 

@@ -48,7 +48,8 @@ class EwaldOptions:
         checks.positive(heads=self.heads, kernels=1 if isinstance(self.kernels, tuple) else self.kernels)
         if len(self.counts) != 3 or not all(isinstance(n, int) and n >= 0 for n in self.counts) or not any(self.counts):
             raise ValueError(
-                f"kernels must be a number, or of Gaussians, of potentials and, perhaps, of ripples, got {self.kernels!r}"
+                "kernels must be a number, or of Gaussians, of potentials and, perhaps, of ripples, "
+                f"got {self.kernels!r}"
             )
         if isinstance(self.lmax, bool) or not isinstance(self.lmax, int) or self.lmax < 0:
             raise ValueError(f"lmax must be an integer from 0 on, got {self.lmax!r}")
