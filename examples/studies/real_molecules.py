@@ -335,7 +335,7 @@ def table(rows: list[Row]) -> str:
 
 
 def slopes(rows: list[Row]) -> str:
-    """Of dimers beyond the distances to train on, predicted forces between the molecules beside known ones; in the open,
+    """Of dimers beyond the distances to train on, predicted forces between molecules beside known ones; in the open,
     that of ions beside that of two charges."""
     lines = []
     for (name, which), group in at_best_rates(rows, "sets", "models").items():
