@@ -54,7 +54,16 @@ class RealMoleculesStudy(Settings):
 
     STUDY: ClassVar[str] = "real_molecules"
     SWEEP: ClassVar[tuple[str, ...]] = ("sets", "models", "seeds")
-    SHOWN: ClassVar[tuple[str, ...]] = ("learning_rate", "width", "max_width", "kernels")
+    SHOWN: ClassVar[tuple[str, ...]] = (
+        "learning_rate",
+        "width",
+        "max_width",
+        "kernels",
+        "after",
+        "batch",
+        "epochs",
+        "irreps",
+    )
     HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
 
     sets: tuple[Set, ...] = ("Lennard-Jones",)
@@ -77,6 +86,9 @@ class RealMoleculesStudy(Settings):
     """of its widest"""
     kernels: tuple[int, ...] | None = None
     """Gaussians, potentials and ripples"""
+    after: int = 0
+    """block of MACE behind whose product attention comes; behind the last, 1, readouts are linear, so that energies are
+    sums over pairs of what atoms hold"""
     epochs: int | None = None  # type: ignore[assignment]
     """passes over the training data"""
     batch: int = 8
@@ -86,6 +98,8 @@ class RealMoleculesStudy(Settings):
 
     def check(self) -> None:
         super().check()
+        if self.after not in (0, 1):
+            raise SettingsError(f"--after must be 0 or 1, got {self.after}")
         self.positive("train", "layers", "cutoff", "width", "max_width")
         if self.kernels is not None and (len(self.kernels) != 3 or min(self.kernels) < 0 or not sum(self.kernels)):
             raise SettingsError(
@@ -219,13 +233,14 @@ def build(settings: RealMoleculesStudy, graphs: list[Graph], units: Units) -> Po
     (name,), far = settings.sets, settings.models == ("with",)
     near, elements = neighbours(graphs), units.elements
     if name in MACE:
-        model = mace(elements, settings.cutoff, settings.irreps, settings.layers, 2, near, units.scale).float()
+        shape = settings.irreps, settings.layers, 2
+        model = mace(elements, settings.cutoff, *shape, near, units.scale, linear=settings.after == 1).float()
         if far:
             from tg_equiattn.integrations.mace import add_long_range
 
             some = batch_of(graphs[:: max(1, len(graphs) // 40)])
             widths = {"width": settings.width, "max_width": settings.max_width, "kernels": settings.kernels}
-            add_long_range(model, batch=some, lmax=0, gain=0.5, **widths)
+            add_long_range(model, (settings.after,), batch=some, lmax=0, gain=0.5, **widths)
     else:
         attention: dict[str, Any] | None = None
         if far:

@@ -55,9 +55,10 @@ def neighbours(graphs: Sequence[Graph]) -> float:
 
 
 def mace(
-    elements: Sequence[int], cutoff: float, irreps: str, layers: int, correlation: int, near: float, scale: float
-) -> nn.Module:
-    """MACE's ScaleShiftMACE, whose energies are in units of ``scale``."""
+    elements: Sequence[int], cutoff: float, irreps: str, layers: int, correlation: int, near: float, scale: float,
+    linear: bool = False,
+) -> nn.Module:  # fmt: skip
+    """MACE's ScaleShiftMACE, whose energies are in units of ``scale``; the last readout is ``linear`` or not."""
     from mace import modules  # which not all need
 
     block = modules.interaction_classes["RealAgnosticResidualInteractionBlock"]
@@ -65,7 +66,7 @@ def mace(
     return modules.ScaleShiftMACE(
         r_max=cutoff, num_bessel=8, num_polynomial_cutoff=5, max_ell=max(2, hidden.lmax), interaction_cls=block,
         interaction_cls_first=block, num_interactions=layers, num_elements=len(elements), hidden_irreps=hidden,
-        correlation=correlation, MLP_irreps=o3.Irreps("16x0e"), gate=nn.functional.silu,
+        correlation=correlation, MLP_irreps=o3.Irreps("16x0e"), gate=None if linear else nn.functional.silu,
         atomic_energies=torch.zeros(len(elements)).numpy(), avg_num_neighbors=near, atomic_numbers=list(elements),
         atomic_inter_scale=scale, atomic_inter_shift=0.0,
     )  # fmt: skip
