@@ -37,7 +37,7 @@ from harness.figures import points
 from harness.loading import Batches
 from harness.results import Row
 from harness.settings import Settings, SettingsError
-from harness.tables import at_best_rates, markdown, mean_and_spread, rates
+from harness.tables import at_best_rates, grouped, markdown, mean_and_spread, validated
 from harness.training import Outcome, Regressor, fit
 from torch import Tensor, nn
 
@@ -264,7 +264,8 @@ def train(settings: RealMoleculesStudy) -> Outcome:
     outcome.more["errors"] = {name: errors(model, graphs[name], units) for name in [VALIDATION, *tests]}
     if settings.sets == ("dimers",):
         outcome.more["parting"] = {kind: parting(model, parts[kind], units, settings.cutoff) for kind in tests}
-    outcome.metric, outcome.value = "force error", outcome.more["errors"][tests[0]]["force"]
+    outcome.metric = "force error" if "force" in outcome.more["errors"][tests[0]] else "energy error"
+    outcome.value = outcome.more["errors"][tests[0]][outcome.metric.removesuffix(" error")]
     return outcome
 
 
@@ -331,29 +332,38 @@ def in_order(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: [order.index(row.setting(name)) for name, order in orders])
 
 
+NAMES = "sets", "models", "after", "epochs"  # by which runs are told apart in tables
+KINDS = "energy", "energy of an atom", "force"
+
+
 def table(rows: list[Row]) -> str:
     """Root mean square errors by set, test and model, at the rates that validation data choose, and their ratios."""
     lines = []
-    best = at_best_rates(rows, "sets", "models")
-    for (name, which), group in best.items():
+    best = at_best_rates(rows, *NAMES)
+    for (name, which, *how), group in best.items():
+        beside = best.get((name, "without", *how), [])
         for test in (t for t in group[0].more["errors"] if t != VALIDATION):
             cells, shares = [], []
-            for kind in ("energy", "energy of an atom", "force"):
-                found = [row.more["errors"][test].get(kind) for row in group]
-                cells.append("-" if None in found else mean_and_spread(found, 1 if kind == "force" else 2))
-                without = [row.more["errors"][test].get(kind) for row in best.get((name, "without"), [])]
-                if which == "with" and without and None not in found + without and kind != "energy of an atom":
-                    shares.append(f"{np.mean(found) / np.mean(without):.2f}")
-            lines.append([name, test, which, *cells, " / ".join(shares) or "-"])
+            for kind in (k for k in KINDS if k in group[0].more["errors"][test]):
+                found, other = ([row.more["errors"][test][kind] for row in some] for some in (group, beside))
+                cells.append(mean_and_spread(found, 1 if kind == "force" else 2))
+                if which == "with" and other and kind != "energy of an atom":
+                    shares.append(f"{np.mean(found) / np.mean(other):.2f}")
+            cells += ["-"] * (len(KINDS) - len(cells))
+            lines.append([label(name, *how), test, which, *cells, " / ".join(shares) or "-"])
     header = ["set", "test", "attention", "energy, meV", "energy of an atom, meV", "force, meV/A", "with over without"]
     return markdown(header, lines)
+
+
+def label(name: str, after: int, epochs: int) -> str:
+    return f"{name}, {epochs} epochs{', linear readouts' if after else ''}"
 
 
 def slopes(rows: list[Row]) -> str:
     """Of dimers beyond the distances to train on, predicted forces between molecules beside known ones; in the open,
     that of ions beside that of two charges."""
     lines = []
-    for (name, which), group in at_best_rates(rows, "sets", "models").items():
+    for (name, which, *how), group in at_best_rates(rows, *NAMES).items():
         if name != "dimers":
             continue
         for kind, found in group[0].more["parting"].items():
@@ -363,7 +373,7 @@ def slopes(rows: list[Row]) -> str:
             outside = [np.mean([x["in the open"][n][1] for x in every]) for n in range(len(found["in the open"]))]
             coulomb = [f"{COULOMB / distance**2:.4f}" if kind == "CC" else "0" for distance, _ in found["in the open"]]
             cells = (" ".join(f"{x:.4f}" for x in part) for part in (inside, outside))
-            lines.append([kind, which, " ".join(known), *cells, " ".join(coulomb)])
+            lines.append([label(name, *how), kind, which, " ".join(known), *cells, " ".join(coulomb)])
     header = [
         "dimer",
         "attention",
@@ -376,22 +386,27 @@ def slopes(rows: list[Row]) -> str:
 
 
 def costs(rows: list[Row]) -> str:
-    """Rates, parameters and time."""
+    """Rates, their validation errors, parameters and time."""
     lines = []
-    for (name, which), group in at_best_rates(rows, "sets", "models").items():
-        rate, seconds = group[0].setting("learning_rate"), np.mean([row.seconds for row in group])
-        lines.append([name, which, f"{rate:g}", f"{group[0].parameters:,}", f"{seconds:.0f}", str(len(group))])
-    return markdown(["set", "attention", "rate", "parameters", "seconds", "seeds"], lines)
+    for (name, which, *how), group in grouped(rows, *NAMES).items():
+        for (rate,), some in grouped(group, "learning_rate").items():
+            measured = f"{np.mean([validated(row) for row in some]):.4g}"
+            sizes = f"{some[0].parameters:,}", f"{np.mean([row.seconds for row in some]):.0f}", str(len(some))
+            lines.append([label(name, *how), which, f"{rate:g}", measured, *sizes])
+    return markdown(["set", "attention", "rate", "validation loss", "parameters", "seconds", "seeds"], lines)
 
 
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
-    """Tables of errors, of rates and of costs, and a figure."""
-    rows = in_order(rows)
+    """Tables of errors, of costs and of slopes, and a figure."""
+    defaults = RealMoleculesStudy().identity()
+    rows = in_order([dataclasses.replace(row, settings=defaults | row.settings) for row in rows])
     columns: dict[str, dict[str, list[float]]] = {}
-    for (name, which), group in at_best_rates(rows, "sets", "models").items():
-        columns.setdefault(name, {})[which] = [row.value for row in group]
-    points(columns, folder / "errors.png", "force: root mean square error, meV/A", "", "attention", "log")
-    tables = {"errors": table(rows), "rates": rates(rows, "sets", "models", digits=5), "costs": costs(rows)}
+    for (name, which, *how), group in at_best_rates(rows, *NAMES).items():
+        if group[0].metric == "force error":
+            columns.setdefault(label(name, *how), {})[which] = [row.value for row in group]
+    if columns:
+        points(columns, folder / "errors.png", "force: root mean square error, meV/A", "", "attention", "log")
+    tables = {"errors": table(rows), "costs": costs(rows)}
     return tables | ({"slopes": slopes(rows)} if any("parting" in row.more for row in rows) else {})
 
 
