@@ -105,8 +105,6 @@ class RealMoleculesStudy(Settings):
             raise SettingsError(
                 f"--kernels must be numbers of Gaussians, of potentials and of ripples, got {list(self.kernels)}"
             )
-        if self.data is None and (named := [name for name in self.sets if name in SETS]):
-            raise SettingsError(f"--data must be the folder of the files of {', '.join(named)}, got none")
 
     def runs(self) -> Iterator[RealMoleculesStudy]:
         """With what suits each set where nothing else is said."""
@@ -139,7 +137,10 @@ SUITED: dict[str, dict[str, Any]] = {
 }
 
 
-PRESETS = {"quick": RealMoleculesStudy(train=8, epochs=1, batch=4, kernels=(1, 1, 1), warmup=0.0)}
+PRESETS = {
+    "quick": RealMoleculesStudy(train=8, epochs=1, batch=4, kernels=(1, 1, 1), warmup=0.0),
+    "study": RealMoleculesStudy(sets=("cumulenes",), results=study.committed("real_molecules")),
+}
 
 
 def invented() -> Parts:
@@ -157,7 +158,8 @@ def molecules(settings: RealMoleculesStudy) -> Parts:
     """Those of a single run's set."""
     (name,) = settings.sets
     if name in SETS:
-        assert settings.data is not None
+        if settings.data is None:
+            raise SettingsError(f"--data must be the folder of the files of {name}, got none")
         parts = load(settings.data, name)
     else:
         parts = invented() if name == "Lennard-Jones" else pairs_of_systems(name, 400, SEED)
@@ -364,7 +366,7 @@ def slopes(rows: list[Row]) -> str:
     that of ions beside that of two charges."""
     lines = []
     for (name, which, *how), group in at_best_rates(rows, *NAMES).items():
-        if name != "dimers":
+        if (name, which) != ("dimers", "with"):  # without, there are none
             continue
         for kind, found in group[0].more["parting"].items():
             every = [row.more["parting"][kind] for row in group]
@@ -373,10 +375,10 @@ def slopes(rows: list[Row]) -> str:
             outside = [np.mean([x["in the open"][n][1] for x in every]) for n in range(len(found["in the open"]))]
             coulomb = [f"{COULOMB / distance**2:.4f}" if kind == "CC" else "0" for distance, _ in found["in the open"]]
             cells = (" ".join(f"{x:.4f}" for x in part) for part in (inside, outside))
-            lines.append([label(name, *how), kind, which, " ".join(known), *cells, " ".join(coulomb)])
+            lines.append([label(name, *how), kind, " ".join(known), *cells, " ".join(coulomb)])
     header = [
+        "set",
         "dimer",
-        "attention",
         "at 12 to 15 A, known",
         "predicted",
         "in the open at 20, 25, 30, 40 A",

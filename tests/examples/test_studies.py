@@ -95,7 +95,7 @@ REFUSED = {
         ({"heads": 0}, "--heads must be positive, got 0"),
     ],
     "real_molecules": [
-        ({"sets": ("AcAc",)}, "--data must be the folder of the files of AcAc, got none"),
+        ({"after": 2}, "--after must be 0 or 1, got 2"),
         ({"kernels": (1, 2)}, r"--kernels must be numbers of .* and of ripples, got \[1, 2\]"),
         ({"cutoff": 0.0}, "--cutoff must be positive, got 0"),
     ],

@@ -452,3 +452,20 @@ def test_cells_far_wider_than_their_nodes_are_told(make):
         layer(**x, cell=cell)
     layer(**x, cell=cell, pbc=torch.tensor(OPEN))
     layer(**nodes(9, cell=cell_of()), cell=cell_of())
+
+
+def test_ripples():
+    """Wavenumbers in their bands, learned; turned clouds have turned outputs; no parameter more without them."""
+    torch.manual_seed(0)
+    layer = EwaldAttention(3, 2, width=1.0, kernels=(1, 1, 3)).double()
+    made = layer.attention.kernels()
+    torch.testing.assert_close(made.wavenumbers * 6 / (1.5 * torch.pi), torch.tensor([[1.0, 3.0, 5.0]]).double())
+    assert made.fastest[-1] == pytest.approx(1.5 * torch.pi)
+    scalars, vectors, pos = (torch.randn(6, *shape).double() for shape in ((3,), (2, 3), (3,)))
+    turn = torch.linalg.qr(torch.randn(3, 3).double())[0]
+    out, turned = layer(scalars, vectors, pos=pos), layer(scalars, vectors @ turn.T, pos=pos @ turn.T)
+    torch.testing.assert_close(turned[0], out[0], rtol=0, atol=1e-10)
+    torch.testing.assert_close(turned[1], out[1] @ turn.T, rtol=0, atol=1e-10)
+    out[0].square().sum().backward()
+    assert layer.attention.bands.grad.abs().min() > 0
+    assert "attention.bands" not in EwaldAttention(3, 2, width=1.0).state_dict()
