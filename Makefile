@@ -130,6 +130,7 @@ studies: setup
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after 1 --kernels 2 2 0 --epochs 100
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets C9H4
+	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets SN2 --epochs 100
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets AcAc
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets chains salt --epochs 20
 	$(RUN) -W ignore examples/studies/far_digits.py --study
