@@ -19,7 +19,7 @@ Product = Callable[[Tensor, Tensor, int], Tensor]
 class EwaldKernels:
     r"""Some Gaussians, then some smeared Coulomb potentials, then some ripples, C kernels of each head.
 
-    Both have a width s. With :math:`t = r^2 / 2 s^2`,
+    All have a width s. With :math:`t = r^2 / 2 s^2`,
 
     .. math:: K(r) = e^{-t} \quad \text{or} \quad s\, \mathrm{erf}(r / \sqrt 2 s) / r = \sqrt{2 / \pi}\, F_0(t)
 
