@@ -126,6 +126,13 @@ studies: setup
 	$(RUN) -W ignore examples/studies/molecules.py --study --seeds 0 --learning-rate 0.02 --models SchNet
 	$(RUN) -W ignore examples/studies/molecules.py --study --learning-rate 0.02 --models "local only" Performer "Performer + positions" dense ours "ours, exact" "ours, far part off"
 	$(RUN) -W ignore examples/studies/molecules.py --study --models SchNet
+	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --seeds 0 1
+	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers
+	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after 1 --kernels 2 2 0 --epochs 100
+	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets C9H4
+	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets SN2 --epochs 100
+	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets AcAc
+	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets chains salt --epochs 20
 	$(RUN) -W ignore examples/studies/far_digits.py --study
 	$(RUN) -W ignore examples/studies/far_digits.py --study --models "global, no rotations" --learning-rate 0.01
 	$(RUN) -W ignore examples/studies/far_digits.py --study --models "exact attention" --seeds 0

@@ -25,7 +25,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from baselines.gcnn import GCNN, convolution, gspaces, matched
-from data.rotated_digits import Part, parts
+from data.rotated_digits import Part, is_mnist, parts
 from equivariance_figures import draw_trained, equivariance
 from harness import study
 from harness.figures import points
@@ -78,11 +78,11 @@ class RotatedDigits(Settings):
     """parts of locality to leave out: heads start in the middle, prefer no group element, do not learn where they look,
     have queries as large at the start as without locality"""
     size: int = 16
-    """pixels a side that scikit-learn's digits are enlarged to; those of --data have 28"""
+    """pixels a side that scikit-learn's digits are enlarged to; those of --data have 28, of MNIST also 14"""
     train_images: int | None = None
     """use only the first of the training images"""
     data: Path | None = None
-    """folder with the rotated MNIST files (.amat)"""
+    """folder with the rotated MNIST files (.amat), or with MNIST's test images, which are rotated and parted here"""
     channels: int = 16
     """width of every layer"""
     blocks: int = 2
@@ -127,7 +127,14 @@ class RotatedDigits(Settings):
             raise ValueError(f"--crops must be {self.blocks} numbers, one a block, got {list(self.crops)}")
         if self.patience and not self.data:
             raise ValueError("--patience needs validation data, which only --data has")
-        self._check_sides(28 if self.data else self.size)
+        self._check_sides(self.side)
+
+    @property
+    def side(self) -> int:
+        """Pixels of an image."""
+        if self.data is None:
+            return self.size
+        return 14 if self.size == 14 and is_mnist(self.data) else 28
 
     def _check_sides(self, side: int) -> None:
         """Raise ValueError where a pool or a crop does not fit the images."""
@@ -393,6 +400,34 @@ def errors(rows: list[Row]) -> str:
     return markdown(["model", "relation", "mean error", "max error / max feature", "mean error, paper"], lines)
 
 
+def of_published(rows: list[Row]) -> str:
+    """Of digits from files, beside the papers' own numbers, which are of all of rotated MNIST."""
+    paper = published("GE-ViT Table 2")
+    lines = []
+    names = "models", "relation", "kernel_size", "size", "epochs", "learning_rate"
+    for group in grouped(rows, *names).values():
+        first = group[0]
+        what = "-" if is_convolution(first) else kind(first)
+        known = paper.get((first.setting("models"), PAPERS.get(first.setting("relation"), "")), "-")
+        size = f"{14 if first.setting('size') == 14 else 28}"
+        seconds = f"{np.mean([row.seconds for row in group]):,.0f}"
+        cells = [window(first), size, str(first.setting("epochs")), f"{first.setting('learning_rate'):g}"]
+        lines.append([model_of(first), what, *cells, f"{first.parameters:,}", seconds, values(group), known])
+    head = [
+        "model",
+        "relation",
+        "window",
+        "side",
+        "epochs",
+        "rate",
+        "parameters",
+        "seconds",
+        "accuracy",
+        "paper, rotMNIST",
+    ]
+    return markdown(head, lines)
+
+
 def by(rows: list[Row], label: Callable, other: Callable, measured: Callable[[Row], float]) -> dict:
     """What was measured, by label and there by another."""
     columns: dict[str, dict[str, list[float]]] = {}
@@ -404,11 +439,15 @@ def by(rows: list[Row], label: Callable, other: Callable, measured: Callable[[Ro
 def report(rows: list[Row], folder: Path) -> dict[str, str]:
     """The tables there are rows for, and a figure of each."""
     rows = sorted(rows, key=lambda row: Model.__args__.index(row.setting("models")))
+    of_files = [row for row in rows if row.setting("data") is not None]
+    if of_files and len(of_files) < len(rows):
+        rest = [row for row in rows if row.setting("data") is None]
+        return report(rest, folder) | {"published": of_published(of_files)}
     percent = lambda row: row.value  # noqa: E731
     label = lambda row: "-" if is_convolution(row) else kind(row)  # noqa: E731
     every, rows = rows, [row for row in rows if whole(row)]
     main = of_main_setting(rows)
-    tables = {"accuracy": accuracy(main)}
+    tables = {"accuracy": accuracy(main)} | ({"published": of_published(of_files)} if of_files else {})
     if framed := [row for row in rows if row.setting("relation") in FRAMED]:
         epochs = {row.setting("epochs") for row in framed}
         beside = [row for row in rows if is_convolution(row) and row.setting("epochs") in epochs]

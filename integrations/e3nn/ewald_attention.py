@@ -50,7 +50,7 @@ class IrrepsEwaldAttention(EwaldLayer):
         *,
         width: float,
         max_width: float | None = None,
-        kernels: int | tuple[int, int] = 8,
+        kernels: int | tuple[int, ...] = 8,
         heads: int = 1,
         lmax: int = 1,
         avg_num_nodes: float = 1.0,

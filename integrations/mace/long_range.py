@@ -23,7 +23,7 @@ def add_long_range(
     batch: Any,
     width: float | None = None,
     max_width: float | None = None,
-    kernels: int | tuple[int, int] = 8,
+    kernels: int | tuple[int, ...] = 8,
     heads: int = 1,
     lmax: int = 1,
     error: float = 1e-4,

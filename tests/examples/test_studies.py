@@ -94,6 +94,11 @@ REFUSED = {
         ({"cells": (4, 10)}, r"--cells must be in 2 ... 9, got 10"),
         ({"heads": 0}, "--heads must be positive, got 0"),
     ],
+    "real_molecules": [
+        ({"after": 2}, "--after must be 0 or 1, got 2"),
+        ({"kernels": (1, 2)}, r"--kernels must be numbers of .* and of ripples, got \[1, 2\]"),
+        ({"cutoff": 0.0}, "--cutoff must be positive, got 0"),
+    ],
     "depots": [
         ({"nodes": 8}, "--nodes must be at least --colours 6 and more than --k 8, got 8"),
         ({"heads": 5}, "--channels must divide among --heads 5, got 64"),
@@ -264,6 +269,16 @@ def check_depots(rows, module, folder):
         assert row.more["change, moved"] < 1e-5
         assert row.value == pytest.approx(row.more["as trained"], rel=1e-5)
         assert ("turned" in row.more) == (row.setting("tasks") == "distance")
+
+
+def check_real_molecules(rows, module, folder):
+    without, attention = rows
+    assert attention.parameters > without.parameters
+    for row in rows:
+        errors = row.more["errors"]["test"]
+        assert errors["force"] == pytest.approx(row.value, rel=1e-6)
+        assert errors["energy"] > errors["energy of an atom"] > 0
+    assert "| with |" in (folder / "errors.md").read_text()
 
 
 FLAGS = {

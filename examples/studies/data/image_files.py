@@ -118,32 +118,45 @@ def load(folder: Path | str, *names: str) -> ImageData:
     raise FileNotFoundError(f"{folder} must be a folder with the files of a data set, got none of them. {files}")
 
 
+def load_mnist_test(folder: Path | str) -> tuple[Tensor, Tensor]:
+    """MNIST's 10,000 test images, bytes (N, 1, 28, 28), and their labels, from a folder that may hold these alone.
+
+    Raises:
+        FileNotFoundError: if a file is missing; says which, and where it comes from.
+        ValueError: if a file is damaged.
+    """
+    folder, name = Path(folder).expanduser().absolute(), "MNIST or Fashion-MNIST"
+    return _part(name, SETS[name], [folder / file for file in SETS[name].files[1]], SETS[name].counts[1])
+
+
 def _load(folder: Path, name: str, published: Published) -> ImageData:
-    parts = []
-    for files, count in zip(published.files, published.counts, strict=True):
-        paths = [folder / file for file in files]
-        try:
-            images, labels = published.read(*paths)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{error.filename} is missing. {name}: {published.source}") from error
-        except Exception as error:  # what damage makes a reader raise is not bounded
-            raise ValueError(
-                f"{_listed(paths)} must be {name}, got a damaged file: {error}. {published.source}"
-            ) from error
-        if images.shape[1:] != published.shape or len(images) != len(labels) or not np.isin(labels, range(10)).all():
-            raise ValueError(
-                f"{_listed(paths)} must hold images {published.shape} of {name} with a label from 0 to 9 each, got "
-                f"{images.shape} and {len(labels)} labels from {min(labels, default=0)} to {max(labels, default=0)}"
-            )
-        if not (np.isfinite(images).all() and len(images)):
-            raise ValueError(f"{_listed(paths)} must hold {count:,} images of finite numbers, got others or none")
-        if len(images) != count:
-            warnings.warn(f"{_listed(paths)}: {len(images):,} images, published are {count:,}: a subset?", stacklevel=3)
-        parts.append((torch.tensor(images), torch.tensor(labels.astype(np.int64))))
-    (images, labels), test = parts
+    (images, labels), test = (
+        _part(name, published, [folder / file for file in files], count)
+        for files, count in zip(published.files, published.counts, strict=True)
+    )
     kept = len(images) - len(images) * published.held_out // published.counts[0]
     held_out = TensorDataset(images[kept:], labels[kept:]) if published.held_out else None
     return ImageData(TensorDataset(images[:kept], labels[:kept]), held_out, TensorDataset(*test))
+
+
+def _part(name: str, published: Published, paths: list[Path], count: int) -> tuple[Tensor, Tensor]:
+    """Images and labels of some files."""
+    try:
+        images, labels = published.read(*paths)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error.filename} is missing. {name}: {published.source}") from error
+    except Exception as error:  # what damage makes a reader raise is not bounded
+        raise ValueError(f"{_listed(paths)} must be {name}, got a damaged file: {error}. {published.source}") from error
+    if images.shape[1:] != published.shape or len(images) != len(labels) or not np.isin(labels, range(10)).all():
+        raise ValueError(
+            f"{_listed(paths)} must hold images {published.shape} of {name} with a label from 0 to 9 each, got "
+            f"{images.shape} and {len(labels)} labels from {min(labels, default=0)} to {max(labels, default=0)}"
+        )
+    if not (np.isfinite(images).all() and len(images)):
+        raise ValueError(f"{_listed(paths)} must hold {count:,} images of finite numbers, got others or none")
+    if len(images) != count:
+        warnings.warn(f"{_listed(paths)}: {len(images):,} images, published are {count:,}: a subset?", stacklevel=4)
+    return torch.tensor(images), torch.tensor(labels.astype(np.int64))
 
 
 def _listed(paths: list[Path]) -> str:

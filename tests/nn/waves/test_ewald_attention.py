@@ -408,7 +408,7 @@ def test_starts_with_potentials_of_values():
         ("width must be a positive number, got 0", {"width": 0}),
         (r"max_width must be at least an octave above width, 1.6, got 1", {"max_width": 1.0}),
         ("kernels must be a positive integer, got 0", {"kernels": 0}),
-        (r"kernels must be a number, or of Gaussians and of potentials, got \(1, 2, 3\)", {"kernels": (1, 2, 3)}),
+        (r"kernels must be a number, or of Gaussians, .* ripples, got \(1, 2, 3, 4\)", {"kernels": (1, 2, 3, 4)}),
         ("heads must be a positive integer", {"heads": 0}),
         ("lmax must be an integer from 0 on, got -1", {"lmax": -1}),
         ("avg_num_nodes must be a positive number", {"avg_num_nodes": 0}),
@@ -452,3 +452,20 @@ def test_cells_far_wider_than_their_nodes_are_told(make):
         layer(**x, cell=cell)
     layer(**x, cell=cell, pbc=torch.tensor(OPEN))
     layer(**nodes(9, cell=cell_of()), cell=cell_of())
+
+
+def test_ripples():
+    """Wavenumbers in their bands, learned; turned clouds have turned outputs; no parameter more without them."""
+    torch.manual_seed(0)
+    layer = EwaldAttention(3, 2, width=1.0, kernels=(1, 1, 3)).double()
+    made = layer.attention.kernels()
+    torch.testing.assert_close(made.wavenumbers * 6 / (1.5 * torch.pi), torch.tensor([[1.0, 3.0, 5.0]]).double())
+    assert made.fastest[-1] == pytest.approx(1.5 * torch.pi)
+    scalars, vectors, pos = (torch.randn(6, *shape).double() for shape in ((3,), (2, 3), (3,)))
+    turn = torch.linalg.qr(torch.randn(3, 3).double())[0]
+    out, turned = layer(scalars, vectors, pos=pos), layer(scalars, vectors @ turn.T, pos=pos @ turn.T)
+    torch.testing.assert_close(turned[0], out[0], rtol=0, atol=1e-10)
+    torch.testing.assert_close(turned[1], out[1] @ turn.T, rtol=0, atol=1e-10)
+    out[0].square().sum().backward()
+    assert layer.attention.bands.grad.abs().min() > 0
+    assert "attention.bands" not in EwaldAttention(3, 2, width=1.0).state_dict()

@@ -215,7 +215,7 @@ def _waves(volume: float, sides: list[float], kernels: EwaldKernels) -> tuple[tu
 
     splits: list[float] = []
     if len(sides) == 3:
-        for c, (low, high) in list(enumerate(kernels.bounds))[kernels.gaussians :]:
+        for c, (low, high) in list(enumerate(kernels.bounds))[kernels.gaussians : kernels.ripples]:
             tried = [high * 2 ** (n / 2) for n in range(20)]
             splits.append(min(tried, key=lambda width: sum(count(split_at(c, low, width)))))
     return tuple(splits), count(parts_of(kernels, splits))

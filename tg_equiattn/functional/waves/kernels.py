@@ -1,4 +1,4 @@
-"""Gaussians and smeared Coulomb potentials, in space and as waves, with their derivatives."""
+"""Gaussians, smeared Coulomb potentials and ripples, in space and as waves, with their derivatives."""
 
 # No strings for annotations: torch.package, which takes models along with their code, cannot load dataclasses then.
 
@@ -17,9 +17,9 @@ Product = Callable[[Tensor, Tensor, int], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class EwaldKernels:
-    r"""Some Gaussians, then some smeared Coulomb potentials, C kernels of each head.
+    r"""Some Gaussians, then some smeared Coulomb potentials, then some ripples, C kernels of each head.
 
-    Both have a width s. With :math:`t = r^2 / 2 s^2`,
+    All have a width s. With :math:`t = r^2 / 2 s^2`,
 
     .. math:: K(r) = e^{-t} \quad \text{or} \quad s\, \mathrm{erf}(r / \sqrt 2 s) / r = \sqrt{2 / \pi}\, F_0(t)
 
@@ -28,14 +28,23 @@ class EwaldKernels:
     :math:`Y_l(i k)`, and :math:`\hat K(k) = (2 \pi)^{3/2} s^3 e^{-s^2 k^2 / 2}` or
     :math:`4 \pi s\, e^{-s^2 k^2 / 2} / k^2`.
 
+    Ripples have a wavenumber :math:`\kappa` too: :math:`K(r) = e^{-t} \cos \kappa r`, which tells one distance from the
+    next within a width, as interference does. Their derivatives are in the unit
+    :math:`(s^{-2} + \kappa^2)^{-1/2}` instead of s. As waves they are
+
+    .. math:: \hat K(k) = (2 \pi)^{3/2} \frac{s^3}{2} \sum_{\pm} \Big( 1 \pm \frac{\kappa}{k} \Big)
+        e^{-s^2 (k \pm \kappa)^2 / 2}
+
     Args:
         widths: ``(heads, C)``, s, each between its bounds.
         gains: ``(heads, C, lmax + 1)``, g, of each degree of harmonics.
         bounds: the least and the largest width of each kernel, as numbers: waves and margins hang on them alone.
-        gaussians: how many kernels are Gaussians; the rest are potentials.
+        gaussians: how many kernels are Gaussians; those that follow are potentials.
         error: what is promised of sums by waves, relative to a kernel's largest value.
         max_waves: bounds of the three integers of a wave, along the lattice vectors, for the narrowest kernel: given,
             no cell is read, which torch.compile needs.
+        wavenumbers: ``(heads, R)`` of the last R kernels, which are ripples, each at most ``fastest``.
+        fastest: the largest wavenumber of each ripple, as a number.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -47,6 +56,8 @@ class EwaldKernels:
     gaussians: int
     error: float = 1e-4
     max_waves: tuple[int, int, int] | None = None
+    wavenumbers: Tensor | None = None
+    fastest: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         heads, count = self.widths.shape if self.widths.ndim == 2 else (0, 0)
@@ -57,14 +68,44 @@ class EwaldKernels:
             )
         if len(self.bounds) != count or not all(0 < low <= high < math.inf for low, high in self.bounds):
             raise ValueError(f"bounds must be {count} pairs of a least and a largest width, got {self.bounds}")
-        if not 0 <= self.gaussians <= count:
-            raise ValueError(f"gaussians must be in [0, {count}], got {self.gaussians}")
+        ripples = len(self.fastest)
+        given = (heads, 0) if self.wavenumbers is None else tuple(self.wavenumbers.shape)
+        if given != (heads, ripples) or ripples > count or not all(0 < k < math.inf for k in self.fastest):
+            raise ValueError(
+                f"wavenumbers must be ({heads}, R), R at most {count}, and fastest R positive numbers, "
+                f"got {given} and {self.fastest}"
+            )
+        if not 0 <= self.gaussians <= count - ripples:
+            raise ValueError(f"gaussians must be in [0, {count - ripples}], got {self.gaussians}")
         if not 1e-14 <= self.error < 1:
             raise ValueError(f"error must be in [1e-14, 1), got {self.error}")
 
     @property
     def lmax(self) -> int:
         return self.gains.shape[2] - 1
+
+    @property
+    def ripples(self) -> int:
+        """The first of those kernels that are ripples."""
+        return len(self.bounds) - len(self.fastest)
+
+    def every_wavenumber(self) -> Tensor | None:
+        """(heads, C), zero of other kernels; ``None`` without ripples."""
+        return None if self.wavenumbers is None else torch.nn.functional.pad(self.wavenumbers, (self.ripples, 0))
+
+    def unit_gains(self) -> Tensor:
+        """Gains as if all derivatives were in the unit s."""
+        if self.wavenumbers is None:
+            return self.gains
+        turns = (self.widths[:, self.ripples :] * self.wavenumbers).square()  # (s kappa)^2
+        degrees = torch.arange(self.lmax + 1, device=turns.device)
+        scale = (1 + turns)[..., None] ** (-degrees / 2)
+        return torch.cat([self.gains[:, : self.ripples], self.gains[:, self.ripples :] * scale], 1)
+
+    def least(self, kernel: int) -> float:
+        """The least width; of a ripple that of a Gaussian with as many waves."""
+        low = self.bounds[kernel][0]
+        return low if kernel < self.ripples else 1 / (1 / low + self.fastest[kernel - self.ripples] / self.phase)
 
     @property
     def phase(self) -> float:
@@ -79,9 +120,9 @@ class EwaldKernels:
         """The bounds of each part from those of the narrowest kernel."""
         if self.max_waves is None:
             return None
-        least = min(low for low, _ in self.bounds)
+        least = min(map(self.least, range(len(self.bounds))))
         first, second, third = self.max_waves
-        ratios = [least / self.bounds[part.kernel][0] for part in parts]
+        ratios = [least / self.least(part.kernel) for part in parts]
         return [(math.ceil(first * r), math.ceil(second * r), math.ceil(third * r)) for r in ratios]
 
 
@@ -152,18 +193,72 @@ def _boys(t: Tensor, lmax: int) -> Tensor:
     return torch.stack([torch.where(small, a, b) for a, b in zip(reversed(down), up, strict=True)])
 
 
-def radial_factors(t: Tensor, gaussians: int, lmax: int) -> Tensor:
-    """f_l(t) of t (..., kernels, n, m), stacked over l first: of so many Gaussians, then of potentials."""
-    parts = []
+class _Cosine(torch.autograd.Function):
+    """:func:`cosine_functions` with their own derivatives, dC_l / dy = -C_{l+1}: of any order, at 0 too."""
+
+    @staticmethod
+    def forward(ctx, y: Tensor, lmax: int) -> Tensor:
+        out = _cosine(y, lmax + 1)
+        ctx.save_for_backward(y, out)
+        ctx.lmax = lmax
+        return out[:-1]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        y, known = ctx.saved_tensors
+        higher = _Cosine.apply(y, ctx.lmax + 1) if torch.is_grad_enabled() else known
+        return -(grad * higher[1:]).sum(0), None
+
+
+def cosine_functions(y: Tensor, lmax: int) -> Tensor:
+    r""":math:`C_l(y) = (-d / dy)^l \cos \sqrt{2 y}` of y >= 0, for every degree stacked before the axes of y: cosines
+    and, from :math:`C_1 = \sin x / x` on, spherical Bessel functions :math:`j_{l-1}(x) / x^{l-1}`."""
+    return _cosine(y, lmax) if torch.compiler.is_compiling() or transformed() else _Cosine.apply(y, lmax)
+
+
+def _cosine(y: Tensor, lmax: int) -> Tensor:
+    """Near 0 the series, from there on the recursion; both are differentiable as they stand."""
+    edge = (lmax + 2) ** 2 / 2
+    small = y < edge
+    near, far = torch.where(small, y, 0.0), torch.where(small, edge, y)
+    root = (2 * far).sqrt()
+    up = [root.cos(), root.sin() / root]
+    for degree in range(1, lmax):
+        up.append(((2 * degree - 1) * up[-1] - up[-2]) / (2 * far))
+    out = []
+    for degree in range(lmax + 1):
+        terms = [2.0**degree * math.factorial(degree) / math.factorial(2 * degree)]
+        while abs(terms[-1]) * edge ** (len(terms) - 1) > torch.finfo(y.dtype).eps / 8 * terms[0]:
+            n = len(terms) + degree
+            terms.append(-terms[-1] * n / len(terms) * 2 / (2 * n * (2 * n - 1)))
+        series = torch.full_like(near, terms[-1])
+        for term in reversed(terms[:-1]):
+            series = series * near + term
+        out.append(torch.where(small, series, up[degree]))
+    return torch.stack(out)
+
+
+def radial_factors(t: Tensor, kernels: EwaldKernels) -> Tensor:
+    """f_l(t) of t (..., H, C, n, m), stacked over l first: of Gaussians, potentials and ripples."""
+    gaussians, ripples, lmax, parts = kernels.gaussians, kernels.ripples, kernels.lmax, []
     if gaussians:
         parts.append((-t[..., :gaussians, :, :]).exp().expand(lmax + 1, *t.shape[:-3], gaussians, *t.shape[-2:]))
-    if gaussians < t.shape[-3]:
-        parts.append(math.sqrt(2 / math.pi) * boys_functions(t[..., gaussians:, :, :], lmax))
+    if gaussians < ripples:
+        parts.append(math.sqrt(2 / math.pi) * boys_functions(t[..., gaussians:ripples, :, :], lmax))
+    if kernels.wavenumbers is not None:
+        turns = (kernels.widths[:, ripples:] * kernels.wavenumbers).square()[..., None, None].to(t.dtype)
+        some = t[..., ripples:, :, :]
+        cosines, fall = cosine_functions(turns * some, lmax), (-some).exp()
+        found = [
+            sum(math.comb(degree, m) * turns**m * cosines[m] for m in range(degree + 1)) for degree in range(lmax + 1)
+        ]
+        parts.append(torch.stack(found) * fall)
     return parts[0] if len(parts) == 1 else torch.cat(parts, -3)
 
 
 class Part(NamedTuple):
-    r"""What is summed over the waves of one lattice: a kernel ("gaussian", "potential"), or a part of a potential.
+    r"""What is summed over the waves of one lattice: a kernel ("gaussian", "potential", "ripple"), or a part of a
+    potential.
 
     With a width S beyond its own, the "far" part is :math:`s\, \mathrm{erf}(r / \sqrt 2 S) / r`, which has few waves,
     and what is left falls as a Gaussian does: "near". Waves and margins hang on the least and the largest width.
@@ -180,23 +275,39 @@ class Part(NamedTuple):
         return self.kind in ("potential", "far")
 
 
-def spectrum(parts: Sequence[Part], ends: Tensor, square: Tensor, width: Tensor) -> Tensor:
-    """As waves of square wavenumbers (B, D, 1), for widths (D, H); one that ends without 4 pi / k^2. Of Gaussians and
-    potentials, told by ``ends`` (D, 1), or of one part of a potential."""
+def spectrum(
+    parts: Sequence[Part], ends: Tensor, square: Tensor, width: Tensor, wavenumber: Tensor | None = None
+) -> Tensor:
+    """As waves of square wavenumbers (B, D, 1), for widths and, where there are ripples, wavenumbers (D, H), zero for
+    others; one that ends without 4 pi / k^2. Of whole kernels, of which potentials are told by ``ends`` (D, 1), or of
+    one part of a potential."""
     first = parts[0]
     wave = width * (-square * (first.largest**2 if first.kind == "far" else width.square()) / 2).exp()
     if first.kind == "near":
         beyond = (first.largest**2 - width.square()) / 2
         some = torch.where(square == 0, 1.0, square)
         return 4 * math.pi * wave * torch.where(square == 0, beyond, -torch.expm1(-some * beyond) / some)
-    return wave * torch.where(ends, 1.0, (2 * math.pi) ** 1.5 * width.square())
+    if wavenumber is None:
+        return wave * torch.where(ends, 1.0, (2 * math.pi) ** 1.5 * width.square())
+    return torch.where(ends, wave, (2 * math.pi) ** 1.5 * width**3 * _ripples(square, width, wavenumber))
+
+
+def _ripples(square: Tensor, width: Tensor, wavenumber: Tensor) -> Tensor:
+    """Half of (1 - kappa / k) exp(-s^2 (k - kappa)^2 / 2) and the same with a plus; of kappa = 0 a Gaussian."""
+    some = torch.where(square == 0, 1.0, square)
+    k = torch.where(square == 0, 0.0, some.sqrt())
+    fewer = -2 * k * wavenumber * width.square()
+    slope = torch.where(square == 0, -2 * wavenumber * width.square(), torch.expm1(fewer) / some.sqrt())
+    return (-(width * (k - wavenumber)).square() / 2).exp() * (1 + fewer.exp() + wavenumber * slope) / 2
 
 
 def parts_of(kernels: EwaldKernels, splits: Sequence[float] = ()) -> list[Part]:
     """Of all kernels; potentials in two where there are widths to split them at, one a potential."""
     out = []
     for c, (low, high) in enumerate(kernels.bounds):
-        if c < kernels.gaussians or not splits:
+        if c >= kernels.ripples:
+            out.append(Part(c, kernels.least(c), high, "ripple"))
+        elif c < kernels.gaussians or not splits:
             out.append(Part(c, low, high, "gaussian" if c < kernels.gaussians else "potential"))
         else:
             out += split_at(c, low, splits[c - kernels.gaussians])

@@ -52,11 +52,11 @@ def _pair_block(
     kernels: EwaldKernels, product: Product, pos_i: Tensor, query: Tensor, pos: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     """Over all nodes of each graph, for those at ``pos_i`` (B, n, 3) with their queries: (B, n, H, E)."""
-    widths, gains = kernels.widths.to(value.dtype), kernels.gains.to(value.dtype)
+    widths, gains = kernels.widths.to(value.dtype), kernels.unit_gains().to(value.dtype)
     apart = pos_i[:, :, None] - pos[:, None]  # B, n, N, 3
     lmax, width = kernels.lmax, widths[..., None, None]  # H, C, 1, 1
     t = apart.square().sum(3)[:, None, None] / (2 * width.square())
-    factors = radial_factors(t, kernels.gaussians, lmax)  # L, B, H, C, n, N
+    factors = radial_factors(t, kernels)  # L, B, H, C, n, N
     scores = query.permute(0, 2, 3, 1, 4) @ key.permute(0, 2, 3, 4, 1)  # B, H, C, n, N
     harmonics = solid_harmonics(apart, lmax).movedim(3, 1)[:, None]  # B, 1, harmonics, n, N
     value = value.movedim(2, 1)[:, :, None]  # B, H, 1, N, V
@@ -85,6 +85,7 @@ def lattice_sums(
     """
     pos, query, key, value = nodes
     most, extent, out = pos.shape[1], cells.extents(pos, mask, ranks), []
+    every, waves = kernels.unit_gains(), kernels.every_wavenumber()
     if ranks is not None:
         most = int(ranks.largest(torch.tensor([most], device=pos.device)))
 
@@ -99,8 +100,9 @@ def lattice_sums(
         lattice = lattice_of(cells, pos, extent, group, kernels.phase, value.dtype, bounds)
         width = kernels.widths[:, these].mT.to(lattice.weights.dtype)[lattice.part]  # D, H
         square = lattice.wavevectors.square().sum(2, keepdim=True)
-        weights = lattice.weights[..., None] * spectrum(group, lattice.ends[:, None], square, width)
-        gains = kernels.gains[:, these].to(width.dtype).movedim(1, 0)[lattice.part].unbind(2)
+        turns = None if waves is None else waves[:, these].mT.to(width.dtype)[lattice.part]
+        weights = lattice.weights[..., None] * spectrum(group, lattice.ends[:, None], square, width, turns)
+        gains = every[:, these].to(width.dtype).movedim(1, 0)[lattice.part].unbind(2)
         factors = torch.stack([gain * width**n * (-1) ** ((n + 1) // 2) for n, gain in enumerate(gains)], 2)
         weights = (weights[..., None] * factors).to(value.dtype)  # B, D, H, L
         harmonics = solid_harmonics(lattice.wavevectors, kernels.lmax).to(value.dtype)

@@ -32,7 +32,8 @@ class EwaldAttention(EwaldLayer):
         width, max_width: of the narrowest kernel, about half the cutoff of the messages beside it, and of the widest,
             ``None`` for 8 ``width``, in the unit of positions. Each width has its own octave between them.
         out_channels: scalars and vectors of the output; ``None`` means those of the input.
-        kernels: how many, half Gaussians and half potentials, or a pair of numbers of each.
+        kernels: how many, half Gaussians and half potentials, or numbers of each and, third, of ripples: Gaussians
+            times cosines of the distance, whose wavelengths reach down to 4/3 ``width``.
         heads, lmax: heads, each with own queries, keys and widths and a share of values; highest degree of harmonics.
         avg_num_nodes: nodes that a node attends to, by which sums are divided, the same for all graphs.
         error: what is promised of sums by waves, relative to the largest value of a kernel.
@@ -68,7 +69,7 @@ class EwaldAttention(EwaldLayer):
         width: float,
         max_width: float | None = None,
         out_channels: tuple[int, int] | None = None,
-        kernels: int | tuple[int, int] = 8,
+        kernels: int | tuple[int, ...] = 8,
         heads: int = 1,
         lmax: int = 1,
         avg_num_nodes: float = 1.0,

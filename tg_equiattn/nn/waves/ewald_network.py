@@ -29,7 +29,7 @@ class EwaldOptions:
 
     width: float
     max_width: float | None
-    kernels: int | tuple[int, int]
+    kernels: int | tuple[int, ...]
     heads: int
     lmax: int
     avg_num_nodes: float
@@ -46,8 +46,11 @@ class EwaldOptions:
                     f"max_width must be at least an octave above width, {2 * self.width:g}, got {self.max_width:g}"
                 )
         checks.positive(heads=self.heads, kernels=1 if isinstance(self.kernels, tuple) else self.kernels)
-        if len(self.counts) != 2 or not all(isinstance(n, int) and n >= 0 for n in self.counts) or not any(self.counts):
-            raise ValueError(f"kernels must be a number, or of Gaussians and of potentials, got {self.kernels!r}")
+        if len(self.counts) != 3 or not all(isinstance(n, int) and n >= 0 for n in self.counts) or not any(self.counts):
+            raise ValueError(
+                "kernels must be a number, or of Gaussians, of potentials and, perhaps, of ripples, "
+                f"got {self.kernels!r}"
+            )
         if isinstance(self.lmax, bool) or not isinstance(self.lmax, int) or self.lmax < 0:
             raise ValueError(f"lmax must be an integer from 0 on, got {self.lmax!r}")
         if not isinstance(self.error, float) or not 1e-14 <= self.error <= 0.1:
@@ -60,16 +63,27 @@ class EwaldOptions:
                 checks.positive(max_waves=n)
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Of Gaussians and of potentials."""
-        return self.kernels if isinstance(self.kernels, tuple) else ((self.kernels + 1) // 2, self.kernels // 2)
+    def counts(self) -> tuple[int, ...]:
+        """Of Gaussians, of potentials and of ripples."""
+        if isinstance(self.kernels, tuple):
+            return (*self.kernels, 0) if len(self.kernels) == 2 else self.kernels
+        return (self.kernels + 1) // 2, self.kernels // 2, 0
 
     @property
     def bounds(self) -> tuple[tuple[float, float], ...]:
-        """The octave of each kernel: the first from ``width`` on, the last up to ``max_width``."""
+        """The octave of each kernel: the first from ``width`` on, the last up to ``max_width``, as are all ripples."""
         ratio = (8.0 if self.max_width is None else self.max_width / self.width) / 2
-        lows = [self.width * ratio ** (n / max(1, count - 1)) for count in self.counts for n in range(count)]
+        gaussians, potentials, ripples = self.counts
+        steps = [n / max(1, count - 1) for count in (gaussians, potentials) for n in range(count)]
+        lows = [self.width * ratio**step for step in (*steps, *[1.0] * ripples)]
         return tuple((low, 2 * low) for low in lows)
+
+    @property
+    def bands(self) -> tuple[tuple[float, float], ...]:
+        """The least and the largest wavenumber of each ripple: those whose wavelength is above 4/3 ``width``, divided
+        among them."""
+        count, largest = self.counts[2], 1.5 * math.pi / self.width
+        return tuple((n * largest / count, (n + 1) * largest / count) for n in range(count))
 
 
 class EwaldNetwork(ExactTables):
@@ -99,6 +113,7 @@ class EwaldNetwork(ExactTables):
         self._bounds = options.bounds
         self.add_table("lows", torch.tensor([low for low, _ in self._bounds], dtype=torch.float64))
         self.octaves = nn.Parameter(torch.empty(heads, count))
+        self.bands = nn.Parameter(torch.empty(heads, options.counts[2])) if options.counts[2] else None
         self.gains = nn.Parameter(torch.empty(heads, count, options.lmax + 1))
         out = zip(self.outside, found, strict=True)
         self.out = _maps((heads * f.channels, irrep.channels) for irrep, f in out) if heads > 1 else None
@@ -112,12 +127,19 @@ class EwaldNetwork(ExactTables):
             nn.init.normal_(weight, std=weight.shape[0] ** -0.5)
         nn.init.ones_(self.query_key_bias)
         nn.init.zeros_(self.octaves)
+        if self.bands is not None:
+            nn.init.zeros_(self.bands)
         nn.init.constant_(self.gains, self.octaves.shape[1] ** -0.5)
 
     def kernels(self) -> EwaldKernels:
-        """As they are now: each width within its octave."""
+        """As they are now: each width within its octave, each wavenumber within its band."""
         widths, options = self.lows * torch.exp2(self.octaves.sigmoid()), self.options
-        return EwaldKernels(widths, self.gains, self._bounds, options.counts[0], options.error, options.max_waves)
+        given = (widths, self.gains, self._bounds, options.counts[0], options.error, options.max_waves)
+        if self.bands is None:
+            return EwaldKernels(*given)
+        fastest = tuple(high for _, high in options.bands)
+        lows = self.bands.new_tensor([low for low, _ in options.bands])
+        return EwaldKernels(*given, lows + fastest[0] * self.bands.sigmoid(), fastest)
 
     def forward(
         self, blocks: Sequence[Tensor], pos: Tensor, ragged: Ragged, cell: Tensor | None, pbc: Tensor | None

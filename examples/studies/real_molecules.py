@@ -1,0 +1,416 @@
+"""Published sets of molecules, and some of tblite's: energies and forces with and without attention to what is far.
+
+``--data`` is the folder of the published files (data/published_molecules.py says which); nothing is downloaded. Chains
+and salt are computed, by tblite (data/tight_binding.py); Lennard-Jones molecules (data/lennard_jones.py) need neither.
+
+cumulenes       MACE   chains of carbons whose ends are turned, longer ones to test on (GNL)
+dimers          MACE   charged, polar and apolar molecules that part, in a cell of 30 A (LODE)
+C9H4            e3nn   the profile of a torsion (Frank et al.)
+SN2             e3nn   F- and CH3I along a path (Frank et al.)
+clusters        e3nn   32 atoms within 5 A (Frank et al.)
+AcAc            e3nn   acetylacetone at 300 K, to test at 600 K and along two paths (BOTNet's)
+chains, salt    e3nn   pairs of systems whose charge moves over all of them (Ko et al.), by GFN-xTB
+
+"with" has Ewald attention behind the first messages; "without" is the same model, edges, rates and epochs without it.
+
+    python examples/studies/real_molecules.py --data ~/molecules --sets AcAc
+    python examples/studies/real_molecules.py --data ~/molecules --sets cumulenes --seeds 0 1      # needs mace-torch
+    python examples/studies/real_molecules.py --sets chains                                        # needs tblite
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from baselines.molecular_potentials import Graph, SmallPotential, batch_of, graph_of, mace, neighbours
+from data.lennard_jones import lennard_jones
+from data.published_molecules import SETS, TRAIN, VALIDATION, Molecule, Parts, load, parted
+from data.tight_binding import pairs_of_systems
+from harness import study
+from harness.figures import points
+from harness.loading import Batches
+from harness.results import Row
+from harness.settings import Settings, SettingsError
+from harness.tables import at_best_rates, grouped, markdown, mean_and_spread, validated
+from harness.training import Outcome, Regressor, fit
+from torch import Tensor, nn
+
+SEED = 45  # of computed data
+COULOMB = 14.399645  # of two elementary charges, in eV A
+MACE = "cumulenes", "dimers"
+Set = Literal["cumulenes", "dimers", "C9H4", "SN2", "clusters", "AcAc", "chains", "salt", "Lennard-Jones"]
+Model = Literal["without", "with"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RealMoleculesStudy(Settings):
+    """Settings of this example."""
+
+    STUDY: ClassVar[str] = "real_molecules"
+    SWEEP: ClassVar[tuple[str, ...]] = ("sets", "models", "seeds")
+    SHOWN: ClassVar[tuple[str, ...]] = (
+        "learning_rate",
+        "width",
+        "max_width",
+        "kernels",
+        "after",
+        "batch",
+        "epochs",
+        "irreps",
+    )
+    HOW: ClassVar[tuple[str, ...]] = (*Settings.HOW, "data")
+
+    sets: tuple[Set, ...] = ("Lennard-Jones",)
+    """of molecules; settings that are None are then what suits the set"""
+    models: tuple[Model, ...] = ("without", "with")
+    """with and without attention"""
+    data: Path | None = None
+    """folder of the published files"""
+    train: int | None = None
+    """molecules to train on: None for all there are"""
+    irreps: str | None = None
+    """features of MACE"""
+    layers: int | None = None
+    """of messages"""
+    cutoff: float | None = None
+    """of messages, in A"""
+    width: float | None = None
+    """of attention's narrowest kernel, in A"""
+    max_width: float | None = None
+    """of its widest"""
+    kernels: tuple[int, ...] | None = None
+    """Gaussians, potentials and ripples"""
+    after: int = 0
+    """block of MACE behind whose product attention comes; behind the last, 1, readouts are linear, so that energies are
+    sums over pairs of what atoms hold"""
+    epochs: int | None = None  # type: ignore[assignment]
+    """passes over the training data"""
+    batch: int = 8
+    learning_rate: float = 0.01
+    warmup: float = 0.1
+    clip: float = 10.0
+
+    def check(self) -> None:
+        super().check()
+        if self.after not in (0, 1):
+            raise SettingsError(f"--after must be 0 or 1, got {self.after}")
+        self.positive("train", "layers", "cutoff", "width", "max_width")
+        if self.kernels is not None and (len(self.kernels) != 3 or min(self.kernels) < 0 or not sum(self.kernels)):
+            raise SettingsError(
+                f"--kernels must be numbers of Gaussians, of potentials and of ripples, got {list(self.kernels)}"
+            )
+
+    def runs(self) -> Iterator[RealMoleculesStudy]:
+        """With what suits each set where nothing else is said."""
+        for run in super().runs():
+            own = OWN | SUITED[run.sets[0]]
+            yield dataclasses.replace(run, **{name: x for name, x in own.items() if getattr(run, name) is None})
+
+
+OWN: dict[str, Any] = {
+    "irreps": "16x0e + 16x1o", "layers": 2, "cutoff": 4.0, "width": 2.0, "max_width": 8.0, "kernels": (4, 4, 0),
+    "epochs": 60,
+}  # fmt: skip
+SUITED: dict[str, dict[str, Any]] = {
+    "cumulenes": {
+        "irreps": "16x0e + 16x1o + 16x2e",
+        "cutoff": 3.0,
+        "width": 1.5,
+        "max_width": 12.0,
+        "kernels": (0, 0, 24),
+        "epochs": 120,
+    },
+    "dimers": {"irreps": "32x0e", "cutoff": 5.0, "width": 2.5, "max_width": 5.0, "kernels": (0, 2, 0), "epochs": 120},
+    "C9H4": {"cutoff": 3.0, "width": 1.5, "max_width": 12.0, "epochs": 150},
+    "SN2": {"cutoff": 4.0, "max_width": 16.0, "epochs": 300},
+    "clusters": {"cutoff": 3.0, "width": 1.5},
+    "AcAc": {"cutoff": 4.0},
+    "chains": {"cutoff": 3.0, "width": 1.5, "max_width": 12.0},
+    "salt": {"cutoff": 4.0, "epochs": 40},
+    "Lennard-Jones": {"cutoff": 2.0, "width": 1.0, "max_width": 8.0, "epochs": 10},
+}
+
+
+PRESETS = {
+    "quick": RealMoleculesStudy(train=8, epochs=1, batch=4, kernels=(1, 1, 1), warmup=0.0),
+    "study": RealMoleculesStudy(sets=("cumulenes",), results=study.committed("real_molecules")),
+}
+
+
+def invented() -> Parts:
+    """Lennard-Jones molecules, whose elements are called 1, 2 and 3."""
+    every = lennard_jones(80, 5, 8, SEED, steps=60)
+    found = []
+    for species, pos, energy, forces in zip(every.species, every.positions, every.energies, every.forces, strict=True):
+        size = int((species >= 0).sum())
+        numbers, pos, forces = ((x[:size]).numpy() for x in (species + 1, pos, forces))
+        found.append(Molecule(numbers, pos, float(energy), forces, {}))
+    return parted(found, 60, 10, SEED)
+
+
+def molecules(settings: RealMoleculesStudy) -> Parts:
+    """Those of a single run's set."""
+    (name,) = settings.sets
+    if name in SETS:
+        if settings.data is None:
+            raise SettingsError(f"--data must be the folder of the files of {name}, got none")
+        parts = load(settings.data, name)
+    else:
+        parts = invented() if name == "Lennard-Jones" else pairs_of_systems(name, 400, SEED)
+    return parts | {TRAIN: parts[TRAIN][: settings.train]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """In which energies and forces are learned.
+
+    Args:
+        elements: that there are.
+        atoms: energy of an atom of each, by which energies of the training data are explained best.
+        scale: of forces, and, over 1 A, of energies.
+    """
+
+    elements: tuple[int, ...]
+    atoms: np.ndarray
+    scale: float
+
+    @classmethod
+    def of(cls, train: list[Molecule]) -> Units:
+        elements = tuple(sorted({int(z) for molecule in train for z in molecule.numbers}))
+        counts = np.array([[(m.numbers == z).sum() for z in elements] for m in train], float)
+        atoms = np.linalg.lstsq(counts, np.array([m.energy for m in train]), rcond=None)[0]
+        forces = [m.forces.ravel() for m in train if m.forces is not None]
+        return cls(elements, atoms, float(np.sqrt(np.square(np.concatenate(forces)).mean())) if forces else 1.0)
+
+    def graph(self, molecule: Molecule, cutoff: float) -> Graph:
+        """With what is to be learned of each atom: the energy of its molecule over the root of their number, its force,
+        and whether forces are known."""
+        numbers, pos = torch.tensor(molecule.numbers), torch.tensor(molecule.pos)
+        counts = (numbers[:, None] == torch.tensor(self.elements)).sum(0).numpy()
+        energy = molecule.energy - float(counts @ self.atoms)
+        forces = np.zeros_like(molecule.pos) if molecule.forces is None else molecule.forces
+        target = np.concatenate([np.full((len(numbers), 1), energy / math.sqrt(len(numbers))), forces], 1) / self.scale
+        known = np.ones((len(numbers), 4)) * [1.0, *3 * [float(molecule.forces is not None)]]
+        cell = None if molecule.cell is None else torch.tensor(molecule.cell)
+        graph = graph_of(numbers, pos, self.elements, cutoff, torch.float32, cell)
+        return graph | {"target": torch.tensor(target).float(), "known": torch.tensor(known).float()}
+
+
+class Potential(nn.Module):
+    """A model of energies, with forces as its derivatives.
+
+    Args:
+        model: of a batch to ``energy``, in eV.
+        scale: in which energies and forces are given.
+    """
+
+    def __init__(self, model: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.model, self.scale = model, scale
+
+    def forward(self, graph: Graph) -> Tensor:
+        """Energy of an atom's molecule over the root of its number of atoms and force, (T, 4)."""
+        with torch.inference_mode(False), torch.enable_grad():
+            graph = {name: x.clone() for name, x in graph.items()}
+            pos = graph["positions"].requires_grad_()
+            energy = self.model(graph, compute_force=False)["energy"] / self.scale
+            (slope,) = torch.autograd.grad(energy.sum(), pos, create_graph=self.training)
+        ptr = graph["ptr"]
+        return torch.cat([(energy / (ptr[1:] - ptr[:-1]).sqrt())[graph["batch"], None], -slope], 1)
+
+
+def predict(model: Potential, graph: Graph) -> tuple[Tensor, Tensor]:
+    """What is predicted and what is known, (T, 4)."""
+    return model(graph) * graph["known"], graph["target"]
+
+
+def build(settings: RealMoleculesStudy, graphs: list[Graph], units: Units) -> Potential:
+    """The model; attention measures the size of MACE's features on some of the graphs."""
+    (name,), far = settings.sets, settings.models == ("with",)
+    near, elements = neighbours(graphs), units.elements
+    if name in MACE:
+        shape = settings.irreps, settings.layers, 2
+        model = mace(elements, settings.cutoff, *shape, near, units.scale, linear=settings.after == 1).float()
+        if far:
+            from tg_equiattn.integrations.mace import add_long_range
+
+            some = batch_of(graphs[:: max(1, len(graphs) // 40)])
+            widths = {"width": settings.width, "max_width": settings.max_width, "kernels": settings.kernels}
+            add_long_range(model, (settings.after,), batch=some, lmax=0, gain=0.5, **widths)
+    else:
+        attention: dict[str, Any] | None = None
+        if far:
+            attention = {"width": settings.width, "max_width": settings.max_width, "kernels": settings.kernels}
+            attention["avg_num_nodes"] = float(np.mean([len(g["positions"]) for g in graphs]))
+        model = SmallPotential(len(elements), settings.cutoff, near, settings.layers, units.scale, attention)
+    return Potential(model, units.scale)
+
+
+def train(settings: RealMoleculesStudy) -> Outcome:
+    """One model, trained and tested."""
+    parts = molecules(settings)
+    units = Units.of(parts[TRAIN])
+    graphs = {name: [units.graph(m, settings.cutoff) for m in part] for name, part in parts.items()}
+    learner = Regressor(build(settings, graphs[TRAIN], units), predict, settings)
+    training = batches(graphs[TRAIN], settings.batch, settings.seed)
+    tests = [name for name in parts if name not in (TRAIN, VALIDATION)]
+    held_out = [batches([g for name in names for g in graphs[name]], 32) for names in ([VALIDATION], tests)]
+    outcome = fit(learner, training, *held_out, checks=50)
+    model = learner.model.cpu()
+    outcome.more["errors"] = {name: errors(model, graphs[name], units) for name in [VALIDATION, *tests]}
+    if settings.sets == ("dimers",):
+        outcome.more["parting"] = {kind: parting(model, parts[kind], units, settings.cutoff) for kind in tests}
+    outcome.metric = "force error" if "force" in outcome.more["errors"][tests[0]] else "energy error"
+    outcome.value = outcome.more["errors"][tests[0]][outcome.metric.removesuffix(" error")]
+    return outcome
+
+
+def batches(graphs: list[Graph], size: int, seed: int | None = None) -> Batches:
+    return Batches(lambda indices: batch_of([graphs[n] for n in indices]), len(graphs), size, seed)
+
+
+def errors(model: Potential, graphs: list[Graph], units: Units) -> dict[str, float]:
+    """Root mean square and mean absolute errors of energies, in meV a molecule and an atom, and of forces, in meV/A."""
+    model.eval()
+    energies, sizes, forces = [], [], []
+    for graph in batches(graphs, 32).whole():
+        out, target = (x.detach() * 1000 * units.scale for x in predict(model, graph))
+        first, size = graph["ptr"][:-1], graph["ptr"].diff()
+        energies.append((out - target)[first, 0] * size.sqrt())
+        sizes.append(size)
+        forces.append((out - target)[:, 1:][graph["known"][:, 1] > 0].flatten())
+    energy, size, force = (torch.cat(x) for x in (energies, sizes, forces))
+    found = {"energy": energy.square().mean().sqrt(), "energy of an atom": (energy / size).square().mean().sqrt()}
+    found |= {"mean absolute energy": energy.abs().mean()}
+    if len(force):
+        found |= {"force": force.square().mean().sqrt(), "mean absolute force": force.abs().mean()}
+    return {name: float(x) for name, x in found.items()}
+
+
+def moved_apart(molecule: Molecule, by: float) -> tuple[Molecule, np.ndarray]:
+    """With the second fragment farther away, and the unit vector from the first to it."""
+    first = int(molecule.info["indexB"])
+    along = molecule.pos[first:].mean(0) - molecule.pos[:first].mean(0)
+    along /= np.linalg.norm(along)
+    pos = molecule.pos.copy()
+    pos[first:] += by * along
+    return molecule._replace(pos=pos), along
+
+
+def parting(model: Potential, dimer: list[Molecule], units: Units, cutoff: float) -> dict[str, list[list[float]]]:
+    """Of a dimer in its cell, at each distance, the known force between the fragments and the predicted one, in eV/A;
+    and of the same in the open, at distances from 20 A on, distance and predicted force."""
+
+    def force(molecule: Molecule, along: np.ndarray) -> float:
+        graph = batch_of([units.graph(molecule, cutoff)])
+        found = model(graph)[:, 1:].detach().double().numpy() * units.scale
+        return float(found[: int(molecule.info["indexB"])].sum(0) @ along)
+
+    inside, outside = [], []
+    for molecule in dimer:
+        _, along = moved_apart(molecule, 0.0)
+        assert molecule.forces is not None
+        known = float(molecule.forces[: int(molecule.info["indexB"])].sum(0) @ along)
+        inside.append([float(molecule.info["distance"]), known, force(molecule, along)])
+    last = dimer[-1]._replace(cell=None)
+    start = float(last.info["distance"])
+    for distance in (20.0, 25.0, 30.0, 40.0):
+        further, along = moved_apart(last, distance - start)
+        first = int(last.info["indexB"])
+        mean = np.linalg.norm(further.pos[first:].mean(0) - further.pos[:first].mean(0))
+        outside.append([float(mean), force(further, along)])
+    return {"in the cell": inside, "in the open": outside}
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    """In the order of sets and models."""
+    orders = ("sets", Set.__args__), ("models", Model.__args__)
+    return sorted(rows, key=lambda row: [order.index(row.setting(name)) for name, order in orders])
+
+
+NAMES = "sets", "models", "after", "epochs"  # by which runs are told apart in tables
+KINDS = "energy", "energy of an atom", "force"
+
+
+def table(rows: list[Row]) -> str:
+    """Root mean square errors by set, test and model, at the rates that validation data choose, and their ratios."""
+    lines = []
+    best = at_best_rates(rows, *NAMES)
+    for (name, which, *how), group in best.items():
+        beside = best.get((name, "without", *how), [])
+        for test in (t for t in group[0].more["errors"] if t != VALIDATION):
+            cells, shares = [], []
+            for kind in (k for k in KINDS if k in group[0].more["errors"][test]):
+                found, other = ([row.more["errors"][test][kind] for row in some] for some in (group, beside))
+                cells.append(mean_and_spread(found, 1 if kind == "force" else 2))
+                if which == "with" and other and kind != "energy of an atom":
+                    shares.append(f"{np.mean(found) / np.mean(other):.2f}")
+            cells += ["-"] * (len(KINDS) - len(cells))
+            lines.append([label(name, *how), test, which, *cells, " / ".join(shares) or "-"])
+    header = ["set", "test", "attention", "energy, meV", "energy of an atom, meV", "force, meV/A", "with over without"]
+    return markdown(header, lines)
+
+
+def label(name: str, after: int, epochs: int) -> str:
+    return f"{name}, {epochs} epochs{', linear readouts' if after else ''}"
+
+
+def slopes(rows: list[Row]) -> str:
+    """Of dimers beyond the distances to train on, predicted forces between molecules beside known ones; in the open,
+    that of ions beside that of two charges."""
+    lines = []
+    for (name, which, *how), group in at_best_rates(rows, *NAMES).items():
+        if (name, which) != ("dimers", "with"):  # without, there are none
+            continue
+        for kind, found in group[0].more["parting"].items():
+            every = [row.more["parting"][kind] for row in group]
+            inside = [np.mean([x["in the cell"][n][2] for x in every]) for n in range(len(found["in the cell"]))]
+            known = [f"{force:.4f}" for _, force, _ in found["in the cell"]]
+            outside = [np.mean([x["in the open"][n][1] for x in every]) for n in range(len(found["in the open"]))]
+            coulomb = [f"{COULOMB / distance**2:.4f}" if kind == "CC" else "0" for distance, _ in found["in the open"]]
+            cells = (" ".join(f"{x:.4f}" for x in part) for part in (inside, outside))
+            lines.append([label(name, *how), kind, " ".join(known), *cells, " ".join(coulomb)])
+    header = [
+        "set",
+        "dimer",
+        "at 12 to 15 A, known",
+        "predicted",
+        "in the open at 20, 25, 30, 40 A",
+        "of charges",
+    ]
+    return markdown(header, lines)
+
+
+def costs(rows: list[Row]) -> str:
+    """Rates, their validation errors, parameters and time."""
+    lines = []
+    for (name, which, *how), group in grouped(rows, *NAMES).items():
+        for (rate,), some in grouped(group, "learning_rate").items():
+            measured = f"{np.mean([validated(row) for row in some]):.4g}"
+            sizes = f"{some[0].parameters:,}", f"{np.mean([row.seconds for row in some]):.0f}", str(len(some))
+            lines.append([label(name, *how), which, f"{rate:g}", measured, *sizes])
+    return markdown(["set", "attention", "rate", "validation loss", "parameters", "seconds", "seeds"], lines)
+
+
+def report(rows: list[Row], folder: Path) -> dict[str, str]:
+    """Tables of errors, of costs and of slopes, and a figure."""
+    defaults = RealMoleculesStudy().identity()
+    rows = in_order([dataclasses.replace(row, settings=defaults | row.settings) for row in rows])
+    columns: dict[str, dict[str, list[float]]] = {}
+    for (name, which, *how), group in at_best_rates(rows, *NAMES).items():
+        if group[0].metric == "force error":
+            columns.setdefault(label(name, *how), {})[which] = [row.value for row in group]
+    if columns:
+        points(columns, folder / "errors.png", "force: root mean square error, meV/A", "", "attention", "log")
+    tables = {"errors": table(rows), "costs": costs(rows)}
+    return tables | ({"slopes": slopes(rows)} if any("parting" in row.more for row in rows) else {})
+
+
+if __name__ == "__main__":
+    study.main(RealMoleculesStudy(), PRESETS, __doc__, train, report)

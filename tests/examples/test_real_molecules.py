@@ -1,0 +1,149 @@
+"""Published sets are read as they were written, and refused by name; computed ones are what tblite says."""
+
+import numpy as np
+import pytest
+import torch
+
+HEADER = "Properties=species:S:1:pos:R:3:forces:R:3 nC=1 config_type=in-domain energy=-3.5"
+LATTICE = ' Lattice="9 0 0 0 9 0 0 0 9" pbc='
+ATOMS = "C 0.0 0.5 1.0 0.1 0.2 0.3", "Cl 1.0 0.0 0.0 -0.1 -0.2 -0.3"
+
+
+def write(path, *headers, atoms=ATOMS):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [line for header in headers for line in (str(len(atoms)), header, *atoms)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_extended_xyz(tmp_path):
+    from data.published_molecules import read_xyz
+
+    write(tmp_path / "some.xyz", HEADER + LATTICE + '"F F F"', HEADER + LATTICE + '"T T T"')
+    first, second = read_xyz(tmp_path / "some.xyz")
+    assert first.numbers.tolist() == [6, 17]
+    assert first.pos.tolist() == [[0, 0.5, 1], [1, 0, 0]]
+    assert first.forces.tolist() == [[0.1, 0.2, 0.3], [-0.1, -0.2, -0.3]]
+    assert first.energy == -3.5
+    assert first.info["nC"] == "1"
+    assert first.cell is None
+    assert second.cell.tolist() == (9 * np.eye(3)).tolist()
+    for text in ("two\n", "2\nnothing\nC 0 0 0\n", f"2\n{HEADER}\nC 0 0 0\nC 1 0 0\n", f"2\n{HEADER}\n{ATOMS[0]}\n"):
+        (tmp_path / "damaged.xyz").write_text(text)
+        with pytest.raises(ValueError, match=r"damaged\.xyz must be extended XYZ"):
+            read_xyz(tmp_path / "damaged.xyz")
+
+
+def test_missing_files_are_named(tmp_path):
+    from data.published_molecules import SETS, load
+    from real_molecules import RealMoleculesStudy, molecules
+
+    with pytest.raises(ValueError, match="--data must be the folder of the files of AcAc, got none"):
+        molecules(RealMoleculesStudy(sets=("AcAc",)))
+    for name in SETS:
+        with pytest.raises(FileNotFoundError, match=f"is missing. {name}: "):
+            load(tmp_path, name)
+
+
+def test_sets(tmp_path):
+    """Cumulenes by their kind; dimers by class, one distance held out, with energies of interaction; and archives."""
+    from data.published_molecules import DIMERS, load
+
+    for part in ("train", "val"):
+        write(tmp_path / "gnl" / f"gnl-v0.2-{part}.xyz", *[HEADER] * 3)
+    kinds = "in-domain", "out-domain-nc-11,12", "out-domain-nc-15,16", "out-domain-nc-15,16"
+    write(tmp_path / "gnl" / "gnl-v0.2-test.xyz", *(HEADER.replace("in-domain", kind) for kind in kinds))
+    counts = {name: len(part) for name, part in load(tmp_path, "cumulenes").items()}
+    assert counts == {"train": 3, "validation": 3, "in domain": 1, "11, 12 C": 1, "15, 16 C": 2}
+    for number in DIMERS.values():
+        write(tmp_path / "lode" / f"train-id{number}.xyz", *(f"{HEADER} inter_energy={n}" for n in range(10)))
+        write(tmp_path / "lode" / f"test-id{number}.xyz", *[f"{HEADER} inter_energy=7"] * 3)
+    parts = load(tmp_path, "dimers")
+    assert len(parts["train"]) == 9 * len(DIMERS)
+    assert {molecule.energy for molecule in parts["validation"]} == {5.0}
+    assert all(molecule.energy == 7 for kind in DIMERS for molecule in parts[kind])
+    arrays = {"atomic_numbers": np.ones((401, 2)), "energy": np.arange(401.0)}
+    arrays |= dict.fromkeys(("positions", "forces"), np.ones((401, 2, 3), np.float32))
+    (tmp_path / "efa").mkdir()
+    np.savez(tmp_path / "efa" / "sn2_F_I.npz", **arrays)
+    parts = load(tmp_path, "SN2")
+    assert sorted(m.energy for part in parts.values() for m in part) == list(range(401))
+    assert all(m.forces is None for m in parts["train"])
+
+
+def test_what_is_not_known_is_not_learned():
+    """Of a molecule without forces nothing of them counts; energies are those beyond what atoms explain."""
+    from data.published_molecules import Molecule
+    from real_molecules import Units
+
+    numbers, pos = np.array([1, 6]), np.array([[0.0, 0, 0], [1, 0, 0]])
+    known, unknown = (Molecule(numbers, pos, energy, forces, {}) for energy, forces in ((5.0, pos), (7.0, None)))
+    units = Units.of([known, unknown])
+    assert units.elements == (1, 6)
+    graphs = [units.graph(molecule, 2.0) for molecule in (known, unknown)]
+    energies = torch.stack([graph["target"][0, 0] for graph in graphs]) * units.scale * 2**0.5
+    torch.testing.assert_close(energies, torch.tensor([-1.0, 1.0]))
+    assert graphs[0]["known"].tolist() == [[1, 1, 1, 1]] * 2
+    assert graphs[1]["known"].tolist() == [[1, 0, 0, 0]] * 2
+    torch.testing.assert_close(graphs[0]["target"][:, 1:] * units.scale, torch.tensor(pos).float())
+
+
+def test_systems_lack_what_they_should():
+    from data.tight_binding import chain, salt
+
+    assert sorted(chain(False)[0]) == [1] * 2 + [6] * 10
+    assert sorted(chain(True)[0]) == [1] * 3 + [6] * 10
+    whole, lacking = salt(False)[0], salt(True)[0]
+    assert ((whole == 11).sum(), (whole == 17).sum()) == (9, 8)
+    assert ((lacking == 11).sum(), (lacking == 17).sum()) == (8, 8)
+
+
+def test_computed_forces_are_slopes():
+    pytest.importorskip("tblite")
+    from data.tight_binding import chain, computed
+
+    numbers, pos = chain(True)
+    step = np.zeros_like(pos)
+    step[3, 1] = 1e-3
+    pos = pos + 0.05 * np.random.default_rng(0).normal(size=pos.shape)
+    before, here, after = (computed("GFN2-xTB", numbers, pos + n * step, 1) for n in (-1, 0, 1))
+    assert here.forces[3, 1] == pytest.approx((before.energy - after.energy) / 2e-3, abs=2e-4)
+
+
+def test_fragments_part():
+    from data.published_molecules import Molecule
+    from real_molecules import moved_apart
+
+    pos = np.random.default_rng(0).normal(size=(5, 3))
+    molecule = Molecule(np.ones(5, int), pos, 0.0, None, {"indexB": "2"})
+    further, along = moved_apart(molecule, 3.0)
+    np.testing.assert_allclose(further.pos[:2], pos[:2])
+    np.testing.assert_allclose(further.pos[2:] - pos[2:], np.tile(3 * along, (3, 1)))
+    gap = pos[2:].mean(0) - pos[:2].mean(0)
+    np.testing.assert_allclose(np.linalg.norm(gap + 3 * along), np.linalg.norm(gap) + 3)
+
+
+@pytest.mark.parametrize("name", ["cumulenes", "dimers"])
+def test_mace(name):
+    """With and without attention: forces are slopes, and atoms far apart know of each other with it alone."""
+    pytest.importorskip("mace")
+    from baselines.molecular_potentials import batch_of
+    from data.published_molecules import Molecule
+    from real_molecules import RealMoleculesStudy, Units, build
+
+    torch.manual_seed(0)
+    random = np.random.default_rng(0)
+    cell = 20 * np.eye(3) if name == "dimers" else None
+    far = np.array([[0, 0, 0], [1.0, 0, 0], [0, 8.0, 0], [0, 8.0, 1.0]])
+    shapes = [far + 0.2 * random.normal(size=(4, 3)) for _ in range(3)]
+    molecules = [Molecule(np.array([1, 6, 8, 1]), x, 1.0, random.normal(size=(4, 3)), {}, cell) for x in shapes]
+    units = Units.of(molecules)
+    for run in RealMoleculesStudy(sets=(name,), data="anywhere", kernels=(1, 1, 1)).runs():
+        graphs = [units.graph(molecule, run.cutoff) for molecule in molecules]
+        model = build(run, graphs, units).eval()
+        forces = model(batch_of(graphs)).detach()[:4, 1:]
+        steps = 0.02 * torch.tensor([[[0, 0, 0]] * 2 + [[0, n, 0]] * 2 for n in (-1.0, 1.0)])
+        moved = [dict(graphs[0], positions=graphs[0]["positions"] + step) for step in steps]
+        less, more = (2 * float(model(batch_of([graph]))[0, 0].detach()) for graph in moved)
+        total = float(forces[2:, 1].sum())  # of the pair that moved
+        assert total == pytest.approx((less - more) / 0.04, abs=0.02 * float(forces.abs().max()))
+        assert (abs(total) > 1e-4) == (run.models == ("with",))
