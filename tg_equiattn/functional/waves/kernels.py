@@ -250,7 +250,8 @@ def radial_factors(t: Tensor, kernels: EwaldKernels) -> Tensor:
         some = t[..., ripples:, :, :]
         cosines, fall = cosine_functions(turns * some, lmax), (-some).exp()
         found = [
-            sum(math.comb(degree, m) * turns**m * cosines[m] for m in range(degree + 1)) for degree in range(lmax + 1)
+            sum((math.comb(degree, m) * turns**m * cosines[m] for m in range(degree + 1)), some.new_zeros(()))
+            for degree in range(lmax + 1)
         ]
         parts.append(torch.stack(found) * fall)
     return parts[0] if len(parts) == 1 else torch.cat(parts, -3)
