@@ -407,7 +407,7 @@ def report(rows: list[Row], folder: Path) -> dict[str, str]:
         if group[0].metric == "force error":
             columns.setdefault(label(name, *how), {})[which] = [row.value for row in group]
     if columns:
-        points(columns, folder / "errors.png", "force: root mean square error, meV/A", "", "attention", "log")
+        points(columns, folder / "errors.png", "error of forces, meV/A", "", "attention", "log")
     tables = {"errors": table(rows), "costs": costs(rows)}
     return tables | ({"slopes": slopes(rows)} if any("parting" in row.more for row in rows) else {})
 
