@@ -73,7 +73,9 @@ def mace(
 
 
 class SmallPotential(nn.Module):
-    """Messages of NequIP's kind between near atoms, attention with a residual after the first, and a perceptron.
+    """Messages of NequIP's kind between near atoms, attention after the first, and a perceptron.
+
+    Attention has a residual and a learned gain, 0 at the start.
 
     Args:
         elements: how many.
@@ -93,6 +95,7 @@ class SmallPotential(nn.Module):
         self.embed = o3.Linear(f"{elements}x0e", HIDDEN)
         self.messages = nn.ModuleList(ChannelwiseMessagePassing(HIDDEN, cutoff, near, bumps=8) for _ in range(layers))
         self.attention = None if attention is None else IrrepsEwaldAttention(HIDDEN, HIDDEN, **attention)
+        self.gain = None if attention is None else nn.Parameter(torch.zeros(()))
         self.out = nn.Sequential(nn.Linear(16, 16), nn.SiLU(), nn.Linear(16, 1))
 
     def forward(self, graph: Graph, compute_force: bool = False) -> dict[str, Tensor]:
@@ -101,6 +104,6 @@ class SmallPotential(nn.Module):
         for n, layer in enumerate(self.messages):
             x = layer(x, pos, graph["edge_index"])
             if n == 0 and self.attention is not None:
-                x = x + self.attention(x, pos, batch, batch_size=count)
+                x = x + self.gain * self.attention(x, pos, batch, batch_size=count)
         energies = self.scale * self.out(x[:, :16])[:, 0]
         return {"energy": energies.new_zeros(count).index_add(0, batch, energies)}
