@@ -11,7 +11,7 @@ from space import batch_of, error
 
 from tg_equiattn.encodings.harmonics import solid_harmonics
 from tg_equiattn.functional import EwaldKernels, ewald_attention
-from tg_equiattn.functional.waves.kernels import boys_functions
+from tg_equiattn.functional.waves.radial import boys_functions
 
 BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
 PROMISED = 1e-4

@@ -8,7 +8,7 @@ from space import error
 
 from tg_equiattn.encodings.harmonics import solid_harmonics
 from tg_equiattn.functional import EwaldKernels, ewald_attention
-from tg_equiattn.functional.waves.kernels import cosine_functions
+from tg_equiattn.functional.waves.radial import cosine_functions
 
 BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.9, 1.1), (1.0, 1.2))
 FASTEST = 2.0, 4.0

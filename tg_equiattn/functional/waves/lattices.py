@@ -65,14 +65,15 @@ def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) 
         return None
     vectors, periodic = read_lattice(cell, pbc, count, like)
     wires = periodic.sum(1) == 1
-    if checks.values_are_free(wires) and bool(wires.any()):
+    if not checks.values_are_free(wires):
+        if checks.is_traced(wires) or not checks.is_batched(wires):  # torch.vmap lets nothing be raised
+            torch._assert_async(~wires.any(), "graphs must repeat along three directions, two or none, not one")
+    elif bool(wires.any()):
         raise ValueError(
             f"{'cell' if pbc is None else 'pbc'} must let graph {int(wires.nonzero()[0])} repeat along three "
             "directions, two or none, got one: the potential of a wire grows with the logarithm of the distance, "
             "whatever its waves; give it two vectors more, with vacuum"
         )
-    if not checks.values_are_free(wires) and (checks.is_traced(wires) or not checks.is_batched(wires)):
-        torch._assert_async(~wires.any(), "graphs must repeat along three directions, two or none, not one")
     return Cells(torch.where(periodic[..., None], vectors, Cells.none(count, like.device).vectors), periodic)
 
 

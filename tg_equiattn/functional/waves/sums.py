@@ -14,9 +14,10 @@ from ... import checks
 from ...encodings.harmonics import solid_harmonics
 from ...modes import transformed
 from ...ranks import Ranks
-from .kernels import EwaldKernels, EwaldNodes, Product, parts_of, radial_factors, spectrum
+from .kernels import EwaldKernels, EwaldNodes, Product, parts_of, spectrum
 from .lattices import Cells, Lattice, lattice_of
 from .mesh import mesh_point_sums, mesh_wave_sums
+from .radial import radial_factors
 
 _PAIRS = {"cpu": 1 << 21, "other": 1 << 26}  # pairs times kernels of a block
 _WAVES = {"cpu": 1 << 22, "other": 1 << 27}  # numbers in the largest tensor of a block of waves
