@@ -17,6 +17,15 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def double():
+    """float64 where nothing else is said."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
 class MissingHost(pytest.Collector):
     """In place of an integration's tests where its host is not installed: one that is skipped and says so."""
 

@@ -27,14 +27,6 @@ def mixed():
 # Pixel graphs
 
 
-@pytest.fixture
-def double():
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(previous)
-
-
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("position", ["window", "clipped"])
 @pytest.mark.parametrize("periodic", [True, False])

@@ -10,7 +10,8 @@ with warnings.catch_warnings():  # of MACE and e3nn 0.4.4 at import
     from mace import data, modules, tools
     from mace.tools.torch_geometric.dataloader import DataLoader
 
-from ase.build import bulk, molecule
+from ase.build import molecule
+from atoms import salt, slab
 from e3nn import o3
 
 NUMBERS = [1, 6, 8, 11, 17]
@@ -44,19 +45,6 @@ def loader(systems, batch_size):
 
 def batch_of(*systems):
     return next(iter(loader(systems, len(systems))))
-
-
-def salt(repeat=(1, 1, 1)):
-    atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True)
-    atoms.rattle(0.1, seed=1)
-    atoms.set_cell(atoms.cell.array + 0.3 * np.random.default_rng(2).normal(size=(3, 3)), scale_atoms=True)
-    return atoms.repeat(repeat)
-
-
-def slab():
-    atoms = salt()
-    atoms.pbc = [True, False, True]
-    return atoms
 
 
 def mixed():

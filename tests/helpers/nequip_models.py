@@ -1,7 +1,7 @@
 """Small NequIP models with long range, and frames as NequIP's data modules give them."""
 
-import numpy as np
-from ase.build import bulk, molecule
+from ase.build import molecule
+from atoms import salt, slab
 from nequip.data import AtomicDataDict, from_ase
 from nequip.data.transforms import ChemicalSpeciesToAtomTypeMapper, NeighborListTransform
 from nequip.utils.global_state import set_global_state
@@ -32,19 +32,6 @@ def frame(atoms):
 
 def frames(*systems):
     return AtomicDataDict.batched_from_list([frame(atoms) for atoms in systems])
-
-
-def salt(repeat=(1, 1, 1)):
-    atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True)
-    atoms.rattle(0.1, seed=1)
-    atoms.set_cell(atoms.cell.array + 0.3 * np.random.default_rng(2).normal(size=(3, 3)), scale_atoms=True)
-    return atoms.repeat(repeat)
-
-
-def slab():
-    atoms = salt()
-    atoms.pbc = [True, False, True]
-    return atoms
 
 
 def mixed():

@@ -47,14 +47,6 @@ def default_dtype(request):
 
 
 @pytest.fixture
-def double():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
-
-
-@pytest.fixture
 def make_module(randomise):
     """A module of a kind with random parameters."""
     return lambda kind, **options: randomise(KINDS[kind](**options))

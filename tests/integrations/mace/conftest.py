@@ -6,14 +6,6 @@ from mace_models import batch_of, make_mace, mixed
 from tg_equiattn.integrations.mace import add_long_range
 
 
-@pytest.fixture(autouse=True)
-def double():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
-
-
 @pytest.fixture
 def make():
     return make_mace

@@ -10,6 +10,7 @@ import pytest
 import torch
 from ase.build import molecule
 from ase.stress import full_3x3_to_voigt_6_stress
+from atoms import salt, slab, waters
 from e3nn.util import jit
 from mace import modules, tools
 from mace.calculators import MACECalculator
@@ -17,11 +18,14 @@ from mace.modules import models
 from mace.modules.lora import inject_LoRAs, merge_lora_weights
 from mace.modules.wrapper_ops import CuEquivarianceConfig
 from mace.tools.scripts_utils import extract_model, get_optimizer, get_params_options
-from mace_models import batch_of, energy, loader, mixed, salt, slab
+from mace_models import batch_of, energy, loader, mixed
 from space import error, motion
 from tg_equiattn.integrations.mace import add_long_range
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("double"),
+]
 STEP = 1e-3
 
 
@@ -131,16 +135,9 @@ def test_what_is_far_counts_and_repeats(far):
     """A supercell has as many times the energy; a molecule sees another beyond all messages."""
     model = far()
     assert abs(energy(model, salt((2, 1, 1))) / energy(model, salt()) - 2) < 1e-6
-    water = molecule("H2O")
-
-    def pair(distance):
-        other = water.copy()
-        other.positions += [distance, 0, 0]
-        return energy(model, water + other)
-
-    assert abs(pair(12.0) - pair(13.0)) > 1e-9
+    assert abs(energy(model, waters(12.0)) - energy(model, waters(13.0))) > 1e-9
     model.products[0].long_range.gain.data.zero_()
-    assert abs(pair(12.0) - pair(13.0)) < 1e-12
+    assert abs(energy(model, waters(12.0)) - energy(model, waters(13.0))) < 1e-12
 
 
 def test_scales_are_the_features(far, make):

@@ -3,12 +3,13 @@
 import pytest
 import torch
 from ase.build import molecule
+from atoms import salt
 from nequip.nn.compile import DictInputOutputWrapper
 from nequip.scripts._compile_utils import COMPILE_TARGET_DICT
 from nequip.utils.aot import aot_export_model
-from nequip_models import frame, make_nequip, salt
+from nequip_models import frame, make_nequip
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow, pytest.mark.usefixtures("double")]
 
 
 def compiled(model, data, folder):
@@ -21,14 +22,6 @@ def compiled(model, data, folder):
         str(folder / "far.nequip.pt2"), inductor_configs={"aot_inductor.metadata": {}},
     )  # fmt: skip
     return DictInputOutputWrapper(torch._inductor.aoti_load_package(path), target["input"], target["output"])
-
-
-@pytest.fixture(autouse=True)
-def double():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def boxed(name):
