@@ -47,7 +47,7 @@ for name, context in {"messages alone": False, "with SE(3)-Hyena": True}.items()
     model = Model(context)
     optimizer = torch.optim.Adam(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=800)
-    for _ in trange(800, desc=name):
+    for _ in trange(800, desc=name, disable=None):
         *chain, target = chains(32)
         optimizer.zero_grad()
         (model(*chain) - target).square().mean().backward()

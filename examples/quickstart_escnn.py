@@ -49,7 +49,7 @@ digits = digits.float().view(-1, 1, 8, 8) / 16
 train, test = torch.randperm(len(digits)).split([1200, 597])
 optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()])
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=15 * 30)
-for _ in trange(15, desc="training"):
+for _ in trange(15, desc="training", disable=None):
     for batch in train[torch.randperm(1200)].split(40):
         optimizer.zero_grad()
         F.cross_entropy(head(invariant(body(image(turned(digits[batch])))).tensor), labels[batch]).backward()

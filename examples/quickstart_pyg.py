@@ -44,7 +44,7 @@ for name, offset in {"positions as features": None, "relative positions": "table
     model = Model(offset)
     optimizer = torch.optim.Adam(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=12 * len(train))
-    for _ in trange(12, desc=name):
+    for _ in trange(12, desc=name, disable=None):
         for data in train:
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(data), data.y).backward()

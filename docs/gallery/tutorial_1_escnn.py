@@ -166,7 +166,7 @@ plt.show()
 # --------------------------------------------------
 #
 # ``attention_map`` returns the weights by which the output of a pixel averages the values, from the code that computes
-# the output: for every head, element of the output and element of the key. Here they are those of a new
+# the output: for every head and element of the group, as here every element looks at itself. They are those of a new
 # ``R2GlobalAttention`` behind the convolutions that were trained. Its output sees all pixels, those of its window by
 # exact weights and all others by random features.
 
@@ -176,36 +176,34 @@ side, (row, column) = 28, (8, 12)
 turned_pixel = (side - 1 - column, row)
 
 with torch.no_grad():
-    weights = attention.attention_map(convolutions(image(digit)), (row, column))
-    turned_weights = attention.attention_map(convolutions(image(turned)), turned_pixel)
-print("(B, heads, |H| of the output, 1, |H| of the key, H, W):", tuple(weights.shape))
-print(f"sum over keys: {weights.sum((4, 5, 6)).min():.6f} to {weights.sum((4, 5, 6)).max():.6f}")
+    weights = attention.attention_map(convolutions(image(digit)), (row, column))[:, :, :, 0, 0]
+    turned_weights = attention.attention_map(convolutions(image(turned)), turned_pixel)[:, :, :, 0, 0]
+print("(B, heads, |H|, H, W):", tuple(weights.shape))
+print(f"sum over pixels: {weights.sum((3, 4)).min():.6f} to {weights.sum((3, 4)).max():.6f}")
 
 # %%
-# The pixel's map turns with the image, and both of its group axes are moved on by one. ``act`` turns the pixels and
-# moves the axis of the keys; that of the outputs is moved beside it. This holds for every head by itself, and for the
-# weights of random features as well.
+# The pixel's map turns with the image, and its elements are moved on by one: it is what ``act`` makes of it, as of a
+# feature map. This holds for every head by itself, and for the weights of random features as well.
 
-moved = group.cayley[group.inverse[1]]  # which element comes to each place
-expected = act(weights[0, :, :, 0], group, 1)[:, moved]
-difference = (turned_weights[0, :, :, 0] - expected).abs().max()
+expected = act(weights, group, 1)
+difference = (turned_weights - expected).abs().max()
 print(f"largest difference of two weights: {difference:.0e}")
 assert difference < 1e-5
 
 # %%
-# One head's maps of the pixel under the cross, summed over the elements of the keys. The head starts by looking one
-# pixel aside, to the side that h says. Most of the weight is there; the colour scale ends below the weights of the
-# window, so that those of all other pixels are seen, which follow the content.
+# One head's maps of the pixel under the cross. The head starts by looking one pixel aside, to the side that h says.
+# Most of the weight is there; the colour scale ends below the weights of the window, so that those of all other pixels
+# are seen, which follow the content.
 
 head = 1
 rows = [
-    ("x", digit, (row, column), weights[0, :, :, 0]),
-    ("turned x", turned, turned_pixel, turned_weights[0, :, :, 0]),
+    ("x", digit, (row, column), weights),
+    ("turned x", turned, turned_pixel, turned_weights),
     ("expected", turned, turned_pixel, expected),
 ]
 figure, axes = plt.subplots(3, 5, figsize=(8, 5), layout="constrained")
 for line, (name, picture, (down, right), maps) in zip(axes, rows, strict=True):
-    maps = maps[head].sum(1)
+    maps = maps[0, head]
     top = float(maps.flatten(1).sort().values[:, -10].max())  # after the 9 pixels of the window
     line[0].imshow(picture[0, 0], cmap="gray", extent=(0, side, side, 0))
     line[0].plot(right + 0.5, down + 0.5, "+", color="tab:red", markersize=10)

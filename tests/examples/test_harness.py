@@ -113,10 +113,11 @@ def test_settings_that_cannot_be(toy, flags, said):
         parse(toy.Toy(), toy.PRESETS | {"full": toy.Toy()}, "", flags)
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_bars_are_for_terminals(toy, monkeypatch, terminal):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    assert parse(toy.Toy(), toy.PRESETS, "", ["--progress"]).progress == terminal
+@pytest.mark.parametrize(("out", "err"), [(True, True), (True, False), (False, True)])
+def test_bars_are_for_terminals(toy, monkeypatch, out, err):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: out)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: err)
+    assert parse(toy.Toy(), toy.PRESETS, "", ["--progress"]).progress == (out and err)
 
 
 def test_copies_that_srun_started_are_refused_but_for_torchrun(toy, monkeypatch):

@@ -168,7 +168,7 @@ def parse(default: Preset, presets: dict[str, Preset], doc: str, arguments: list
     settings = dataclasses.replace(
         settings,
         devices=int(os.environ.get("WORLD_SIZE", settings.devices)),  # torchrun's
-        progress=settings.progress and sys.stdout.isatty(),  # a log would hold a line a step
+        progress=settings.progress and sys.stdout.isatty() and sys.stderr.isatty(),  # in a log, a line a step
     )
     settings.check()
     return settings
