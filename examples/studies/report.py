@@ -2,7 +2,8 @@
 
 Every study's rows are in examples/results/NAME/results.csv, one a training run, written by `examples/NAME.py --study`.
 This writes the tables and figures beside them, commands.md with the command that repeats each of them, and the tables
-that stand between `<!-- NAME/TABLE -->` and `<!-- end -->` in README.md and in the pages of docs/. Nothing is trained.
+that stand between `<!-- NAME/TABLE -->` and `<!-- end -->` in README.md and in the pages of docs/; benchmarks' are
+in examples/results/benchmarks, as they were printed. Nothing is trained.
 
     python examples/studies/report.py                  # all studies
     python examples/studies/report.py nbody            # one
@@ -73,7 +74,7 @@ def pages() -> list[Path]:
 def filled(text: str, name: str, table: str) -> str:
     """A page's text with this table in its places, where it has any."""
     place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-    return place.sub(lambda match: f"{match[1]}\n{table}\n{match[2]}", text)
+    return place.sub(lambda match: f"{match[1]}{table}{match[2]}", text)
 
 
 def build(name: str, folder: Path) -> dict[str, str]:
@@ -93,6 +94,10 @@ def main() -> None:
         if unknown:
             raise ValueError(f"studies must be among {', '.join(STUDIES)}, got {', '.join(unknown)}")
     texts = {path: path.read_text() for path in pages()}  # by file, what it must hold
+    for record in sorted((EXAMPLES / "results" / "benchmarks").glob("*.md")):
+        texts |= {
+            path: filled(text, f"benchmarks/{record.stem}", record.read_text().strip()) for path, text in texts.items()
+        }
     for name in options.studies:
         place = study.committed(name)
         if not place.is_file():

@@ -62,7 +62,7 @@ def test_every_place_in_a_page_belongs_to_a_table(report):
         assert all(place[0] for place in places[::2])
         assert places[1::2] == len(places[::2]) * [("", "")]
         for name, title in places[::2]:
-            assert name in report.STUDIES
+            assert name in (*report.STUDIES, "benchmarks")
             assert (EXAMPLES / "results" / name / f"{title}.md").is_file()
 
 
@@ -99,7 +99,7 @@ def test_pages_of_the_docs_are_filled_and_checked(report, tmp_path, monkeypatch,
 
 def test_a_table_is_put_in_its_place_only(report):
     text = "a\n<!-- x/y -->\n\nold\n\n<!-- end -->\nb\n<!-- x/z -->\n\nkept\n\n<!-- end -->\n"
-    wanted = "a\n<!-- x/y -->\n\n| new |\n\n<!-- end -->\nb\n<!-- x/z -->\n\nkept\n\n<!-- end -->\n"
+    wanted = "a\n<!-- x/y -->\n| new |\n<!-- end -->\nb\n<!-- x/z -->\n\nkept\n\n<!-- end -->\n"
     assert report.filled(text, "x/y", "| new |") == wanted
     assert report.filled(text, "x/other", "| new |") == text
 
