@@ -117,7 +117,7 @@ def test_blocks_of_code_run(code):
 def test_docs_build_without_a_warning(tmp_path):
     """The tutorials are laid out and not executed. Built from a copy, which leaves the tree as it is, without the
     theme, whose menus of every page take as long as all the rest."""
-    for package in ("sphinx", "myst_parser", "sphinx_gallery", *HOSTS.values()):
+    for package in ("sphinx", "myst_parser", "sphinx_gallery", *(HOSTS[host] for host in ("escnn", "pyg", "e3nn"))):
         pytest.importorskip(package)
     generated = shutil.ignore_patterns("_build", "generated", "tutorials", "__pycache__")
     shutil.copytree(DOCS, tmp_path / "docs", ignore=generated)
