@@ -86,9 +86,9 @@ class RealMoleculesStudy(Settings):
     """of its widest"""
     kernels: tuple[int, ...] | None = None
     """Gaussians, potentials and ripples"""
-    after: int = 0
-    """block of MACE behind whose product attention comes; behind the last, 1, readouts are linear, so that energies are
-    sums over pairs of what atoms hold"""
+    after: int | Literal["energies"] = 0
+    """block of MACE behind whose product attention comes; behind the last, 1, all readouts are linear; "energies" adds
+    energies of pairs to the last readout"""
     epochs: int | None = None  # type: ignore[assignment]
     """passes over the training data"""
     batch: int = 8
@@ -98,8 +98,8 @@ class RealMoleculesStudy(Settings):
 
     def check(self) -> None:
         super().check()
-        if self.after not in (0, 1):
-            raise SettingsError(f"--after must be 0 or 1, got {self.after}")
+        if self.after not in (0, 1, "energies"):
+            raise SettingsError(f"--after must be 0, 1 or energies, got {self.after}")
         self.positive("train", "layers", "cutoff", "width", "max_width")
         if self.kernels is not None and (len(self.kernels) != 3 or min(self.kernels) < 0 or not sum(self.kernels)):
             raise SettingsError(
@@ -242,7 +242,8 @@ def build(settings: RealMoleculesStudy, graphs: list[Graph], units: Units) -> Po
 
             some = batch_of(graphs[:: max(1, len(graphs) // 40)])
             widths = {"width": settings.width, "max_width": settings.max_width, "kernels": settings.kernels}
-            add_long_range(model, (settings.after,), batch=some, lmax=0, gain=0.5, **widths)
+            after = settings.after if isinstance(settings.after, str) else (settings.after,)
+            add_long_range(model, after, batch=some, lmax=0, gain=0.5, **widths)
     else:
         attention: dict[str, Any] | None = None
         if far:
@@ -357,8 +358,8 @@ def table(rows: list[Row]) -> str:
     return markdown(header, lines)
 
 
-def label(name: str, after: int, epochs: int) -> str:
-    return f"{name}, {epochs} epochs{', linear readouts' if after else ''}"
+def label(name: str, after: int | str, epochs: int) -> str:
+    return f"{name}, {epochs} epochs" + {0: "", 1: ", linear readouts", "energies": ", energies of pairs"}[after]
 
 
 def slopes(rows: list[Row]) -> str:

@@ -1,14 +1,14 @@
-"""Ewald attention behind the products of a MACE model."""
+"""Ewald attention behind the products of a MACE model, or beside its last readout."""
 
 from __future__ import annotations
 
 import contextvars
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from e3nn import o3
-from mace.modules.blocks import EquivariantProductBasisBlock
+from mace.modules.blocks import EquivariantProductBasisBlock, LinearReadoutBlock, NonLinearReadoutBlock
 from mace.modules.models import MACE, ScaleShiftMACE
 from mace.modules.wrapper_ops import get_layout
 from torch import Tensor
@@ -18,7 +18,7 @@ from ..e3nn import IrrepsEwaldAttention
 
 def add_long_range(
     model: MACE,
-    after: Sequence[int] = (0,),
+    after: Sequence[int] | Literal["energies"] = (0,),
     *,
     batch: Any,
     width: float | None = None,
@@ -41,6 +41,10 @@ def add_long_range(
     the model keep their names and values: checkpoints made before load with ``strict=False``, and a trained model
     predicts as it did until g has moved from 0.
 
+    With ``after="energies"`` x stays as it is: attention of the last block's features is an energy of each atom, added
+    in the same way to the last readout's. What is far is then a sum over pairs of what both atoms hold, as with
+    charges, and parts of a system that are far from each other add up.
+
     Forces, virials and stress are derivatives of all of it: cells are strained as positions are. Only those directions
     repeat that ``pbc`` says: the wide cells that MACE puts around open directions are not read. Save with
     ``torch.save(model, path)``, run with ``MACECalculator``. TorchScript, ``compile_mode``, cuequivariance's layout,
@@ -48,7 +52,8 @@ def add_long_range(
 
     Args:
         model: a ``MACE`` or ``ScaleShiftMACE``, trained or not.
-        after: the blocks behind whose products attention comes, from 0 on. Behind the last it changes scalars alone.
+        after: the blocks behind whose products attention comes, from 0 on, or "energies". Behind the last block it
+            changes scalars alone.
         batch: some of the data, as MACE's loaders give it; the more like what comes later the better.
         width: of the narrowest kernel, in the unit of positions; ``None`` means half the model's ``r_max``.
         max_width, kernels, heads, lmax, error, method: of :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`.
@@ -68,10 +73,15 @@ def add_long_range(
     """
     if type(model) not in _LONG_RANGE:
         raise TypeError(f"model must be a MACE or ScaleShiftMACE without long range, got {type(model).__name__}")
-    count = len(model.products)
-    if not after or any(not isinstance(n, int) or not 0 <= n < count for n in after) or len(set(after)) < len(after):
-        raise ValueError(f"after must be different blocks from 0 to {count - 1}, got {after!r}")
-    for layout in (get_layout(getattr(model.products[n], "cueq_config", None)) for n in after):
+    count, energies = len(model.products), after == "energies"
+    blocks = (count - 1,) if energies else tuple(after)
+    if not blocks or any(not isinstance(n, int) or not 0 <= n < count for n in blocks) or len({*blocks}) < len(blocks):
+        raise ValueError(f'after must be "energies" or different blocks from 0 to {count - 1}, got {after!r}')
+    places = [model.readouts[-1]] if energies else [model.products[n] for n in blocks]
+    if type(places[0]) not in _WITH:
+        allowed = " or ".join(kind.__name__ for kind in _READOUTS)
+        raise TypeError(f"the last of the model's readouts must be a {allowed}, got {type(places[0]).__name__}")
+    for layout in (get_layout(getattr(model.products[n], "cueq_config", None)) for n in blocks):
         if layout != "mul_ir":
             raise ValueError(
                 f"model must have features in the layout mul_ir, as e3nn's, got {layout}: "
@@ -82,36 +92,38 @@ def add_long_range(
             for name, x in dict(batch.to_dict() if hasattr(batch, "to_dict") else batch).items()
             if isinstance(x, Tensor)}  # fmt: skip
     layers = []
-    for n, features in zip(after, _features(model, data, after), strict=True):  # before the model is touched
+    for n, (x, near) in zip(blocks, _seen(model, data, places), strict=True):  # before the model is touched
         irreps = o3.Irreps(model.interactions[n].hidden_irreps)
         attention = IrrepsEwaldAttention(
-            irreps, irreps, width=float(model.r_max) / 2 if width is None else width, max_width=max_width,
-            kernels=kernels, heads=heads, lmax=lmax, error=error, method=method,
+            irreps, "0e" if energies else irreps, width=float(model.r_max) / 2 if width is None else width,
+            max_width=max_width, kernels=kernels, heads=heads, lmax=lmax, error=error, method=method,
         )  # fmt: skip
-        layers.append(LongRangeFeatures(attention.to(like.device, like.dtype), gain, features, _atoms(data, None)))
-    for n, layer in zip(after, layers, strict=True):
-        model.products[n].__class__, model.products[n].long_range = LongRangeProduct, layer
+        layers.append(LongRangeFeatures(attention.to(like.device, like.dtype), gain, x, near, _atoms(data, None)))
+    for place, layer in zip(places, layers, strict=True):
+        place.__class__, place.long_range = _WITH[type(place)], layer
     model.__class__ = _LONG_RANGE[type(model)]
     return model
 
 
 class LongRangeFeatures(torch.nn.Module):
-    """Features and, times ``gain``, attention, in scales that were measured once, on these features and atoms."""
+    """What is near and, times ``gain``, attention of features, in scales that were measured once, on these atoms."""
 
     scale_in: Tensor
     scale_out: Tensor
 
-    def __init__(self, attention: IrrepsEwaldAttention, gain: float, x: Tensor, atoms: dict[str, Any]) -> None:
+    def __init__(
+        self, attention: IrrepsEwaldAttention, gain: float, x: Tensor, near: Tensor, atoms: dict[str, Any]
+    ) -> None:
         super().__init__()
         self.attention = attention
         self.gain = torch.nn.Parameter(x.new_tensor(gain))
         self.register_buffer("scale_in", _sizes(x, attention.irreps_in))
         with torch.no_grad():
             found = attention(x / self.scale_in, **atoms)
-        self.register_buffer("scale_out", self.scale_in / _sizes(found, attention.irreps_out))
+        self.register_buffer("scale_out", _sizes(near, attention.irreps_out) / _sizes(found, attention.irreps_out))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.gain * self.scale_out * self.attention(x / self.scale_in, **_atoms(*_DATA.get()))
+    def forward(self, x: Tensor, near: Tensor) -> Tensor:
+        return near + self.gain * self.scale_out * self.attention(x / self.scale_in, **_atoms(*_DATA.get()))
 
 
 class LongRangeProduct(EquivariantProductBasisBlock):
@@ -120,7 +132,30 @@ class LongRangeProduct(EquivariantProductBasisBlock):
     long_range: LongRangeFeatures
 
     def forward(self, node_feats: Tensor, sc: Tensor | None, node_attrs: Tensor) -> Tensor:
-        return self.long_range(super().forward(node_feats, sc, node_attrs))
+        near = super().forward(node_feats, sc, node_attrs)
+        return self.long_range(near, near)
+
+
+class LongRangeReadout(NonLinearReadoutBlock):
+    """MACE's readout, and the energy of what is far."""
+
+    long_range: LongRangeFeatures
+
+    def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
+        return self.long_range(x, super().forward(x, heads))
+
+
+class LongRangeLinearReadout(LinearReadoutBlock):
+    """MACE's linear readout, and the energy of what is far."""
+
+    long_range: LongRangeFeatures
+
+    def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
+        return self.long_range(x, super().forward(x, heads))
+
+
+_READOUTS: dict[type, type] = {NonLinearReadoutBlock: LongRangeReadout, LinearReadoutBlock: LongRangeLinearReadout}
+_WITH: dict[type, type] = {EquivariantProductBasisBlock: LongRangeProduct, **_READOUTS}
 
 
 class _Refusal:
@@ -200,16 +235,20 @@ def _atoms(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
     }
 
 
-def _features(model: MACE, data: dict[str, Any], after: Sequence[int]) -> list[Tensor]:
-    """What these products of the model give."""
-    found: dict[torch.nn.Module, Tensor] = {}
-    hooks = [p.register_forward_hook(lambda p, _, out: found.update({p: out.detach()})) for p in model.products]
+def _seen(model: MACE, data: dict[str, Any], places: Sequence[torch.nn.Module]) -> list[tuple[Tensor, Tensor]]:
+    """Of these products and readouts, the features that attention will see and what they give."""
+    found: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def see(place: torch.nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+        found[place] = (out if isinstance(place, EquivariantProductBasisBlock) else given[0]).detach(), out.detach()
+
+    hooks = [place.register_forward_hook(see) for place in places]
     try:
         model(dict(data), compute_force=False)
     finally:
         for hook in hooks:
             hook.remove()
-    return [found[model.products[n]] for n in after]
+    return [found[place] for place in places]
 
 
 def _sizes(x: Tensor, irreps: o3.Irreps) -> Tensor:

@@ -3,6 +3,7 @@
 import argparse
 import copy
 import io
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -27,6 +28,12 @@ pytestmark = [
     pytest.mark.usefixtures("double"),
 ]
 STEP = 1e-3
+AFTER = [(0,), (1,), (0, 1), "energies"]
+
+
+def layers(model, after):
+    """What is far, where attention comes after these blocks."""
+    return [model.readouts[-1].long_range] if after == "energies" else [model.products[n].long_range for n in after]
 
 
 def differences(function):
@@ -36,7 +43,7 @@ def differences(function):
 
 
 @pytest.mark.parametrize("kind", ["MACE", "ScaleShiftMACE"])
-@pytest.mark.parametrize("after", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("after", AFTER)
 def test_a_model_stays_as_it_was(kind, after, make):
     """At gain 0, in all it predicts; its parameters keep their names, and what was saved before loads."""
     model, batch = make(kind), batch_of(*mixed())
@@ -51,14 +58,14 @@ def test_a_model_stays_as_it_was(kind, after, make):
     assert not unexpected
     assert {name.split(".")[2] for name in missing} == {"long_range"}
     with torch.no_grad():
-        model.products[after[0]].long_range.gain.fill_(0.5)
+        layers(model, after)[0].gain.fill_(0.5)
     assert error(model(batch.to_dict())["energy"], before["energy"]) > 1e-4
 
 
-@pytest.mark.parametrize("kind", ["MACE", "ScaleShiftMACE"])
+@pytest.mark.parametrize(("kind", "after"), [("MACE", (0,)), ("ScaleShiftMACE", (0,)), ("ScaleShiftMACE", "energies")])
 @pytest.mark.parametrize("make_atoms", [salt, slab])
-def test_forces_and_stress_are_derivatives(kind, make_atoms, far):
-    model, atoms = far(kind=kind), make_atoms()
+def test_forces_and_stress_are_derivatives(kind, after, make_atoms, far):
+    model, atoms = far(kind=kind, after=after), make_atoms()
     out = model(batch_of(atoms).to_dict(), compute_stress=True)
     other = model(batch_of(atoms).to_dict())  # forces alone, without displacement
     assert error(other["forces"], out["forces"]) < 1e-9
@@ -108,9 +115,10 @@ def test_a_release_that_takes_no_displacement(far, monkeypatch):
         far()(data, compute_stress=True)
 
 
+@pytest.mark.parametrize("after", [(0,), "energies"])
 @pytest.mark.parametrize("reflect", [False, True])
-def test_equivariance(reflect, far):
-    model, r = far(), motion(reflect=reflect).numpy()
+def test_equivariance(reflect, after, far):
+    model, r = far(after=after), motion(reflect=reflect).numpy()
     systems = mixed()
     turned = [atoms.copy() for atoms in systems]
     for atoms in turned:
@@ -138,6 +146,31 @@ def test_what_is_far_counts_and_repeats(far):
     assert abs(energy(model, waters(12.0)) - energy(model, waters(13.0))) > 1e-9
     model.products[0].long_range.gain.data.zero_()
     assert abs(energy(model, waters(12.0)) - energy(model, waters(13.0))) < 1e-12
+
+
+@pytest.mark.parametrize("after", AFTER)
+def test_far_energies_are_of_pairs(after, far):
+    """Three molecules beyond all messages: with "energies" theirs are those of the pairs, else they are not."""
+    model, one = far(after=after), molecule("H2O")
+    found = 0.0
+    for those in itertools.product([0, 1], repeat=3):
+        atoms = one[:0]
+        for n in (n for n in range(3) if those[n]):
+            other = one.copy()
+            other.rotate(50 * n, "x")
+            other.translate([10.0 * n, 7.0 * (n == 1), 0.0])
+            atoms += other
+        found -= (-1) ** sum(those) * energy(model, atoms) if len(atoms) else 0.0
+    assert (abs(found) < 1e-10) == (after == "energies"), found
+
+
+def test_energies_beside_a_linear_readout(far):
+    """Of a model of one block."""
+    model, near = (far(after="energies", blocks=1, gain=gain) for gain in (0.5, 0.0))
+    atoms = waters(12.0)
+    alone = 2 * energy(near, atoms[:3])
+    assert abs(energy(near, atoms) - alone) < 1e-10
+    assert abs(energy(model, atoms) - alone) > 1e-6
 
 
 def test_scales_are_the_features(far, make):
@@ -224,7 +257,7 @@ def test_one_pbc_for_all_graphs(far):
     assert torch.equal(model(data | {"pbc": torch.tensor([True, True, True])})["energy"], wanted)
 
 
-@pytest.mark.parametrize("after", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("after", AFTER)
 def test_every_parameter_is_in_the_graph_from_the_start(after, far):
     """At gain 0 too, as DistributedDataParallel wants."""
     model = far(gain=0.0, after=after)
@@ -232,7 +265,8 @@ def test_every_parameter_is_in_the_graph_from_the_start(after, far):
     (out["energy"].sum() + out["forces"].square().sum() + out["stress"].square().sum()).backward()
     ours = {name: x.grad for name, x in model.named_parameters() if "long_range" in name}
     assert all(x is not None for x in ours.values())
-    assert [name for name, x in ours.items() if x.any()] == [f"products.{n}.long_range.gain" for n in after]
+    gains = [layer.gain for layer in layers(model, after)]
+    assert [name for name, x in ours.items() if x.any()] == [n for n, x in model.named_parameters() if x in {*gains}]
 
 
 def test_low_rank_adaptation(make):
@@ -321,8 +355,8 @@ def test_what_is_refused(far, make):
     for unknown, name in ((torch.nn.Linear(1, 1), "Linear"), (dipoles, "AtomicDipolesMACE"), (polar, "PolarMACE")):
         with pytest.raises(TypeError, match=f"MACE or ScaleShiftMACE without long range, got {name}"):
             add_long_range(unknown, batch=batch)
-    for after in ((), (2,), (0, 0), (-1,), ("0",)):
-        with pytest.raises(ValueError, match="after must be different blocks from 0 to 1, got"):
+    for after in ((), (2,), (0, 0), (-1,), ("0",), "energy"):
+        with pytest.raises(ValueError, match=r'after must be "energies" or different blocks from 0 to 1, got'):
             add_long_range(make(), after, batch=batch)
     without = {name: x for name, x in batch.to_dict().items() if name != "pbc"}
     with pytest.raises(ValueError, match="data must have pbc"):
