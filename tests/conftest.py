@@ -13,8 +13,14 @@ from hosts import HOSTS, missing
 
 
 @pytest.fixture(autouse=True)
-def _seed():
+def _alike():
+    """Every test starts alike; one that leaves another default dtype behind fails, and the next does not notice."""
     torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    yield
+    left = torch.get_default_dtype()
+    torch.set_default_dtype(before)
+    assert left == before, f"the test left {left} as the default dtype, it found {before}"
 
 
 @pytest.fixture

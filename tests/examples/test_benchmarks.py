@@ -1,7 +1,6 @@
 """What the benchmarks measure by: counts of work against brute force, the clock, the search, --device, and a run."""
 
 import argparse
-import cmath
 import itertools
 import math
 
@@ -12,7 +11,7 @@ from floor import Rates, floor_cells, floor_seconds
 from harness.devices import add_device, checked_device, index_of
 from longest import fast_lengths, search
 from measure import in_turn, measure, timings, warm_up
-from running import evaluate, evaluate_here, number, run
+from running import number, run
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -184,24 +183,6 @@ def test_vector_attention_counts():
     assert length.value == pytest.approx(float(cross.square().sum()), rel=1e-4, abs=1e-5)
 
 
-def test_fft_counts():
-    """Radix two: n / 2 log2 n butterflies of a complex product (6) and two sums (4); a real FFT takes half."""
-    operations = 0
-
-    def fft(x):
-        nonlocal operations
-        if len(x) == 1:
-            return x
-        even, odd = fft(x[::2]), fft(x[1::2])
-        odd = [cmath.exp(-2j * math.pi * n / len(x)) * c for n, c in enumerate(odd)]
-        operations += 10 * len(odd)
-        return [a + b for a, b in zip(even, odd, strict=True)] + [a - b for a, b in zip(even, odd, strict=True)]
-
-    signal = torch.randn(64)
-    torch.testing.assert_close(torch.tensor(fft(signal.tolist())), torch.fft.fft(signal), check_dtype=False)
-    assert 2 * counts.fft(64) == operations
-
-
 def test_clifford_mlp_counts():
     from tg_equiattn.nn.vector.clifford import MultivectorMLP
     from tg_equiattn.nn.vector.grades import Grades
@@ -273,43 +254,6 @@ def test_device_flag(capsys):
         checked_device("cuda:99")
 
 
-@pytest.mark.slow
-def test_every_script_says_that_there_is_no_cuda():
-    code = """
-import contextlib, io, os, pathlib, runpy, sys
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-sys.path.insert(0, str(pathlib.Path("../studies").resolve()))
-for path in sorted([*pathlib.Path("../studies").glob("*.py"), *pathlib.Path(".").glob("*.py")]):
-    text = path.read_text()
-    if "study.main(" in text or "add_device(parser)" in text or "add_arguments(parser" in text:
-        sys.argv, said = [str(path), "--device", "cuda"], io.StringIO()
-        with contextlib.redirect_stderr(said):
-            try:
-                runpy.run_path(str(path), run_name="__main__" if path.stem != "measure" else "")
-            except SystemExit as end:
-                said.write(str(end))
-        print(path.stem, "--device cuda: torch sees no CUDA device" in said.getvalue())
-"""
-    said = dict(line.split() for line in evaluate(code).splitlines())
-    scripts = {"associative_recall", "clifford_product", "crystals", "depots", "dynamics",
-               "e3nn_mixed_model", "escnn_mixed_model", "far_digits", "floor", "global_attention", "graph_attention",
-               "group_attention", "large_cloud", "linear_attention", "long_context", "long_range",
-               "matching", "molecules", "nbody", "pixel_graphs", "pyg_mixed_model", "rotated_digits",
-               "scaled_digits", "second_derivatives", "shape_clouds", "solid_shapes", "superpixel_digits"}  # fmt: skip
-    assert {name for name, right in said.items() if right == "True"} == scripts
-
-
-def test_verdict_on_the_materialised_formula():
-    code = """
-from group_attention import verdict
-base, ours = {"seconds": 1.0, "bytes": 3000}, {"seconds": 0.05, "bytes": 200}
-print(*verdict("C8", 64, 28, "forward", {"baseline": base, "eager": "-", "compiled": ours}))
-"""
-    said = evaluate_here(code)
-    assert "batch 64, forward, compiled against materialised: 20.0 times faster (wanted 10: reached)" in said
-    assert "15.0 times leaner (wanted 20: not reached)" in said
-
-
 RATES = "--rates", 1e10, 1e11, 1e9
 RUNS = {  # flags; how rows begin and how many there are; columns of the time, of the floor and of their ratio
     "clifford_product": (["--tokens", 200, "--variants", "eager"], "| 200 ", 2, None),
@@ -325,7 +269,6 @@ RUNS = {  # flags; how rows begin and how many there are; columns of the time, o
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_small_run(tmp_path, name):
     flags, begin, count, columns = RUNS[name]
@@ -339,16 +282,3 @@ def test_a_small_run(tmp_path, name):
             time, floor, ratio = (number(row[column]) for column in columns)
             assert ratio == pytest.approx(time / floor, rel=0.02)
         assert "out of memory" not in row
-
-
-@pytest.mark.slow
-def test_longest_context(tmp_path):
-    result = run("benchmarks/long_context.py", "--longest", "--memory-limit", 0.05, "--start", 512, "--directions",
-                 "forward", "--output", tmp_path / "table.md", "--layers", "hyena")  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    rows = [line for line in (tmp_path / "longest.md").read_text().splitlines() if line.startswith("| hyena")]
-    assert len(rows) == 1
-    tokens, _, used, limit = rows[0].split("|")[3:-1]
-    assert 512 < int(tokens.replace(",", "")) < 100_000
-    assert float(limit) == 0.05
-    assert 0.01 < float(used) < 0.08

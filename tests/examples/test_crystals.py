@@ -82,26 +82,6 @@ def test_crystals_are_neutral_and_described_in_many_ways(few):
     assert (other.energies - few.energies).abs().min() > 1e-3
 
 
-def test_open_clouds(few):
-    """Pairs one by one; a crystal with all cells far apart tends to them."""
-    from data.periodic_charges import crystals_at, opened
-
-    alone = opened(few, 0.4)
-    assert (alone.cells == 0).all()
-    charges, positions = few.charges[1].tolist(), few.positions[1].clone().requires_grad_()
-    energy = torch.zeros((), dtype=torch.float64)
-    for i, j in itertools.combinations(range(4), 2):
-        distance = (positions[i] - positions[j]).square().sum().sqrt()
-        energy = energy + charges[i] * charges[j] * torch.erf(distance / 0.8) / distance
-    (slope,) = torch.autograd.grad(energy, positions)
-    assert float(alone.energies[1]) == pytest.approx(energy.item(), rel=1e-12)
-    torch.testing.assert_close(alone.forces[1], -slope, rtol=0, atol=1e-12)
-    apart = [crystals_at(few.charges, few.positions, side * torch.eye(3).expand(3, 3, 3).double(), 0.4)
-             for side in (9.0, 18.0)]  # fmt: skip
-    coarse, fine = ((part.energies - alone.energies).abs().max() for part in apart)
-    assert fine < 0.2 * coarse  # the dipole's, with the volume
-
-
 @pytest.mark.parametrize("radius", [1.2, 4.2])
 def test_edges(few, radius):
     """All images within the radius, one by one, an atom's own images and atoms outside the cell among them."""
@@ -131,64 +111,3 @@ def test_what_each_model_tells_apart(few, make, kind):
     for other in same(few).values():
         assert change(model, few, other, units) < 1e-10
         assert change(model, alone, opened(other, 0.4), units) > 1e-2
-
-
-def test_zero_cells_are_open(few, make):
-    """To messages as cells so large that no image is near."""
-    from crystals import Units
-    from data.periodic_charges import opened
-
-    model, (charges, positions, cells, _) = make("none"), Units.of(opened(few, 0.4)).tensors(few, torch.float64)
-    wide = 16 * torch.eye(3).expand_as(cells).to(cells)
-    with torch.no_grad():
-        alone, far, near = (model(charges, positions, given) for given in (0 * cells, wide, cells))
-    torch.testing.assert_close(far, alone, rtol=0, atol=1e-12)
-    assert (near - alone).abs().min() > 1e-3
-
-
-@pytest.mark.parametrize("kind", OPERATORS)
-def test_forces_are_derivatives_and_turn_along(few, make, kind):
-    from crystals import Units, predict
-    from e3nn import o3
-
-    model, (charges, positions, cells, target) = make(kind), Units.of(few).tensors(few, torch.float64)
-
-    def run(positions, cells=cells):
-        return predict(model, [charges, positions, cells, target])[0].detach()
-
-    out, step = run(positions), 1e-5 * torch.randn_like(positions)
-    ahead, behind = run(positions + step), run(positions - step)
-    rise = (ahead - behind)[:, 0, 0] * 2  # energies come over the root of 4
-    work = -2 * (out[..., 1:] * step).sum((1, 2))
-    torch.testing.assert_close(rise, work, rtol=1e-5, atol=1e-8 * float(out.abs().max()))
-    turn = o3.rand_matrix(dtype=torch.float64)
-    turned = run(positions @ turn.T, cells @ turn.T)
-    assert (turned[..., 0] - out[..., 0]).abs().max() < 1e-6 * out.abs().max()  # constants are float32
-    assert (turned[..., 1:] - out[..., 1:] @ turn.T).abs().max() < 1e-6 * out.abs().max()
-
-
-@pytest.mark.parametrize("kind", OPERATORS)
-def test_what_reaches_far(make, kind):
-    """Charges farther apart than messages go: without attention the force on one hangs on nothing of the other."""
-    from crystals import predict
-
-    model = make(kind, side=9.0)
-    charges, cells = torch.tensor([[1.0, -1.0, 1.0, -1.0]]).double(), 9 * torch.eye(3)[None].double()
-    positions = torch.tensor([[[0.5, 0, 0], [8.9, 0.5, 0], [4.5, 4.0, 4.0], [4.0, 4.5, 4.0]]]).double()
-    data = [charges, positions, cells, torch.zeros(1, 4, 4).double()]
-    out, _ = predict(model, data)
-    changed, _ = predict(model, [charges[:, [0, 1, 3, 2]], *data[1:]])
-    apart = (changed - out)[:, :2, 1:].abs().max()
-    assert apart == 0 if kind == "none" else apart > 1e-4
-    assert out[:, :2, 1:].abs().max() > 1e-3  # they see each other through a face of the cell
-
-
-def test_units(few):
-    from crystals import Units
-
-    units = Units.of(few)
-    _, _, _, target = units.tensors(few, torch.float64)
-    torch.testing.assert_close(units.energies(target), few.energies / 4, rtol=1e-12, atol=0)
-    torch.testing.assert_close(target[..., 1:] * units.scale, few.forces, rtol=1e-12, atol=0)
-    assert float(target[..., 1:].square().mean()) == pytest.approx(1)
-    assert float(target[:, 0, 0].mean()) == pytest.approx(0, abs=1e-12)

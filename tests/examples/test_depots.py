@@ -61,40 +61,6 @@ def test_what_is_exact(study, task):
         assert ((turn - out).abs().max() < 1e-5 * size) == by_lengths, name
 
 
-@pytest.mark.parametrize("name", ["far offsets", "content", "far offsets, near only"])
-def test_what_reaches_far(study, name):
-    """Whether the place of a far node is seen in one layer."""
-    torch.manual_seed(0)
-    settings = small(study, "displacement", name)
-    data = Batch.from_data_list(study.graphs(settings, 1, 1, 1))
-    model = study.build(settings).eval()
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            torch.nn.init.normal_(parameter, std=0.3)
-    far = int((data.pos - data.pos[0]).norm(dim=1).argmax())
-    assert far not in data.edge_index[:, (data.edge_index == 0).any(0)]
-    with torch.no_grad():
-        before = model(data)[0]
-        data.pos[far] += 5.0  # along edges that stay
-        change = (model(data)[0] - before).abs().max()
-    assert (change > 1e-4) == (name == "far offsets")
-
-
-def test_shifts_are_for_training(study):
-    """And turns, where the task is the distance."""
-    for task, name, moves in [
-        ("displacement", "Performer", False),
-        ("displacement", "Performer, centred", False),
-        ("displacement", "dense, shifts", True),
-        ("distance", "Performer, centred", True),
-    ]:
-        settings = small(study, task, name)
-        data, model = Batch.from_data_list(study.graphs(settings, 2, 1, 1)), study.build(settings)
-        first, second = model.train()._places(data), model._places(data)
-        assert torch.equal(first, second) != moves
-        assert torch.equal(model.eval()._places(data), model._places(data))
-
-
 def test_the_error_is_a_share_of_the_variance(study):
     """Of a model that predicts targets' mean it is one."""
     settings = small(study, "displacement", "GATv2")

@@ -35,21 +35,6 @@ def test_velocity_verlet_is_of_second_order_and_reversible():
     torch.testing.assert_close(-back.velocities, velocities, rtol=0, atol=1e-12)
 
 
-def test_the_trap_and_its_temperature():
-    from data.verlet import equilibrated, maxwell, trapped
-    from dynamics import Dynamics
-
-    positions, _ = start(2, 3)
-    energy, force = trapped(lambda x: (0 * x.sum((1, 2)), 0 * x), 3.0)(positions)
-    torch.testing.assert_close(energy, 1.5 * positions.square().sum((1, 2)))
-    torch.testing.assert_close(force, -3 * positions)
-    assert maxwell(torch.zeros(4000), 2.0, torch.Generator().manual_seed(0)).var() == pytest.approx(2, rel=0.1)
-    settings = Dynamics(side=6.0, temperature=0.5)
-    free = trapped(lambda x: (0 * x.sum((1, 2)), 0 * x), settings.stiffness)
-    spread = equilibrated(free, torch.zeros(400, 2, 3, dtype=torch.float64), 0.5, 0.1, 9, 20, seed=1)
-    assert spread.var() == pytest.approx(6.0**2 / 12, rel=0.15)  # as points anywhere in the box
-
-
 @pytest.mark.parametrize("operator", ["none", "EwaldAttention", "SE3HyenaOperator", "VectorSelfAttention"])
 def test_forces_are_derivatives_of_energies(operator):
     """The exact ones' and those of a model with each operator, in the units they learn in."""
@@ -138,33 +123,3 @@ def test_whose_energy_jumps_where_two_points_exchange_radii(operator):
         below, above = (middle, above) if first(middle) == int(radii[0]) else (below, middle)
     change = float((potential(positions + above * way)[0] - potential(positions + below * way)[0]).abs())
     assert change > 1e-3 if operator == "SE3HyenaOperator" else change < 1e-6
-
-
-def test_clouds():
-    from dynamics import Dynamics, clouds
-
-    settings = Dynamics(train=8, charges=6)
-    parts = clouds(settings)
-    assert [len(part.charges) for part in parts] == [8, 2, 2]
-    assert all((part.charges.sum(1) == 0).all() for part in parts)
-    assert torch.equal(parts[2].positions, clouds(settings)[2].positions)
-
-
-def test_messages_are_smooth():
-    """Also where two points meet, though the direction of their edge turns about there."""
-    from baselines.message_passing import HIDDEN, ChannelwiseMessagePassing
-
-    torch.manual_seed(0)
-    edge_index, x = torch.tensor([[0, 1], [1, 0]]), HIDDEN.randn(2, -1).double()
-    layer = ChannelwiseMessagePassing(HIDDEN, 2.0, 3.0).double()
-
-    def out(place):
-        pos = torch.tensor([[0.0, 0, 0], [place, 0, 0]], dtype=torch.float64)
-        return layer(x, pos, edge_index).detach()
-
-    step = 1e-4  # at a jump the first were of order 1, at a kink the second of order 1e-4
-    assert (out(step) - out(-step)).abs().max() < 100 * step
-    assert (out(step) - 2 * out(0.0) + out(-step)).abs().max() < 1000 * step**2
-    assert (out(1.0) - out(-1.0)).abs().max() > 1e-2
-    assert (out(2 - 1e-3) - out(2 + 1e-3)).abs().max() < 1e-9
-    assert (out(1.0) - out(2.0)).abs().max() > 1e-2

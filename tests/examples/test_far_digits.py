@@ -59,13 +59,6 @@ def test_labels_and_turns(canvases):
     assert from_one_digit(torn, torn) == pytest.approx(100 * 5 / 6)
 
 
-def test_the_gap_must_fit():
-    from data.far_digits import far_digits
-
-    with pytest.raises(ValueError, match="size must be at least 30 for two digits with a gap of 14, got 28"):
-        far_digits(2, 2, 28, 14)
-
-
 @pytest.mark.parametrize(
     "name",
     ["window attention", "global attention", "global, starting near", "exact attention", "G-CNN", "G-CNN + mean"],

@@ -9,8 +9,6 @@ import torch
 from hosts import missing
 from running import EXAMPLES
 
-pytestmark = pytest.mark.slow
-
 LABELS = """
 from ase.build import molecule
 from ase.calculators.emt import EMT

@@ -22,13 +22,21 @@ def test_shares_are_the_points(large_cloud, world):
     assert bool(((whole[:, :3] >= 0) & (whole[:, :3] < 1)).all())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "layer", [["EwaldAttention"], ["EwaldAttention", "--method", "waves"], ["PositionalPerformerAttention"]]
-)
-def test_large_cloud(layer, tmp_path):
+def test_large_cloud(tmp_path):
     """The same outputs and gradients over one process and over two."""
-    options = ["--points", 20_000, "--processes", 1, 2, "--repeats", 1, "--layer", *layer, "--output", tmp_path]
+    options = [
+        "--points",
+        20_000,
+        "--processes",
+        1,
+        2,
+        "--repeats",
+        1,
+        "--layer",
+        "EwaldAttention",
+        "--output",
+        tmp_path,
+    ]
     result = run("studies/large_cloud.py", *options)
     assert result.returncode == 0, result.stderr
     rows = [line.split("|")[1:-1] for line in (tmp_path / "large_cloud.md").read_text().splitlines()[4:]]
@@ -37,10 +45,3 @@ def test_large_cloud(layer, tmp_path):
         assert float(rows[1][column]) == pytest.approx(float(rows[0][column]), rel=1e-4)
     assert all(number(row[2].split()[0]) > 0 and number(row[3].split()[0]) > 0 for row in rows)
     assert (tmp_path / "large_cloud.png").is_file()
-
-
-@pytest.mark.slow
-def test_bad_arguments():
-    result = run("studies/large_cloud.py", "--points", 0)
-    assert result.returncode == 2
-    assert "--points must be positive, got 0" in result.stderr

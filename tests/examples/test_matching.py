@@ -1,7 +1,6 @@
 """Canvases with a pair of equal patterns, and the study of which networks find it."""
 
 import dataclasses
-import time
 
 import pytest
 import torch
@@ -101,32 +100,3 @@ def test_logits_are_sums_of_two_cells(study):
     two = study.draw(7, 2, 3, seed=1)
     logits, _ = study.predict(Numbers(), two)
     assert torch.equal(logits, torch.stack([torch.zeros(7), two.places.sum(1).float()], 1))
-
-
-def test_the_rate_is_that_of_validation(study):
-    """Tables show rows of the learning rate and norm that validation canvases, not those of the test, choose."""
-
-    def row(rate, seed, cells, value, validation):
-        settings = {
-            "models": ["frames"], "cells": [cells], "seeds": [seed], "epochs": 10, "learning_rate": rate,
-            "norm": "layer", "train": 1920, "batch": 32,
-        }  # fmt: skip
-        more = {"curve": [[5, validation], [10, validation - 7]]}
-        return study.Row("matching", "accuracy", value, 15000, 3.0, "", "", "", settings, more)
-
-    rows = [row(0.01, 0, 4, 60.0, 71.0), row(0.03, 0, 4, 80.0, 70.0), row(0.01, 1, 4, 62.0, 50.0)]
-    rows += [row(0.03, 0, 2, 99.0, 99.0), row(0.01, 0, 2, 90.0, 90.0)]
-    assert "| frames | 90.0 | 61.0 ± 1.4 | 15,000 | 3 | 0.01, layer |" in study.accuracies(rows)
-    assert "| chance | 50.0 | 16.7 |" in study.accuracies(rows)
-    assert "| frames | 600 | 3 | 61.0 ± 1.4 |" in study.times(rows)
-    assert "| frames | 71.0 | 70.0 |" in study.rates(rows)
-
-
-def test_seconds_are_those_of_steps(study, tmp_path):
-    """Less than the processor's of the whole run, which also draws, checks and saves."""
-    settings = dataclasses.replace(
-        study.PRESETS["quick"], models=("frames",), cells=(2,), output=tmp_path, progress=False
-    )
-    start = time.process_time()
-    outcome = study.train(settings)
-    assert 0 < outcome.seconds < time.process_time() - start

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from image_writers import write_cifar, write_mnist
+from image_writers import write_cifar
 from running import rows_of, run_here
 
 TINY = ("--quick", "--no-progress")
@@ -72,35 +72,9 @@ def test_shiftable(pixels):
         ]
 
 
-def test_batches_are_the_images(pixels):
-    """Graphs made on demand hold the images that were asked for."""
-    settings = pixels.PixelGraphs(size=9, max_distance=2)
-    part = pixels.parts(settings)[0]
-    (batch, *_) = pixels.batches(part, 7, 3, settings)
-    assert batch.num_graphs == 3
-    torch.testing.assert_close(batch.x.view(3, 9, 9), part[:3][0][:, 0])
-    assert batch.y.tolist() == part[:3][1].tolist()
-    assert len(pixels.batches(part, 7, 3, settings)) == 3
-    assert pixels.batches(part, 10_000, 3, settings).length == 1200
-
-
 def test_the_full_preset_is_the_papers_model(pixels):
     full = pixels.build(1, dataclasses.replace(pixels.PRESETS["full"], positions=("absolute",)))
     assert sum(p.numel() for p in full.parameters()) == pytest.approx(4.7e6, rel=0.02)  # the paper's Table 1
-
-
-def test_mnist_files(tmp_path, pixels):
-    """There is no part to choose the epoch with; label 1 alone is shifted."""
-    write_mnist(tmp_path, train=9, test=9, margin=9)
-    settings = pixels.PixelGraphs(data=tmp_path, size=28, label=1)
-    with pytest.warns(UserWarning, match="a subset"):
-        training, validation, testing = pixels.parts(settings)
-    assert (len(training), validation, len(testing)) == (9, None, 9)
-    images, labels = pixels.movable(testing[:], settings)
-    assert labels.tolist() == [1]
-    torch.testing.assert_close(images, pixels.floats(testing[1:2][0]))
-    images, labels = pixels.movable(testing[:], dataclasses.replace(settings, label=None, size=32, shift=10))
-    assert images.shape == (9, 1, 32, 32)
 
 
 def test_cifar_files(tmp_path):
@@ -113,14 +87,6 @@ def test_cifar_files(tmp_path):
     assert len(row.more["curve"]) == 1
     assert "shifts" not in row.more
     assert "No test image can be shifted so far" in result.stdout
-
-
-def test_bad_files(tmp_path, pixels):
-    write_mnist(tmp_path)
-    labels = tmp_path / "train-labels-idx1-ubyte"
-    labels.unlink()
-    with pytest.raises(SystemExit, match=f"{labels} is missing"):
-        pixels.parts(pixels.PixelGraphs(data=tmp_path))
 
 
 # The mixed model

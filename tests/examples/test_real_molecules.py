@@ -87,16 +87,6 @@ def test_what_is_not_known_is_not_learned():
     torch.testing.assert_close(graphs[0]["target"][:, 1:] * units.scale, torch.tensor(pos).float())
 
 
-def test_systems_lack_what_they_should():
-    from data.tight_binding import chain, salt
-
-    assert sorted(chain(False)[0]) == [1] * 2 + [6] * 10
-    assert sorted(chain(True)[0]) == [1] * 3 + [6] * 10
-    whole, lacking = salt(False)[0], salt(True)[0]
-    assert ((whole == 11).sum(), (whole == 17).sum()) == (9, 8)
-    assert ((lacking == 11).sum(), (lacking == 17).sum()) == (8, 8)
-
-
 def test_computed_forces_are_slopes():
     pytest.importorskip("tblite")
     from data.tight_binding import chain, computed
@@ -107,19 +97,6 @@ def test_computed_forces_are_slopes():
     pos = pos + 0.05 * np.random.default_rng(0).normal(size=pos.shape)
     before, here, after = (computed("GFN2-xTB", numbers, pos + n * step, 1) for n in (-1, 0, 1))
     assert here.forces[3, 1] == pytest.approx((before.energy - after.energy) / 2e-3, abs=2e-4)
-
-
-def test_fragments_part():
-    from data.published_molecules import Molecule
-    from real_molecules import moved_apart
-
-    pos = np.random.default_rng(0).normal(size=(5, 3))
-    molecule = Molecule(np.ones(5, int), pos, 0.0, None, {"indexB": "2"})
-    further, along = moved_apart(molecule, 3.0)
-    np.testing.assert_allclose(further.pos[:2], pos[:2])
-    np.testing.assert_allclose(further.pos[2:] - pos[2:], np.tile(3 * along, (3, 1)))
-    gap = pos[2:].mean(0) - pos[:2].mean(0)
-    np.testing.assert_allclose(np.linalg.norm(gap + 3 * along), np.linalg.norm(gap) + 3)
 
 
 @pytest.mark.parametrize("name", ["cumulenes", "dimers"])

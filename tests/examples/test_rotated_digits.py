@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from image_writers import AMAT, write_mnist, write_rotmnist
+from image_writers import AMAT, write_rotmnist
 from running import rows_of, run_here
 
 TINY = {"channels": 4, "heads": 1, "head_channels": 2, "blocks": 1, "size": 8}
@@ -34,37 +34,6 @@ def test_published_files_choose_the_epoch(tmp_path):
     assert again.returncode != 0
     assert str(tmp_path / AMAT["test"]) in again.stderr.strip().splitlines()[-1]
     assert "Traceback" not in again.stderr
-
-
-@pytest.mark.filterwarnings("ignore:.*a subset:UserWarning")
-def test_mnist_is_rotated_and_parted(tmp_path):
-    """Seven tenths to train on, the rest to test on; 28 x 28 or the means of 2 x 2 of these."""
-    from data.rotated_digits import rotated_mnist
-
-    write_mnist(tmp_path, test=20)
-    for path in tmp_path.glob("train*"):
-        path.unlink()  # which are not needed
-    whole, none, test = rotated_mnist(tmp_path, 28, None)
-    assert none is None
-    assert whole[0].shape == (14, 1, 28, 28)
-    assert test[0].shape == (6, 1, 28, 28)
-    assert [*whole[1], *test[1]] == [n % 10 for n in range(20)]
-    assert 0.1 < whole[0].max() <= 1
-    (half, labels), *_ = rotated_mnist(tmp_path, 14, 3)
-    assert labels.tolist() == [0, 1, 2]
-    means = whole[0][:3].unflatten(3, (14, 2)).unflatten(2, (14, 2)).mean((3, 5))
-    torch.testing.assert_close(half, means)
-
-
-def test_runs_leave_out_what_is_the_same_model(digits):
-    settings = digits.RotatedDigits(
-        models=("Z2_SA", "R4_SA", "C4 G-CNN"), relation=("gsa", "lifted"), kernel_size=(5, 0), seeds=(7,)
-    )
-    runs = [(run.models[0], run.relation[0], run.kernel_size[0]) for run in settings.runs()]
-    assert runs == [
-        ("Z2_SA", "ge_vit", 5), ("Z2_SA", "ge_vit", 0), ("R4_SA", "gsa", 5), ("R4_SA", "gsa", 0),
-        ("R4_SA", "lifted", 5), ("R4_SA", "lifted", 0), ("C4 G-CNN", "ge_vit", 3),
-    ]  # fmt: skip
 
 
 def test_a_quarter_turn_of_the_data_is_exact():

@@ -54,34 +54,9 @@ def test_equals_slow_evaluation(on_device, model):
         torch.testing.assert_close(torch.cat([got[0][b], got[1][b].flatten(-2)], -1), wanted, rtol=1e-10, atol=1e-12)
 
 
-def test_ragged_equals_alone_and_nan_stays(on_device, model):
-    scalars, vectors, pos = sample(3, 13)
-    lengths = torch.tensor([13, 5, 1])
-    beyond = torch.arange(13) >= lengths[:, None]
-    for x in (scalars, vectors, pos):
-        x[beyond] = torch.nan
-    got = model(scalars, vectors, lengths, pos=pos)
-    for b, n in enumerate(lengths.tolist()):
-        alone = model(scalars[b : b + 1, :n], vectors[b : b + 1, :n], pos=pos[b : b + 1, :n])
-        for part, wanted in zip(got, alone, strict=True):
-            torch.testing.assert_close(
-                part[b] if model.module.pool else part[b, :n], wanted[0], rtol=1e-12, atol=1e-12
-            )  # fmt: skip
-    sum(part.sum() for part in got).backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
 def test_translations_but_no_rotations(on_device, model):
     scalars, vectors, pos = sample(2, 11)
     out = model(scalars, vectors, pos=pos)[1]
     assert error(model(scalars, vectors, pos=pos + 3)[1], out) < 1e-10
     r = motion()
     assert error(model(scalars, move(vectors, r), pos=move(pos, r))[1], move(out, r)) > 1e-2
-
-
-@pytest.mark.parametrize("kind", [Hyena, Transformer])
-def test_bad_arguments(kind):
-    """The rest is checked by the shell."""
-    for name in ("channels", "depth"):
-        with pytest.raises(ValueError, match=f"^{name} must be a positive"):
-            kind(1, 1, **{name: 0})

@@ -57,17 +57,6 @@ def test_surfaces_are_closed(surfaces, name):
         assert there == back
 
 
-def test_tubes_are_tubes(surfaces):
-    """Each cross-section is a circle about the curve, of a radius that leaves the strands apart."""
-    for name in ("ring", "coil", "trefoil", "figure eight"):
-        vertices, _ = surfaces.SHAPES[name](np.random.default_rng(1))
-        sections = vertices.reshape(192, 16, 3)
-        curve = sections.mean(1, keepdims=True)
-        radii = np.linalg.norm(sections - curve, axis=2)
-        np.testing.assert_allclose(radii, radii[0, 0], rtol=1e-9)
-        assert surfaces.TUBE[0] <= radii[0, 0] <= surfaces.TUBE[1]
-
-
 def test_farthest_first_and_nearest():
     from shape_clouds import farthest_first, nearest
 

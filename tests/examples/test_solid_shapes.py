@@ -103,13 +103,3 @@ def test_what_models_are_invariant_under(study, name):
     if "no rotations" in name:
         assert worst["rotations"] > 1e-3
     assert worst["rotations"] == equivariance_error(model, octahedral(), boxes)
-
-
-def test_accuracy_and_hands(study):
-    """Of a table of what was taken for what; hands count among those taken for the right curve."""
-    table = torch.diag(torch.full((8,), 4))
-    table[4, 4], table[4, 5] = 1, 3  # right knots taken for left ones
-    table[6, 6], table[6, 0] = 2, 2  # right coils taken for ellipsoids
-    row = study.Row("solid_shapes", "accuracy", 0.0, 0, 0.0, "", "", "", {}, {"confusions": {"turned": table.tolist()}})
-    assert study.accuracy(row, "turned") == pytest.approx(100 * 27 / 32)
-    assert study.handedness(row, "turned") == pytest.approx(100 * 11 / 14)

@@ -6,23 +6,15 @@ import re
 from importlib import import_module
 
 import pytest
-import torch
 from devices import DEVICES
 from report import STUDIES, kind_of
 from running import rows_of, run, run_here
-
-SLOW = "superpixel_digits", "shape_clouds", "far_digits", "long_range", "solid_shapes", "matching", "molecules"
 
 REFUSED = {
     "rotated_digits": [
         ({"size": 9}, "--size must be even where the models pool 2 x 2, got 9"),
         ({"kernel_size": (3, 4)}, "--kernel-size must be odd, or 0, got 4"),
         ({"crops": (1,)}, "--crops must be 2 numbers"),
-        ({"crops": (3, 3)}, "--crops must leave some of 16 x 16 pixels"),
-        ({"pool": 3}, "--pool must be from 0 to the number of blocks, 2, got 3"),
-        ({"dropout": 1.0}, "--dropout must be from 0 to below 1"),
-        ({"train_images": 0}, "--train-images must be positive"),
-        ({"patience": 2}, "--patience needs validation data"),
     ],
     "escnn_mixed_model": [
         ({"size": 9}, "--size must be even"),
@@ -33,12 +25,14 @@ REFUSED = {
         ({"size": 7}, "--size must"),
         ({"heads": 3}, "--channels must"),
         ({"shift": 8}, "--shift must"),
-        ({"dropout": 1.0}, "--dropout must"),
-        ({"max_distance": 0}, "--max-distance must be"),
-        ({"shift": 0}, "--shift must be"),
     ],
-    "pyg_mixed_model": [({"canvas": 19}, "--canvas must"), ({"heads": 5}, "--channels must")],
-    "associative_recall": [({"lengths": (32, 7)}, r"--lengths must be even and at least 2, got \[32, 7\]")],
+    "pyg_mixed_model": [
+        ({"canvas": 19}, "--canvas must"),
+        ({"heads": 5}, "--channels must"),
+    ],
+    "associative_recall": [
+        ({"lengths": (32, 7)}, "--lengths must be even and at least 2, got \\[32, 7\\]"),
+    ],
     "long_range": [
         ({"charges": 7}, "--charges must be even"),
         ({"train": 2}, "--train must be at least 4"),
@@ -48,14 +42,11 @@ REFUSED = {
         ({"charges": 7}, "--charges must be even"),
         ({"train": 2}, "--train must be at least 4"),
         ({"cutoff": (2.0, -1.0)}, "--cutoff must be positive"),
-        ({"max_width": 0.0}, "--max-width must be positive"),
     ],
     "dynamics": [
         ({"charges": 7}, "--charges must be even"),
         ({"dt": 0.0}, "--dt must be positive"),
         ({"temperature": -1.0}, "--temperature must be positive"),
-        ({"steps": 1234}, "--steps must be a multiple of 10 and of --samples 200, got 1234"),
-        ({"boxes": 3, "train": 8}, "--boxes must be at most a quarter of --train 8, got 3"),
     ],
     "superpixel_digits": [
         ({"heads": 5}, "--channels must divide among --heads 5, got 32"),
@@ -65,20 +56,16 @@ REFUSED = {
         ({"points": 100}, "--points must be a multiple of 32"),
         ({"points": 224}, "of 32 --neighbors at least"),
         ({"channels": 9}, "--channels must divide among --heads 2"),
-        ({"noise": -1.0}, "--noise must be positive"),
     ],
     "molecules": [
         ({"train": 2}, "--train must be at least 4"),
         ({"most": 10}, "--most must be at least 2 and --fewest 20, got 10"),
         ({"channels": 10}, "--channels must divide among --heads 4, got 10"),
-        ({"cutoff": 0.0}, "--cutoff must be positive"),
     ],
     "far_digits": [
         ({"size": 34}, "--size must be a multiple of 4 and at least 30, got 34"),
         ({"kernel_size": 4}, "--kernel-size must be odd, got 4"),
         ({"gap": 13}, "--gap must be at least 14, which windows do not bridge, got 13"),
-        ({"gap": 20, "blocks": 2, "kernel_size": 5, "size": 64}, "--gap must be at least 26"),
-        ({"num_features": 0}, "--num-features must be positive, got 0"),
     ],
     "solid_shapes": [
         ({"size": 12}, "--size must be a multiple of 8, got 12"),
@@ -88,15 +75,14 @@ REFUSED = {
         ({"scales": 1}, "--scales must be at least 2, got 1"),
         ({"margin": -1}, "--margin must be at least 0, got -1"),
         ({"train_images": 1500}, "--train-images and --test-images must be 1700 of 1797 at most together, got 1900"),
-        ({"heads": 0}, "--heads must be positive, got 0"),
     ],
     "matching": [
-        ({"cells": (4, 10)}, r"--cells must be in 2 ... 9, got 10"),
+        ({"cells": (4, 10)}, "--cells must be in 2 ... 9, got 10"),
         ({"heads": 0}, "--heads must be positive, got 0"),
     ],
     "real_molecules": [
         ({"after": 2}, "--after must be 0 or 1, got 2"),
-        ({"kernels": (1, 2)}, r"--kernels must be numbers of .* and of ripples, got \[1, 2\]"),
+        ({"kernels": (1, 2)}, "--kernels must be numbers of .* and of ripples, got \\[1, 2\\]"),
         ({"cutoff": 0.0}, "--cutoff must be positive, got 0"),
     ],
     "depots": [
@@ -107,17 +93,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("name", "wrong", "said"), [(name, *case) for name in REFUSED for case in REFUSED[name]])
-def test_settings_that_cannot_be(name, wrong, said):
-    with pytest.raises(ValueError, match=said):
-        kind_of(import_module(name))(**wrong).check()
-
-
 @pytest.mark.parametrize("name", STUDIES)
-def test_presets_are_allowed(name):
+def test_settings(name):
+    """Presets can be; others are refused."""
     module = import_module(name)
     for settings in (kind_of(module)(), *module.PRESETS.values()):
         settings.check()
+    for wrong, said in REFUSED.get(name, []):
+        with pytest.raises(ValueError, match=said):
+            kind_of(module)(**wrong).check()
 
 
 SIZES = {  # the largest model's parameters over the smallest's
@@ -126,7 +110,6 @@ SIZES = {  # the largest model's parameters over the smallest's
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_models_are_of_one_size(name):
     from harness.training import parameters
@@ -180,24 +163,9 @@ def check_pyg_mixed_model(rows, module, folder):
     assert by_name["local only"].parameters == pytest.approx(by_name["ours"].parameters, rel=0.2)
 
 
-def check_nbody(rows, module, folder):
-    assert len({row.more["linear"][0] for row in rows}) == 1  # all on the same systems
-    assert all(0 < row.value < 10 for row in rows)
-
-
-def check_associative_recall(rows, module, folder):
-    assert all(0 < row.value < 20 for row in rows)
-    zeros = {(row.setting("vocabulary"), row.setting("lengths"), row.more["zero"]) for row in rows}
-    assert len(zeros) == 4  # all models are tested on the same answers
-
-
 def check_e3nn_mixed_model(rows, module, folder):
     assert all(row.more["equivariance"] < 1e-5 for row in rows)
     assert len({row.parameters for row in rows}) == 4
-
-
-def check_long_range(rows, module, folder):
-    assert all(math.isfinite(x) and x > 0 for row in rows for boxes in module.BOXES for x in row.more[boxes])
 
 
 def check_crystals(rows, module, folder):
@@ -217,34 +185,6 @@ def check_crystals(rows, module, folder):
     assert list(module.report(both, folder)) == ["transfer"]
 
 
-def check_dynamics(rows, module, folder):
-    for row in rows:
-        for moved in (row.more["motion"], row.more["exact"]):
-            assert len(moved["energies"]) == 11
-            assert len(moved["drift"]) == len(moved["jump"]) == 2
-            assert all(math.isfinite(x) for x in moved["drift"] + moved["fluctuation"] + moved["energies"])
-    text = (folder / "energies.md").read_text()
-    assert text.index("exact forces") < text.index("| none") < text.index("| SE3HyenaOperator")
-
-
-def check_superpixel_digits(rows, module, folder):
-    for row in rows:
-        exact = "angles" if "lengths" in row.setting("models") else "shifts"
-        if row.setting("models").startswith("ours"):
-            assert row.more["change"][exact] < 1e-5
-        assert set(row.more["shifts"]) == {"4", "16"}
-        assert len(row.more["curve"]) == 1  # on what was held out
-    assert "turned in training" in (folder / "accuracy.md").read_text()
-
-
-def check_shape_clouds(rows, module, folder):
-    assert all(math.isfinite(x) for row in rows for x in (*row.more["accuracy"].values(), *row.more["change"].values()))
-
-
-def check_molecules(rows, module, folder):
-    assert all(row.more[name] > 0 for row in rows for name in ("energy", "force", "turned"))
-
-
 def check_far_digits(rows, module, folder):
     for row in rows:
         assert row.more["angles"]["0"] == pytest.approx(row.value)
@@ -252,23 +192,10 @@ def check_far_digits(rows, module, folder):
     assert "best guess from one digit" in (folder / "accuracy.md").read_text()
 
 
-def check_solid_shapes(rows, module, folder):
-    for row in rows:
-        assert module.accuracy(row, "upright") == pytest.approx(row.value)
-        assert sum(map(sum, row.more["confusions"]["turned"])) == 8
-
-
 def check_scaled_digits(rows, module, folder):
     for row in rows:
         assert row.more["repeated"]["1"] == pytest.approx(row.more["zoomed"]["1"]) == pytest.approx(row.value)
         assert (max(row.more["errors"]) < 1e-5) == ("more scales" in row.more) == (row.setting("models") == "scales")
-
-
-def check_depots(rows, module, folder):
-    for row in rows:
-        assert row.more["change, moved"] < 1e-5
-        assert row.value == pytest.approx(row.more["as trained"], rel=1e-5)
-        assert ("turned" in row.more) == (row.setting("tasks") == "distance")
 
 
 def check_real_molecules(rows, module, folder):
@@ -294,13 +221,14 @@ FLAGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in STUDIES])
-def test_a_quick_run(tmp_path, name):
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_quick_run(tmp_path, name, device):
     """A row for every run, tables that hold them, and figures."""
     from harness.settings import parse
 
     module, folder = import_module(name), tmp_path / name
-    flags = ["--quick", *map(str, FLAGS.get(name, [])), "--output", str(tmp_path)]
+    flags = ["--quick", *map(str, FLAGS.get(name, [])), "--output", str(tmp_path), "--device", device]
     if name in ("nbody", "e3nn_mixed_model"):
         flags += ["--cache", str(tmp_path)]
     result = run_here(f"studies/{name}.py", *flags)
@@ -323,21 +251,8 @@ def test_a_quick_run(tmp_path, name):
     globals().get(f"check_{name}", lambda *_: None)(rows, module, folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STUDIES)
-def test_it_starts_in_a_process_of_its_own(name):
+def test_it_starts_in_a_process_of_its_own():
     """As a user starts it, from whatever folder."""
-    result = run(f"studies/{name}.py", "--help")
+    result = run("studies/nbody.py", "--help")
     assert result.returncode == 0, result.stderr
-    assert f"usage: {name}.py" in result.stdout
-
-
-@pytest.mark.parametrize("device", DEVICES[1:])
-@pytest.mark.parametrize("name", STUDIES)
-def test_it_trains_on_a_gpu(tmp_path, name, device):
-    result = run(f"studies/{name}.py", "--quick", "--device", device, "--output", tmp_path)
-    assert result.returncode == 0, result.stderr
-    for row in rows_of(tmp_path, name):
-        assert row.machine == torch.cuda.get_device_name()
-        assert math.isfinite(row.value)
-        assert "--device" not in row.command
+    assert "usage: nbody.py" in result.stdout

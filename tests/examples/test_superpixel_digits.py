@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from image_writers import write_mnist
 from torch_geometric.data import Batch
 
 
@@ -30,18 +29,6 @@ def test_graphs_are_the_digits(parts):
             assert not graph.pixels[0, :4].any()
             assert graph.pixels[:, 4:24, 4:24].max() > 0.5
             assert ((graph.pos[graph.x[:, 0] > 0.3] - 13.5).abs() < 10.5).all()
-
-
-def test_images_of_mnist(tmp_path):
-    """Read from its files, 28 x 28 as they are."""
-    from data.superpixel_digits import graphs
-
-    _, (images, _) = write_mnist(tmp_path, 3, 3)
-    with pytest.warns(UserWarning, match="a subset"):
-        train, test = graphs(tmp_path, 30, 4, None, 2, False)
-    assert (len(train), len(test)) == (3, 2)
-    assert torch.equal(test[1].pixels, torch.from_numpy(images[1]).float() / 255)
-    assert int(test[1].y) == 1
 
 
 def test_moves_and_turns(parts):
@@ -102,34 +89,3 @@ def test_what_reaches_far(parts, name):
     changed = ((seen[1] - seen[0]).abs().amax(1) > 1e-7).nonzero()[:, 0]
     assert set(near.tolist()) <= set(changed.tolist())
     assert len(changed) == (len(near) if name.endswith("off") else data.num_nodes)
-
-
-def test_messages_are_the_same():
-    """All but PointTransformer's have GATv2's, that see two features of edges or their length."""
-    from superpixel_digits import MODELS, PRESETS, build
-    from torch_geometric.nn import GATv2Conv
-
-    for name in MODELS:
-        if name in ("PointTransformer", "CNN on pixels"):
-            continue
-        layers = build(dataclasses.replace(PRESETS["quick"], models=(name,))).layers
-        assert [type(layer.conv) for layer in layers] == [GATv2Conv] * PRESETS["quick"].layers
-        assert layers[0].conv.edge_dim == (1 if name.endswith("lengths") else 2), name
-
-
-def test_positions_move_in_training_alone(parts):
-    from superpixel_digits import PRESETS, build
-
-    torch.manual_seed(0)
-    data = Batch.from_data_list(parts[0])
-    model = build(dataclasses.replace(PRESETS["quick"], models=("Performer, moved positions",)))
-    seen: list[torch.Tensor] = []
-    model.embed.register_forward_hook(lambda layer, inputs, out: seen.append(inputs[0]))
-    for training in (True, True, False, False):
-        model.train(training)(data)
-    assert torch.equal(seen[2], seen[3])
-    steps = (seen[0] - seen[2])[:, 1:] * 13.5
-    assert 8 < steps.abs().max() < 16.01
-    assert not torch.equal(seen[0], seen[1])
-    for graph in range(9):
-        torch.testing.assert_close(steps[data.batch == graph].std(0), torch.zeros(2), rtol=0, atol=1e-5)

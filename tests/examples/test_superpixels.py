@@ -38,16 +38,6 @@ def test_edges_are_the_nearest(graph):
     torch.testing.assert_close(distances[target, source].view(-1, 5), distances.sort(1).values[:, :5])
 
 
-def test_segments_at_one_place():
-    """Rings have one centroid: every point gets k others, and never itself."""
-    from data.superpixels import nearest_edges
-
-    source, target = nearest_edges(torch.tensor([[1.0, 2.0]] * 7 + [[3.0, 5.0]]), 3)
-    assert target.tolist() == [node for node in range(8) for _ in range(3)]
-    assert bool((source != target).all())
-    assert bool((source[target < 7] < 7).all())
-
-
 def test_segments_follow_the_image():
     """Two halves of different intensity: no segment lies in both; y is up."""
     from data.superpixels import Superpixels

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import group_layers
+import pytest
 import torch
 from clouds import EDGE, S, V, dense, sample
 from space import batch_of
@@ -521,6 +522,8 @@ CASES = {
         "TensorProductHyenaOperator", "2x2e+3x0e", "2x1o+3x0e", "2x0e+1x1o", order="radial"
     ),
 }
+FIRST = {name.split(" ")[0]: name for name in reversed(CASES)}.values()
+ONE_A_NAME = [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 
 
 def run(module, inputs):

@@ -1,11 +1,10 @@
 """A study of seconds for the tests of the examples' harness: a small regression that draws in every step.
 
-KILL_IN_EPOCH makes the process kill itself in the middle of that epoch; BREAK_IN_EPOCH fills the disk from it on.
+KILL_IN_EPOCH makes the process kill itself in the middle of that epoch.
 """
 
 import dataclasses
 import os
-import resource
 import signal
 from typing import ClassVar
 
@@ -45,15 +44,9 @@ class Learner(Regressor):
         error = super().measure(out, target)
         return error * (1 + self.current_epoch) if self.settings.rising and self.trainer.validating else error
 
-    def on_test_start(self):
-        if "KILL_IN_TEST" in os.environ:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     def training_step(self, batch, number):
         if number == 2 and self.current_epoch == int(os.environ.get("KILL_IN_EPOCH", -1)):
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.current_epoch == int(os.environ.get("BREAK_IN_EPOCH", -1)):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
         return super().training_step(batch, number)
 
 
