@@ -79,8 +79,7 @@ def join_names(app, what, name, obj, options, lines: list[str]) -> None:
 
 def skip_mocked(app, what, name, obj, skip, options) -> bool | None:
     """Leave out class methods behind a mocked host's decorator, which autodoc cannot read: docs/nequip.md has them."""
-    decorated = getattr(obj, "__sphinx_decorator_args__", ())
-    return True if decorated and isinstance(decorated[0], classmethod) else None
+    return True if isinstance(obj, classmethod) else None
 
 
 def setup(app) -> None:

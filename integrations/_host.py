@@ -12,5 +12,5 @@ def require(module: str, extra: str) -> None:
     except ImportError as error:
         raise ImportError(
             f"tg_equiattn.integrations.{extra} needs {module}, which failed to import ({error}); "
-            f"install it with: pip install 'tg_equiattn[{extra}]'"
+            f"install it, in a clone of tg_equiattn, with: pip install '.[{extra}]'"
         ) from error

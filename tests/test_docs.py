@@ -1,6 +1,7 @@
 """The docs name every public name, their code runs, their links lead somewhere, and they build without a warning."""
 
 import importlib
+import os
 import random
 import re
 import shutil
@@ -56,14 +57,17 @@ def test_public_names_can_be_imported(place):
 
 
 def test_readme_is_a_front_page():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120
+    assert [line for line in lines if line.startswith("|") and len(line) > 120] == []
+    assert (ROOT / "docs" / "_static" / "front_page.png").stat().st_size < 200_000
 
 
-TIED = [
-    page
-    for page in PAGES
-    if page.stem not in ("README", "CONTRIBUTING", "experiments", "guarantees", "install", "which_layer")
-]
+def test_nothing_is_installed_from_an_index_it_is_not_on():
+    assert [page.name for page in PAGES if re.search(r"pip install .?tg_equiattn", page.read_text())] == []
+
+
+TIED = [page for page in PAGES if page.stem != "experiments"]
 
 
 @pytest.mark.parametrize("page", TIED, ids=lambda page: page.name)
@@ -116,6 +120,17 @@ def test_blocks_of_code_run(code):
         pytest.importorskip("torch_geometric")
     with torch.compiler.set_stance("force_eager"):  # each module's own tests compile
         exec(compile(code, "block", "exec"), {"__name__": "block"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((DOCS / "gallery").glob("tutorial_*.py")), ids=lambda path: path.stem)
+def test_tutorials_run(path, tmp_path):
+    for host in ("matplotlib", HOSTS[path.stem.rpartition("_")[2]]):
+        pytest.importorskip(host)
+    command = [sys.executable, "-W", "ignore", str(path)]
+    environment = os.environ | {"MPLBACKEND": "Agg"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 def test_docs_build_without_a_warning(tmp_path):

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Annotated
 
 import tyro
-from harness import results, study
+from harness import front_page, results, study
 from harness.settings import EXAMPLES, Settings
 from harness.tables import check_cells, command_of, grouped, markdown, mean_and_spread
 
@@ -73,8 +73,8 @@ def pages() -> list[Path]:
 
 def filled(text: str, name: str, table: str) -> str:
     """A page's text with this table in its places, where it has any."""
-    place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(\n<!-- end -->)", re.DOTALL)
-    return place.sub(lambda match: f"{match[1]}{table}{match[2]}", text)
+    place = re.compile(rf"(<!-- {re.escape(name)} -->\n)(?:.*?\n)??(<!-- end -->)", re.DOTALL)
+    return place.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text)
 
 
 def build(name: str, folder: Path) -> dict[str, str]:
@@ -113,6 +113,8 @@ def main() -> None:
         sys.exit(f"not what the rows say (run `make report`): {', '.join(map(str, stale))}")
     for path in stale:
         path.write_text(texts[path])
+    if not options.check:
+        front_page.draw(ROOT / "docs" / "_static" / "front_page.png")
 
 
 if __name__ == "__main__":

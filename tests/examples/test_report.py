@@ -131,3 +131,11 @@ def test_figures_in_the_pages_are_there(report):
                for figure in re.findall(r"!\[[^\]]+\]\((?!http)([^)]+)\)", page.read_text())]  # fmt: skip
     assert len(figures) >= 3
     assert all(figure.is_file() for figure in figures)
+
+
+def test_the_front_page_is_drawn_from_the_tables(tmp_path):
+    from harness import front_page
+
+    assert front_page.number(front_page.cells("matching/accuracy", "frames")["4 cells"]) == 91.1
+    front_page.draw(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 20_000

@@ -33,4 +33,4 @@ def test_missing_host(extra, host):
     assert result.returncode != 0
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError")
-    assert f"pip install 'tg_equiattn[{extra}]'" in last
+    assert f"pip install '.[{extra}]'" in last
