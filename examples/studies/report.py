@@ -114,7 +114,9 @@ def main() -> None:
     for path in stale:
         path.write_text(texts[path])
     if not options.check:
-        front_page.draw(ROOT / "docs" / "_static" / "front_page.png")
+        figure = ROOT / "docs" / "_static" / "front_page.png"
+        figure.parent.mkdir(parents=True, exist_ok=True)
+        front_page.draw(figure)
 
 
 if __name__ == "__main__":
