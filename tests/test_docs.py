@@ -103,7 +103,8 @@ def blocks(page):
     ]
 
 
-WITH_CODE = [ROOT / "README.md", *(DOCS / f"{page}.md" for page in ("recipes", "chains", "scales", "crystals"))]
+PAGES_THAT_RUN = ("recipes", "chains", "scales", "crystals", "graph_settings")
+WITH_CODE = [ROOT / "README.md", *(DOCS / f"{page}.md" for page in PAGES_THAT_RUN)]
 
 
 @pytest.mark.parametrize(
