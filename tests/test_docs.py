@@ -67,10 +67,7 @@ def test_nothing_is_installed_from_an_index_it_is_not_on():
     assert [page.name for page in PAGES if re.search(r"pip install .?tg_equiattn", page.read_text())] == []
 
 
-TIED = [page for page in PAGES if page.stem != "experiments"]
-
-
-@pytest.mark.parametrize("page", TIED, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_results_are_those_of_their_rows(page):
     """How is in tests/helpers/page_numbers.py; that tables are what the rows say, in tests/examples/test_report.py."""
     assert untied(page.read_text()) == []
@@ -80,7 +77,7 @@ def test_a_changed_number_is_refused():
     """The last digit of ten numbers, of text and of tables, one at a time."""
     chosen = random.Random(0)
     for of_tables in (False, True):
-        places = [(page, place) for page in TIED for place in result_places(page.read_text(), of_tables)]
+        places = [(page, place) for page in PAGES for place in result_places(page.read_text(), of_tables)]
         for page, (start, end) in chosen.sample(places, min(5, len(places))):
             text = page.read_text()
             other = text[: end - 1] + str((int(text[end - 1]) + 1) % 10) + text[end:]
