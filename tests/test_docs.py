@@ -15,6 +15,8 @@ from hosts import HOSTS
 from page_numbers import result_places, untied
 from public_names import PUBLIC
 
+from tg_equiattn.testing import TOLERANCE
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
@@ -71,6 +73,12 @@ def test_nothing_is_installed_from_an_index_it_is_not_on():
 def test_results_are_those_of_their_rows(page):
     """How is in tests/helpers/page_numbers.py; that tables are what the rows say, in tests/examples/test_report.py."""
     assert untied(page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "guarantees.md"], ids=lambda page: page.name)
+def test_promised_errors_are_the_tests(page):
+    (promised,) = re.findall(r"(1e-\d+) in\s+float64 and (1e-\d+) in\s+float32", page.read_text())
+    assert tuple(map(float, promised)) == (TOLERANCE[torch.float64], TOLERANCE[torch.float32])
 
 
 def test_a_changed_number_is_refused():
