@@ -121,7 +121,13 @@ class _Calls(TorchFunctionMode):
 
 
 class _Accelerator(WithBodies):
-    """Refuse what a GPU would wait for, and copies from the CPU, as a captured graph must."""
+    """Refuse what a GPU would wait for, and copies from the CPU, as a captured graph must. ``watch`` is told of every
+    operator that ran on the accelerator: what, its arguments, what came out. Values are fakes of ``mode`` where there
+    is one."""
+
+    def __init__(self, watch=None, mode=None):
+        super().__init__()
+        self.watch, self.mode = watch, mode or contextlib.nullcontext()
 
     def inside(self):
         return _Calls()
@@ -143,7 +149,11 @@ class _Accelerator(WithBodies):
             raise AssertionError(f"{func} copies from the CPU")
         if not there and (wanted is None or torch.device(wanted) != DEVICE):
             return func(*args, **kwargs)
-        return compute(func, args, kwargs)
+        with self.mode:
+            out = compute(func, args, kwargs)
+        if self.watch is not None:
+            self.watch(func, args, kwargs, out)
+        return out
 
     def _check(self, func, args, kwargs, tensors, moves):
         packet = func.overloadpacket
@@ -166,11 +176,11 @@ class _Accelerator(WithBodies):
 
 
 @contextlib.contextmanager
-def accelerator():
-    """Within, the device meta is the emulated accelerator."""
+def accelerator(watch=None, mode=None):
+    """Within, the device meta is the emulated accelerator; ``watch`` sees what runs on it, on fakes of a ``mode``."""
     _forget()
     try:
-        with _Calls(), _Accelerator():
+        with _Calls(), _Accelerator(watch, mode):
             yield
     finally:
         _forget()

@@ -1,0 +1,216 @@
+"""What torch.compile makes of a module for an H100, counted where there is none: kernels, calls of libraries, bytes.
+
+A module is traced on the device meta, which the library's plans take for an accelerator; its graphs are retargeted to
+CUDA and lowered to the code that inductor would compile and run, and that code is read. This library's own operators
+are calls that a compiler does not look into: what they launch is counted by :mod:`counting`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from counting import Counts, counted
+from emulated import emulated
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import compile_fx, config
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.debug import DebugContext
+from torch._inductor.fx_passes import joint_graph, post_grad
+from torch._inductor.graph import GraphLowering
+from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.utils._pytree import tree_leaves, tree_map
+
+CPU, META, CUDA = torch.device("cpu"), torch.device("meta"), torch.device("cuda", 0)
+
+
+class H100:
+    """What inductor asks of a device."""
+
+    name, gcnArchName = "NVIDIA H100", ""  # noqa: N815
+    major, minor, multi_processor_count, warp_size = 9, 0, 132, 32
+    regs_per_multiprocessor, max_threads_per_multi_processor, max_threads_per_block = 65536, 2048, 1024
+    total_memory, L2_cache_size, shared_memory_per_block_optin = 80 << 30, 50 << 20, 227 << 10
+    shared_memory_per_block, shared_memory_per_multiprocessor = 48 << 10, 228 << 10
+
+
+@contextlib.contextmanager
+def h100():
+    """Within, torch's questions about CUDA devices are answered for one H100; nothing can run on it."""
+    hints = DeviceProperties(
+        type="cuda", index=0, multi_processor_count=132, cc=90, major=9, regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32,
+    )  # fmt: skip
+    answers = {
+        "get_device_properties": H100(), "is_available": True, "get_device_capability": (9, 0), "current_device": 0,
+        "device_count": 1, "_lazy_init": None,
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack, mock.patch("torch._inductor.scheduler.has_triton", lambda: True):
+        stack.enter_context(mock.patch("torch.utils._triton.triton_hash_with_backend", lambda: "sm_90"))
+        copy = lambda x, y, *more: torch.ops.aten.copy_.default(x, y, *more)  # noqa: E731 - a method asks for its device
+        stack.enter_context(mock.patch.object(torch.Tensor, "copy_", copy))
+        stack.enter_context(mock.patch.object(DeviceProperties, "create", lambda device: hints))
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch(f"torch.cuda.{name}", lambda *_, answer=answer, **__: answer))
+        yield
+
+
+@dataclass
+class Compiled:
+    """Launches of kernels inductor made and of libraries' (matrix products, FFTs, ...), the calls of this library's own
+    operators, and bytes read and written but for those operators'."""
+
+    kernels: int = 0
+    libraries: list[str] = field(default_factory=list)
+    own: list[tuple[Any, Any, Any]] = field(default_factory=list)
+    bytes: int = 0
+    code: str = ""
+
+    def launches(self) -> tuple[int, int]:
+        """Launches and bytes, those of the own operators' bodies included."""
+        bodies = [of_body(*call) for call in self.own]
+        operations = self.kernels + len(self.libraries) + sum(b.operations for b in bodies)
+        return operations, self.bytes + sum(b.bytes for b in bodies)
+
+
+@dataclass
+class Shape:
+    """A tensor without values."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def of_body(func: Any, args: Any, kwargs: Any) -> Counts:
+    """What the body of an own operator asks of an accelerator."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def made(x: Any) -> Any:
+        if not isinstance(x, Shape):
+            return x
+        with mode:
+            return emulated(torch.empty_strided(x.size, x.stride, dtype=x.dtype))
+
+    args, kwargs = tree_map(made, (args, kwargs))
+    with counted(args, kwargs, mode=mode) as counts:
+        func(*args, **kwargs)
+    return counts
+
+
+def _move(gm: torch.fx.GraphModule, device: torch.device, away: torch.device = META) -> list[Any]:
+    """Put a graph's tensors on another device; its inputs there, as fakes."""
+    graph, modes = gm.graph, [x.fake_mode for n in gm.graph.nodes for x in _fakes(n)]
+    moved = lambda x: device if isinstance(x, torch.device) and x == away else x  # noqa: E731
+    for node in graph.nodes:
+        node.args, node.kwargs = tree_map(moved, (node.args, node.kwargs))
+
+    def input_there(x: Any) -> Any:
+        if not isinstance(x, FakeTensor) or x.device != away:
+            return x
+        with x.fake_mode:
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+
+    inputs = [input_there(n.meta["val"]) for n in graph.find_nodes(op="placeholder")]
+    for node in graph.find_nodes(op="get_attr"):
+        raise NotImplementedError(f"constant {node.target}")
+    with torch.no_grad():
+        FakeTensorProp(gm, modes[0]).propagate_dont_convert_inputs(*inputs)
+    return inputs
+
+
+def _fakes(node: torch.fx.Node) -> list[FakeTensor]:
+    return [x for x in tree_leaves(node.meta.get("val")) if isinstance(x, FakeTensor)]
+
+
+def _partition(gm: torch.fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
+    _move(gm, CPU)  # where uniform values are folded
+    gm = compile_fx._recursive_joint_graph_passes(gm, input_device=CPU)
+    return min_cut_rematerialization_partition(gm, joint_inputs, compiler="inductor", **options)
+
+
+def _count(gm: torch.fx.GraphModule, inference: bool, backward: bool) -> Compiled:
+    """Lower a graph for CUDA as ``torch._inductor.compile_fx`` does, and read what came of it."""
+    out = Compiled()
+    compile_fx.view_to_reshape(gm)
+    inputs = _move(gm, CUDA, CPU)
+    mode = next(x.fake_mode for x in inputs if isinstance(x, FakeTensor))
+    with h100(), torch.no_grad(), V.set_fake_mode(mode), DebugContext():
+        compile_fx._recursive_record_original_output_strides(gm)
+        compile_fx._recursive_post_grad_passes(gm, is_inference=inference)
+        graph = GraphLowering(gm, example_inputs=inputs, is_inference=inference, is_backward=backward)
+        with V.set_graph_handler(graph), V.set_extern_kernel_nodes([]):
+            graph.run(*inputs)
+            code, _ = graph.codegen()
+            out.code = code.value
+            out.bytes = graph.count_bytes()[0]
+            for node in graph.scheduler.nodes:
+                if node.is_extern():
+                    _library(node, out)
+    out.kernels = len(re.findall(r"^    .*\.run\(", out.code, re.MULTILINE))
+    return out
+
+
+def _library(node: Any, out: Compiled) -> None:
+    kernel = node.node
+    func = getattr(kernel, "op_overload", None)
+    if func is not None and func.namespace == "tg_equiattn":
+        out.bytes -= node.get_read_write_buffers_sizes()
+        called = kernel.fx_node if hasattr(kernel, "fx_node") else kernel.origin_node
+        out.own.append((func, *tree_map(_shape, (called.args, called.kwargs))))
+    else:
+        out.libraries.append(str(func or getattr(kernel, "python_kernel_name", None) or type(kernel).__name__))
+
+
+def _shape(x: Any) -> Any:
+    x = x.meta["val"] if isinstance(x, torch.fx.Node) else x
+    return Shape(x.shape, x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x
+
+
+def compiled(module: torch.nn.Module, inputs: dict[str, Any]) -> tuple[list[Compiled], list[Compiled]]:
+    """Of a forward pass without gradients, and of one with backward, in graphs."""
+    module = module.to(META)
+    inputs = tree_map(lambda x: x.to(META) if isinstance(x, torch.Tensor) else x, inputs)
+    found: list[list[Compiled]] = [[], []]
+
+    def compiler(which: int, inference: bool = False, backward: bool = False):
+        def compile(gm: torch.fx.GraphModule, _: Any) -> Any:
+            if inference:
+                _move(gm, CPU)
+                gm = compile_fx._recursive_joint_graph_passes(gm, input_device=CPU)
+            shapes = [_shape(x) for x in gm.graph.output_node().args[0]]
+            found[which].append(_count(gm, inference, backward))
+            return lambda *_: tuple(_empty(x) for x in shapes)
+
+        return compile
+
+    backend = aot_autograd(
+        fw_compiler=compiler(1), bw_compiler=compiler(1, backward=True), inference_compiler=compiler(0, inference=True),
+        decompositions=select_decomp_table(), partition_fn=_partition, keep_inference_input_mutations=True,
+    )  # fmt: skip
+    joint_graph.lazy_init(CPU)  # patterns are traced on a device that is there
+    post_grad.lazy_init()
+    torch._dynamo.reset()
+    run = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        run(**inputs)
+    leaves = {n: x.requires_grad_() for n, x in inputs.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
+    out = [x for x in tree_leaves(run(**(inputs | leaves))) if isinstance(x, torch.Tensor) and x.requires_grad]
+    wanted = [*leaves.values(), *(p for p in module.parameters() if p.requires_grad)]
+    torch.autograd.grad(out, wanted, [torch.ones_like(x) for x in out], allow_unused=True)
+    return found[0], found[1]
+
+
+def _empty(x: Any) -> Any:
+    return torch.empty_strided(x.size, x.stride, dtype=x.dtype, device=META) if isinstance(x, Shape) else x
+
+
+_ = config

@@ -1,0 +1,147 @@
+"""What a module's forward and backward ask of an accelerator, counted on an emulated one: operations, bytes, memory.
+
+Tensors may be fakes, which hold nothing: what is counted hangs on sizes alone, as an accelerator's values are not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from emulated import Emulated, accelerator, aten, emulated, to_accelerator
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves, tree_map
+
+ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+VIEWS = {aten._unsafe_view, aten.lift_fresh}  # whose schemas do not say so
+FILLS = {aten.copy_, aten.fill_, aten.zero_, aten.random_, aten.normal_, aten.uniform_, aten.bernoulli_}
+GATHERS = {aten.index, aten.index_select, aten.gather, aten.embedding, aten.take}  # which read some of what they get
+SCATTERS = {aten.index_add_, aten.index_copy_, aten.index_put_, aten._index_put_impl_, aten.scatter_, aten.scatter_add_}
+
+
+@dataclass
+class Counts:
+    """Operations that run on the device (views and allocations apart), bytes that they read and write, and the most
+    memory held at once beyond what came in. ``names`` says how often each ran."""
+
+    operations: int = 0
+    bytes: int = 0
+    peak: int = 0
+    names: Counter = field(default_factory=Counter)
+
+    def __sub__(self, other: Counts) -> Counts:
+        names = self.names - other.names
+        return Counts(self.operations - other.operations, self.bytes - other.bytes, self.peak, names)
+
+
+def held(x: torch.Tensor) -> int:
+    """The bytes that a view holds: expanded axes repeat theirs, windows that overlap share them."""
+    if not x.numel():
+        return 0
+    numbers = 1
+    for size, stride in zip(x.shape, x.stride(), strict=True):
+        numbers *= size if stride else 1
+    return min(numbers * x.element_size(), x.untyped_storage().nbytes())
+
+
+def traffic(func: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """Bytes read and written by one operation: every different operand once, every result once."""
+    packet, schema = func.overloadpacket, func._schema
+    given = [(a, args[n] if n < len(args) else kwargs.get(a.name)) for n, a in enumerate(schema.arguments)]
+    results = sum(held(x) for x in tree_leaves(out) if isinstance(x, torch.Tensor))
+    total, seen = 0, set()
+    for argument, value in given:
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        for x in tree_leaves(value):
+            if not isinstance(x, torch.Tensor) or (id(x) in seen and not written):
+                continue
+            seen.add(id(x))
+            if packet in GATHERS and argument is schema.arguments[0]:
+                total += min(held(x), results)
+            elif written and packet in SCATTERS:
+                total += 2 * min(held(x), sum(held(y) for y in tree_leaves(args[1:]) if isinstance(y, torch.Tensor)))
+            elif written:
+                total += held(x) * (1 if packet in FILLS or argument.is_out else 2)
+            else:
+                total += held(x)
+    wrote = any(r.alias_info is not None for r in schema.returns)
+    return total if wrote else total + results
+
+
+def runs(func: Any, out: Any) -> bool:
+    """Whether an operation is a launch: it is no view, no allocation, and has something to do."""
+    if func.overloadpacket in ALLOCATIONS | VIEWS:
+        return False
+    if any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
+        return False
+    results = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+    return not results or any(x.numel() for x in results)
+
+
+class Watch:
+    """Watches an emulated accelerator."""
+
+    def __init__(self, *inputs: Any) -> None:
+        self.counts = Counts()
+        tensors = [x.inner for x in tree_leaves(inputs) if isinstance(x, Emulated)]
+        self._given = {StorageWeakRef(x.untyped_storage()) for x in tensors}
+        self._live: dict[StorageWeakRef, int] = {}
+
+    def __call__(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        args, kwargs, out = tree_map(lambda x: x.inner if isinstance(x, Emulated) else x, (args, kwargs, out))
+        self._live = {ref: size for ref, size in self._live.items() if not ref.expired()}
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor) and (ref := StorageWeakRef(x.untyped_storage())) not in self._given:
+                self._live[ref] = x.untyped_storage().nbytes()
+        self.counts.peak = max(self.counts.peak, sum(self._live.values()))
+        if runs(func, out):
+            self.counts.operations += 1
+            self.counts.names[str(func)] += 1
+            self.counts.bytes += traffic(func, args, kwargs, out)
+
+
+@contextlib.contextmanager
+def counted(*inputs: Any, mode: FakeTensorMode | None = None):
+    """Counts of what runs within on the emulated accelerator, whose values may be fakes of a ``mode``; memory is counted
+    beyond that of ``inputs``."""
+    watch = Watch(*inputs)
+    with accelerator(watch, mode):
+        yield watch.counts
+
+
+def count(module: torch.nn.Module, inputs: dict[str, Any], fake: bool = True) -> tuple[Counts, Counts]:
+    """Counts of a forward pass without gradients, and of one with backward. Of fakes only sizes are looked at."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    if mode is not None:
+        module, inputs = faked(mode, module), tree_map(lambda x: _fake(mode, x), inputs)
+    module, inputs = to_accelerator(module), tree_map(emulated, inputs)
+    given = *module.parameters(), *module.buffers(), *inputs.values()
+    with torch.no_grad(), counted(*given, mode=mode) as forward:
+        module(**inputs)
+    with counted(*given, mode=mode) as training:
+        wanted = {name: x for name, x in inputs.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
+        leaves = {name: x.detach().requires_grad_() for name, x in wanted.items()}
+        out = [x for x in tree_leaves(module(**(inputs | leaves))) if isinstance(x, torch.Tensor) and x.requires_grad]
+        wanted = [*leaves.values(), *(p for p in module.parameters() if p.requires_grad)]
+        torch.autograd.grad(out, wanted, [torch.ones_like(x) for x in out], allow_unused=True)
+    return forward, training
+
+
+def _fake(mode: FakeTensorMode, x: Any) -> Any:
+    return mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
+
+
+def faked(mode: FakeTensorMode, module: torch.nn.Module) -> torch.nn.Module:
+    """A module's parameters and buffers as fakes, in place."""
+    for part in module.modules():
+        for name, p in list(part._parameters.items()):
+            if p is not None:
+                part._parameters[name] = mode.from_tensor(p)
+        for name, x in list(part._buffers.items()):
+            if x is not None:
+                part._buffers[name] = mode.from_tensor(x)
+    return module
