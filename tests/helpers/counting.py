@@ -33,13 +33,13 @@ class Counts:
     peak: int = 0
     names: Counter = field(default_factory=Counter)
 
-    def __sub__(self, other: Counts) -> Counts:
-        names = self.names - other.names
-        return Counts(self.operations - other.operations, self.bytes - other.bytes, self.peak, names)
-
 
 def held(x: torch.Tensor) -> int:
     """The bytes that a view holds: expanded axes repeat theirs, windows that overlap share them."""
+    if x.layout == torch.sparse_csr:
+        return held(x.crow_indices()) + held(x.col_indices()) + held(x.values())
+    if hasattr(x, "csr"):
+        return sum(map(held, x.csr))
     if not x.numel():
         return 0
     numbers = 1
@@ -91,11 +91,18 @@ class Watch:
         self._given = {StorageWeakRef(x.untyped_storage()) for x in tensors}
         self._live: dict[StorageWeakRef, int] = {}
 
+    def begin(self) -> Counts:
+        """Count from zero on; what there was. What is held now came in."""
+        counts, self.counts = self.counts, Counts()
+        self._given |= self._live.keys()
+        self._live = {}
+        return counts
+
     def __call__(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         args, kwargs, out = tree_map(lambda x: x.inner if isinstance(x, Emulated) else x, (args, kwargs, out))
         self._live = {ref: size for ref, size in self._live.items() if not ref.expired()}
         for x in tree_leaves(out):
-            if isinstance(x, torch.Tensor) and (ref := StorageWeakRef(x.untyped_storage())) not in self._given:
+            if isinstance(x, torch.Tensor) and x.layout == torch.strided and (ref := StorageWeakRef(x.untyped_storage())) not in self._given:
                 self._live[ref] = x.untyped_storage().nbytes()
         self.counts.peak = max(self.counts.peak, sum(self._live.values()))
         if runs(func, out):
@@ -106,29 +113,33 @@ class Watch:
 
 @contextlib.contextmanager
 def counted(*inputs: Any, mode: FakeTensorMode | None = None):
-    """Counts of what runs within on the emulated accelerator, whose values may be fakes of a ``mode``; memory is counted
-    beyond that of ``inputs``."""
+    """A :class:`Watch` of what runs within on the emulated accelerator, whose values may be fakes of a ``mode``; memory
+    is counted beyond that of ``inputs``."""
     watch = Watch(*inputs)
     with accelerator(watch, mode):
-        yield watch.counts
+        yield watch
 
 
 def count(module: torch.nn.Module, inputs: dict[str, Any], fake: bool = True) -> tuple[Counts, Counts]:
-    """Counts of a forward pass without gradients, and of one with backward. Of fakes only sizes are looked at."""
+    """Counts of a forward pass without gradients, and of one with backward, both after a first one, in which a module
+    may make tables. Of fakes only sizes are looked at."""
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     if mode is not None:
         module, inputs = faked(mode, module), tree_map(lambda x: _fake(mode, x), inputs)
     module, inputs = to_accelerator(module), tree_map(emulated, inputs)
-    given = *module.parameters(), *module.buffers(), *inputs.values()
-    with torch.no_grad(), counted(*given, mode=mode) as forward:
-        module(**inputs)
-    with counted(*given, mode=mode) as training:
-        wanted = {name: x for name, x in inputs.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
-        leaves = {name: x.detach().requires_grad_() for name, x in wanted.items()}
-        out = [x for x in tree_leaves(module(**(inputs | leaves))) if isinstance(x, torch.Tensor) and x.requires_grad]
-        wanted = [*leaves.values(), *(p for p in module.parameters() if p.requires_grad)]
-        torch.autograd.grad(out, wanted, [torch.ones_like(x) for x in out], allow_unused=True)
-    return forward, training
+    floating = {n: x for n, x in inputs.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
+    leaves = inputs | {name: x.detach().requires_grad_() for name, x in floating.items()}
+    wanted = [*(leaves[name] for name in floating), *(p for p in module.parameters() if p.requires_grad)]
+    with counted(*module.parameters(), *module.buffers(), *inputs.values(), mode=mode) as watch:
+        with torch.no_grad():
+            module(**inputs)
+            watch.begin()
+            module(**inputs)
+        forward = watch.begin()
+        out = [x for x in tree_leaves(module(**leaves)) if isinstance(x, torch.Tensor) and x.requires_grad]
+        if out and wanted:
+            torch.autograd.grad(out, wanted, [torch.ones_like(x) for x in out], allow_unused=True)
+        return forward, watch.begin()
 
 
 def _fake(mode: FakeTensorMode, x: Any) -> Any:

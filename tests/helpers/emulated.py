@@ -59,6 +59,23 @@ def compute(func, args, kwargs):
     return tree_map(lambda x: given[id(x)] if id(x) in given else emulated(x), out) if there else out
 
 
+SPARSE = {aten.sparse_compressed_tensor, aten.sparse_sampled_addmm, aten.values}
+
+
+def sparse_fake(packet, matrix, *args, **_):
+    """What comes of operators on CSR matrices where values are fakes, which cannot be sparse: such a matrix is a number
+    expanded to its shape that says as ``csr`` what it is made of."""
+    if packet is aten.values:
+        return emulated(matrix.inner.csr[2])
+    if packet is aten.sparse_sampled_addmm:
+        parts, shape = (*matrix.inner.csr[:2], torch.empty_like(matrix.inner.csr[2])), matrix.shape
+    else:
+        parts, shape = (matrix.inner, args[0].inner, args[1].inner), args[2]
+    out = emulated(parts[2].new_empty(()).expand(shape))
+    out.inner.csr = parts
+    return out
+
+
 def values(x):
     """The CPU tensor of an emulated one; anything else as it is."""
     return x.inner if isinstance(x, Emulated) else x
@@ -150,7 +167,8 @@ class _Accelerator(WithBodies):
         if not there and (wanted is None or torch.device(wanted) != DEVICE):
             return func(*args, **kwargs)
         with self.mode:
-            out = compute(func, args, kwargs)
+            fake = not isinstance(self.mode, contextlib.nullcontext) and func.overloadpacket in SPARSE
+            out = sparse_fake(func.overloadpacket, *args, **kwargs) if fake else compute(func, args, kwargs)
         if self.watch is not None:
             self.watch(func, args, kwargs, out)
         return out

@@ -1,0 +1,300 @@
+"""The table of docs/performance.md of what layers ask of a GPU, counted without one: a script, and what its test recounts.
+
+    PYTHONPATH=tests/helpers python tests/helpers/launches.py [--layers NAME ...] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import pathlib
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import group_layers
+import torch
+from compiling import compiled
+from counting import count
+from torch import nn
+
+from tg_equiattn import nn as layers
+from tg_equiattn.grids import PixelGrid
+from tg_equiattn.groups import cyclic
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "performance.md"
+SIZES = ("small", "large")
+FLOAT = 4
+ROWS = ("eager forward", "eager training", "compiled forward", "compiled training")
+
+
+class Layer(NamedTuple):
+    """A module, and for a size its inputs and how many numbers the algorithm's own tensors have: what comes in and
+    goes out, queries, keys, values and what is made of them, and scores."""
+
+    make: Callable[[], nn.Module]
+    inputs: Callable[[bool], dict[str, Any]]
+    own: Callable[[bool], float]
+
+
+def images(make: Callable[[], nn.Module], channels: int, elements: int, scores: float, out: int, inner: int) -> Layer:
+    """2 images of 16 x 16 pixels, or 32 of 64 x 64; ``scores`` for a pixel."""
+    sides = lambda large: (32, 64) if large else (2, 16)  # noqa: E731
+    shape = (channels, elements) if elements > 1 else (channels,)
+
+    def inputs(large: bool) -> dict[str, Any]:
+        batch, side = sides(large)
+        return {"x": torch.empty(batch, *shape, side, side)}
+
+    def own(large: bool) -> float:
+        batch, side = sides(large)
+        return batch * side**2 * (channels * elements + out + inner + scores)
+
+    return Layer(make, inputs, own)
+
+
+def graphs(large: bool) -> tuple[int, int]:
+    """2 graphs of 32 nodes, or 128 of 256."""
+    return (128, 256) if large else (2, 32)
+
+
+def group(kind: str, **options: Any) -> Layer:
+    """32 channels of 8 rotations, 8 heads of 4 (lifting from 3 channels), windows of 5 x 5."""
+    lifts, width = kind == "LiftingAttention", 32
+    head = {"head_channels": 4, "heads": 8, "kernel_size": 5} | options
+    frames = options.get("relation", "frame") == "frame" and not lifts
+
+    def make() -> nn.Module:
+        return group_layers.layer(getattr(layers, kind), cyclic(8), 3 if lifts else width, width, **head)
+
+    pairs = 25 * 8 * 8  # of a pixel and a head: places, output elements, and elements of keys where they are compared
+    scores = (pairs / 8 if frames else pairs) * (1 if frames or lifts else 2 / 8)
+    return images(make, 3 if lifts else width, 1 if lifts else 8, scores * 8, 8 * width, 4 * 8 * width)
+
+
+def tokens(kind: str, scalars: int = 32, vectors: int = 16, scores: bool = False, **options: Any) -> Layer:
+    """Flat batches of clouds."""
+
+    def inputs(large: bool) -> dict[str, Any]:
+        count, size = graphs(large)
+        n = count * size
+        batch = torch.arange(count).repeat_interleave(size)
+        return {"scalars": torch.empty(n, scalars), "vectors": torch.empty(n, vectors, 3), "pos": torch.empty(n, 3),
+                "batch": batch, "batch_size": count, "max_num_nodes": size}  # fmt: skip
+
+    def own(large: bool) -> float:
+        count, size = graphs(large)
+        width = scalars + 3 * vectors
+        return count * size * (6 * width + (size * vectors if scores else 0))
+
+    return Layer(lambda: getattr(layers, kind)(scalars, vectors, **options), inputs, own)
+
+
+def irreps(kind: str, scores: int = 0, **options: Any) -> Layer:
+    """The layers for e3nn on 32x0e+16x1o."""
+    of = "32x0e + 16x1o"
+
+    def make() -> nn.Module:
+        from tg_equiattn.integrations import e3nn
+
+        return getattr(e3nn, kind)(of, **options)
+
+    def inputs(large: bool) -> dict[str, Any]:
+        count, size = graphs(large)
+        n = count * size
+        batch = torch.arange(count).repeat_interleave(size)
+        return {"x": torch.empty(n, 80), "pos": torch.empty(n, 3), "batch": batch, "batch_size": count,
+                "max_num_nodes": size}  # fmt: skip
+
+    def own(large: bool) -> float:
+        count, size = graphs(large)
+        return count * size * (6 * 80 + size * scores)
+
+    return Layer(make, inputs, own)
+
+
+def fields(kind: str) -> Layer:
+    """The layers for escnn on 8 regular fields of C8."""
+
+    class OfFields(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            with contextlib.redirect_stdout(io.StringIO()):
+                from escnn import gspaces
+                from escnn import nn as enn
+            from tg_equiattn.integrations import escnn
+
+            space = gspaces.rot2dOnR2(8)
+            image, hidden = (enn.FieldType(space, 8 * [r]) for r in (space.trivial_repr, space.regular_repr))
+            first = (image,) if "Lifting" in kind else (hidden,)
+            options = {} if "Norm" in kind else {"heads": 2, "kernel_size": 5}
+            self.wrap = enn.GeometricTensor
+            self.layer = getattr(escnn, kind)(*(first if "Norm" in kind else (*first, hidden)), **options)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.wrap(x, self.layer.in_type)).tensor
+
+    lifts, normed = "Lifting" in kind, "Norm" in kind
+    scores = 0 if normed else 2 * 25 * 8
+    return images(OfFields, 8 if lifts else 64, 1, scores, 64, 0 if normed else 256)
+
+
+def nodes(make: Callable[[], nn.Module], degree: int = 8) -> Layer:
+    """PyG's layout: 64 channels, 8 neighbors."""
+
+    def inputs(large: bool) -> dict[str, Any]:
+        count, size = graphs(large)
+        n = count * size
+        batch = torch.arange(count).repeat_interleave(size)
+        first = torch.arange(n).repeat_interleave(degree)
+        step = torch.arange(1, degree + 1).repeat(n)
+        second = first // size * size + (first + step) % size
+        edges = torch.stack([second, first])
+        return {"x": torch.empty(n, 64), "edge_index": edges, "edge_offset": torch.zeros(edges.shape[1], 2),
+                "batch": batch, "batch_size": count}  # fmt: skip
+
+    def own(large: bool) -> float:
+        count, size = graphs(large)
+        return count * size * (6 * 64 + 2 * 8 * 64 + 8 * degree)
+
+    return Layer(make, inputs, own)
+
+
+def pyg(kind: str, **options: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        from tg_equiattn.integrations import pyg
+
+        return getattr(pyg, kind)(64, 64, 8, num_random_features=64, cutoff=3, method="features", **options)
+
+    return make
+
+
+class Pixels(nn.Module):
+    """A Performer layer on a grid."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.layer = layers.PerformerAttention(64, 64, 8, num_random_features=64, method="features", cutoff=4, **options)
+        self.grids = {side: PixelGrid((side, side), 4) for side in (16, 64)}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, grid=self.grids[math.isqrt(x.shape[1])])
+
+
+def pixels(**options: Any) -> Layer:
+    sides = lambda large: (32, 64) if large else (2, 16)  # noqa: E731
+    def inputs(large: bool) -> dict[str, Any]:
+        batch, side = sides(large)
+        return {"x": torch.empty(batch, side**2, 64)}
+
+    def own(large: bool) -> float:
+        batch, side = sides(large)
+        return batch * side**2 * (6 * 64 + 2 * 8 * 64)
+
+    return Layer(lambda: Pixels(**options), inputs, own)
+
+
+LAYERS: dict[str, Layer] = {
+    "GroupLinear": images(lambda: layers.GroupLinear(cyclic(8), 32, 32), 32, 8, 0, 256, 0),
+    "RegularLayerNorm": images(lambda: layers.RegularLayerNorm(32), 32, 8, 0, 256, 0),
+    "RegularGlobalNorm": images(lambda: layers.RegularGlobalNorm(32), 32, 8, 0, 256, 0),
+    "GlobalPooling": images(layers.GlobalPooling, 32, 8, 0, 0, 0),
+    "GroupAttention": group("GroupAttention"),
+    "GroupAttention, relative": group("GroupAttention", relation="relative"),
+    "GroupAttention, ge_vit": group("GroupAttention", relation="ge_vit"),
+    "LiftingAttention": group("LiftingAttention"),
+    "GlobalGroupAttention": group("GlobalGroupAttention", relation="relative", padding_mode="circular"),
+    "PerformerAttention, plain": pixels(offset=None),
+    "PerformerAttention, window": pixels(),
+    "CliffordMLP": Layer(
+        lambda: layers.CliffordMLP(16, 16, num_blocks=2),
+        lambda large: {"x": torch.empty(32768 if large else 64, 16, 8)},
+        lambda large: (32768 if large else 64) * 128 * 8,
+    ),
+    "SE3HyenaOperator": tokens("SE3HyenaOperator"),
+    "VectorSelfAttention": tokens("VectorSelfAttention", scores=True),
+    "EwaldAttention": tokens("EwaldAttention", width=1.0, heads=2),
+    "R2LiftingAttention": fields("R2LiftingAttention"),
+    "R2GroupAttention": fields("R2GroupAttention"),
+    "R2GlobalAttention": fields("R2GlobalAttention"),
+    "R2RegularLayerNorm": fields("R2RegularLayerNorm"),
+    "RelativePerformerConv": nodes(pyg("RelativePerformerConv")),
+    "IrrepsSE3HyenaOperator": irreps("IrrepsSE3HyenaOperator"),
+    "IrrepsVectorSelfAttention": irreps("IrrepsVectorSelfAttention", 16),
+    "IrrepsEwaldAttention": irreps("IrrepsEwaldAttention", 8, width=1.0, lmax=1),
+}
+
+
+class Cell(NamedTuple):
+    """Launches, bytes, and with eager the peak of memory."""
+
+    launches: int
+    bytes: int
+    peak: int = 0
+
+
+def measured(name: str, large: bool) -> dict[str, Cell]:
+    """What one layer asks for at one size."""
+    layer = LAYERS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eager = count(layer.make(), layer.inputs(large))
+        graphs = compiled(layer.make(), layer.inputs(large))
+        sums = [tuple(map(sum, zip(*(g.launches() for g in some), strict=True))) for some in graphs]
+    cells = [Cell(c.operations, c.bytes, c.peak) for c in eager] + [Cell(*s) for s in sums]
+    return dict(zip(ROWS, cells, strict=True))
+
+
+def row(name: str, found: dict[str, dict[str, Cell]]) -> str:
+    """Of the table: launches eager -> compiled at both sizes, bytes at the large one in multiples of the own tensors'."""
+    layer = LAYERS[name]
+    cells = []
+    for way in ("forward", "training"):
+        for size in SIZES:
+            eager, fused = (found[size][f"{kind} {way}"] for kind in ("eager", "compiled"))
+            cells.append(f"{eager.launches:,} / {fused.launches:,}")
+    numbers, large = layer.own(True) * FLOAT, found["large"]
+    for way, passes in (("forward", 1), ("training", 3)):
+        times = [large[f"{kind} {way}"].bytes / (2 * passes * numbers) for kind in ("eager", "compiled")]
+        cells.append(" / ".join(f"{t:.1f}" for t in times))
+    cells.append(f"{large['eager training'].peak / 2**30:.2f}")
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+HEAD = (
+    "| layer | forward, small | forward, large | training, small | training, large | bytes, forward | bytes, training "
+    "| peak, GiB |\n|---|---|---|---|---|---|---|---|"
+)
+START, END = "<!-- launches -->", "<!-- launches end -->"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--layers", nargs="*", default=list(LAYERS))
+    parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md")
+    parser.add_argument("--rows", type=pathlib.Path, default=pathlib.Path("out/launches.json"))
+    args = parser.parse_args()
+    args.rows.parent.mkdir(exist_ok=True)
+    kept = json.loads(args.rows.read_text()) if args.rows.exists() else {}
+    for name in args.layers:
+        try:
+            found = {size: measured(name, size == "large") for size in SIZES}
+        except Exception as error:
+            print(f"{name}: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr, flush=True)
+            continue
+        kept[name] = row(name, found)
+        print(kept[name], flush=True)
+        args.rows.write_text(json.dumps(kept))
+    if args.write:
+        table = "\n".join([HEAD, *(kept[name] for name in LAYERS if name in kept)])
+        text = re.sub(f"(?s){START}.*{END}", f"{START}\n{table}\n{END}", PAGE.read_text())
+        PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
