@@ -29,6 +29,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tg_equiattn.functional.group import tiled_attention
+
 CPU, META, CUDA = torch.device("cpu"), torch.device("meta"), torch.device("cuda", 0)
 
 
@@ -103,9 +105,29 @@ def of_body(func: Any, args: Any, kwargs: Any) -> Counts:
     if func is torch.ops.tg_equiattn.redraw_when_due.default:
         return Counts()  # no draw is due
     args, kwargs = tree_map(made, (args, kwargs))
-    with counted(args, kwargs, mode=mode) as watch:
+    steps: list[tuple[Any, dict[str, Any]]] = []
+
+    def step_of(step: Any, _: Any) -> Any:
+        def run(**operands: Any) -> Any:
+            steps.append((step, tree_map(_shape, operands)))
+            watch.paused = True
+            try:
+                return step(**operands)
+            finally:
+                watch.paused = False
+
+        return run
+
+    with mock.patch.object(tiled_attention, "_compiled", step_of), counted(args, kwargs, mode=mode) as watch:
         func(*args, **kwargs)
-    return watch.begin()
+    counts, known = watch.begin(), dict[str, tuple[int, int]]()
+    for step, operands in steps:
+        if (key := f"{step.__module__}{step.__name__}{operands}") not in known:
+            graphs = _graphs(step, tree_map(_empty, operands), training=False)[0]
+            known[key] = sum(g.launches()[0] for g in graphs), sum(g.launches()[1] for g in graphs)
+        counts.operations += known[key][0]
+        counts.bytes += known[key][1]
+    return counts
 
 
 def _rename(gm: torch.fx.GraphModule, away: torch.device, device: torch.device) -> None:
@@ -188,8 +210,11 @@ def _shape(x: Any) -> Any:
 
 def compiled(module: torch.nn.Module, inputs: dict[str, Any]) -> tuple[list[Compiled], list[Compiled]]:
     """Of a forward pass without gradients, and of one with backward, in graphs."""
-    module = module.to(META)
-    inputs = tree_map(lambda x: x.to(META) if isinstance(x, torch.Tensor) else x, inputs)
+    return _graphs(module.to(META), tree_map(lambda x: x.to(META) if isinstance(x, torch.Tensor) else x, inputs))
+
+
+def _graphs(module: Any, inputs: dict[str, Any], training: bool = True) -> tuple[list[Compiled], list[Compiled]]:
+    """As :func:`compiled`, of a module or function on the device meta."""
     found: list[list[Compiled]] = [[], []]
 
     def compiler(which: int, inference: bool = False, backward: bool = False):
@@ -213,6 +238,8 @@ def compiled(module: torch.nn.Module, inputs: dict[str, Any]) -> tuple[list[Comp
     run = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
     with torch.no_grad():
         run(**inputs)
+    if not training:
+        return found[0], found[1]
     leaves = {n: x.requires_grad_() for n, x in inputs.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
     out = [x for x in tree_leaves(run(**(inputs | leaves))) if isinstance(x, torch.Tensor) and x.requires_grad]
     wanted = [*leaves.values(), *(p for p in module.parameters() if p.requires_grad)]

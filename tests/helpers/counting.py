@@ -19,6 +19,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 VIEWS = {aten._unsafe_view, aten.lift_fresh}  # whose schemas do not say so
 FILLS = {aten.copy_, aten.fill_, aten.zero_, aten.random_, aten.normal_, aten.uniform_, aten.bernoulli_}
+LIKES = {  # which look at the shape of what they get
+    aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like, aten.new_zeros, aten.new_ones,
+    aten.new_full,
+}  # fmt: skip
 GATHERS = {aten.index, aten.index_select, aten.gather, aten.embedding, aten.take}  # which read some of what they get
 SCATTERS = {aten.index_add_, aten.index_copy_, aten.index_put_, aten._index_put_impl_, aten.scatter_, aten.scatter_add_}
 
@@ -60,6 +64,8 @@ def traffic(func: Any, args: Any, kwargs: Any, out: Any) -> int:
             if not isinstance(x, torch.Tensor) or (id(x) in seen and not written):
                 continue
             seen.add(id(x))
+            if packet in LIKES:
+                continue
             if packet in GATHERS and argument is schema.arguments[0]:
                 total += min(held(x), results)
             elif written and packet in SCATTERS:
@@ -86,7 +92,7 @@ class Watch:
     """Watches an emulated accelerator."""
 
     def __init__(self, *inputs: Any) -> None:
-        self.counts = Counts()
+        self.counts, self.paused = Counts(), False
         tensors = [x.inner for x in tree_leaves(inputs) if isinstance(x, Emulated)]
         self._given = {StorageWeakRef(x.untyped_storage()) for x in tensors}
         self._live: dict[StorageWeakRef, int] = {}
@@ -102,10 +108,14 @@ class Watch:
         args, kwargs, out = tree_map(lambda x: x.inner if isinstance(x, Emulated) else x, (args, kwargs, out))
         self._live = {ref: size for ref, size in self._live.items() if not ref.expired()}
         for x in tree_leaves(out):
-            if isinstance(x, torch.Tensor) and x.layout == torch.strided and (ref := StorageWeakRef(x.untyped_storage())) not in self._given:
+            if (
+                isinstance(x, torch.Tensor)
+                and x.layout == torch.strided
+                and (ref := StorageWeakRef(x.untyped_storage())) not in self._given
+            ):
                 self._live[ref] = x.untyped_storage().nbytes()
         self.counts.peak = max(self.counts.peak, sum(self._live.values()))
-        if runs(func, out):
+        if runs(func, out) and not self.paused:
             self.counts.operations += 1
             self.counts.names[str(func)] += 1
             self.counts.bytes += traffic(func, args, kwargs, out)

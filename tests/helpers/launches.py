@@ -1,6 +1,6 @@
 """The table of docs/performance.md of what layers ask of a GPU, counted without one: a script, and what its test recounts.
 
-    PYTHONPATH=tests/helpers python tests/helpers/launches.py [--layers NAME ...] [--write]
+PYTHONPATH=tests/helpers python tests/helpers/launches.py [--layers NAME ...] [--write]
 """
 
 from __future__ import annotations
@@ -179,7 +179,9 @@ class Pixels(nn.Module):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.layer = layers.PerformerAttention(64, 64, 8, num_random_features=64, method="features", cutoff=4, **options)
+        self.layer = layers.PerformerAttention(
+            64, 64, 8, num_random_features=64, method="features", cutoff=4, **options
+        )
         self.grids = {side: PixelGrid((side, side), 4) for side in (16, 64)}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -188,6 +190,7 @@ class Pixels(nn.Module):
 
 def pixels(**options: Any) -> Layer:
     sides = lambda large: (32, 64) if large else (2, 16)  # noqa: E731
+
     def inputs(large: bool) -> dict[str, Any]:
         batch, side = sides(large)
         return {"x": torch.empty(batch, side**2, 64)}

@@ -2,11 +2,17 @@
 
 Operators are opaque to torch's transforms: ``torch.func``'s cannot look into them, and forward-mode differentiation
 would take their tangents for zero. So each has its plain composition, which every transform understands; it is what
-runs wherever a transform is at work, and where it is asked for.
+runs wherever a transform is at work, and where it is asked for. On accelerators compilers get it too: they make a few
+kernels of what an operator launches one by one.
+
+How much is worked through at once hangs on the device: a CPU wants tiles that stay in its cache, an accelerator few
+launches.
 """
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..modes import transformed
@@ -15,6 +21,21 @@ from ..modes import transformed
 def use_plain(plain: bool = False) -> bool:
     """Whether an operator runs as its plain composition of torch's operations."""
     return plain or transformed()
+
+
+_TILE_BYTES = 2 << 30  # what the tensors of a tile may take together on an accelerator
+
+
+def tile_numbers(device: torch.device, on_cpu: int, tensors: int) -> int:
+    """How many numbers each of a tile's so many large tensors may have: ``on_cpu`` there, elsewhere as many float32 as
+    fit in 2 GiB."""
+    return on_cpu if device.type == "cpu" else _TILE_BYTES // (4 * tensors)
+
+
+def compiler_fuses(x: Tensor, numbers: int) -> bool:
+    """Whether an operator is left to the compiler as its plain composition: while one traces for an accelerator, where
+    all at once, with so many ``numbers`` in each of four tensors, is no more than a tile."""
+    return torch.compiler.is_compiling() and x.device.type != "cpu" and numbers <= tile_numbers(x.device, 0, 4)
 
 
 def refuse_forward_mode() -> None:

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision
-from ..backend import refuse_forward_mode
+from ..backend import refuse_forward_mode, tile_numbers
 from ..second_derivatives import register_derivatives
 from . import hashed_dropout
 from .plan import HIDDEN
 from .window import window
 
-# Scores of a chunk. On a CPU they stay in a cache from one operation to the next; a GPU wants few launches.
-_CHUNK = {"cpu": 1 << 19, "other": 1 << 28}
+# Scores of a chunk on a CPU, where they stay in a cache from one operation to the next.
+_CHUNK = 1 << 19
 
 
 class Chunk(NamedTuple):
@@ -60,8 +60,7 @@ class _Operands:
 
     def __iter__(self) -> Iterator[Chunk]:
         each = max(1, torch.Size((*self.table.shape[1:3], *self.spatial)).numel())
-        budget = _CHUNK["cpu" if self.query.device.type == "cpu" else "other"]
-        return chunks(self.query.shape[0], self.query.shape[1], each, budget)
+        return chunks(self.query.shape[0], self.query.shape[1], each, tile_numbers(self.query.device, _CHUNK, 4))
 
     def padded(self, x: Tensor, chunk: Chunk) -> Tensor:
         return self.window.pad(x[chunk], self.circular)

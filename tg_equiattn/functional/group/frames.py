@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...grids import Neighbourhood
 from ...modes import full_precision, transformed
-from ..backend import use_plain
+from ..backend import compiler_fuses, use_plain
 from .frame_windows import chunks, frame_attention_op, plain_frame_attention
 from .hashed_dropout import draw_seed
 from .masks import zero_where_hidden
@@ -77,7 +79,9 @@ def checked_frame_attention(
     else:
         table = torch.cat([rho_space.expand(heads, -1, -1, -1), bias.unsqueeze(-1)], -1)
         window = neighbourhood.kernel_size, neighbourhood.selection, neighbourhood.circular, dropout
-        attend = plain_frame_attention if use_plain(plain) else frame_attention_op
+        scores = query.shape[0] * table[..., 0].numel() * math.prod(query.shape[4:])
+        plain = use_plain(plain) or compiler_fuses(query, scores)
+        attend = plain_frame_attention if plain else frame_attention_op
         out, level = attend(query, key, value, table, mask, draw_seed(dropout, query.device), *window)
     return zero_where_hidden(out, mask).to(kind), level
 

@@ -11,16 +11,15 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ...modes import full_precision, transformed
+from ..backend import tile_numbers
 from . import direct, hashed_dropout
 from .tiles import from_lanes, tiling, to_lanes
 
 # Floats of the largest temporary of one tile. Compiled steps fuse their loops and gain from tiles that stay in a
 # core's second-level cache; eager steps call many small operators and gain from longer ones. Pointwise, an eager
 # temporary is one query element's, and gathering windows weighs more beside less arithmetic.
-# A GPU needs millions of elements a launch.
 _TILE_BUDGET = {
     "compiled": 1 << 18, "eager": 1 << 20, "compiled pointwise": 1 << 19, "eager pointwise": 1 << 17, "plain": 1 << 18,
-    "other": 1 << 24,
 }  # fmt: skip
 
 # The score of a key that a mask leaves out. Finite, so that the weights of a query that is left out itself, and whose
@@ -49,7 +48,7 @@ class AttentionPlan:
         elif self.direct or self.fused:
             temporary *= elements
         kind = f"{path} pointwise" if self.paired and not self.direct else path
-        self.budget = _TILE_BUDGET.get("other" if query.device.type != "cpu" else kind, 0)
+        self.budget = tile_numbers(query.device, _TILE_BUDGET.get(kind, 0), 4)
         width = None if path == "whole" else max(16 if self.direct else 64, self.budget // temporary)
         self.tiling = tiling(spatial, kernel_size, selection, circular, query.shape[0], width, query)
         lanes = self.tiling.lanes

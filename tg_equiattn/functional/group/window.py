@@ -93,11 +93,12 @@ def _window(kernel_size: int, selection: tuple[int, ...], dim: int, tail: int) -
     if not selection:
         whole = Block((0,) * dim, (kernel_size,) * dim, slice(0, len(every)))
         return Window(kernel_size // 2, dim, (whole,), tail)
-    blocks = []
-    for _, row in itertools.groupby(enumerate(selection), lambda pair: pair[1] // kernel_size):  # without gaps
-        places = [place for place, _ in row]
-        counts = (*[1] * (dim - 1), len(places))
-        blocks.append(Block(every[selection[places[0]]], counts, slice(places[0], places[-1] + 1)))
+    blocks, first = [], 0
+    for end in range(1, len(selection) + 1):  # rows are without gaps
+        if end == len(selection) or selection[end] // kernel_size != selection[first] // kernel_size:
+            counts = (*[1] * (dim - 1), end - first)
+            blocks.append(Block(every[selection[first]], counts, slice(first, end)))
+            first = end
     return Window(kernel_size // 2, dim, tuple(blocks), tail)
 
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from ... import checks
 from ...modes import full_precision
 from ...ragged import node_blocks
+from ..backend import tile_numbers
 from .fft_convolution import along, fast_length, fft_convolution, invert, length_factor, transform, zero_beyond
 
 MODES = ("circular", "linear", "causal")
-_BLOCK_PAIRS = {"cpu": 1 << 20, "other": 1 << 26}  # pairs of channels times frequencies of one block
+_BLOCK_PAIRS = 1 << 20  # pairs of channels times frequencies of one block on a CPU
 
 
 def scalar_long_conv(q: Tensor, k: Tensor, lengths: Tensor | None = None, mode: str = "circular") -> Tensor:
@@ -110,7 +111,7 @@ def bilinear_long_conv(
     if not q.shape[0] * q.shape[1]:
         nothing = product(q.flatten(0, 1), k.flatten(0, 1))
         return nothing.reshape(*q.shape[:2], nothing.shape[1])
-    pairs = _BLOCK_PAIRS.get(q.device.type, _BLOCK_PAIRS["other"])
+    pairs = tile_numbers(q.device, _BLOCK_PAIRS, 8)
     block = max(64, pairs // max(1, q.shape[2] * k.shape[2])) if block is None else block
 
     def at_frequencies(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:

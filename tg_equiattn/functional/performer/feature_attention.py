@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision, transformed
-from ..backend import refuse_forward_mode
+from ..backend import compiler_fuses, refuse_forward_mode, use_plain
 from .feature_formulas import (
     Tensors,
     chunks,
@@ -40,7 +40,8 @@ def feature_summary(
 
     Log features are W k - norm |k|^2. A group without keys has content 0 and the lowest level there is.
     """
-    summary = plain_summary if plain or transformed() else chunked_summary
+    plain = use_plain(plain) or compiler_fuses(key, key[..., 0].numel() * len(projection))
+    summary = plain_summary if plain else chunked_summary
     return summary(key, value, projection, mask, norm)
 
 
@@ -48,7 +49,8 @@ def feature_readout(
     query: Tensor, projection: Tensor, content: Tensor, level: Tensor, plain: bool = False
 ) -> tuple[Tensor, Tensor]:
     """out (G, L, e) and lse (G, L) of queries (G, L, d), content (G, m, e), level (G, m)."""
-    readout = plain_readout if plain or transformed() else chunked_readout
+    plain = use_plain(plain) or compiler_fuses(query, query[..., 0].numel() * len(projection))
+    readout = plain_readout if plain else chunked_readout
     return readout(query, projection, content, level)
 
 

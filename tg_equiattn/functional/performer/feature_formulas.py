@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision
+from ..backend import tile_numbers
 
-_BUDGET = {"cpu": 1 << 18, "other": 1 << 26}  # scores of one chunk: a core's cache, or enough work for a GPU
+_BUDGET = 1 << 18  # scores of one chunk on a CPU: a core's cache
 
 Tensors = Sequence[Tensor]
 OfChunk = Callable[[Tensors, Tensors, Tensor | None], tuple[Tensors, Tensors]]  # of nodes, groups, mask: of both
@@ -72,7 +73,7 @@ def readout_gradient(projection: Tensor, nodes: Tensors, groups: Tensors, _: Ten
 def chunks(nodes: Tensor, features: int) -> Iterator[tuple[slice, list[slice]]]:
     """Slices of groups, each with slices of nodes (G, L, d), of at most the budget's scores if that leaves 256."""
     groups, length = nodes.shape[:2]
-    budget = _BUDGET.get(nodes.device.type, _BUDGET["other"])
+    budget = tile_numbers(nodes.device, _BUDGET, 4)
     width = max(1, min(groups, budget // (features * max(1, min(length, 256)))))
     step = max(256, budget // (width * features))
     parts = [slice(a, min(a + step, length)) for a in range(0, length, step)]

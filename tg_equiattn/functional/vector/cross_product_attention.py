@@ -15,7 +15,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_TILE_SCORES = {"cpu": 1 << 17, "other": 1 << 26}  # scores of one tile
+from ..backend import tile_numbers
+
+_TILE_SCORES = 1 << 17  # scores of one tile on a CPU
 _TILE_KEYS = 512  # of one tile, at most, on the CPU
 _SAFE = 60.0  # scores up to here need no stabiliser: exp(60) times many millions is finite in float32
 
@@ -87,7 +89,7 @@ def _key_chain(k: Tensor, grad: Tensor) -> Tensor:
 
 def _tiles(groups: int, length: int, device: torch.device) -> Iterator[tuple[slice, slice, list[slice]]]:
     """Slices of groups and of queries, with slices of keys."""
-    budget = _TILE_SCORES.get(device.type, _TILE_SCORES["other"])
+    budget = tile_numbers(device, _TILE_SCORES, 4)
     if not length:
         return
     keys = min(length, _TILE_KEYS if device.type == "cpu" else max(_TILE_KEYS, math.isqrt(budget)))

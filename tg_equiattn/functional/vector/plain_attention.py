@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ...modes import full_precision
 from ...ragged import node_blocks
+from ..backend import tile_numbers
 from ..second_derivatives import second_derivatives
 
-_BLOCK_PAIRS = {"cpu": 1 << 18, "other": 1 << 24}
+_BLOCK_PAIRS = 1 << 18  # of a block on a CPU; the formula holds some 16 numbers for each
 
 
 def tokens_there(lengths: Tensor | None, length: int) -> Tensor | None:
@@ -30,7 +31,7 @@ def plain_vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | No
 
 
 def _queries_per_block(k: Tensor) -> int:
-    return max(1, _BLOCK_PAIRS.get(k.device.type, _BLOCK_PAIRS["other"]) // max(1, k[..., 0].numel()))
+    return max(1, tile_numbers(k.device, _BLOCK_PAIRS, 16) // max(1, k[..., 0].numel()))
 
 
 def _of_queries(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...ragged import node_blocks
-from ..backend import use_plain
+from ..backend import tile_numbers, use_plain
 
-_BLOCK_PAIRS = {"cpu": 1 << 20, "other": 1 << 26}
+_BLOCK_PAIRS = 1 << 20  # of a block on a CPU
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
@@ -38,7 +38,7 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Te
         score = score if mask is None else score.masked_fill(~mask, torch.finfo(q.dtype).min)
         return (score.softmax(-1) @ v).movedim(2, 0)
 
-    pairs = _BLOCK_PAIRS.get(q.device.type, _BLOCK_PAIRS["other"])
+    pairs = tile_numbers(q.device, _BLOCK_PAIRS, 4)
     step = max(1, pairs // max(1, q.shape[0] * q.shape[2]))
     return node_blocks(of_queries, step, (q.movedim(2, 0),)).movedim(0, 2)
 

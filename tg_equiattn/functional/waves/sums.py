@@ -14,13 +14,14 @@ from ... import checks
 from ...encodings.harmonics import solid_harmonics
 from ...modes import transformed
 from ...ranks import Ranks
+from ..backend import tile_numbers
 from .kernels import EwaldKernels, EwaldNodes, Product, parts_of, spectrum
 from .lattices import Cells, Lattice, lattice_of
 from .mesh import mesh_point_sums, mesh_wave_sums
 from .radial import radial_factors
 
-_PAIRS = {"cpu": 1 << 21, "other": 1 << 26}  # pairs times kernels of a block
-_WAVES = {"cpu": 1 << 22, "other": 1 << 27}  # numbers in the largest tensor of a block of waves
+_PAIRS = 1 << 21  # pairs times kernels of a block on a CPU
+_WAVES = 1 << 22  # numbers in the largest tensor of a block of waves on a CPU
 
 
 def again(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -37,7 +38,7 @@ def pair_sums(nodes: EwaldNodes, kernels: EwaldKernels, product: Product) -> Ten
     if checks.is_traced(pos) or transformed():
         return block(pos, query, pos, key, value)
     graphs, count = pos.shape[:2]
-    limit = _PAIRS.get(pos.device.type, _PAIRS["other"])
+    limit = tile_numbers(pos.device, _PAIRS, 8)
     row = max(1, count * kernels.widths.numel())
     some_graphs, some_nodes = max(1, limit // max(1, row * count)), max(1, limit // row)
     if some_graphs >= graphs and some_nodes >= count:
@@ -160,7 +161,7 @@ def _in_blocks(
         return block(angles, sources, numbers, weights, harmonics)
     count, nodes = angles.shape[:2]
     each = max(1, count * max(2 * most, 4 * sources[0, 0].numel() if count and nodes else 1))
-    step = max(1, _WAVES.get(angles.device.type, _WAVES["other"]) // each)
+    step = max(1, tile_numbers(angles.device, _WAVES, 4) // each)
     if numbers.shape[1] <= step:
         return block(angles, sources, numbers, weights, harmonics)
     parts = zip(*(x.split(step, 1) for x in (numbers, weights, harmonics)), strict=True)

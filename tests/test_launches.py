@@ -1,0 +1,120 @@
+"""Launches, traffic and memory counted without a GPU: the counters on what is known by hand, and the table of the docs."""
+
+import itertools
+
+import pytest
+import torch
+from cases import CASES, Call
+from counting import count, held
+from launches import END, LAYERS, PAGE, SIZES, START, measured, row
+from torch import nn
+
+FLOAT = 4
+QUICK = ("GroupLinear", "RegularLayerNorm", "RegularGlobalNorm", "GlobalPooling")
+
+
+def eager(function, *shapes, parts=()):
+    inputs = {name: torch.randn(*shape) for name, shape in zip("xyz", shapes, strict=False)}
+    return count(Call(function, *parts), inputs)
+
+
+def test_a_linear_layer_by_hand():
+    """Forward reads input, weight and bias; backward forms two products, a sum for the bias, and reads what they take."""
+    forward, training = eager(lambda linear, x: linear(x), (7, 3), parts=(nn.Linear(3, 5),))
+    operands, out = 7 * 3 + 3 * 5 + 5, 7 * 5
+    assert (forward.operations, forward.bytes, forward.peak) == (1, FLOAT * (operands + out), FLOAT * out)
+    products = (out + 15 + 21) * 2  # gradient of the input: of 7 x 5 by 5 x 3; of the weight: of 5 x 7 by 7 x 3
+    bias, ones = out + 5, out
+    assert training.operations == 5
+    assert training.bytes == forward.bytes + FLOAT * (products + bias + ones)
+    assert training.peak == FLOAT * (out + out + 21 + 15 + 5)
+
+
+def test_views_and_allocations_are_no_launches():
+    forward, _ = eager(lambda x: x.mT.reshape(3, 7)[1:].expand(4, 2, 7).unflatten(2, (7, 1)) * 1, (7, 3))
+    assert forward.names == {"aten.clone.default": 1, "aten.mul.Tensor": 1}  # reshape copies here
+
+
+def test_what_views_hold():
+    x = torch.randn(5, 7)
+    assert held(x) == 35 * FLOAT
+    assert held(x[:, :3]) == 15 * FLOAT
+    assert held(x[0].expand(11, 7)) == 7 * FLOAT
+    assert held(x.flatten().unfold(0, 5, 1)) == 35 * FLOAT  # windows share what they hold
+
+
+@pytest.mark.parametrize(
+    ("function", "numbers"),
+    [
+        (lambda x: x * x, 2 * 35),  # an operand given twice is read once
+        (lambda x: torch.zeros_like(x).copy_(x), 3 * 35),  # zeros written, x read, the copy written
+        (lambda x: x.clone().add_(1), 4 * 35),
+        (lambda x: x.sum(), 36),
+        (lambda x: x.index_select(0, torch.zeros(2, dtype=torch.int64, device=x.device)), 2 * 14 + 3 * 4),  # + int64
+    ],
+)
+def test_bytes_by_hand(function, numbers):
+    forward, _ = eager(function, (5, 7))
+    assert forward.bytes == FLOAT * numbers
+
+
+def test_memory_is_given_back():
+    """Of a chain of operations without gradients two results are there at once; with them what backward needs stays."""
+    forward, training = eager(lambda x: x.exp().exp().exp().exp(), (1000,))
+    assert forward.peak == 2 * 1000 * FLOAT
+    assert training.peak >= 5 * 1000 * FLOAT
+
+
+@pytest.mark.parametrize("name", ["GroupAttention", "PerformerAttention", "EwaldAttention", "SE3HyenaOperator"])
+def test_fakes_count_as_tensors_do(name):
+    a, b = (count(*CASES[name].build(torch.float32), fake=fake) for fake in (False, True))
+    assert a == b
+
+
+def compiled_of(module, inputs):
+    pytest.importorskip("triton")
+    from compiling import compiled
+
+    return compiled(module, inputs)
+
+
+def test_compiled_kernels_by_hand():
+    """A product and two kernels: what is elementwise, with a sum over rows, joins."""
+    function = Call(lambda linear, x: linear(x).relu().softmax(1), nn.Linear(64, 64, bias=False))
+    forward, training = compiled_of(function, {"x": torch.randn(128, 64)})
+    assert [(g.kernels, g.libraries) for g in forward] == [(1, ["aten.mm.out"])]
+    assert forward[0].bytes == FLOAT * (2 * 128 * 64 + 64 * 64 + 2 * 128 * 64)
+    assert [len(g.libraries) for g in training] == [1, 2]
+
+
+def test_bodies_of_own_operators_are_counted():
+    module, inputs = CASES["window_attention"].build(torch.float32)
+    (forward,), _ = compiled_of(module, inputs)
+    assert {str(func) for func, *_ in forward.own} >= {"tg_equiattn.edge_dot.default", "tg_equiattn.edge_sum.default"}
+    launches, _ = forward.launches()
+    assert launches > forward.kernels + len(forward.libraries)
+
+
+def table():
+    """The rows of the docs by their layer."""
+    text = PAGE.read_text()
+    lines = text[text.index(START) : text.index(END)].splitlines()[3:]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+
+
+def test_every_layer_has_a_row():
+    assert list(table()) == list(LAYERS)
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the table is of torch 2.13")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in LAYERS]
+)
+def test_the_table_is_what_is_counted(name):
+    pytest.importorskip("triton")
+    if "R2" in name:
+        pytest.importorskip("escnn")
+    found = {size: measured(name, size == "large") for size in SIZES}
+    assert row(name, found) == table()[name]
+    for (_, small), (_, large) in itertools.zip_longest(*(found[size].items() for size in SIZES)):
+        assert large.launches <= small.launches * 1.1 + 1, "launches hang on the size"
