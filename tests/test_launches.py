@@ -6,9 +6,10 @@ import pytest
 import torch
 from cases import CASES, Call
 from counting import count, held
-from launches import END, LAYERS, PAGE, SIZES, START, measured, row
+from launches import END, PAGE, SIZES, START, measured, row
 from torch import nn
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # tracing on the device meta warns
 FLOAT = 4
 QUICK = ("GroupLinear", "RegularLayerNorm", "RegularGlobalNorm", "GlobalPooling")
 
@@ -50,7 +51,10 @@ def test_what_views_hold():
         (lambda x: torch.zeros_like(x).copy_(x), 3 * 35),  # zeros written, x read, the copy written
         (lambda x: x.clone().add_(1), 4 * 35),
         (lambda x: x.sum(), 36),
-        (lambda x: x.index_select(0, torch.zeros(2, dtype=torch.int64, device=x.device)), 2 * 14 + 2 * 4),  # two int64 made and read
+        (
+            lambda x: x.index_select(0, torch.zeros(2, dtype=torch.int64, device=x.device)),
+            2 * 14 + 2 * 4,
+        ),  # two int64 made and read
     ],
 )
 def test_bytes_by_hand(function, numbers):
