@@ -1,4 +1,4 @@
-"""Launches, traffic and memory counted without a GPU: the counters on what is known by hand, and the table of the docs."""
+"""Launches, traffic and memory counted without a GPU: the counters by hand, and the table of the docs."""
 
 import itertools
 
@@ -20,7 +20,7 @@ def eager(function, *shapes, parts=()):
 
 
 def test_a_linear_layer_by_hand():
-    """Forward reads input, weight and bias; backward forms two products, a sum for the bias, and reads what they take."""
+    """Forward reads input, weight and bias; backward forms two products and a sum, and reads what they take."""
     forward, training = eager(lambda linear, x: linear(x), (7, 3), parts=(nn.Linear(3, 5),))
     operands, out = 7 * 3 + 3 * 5 + 5, 7 * 5
     assert (forward.operations, forward.bytes, forward.peak) == (1, FLOAT * (operands + out), FLOAT * out)
@@ -95,7 +95,7 @@ def test_bodies_of_own_operators_are_counted():
     module, inputs = CASES["window_attention"].build(torch.float32)
     (forward,), _ = compiled_of(module, inputs)
     assert {str(func) for func, *_ in forward.own} >= {"tg_equiattn.edge_dot.default", "tg_equiattn.edge_sum.default"}
-    launches, _ = forward.launches()
+    launches, *_ = forward.launches()
     assert launches > forward.kernels + len(forward.libraries)
 
 
@@ -117,4 +117,4 @@ def test_the_table_is_what_is_counted(name):
     found = {size: measured(name, size == "large") for size in SIZES}
     assert row(name, found) == table()[name]
     for (_, small), (_, large) in itertools.zip_longest(*(found[size].items() for size in SIZES)):
-        assert large.launches <= small.launches * 1.1 + 1, "launches hang on the size"
+        assert large.launches <= small.launches * 1.1 + 4, "launches hang on the size"  # sums of many are two launches

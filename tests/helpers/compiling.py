@@ -55,13 +55,13 @@ def h100():
         "get_device_properties": H100(), "is_available": True, "get_device_capability": (9, 0), "current_device": 0,
         "device_count": 1, "_lazy_init": None,
     }  # fmt: skip
-    with contextlib.ExitStack() as stack, mock.patch("torch._inductor.scheduler.has_triton", lambda: True):
-        stack.enter_context(mock.patch("torch.utils._triton.triton_hash_with_backend", lambda: "sm_90"))
+    with contextlib.ExitStack() as stack, mock.patch("torch._inductor.scheduler.has_triton", return_value=True):
+        stack.enter_context(mock.patch("torch.utils._triton.triton_hash_with_backend", return_value="sm_90"))
         copy = lambda x, y, *more: torch.ops.aten.copy_.default(x, y, *more)  # noqa: E731 - a method asks for its device
         stack.enter_context(mock.patch.object(torch.Tensor, "copy_", copy))
-        stack.enter_context(mock.patch.object(DeviceProperties, "create", lambda device: hints))
+        stack.enter_context(mock.patch.object(DeviceProperties, "create", return_value=hints))
         for name, answer in answers.items():
-            stack.enter_context(mock.patch(f"torch.cuda.{name}", lambda *_, answer=answer, **__: answer))
+            stack.enter_context(mock.patch(f"torch.cuda.{name}", return_value=answer))
         yield
 
 
@@ -76,11 +76,12 @@ class Compiled:
     bytes: int = 0
     code: str = ""
 
-    def launches(self) -> tuple[int, int]:
-        """Launches and bytes, those of the own operators' bodies included."""
+    def launches(self) -> tuple[int, int, int]:
+        """Launches, bytes, and how many launches are of libraries, those of the own operators' bodies included."""
         bodies = [of_body(*call) for call in self.own]
         operations = self.kernels + len(self.libraries) + sum(b.operations for b in bodies)
-        return operations, self.bytes + sum(b.bytes for b in bodies)
+        libraries = len(self.libraries) + sum(b.libraries for b in bodies)
+        return operations, self.bytes + sum(b.bytes for b in bodies), libraries
 
 
 @dataclass
@@ -120,13 +121,15 @@ def of_body(func: Any, args: Any, kwargs: Any) -> Counts:
 
     with mock.patch.object(tiled_attention, "_compiled", step_of), counted(args, kwargs, mode=mode) as watch:
         func(*args, **kwargs)
-    counts, known = watch.begin(), dict[str, tuple[int, int]]()
+    counts, known = watch.begin(), dict[str, tuple[int, ...]]()
     for step, operands in steps:
         if (key := f"{step.__module__}{step.__name__}{operands}") not in known:
             graphs = _graphs(step, tree_map(_empty, operands), training=False)[0]
-            known[key] = sum(g.launches()[0] for g in graphs), sum(g.launches()[1] for g in graphs)
-        counts.operations += known[key][0]
-        counts.bytes += known[key][1]
+            known[key] = tuple(map(sum, zip(*(g.launches() for g in graphs), strict=True)))
+        launches, size, libraries = known[key]
+        counts.operations += launches
+        counts.bytes += size
+        counts.libraries += libraries
     return counts
 
 

@@ -23,6 +23,10 @@ LIKES = {  # which look at the shape of what they get
     aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like, aten.new_zeros, aten.new_ones,
     aten.new_full,
 }  # fmt: skip
+LIBRARIES = {  # products, Fourier transforms, sorts: launches that no compiler joins to others
+    aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.addmm_, aten.baddbmm_, aten.convolution, aten._fft_r2c,
+    aten._fft_c2r, aten._fft_c2c, aten.sort, aten.sparse_sampled_addmm,
+}  # fmt: skip
 GATHERS = {aten.index, aten.index_select, aten.gather, aten.embedding, aten.take}  # which read some of what they get
 SCATTERS = {aten.index_add_, aten.index_copy_, aten.index_put_, aten._index_put_impl_, aten.scatter_, aten.scatter_add_}
 
@@ -30,10 +34,11 @@ SCATTERS = {aten.index_add_, aten.index_copy_, aten.index_put_, aten._index_put_
 @dataclass
 class Counts:
     """Operations that run on the device (views and allocations apart), bytes that they read and write, and the most
-    memory held at once beyond what came in. ``names`` says how often each ran."""
+    memory held at once beyond what came in; how many are calls of libraries. ``names`` says how often each ran."""
 
     operations: int = 0
     bytes: int = 0
+    libraries: int = 0
     peak: int = 0
     names: Counter = field(default_factory=Counter)
 
@@ -117,6 +122,7 @@ class Watch:
         self.counts.peak = max(self.counts.peak, sum(self._live.values()))
         if runs(func, out) and not self.paused:
             self.counts.operations += 1
+            self.counts.libraries += func.overloadpacket in LIBRARIES
             self.counts.names[str(func)] += 1
             self.counts.bytes += traffic(func, args, kwargs, out)
 

@@ -1,6 +1,6 @@
-"""The table of docs/performance.md of what layers ask of a GPU, counted without one: a script, and what its test recounts.
+"""The table of docs/performance.md of what layers ask of a GPU, counted without one, and what its test recounts.
 
-PYTHONPATH=tests/helpers python tests/helpers/launches.py [--layers NAME ...] [--write]
+PYTHONPATH=tests/helpers python tests/helpers/launches.py [--layers NAME ...] [--sizes small large] [--write]
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import math
 import pathlib
 import re
-import sys
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,6 +31,9 @@ from tg_equiattn.groups import cyclic
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "performance.md"
 SIZES = ("small", "large")
 FLOAT = 4
+MOST = {"forward": 80, "training": 200}  # launches, compiled
+MOST_BYTES = 3
+PASSES = {"forward": 2, "training": 5}  # written and read; in backward read, gradients written and read
 ROWS = ("eager forward", "eager training", "compiled forward", "compiled training")
 
 
@@ -234,14 +238,18 @@ LAYERS: dict[str, Layer] = {
 
 
 class Cell(NamedTuple):
-    """Launches, bytes, and with eager the peak of memory."""
+    """Launches, bytes, the peak of memory if eager, and if compiled how many launches are of libraries."""
 
     launches: int
     bytes: int
     peak: int = 0
+    libraries: int = 0
 
 
-def measured(name: str, large: bool) -> dict[str, Cell]:
+Cells = dict[str, Cell]
+
+
+def measured(name: str, large: bool) -> Cells:
     """What one layer asks for at one size."""
     layer = LAYERS[name]
     with warnings.catch_warnings():
@@ -249,24 +257,35 @@ def measured(name: str, large: bool) -> dict[str, Cell]:
         eager = count(layer.make(), layer.inputs(large))
         graphs = compiled(layer.make(), layer.inputs(large))
         sums = [tuple(map(sum, zip(*(g.launches() for g in some), strict=True))) for some in graphs]
-    cells = [Cell(c.operations, c.bytes, c.peak) for c in eager] + [Cell(*s) for s in sums]
+    cells = [Cell(c.operations, c.bytes, c.peak) for c in eager]
+    cells += [Cell(launches, size, 0, libraries) for launches, size, libraries in sums]
     return dict(zip(ROWS, cells, strict=True))
 
 
-def row(name: str, found: dict[str, dict[str, Cell]]) -> str:
-    """Of the table: launches eager -> compiled at both sizes, bytes at the large one in multiples of the own tensors'."""
-    layer = LAYERS[name]
+def met(way: str, eager: Cell, fused: Cell) -> bool:
+    """Whether compiled launches are as few as they should be: at most a third of eager ones, or two for each call of a
+    library, which is a launch whatever a compiler does, and two more."""
+    return fused.launches <= MOST[way] and fused.launches <= max(eager.launches / 3, 2 * fused.libraries + 2)
+
+
+def row(name: str, found: dict[str, Cells]) -> str:
+    """Of the table: launches eager and compiled at both sizes, bytes at the large one in multiples of its own. What
+    misses its goal is in bold."""
     cells = []
-    for way in ("forward", "training"):
+    for way in MOST:
         for size in SIZES:
             eager, fused = (found[size][f"{kind} {way}"] for kind in ("eager", "compiled"))
-            cells.append(f"{eager.launches:,} / {fused.launches:,}")
-    numbers, large = layer.own(True) * FLOAT, found["large"]
-    for way, passes in (("forward", 1), ("training", 3)):
-        times = [large[f"{kind} {way}"].bytes / (2 * passes * numbers) for kind in ("eager", "compiled")]
-        cells.append(" / ".join(f"{t:.1f}" for t in times))
+            cells.append(f"{eager.launches:,} / {bold(f'{fused.launches:,}', not met(way, eager, fused))}")
+    numbers, large = LAYERS[name].own(True) * FLOAT, found["large"]
+    for way in MOST:
+        eager, fused = (large[f"{kind} {way}"].bytes / (PASSES[way] * numbers) for kind in ("eager", "compiled"))
+        cells.append(f"{eager:.1f} / {bold(f'{fused:.1f}', fused > MOST_BYTES)}")
     cells.append(f"{large['eager training'].peak / 2**30:.2f}")
     return f"| {name} | {' | '.join(cells)} |"
+
+
+def bold(text: str, missed: bool) -> str:
+    return f"**{text}**" if missed else text
 
 
 HEAD = (
@@ -279,24 +298,25 @@ START, END = "<!-- launches -->", "<!-- launches end -->"
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layers", nargs="*", default=list(LAYERS))
-    parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md")
-    parser.add_argument("--rows", type=pathlib.Path, default=pathlib.Path("out/launches.json"))
+    parser.add_argument("--sizes", nargs="*", default=SIZES, choices=SIZES)
+    parser.add_argument("--write", action="store_true", help="write what is there of the table to docs/performance.md")
+    parser.add_argument("--cells", type=pathlib.Path, default=pathlib.Path("out/launches.json"))
     args = parser.parse_args()
-    args.rows.parent.mkdir(exist_ok=True)
-    kept = json.loads(args.rows.read_text()) if args.rows.exists() else {}
-    for name in args.layers:
-        try:
-            found = {size: measured(name, size == "large") for size in SIZES}
-        except Exception as error:
-            print(f"{name}: {type(error).__name__}: {str(error)[:300]}", file=sys.stderr, flush=True)
-            continue
-        kept[name] = row(name, found)
-        print(kept[name], flush=True)
-        args.rows.write_text(json.dumps(kept))
+    args.cells.parent.mkdir(exist_ok=True)
+    for name, size in itertools.product(args.layers, args.sizes):
+        begin = time.process_time()
+        found = measured(name, size == "large")
+        print(f"{name}, {size}, {time.process_time() - begin:.0f} s: {found}", flush=True)
+        kept = json.loads(args.cells.read_text()) if args.cells.exists() else {}
+        kept.setdefault(name, {})[size] = found
+        args.cells.write_text(json.dumps(kept))
     if args.write:
-        table = "\n".join([HEAD, *(kept[name] for name in LAYERS if name in kept)])
-        text = re.sub(f"(?s){START}.*{END}", f"{START}\n{table}\n{END}", PAGE.read_text())
-        PAGE.write_text(text)
+        kept = json.loads(args.cells.read_text())
+        found = {name: {s: {k: Cell(*x) for k, x in c.items()} for s, c in of.items()} for name, of in kept.items()}
+        table = "\n".join(
+            [HEAD, *(row(name, found[name]) for name in LAYERS if set(found.get(name, ())) == set(SIZES))]
+        )
+        PAGE.write_text(re.sub(f"(?s){START}.*{END}", f"{START}\n{table}\n{END}", PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def test_padding_is_never_read(name, make):
 def test_blocks_of_tokens_change_nothing(name, randomise, monkeypatch):
     """A batch of so many tokens that every MLP takes several blocks of them, which cut its sequences, against each
     sequence alone, in one; attention takes tiles of 512 keys of either."""
-    monkeypatch.setitem(clifford._BLOCK_NUMBERS, "cpu", 1536)
+    monkeypatch.setattr(clifford, "_BLOCK_NUMBERS", 1536)
     kind, options = OPTIONS[name]
     layer, sizes = randomise(kind(S, V, **options), 0.2).double(), [500, 17, 510]
     assert max(sizes) < layer.module.project.tokens_per_block(torch.device("cpu")) < sum(sizes) / 2

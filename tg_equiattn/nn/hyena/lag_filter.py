@@ -7,12 +7,13 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ...functional.backend import tile_numbers
 from ...functional.hyena.lag_convolution import first_lag, lag_convolution
 from ...ragged import Ragged, Rows, node_blocks
 from ..modules import reset_children
 
 _OCTAVES = 10  # waves of 4, 8, ... 2048 tokens
-_BLOCK_LAGS = {"cpu": 1 << 14, "other": 1 << 20}
+_BLOCK_LAGS = 1 << 14  # of a block on a CPU
 
 
 class LagFilter(nn.Module):
@@ -45,7 +46,7 @@ class LagFilter(nn.Module):
     def filter(self, length: int) -> Tensor:
         """(lags, channels) for sequences of this length."""
         lags = torch.arange(first_lag(length, self.causal), max(length, 1), device=self.decay.device)
-        return node_blocks(self._at, _BLOCK_LAGS.get(lags.device.type, _BLOCK_LAGS["other"]), (lags,))
+        return node_blocks(self._at, tile_numbers(lags.device, _BLOCK_LAGS, 8 * self.inside.out_features), (lags,))
 
     def _at(self, lags: Tensor) -> Tensor:
         distance = lags.abs().to(self.decay.dtype).log1p()

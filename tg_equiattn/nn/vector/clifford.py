@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
+from ...functional.backend import tile_numbers
 from ...functional.vector.clifford import COMPONENTS, GRADE_SIZES, PATHS, channelwise_product
 from ...modes import full_precision
 from ...ragged import node_blocks
@@ -14,7 +15,7 @@ from ..modules import reset_children
 from .grades import Grades, Parts
 
 _EPS = 1e-12
-_BLOCK_NUMBERS = {"cpu": 30_000, "other": 1 << 22}  # channels times tokens of a block; no power of 2, which caches mind
+_BLOCK_NUMBERS = 30_000  # channels times tokens of a block on a CPU; no power of 2, which caches mind
 
 
 class CliffordLinear(nn.Module):
@@ -129,8 +130,8 @@ class MultivectorMLP(nn.Module):
         return self.out(list(self.blocks(torch.cat(self.embed(parts))).split(GRADE_SIZES)))
 
     def tokens_per_block(self, device: torch.device) -> int:
-        """So many that what is between stays in the cache, or on a GPU fills it; backward computes blocks again."""
-        return max(64, _BLOCK_NUMBERS.get(device.type, _BLOCK_NUMBERS["other"]) // self.hidden)
+        """So many that what is between stays in the cache, or on a GPU in a tile; backward computes blocks again."""
+        return max(64, tile_numbers(device, _BLOCK_NUMBERS, 10 * COMPONENTS) // self.hidden)
 
     @property
     def reference_parameter(self) -> Tensor:
