@@ -106,7 +106,7 @@ def irreps(kind: str, scores: int = 0, **options: Any) -> Layer:
     def make() -> nn.Module:
         from tg_equiattn.integrations import e3nn
 
-        return getattr(e3nn, kind)(of, **options)
+        return getattr(e3nn, kind)(of, of, **options)
 
     def inputs(large: bool) -> dict[str, Any]:
         count, size = graphs(large)

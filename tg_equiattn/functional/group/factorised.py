@@ -13,7 +13,8 @@ elements, ``H`` output elements, ``U`` arguments of the group encoding (``U = S`
     inverse (H, T, U)     s of each (h, t, u)
 
 The softmax weight of (h, t) over (D, s) is A(t,D,s) S(t,D,h) G(t,h,s) / Z(t,h), a product of three factors that
-need only |H|^2 (2 D + 1) exponentials instead of |H|^3 D.
+need only |H|^2 (2 D + 1) exponentials instead of |H|^3 D. It runs on the CPU: elsewhere the smallest normaliser cannot
+be looked at without waiting, and exponentials are cheap.
 """
 
 from __future__ import annotations
@@ -28,15 +29,12 @@ SMALLEST_NORMALISER = {torch.float32: 1e-20, torch.float64: 1e-200}
 
 
 def _factors(query: Tensor, key: Tensor, space: Tensor, group: Tensor, index: Tensor, bias: Tensor | None):
-    # Off the CPU a normaliser cannot be looked at without waiting for the device, so the factors are double there:
-    # their product cannot underflow for scores up to several hundred.
-    dtype = query.dtype if query.device.type == "cpu" else torch.float64
     content = dot(query[:, None, None], key[None])
     if bias is not None:  # in both, so that neither maximum sits outside the image
         content, space = content + bias[:, None], space + bias[:, None]
-    content = (content - content.amax((1, 2), keepdim=True)).to(dtype).exp()
-    space = (space - space.amax(1, keepdim=True)).to(dtype).exp()
-    group = (group - group.amax(1, keepdim=True)).to(dtype).exp()
+    content = (content - content.amax((1, 2), keepdim=True)).exp()
+    space = (space - space.amax(1, keepdim=True)).exp()
+    group = (group - group.amax(1, keepdim=True)).exp()
     return content, space, gather_group(group, index)
 
 
@@ -65,7 +63,7 @@ def forward(query, key, value, position, group, index, bias, keep) -> tuple[Tens
         scaled, normaliser, _ = _normalise(product, group[block])
         total += _sum_first(product.mul_(scaled[:, None]))
         smallest.append(normaliser.amin())
-    weight = dropped(total.to(value.dtype), keep)
+    weight = dropped(total, keep)
     return sums(weight, value[:, None], (0, 2)), torch.stack(smallest).amin()
 
 
@@ -74,7 +72,7 @@ def backward(query, key, value, position, group, index, inverse, bias, keep, gra
     dW = <dout, v>, r = sum P dW and dlogit = P (dW - r), sums of dlogit (or W dout) over the axes a factor lacks."""
     content, space, group = _factors(query, key, position, group, index, bias)
     grad_weight = dot(grad[None, :, None], value[:, None])  # (D, H, S, p)
-    grad_weight = dropped(grad_weight, keep).to(content.dtype)
+    grad_weight = dropped(grad_weight, keep)
     total, smallest = _empty_weight(content, space), []
     to_content, to_space, to_group = [], [], []
     for block in blocks(len(query)):
@@ -89,11 +87,11 @@ def backward(query, key, value, position, group, index, inverse, bias, keep, gra
         to_space.append(logit.sum(3))
         to_content.append(logit.sum(2))
         smallest.append(normaliser.amin())
-    weight = dropped(total.to(value.dtype), keep)
-    grad_content = torch.cat(to_content).to(query.dtype)
+    weight = dropped(total, keep)
+    grad_content = torch.cat(to_content)
     grad_value = sums(weight, grad[None, :, None], (1,))
     grad_query = sums(grad_content, key[None], (1, 2))
     grad_key = sums(grad_content, query[:, None, None], (0,))
-    grad_space = torch.cat(to_space).to(query.dtype)
-    grad_group = by_argument(torch.cat(to_group).to(query.dtype), inverse).sum(1)
+    grad_space = torch.cat(to_space)
+    grad_group = by_argument(torch.cat(to_group), inverse).sum(1)
     return grad_query, grad_key, grad_value, grad_space, grad_group, torch.stack(smallest).amin()

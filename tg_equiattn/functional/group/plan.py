@@ -37,8 +37,9 @@ class AttentionPlan:
     ):  # fmt: skip
         spatial, elements, keys = query.shape[3:], query.shape[2], key.shape[2]
         self.paired, self.full, self.dropout = index.ndim == 2, rho_space.ndim == 4, dropout
-        self.direct = path in ("plain", "whole") or (self.full and not self.paired)  # all scores of a tile are formed
-        self.fused = path == "compiled" and not self.direct
+        here = query.device.type == "cpu"
+        self.direct = path in ("plain", "whole") or (not self.paired and (self.full or not here))  # a tile's scores
+        self.fused = path == "compiled" and not (self.direct and here)
         self.table = index[None] if self.paired else index  # (H, T, S), or (1, T, S)
         self.inverse = self.table.argsort(-1)
         neighbors = math.prod(spatial) if kernel_size == 0 else rho_space.shape[1]

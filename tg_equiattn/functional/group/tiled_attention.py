@@ -54,15 +54,17 @@ def _run(step: Any, fused: bool, **operands: Any) -> Any:
 
 
 def _tile(plan: AttentionPlan, steps: Sequence[Callable], operands: dict[str, Any]) -> Sequence[Any]:
-    """What one form gives for a tile: the pointwise one; the factorised one, unless its factors lost precision (asked
-    on the CPU alone, elsewhere they are double); the direct one, for as many queries as it may hold all scores of."""
+    """What one form gives for a tile: the pointwise one; the factorised one, on the CPU, unless its factors lost
+    precision; the direct one, there for as many queries as it may hold all scores of."""
     pointwise_step, factorised_step, direct_step = steps
     if plan.paired:
         return _run(pointwise_step, plan.fused, index=plan.table, **operands)
     if not plan.direct:
         *results, smallest = _run(factorised_step, plan.fused, index=plan.table, **operands)
-        if smallest.device.type != "cpu" or smallest >= factorised.SMALLEST_NORMALISER[smallest.dtype]:
+        if smallest >= factorised.SMALLEST_NORMALISER[smallest.dtype]:
             return results
+    if operands["query"].device.type != "cpu":
+        return _run(direct_step, plan.fused, index=plan.table, **operands)
     tables = {"index": plan.table} | {n: operands.pop(n) for n in ("inverse",) if n in operands}
     width, pieces = max(1, 4 * plan.budget // (plan.table.numel() * len(operands["key"]))), []
     for first in range(0, operands["query"].shape[-1], width):

@@ -2,7 +2,9 @@
 
 :func:`edge_dot` samples query-key products at the pairs, :func:`edge_sum` adds weighted values over them; each is in
 the other's gradient, so that both can be differentiated any number of times. They run on torch's sparse CSR products
-(MKL, cuSPARSE), head by head, and under transforms as the plain compositions beside them, which gather rows.
+(MKL, cuSPARSE), head by head. Under transforms they are the plain compositions beside them, which gather rows; so they
+are on accelerators where those rows fit in a tile, and where algorithms have to be deterministic, which cuSPARSE's are
+not and ``index_add`` is.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from ...modes import full_precision, transformed
 from ...pairs import CSR
-from ..backend import refuse_forward_mode
+from ..backend import compiler_fuses, refuse_forward_mode, tile_numbers
 
 with warnings.catch_warnings():  # torch says once in a process that CSR tensors are in beta
     warnings.simplefilter("ignore")
@@ -25,13 +27,15 @@ def edge_dot(query: Tensor, key: Tensor, relation: CSR) -> Tensor:
     """(heads, N, d) queries times (heads, M, d) keys at the pairs of a relation, (heads, E)."""
     if transformed():
         return gathered_edge_dot(query, key, relation.row, relation.col)
+    if compiler_fuses(query, _numbers(query, relation.row)):
+        return _whole_edge_dot(query, key, relation.row, relation.col)
     return csr_edge_dot(query, key, *relation.tensors)
 
 
 def edge_sum(weight: Tensor, value: Tensor, relation: CSR) -> Tensor:
     """Sum over each row's pairs of (heads, E) weights times (heads, M, d) values, (heads, N, d)."""
-    if transformed():
-        return gathered_edge_sum(weight, value, relation)
+    if transformed() or compiler_fuses(value, _numbers(value, relation.row)):
+        return gathered_edge_sum(weight, value, relation.row, relation.col, relation.rows)
     return csr_edge_sum(weight, value, *relation.tensors)
 
 
@@ -41,10 +45,27 @@ def gathered_edge_dot(query: Tensor, key: Tensor, row: Tensor, col: Tensor, chun
     return torch.cat([torch.linalg.vecdot(query[:, i], key[:, j]) for i, j in pairs], -1)
 
 
-def gathered_edge_sum(weight: Tensor, value: Tensor, relation: CSR) -> Tensor:
+def _whole_edge_dot(query: Tensor, key: Tensor, row: Tensor, col: Tensor) -> Tensor:
+    """:func:`edge_dot`, all pairs at a time."""
+    return (query.index_select(1, row) * key.index_select(1, col)).sum(-1)
+
+
+def gathered_edge_sum(weight: Tensor, value: Tensor, row: Tensor, col: Tensor, rows: int) -> Tensor:
     """:func:`edge_sum`, with (heads, E, d) values in memory."""
-    sums = value.new_zeros(value.shape[0], relation.rows, value.shape[-1])
-    return sums.index_add(1, relation.row, weight[..., None] * value[:, relation.col])
+    sums = value.new_zeros(value.shape[0], rows, value.shape[-1])
+    return sums.index_add(1, row, weight[..., None] * value.index_select(1, col))
+
+
+def _numbers(x: Tensor, row: Tensor) -> int:
+    """Of (heads, N, d) gathered for pairs."""
+    return x.shape[0] * x.shape[2] * row.shape[0]
+
+
+def _gathers(x: Tensor, row: Tensor) -> bool:
+    """Whether an operator gathers rows on this device."""
+    if x.device.type == "cpu":
+        return False
+    return _numbers(x, row) <= tile_numbers(x.device, 0, 4) or torch.are_deterministic_algorithms_enabled()
 
 
 def _csr(crow: Tensor, col: Tensor, values: Tensor, columns: int) -> Tensor:
@@ -58,6 +79,8 @@ def csr_edge_dot(
 ) -> Tensor:  # fmt: skip
     """:func:`edge_dot` by sampled products of torch, of a relation's tensors."""
     refuse_forward_mode()
+    if _gathers(query, row):
+        return _whole_edge_dot(query, key, row, col)
     more_than_a_matrix = len(col) > query.shape[1] * key.shape[1]  # of pairs given often, which torch does not sample
     if more_than_a_matrix or (query.device.type == "cpu" and not torch.backends.mkl.is_available()):
         return gathered_edge_dot(query, key, row, col)
@@ -85,6 +108,8 @@ def csr_edge_sum(
     with full_precision(value.device):
         if not len(col):
             return value.new_zeros(len(value), len(crow) - 1, value.shape[-1])
+        if _gathers(value, row):
+            return gathered_edge_sum(weight, value, row, col, len(crow) - 1)
         sums = [_csr(crow, col, w.contiguous(), value.shape[1]) @ v for w, v in zip(weight, value, strict=True)]
         return torch.stack(sums) if len(sums) > 1 else sums[0][None]
 
