@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import pathlib
-import re
 import time
 import warnings
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from tg_equiattn import nn as layers
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.groups import cyclic
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "performance.md"
+TABLE = pathlib.Path(__file__).parents[2] / "examples" / "results" / "benchmarks" / "launches.md"
 SIZES = ("small", "large")
 FLOAT = 4
 MOST = {"forward": 80, "training": 200}  # launches, compiled
@@ -46,8 +45,8 @@ class Layer(NamedTuple):
     own: Callable[[bool], float]
 
 
-def images(make: Callable[[], nn.Module], channels: int, elements: int, scores: float, out: int, inner: int) -> Layer:
-    """2 images of 16 x 16 pixels, or 32 of 64 x 64; ``scores`` for a pixel."""
+def images(make: Callable[[], nn.Module], channels: int, elements: int, inner: int) -> Layer:
+    """2 images of 16 x 16 pixels, or 32 of 64 x 64; ``inner`` numbers for a pixel beside the input's."""
     sides = lambda large: (32, 64) if large else (2, 16)  # noqa: E731
     shape = (channels, elements) if elements > 1 else (channels,)
 
@@ -57,7 +56,7 @@ def images(make: Callable[[], nn.Module], channels: int, elements: int, scores: 
 
     def own(large: bool) -> float:
         batch, side = sides(large)
-        return batch * side**2 * (channels * elements + out + inner + scores)
+        return batch * side**2 * (channels * elements + inner)
 
     return Layer(make, inputs, own)
 
@@ -67,57 +66,64 @@ def graphs(large: bool) -> tuple[int, int]:
     return (128, 256) if large else (2, 32)
 
 
+PLACES = 21  # of a disk in 5 x 5
+
+
 def group(kind: str, **options: Any) -> Layer:
     """32 channels of 8 rotations, 8 heads of 4 (lifting from 3 channels), windows of 5 x 5."""
-    lifts, width = kind == "LiftingAttention", 32
-    head = {"head_channels": 4, "heads": 8, "kernel_size": 5} | options
-    frames = options.get("relation", "frame") == "frame" and not lifts
+    lifts, heads, elements = kind == "LiftingAttention", 8, 8
+    head = {"head_channels": 4, "heads": heads, "kernel_size": 5} | options
+    relation = "lifting" if lifts else options.get("relation", "frame")
 
     def make() -> nn.Module:
-        return group_layers.layer(getattr(layers, kind), cyclic(8), 3 if lifts else width, width, **head)
+        return group_layers.layer(getattr(layers, kind), cyclic(8), 3 if lifts else 32, 32, **head)
 
-    pairs = 25 * 8 * 8  # of a pixel and a head: places, output elements, and elements of keys where they are compared
-    scores = (pairs / 8 if frames else pairs) * (1 if frames or lifts else 2 / 8)
-    return images(make, 3 if lifts else width, 1 if lifts else 8, scores * 8, 8 * width, 4 * 8 * width)
-
-
-def tokens(kind: str, scalars: int = 32, vectors: int = 16, scores: bool = False, **options: Any) -> Layer:
-    """Flat batches of clouds."""
-
-    def inputs(large: bool) -> dict[str, Any]:
-        count, size = graphs(large)
-        n = count * size
-        batch = torch.arange(count).repeat_interleave(size)
-        return {"scalars": torch.empty(n, scalars), "vectors": torch.empty(n, vectors, 3), "pos": torch.empty(n, 3),
-                "batch": batch, "batch_size": count, "max_num_nodes": size}  # fmt: skip
-
-    def own(large: bool) -> float:
-        count, size = graphs(large)
-        width = scalars + 3 * vectors
-        return count * size * (6 * width + (size * vectors if scores else 0))
-
-    return Layer(lambda: getattr(layers, kind)(scalars, vectors, **options), inputs, own)
+    content = 1 if relation == "frame" else heads  # heads that look at content; the others are convolutions
+    # of a pixel and a head: scores of places, of output elements, of elements of keys; ge_vit has three such factors
+    scores = {"lifting": 1, "frame": 1, "relative": elements, "ge_vit": 3 * elements}[relation] * PLACES * elements
+    features = 2 * elements * 16 if kind == "GlobalGroupAttention" else 0  # of queries and of keys
+    values = (32 if lifts else 256) + 256 + 256  # values, what is summed of them, output
+    numbers = 2 * 4 * (1 if lifts else elements) + scores + features  # queries and keys besides
+    return images(make, 3 if lifts else 32, 1 if lifts else 8, values + content * numbers)
 
 
-def irreps(kind: str, scores: int = 0, **options: Any) -> Layer:
-    """The layers for e3nn on 32x0e+16x1o."""
-    of = "32x0e + 16x1o"
+MULTIVECTORS = 5 * 8  # of a channel and token of an MLP of one block: embedded, activated, mapped, product, normalised
+
+
+def tokens(kind: str, irreps: bool = False, **options: Any) -> Layer:
+    """Flat batches of clouds, of 32 scalars and 16 vectors, in a module of the core or for e3nn."""
+    width = 32 + 3 * 16
 
     def make() -> nn.Module:
+        if not irreps:
+            return getattr(layers, kind)(32, 16, **options)
         from tg_equiattn.integrations import e3nn
 
-        return getattr(e3nn, kind)(of, of, **options)
+        return getattr(e3nn, kind)("32x0e + 16x1o", "32x0e + 16x1o", **options)
 
     def inputs(large: bool) -> dict[str, Any]:
         count, size = graphs(large)
         n = count * size
         batch = torch.arange(count).repeat_interleave(size)
-        return {"x": torch.empty(n, 80), "pos": torch.empty(n, 3), "batch": batch, "batch_size": count,
-                "max_num_nodes": size}  # fmt: skip
+        x = (
+            {"x": torch.empty(n, width)}
+            if irreps
+            else {"scalars": torch.empty(n, 32), "vectors": torch.empty(n, 16, 3)}
+        )
+        return x | {"pos": torch.empty(n, 3), "batch": batch, "batch_size": count, "max_num_nodes": size}
 
     def own(large: bool) -> float:
         count, size = graphs(large)
-        return count * size * (6 * 80 + size * scores)
+        numbers = 3 + 6 * width  # places, input, queries, keys, values, what is summed of them, output
+        if "Ewald" in kind:  # of 2 heads with 8 kernels: scores, two factors of distances, two sums; harmonics
+            numbers += size * (2 * (8 + 2 * 8 + 2) + 4)
+        else:
+            numbers += 2 * 32 * MULTIVECTORS
+        if "Vector" in kind:  # scores of a vector channel, and of scalars
+            numbers += size * (16 + 1)
+        if "Hyena" in kind:  # three spectra at twice the length, and the gate's MLP
+            numbers += 3 * 2 * width + 8 * MULTIVECTORS + 48
+        return count * size * numbers
 
     return Layer(make, inputs, own)
 
@@ -143,9 +149,12 @@ def fields(kind: str) -> Layer:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(self.wrap(x, self.layer.in_type)).tensor
 
-    lifts, normed = "Lifting" in kind, "Norm" in kind
-    scores = 0 if normed else 2 * 25 * 8
-    return images(OfFields, 8 if lifts else 64, 1, scores, 64, 0 if normed else 256)
+    if "Norm" in kind:
+        return images(OfFields, 64, 1, 64)
+    lifts, content = "Lifting" in kind, 1 if kind == "R2GroupAttention" else 2
+    features = 2 * 8 * 16 if "Global" in kind else 0
+    numbers = 2 * 4 * (1 if lifts else 8) + PLACES * 8 + features
+    return images(OfFields, 8 if lifts else 64, 1, (8 if lifts else 64) + 2 * 64 + content * numbers)
 
 
 def nodes(make: Callable[[], nn.Module], degree: int = 8) -> Layer:
@@ -201,16 +210,16 @@ def pixels(**options: Any) -> Layer:
 
     def own(large: bool) -> float:
         batch, side = sides(large)
-        return batch * side**2 * (6 * 64 + 2 * 8 * 64)
+        return batch * side**2 * (6 * 64 + 2 * 8 * 64 + (25 * 8 if "offset" not in options else 0))  # features, scores
 
     return Layer(lambda: Pixels(**options), inputs, own)
 
 
 LAYERS: dict[str, Layer] = {
-    "GroupLinear": images(lambda: layers.GroupLinear(cyclic(8), 32, 32), 32, 8, 0, 256, 0),
-    "RegularLayerNorm": images(lambda: layers.RegularLayerNorm(32), 32, 8, 0, 256, 0),
-    "RegularGlobalNorm": images(lambda: layers.RegularGlobalNorm(32), 32, 8, 0, 256, 0),
-    "GlobalPooling": images(layers.GlobalPooling, 32, 8, 0, 0, 0),
+    "GroupLinear": images(lambda: layers.GroupLinear(cyclic(8), 32, 32), 32, 8, 256),
+    "RegularLayerNorm": images(lambda: layers.RegularLayerNorm(32), 32, 8, 256),
+    "RegularGlobalNorm": images(lambda: layers.RegularGlobalNorm(32), 32, 8, 256),
+    "GlobalPooling": images(layers.GlobalPooling, 32, 8, 0),
     "GroupAttention": group("GroupAttention"),
     "GroupAttention, relative": group("GroupAttention", relation="relative"),
     "GroupAttention, ge_vit": group("GroupAttention", relation="ge_vit"),
@@ -221,19 +230,19 @@ LAYERS: dict[str, Layer] = {
     "CliffordMLP": Layer(
         lambda: layers.CliffordMLP(16, 16, num_blocks=2),
         lambda large: {"x": torch.empty(32768 if large else 64, 16, 8)},
-        lambda large: (32768 if large else 64) * 128 * 8,
+        lambda large: (32768 if large else 64) * 16 * (2 * 8 + 2 * MULTIVECTORS),
     ),
     "SE3HyenaOperator": tokens("SE3HyenaOperator"),
-    "VectorSelfAttention": tokens("VectorSelfAttention", scores=True),
+    "VectorSelfAttention": tokens("VectorSelfAttention"),
     "EwaldAttention": tokens("EwaldAttention", width=1.0, heads=2),
     "R2LiftingAttention": fields("R2LiftingAttention"),
     "R2GroupAttention": fields("R2GroupAttention"),
     "R2GlobalAttention": fields("R2GlobalAttention"),
     "R2RegularLayerNorm": fields("R2RegularLayerNorm"),
     "RelativePerformerConv": nodes(pyg("RelativePerformerConv")),
-    "IrrepsSE3HyenaOperator": irreps("IrrepsSE3HyenaOperator"),
-    "IrrepsVectorSelfAttention": irreps("IrrepsVectorSelfAttention", 16),
-    "IrrepsEwaldAttention": irreps("IrrepsEwaldAttention", 8, width=1.0, lmax=1),
+    "IrrepsSE3HyenaOperator": tokens("IrrepsSE3HyenaOperator", True),
+    "IrrepsVectorSelfAttention": tokens("IrrepsVectorSelfAttention", True),
+    "IrrepsEwaldAttention": tokens("IrrepsEwaldAttention", True, width=1.0, heads=2),
 }
 
 
@@ -290,16 +299,19 @@ def bold(text: str, missed: bool) -> str:
 
 HEAD = (
     "| layer | forward, small | forward, large | training, small | training, large | bytes, forward | bytes, training "
-    "| peak, GiB |\n|---|---|---|---|---|---|---|---|"
+    "| peak, GiB |\n" + "|---" * 8 + "|"
 )
-START, END = "<!-- launches -->", "<!-- launches end -->"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layers", nargs="*", default=list(LAYERS))
     parser.add_argument("--sizes", nargs="*", default=SIZES, choices=SIZES)
-    parser.add_argument("--write", action="store_true", help="write what is there of the table to docs/performance.md")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write the table to examples/results, from where make report fills docs/performance.md",
+    )
     parser.add_argument("--cells", type=pathlib.Path, default=pathlib.Path("out/launches.json"))
     args = parser.parse_args()
     args.cells.parent.mkdir(exist_ok=True)
@@ -313,10 +325,8 @@ def main() -> None:
     if args.write:
         kept = json.loads(args.cells.read_text())
         found = {name: {s: {k: Cell(*x) for k, x in c.items()} for s, c in of.items()} for name, of in kept.items()}
-        table = "\n".join(
-            [HEAD, *(row(name, found[name]) for name in LAYERS if set(found.get(name, ())) == set(SIZES))]
-        )
-        PAGE.write_text(re.sub(f"(?s){START}.*{END}", f"{START}\n{table}\n{END}", PAGE.read_text()))
+        whole = [name for name in LAYERS if set(found.get(name, ())) == set(SIZES)]
+        TABLE.write_text("\n".join([HEAD, *(row(name, found[name]) for name in whole)]) + "\n")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ def use_plain(plain: bool = False) -> bool:
     return plain or transformed()
 
 
+_exports = getattr(torch.compiler, "is_exporting", lambda: False)  # from torch 2.7 on
 _TILE_BYTES = 2 << 30  # what the tensors of a tile may take together on an accelerator
 
 
@@ -32,10 +33,15 @@ def tile_numbers(device: torch.device, on_cpu: int, tensors: int) -> int:
     return on_cpu if device.type == "cpu" else _TILE_BYTES // (4 * tensors)
 
 
+def compiles_for_accelerator(x: Tensor) -> bool:
+    """Whether torch.compile traces for an accelerator. Not export, whose graphs are for all sizes: none decides."""
+    return torch.compiler.is_compiling() and not _exports() and x.device.type != "cpu"
+
+
 def compiler_fuses(x: Tensor, numbers: int) -> bool:
     """Whether an operator is left to the compiler as its plain composition: while one traces for an accelerator, where
     all at once, with so many ``numbers`` in each of four tensors, is no more than a tile."""
-    return torch.compiler.is_compiling() and x.device.type != "cpu" and numbers <= tile_numbers(x.device, 0, 4)
+    return compiles_for_accelerator(x) and numbers <= tile_numbers(x.device, 0, 4)
 
 
 def refuse_forward_mode() -> None:

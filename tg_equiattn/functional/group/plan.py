@@ -48,6 +48,8 @@ class AttentionPlan:
             temporary *= len(index) * (elements if self.direct else 1)
         elif self.direct or self.fused:
             temporary *= elements
+        if not here:  # where windows are gathered, not looked through
+            temporary = max(temporary, neighbors * keys * max(query.shape[1], value.shape[1]))
         kind = f"{path} pointwise" if self.paired and not self.direct else path
         self.budget = tile_numbers(query.device, _TILE_BUDGET.get(kind, 0), 4)
         width = None if path == "whole" else max(16 if self.direct else 64, self.budget // temporary)

@@ -14,7 +14,7 @@ from ... import checks
 from ...encodings.harmonics import solid_harmonics
 from ...modes import transformed
 from ...ranks import Ranks
-from ..backend import tile_numbers
+from ..backend import compiles_for_accelerator, tile_numbers
 from .kernels import EwaldKernels, EwaldNodes, Product, parts_of, spectrum
 from .lattices import Cells, Lattice, lattice_of
 from .mesh import mesh_point_sums, mesh_wave_sums
@@ -34,11 +34,11 @@ def again(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
 def pair_sums(nodes: EwaldNodes, kernels: EwaldKernels, product: Product) -> Tensor:
     """(B, N, H, E), exactly: by blocks of graphs, or of nodes that attend, which backward computes again."""
     pos, query, key, value = nodes.pos.to(nodes.value.dtype), *nodes[1:]
-    block = functools.partial(_pair_block, kernels, product)
-    if checks.is_traced(pos) or transformed():
+    block, compiles = functools.partial(_pair_block, kernels, product), compiles_for_accelerator(pos)
+    if transformed() or (checks.is_traced(pos) and not compiles):
         return block(pos, query, pos, key, value)
     graphs, count = pos.shape[:2]
-    limit = tile_numbers(pos.device, _PAIRS, 8)
+    limit = tile_numbers(pos.device, _PAIRS, 4 if compiles else 8)  # of which compilers join some
     row = max(1, count * kernels.widths.numel())
     some_graphs, some_nodes = max(1, limit // max(1, row * count)), max(1, limit // row)
     if some_graphs >= graphs and some_nodes >= count:
