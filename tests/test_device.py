@@ -1,33 +1,90 @@
 """Modules on an accelerator, emulated where there is none: the CPU's numbers, nothing left on the CPU, no waiting."""
 
+import copy
+from pathlib import Path
+
 import pytest
 import torch
 from cases import CASES, Call, agree, attention, run
-from emulated import accelerator, emulated, to_accelerator, values
+from emulated import Exactly, accelerator, emulated, to_accelerator, values
 from torch import nn
 from torch.utils._pytree import tree_map
 
 from tg_equiattn.nn import GroupAttention
 
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
-# float32 of one case a name: its variants convert numbers where the first does
-DTYPES = [
-    pytest.param(name, dtype, id=f"{name}-{str(dtype)[6:]}",
-                 marks=pytest.mark.slow if dtype == torch.float32 and " " in name else ())
-    for name in CASES for dtype in TOLERANCE
-]  # fmt: skip
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+# of one case a name: its variants convert numbers where the first does
+VARIED = [pytest.param(name, marks=pytest.mark.slow if " " in name else ()) for name in CASES]
 
 
 @pytest.mark.filterwarnings("ignore:relation=")
-@pytest.mark.parametrize(("case", "dtype"), DTYPES, indirect=["case"])
-def test_an_accelerator_gives_the_cpus_numbers(case, dtype):
+@pytest.mark.parametrize("case", CASES, indirect=True)
+def test_an_accelerator_gives_the_cpus_numbers(case):
     """And copies nothing there, as a CUDA graph needs."""
-    module, inputs = case.build(dtype)
+    module, inputs = case.build(torch.float64)
     expected = run(module, inputs)
     there, moved = to_accelerator(module), tree_map(emulated, inputs)
     with accelerator():
         got = tree_map(values, run(there, moved))
-    agree(got, expected, TOLERANCE[dtype])
+    agree(got, expected, 1e-10)
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.filterwarnings("ignore:relation=")
+@pytest.mark.parametrize("case", VARIED, indirect=True)
+def test_float32_and_the_order_of_sums_are_kept(case, deterministic):
+    """The CPU's numbers, and nothing but geometry is float64 where the layer is float32. With
+    torch.use_deterministic_algorithms nothing is without an order of its sums; what it gives one is in the docs."""
+    module, inputs = case.build(torch.float32)
+    expected = run(module, inputs)
+    there, moved = to_accelerator(module), tree_map(emulated, inputs)
+    watch = Exactly()
+    with accelerator(watch):
+        got = tree_map(values, run(there, moved))
+    agree(got, expected, 1e-4)
+    assert not [name for name in watch.atomic if f"`{name}`" not in PAGE.read_text()]
+
+
+def doubled(x):
+    return (x[:, :, None] * x[:, None]).double().exp().sum((1, 2)).float()
+
+
+@pytest.mark.parametrize(
+    ("message", "function"),
+    [
+        ("_to_copy.default made float64 of shape", doubled),
+        ("cumsum.default is not deterministic", lambda x: x.cumsum(0)),
+        ("kthvalue.default is not deterministic", lambda x: x.kthvalue(1).values),
+    ],
+)
+def test_float64_and_loose_orders_are_refused(message, function, deterministic):
+    """Negative controls; a sum of whole numbers has one order."""
+    x = emulated(torch.randn(2, 90))
+    with accelerator(Exactly()):
+        run(Call(lambda x: x * x.argsort(1).cumsum(1)), {"x": x})
+        with pytest.raises(AssertionError, match=message):
+            run(Call(function), {"x": x})
+
+
+@pytest.mark.parametrize("relation", ["ge_vit", "lifted"])
+def test_extreme_scores_in_float32(relation):
+    """Scores of hundreds, for which products of exponentials would need float64."""
+    case = attention(GroupAttention, 4, 5, 6, relation=relation)
+    module, inputs = case.build(torch.float32)
+    with torch.no_grad():
+        module.query.weight.mul_(10)
+        module.key.weight.mul_(10)
+    expected = run(copy.deepcopy(module).double(), {name: x.double() for name, x in inputs.items()})
+    there, moved = to_accelerator(module), tree_map(emulated, inputs)
+    with accelerator(Exactly()):
+        got = tree_map(values, run(there, moved))
+    agree(tree_map(torch.Tensor.double, got), expected, 1e-3)
 
 
 def test_dropout_needs_nothing_from_the_cpu():

@@ -213,6 +213,42 @@ def _forget():
                     function.cache_clear()
 
 
+ATOMIC = {  # adds in any order on a GPU, but where torch.use_deterministic_algorithms asks for one
+    aten.index_add, aten.index_add_, aten.index_put, aten.index_put_, aten._index_put_impl_, aten.scatter_add,
+    aten.scatter_add_, aten.scatter_reduce, aten.scatter_reduce_, aten.embedding_dense_backward,
+    aten.convolution_backward,
+}  # fmt: skip
+UNORDERED = {  # has no fixed order on a GPU whatever is asked for: torch refuses, or (sparse products) does not know
+    aten.avg_pool3d_backward, aten._adaptive_avg_pool2d_backward, aten._adaptive_avg_pool3d_backward,
+    aten.adaptive_max_pool2d_backward, aten.upsample_bilinear2d_backward, aten.upsample_bicubic2d_backward,
+    aten.upsample_trilinear3d_backward, aten.reflection_pad1d_backward, aten.reflection_pad2d_backward, aten.put_,
+    aten.reflection_pad3d_backward, aten.nll_loss2d_forward, aten._ctc_loss_backward, aten.histc, aten.bincount,
+    aten.kthvalue, aten.median, aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward, aten.cumsum, aten.cumprod,
+    aten.sparse_sampled_addmm, aten.sparse_compressed_tensor, aten._sparse_mm,
+}  # fmt: skip
+GEOMETRY = 72  # numbers of float64 for a point, a pixel's offset or a wave: 24 rotations of three coordinates
+
+
+class Exactly:
+    """A watch that refuses float64 but for geometry, and where algorithms have to be deterministic those that are not;
+    ``atomic`` says which ran that are so because they have to be."""
+
+    def __init__(self):
+        self.atomic = set()
+
+    def __call__(self, func, args, kwargs, out):
+        packet = func.overloadpacket
+        for x in tree_leaves(out):
+            if isinstance(x, Emulated) and x.dtype == torch.float64 and x.numel() > GEOMETRY * max((*x.shape, 1)):
+                raise AssertionError(f"{func} made float64 of shape {tuple(x.shape)}")
+        if packet in ATOMIC:
+            self.atomic.add(str(packet).removeprefix("aten."))
+        if packet in UNORDERED and torch.are_deterministic_algorithms_enabled():
+            whole = any(isinstance(x, Emulated) and not x.is_floating_point() for x in args[:1])
+            if not (packet in (aten.cumsum, aten.cumprod) and whole):
+                raise AssertionError(f"{func} is not deterministic")
+
+
 PRODUCTS = {
     aten.mm, aten.bmm, aten.addmm, aten.addmm_, aten.baddbmm, aten.baddbmm_, aten.addbmm, aten.convolution,
     aten.convolution_backward, aten._scaled_dot_product_flash_attention_for_cpu,
