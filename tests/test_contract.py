@@ -4,11 +4,14 @@ One row a case of :data:`cases.CASES`, all in float64. Each case is seen as a fu
 all of its floating point inputs and parameters at once, to three numbers, which are projections of its outputs.
 """
 
+import copy
 import functools
+import io
+import pickle
 
 import pytest
 import torch
-from cases import CASES, Call
+from cases import CASES, FIRST, ONE_A_NAME, Call, agree, run
 from clouds import S, V
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
@@ -85,7 +88,7 @@ def close(got, wanted, tolerance=1e-9):
 START = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=ONE_A_NAME)
 def case(request):
     return problem(request.param)
 
@@ -169,7 +172,11 @@ def test_vmap_over_graphs_needs_their_number():
 MIXED = ["GroupAttention", "PerformerAttention ragged window"]
 
 
-@pytest.mark.parametrize("name", ["GroupAttention full", MIXED[1], "SE3HyenaOperator flat", "vector_attention"])
+@pytest.mark.parametrize(
+    "name",
+    ["vector_attention"]
+    + [pytest.param(n, marks=pytest.mark.slow) for n in ("GroupAttention full", MIXED[1], "SE3HyenaOperator flat")],
+)
 def test_programs_refuse_forward_mode_instead_of_zero_tangents(name):
     """Exported ones, which run our operators, here those that compile nothing; after that all is as before."""
     case = Problem(name)
@@ -208,7 +215,7 @@ class Positional(torch.nn.Module):
         return self.module(**dict(zip(self.names, values, strict=True)))
 
 
-QUICK = {"GroupAttention", "RelativePerformerConv", "IrrepsSE3HyenaOperator"}
+QUICK = {"GroupAttention", "RelativePerformerConv"}
 VARYING = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name, case in CASES.items() if case.vary
 ]
@@ -239,6 +246,38 @@ def test_compiled_for_batches_of_all_sizes(varying):
     for step in range(6):
         compiled(**varying.vary(step))
     assert 1 <= len(graphs) <= 2
+
+
+SINGLE = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FIRST if CASES[name].vary]
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("name", SINGLE)
+def test_compiled_equals_eager(name):
+    """Outputs and gradients, in single precision."""
+    pytest.importorskip(CASES[name].host)
+    module, inputs = CASES[name].build(torch.float32)
+    compiled = torch.compile(exported_form(module.eval()), fullgraph=True, backend="aot_eager")
+    agree(run(compiled, inputs), run(module, inputs), 1e-5)
+
+
+@pytest.mark.parametrize("name", ONE_A_NAME)
+def test_copies(name):
+    """From a state_dict, pickled and deep, on inputs of other sizes; of escnn's, whose types are shared, the first."""
+    pytest.importorskip(CASES[name].host)
+    (module, inputs), (loaded, _) = (CASES[name].build(torch.float64) for _ in range(2))
+    module.eval(), loaded.eval()
+    inputs = CASES[name].vary(1) if CASES[name].vary else inputs
+    wanted = module(**inputs)
+    saved = io.BytesIO()
+    torch.save(module.state_dict(), saved)
+    saved.seek(0)
+    loaded.load_state_dict(torch.load(saved, weights_only=True))
+    same(loaded(**inputs), wanted)
+    if not isinstance(module, Call):
+        assert repr(module).startswith(type(module).__name__)
+        for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            same(other(**inputs), wanted)
 
 
 @pytest.mark.filterwarnings("ignore:.*")

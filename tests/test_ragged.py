@@ -65,24 +65,6 @@ def test_groups_waste_less_than_half():
     assert sum(sizes) < sum(widths) < 2 * sum(sizes)
 
 
-def test_some_graphs_alone():
-    """In groups that leave graphs out, and selected."""
-    sizes, x = (2, 0, 3, 4), torch.randn(9, 2, dtype=torch.float64, requires_grad=True)
-    ragged, keys = ragged_of(sizes), []
-    out = ragged.mix(lambda x, rows: keys.append(rows.key) or 2 * x, x, groups={"a": [2], "b": [0, 1]})
-    assert keys == ["a", "b"]
-    there = torch.tensor(5 * [1.0] + 4 * [0.0]).double()[:, None]
-    assert torch.equal(out, 2 * x * there)
-    (grad,) = torch.autograd.grad(out.sum(), x)
-    assert torch.equal(grad, 2 * there.expand_as(x))
-    some, index = ragged.select(torch.tensor([True, True, False, True]))
-    assert (some.nodes, some.known, index.tolist()) == (6, [2, 0, 4], [0, 1, 5, 6, 7, 8])
-    assert some.batch.tolist() == [0, 0, 2, 2, 2, 2]
-    holes = Ragged.dense(2, 3, torch.tensor([[True, False, True], [True, True, True]]), CPU)
-    some, index = holes.select(torch.tensor([True, False]))
-    assert (some.known, index.tolist()) == ([2], [0, 2])
-
-
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("sizes", [*SIZES.values(), (90, 1, 1, 1, 5)])
@@ -131,24 +113,6 @@ def test_mix_in_another_order(sizes, padded):
     torch.testing.assert_close(out[order], ragged.mix(kernel, x[order], y[order]))
 
 
-def test_gradients_of_gradients_through_mix():
-    ragged = ragged_of((1, 4, 2))
-    x, y = (torch.randn(7, 1, 1, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    for r in (ragged, ragged.ordered(torch.tensor([0, 3, 1, 4, 2, 6, 5]))):
-        assert torch.autograd.gradgradcheck(lambda x, y: r.mix(kernel, x, y), (x, y))  # noqa: B023
-
-
-@pytest.mark.parametrize("sizes", [(1, 4, 2), (3, 3)])
-def test_transforms_of_functions(sizes):
-    """Derivatives forward, and functions mapped over features, see through packing as backward does."""
-    ragged = ragged_of(sizes, len(sizes))
-    x, y, t = torch.randn(3, sum(sizes), 1, 1, dtype=torch.float64)
-    plain = torch.autograd.functional.jvp(lambda x: ragged.mix(kernel, x, y), x, t)[1]
-    torch.testing.assert_close(torch.func.jvp(lambda x: ragged.mix(kernel, x, y), (x,), (t,))[1], plain)
-    mapped = torch.func.vmap(lambda x: ragged.mix(kernel, x, y))(torch.stack([x, t]))
-    torch.testing.assert_close(mapped, torch.stack([ragged.mix(kernel, z, y) for z in (x, t)]))
-
-
 @pytest.mark.filterwarnings("ignore:.*non-contiguous:UserWarning")  # of the mapped-over sizes, by torch
 @pytest.mark.parametrize("whole", [False, True])
 def test_mapped_over_graphs(whole):
@@ -166,18 +130,6 @@ def test_mapped_over_graphs(whole):
     torch.testing.assert_close(mean, torch.stack([Ragged.flat(*p, 3).mean(p[0]) for p in zip(x, batches, strict=True)]))
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_compiled(whole):
-    def function(x, batch):
-        ragged = Ragged.flat(x, batch, 3, 5, whole=whole)
-        rows = ragged.rows(whole)
-        return rows.unpack(rows.pack(x).cumsum(1)) + ragged.spread(ragged.mean(x)) + ragged.centred(x)
-
-    x, batch = torch.randn(7, 2, dtype=torch.float64), batch_of((1, 4, 2))
-    compiled = torch.compile(function, fullgraph=True, backend="eager")(x, batch)
-    torch.testing.assert_close(compiled, function(x, batch))
-
-
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 def test_means_and_centres(sizes):
     x = torch.randn(sum(sizes), 3, dtype=torch.float64, requires_grad=True)
@@ -189,20 +141,6 @@ def test_means_and_centres(sizes):
     torch.testing.assert_close(ragged.centred((x + 1e4).float()), centred, rtol=0, atol=2e-3)
     (grad,) = torch.autograd.grad(ragged.centred(x, detach=True).sum(), x)
     assert torch.equal(grad, torch.ones_like(x))
-
-
-@pytest.mark.parametrize("as_mask", [False, True])
-def test_means_ignore_padding(as_mask):
-    x, sizes = torch.randn(3, 7, 3, dtype=torch.float64), (5, 0, 7)
-    there = torch.arange(7) < torch.tensor(sizes)[:, None]
-    holes = torch.where(there[..., None], x, torch.nan).flatten(0, 1)
-    ragged = Ragged.dense(3, 7, there if as_mask else torch.tensor(sizes), CPU)
-    got = ragged.mean(holes)
-    torch.testing.assert_close(got[0], x[0, :5].mean(0), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(got[2], x[2].mean(0), rtol=1e-12, atol=1e-12)
-    assert not got[1].any()
-    torch.testing.assert_close(ragged.zero_padding(holes), torch.where(there[..., None], x, 0.0).flatten(0, 1))
-    assert torch.equal(ragged.rows().mask, there)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -220,17 +158,6 @@ def test_radial_order_sorts_by_distance_in_every_sequence(dtype):
     assert torch.equal(p[radial_order(pos[p], ragged)], order)
 
 
-def test_radial_order_keeps_padding_last():
-    sizes = torch.tensor([4, 0, 7])
-    pos = torch.randn(21, 3, dtype=torch.float64)
-    ragged = Ragged.dense(3, 7, sizes, CPU)
-    order = radial_order(pos.masked_fill(~ragged.mask[:, None], torch.nan), ragged)
-    check_order(order, ragged)
-    assert order[4:7].tolist() == [4, 5, 6]
-    alone = radial_order(pos[:4], Ragged.dense(1, 4, None, CPU))
-    assert order[:4].tolist() == alone.tolist()
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_radial_order_breaks_ties_by_scalars(dtype):
     """A cube's corners lie equally far from its centre; distinct scalars tell them apart, in any pose and order."""
@@ -244,46 +171,6 @@ def test_radial_order_breaks_ties_by_scalars(dtype):
         assert torch.equal(p[radial_order(moved, ragged, scalars[p])], order)
     assert order.tolist() != list(range(8))
     assert radial_order(pos, ragged).tolist() == list(range(8))  # a symmetry exchanges them: as they came
-
-
-def test_radial_order_breaks_ties_by_shape():
-    """Points on a sphere that no symmetry exchanges."""
-    pos = torch.nn.functional.normalize(torch.randn(9, 3, dtype=torch.float64), dim=1)
-    pos = torch.cat([pos, -pos])  # centred, so all are equally far; antipodes differ in no second moment
-    scalars = (torch.arange(18) < 9).double()[:, None]
-    ragged = Ragged.dense(1, 18, None, CPU)
-    order = radial_order(pos, ragged, scalars)
-    p = torch.randperm(18)
-    assert torch.equal(p[radial_order(pos[p] @ motion().T, ragged, scalars[p])], order)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_radial_order_of_a_chain_of_near_ties(dtype):
-    """Neighbouring radii agree within rounding, the first and the last do not: all stay as they came."""
-    step = {torch.float64: 0.5e-12, torch.float32: 0.4e-6}[dtype]
-    direction = torch.nn.functional.normalize(torch.randn(3, 9, dtype=torch.float64), dim=0)
-    radii = 1 + step * torch.randperm(9)
-    pos = (radii * direction).repeat(1, 2) * torch.tensor([1.0, -1.0]).repeat_interleave(9)
-    pos = torch.cat([pos, torch.zeros(3, 1), 2 * pos[:, [0, 9]]], 1)
-    order = radial_order(pos.T.to(dtype), Ragged.dense(1, 21, None, CPU))
-    # the shape of the cloud tells antipodes from others, not from each other
-    assert order[0] == 18
-    assert sorted(order[19:].tolist()) == [19, 20]
-    assert all(order.tolist().index(k) < order.tolist().index(k + 9) for k in range(9))
-    flat = torch.cat([pos[:, :18] / radii.repeat(2), pos[:, 18:]], 1) if dtype == torch.float64 else pos
-    assert torch.equal(radial_order(flat.T.to(dtype), Ragged.dense(1, 21, None, CPU)), order)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_radial_order_far_from_the_origin(dtype):
-    """What rounding makes of positions there is no difference of radii."""
-    pos = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=3)), dtype=torch.float64)
-    pos = torch.cat([pos, 1.5 * pos])
-    far = {torch.float64: 1e6, torch.float32: 1e3}[dtype]
-    ragged = Ragged.dense(1, 16, None, CPU)
-    for _ in range(20):
-        moved = (pos @ motion().T + far * torch.randn(3, dtype=torch.float64)).to(dtype)
-        assert radial_order(moved, ragged).tolist() == list(range(16))
 
 
 def test_nan_in_one_sequence_leaves_the_order_of_others():
@@ -336,30 +223,6 @@ def test_node_blocks(step):
     assert max(calls[1:]) == min(step, 11)
     for got, wanted in zip(grads, torch.autograd.grad(expected.square().sum(), (x, y)), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-
-
-def test_no_nodes():
-    nothing, batch = torch.empty(0, 3, 1, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
-    for ragged in (
-        Ragged.flat(nothing, batch),
-        Ragged.flat(nothing, batch, 3),
-        Ragged.flat(nothing, None),
-        Ragged.flat(nothing, None, 1),
-        Ragged.dense(0, 5, None, CPU),
-        Ragged.dense(3, 0, None, CPU),
-        Ragged.dense(3, 0, torch.zeros(3, dtype=torch.int64), CPU),
-    ):
-        assert ragged.centred(nothing[..., 0]).shape == (0, 3)
-        assert ragged.mean(nothing).shape == (ragged.count, 3, 1)
-        assert not ragged.mean(nothing).any()
-        assert ragged.mix(kernel, nothing, nothing).shape == (0, 3, 1)
-        assert ragged.rows().unpack(ragged.rows().pack(nothing)).shape == (0, 3, 1)
-        assert radial_order(nothing[..., 0], ragged).shape == (0,)
-
-
-def test_bounds_too_small():
-    with pytest.raises(ValueError, match="max_num_nodes must be at least 3"):
-        ragged_of((3, 2), 2, 2)
 
 
 def test_compiling_needs_the_sizes(monkeypatch):

@@ -9,8 +9,7 @@ import pytest
 import torch
 from floor import Rates, floor_cells, floor_seconds
 from harness.devices import add_device, checked_device, index_of
-from longest import fast_lengths, search
-from measure import in_turn, measure, timings, warm_up
+from measure import measure, timings, warm_up
 from running import number, run
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -183,18 +182,6 @@ def test_vector_attention_counts():
     assert length.value == pytest.approx(float(cross.square().sum()), rel=1e-4, abs=1e-5)
 
 
-def test_clifford_mlp_counts():
-    from tg_equiattn.nn.vector.clifford import MultivectorMLP
-    from tg_equiattn.nn.vector.grades import Grades
-
-    inside, outside, tokens = Grades(2, 3, 0, 1), Grades(1, 0, 2), 11
-    mlp = MultivectorMLP(inside, outside, 4)
-    parts = [torch.randn(n, c, tokens, requires_grad=True) for n, c in zip((1, 3, 3, 1), inside, strict=True)]
-    linear = products(lambda *parts: torch.cat([part.flatten() for part in mlp(parts)]), *parts)
-    expected = counts.clifford_mlp(inside, outside, 4, True) - counts.clifford_product_flops(4, True)
-    assert linear == tokens * expected
-
-
 def test_floor():
     rates = Rates(10.0, 100.0, 5.0, 400.0)
     assert floor_seconds(counts.Floor(50, 100, 5), rates) == 5
@@ -215,29 +202,6 @@ def test_measuring():
     assert result["seconds"] > 0
     assert 3e7 < result["bytes"] < 3e8  # the input alone has 24 MB
     assert layer.weight.grad is None
-
-
-def test_calls_take_turns():
-    calls = []
-    seconds = in_turn([lambda n=n: calls.append(n) for n in (5, 7)], 3, 1, "cpu")
-    assert calls == [5, 7] + 3 * [5, 7]
-    assert len(seconds) == 2
-
-
-def test_search_for_the_longest():
-    assert fast_lengths(90, 130) == [90, 96, 98, 100, 108, 112, 120, 126, 128]
-    asked = []
-
-    def fits(tokens, limit):
-        asked.append(tokens)
-        return {"tokens": tokens} if tokens <= limit else None
-
-    for limit in (3, 500, 4096, 100_000, 3_500_000):
-        found = search(lambda n: fits(n, limit), 4096)["tokens"]  # noqa: B023
-        best = fast_lengths(2, limit)[-1]
-        assert found <= best <= 1.05 * found
-    assert search(lambda n: None, 4096) is None
-    assert len(asked) < 100
 
 
 def test_device_flag(capsys):

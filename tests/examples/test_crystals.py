@@ -53,35 +53,6 @@ def test_ewald(few):
         assert abs(float(by_torch_pme(charges, positions, cell, 0.45)) - float(energy)) > 1e-3  # of softer charges
 
 
-def test_crystals_are_neutral_and_described_in_many_ways(few):
-    from data.periodic_charges import crystals_at, in_another_cell, moved, periodic_charges, repeated, widths
-
-    assert (few.charges.sum(1) == 0).all()
-    volumes = torch.linalg.det(few.cells)
-    torch.testing.assert_close(volumes.abs(), torch.full_like(volumes, 27))
-    assert widths(few.cells).min() > 2
-    inside = few.positions @ torch.linalg.inv(few.cells)
-    assert 0 <= inside.min() < 0.2 < 0.8 < inside.max() <= 1
-    again = periodic_charges(3, 4, 3.0, 0.4, seed=1)
-    assert all(torch.equal(a, b) for a, b in zip(few, again, strict=True))
-    others = moved(few, 2), in_another_cell(few), repeated(few, (2, 1, 1)), repeated(few, (1, 2, 2))
-    for other in others:
-        assert other.positions.shape != few.positions.shape or (other.positions != few.positions).any()
-        computed = crystals_at(other.charges, other.positions, other.cells, 0.4)
-        times = other.charges.shape[1] // 4
-        torch.testing.assert_close(other.energies, times * few.energies, rtol=1e-12, atol=0)
-        for found, wanted in ((other.energies, computed.energies), (other.forces, computed.forces)):
-            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11)
-    assert (torch.linalg.det(in_another_cell(few).cells) * volumes < 0).all()
-    back = others[1].positions @ torch.linalg.inv(others[1].cells)
-    assert back.min() >= 0
-    assert back.max() < 1
-    halfway = few.positions.clone()
-    halfway[:, 0] += few.cells[:, 0] / 2  # not by a lattice vector
-    other = crystals_at(few.charges, halfway, few.cells, 0.4)
-    assert (other.energies - few.energies).abs().min() > 1e-3
-
-
 @pytest.mark.parametrize("radius", [1.2, 4.2])
 def test_edges(few, radius):
     """All images within the radius, one by one, an atom's own images and atoms outside the cell among them."""

@@ -52,19 +52,6 @@ def test_forces_are_derivatives_of_energies(operator):
         torch.testing.assert_close((ahead - behind) / 2e-5, work, rtol=1e-5, atol=1e-6)
 
 
-def test_measures_tell_drift_fluctuation_and_jump():
-    from dynamics import measures
-
-    times = 0.1 * torch.arange(2001, dtype=torch.float64)
-    wave = 0.01 * torch.sin(times * math.pi)
-    jump = torch.where(times > 100, 0.5, 0.0).double()
-    found = measures(torch.stack([3 + 0.02 * times, 3 + wave, 3 + jump], 1), 0.1)
-    assert found["drift"][0] == pytest.approx(0.02)
-    assert found["drift"][1] == pytest.approx(0, abs=1e-4)
-    assert found["fluctuation"][:2] == pytest.approx([0, 0.01 / math.sqrt(2)], abs=1e-4)
-    assert found["jump"] == pytest.approx([0.002, 0.01 * math.sin(0.1 * math.pi), 0.5], rel=0.02)
-
-
 def by_order_of_radii(positions):
     """Springs whose stiffness rises or falls, in turn, with a point's place in the order of radii."""
     place = positions.square().sum(-1).argsort(1).argsort(1).double()

@@ -83,20 +83,11 @@ def test_every_preset_of_every_example_has_a_command():
             assert len({run.folder for run in runs}) == len(runs) > 0
 
 
-def test_single_runs(toy):
-    runs = list(toy.Toy(seeds=(0, 1), widths=(4, 8, 16)).runs())
-    assert [(run.widths, run.seed) for run in runs] == [((w,), s) for w in (4, 8, 16) for s in (0, 1)]
-    assert len({run.folder for run in runs}) == 6
-    assert runs[0].folder == dataclasses.replace(runs[0], device="cuda", again=True).folder
-    assert runs[0].folder != dataclasses.replace(runs[0], epochs=5).folder
-
-
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--epochs", "0"], "--epochs must be positive, got 0"),
         (["--learning-rate", "nan"], "--learning-rate must be positive, got nan"),
-        (["--learning-rate", "-1"], "--learning-rate must be positive, got -1.0"),
         (["--patience", "-2"], "--patience must not be negative, got -2"),
         (["--seeds", "1", "1"], "--seeds must be one or more different values, got [1, 1]"),
         (["--device", "tpu"], "--device must be cpu, cuda or cuda:N, got 'tpu'"),
@@ -116,14 +107,6 @@ def test_bars_are_for_terminals(toy, monkeypatch, out, err):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: out)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: err)
     assert parse(toy.Toy(), toy.PRESETS, "", ["--progress"]).progress == (out and err)
-
-
-def test_copies_that_srun_started_are_refused_but_for_torchrun(toy, monkeypatch):
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    with pytest.raises(ValueError, match="let each node's one task be torchrun"):
-        parse(toy.Toy(), toy.PRESETS, "", [])
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert parse(toy.Toy(), toy.PRESETS, "", []).devices == 4
 
 
 def test_help_and_refusals_for_a_newcomer(toy, monkeypatch, capsys):
@@ -224,22 +207,6 @@ def test_damaged_checkpoints_are_named(tmp_path, damage):
         load(path)
 
 
-class Dangerous:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
-def test_loading_runs_no_code(tmp_path):
-    path, touched = tmp_path / "a.ckpt", tmp_path / "touched"
-    torch.save({"x": Dangerous(touched)}, path)
-    with pytest.raises(CheckpointError, match="is not a whole checkpoint"):
-        load(path)
-    assert not touched.exists()
-
-
 # Batches
 
 
@@ -338,22 +305,6 @@ def test_a_killed_run_resumes_to_the_same_result(toy, tmp_path, uninterrupted, d
     assert "\n0," not in logs[1].read_text()
 
 
-@pytest.mark.slow
-def test_a_killed_run_keeps_its_best_epoch(tmp_path):
-    """Where the best epoch lies before the kill, a later one is worse, and the folder has moved."""
-    flags = ("--rising", "--learning-rate", 0.0001, "--output")
-    assert start(*flags, tmp_path / "whole").returncode == 0
-    assert start(*flags, tmp_path / "elsewhere", KILL_IN_EPOCH=1).returncode == -9
-    (tmp_path / "elsewhere").rename(tmp_path / "killed")
-    resumed = start(*flags, tmp_path / "killed")
-    assert resumed.returncode == 0, resumed.stderr
-    (whole,), (killed,) = toy_rows(tmp_path / "whole"), toy_rows(tmp_path / "killed")
-    assert min(whole.more["curve"], key=lambda point: point[1])[0] == 1
-    assert (killed.value, killed.more) == (whole.value, whole.more)
-    weights, others = checkpoint(tmp_path / "killed", "best"), checkpoint(tmp_path / "whole", "best")
-    assert all(torch.equal(weights[name], others[name]) for name in others)
-
-
 def test_rows_are_not_made_twice(toy, tmp_path, monkeypatch, capsys, uninterrupted):
     file = uninterrupted / "toy_study" / "results.csv"
     start_here(toy, monkeypatch, "--output", tmp_path, "--results", file)
@@ -418,29 +369,6 @@ def test_early_stopping(toy, tmp_path):
     assert min(points) not in points[-2:]
     with pytest.raises(ValueError, match="--patience needs validation data"):
         fitted(toy, output=tmp_path, patience=2, validate=False)
-
-
-def test_the_learning_rate_rises_before_it_falls(toy, tmp_path, monkeypatch):
-    rates, step = [], toy.Learner.training_step
-
-    def watched(self, batch, number):
-        rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
-        return step(self, batch, number)
-
-    monkeypatch.setattr(toy.Learner, "training_step", watched)
-    for warmup, steps in ((0.3, 20), (0.1, 10)):  # five steps an epoch; a tenth of ten is one
-        rates.clear()
-        fitted(toy, output=tmp_path, warmup=warmup, epochs=steps // 5, again=True)
-        top = rates.index(max(rates))
-        assert max(rates) == pytest.approx(0.01)
-        assert 1 <= top <= 0.3 * steps
-        assert rates == sorted(rates[: top + 1]) + sorted(rates[top + 1 :], reverse=True)
-        assert rates[0] < 0.001 > rates[-1]
-    settings = toy.Toy(output=tmp_path, warmup=0.3)
-    with pytest.raises(ValueError, match="--warmup must be 0 where the learning rate is constant"):
-        toy.Learner(torch.nn.Linear(1, 1), None, settings, constant=True)
-    with pytest.raises(ValueError, match=r"--warmup must be in \[0, 1\)"):
-        toy.Toy(warmup=1.0).check()
 
 
 def test_mixed_precision_stays_close(toy, tmp_path, device):

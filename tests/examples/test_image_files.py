@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import warnings
 
 import numpy as np
 import pytest
@@ -41,33 +40,6 @@ def test_files_are_read_as_they_were_written(tmp_path, name, options, held_out):
     assert floats(got).dtype == torch.float32
     assert float(floats(got).max()) <= 1
     assert all(torch.equal(a, b) for a, b in zip(load(tmp_path, name).train[:], data.train[:], strict=True))
-
-
-@subsets
-def test_layouts(tmp_path):
-    """One pixel, at the byte the formats' own descriptions give it."""
-    write_mnist(tmp_path)
-    path = tmp_path / "train-images-idx3-ubyte"
-    raw = bytearray(path.read_bytes())
-    raw[16:] = bytes(len(raw) - 16)
-    raw[16 + 2 * 784 + 5 * 28 + 7] = 255
-    path.write_bytes(raw)
-    assert load(tmp_path).train.tensors[0].nonzero().tolist() == [[2, 0, 5, 7]]
-    write_rotmnist(tmp_path)
-    (tmp_path / AMAT["test"]).write_text(f"{'0 ' * (5 * 28 + 7)}1 {'0 ' * (784 - 5 * 28 - 8)}9\n")
-    images, labels = load(tmp_path, "rotated MNIST").test[:]
-    assert images.nonzero().tolist() == [[0, 0, 5, 7]]
-    assert labels.tolist() == [9]
-
-
-def test_published_numbers_are_not_warned_of_and_others_are(tmp_path):
-    write_mnist(tmp_path, 60_000, 10_000, packed=())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert [part and len(part) for part in load(tmp_path)] == [60_000, None, 10_000]
-    write_mnist(tmp_path, 9, 10_000, packed=())
-    with pytest.warns(UserWarning, match="train-images-idx3-ubyte.*: 9 images, published are 60,000: a subset?"):
-        load(tmp_path)
 
 
 @subsets

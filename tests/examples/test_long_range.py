@@ -82,15 +82,3 @@ def test_ewald_message_passing():
     moved = pos.clone()
     moved[:, 0] += 0.5
     assert (layer(x, moved) - out)[:, 1:].abs().min() > 1e-6
-
-
-def test_larger_boxes_have_the_same_density():
-    from long_range import PRESETS, clouds
-
-    settings = PRESETS["quick"]
-    *_, testing, twice, four, eight = clouds(settings)
-    for times, part in ((1, testing), (2, twice), (4, four), (8, eight)):
-        assert part.charges.shape == (len(testing.charges), times * settings.charges)
-        side = times ** (1 / 3) * settings.side
-        assert 0.8 * side < part.positions.max() <= side
-        assert (part.charges.sum(1) == 0).all()

@@ -44,20 +44,6 @@ def test_one_pair_is_equal_up_to_a_turn(cells):
     assert canvases.places.flatten().unique().tolist() == list(range(9))
 
 
-def test_canvases_are_never_seen_again(study):
-    """Nor in another epoch, with another seed, or in validation and test; and a seed draws the same."""
-    settings = study.PRESETS["quick"]
-    stream, other = (study.Stream(dataclasses.replace(settings, seeds=(seed,))) for seed in (0, 1))
-    first = torch.cat([batch[0] for batch in stream])
-    again = torch.cat([batch[0] for batch in stream])
-    stream.set_epoch(1)
-    later = torch.cat([batch[0] for batch in stream])
-    rest = [study.draw(32, 2, 3, seed).images for seed in (study.VALIDATION, study.TEST)]
-    assert torch.equal(first, again)
-    seen = torch.cat([first, later, torch.cat([batch[0] for batch in other]), *rest]).flatten(1)
-    assert len(seen.unique(dim=0)) == len(seen) == 5 * 32
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -83,20 +69,3 @@ def test_scores_turn_with_the_canvas(study, name):
         (gradient,) = torch.autograd.grad(model(images)[:, cell].sum(), images)
         seen, _ = patterns(canvases._replace(images=gradient), 3)
         assert (seen.abs().amax((0, 2, 3)) > 1e-8).all()
-
-
-def test_logits_are_sums_of_two_cells(study):
-    """Of those that hold patterns; of two patterns, against zero."""
-
-    class Numbers(torch.nn.Module):
-        def forward(self, images):
-            return torch.arange(9.0).expand(len(images), -1)
-
-    canvases = study.draw(7, 4, 3, seed=1)
-    logits, labels = study.predict(Numbers(), canvases)
-    a, b, c, d = canvases.places.T
-    assert torch.equal(logits, torch.stack([a + b, a + c, a + d, b + c, b + d, c + d], 1).float())
-    assert torch.equal(labels, canvases.labels)
-    two = study.draw(7, 2, 3, seed=1)
-    logits, _ = study.predict(Numbers(), two)
-    assert torch.equal(logits, torch.stack([torch.zeros(7), two.places.sum(1).float()], 1))

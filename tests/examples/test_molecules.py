@@ -43,43 +43,6 @@ def test_energies_are_the_sum_over_pairs(molecules):
         torch.testing.assert_close(potential.energies(positions), molecules.energies, rtol=1e-9, atol=1e-9)
 
 
-def test_molecules_are_trees_of_different_sizes(molecules):
-    """Atoms apart, bonds near their length, and the same ones every time."""
-    from data.lennard_jones import LENGTHS, lennard_jones
-
-    sizes = (molecules.species >= 0).sum(1)
-    assert sizes.min() >= 4
-    assert sizes.max() <= 9
-    assert len(sizes.unique()) > 1
-    torch.testing.assert_close((molecules.bonds >= 0).sum((1, 2)), 2 * (sizes - 1))
-    for bonds, pos, size in zip(molecules.bonds, molecules.positions, sizes, strict=True):
-        assert torch.equal(bonds, bonds.T)
-        joined = (bonds >= 0).double() + torch.eye(len(bonds))
-        assert (torch.linalg.matrix_power(joined[:size, :size], 9) > 0).all()  # one piece
-        distance = torch.cdist(pos[:size], pos[:size])
-        assert distance[~torch.eye(size, dtype=torch.bool)].min() > 0.4
-        for kind, length in enumerate(LENGTHS):
-            assert ((distance - length).abs()[bonds[:size, :size] == kind] < 0.5).all()
-    again = lennard_jones(5, 4, 9, seed=1, steps=60)
-    assert all(torch.equal(a, b) for a, b in zip(molecules, again, strict=True))
-    assert not torch.equal(lennard_jones(5, 4, 9, seed=2, steps=0).positions, again.positions)
-
-
-def test_langevin_dynamics_has_its_temperature():
-    """Single bonds alone: stiffness times the variance of their length."""
-    from data.lennard_jones import LENGTHS, STIFFNESSES, Potential, moved
-
-    count = 2000
-    bonds = torch.full((count, 2, 2), -1)
-    bonds[:, 0, 1] = bonds[:, 1, 0] = 0
-    start = torch.zeros(count, 2, 3, dtype=torch.float64)
-    start[:, 1, 0] = LENGTHS[0]
-    potential = Potential(torch.zeros(count, 2, dtype=torch.long), bonds)
-    end = moved(potential, start, 0.5, 300, torch.Generator().manual_seed(0))
-    length = (end[:, 0] - end[:, 1]).norm(dim=1)
-    assert STIFFNESSES[0] * length.var() == pytest.approx(0.5, rel=0.15)
-
-
 def small_potential(messages, name):
     """A model of the quick preset in float64."""
     import dataclasses

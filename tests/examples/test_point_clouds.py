@@ -1,7 +1,5 @@
 """The charged particles against a slow simulation and known errors of linear motion; the point cloud examples run."""
 
-import dataclasses
-
 import pytest
 import torch
 from running import evaluate_here
@@ -75,48 +73,6 @@ def test_nbody_with_ewald_attention_is_equivariant():
         other = predict(model, [charges, velocities, apart, positions])[0]
     torch.testing.assert_close(again, (out @ rotation + 3.0)[:, order], rtol=1e-10, atol=1e-10)
     assert ((other - out)[0, 2:].norm(dim=-1) > 1e-4).all()
-
-
-def test_associative_recall_sequences():
-    from associative_recall import sequences, vocabularies
-
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = vocabularies(7, 4, generator)
-    lengths = vocabulary.norm(dim=-1)
-    assert lengths.min() >= 1
-    assert lengths.max() <= 4
-    tokens, answers = sequences(vocabulary, 10, generator)
-    assert tokens.shape == (7, 11, 3)
-    for sequence, answer in zip(tokens, answers, strict=True):
-        seen = (sequence[:10:2] == sequence[-1]).all(-1).nonzero().flatten()
-        assert len(seen)
-        assert (sequence[2 * seen + 1] == answer).all()
-
-
-def test_chain_is_out_of_reach_of_messages():
-    """Two layers without an operator see two points in both directions; with one they see the whole chain."""
-    from e3nn_mixed_model import PRESETS, baselines, build, predictor, systems
-
-    settings = dataclasses.replace(PRESETS["quick"], task="chain", particles=12, train=40)
-    parts = systems(settings)
-    scalars, vectors, positions, target = parts[2]
-    place = scalars.abs().argmax(1)
-    number = scalars.gather(1, place[:, None])
-    assert ((scalars != 0).sum(1) == 1).all()
-    torch.testing.assert_close(target, number[..., None] * vectors)
-    distance = (torch.arange(12) - place[:, None]).abs()
-    floor = sum(float((number[n] * vectors[n, distance[n] > 2]).square().sum()) for n in range(10)) / (10 * 12 * 3)
-    known = baselines(parts[2], settings)
-    assert known["two steps along the chain"] == pytest.approx(floor, rel=1e-5)
-    assert known["zero"] == pytest.approx(float(target.square().mean()))
-    for name in ("none", "SE3HyenaOperator"):
-        torch.manual_seed(0)
-        model = build(dataclasses.replace(settings, operators=(name,))).eval()
-        with torch.no_grad():
-            outs = [predictor(settings)(model, [x, vectors, positions, target])[0] for x in (scalars, 2 * scalars)]
-        changed = (outs[0] != outs[1]).any(-1)
-        assert changed[distance <= 2].all()
-        assert changed[distance > 2].any() == (name != "none")
 
 
 def test_benchmark_baselines_compute_the_same():

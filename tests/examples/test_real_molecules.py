@@ -70,35 +70,6 @@ def test_sets(tmp_path):
     assert all(m.forces is None for m in parts["train"])
 
 
-def test_what_is_not_known_is_not_learned():
-    """Of a molecule without forces nothing of them counts; energies are those beyond what atoms explain."""
-    from data.published_molecules import Molecule
-    from real_molecules import Units
-
-    numbers, pos = np.array([1, 6]), np.array([[0.0, 0, 0], [1, 0, 0]])
-    known, unknown = (Molecule(numbers, pos, energy, forces, {}) for energy, forces in ((5.0, pos), (7.0, None)))
-    units = Units.of([known, unknown])
-    assert units.elements == (1, 6)
-    graphs = [units.graph(molecule, 2.0) for molecule in (known, unknown)]
-    energies = torch.stack([graph["target"][0, 0] for graph in graphs]) * units.scale * 2**0.5
-    torch.testing.assert_close(energies, torch.tensor([-1.0, 1.0]))
-    assert graphs[0]["known"].tolist() == [[1, 1, 1, 1]] * 2
-    assert graphs[1]["known"].tolist() == [[1, 0, 0, 0]] * 2
-    torch.testing.assert_close(graphs[0]["target"][:, 1:] * units.scale, torch.tensor(pos).float())
-
-
-def test_computed_forces_are_slopes():
-    pytest.importorskip("tblite")
-    from data.tight_binding import chain, computed
-
-    numbers, pos = chain(True)
-    step = np.zeros_like(pos)
-    step[3, 1] = 1e-3
-    pos = pos + 0.05 * np.random.default_rng(0).normal(size=pos.shape)
-    before, here, after = (computed("GFN2-xTB", numbers, pos + n * step, 1) for n in (-1, 0, 1))
-    assert here.forces[3, 1] == pytest.approx((before.energy - after.energy) / 2e-3, abs=2e-4)
-
-
 @pytest.mark.parametrize("name", ["cumulenes", "dimers"])
 def test_mace(name):
     """With and without attention: forces are slopes, and atoms far apart know of each other with it alone."""

@@ -115,17 +115,6 @@ def test_rows_that_would_share_a_cell_are_refused(report):
         check_cells([*rows, other], kind)
 
 
-def test_one_command_for_several_seeds(report):
-    from harness import results, study
-    from harness.tables import command_of
-
-    rows = [row for row in results.read(study.committed("e3nn_mixed_model")) if row.setting("operators") == "none"]
-    assert len(rows) == 3
-    kind = report.kind_of(import_module("e3nn_mixed_model"))
-    assert "--operators none --task chain" in command_of(rows, kind)
-    assert "--seeds 0 1 2" in command_of(rows, kind)
-
-
 def test_figures_in_the_pages_are_there(report):
     figures = [page.parent / figure for page in report.pages()
                for figure in re.findall(r"!\[[^\]]+\]\((?!http)([^)]+)\)", page.read_text())]  # fmt: skip

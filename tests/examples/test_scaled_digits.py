@@ -33,19 +33,6 @@ def settings_of(study, name, **changes):
     return dataclasses.replace(study.PRESETS["quick"], models=(name,), **changes)
 
 
-def test_parts_hold_digits_with_a_margin(data):
-    """Whole digits, none of them twice."""
-    parts = data.scaled_digits(1200, 400, 2)
-    assert [(tuple(images.shape), len(labels)) for images, labels in parts] == [
-        ((count, 1, 12, 12), count) for count in (1200, 197, 400)
-    ]
-    every = torch.cat([images for images, _ in parts])
-    inside = F.pad(every[..., 2:-2, 2:-2], 4 * (2,))
-    assert torch.equal(every, inside)
-    assert len(every.unique(dim=0)) == len(every)
-    assert all(len(labels.unique()) == 10 for _, labels in parts)
-
-
 def test_zooms_keep_digits(data, images):
     """Seen from further away nearly every enlarged digit is the nearest to what it was, at its place and as bright."""
     assert data.zoomed(images, 1) is images
@@ -71,16 +58,3 @@ def test_features_of_doubled_pixels(study, images, name, randomise):
         assert error == max(dilation_errors(model.features, dyadic(2), images[:2].double()))
     else:
         assert error > 1e-6
-
-
-@pytest.mark.parametrize("name", ["scales", "convolution, scales"])
-def test_scales_added_after_training(study, images, name, randomise):
-    """They change no other, and with them doubled pixels have all that single ones have."""
-    settings = settings_of(study, name)
-    model = randomise(study.build(settings), 0.3).eval()
-    larger = study.build(settings, more=2).eval()
-    larger.load_state_dict(model.state_dict())
-    scores = study.by_scale(larger, images[:4])
-    torch.testing.assert_close(scores[..., :2], study.by_scale(model, images[:4]), rtol=0, atol=1e-6)
-    doubled = study.by_scale(larger, study.repeated(images[:4], 2))
-    torch.testing.assert_close(doubled[..., 1:], scores[..., :-1], rtol=0, atol=1e-5)

@@ -14,23 +14,6 @@ def parts():
     return graphs(None, 75, 8, 9, 6, False)
 
 
-def test_graphs_are_the_digits(parts):
-    """As MNISTSuperpixels has them: about 75 nodes, in 28 x 28 pixels, bright in the middle where the digit is."""
-    from data.digits import sklearn_digits
-    from data.superpixel_digits import enlarged
-
-    images, labels, train, test = sklearn_digits()
-    for part, indices, count in zip(parts, (train, test), (9, 6), strict=True):
-        assert [int(graph.y) for graph in part] == labels[indices[:count]].tolist()
-        for graph, image in zip(part, images[indices], strict=False):
-            assert 55 < graph.num_nodes < 95
-            assert graph.edge_index.shape == (2, 8 * graph.num_nodes)
-            assert torch.equal(graph.pixels, enlarged(image[None])[0])
-            assert not graph.pixels[0, :4].any()
-            assert graph.pixels[:, 4:24, 4:24].max() > 0.5
-            assert ((graph.pos[graph.x[:, 0] > 0.3] - 13.5).abs() < 10.5).all()
-
-
 def test_moves_and_turns(parts):
     """Graphs stay the same graphs, and images go where their graphs go."""
     from superpixel_digits import CENTRE, moved, turned
@@ -69,23 +52,3 @@ def test_what_is_exact(parts, name):
     assert (there - out).abs().max() < 1e-10 * out.abs().max()
     change = (turn - out).abs().max() / out.abs().max()
     assert change < 1e-10 if "lengths" in name else change > 1e-6
-
-
-@pytest.mark.parametrize("name", ["ours, far offsets", "ours, far part off"])
-def test_what_reaches_far(parts, name):
-    """With the far part off a node hears of its neighbors alone, in a layer."""
-    from superpixel_digits import PRESETS, build
-
-    torch.manual_seed(0)
-    data = Batch.from_data_list(parts[0][:1])
-    model = build(dataclasses.replace(PRESETS["quick"], models=(name,))).eval()
-    seen: list[torch.Tensor] = []
-    model.layers[-1].register_forward_hook(lambda layer, inputs, out: seen.append(out))
-    with torch.no_grad():
-        model(data)
-        data.x[0] += 1
-        model(data)
-    near = torch.cat([torch.zeros(1, dtype=torch.long), data.edge_index[1, data.edge_index[0] == 0]]).unique()
-    changed = ((seen[1] - seen[0]).abs().amax(1) > 1e-7).nonzero()[:, 0]
-    assert set(near.tolist()) <= set(changed.tolist())
-    assert len(changed) == (len(near) if name.endswith("off") else data.num_nodes)

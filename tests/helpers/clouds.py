@@ -92,14 +92,3 @@ def check_batch_equals_each_alone(layer, x, sizes, tolerance=1e-9):
     parameters = list(layer.parameters())
     for a, b in zip(gradients(got, parameters), gradients(wanted, parameters), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, float(b.abs().max())))
-
-
-class Whole(torch.nn.Module):
-    """All arguments in one, as check_copies calls it."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(**x)

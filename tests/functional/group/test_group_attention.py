@@ -10,7 +10,6 @@ from oracles import attention_materialised
 from small_groups import GROUPS
 
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional import lifting_attention
 from tg_equiattn.functional.group import direct, factorised, tiled_attention
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic
@@ -54,42 +53,6 @@ def test_direct_equals_factorised(relation, spatial, kernel_size, device):
     index = relation_index(GROUPS["D2"], relation).to(device)
     direct = group_attention(*as_full(tensors), index, neighbourhood=neighbourhood)
     assert_same(group_attention(*tensors, index, neighbourhood=neighbourhood), direct, tensors)
-
-
-@pytest.mark.parametrize(
-    ("elements", "side"),
-    [
-        (2, 3),
-        pytest.param(8, 12, id="many tiles"),
-    ],  # a tile holds 2^20 numbers; |H|^2 N of them are those of 113 pixels
-)
-def test_global_equals_the_formula_over_all_pairs(elements, side):
-    pixels = side**2
-    tensors, everywhere = operands(elements, (side, side), None, batch=1, heads=1, channels=3, value_channels=2)
-    index = relation_index(cyclic(elements), "ge_vit")
-    *features, rho_space, rho_group = tensors
-    out = group_attention(*tensors, index, neighbourhood=everywhere)
-    query, key, value = (x.flatten(4) for x in features)
-    row, column = torch.arange(pixels) // side, torch.arange(pixels) % side
-    relative = (row[None] - row[:, None] + side - 1) * (2 * side - 1) + column[None] - column[:, None] + side - 1
-    score = torch.einsum("bnctp,bncsq->bntspq", query, key)[:, :, None]
-    score = score + torch.einsum("bnctp,hpqc->bnhtpq", query, rho_space[:, relative])[:, :, :, :, None]
-    group = torch.einsum("bnctp,uc->bntup", query, rho_group)
-    score = score + group[:, :, torch.arange(elements)[None, :, None].expand_as(index), index][..., None]
-    weight = (score * 3**-0.5).movedim(4, 5).flatten(5).softmax(-1).unflatten(5, (elements, pixels))
-    expected = torch.einsum("bnhtpsq,bncsq->bnchp", weight, value).view_as(out)
-    assert_same(out, expected, tensors)
-
-
-def test_lifting_is_group_attention_from_the_trivial_group(device):
-    tensors, neighbourhood = operands(1, (5, 4), outputs=4, device=device)
-    *features, rho_space, _ = tensors
-    lifted = lifting_attention(*(x.squeeze(3) for x in features), rho_space, neighbourhood=neighbourhood)
-    nothing = torch.zeros(1, 5, dtype=DTYPE, device=device)
-    expected = attention_materialised(
-        *features, rho_space, nothing, torch.zeros(4, 1, 1, dtype=torch.int64, device=device), 3, 5**-0.5
-    )
-    assert_same(lifted, expected, [*features, rho_space])
 
 
 @pytest.mark.parametrize("shape", ["square", "disk"])
@@ -188,37 +151,12 @@ def test_without_a_compiler_it_runs_eagerly(tmp_path):
     assert done.stdout.startswith("group attention could not be compiled and runs eagerly:")
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_moderately_large_scores(seed):
-    torch.manual_seed(seed)
-    exact, neighbourhood = operands(3, (4, 5), std=6.0)
-    index = relation_index(cyclic(3), "ge_vit")
-    expected = attention_materialised(*exact, index, 3, 5**-0.5)
-    out = group_attention(*(x.float() for x in exact), index, neighbourhood=neighbourhood)
-    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize("kernel_size", [3, None])
-@pytest.mark.parametrize("relation", ["ge_vit", "relative"])
-@pytest.mark.parametrize("form", [tuple, as_full])
-def test_gradcheck(kernel_size, relation, form):
-    tensors, neighbourhood = operands(
-        2, (2, 3) if kernel_size is None else (3, 3), kernel_size, batch=1, heads=1, channels=2, value_channels=1
-    )
-    index = relation_index(cyclic(2), relation)
-
-    def attend(*x):
-        return group_attention(*form(x), index, neighbourhood=neighbourhood)
-
-    assert torch.autograd.gradcheck(attend, tensors)
-
-
 def seeded_dropout(tensors, index, neighbourhood):
     torch.manual_seed(5)
     return group_attention(*tensors, index, neighbourhood=neighbourhood, dropout=0.4)
 
 
-@pytest.mark.parametrize("form", [tuple, as_full])
+@pytest.mark.parametrize("form", [tuple, pytest.param(as_full, marks=pytest.mark.slow)])
 def test_dropout_gradients_use_the_same_draw(form):
     tensors, neighbourhood = operands(2, (3, 3), batch=1, heads=2, channels=2, value_channels=1)
     index = relation_index(cyclic(2), "ge_vit")
@@ -241,25 +179,6 @@ def test_dropout_is_unbiased_and_seeded():
     assert deviation.max() < 5
 
 
-def test_batch_mates_do_not_matter(on_device):
-    tensors, neighbourhood = operands(3, (5, 6), batch=3)
-    *features, rho_space, rho_group = (x.detach() for x in tensors)
-    index = relation_index(cyclic(3), "ge_vit")
-
-    def attend(x):
-        return group_attention(*x, rho_space, rho_group, index, neighbourhood=neighbourhood)
-
-    together = attend(features)
-    for b in range(3):
-        torch.testing.assert_close(attend([x[b : b + 1] for x in features])[0], together[b], rtol=0, atol=1e-12)
-    poisoned = [x.clone() for x in features]
-    for x in poisoned:
-        x[1] = math.nan
-    clean = attend(poisoned)
-    torch.testing.assert_close(clean[[0, 2]], together[[0, 2]], rtol=0, atol=1e-12)
-    assert bool(clean[1].isnan().all())
-
-
 @pytest.mark.parametrize("full", [False, True])
 def test_no_tensor_holds_all_scores(full):
     """|H|^3 K^2 N scores are never in memory at once, forward or backward, nor |H|^2 K^2 N factors."""
@@ -275,17 +194,6 @@ def test_no_tensor_holds_all_scores(full):
         tiled_attention.group_attention_backward_op._init_fn(out, torch.empty(0), *flat, *options)
     factors, scores = (8**n * 25 * 24 * 24 * len(flat[0]) for n in (2, 3))
     assert largest.count < (scores / 8 if full else factors / 4)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_operands(dtype, device):
-    tensors, neighbourhood = operands(3, (5, 6), dtype=torch.float32, device=device)
-    index = relation_index(cyclic(3), "ge_vit").to(device)
-    half = [x.detach().to(dtype) for x in tensors]
-    out = group_attention(*half, index, neighbourhood=neighbourhood)
-    assert out.dtype == dtype
-    torch.testing.assert_close(out.float(), group_attention(*tensors, index, neighbourhood=neighbourhood),
-                               rtol=0, atol=0.15)  # fmt: skip
 
 
 def test_operator_registration():
@@ -327,7 +235,6 @@ GOOD = {"elements": 4, "spatial": (5, 6)}
         (lambda a, o: a.__setitem__(3, a[3][:3]), "rho_space must have shape"),
         (lambda a, o: a.__setitem__(3, a[3][:, :8]), "rho_space must have 9 offsets on axis 1"),
         (lambda a, o: a.__setitem__(4, None), r"rho_group must have shape \(4, 5\), got None"),
-        (lambda a, o: a.__setitem__(4, a[4][:3]), r"rho_group must have shape \(4, 5\), got \(3, 5\)"),
         (lambda a, o: a.__setitem__(3, a[3][:, :, None].expand(-1, -1, 4, -1)), "rho_group be None"),
         (lambda a, o: a.__setitem__(5, a[5][:, :3]), "index must be int64 of shape"),
         (lambda a, o: a.__setitem__(5, a[5] * 0), "index must be a permutation"),
@@ -348,12 +255,3 @@ def test_bad_input(change, message):
     change(arguments, options)
     with pytest.raises(ValueError, match=message):
         group_attention(*arguments, **options)
-
-
-def test_bad_full_and_lifting_input():
-    tensors, neighbourhood = operands(4, (5, 6))
-    full = tensors[3][:, :, None].expand(-1, -1, 4, -1)
-    with pytest.raises(ValueError, match="query must have shape"):
-        lifting_attention(tensors[0][0, 0], tensors[1], tensors[2], tensors[3], neighbourhood=neighbourhood)
-    with pytest.raises(ValueError, match="rho_space must have shape"):
-        lifting_attention(*(x[:, :, :, 0] for x in tensors[:3]), full, neighbourhood=neighbourhood)

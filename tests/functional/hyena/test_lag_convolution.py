@@ -48,15 +48,6 @@ def test_equals_the_definition(kind, mode, n, ragged, device):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 5])], ids=["equal", "ragged"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", SHAPES)
-def test_gradients_of_gradients(kind, mode, lengths):
-    x, h = inputs(kind, 5, mode, count=2)
-    assert torch.autograd.gradcheck(lambda x, h: convolve(x, h, lengths, mode), (x, h), fast_mode=True)
-    assert torch.autograd.gradgradcheck(lambda x, h: convolve(x, h, lengths, mode), (x, h), fast_mode=True)
-
-
 @pytest.mark.parametrize(("mode", "shape"), [("linear", (3, 2**19, 2, 3)), ("causal", (1200, 13, 200))])
 def test_blocks_change_nothing(mode, shape):
     """More numbers than are transformed at a time: each sequence and channel is as alone, and filters get all of it."""
@@ -138,26 +129,3 @@ def test_saves_its_inputs_only():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
         convolve(x, h)
     assert sum(saved) <= x.numel() + h.numel()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_compiles_whole(on_device, mode):
-    x, h = inputs("vectors", 13, mode, torch.float32)
-    lengths = torch.tensor(LENGTHS[13])
-    got = torch.compile(convolve, fullgraph=True, backend="aot_eager")(x, h, lengths, mode)
-    wanted = convolve(x, h, lengths, mode)
-    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
-    for a, b in zip(*(torch.autograd.grad(y.square().sum(), (x, h)) for y in (got, wanted)), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-
-
-def test_nothing_to_convolve():
-    for mode in MODES:
-        for count, n in ((0, 5), (3, 0), (0, 0)):
-            x, h = inputs("vectors", n, mode, count=count)
-            for lengths in (None, torch.zeros(count, dtype=torch.int64)):
-                out = convolve(x, h, lengths, mode)
-                assert out.shape == x.shape
-                out.sum().backward()
-        x, h = inputs("vectors", 5, mode)
-        assert not convolve(x, h, torch.zeros(B, dtype=torch.int64), mode).any()

@@ -87,16 +87,6 @@ def test_fast_lengths():
     assert [n for n in range(1, 23) if not is_smooth(n)] == [11, 13, 17, 19, 22]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_of_gradients(kind, mode):
-    q, k = inputs(kind, 5, count=2)
-    for lengths in (None, torch.tensor([3, 5])):
-        function = lambda q, k: KINDS[kind](q, k, lengths, mode)  # noqa: B023, E731
-        assert torch.autograd.gradcheck(function, (q, k), fast_mode=True)
-        assert torch.autograd.gradgradcheck(function, (q, k), fast_mode=True)
-
-
 @pytest.mark.parametrize("reflect", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -114,15 +104,6 @@ def test_swapped_components_are_seen():
     assert error(vector_long_conv(move(q, r), move(k, r)[..., [1, 0, 2]]), move(swapped, r)) > 1e-2
     reflected = vector_long_conv(-q, -k)
     assert error(reflected, -vector_long_conv(q, k)) > 1  # axial, not polar
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_one_direction_gives_nothing(dtype):
-    direction = torch.randn(3, dtype=dtype)
-    q, k = torch.randn(2, B, 31, C, 1, dtype=dtype) * direction
-    assert vector_long_conv(q, k).abs().max() <= TOLERANCE[dtype]
-    other = torch.randn(B, 31, C, 3, dtype=dtype)
-    assert vector_long_conv(q, other).abs().max() > 1e-1
 
 
 @pytest.mark.parametrize("mode", ["circular", "causal"])
@@ -160,17 +141,6 @@ def test_ragged_equals_alone_whatever_lies_beyond(on_device, kind, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nan_stays_in_its_sequence(on_device, mode):
-    q, k = (x.detach() for x in inputs("vector", 13))
-    lengths = torch.tensor([5, 13, 9])
-    expected = vector_long_conv(q, k, lengths, mode)
-    q[1, 2], k[1, 3] = torch.nan, torch.inf
-    out = vector_long_conv(q, k, lengths, mode)
-    assert out[1].isnan().any()
-    torch.testing.assert_close(out[[0, 2]], expected[[0, 2]], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_to_convolve(kind, mode):
     for count, n in ((0, 5), (3, 0), (0, 0)):
@@ -203,30 +173,6 @@ def test_saves_its_inputs_only():
     assert sum(saved) <= q.numel() + k.numel()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_compiles_whole(on_device, kind):
-    q, k = (x.detach().float().requires_grad_() for x in inputs(kind, 13))
-    lengths = torch.tensor(LENGTHS[13])
-    for mode in MODES:
-        compiled = torch.compile(KINDS[kind], fullgraph=True, backend="aot_eager")
-        got, wanted = compiled(q, k, lengths, mode), KINDS[kind](q, k, lengths, mode)
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
-        for a, b in zip(
-            torch.autograd.grad(got.square().sum(), (q, k)),
-            torch.autograd.grad(wanted.square().sum(), (q, k)),
-            strict=True,
-        ):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_under_autocast(on_device, dtype):
-    q, k = (x.detach().float() for x in inputs("vector", 13))
-    expected = vector_long_conv(q.to(dtype).float(), k.to(dtype).float())
-    with torch.autocast(on_device, dtype):
-        torch.testing.assert_close(vector_long_conv(q.to(dtype), k.to(dtype)).float(), expected, rtol=1e-2, atol=1e-2)
-
-
 class Product(torch.nn.Module):
     """A bilinear map of C and D numbers to E."""
 
@@ -238,9 +184,9 @@ class Product(torch.nn.Module):
         return torch.einsum("...c,...d,cde->...e", a, b, self.weight)
 
 
-@pytest.mark.parametrize("block", [None, 1, 5])
+@pytest.mark.parametrize("block", [None, 5])
 @pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("n", [1, 8, 11])
+@pytest.mark.parametrize("n", [1, 11])
 @pytest.mark.parametrize("mode", SAME_LENGTH)
 def test_bilinear_equals_the_definition(mode, n, ragged, block, device):
     """In one block of frequencies, and in many."""
@@ -257,33 +203,6 @@ def test_bilinear_equals_the_definition(mode, n, ragged, block, device):
         torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("mode", SAME_LENGTH)
-def test_the_others_are_bilinear_too(mode):
-    lengths = torch.tensor(LENGTHS[13])
-    q, k = (x.detach() for x in inputs("vector", 13))
-    cross = bilinear_long_conv(q[:, :, 0], k[:, :, 0], torch.linalg.cross, lengths, mode)
-    torch.testing.assert_close(cross, vector_long_conv(q, k, lengths, mode)[:, :, 0], rtol=1e-12, atol=1e-12)
-    q, k = q[..., 0], k[..., 0]
-    numbers = bilinear_long_conv(q, k, torch.mul, lengths, mode)
-    torch.testing.assert_close(numbers, scalar_long_conv(q, k, lengths, mode), rtol=1e-12, atol=1e-12)
-
-
-def test_bilinear_gradients_of_gradients():
-    q, k = (torch.randn(2, 4, c, dtype=torch.float64, requires_grad=True) for c in (1, 2))
-    product, lengths = Product(1, 2, 1), torch.tensor([3, 4])
-    for mode, block in (("causal", None), ("circular", 2)):
-        function = lambda q, k: bilinear_long_conv(q, k, product, lengths, mode, block=block)  # noqa: B023, E731
-        assert torch.autograd.gradcheck(function, (q, k), fast_mode=True)
-        assert torch.autograd.gradgradcheck(function, (q, k), fast_mode=True)
-
-
-def test_bilinear_of_nothing():
-    for b, n in ((0, 5), (3, 0), (0, 0)):
-        for mode in SAME_LENGTH:
-            out = bilinear_long_conv(torch.ones(b, n, 2).double(), torch.ones(b, n, 3).double(), Product(), None, mode)
-            assert out.shape == (b, n, 5)
-
-
 V, S = torch.ones(3, 5, 2, 3), torch.ones(3, 5, 2)
 
 
@@ -295,19 +214,12 @@ V, S = torch.ones(3, 5, 2, 3), torch.ones(3, 5, 2)
         ("q must have 3 axes", scalar_long_conv, V, V, None, "circular"),
         ("q must be a floating", scalar_long_conv, S.long(), S.long(), None, "circular"),
         ("k must be a floating", scalar_long_conv, S, S.long(), None, "circular"),
-        ("k must be a floating", scalar_long_conv, S, None, None, "circular"),
         ("k must have the shape of q", scalar_long_conv, S, S[:, :, :1], None, "circular"),
-        ("k must have the shape of q", scalar_long_conv, S, S[:, :4], None, "circular"),
         ("k must be torch.float32", scalar_long_conv, S, S.double(), None, "circular"),
         ("q must be float32 or float64", scalar_long_conv, S.half(), S.half(), None, "circular"),
-        ("q must be float32 or float64", vector_long_conv, V.bfloat16(), V.bfloat16(), None, "circular"),
         ("mode must be one of", scalar_long_conv, S, S, None, "cyclic"),
-        ("mode must be one of", scalar_long_conv, S, S, None, None),
         (r"lengths must be int64 of shape \(3,\)", scalar_long_conv, S, S, torch.ones(3), "circular"),
-        (r"lengths must be int64 of shape \(3,\)", scalar_long_conv, S, S, torch.ones(2).long(), "circular"),
-        (r"lengths must be int64 of shape \(3,\)", scalar_long_conv, S, S, [1, 2, 3], "circular"),
         (r"lengths must be in \[0, 5\]", scalar_long_conv, S, S, torch.tensor([1, 2, 6]), "circular"),
-        (r"lengths must be in \[0, 5\]", vector_long_conv, V, V, torch.tensor([1, -1, 5]), "causal"),
     ],
 )
 def test_bad_arguments(message, function, q, k, lengths, mode):

@@ -101,19 +101,6 @@ def test_ragged_equals_each_graph_alone(sizes, qkvw):
     torch.testing.assert_close(out, torch.cat(alone), rtol=1e-12, atol=1e-12)
 
 
-def test_nan_stays_in_its_graph(qkvw):
-    query, key, value = (flat(t) for t in qkvw[:3])
-    batch = torch.repeat_interleave(torch.arange(3), torch.tensor([5, 30, 4])).to(query.device)
-    expected = linear_attention(query, key, value, qkvw[3], batch=batch)
-    bad = [t.clone() for t in (query, key, value)]
-    bad[0][7], bad[1][8], bad[2][9] = torch.nan, torch.inf, torch.nan
-    out = linear_attention(*bad, qkvw[3], batch=batch)
-    assert out[5:35].isnan().any()
-    torch.testing.assert_close(
-        torch.cat([out[:5], out[35:]]), torch.cat([expected[:5], expected[35:]]), rtol=1e-12, atol=1e-12
-    )
-
-
 @pytest.mark.parametrize("norm", [1e-6, 1.0, 100.0])
 def test_norms_up_to_a_hundred_stay_finite_and_right(norm):
     query, key, value = torch.randn(3, 1, 2, 29, 7)
@@ -180,40 +167,12 @@ def test_attention_nears_exact_attention():
     assert math.log(errors[0] / errors[1]) / math.log(16) == pytest.approx(0.5, abs=0.12)
 
 
-def test_gradcheck():
-    inputs = [double(7, 2, 3).requires_grad_() for _ in range(3)]
-    projection, batch = double(5, 3), torch.tensor([0, 0, 0, 0, 1, 2, 2])
-    assert torch.autograd.gradcheck(lambda *t: linear_attention(*t, projection, batch=batch), inputs)
-    inputs = [double(2, 2, 3, 3).requires_grad_() for _ in range(3)]
-    mask = torch.tensor([[True, True, False], [True, True, True]])
-    assert torch.autograd.gradcheck(lambda *t: linear_attention(*t, projection, mask=mask), inputs)
-
-
 def test_registered_operators():
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
     key, value, projection = double(2, 5, 3).requires_grad_(), double(2, 5, 7).requires_grad_(), double(11, 3)
     torch.library.opcheck(chunked_summary, (key, value, projection, None, 0.5), test_utils=checks)
     content, level = double(2, 11, 7).requires_grad_(), double(2, 11).requires_grad_()
     torch.library.opcheck(chunked_readout, (key, projection, content, level), test_utils=checks)
-
-
-def test_no_nodes():
-    empty, batch = torch.empty(0, 2, 7), torch.empty(0, dtype=torch.int64)
-    for size in (None, 3):
-        assert linear_attention(empty, empty, empty, torch.ones(5, 7), batch=batch, batch_size=size).shape == (0, 2, 7)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_computed_in_float32(on_device, dtype):
-    query, key, value = (3 * torch.randn(3, 1, 2, 37, 8)).to(dtype)
-    projection = orthogonal_projection(16, 8).float()
-    out = linear_attention(query, key, value, projection)
-    assert out.dtype == dtype
-    expected = linear_attention(query.float(), key.float(), value.float(), projection)
-    torch.testing.assert_close(out, expected.to(dtype), rtol=0, atol=1e-2)
-    with torch.autocast(on_device, dtype):
-        inside = linear_attention(query.float(), key.float(), value.float(), projection)
-    torch.testing.assert_close(inside, expected, rtol=0, atol=0)
 
 
 def test_memory_does_not_grow_with_scores():
@@ -232,13 +191,9 @@ Q, W = torch.ones(2, 3, 5, 7), torch.ones(11, 7)
     ("message", "arguments", "options"),
     [
         ("query, key and value must be", (Q, Q[..., :3], Q, W), {}),
-        ("query, key and value must be", (Q, Q, Q[:, :, :3], W), {}),
-        ("query, key and value must be", (Q[0, 0], Q[0, 0], Q[0, 0], W), {}),
         (r"projection must be \(m, 7\), got \(11, 5\)", (Q, Q, Q, W[:, :5]), {}),
-        (r"projection must be \(m, 7\)", (Q, Q, Q, W[:0]), {}),
         ("projection must not require", (Q, Q, Q, W.clone().requires_grad_()), {}),
         ("mask must be bool", (Q, Q, Q, W), {"mask": torch.ones(2, 5)}),
-        (r"mask must be bool of shape \(2, 5\)", (Q, Q, Q, W), {"mask": torch.ones(5, dtype=torch.bool)}),
         ("mask must be None", (Q[0], Q[0], Q[0], W), {"mask": torch.ones(3, dtype=torch.bool)}),
         ("batch must be None", (Q, Q, Q, W), {"batch": torch.zeros(2).long()}),
         ("batch must be sorted", (Q[0], Q[0], Q[0], W), {"batch": torch.tensor([0, 1, 0])}),
@@ -250,9 +205,3 @@ Q, W = torch.ones(2, 3, 5, 7), torch.ones(11, 7)
 def test_bad_arguments(message, arguments, options):
     with pytest.raises(ValueError, match=message):
         linear_attention(*arguments, **options)
-
-
-@pytest.mark.parametrize(("m", "d"), [(0, 3), (3, 0), (2.5, 3)])
-def test_bad_projection(m, d):
-    with pytest.raises(ValueError, match="must be a positive integer"):
-        orthogonal_projection(m, d)

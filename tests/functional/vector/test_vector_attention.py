@@ -167,30 +167,6 @@ def test_ragged_equals_alone_whatever_lies_beyond(on_device):
         assert not grad.masked_select(~there).any()
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_nan_stays_in_its_sequence(bad):
-    qkv = [x.detach() for x in inputs()]
-    lengths = torch.tensor([5, 11, 9])
-    expected = vector_attention(*qkv, lengths)
-    for n, x in enumerate(qkv):
-        x[1, n] = bad
-    out = vector_attention(*qkv, lengths)
-    assert out[1].isnan().any()
-    torch.testing.assert_close(out[[0, 2]], expected[[0, 2]], rtol=1e-12, atol=1e-12)
-
-
-def test_gradcheck():
-    qkv = inputs(4, count=2)
-    for lengths in (None, torch.tensor([4, 2])):
-        assert torch.autograd.gradcheck(lambda *t: vector_attention(*t, lengths), qkv)  # noqa: B023
-
-
-@pytest.mark.parametrize("lengths", [None, torch.tensor([4, 2])])
-def test_gradgradcheck(lengths):
-    qkv = inputs(4, count=2)
-    assert torch.autograd.gradgradcheck(lambda *t: vector_attention(*t, lengths), qkv, fast_mode=True)
-
-
 def test_third_derivatives():
     qkv = inputs(4, count=1)
 
@@ -205,17 +181,6 @@ def test_third_derivatives():
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_nothing_to_attend():
-    for count, n in ((0, 5), (3, 0), (0, 0)):
-        x = torch.ones(count, n, C, 3, requires_grad=True)
-        out = vector_attention(x, x, x, torch.zeros(count, dtype=torch.int64))
-        assert out.shape == x.shape
-        assert vector_attention(x, x, x).shape == x.shape
-        out.sum().backward()
-    x = torch.ones(3, 5, C, 3)
-    assert not vector_attention(x, x, x, torch.zeros(3, dtype=torch.int64)).any()
-
-
 def test_operators_registered():
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
     operator = torch.ops.tg_equiattn.vector_attention.default
@@ -224,43 +189,12 @@ def test_operators_registered():
         torch.library.opcheck(operator, (q, k, v, lengths, torch.ones(2).double()), test_utils=checks)
 
 
-def test_operators_refuse_forward_mode():
-    """Where they are called as such, as compiled and exported programs do: tangents would be zero without a word."""
-    operators = torch.ops.tg_equiattn
-    x = torch.randn(2, 5, 3)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, x)
-        with pytest.raises(RuntimeError, match="forward-mode differentiation cannot"):
-            operators.vector_attention(dual, x, x, None, torch.ones(2))
-        with pytest.raises(RuntimeError, match="forward-mode differentiation cannot"):
-            operators.fft_convolution(dual, x, None, "circular", False, "ortho")
-        with pytest.raises(RuntimeError, match="forward-mode differentiation cannot"):
-            operators.lag_convolution(dual, torch.ones(5, 3), None, 0)
-        with pytest.raises(RuntimeError, match="forward-mode differentiation cannot"):
-            operators.lag_correlation(dual, x, None, 0, 5)
-
-
 def test_memory_does_not_grow_with_pairs():
     saved = []
     qkv = [torch.randn(1, 499, 2, 3).requires_grad_() for _ in range(3)]
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
         vector_attention(*qkv)
     assert max(saved) <= 9 * 499 * 2
-
-
-def test_compiles_whole(on_device):
-    qkv = [x.detach().float().requires_grad_() for x in inputs()]
-    lengths = torch.tensor([7, 11, 0])
-    compiled = torch.compile(vector_attention, fullgraph=True, backend="aot_eager")
-    compare(compiled(*qkv, lengths), vector_attention(*qkv, lengths), qkv, 1e-4, 1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_under_autocast(on_device, dtype):
-    qkv = [x.detach().to(dtype) for x in inputs(dtype=torch.float32)]
-    expected = vector_attention(*(x.float() for x in qkv))
-    with torch.autocast(on_device, dtype):
-        torch.testing.assert_close(vector_attention(*qkv).float(), expected, rtol=1e-2, atol=1e-2)
 
 
 Q = torch.ones(3, 5, 2, 3)
@@ -278,9 +212,7 @@ Q = torch.ones(3, 5, 2, 3)
         ("v must be torch.float32", (Q, Q, Q.double())),
         ("q must be float32 or float64", (Q.half(), Q.half(), Q.half())),
         (r"lengths must be int64 of shape \(3,\)", (Q, Q, Q, torch.ones(3))),
-        (r"lengths must be int64 of shape \(3,\)", (Q, Q, Q, torch.ones(4).long())),
         (r"lengths must be in \[0, 5\]", (Q, Q, Q, torch.tensor([6, 1, 1]))),
-        (r"lengths must be in \[0, 5\]", (Q, Q, Q, torch.tensor([-1, 1, 1]))),
     ],
 )
 def test_bad_arguments(message, arguments):

@@ -37,7 +37,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.fixture(params=[torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=["float64", "float32"])
 def default_dtype(request):
     """e3nn computes constants, and its checker picks tolerances, by the default dtype."""
     before = torch.get_default_dtype()

@@ -46,37 +46,21 @@ def test_the_correct_call(kind):
     ("message", "arguments"),
     [
         (r"x must have shape \(nodes, 9\), of irreps 3x0e\+2x1o, got \(7, 8\)", {"x": X[:, :8]}),
-        (r"x must have shape \(nodes, 9\)", {"x": X[None]}),
-        (r"x must have shape \(nodes, 9\)", {"x": X[0]}),
-        (r"x must have shape .* got list", {"x": X.tolist()}),
         ("x must be a floating point tensor", {"x": X.long()}),
-        ("x must be a floating point tensor", {"x": X.to(torch.complex64)}),
         ("x must be torch.float32 as the parameters are, got torch.float16", {"x": X.half()}),
-        ("x must be torch.float32 as the parameters are, got torch.float64", {"x": X.double()}),
         ("x must be on cpu", {"x": X.to("meta")}),
         (r"pos must have shape \(7, 3\), got \(7, 2\)", {"pos": POS[:, :2]}),
-        (r"pos must have shape \(7, 3\), got \(5, 3\)", {"pos": POS[:5]}),
-        (r"pos must have shape \(7, 3\)", {"pos": POS[None]}),
         ("pos must be real", {"pos": POS > 0}),
-        ("pos must be real", {"pos": POS.to(torch.complex64)}),
         ("pos must be on cpu", {"pos": POS.to("meta")}),
         ("batch must be sorted", {"batch": BATCH.flip(0)}),
         (r"batch must be int64 of shape \(7,\), got torch.float32", {"batch": BATCH.float()}),
-        (r"batch must be int64 of shape \(7,\), got torch.int32", {"batch": BATCH.int()}),
-        (r"batch must be int64 of shape \(7,\)", {"batch": BATCH[:5]}),
-        (r"batch must be int64 of shape \(7,\)", {"batch": BATCH[:, None]}),
         ("batch must be in", {"batch": BATCH - 1}),
-        ("batch must be in", {"batch_size": 1}),
         ("batch must be given where batch_size is 2", {"batch": None, "batch_size": 2}),
         ("batch must be on cpu", {"batch": BATCH.to("meta")}),
         ("batch_size must be a positive integer, got 0", {"batch_size": 0}),
-        ("batch_size must be a positive integer, got 2.0", {"batch_size": 2.0}),
         ("max_num_nodes must be at least 4, the largest graph, got 3", {"batch_size": 2, "max_num_nodes": 3}),
         ("order must be a permutation", {"order": torch.arange(7).flip(0)}),
-        ("order must be a permutation", {"order": torch.zeros(7, dtype=torch.int64)}),
-        ("order must be a permutation", {"order": torch.arange(7) + 1}),
         ("order must be int64 of shape .*7", {"order": torch.arange(5)}),
-        ("order must be int64 of shape .*7", {"order": torch.arange(7.0)}),
         ("order must be on cpu", {"order": torch.arange(7, device="meta")}),
     ],
 )
@@ -92,32 +76,17 @@ def test_radial_order_needs_positions(kind):
     assert call(kind, {"order": "radial"}).shape == (NODES, 5)
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_vectors_of_nothing_need_positions(kind):
-    module = ALL[kind]("3x0e", "1x0e+1x1o", "3x0e+2x1o")
-    assert module(torch.ones(NODES, 3), POS).shape == (NODES, 4)
-    with pytest.raises(ValueError, match="pos must be given"):
-        module(torch.ones(NODES, 3))
-    assert ALL[kind]("3x0e", "1x0e", "3x0e+2x1o")(torch.ones(NODES, 3)).shape == (NODES, 1)
-
-
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize(
     ("message", "arguments"),
     [
         ("edge_index must be given with local_context=True, got None", {"edge_index": None}),
         ("edge_index must be int64", {"edge_index": EDGES.int()}),
-        (r"edge_index must be int64 \(2, E\)", {"edge_index": EDGES.T, "edge_channels": 0}),
-        (r"edge_index must be int64 \(2, E\)", {"edge_index": EDGES[0]}),
         (r"edge_index must join nodes in \[0, 7\), got 5 to 9", {"edge_index": EDGES % 5 + 5}),
-        (r"edge_index must join nodes in \[0, 7\), got -1", {"edge_index": EDGES - 1}),
         ("edge_index must not join nodes of different", {"edge_index": EDGES[:, [0, 0, 0, 0, 0]] + 3}),
         ("edge_index must be on cpu", {"edge_index": EDGES.to("meta")}),
         ("edge_attr must have edge_channels=2 scalars an edge, got None", {"edge_attr": None}),
         (r"edge_attr must be real numbers of shape \(5, 2\)", {"edge_attr": ATTR[:, :1]}),
-        (r"edge_attr must be real numbers of shape \(5, 2\)", {"edge_attr": ATTR[:3]}),
-        (r"edge_attr must be real numbers of shape \(5, 2\)", {"edge_attr": ATTR[:, 0]}),
-        ("edge_attr must be real numbers", {"edge_attr": ATTR.to(torch.complex64)}),
         ("edge_attr must have edge_channels=0 scalars an edge", {"edge_channels": 0, "edge_attr": ATTR}),
         ("edge_attr must be on cpu", {"edge_attr": ATTR.to("meta")}),
     ],
@@ -125,23 +94,6 @@ def test_vectors_of_nothing_need_positions(kind):
 def test_bad_edges(kind, message, arguments):
     with pytest.raises(ValueError, match=message):
         call_local(kind, **arguments)
-
-
-@pytest.mark.parametrize("kind", OPERATORS)
-def test_edges_without_local_context(kind):
-    with pytest.raises(ValueError, match="edge_index must be None without local_context=True"):
-        call(kind, edge_index=EDGES)
-    with pytest.raises(ValueError, match="edge_attr must have edge_channels=0"):
-        call(kind, edge_attr=ATTR)
-
-
-def test_half_precision_modules():
-    for kind in ALL:
-        module = ALL[kind](INSIDE, OUTSIDE).bfloat16()
-        with pytest.raises(ValueError, match=r"^parameters must be float32 or float64"):
-            module(X.bfloat16(), POS, BATCH)
-    with pytest.raises(ValueError, match=r"^parameters must be float32 or float64"):
-        LongTensorProduct(INSIDE, INSIDE, OUTSIDE).half()(X.half(), X.half())
 
 
 @pytest.mark.parametrize(
@@ -197,15 +149,11 @@ def test_half_precision_modules():
         ("pool must be None or 'mean'", lambda: IrrepsSE3Hyena(INSIDE, OUTSIDE, pool="max")),
         ("depth must be", lambda: IrrepsSE3Hyena(INSIDE, OUTSIDE, depth=0)),
         ("irreps_out must have a path from 2x0e x 1x1o", lambda: LongTensorProduct("2x0e", "1x1o", "1x2e")),
-        ("irreps_out must have a path", lambda: LongTensorProduct("1x1o", "1x1o", "1x1o+1x3e")),
-        ("irreps_out must have a path", lambda: LongTensorProduct("1x1o", "1x1o", "1x0e", instructions=[])),
-        ("irreps_out must have a path", lambda: LongTensorProduct("", "1x1o", "1x0e")),
         ("irreps_in must have at least", lambda: TensorProductHyenaOperator("", "1x0e")),
         ("irreps_out must have at least", lambda: TensorProductHyenaOperator("1x0e", "")),
         ("irreps_hidden must have at least", lambda: TensorProductHyenaOperator("1x0e", "1x0e", "")),
         ("irreps_out must be reachable through irreps_hidden=1x0e", lambda: TensorProductHyenaOperator("1x0e", "1x2e")),
         ("irreps_out must", lambda: TensorProductHyenaOperator("4x0e", "2x1e", "4x0e+2x1e")),
-        ("irreps_out must", lambda: TensorProductHyenaOperator("2x0e+1x2e", "1x3o", "2x0e+1x2e+1x3o")),
     ],
 )
 def test_bad_options(message, make):
@@ -221,17 +169,13 @@ X1, X2 = torch.ones(NODES, 9), torch.ones(NODES, 4)
     [
         (r"x1 must have shape \(nodes, 9\), of irreps 3x0e\+2x1o, got \(7, 4\)", {"x1": X2}),
         (r"x2 must have shape \(nodes, 4\), of irreps 1x0e\+1x1o, got \(7, 9\)", {"x2": X1}),
-        (r"x1 must have shape \(nodes, 9\)", {"x1": X1[None]}),
-        (r"x2 must have shape .* got NoneType", {"x2": None}),
         ("x1 must be a floating point tensor", {"x1": X1.long()}),
         ("x1 must be torch.float32", {"x1": X1.double(), "x2": X2.double()}),
         ("x2 must be torch.float32", {"x2": X2.double()}),
-        ("x2 must be torch.float32", {"x2": X2.half()}),
         ("x2 must be on cpu", {"x2": X2.to("meta")}),
         ("x2 must have the 7 nodes of x1, got 5", {"x2": X2[:5]}),
         ("batch must be sorted", {"batch": BATCH.flip(0)}),
         ("batch must be int64", {"batch": BATCH.float()}),
-        ("batch must be int64", {"batch": BATCH[:5]}),
         ("batch must be in", {"batch_size": 1}),
         ("max_num_nodes must be at least 4", {"batch_size": 2, "max_num_nodes": 3}),
         ("order must be a permutation", {"order": torch.arange(7).flip(0)}),

@@ -4,7 +4,6 @@ import pytest
 import torch
 from devices import DEVICES
 from e3nn import o3
-from tg_equiattn.integrations.e3nn import IrrepsSE3Hyena
 
 SIZES = 13, 1, 5, 2, 11
 PERMUTED = ["radial", "local", "tensor radial", "attention", "attention local"]
@@ -59,58 +58,11 @@ def test_graphs_without_nodes(any_module, graphs, equal):
         equal(any_module(**skipping, batch_size=count, max_num_nodes=17), out)
 
 
-def test_counts_given(any_module, graphs, equal):
-    arguments = graphs(any_module, SIZES)
-    out = any_module(**arguments)
-    for given in ({"batch_size": 5}, {"batch_size": 5, "max_num_nodes": 13}, {"batch_size": 7, "max_num_nodes": 23}):
-        equal(any_module(**arguments, **given), out)
-    first = next(parts(arguments, SIZES))
-    equal(any_module(**first, batch_size=1, max_num_nodes=13), out[:13])
-
-
-@pytest.mark.parametrize("given", [{}, {"batch": 0}, {"batch": 0, "batch_size": 3}], ids=["no batch", "batch", "size"])
-def test_no_nodes_at_all(given, any_module, graphs):
-    arguments = graphs(any_module, [0])
-    if "batch" not in given:
-        del arguments["batch"]
-    x = arguments.pop("x").requires_grad_()
-    out = any_module(x, **arguments, batch_size=given.get("batch_size"))
-    assert out.shape == (0, any_module.irreps_out.dim)
-    out.sum().backward()
-    assert x.grad is None or x.grad.shape == x.shape
-
-
-@pytest.mark.parametrize("order", ["input", "radial"])
-def test_pooled(order, double, randomise, graphs, equal):
-    module = randomise(IrrepsSE3Hyena("3x0e+2x1o", "2x0e+1x1o", "3x0e+5x1o", depth=2, pool="mean", order=order))
-    arguments = graphs(module, SIZES)
-    out = module(**arguments)
-    assert out.shape == (5, 5)
-    for alone, wanted in zip(parts(arguments, SIZES), out, strict=True):
-        equal(module(**alone), wanted[None])
-    skipping = {**arguments, "batch": 2 * arguments["batch"]}
-    more = module(**skipping, batch_size=11)
-    assert more.shape == (11, 5)
-    assert more.isfinite().all()
-    equal(more[:9:2], out)
-    equal(module(**skipping, batch_size=11, max_num_nodes=13), more)
-    none = graphs(module, [0])
-    assert module(**none, batch_size=3).isfinite().all()
-    assert module(**none, batch_size=3).shape == (3, 5)
-    assert module(**none).shape == (0, 5)
-    order = within(SIZES)
-    if module.order == "radial":
-        equal(module(**permuted(arguments, order)), out)
-    else:
-        assert (module(**permuted(arguments, order)) - out).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("where", ["x", "pos"])
-def test_nan_stays_in_its_graph(on_device, where, value, any_module, graphs, equal):
+def test_nan_stays_in_its_graph(on_device, where, any_module, graphs, equal):
     arguments = graphs(any_module, SIZES)
     out, others = any_module(**arguments), arguments["batch"] != 2
-    arguments[where][16] = value  # in the third graph
+    arguments[where][16] = torch.nan  # in the third graph
     hurt = any_module(**arguments)
     equal(hurt[others], out[others])
     assert hurt[~others].isnan().any()
@@ -129,16 +81,6 @@ def test_permutation(on_device, kind, double, make_module, graphs, equal):
         assert (moved - out[order]).abs().max() > 1e-5
 
 
-def test_graphs_permuted(any_module, graphs, equal):
-    arguments = graphs(any_module, SIZES)
-    out, starts = any_module(**arguments), torch.tensor((0, *SIZES)).cumsum(0).tolist()
-    shuffled = (3, 0, 4, 1, 2)
-    order = torch.cat([torch.arange(starts[g], starts[g + 1]) for g in shuffled])
-    moved = permuted(arguments, order)
-    moved["batch"] = torch.arange(5).repeat_interleave(torch.tensor([SIZES[g] for g in shuffled]))
-    equal(any_module(**moved), out[order])
-
-
 def test_order_given(on_device, any_module, graphs, equal):
     """Nodes come in this order, whatever the module's own is, and stay where they are."""
     arguments, order = graphs(any_module, SIZES), within(SIZES)
@@ -155,23 +97,6 @@ def test_radial_order_is_by_distance(double, make_module, graphs, equal):
     for pos, start in zip(arguments["pos"].split(SIZES), (0, 13, 14, 19, 21), strict=True):
         order.append(start + (pos - pos.mean(0)).norm(dim=1).argsort())
     equal(module(**arguments, order=torch.cat(order)), module(**arguments))
-
-
-@pytest.mark.parametrize("kind", ["local", "model", "attention local"])
-def test_edges_permuted(kind, double, make_module, graphs, equal):
-    module = make_module(kind)
-    arguments = graphs(module, SIZES)
-    out = module(**arguments)
-    order = torch.randperm(len(arguments["edge_attr"]))
-    shuffled = {"edge_index": arguments["edge_index"][:, order], "edge_attr": arguments["edge_attr"][order]}
-    equal(module(**{**arguments, **shuffled}), out)
-    for change in ({"edge_attr": arguments["edge_attr"][order]}, {"edge_index": arguments["edge_index"].flip(0)}):
-        assert (module(**{**arguments, **change}) - out).abs().max() > 1e-3
-    none = {"edge_index": torch.zeros(2, 0, dtype=torch.int64), "edge_attr": torch.zeros(0, 2)}
-    for alone, wanted in zip(
-        parts({**arguments, **none}, SIZES), module(**{**arguments, **none}).split(SIZES), strict=True
-    ):
-        equal(module(**alone), wanted)
 
 
 @pytest.mark.parametrize("kind", ["hyena", *PERMUTED])
@@ -197,12 +122,12 @@ CLOUDS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["radial", "local", "tensor radial"])
+@pytest.mark.parametrize("kind", ["radial", "tensor radial"])
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_nodes_at_one_distance(cloud, kind, double, make_module, graphs, equal):
     """What rounding leaves of invariants that vanish decides nothing: the nodes' scalars tell them apart."""
     module, points = make_module(kind), CLOUDS[cloud]
-    for _ in range(5):
+    for _ in range(2):
         arguments = graphs(module, (len(points),))
         x = arguments.pop("x")
         pos, r, shift = turned(points), o3.rand_matrix(dtype=torch.float64), torch.randn(1, 3)
@@ -212,10 +137,3 @@ def test_nodes_at_one_distance(cloud, kind, double, make_module, graphs, equal):
         order = torch.randperm(len(x))
         moved = permuted({**arguments, "x": x, "pos": pos}, order)
         equal(module(**moved), out[order], 1e-10)
-
-
-def test_whole_positions(any_module, graphs, equal):
-    arguments = graphs(any_module, SIZES)
-    whole = torch.randint(-97, 98, arguments["pos"].shape, dtype=torch.int8)
-    equal(any_module(**{**arguments, "pos": whole}), any_module(**{**arguments, "pos": whole.double()}))
-    assert isinstance(any_module.irreps_in, o3.Irreps)

@@ -122,7 +122,6 @@ def test_copies_printing_and_refusals(make):
         ("irreps_in must have at least one irrep", ("", "1x0e"), {}),
         ("irreps_out must have at least one irrep", ("1x0e", "0x1o"), {}),
         ("irreps_out must be reachable .* lmax=1, got 2 channels", ("1x0e", "2x2e"), {}),
-        ("irreps_out must be reachable", ("2x0e", "1x0o"), {"lmax": 2}),
         ("width must be a positive number", ("1x0e", "1x0e"), {"width": -1.0}),
     ],
 )

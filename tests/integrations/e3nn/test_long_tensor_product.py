@@ -78,16 +78,6 @@ def test_paths_are_e3nns(irreps):
     assert conv.weight_numel == wanted.weight_numel
 
 
-@pytest.mark.parametrize("irreps", [("1x0e+1x1o", "1x1e", "1x1o"), ("1x2e", "1x1o", "1x2o")])
-def test_gradcheck(irreps, double, randomise):
-    conv = randomise(LongTensorProduct(*irreps))
-    name, batch = "tensor_product.weight", batch_of((3, 1))
-    weight = conv.get_parameter(name).detach().clone().requires_grad_()
-    function = lambda x1, x2, w: torch.func.functional_call(conv, {name: w}, (x1, x2, batch))  # noqa: E731
-    assert torch.autograd.gradcheck(function, (*inputs(conv, 4), weight))
-    assert torch.autograd.gradgradcheck(function, (*inputs(conv, 4), weight))
-
-
 def test_blocks_of_frequencies_change_nothing(double, randomise, equal):
     """So many frequencies that the tensor product takes them in two parts, in backward again, and in second
     derivatives, which forces in a loss need; alone a graph is one. e3nn 0.4.4 ended here with an empty error."""
@@ -113,36 +103,3 @@ def test_blocks_of_frequencies_change_nothing(double, randomise, equal):
         equal(got, wanted, 1e-11)
     with torch.no_grad():
         equal(conv(x1, x2, batch_of(sizes)), whole[0])
-
-
-def test_alone_and_in_a_batch(double, randomise, equal):
-    conv = randomise(LongTensorProduct(*FULL))
-    x1, x2 = (x.detach() for x in inputs(conv, sum(SIZES)))
-    out = conv(x1, x2, batch_of(SIZES))
-    assert out.is_contiguous()
-    assert conv(x1, x2).is_contiguous()
-    for a, b, wanted in zip(x1.split(SIZES), x2.split(SIZES), out.split(SIZES), strict=True):
-        equal(conv(a, b), wanted)
-    equal(conv(x1, x2, 2 * batch_of(SIZES) + 1), out)
-    equal(conv(x1, x2, batch_of(SIZES), batch_size=7, max_num_nodes=17), out)
-    order = torch.cat([start + torch.randperm(n) for start, n in zip((0, 7, 8, 21, 23), SIZES, strict=True)])
-    equal(conv(x1, x2, batch_of(SIZES), order=order)[order], conv(x1[order], x2[order], batch_of(SIZES)))
-    x1[10], x2[12] = torch.nan, torch.inf  # of the third graph
-    hurt = conv(x1, x2, batch_of(SIZES))
-    assert hurt[8:21].isnan().all(0).any()
-    equal(torch.cat([hurt[:8], hurt[21:]]), torch.cat([out[:8], out[21:]]))
-
-
-def test_no_nodes(randomise):
-    conv = randomise(LongTensorProduct(*FULL))
-    x1, x2 = inputs(conv, 0)
-    for batch in (None, torch.zeros(0, dtype=torch.int64)):
-        assert conv(x1, x2, batch).shape == (0, conv.irreps_out.dim)
-    assert conv(x1, x2, batch, batch_size=3).shape == (0, conv.irreps_out.dim)
-
-
-def test_repr_and_irreps():
-    conv = LongTensorProduct("2x1o", "3x1o", "1x0e+5x1e")
-    assert repr(conv) == "LongTensorProduct(2x1o x 3x1o -> 1x0e+5x1e | 2 paths | 36 weights)"
-    assert all(isinstance(x, o3.Irreps) for x in (conv.irreps_in1, conv.irreps_in2, conv.irreps_out))
-    assert (str(conv.irreps_in1), str(conv.irreps_in2), str(conv.irreps_out)) == ("2x1o", "3x1o", "1x0e+5x1e")

@@ -12,16 +12,13 @@ with contextlib.redirect_stdout(io.StringIO()):
 
 from fields import block, of, sides
 from tg_equiattn.integrations.escnn import (
-    R2AttentionBlock,
     R2GlobalAttention,
     R2GroupAttention,
     R2LiftingAttention,
     between_fields,
-    export,
     group_from_gspace,
 )
 
-from tg_equiattn.nn import GroupLinear
 from tg_equiattn.testing import act
 
 pytestmark = [
@@ -110,54 +107,6 @@ def test_checks_and_exports_know_masks_and_contexts(name, randomise):
         torch.testing.assert_close(program(x.tensor, mask, context=context.tensor), expected, rtol=0, atol=1e-12)
 
 
-def test_cross_attention_off_the_lattice():
-    (_, cross, *_) = layers(gspaces.rot2dOnR2(8), context=True, kernel_size=5, heads=3)
-    errors = cross.check_equivariance(off_lattice=True)
-    assert len(errors) == 8
-    assert 0 < max(error for _, error in errors[4:]) < 0.05
-
-
-@pytest.mark.parametrize("name", ["rot4", "volumes"])
-def test_rolls(name, randomise):
-    for layer in layers(GSPACES[name], padding_mode="circular"):
-        randomise(layer)
-        x = tensor(layer.in_type, 1, *sides(GSPACES[name], 5, 6))
-        rolled = nn.GeometricTensor(x.tensor.roll((2, -1), (-2, -1)), x.type)
-        expected = layer(x).tensor.roll((2, -1), (-2, -1))
-        torch.testing.assert_close(
-            layer(rolled).tensor, expected, rtol=0, atol=1e-12 * float(expected.detach().abs().max())
-        )
-
-
-def rectangle(gspace):
-    """The mask of a part of images, or of volumes, and where it is."""
-    part = (..., slice(1, 5), slice(2, 7)) if gspace.dimensionality == 2 else (..., slice(2), slice(1, 5), slice(2, 4))
-    mask = torch.zeros(1, *sides(gspace, 7, 8), dtype=torch.bool)
-    mask[part] = True
-    return mask, part
-
-
-@pytest.mark.parametrize("name", ["rot4", "volumes"])
-def test_rectangles_are_images_of_their_own(name, randomise):
-    gspace = GSPACES[name]
-    mask, part = rectangle(gspace)
-    for layer in layers(gspace):
-        x = tensor(layer.in_type, 2, *mask.shape[1:])
-        poisoned = nn.GeometricTensor(x.tensor.masked_fill(~mask[:, None], torch.nan), x.type)
-        out, cut = layer(poisoned, mask).tensor[part], nn.GeometricTensor(x.tensor[part], x.type)
-        torch.testing.assert_close(out, layer(cut).tensor, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", ["rot4", "volumes"])
-def test_norms_of_rectangles(name, randomise):
-    gspace = GSPACES[name]
-    hidden, (mask, part) = fields(gspace), rectangle(gspace)
-    norm, x = of(gspace, "RegularLayerNorm")(hidden), tensor(hidden, 2, *mask.shape[1:])
-    out = randomise(norm).double()(x, mask).tensor[part]
-    cut = nn.GeometricTensor(x.tensor[part], hidden)
-    torch.testing.assert_close(out, norm(cut).tensor, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("name", ["flipRot4", "volumes"])
 @pytest.mark.parametrize("kind", range(4))
 def test_maps_are_those_of_the_core(kind, name, randomise):
@@ -206,34 +155,6 @@ def test_layers_between_fields_of_any_type(name, randomise):
     assert (model(mixed).tensor - model(wrong).transform(element).tensor).abs().max() > 1e-3
 
 
-def test_no_map_where_the_type_is_the_layers_own():
-    hidden, image = fields(GSPACES["rot4"]), fields(GSPACES["rot4"], 2, "trivial")
-    layer = R2GroupAttention(hidden, hidden, heads=2, kernel_size=3)
-    assert [type(m) for m in between_fields(hidden, layer, hidden)] == [R2GroupAttention]
-    assert [type(m) for m in between_fields(image, layer, hidden)] == [nn.R2Conv, R2GroupAttention]
-    assert between_fields(hidden, layer, image)[1].kernel_size == 1
-    volumes = GSPACES["volumes"]
-    hidden, volume = fields(volumes), fields(volumes, 2, "trivial")
-    layer = of(volumes, "GroupAttention")(hidden, hidden, heads=2, kernel_size=3)
-    assert [type(m) for m in between_fields(volume, layer, hidden)] == [nn.R3Conv, of(volumes, "GroupAttention")]
-
-
-def test_between_fields_exports_and_loads(randomise):
-    """Pickled, loaded, and the same output."""
-    gspace = GSPACES["rot4"]
-    mixed, hidden = types(gspace)[-1], fields(gspace)
-    make = lambda: between_fields(mixed, R2GlobalAttention(hidden, hidden, heads=2, kernel_size=3), mixed)  # noqa: E731
-    model, other = randomise(make()).double().eval(), make().double().eval()  # escnn's filters of a type are shared
-    x = torch.randn(2, mixed.size, 6, 6, dtype=torch.float64)
-    expected = model(nn.GeometricTensor(x, mixed)).tensor
-    torch.testing.assert_close(model.export()(x), expected, rtol=0, atol=1e-5)
-    saved = io.BytesIO()
-    torch.save(model.state_dict(), saved)
-    saved.seek(0)
-    other.load_state_dict(torch.load(saved, weights_only=True))
-    torch.testing.assert_close(other(nn.GeometricTensor(x, mixed)).tensor, expected, rtol=0, atol=1e-6)
-
-
 def test_rotations_restricted_to_a_finite_group(randomise):
     """C_8 from SO(2): escnn restricts the fields, and what follows has quarter turns exactly."""
     gspace = gspaces.rot2dOnR2(-1, maximum_frequency=2)
@@ -254,30 +175,6 @@ def test_rotations_restricted_to_a_finite_group(randomise):
     expected = out.transform(quarter).tensor
     # a 5 x 5 filter of SO(2) is sampled at the pixels, which quarter turns map to themselves
     torch.testing.assert_close(moved, expected, rtol=0, atol=1e-6 * float(expected.detach().abs().max()))
-
-
-def test_features_are_redrawn_and_kept(randomise):
-    hidden = fields(GSPACES["rot4"])
-    layer, other = (R2GlobalAttention(hidden, hidden, heads=2, kernel_size=3, num_features=7) for _ in range(2))
-    x = tensor(hidden, 1, 5, 5)
-    before = randomise(layer).double()(x).tensor
-    layer.redraw_features()
-    after = layer(x).tensor
-    assert not torch.equal(before, after)
-    other.double().load_state_dict(layer.state_dict())
-    torch.testing.assert_close(other(x).tensor, after, rtol=0, atol=1e-12)
-    assert "num_features=7" in repr(layer)
-    R2AttentionBlock(other).redraw_features()
-    assert not torch.equal(other(x).tensor, after)
-
-
-def test_plain_exports_have_standard_operators_alone(randomise):
-    layer = randomise(layers(GSPACES["rot4"])[2])
-    x = tensor(layer.in_type, 1, 5, 6)
-    plain = export(layer)
-    torch.testing.assert_close(plain(x.tensor), layer(x).tensor, rtol=0, atol=1e-10)
-    graph = torch.export.export(plain, (x.tensor,)).graph
-    assert not [n for n in graph.nodes if "tg_equiattn" in str(n.target)]
 
 
 def test_bad_arguments():
@@ -308,25 +205,3 @@ def test_bad_arguments():
     vectors = nn.FieldType(rot, [rot.irrep(1)])
     with pytest.raises(ValueError, match="in_type must share an irreducible representation with the layer's"):
         between_fields(vectors, lifting, hidden)
-
-
-def test_eight_rotations_between_fields(randomise):
-    """Quarter turns, to the rounding of escnn's matrices for angles of 45 degrees."""
-    gspace = gspaces.rot2dOnR2(8)
-    vectors, hidden = nn.FieldType(gspace, [gspace.irrep(1), gspace.irrep(2)]), fields(gspace)
-    layer = R2GlobalAttention(hidden, hidden, heads=2, kernel_size=3)
-    model = randomise(between_fields(vectors, layer, vectors)).double().eval()
-    x = tensor(vectors, 1, 7, 7)
-    out = model(x)
-    for element in gspace.fibergroup.elements[::2]:
-        error = model(x.transform(element)).tensor - out.transform(element).tensor
-        assert error.abs().max() <= 1e-7 * out.tensor.abs().max()
-
-
-@pytest.mark.parametrize("name", list(GSPACES))
-def test_group_linear_has_as_many_weights_as_a_convolution_of_single_pixels(name):
-    """nn.GroupLinear of the gspace's group and escnn's own map of regular fields."""
-    gspace = GSPACES[name]
-    layer = GroupLinear(group_from_gspace(gspace), 2, 3, bias=False)
-    theirs = of(gspace, "Conv")(fields(gspace, 2), fields(gspace, 3), kernel_size=1, bias=False)
-    assert layer.weight.numel() == sum(p.numel() for p in theirs.parameters())

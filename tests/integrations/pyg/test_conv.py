@@ -1,7 +1,5 @@
 """The layers against sums over all pairs, and under translations."""
 
-import math
-
 import pytest
 import torch
 from oracles import performer_double_sum
@@ -43,38 +41,6 @@ def test_self_loops_change_nothing(near_conv, arbitrary_graphs, equal):
     loops = torch.arange(len(data.x)).repeat(2, 1)
     offset = torch.cat([offset, torch.zeros(len(data.x), 2).double()])
     equal(conv(data.x, torch.cat([edges, loops], 1), edge_offset=offset, **given), expected, 0)
-
-
-def test_an_edge_given_twice_counts_twice(make_conv, arbitrary_graphs, equal, error):
-    """As log 2 on its bias."""
-    conv, data = make_conv(), arbitrary_graphs((13,))
-    proper = data.edge_index[0] != data.edge_index[1]
-    edges, offset = data.edge_index[:, proper], data.edge_offset[proper]
-    once = conv(data.x, edges, edge_offset=offset)
-    twice = conv(data.x, edges.repeat(1, 2), edge_offset=offset.repeat(2, 1))
-    assert error(twice, once) > 1e-3
-    with torch.no_grad():
-        table = conv.attention.positions.offset_bias.table
-        centre = table[:, table.shape[1] // 2].clone()
-        table += math.log(2)
-        other = offset.abs().sum(1) > 0  # the table has one entry for a node itself and edges of offset 0
-        table[:, table.shape[1] // 2] = centre
-    edges, offset = torch.cat([edges, edges[:, ~other]], 1), torch.cat([offset, offset[~other]])
-    equal(conv(data.x, edges, edge_offset=offset), twice)
-
-
-@pytest.mark.parametrize("method", ["features", "pairs"])
-def test_more_edges_than_pairs(method, make_conv, equal):
-    """Four times each way round a triangle: as log 4 on the bias."""
-    x, pos = torch.randn(3, 12).double().requires_grad_(), torch.randn(3, 2).double()
-    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
-    conv = make_conv(edge_dim=1, offset="mlp", values="offset", method=method)
-    with torch.no_grad():
-        conv.attention.positions.edge_bias.weight.fill_(math.log(4))
-    often = conv(x, edges.repeat(1, 4), edge_attr=torch.zeros(12, 1).double(), pos=pos)
-    heavy = conv(x, edges, edge_attr=torch.ones(3, 1).double(), pos=pos)
-    equal(often, heavy)
-    equal(*(torch.autograd.grad(out.square().sum(), x)[0] for out in (often, heavy)), 1e-10)
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["edges", "found"])

@@ -57,35 +57,3 @@ def test_the_mean_of_draws_is_the_output_without(layer):
     limit = 5 * draws.std(0) / 30 + 1e-12
     assert bool(((draws.mean(0) - expected).abs() < limit).all())
     assert float(draws.std(0).amax()) > 1e-2
-
-
-def test_far_keys_drop_whole(make_conv):
-    """One key less for all queries of a head by features, others for each query by pairs."""
-    x = torch.randn(17, 12, dtype=torch.float64)
-    for method, alike in (("features", True), ("pairs", False)):
-        conv = make_conv(None, dropout=0.5, method=method).train()
-        with torch.no_grad():
-            for parameter in (conv.attention.query.weight, conv.attention.key.weight):
-                parameter.zero_()  # equal weights
-            out = conv(x)
-        same = float((out - out[:1]).abs().max()) < 1e-12
-        assert same == alike
-
-
-def test_near_weights_drop_one_by_one(make_conv, point_graphs):
-    """With all of them gone but for a few draws a node that has one near other sees it or not."""
-    conv = make_conv(offset="mlp", dropout=0.5).train()
-    with torch.no_grad():
-        conv.attention.positions.far_bias.fill_(-1e3)  # near pairs alone
-        x = torch.randn(2, 12, dtype=torch.float64)
-        given = {"edge_index": torch.tensor([[0], [1]]), "pos": torch.eye(2).double()}
-        values = conv.attention.value(x).unflatten(1, (5, -1))
-        conv.attention.out.weight.copy_(torch.eye(35))
-        conv.attention.out.bias.zero_()
-        outs = torch.stack([conv(x, **given).unflatten(1, (5, -1))[1] for _ in range(64)])
-    parts = torch.linalg.lstsq(values.permute(1, 2, 0).expand(64, -1, -1, -1), outs[..., None]).solution[..., 0]
-    dropped = parts.abs() < 1e-9  # (draws, heads, of the other and itself)
-    assert 0.35 < float(dropped.double().mean()) < 0.65
-    assert {tuple(pair) for pair in dropped.flatten(0, 1).tolist()} == {
-        (a, b) for a in (True, False) for b in (True, False)
-    }

@@ -133,17 +133,6 @@ def test_offsets_of_every_dtype(dtype, near_conv, point_graphs, equal):
         equal(near_conv(*graph, pos=pos, edge_offset=data.edge_offset.to(dtype)), expected, 1e-6)
 
 
-@pytest.mark.parametrize("far", [3, 1e6, 1e19])
-def test_clipped_takes_any_distance(far, make_conv, point_graphs, equal):
-    """An edge at the limit or beyond is as no edge."""
-    conv, data = make_conv("clipped"), point_graphs(SIZES)
-    offset = data.edge_offset.clone()
-    offset[::3] = torch.tensor([0.0, far])
-    rest = torch.arange(len(offset)) % 3 > 0
-    expected = conv(data.x, data.edge_index[:, rest], data.batch, edge_offset=offset[rest])
-    equal(conv(data.x, data.edge_index, data.batch, edge_offset=offset), expected)
-
-
 def test_repeated_pairs_of_a_coo_adjacency_stay_apart(make_conv, equal):
     """Their features must not be added up."""
     conv, x = make_conv(edge_dim=2), torch.randn(5, 12, dtype=torch.float64)

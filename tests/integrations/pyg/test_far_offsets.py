@@ -58,53 +58,6 @@ def test_features_in_single_precision(name, make, point_graphs, error):
         assert error(conv(x, *graph, pos=(there / 7).float()), conv(x, *graph, pos=there / 7)) > 1e-3
 
 
-@pytest.mark.parametrize("places", ["one node", "one place", "two places"])
-def test_few_places(places, conv, equal):
-    """Means of offsets are zero where there is one place, and point to the other one where there are two."""
-    pos = torch.tensor([[3.0, 5.0]] * (1 if places == "one node" else 7), dtype=torch.float64)
-    if places == "two places":
-        pos[4:] += torch.tensor([1.0, 0.0])
-    x = torch.randn(len(pos), 12, dtype=torch.float64, requires_grad=True)
-    out, vectors = conv(x, pos=pos.requires_grad_(), return_vectors=True)
-    assert vectors.shape == (len(pos), 5, 2)
-    if places == "two places":
-        equal(vectors[..., 1], torch.zeros(7, 5).double())
-        assert bool((vectors[:4, :, 0] > 0).all())
-        assert bool((vectors[4:, :, 0] < 0).all())
-        assert float(vectors.abs().max().detach()) < 1
-    else:
-        equal(vectors, torch.zeros_like(vectors))
-    grads = torch.autograd.grad(out.square().sum(), [x, pos, *conv.parameters()], allow_unused=True)
-    assert all(g is None or bool(g.isfinite().all()) for g in grads)
-    batch = torch.zeros(len(pos), dtype=torch.long)
-    equal(torch.cat([conv(x, pos=pos, batch=batch), conv(x, pos=pos)]), torch.cat([out, out]))
-
-
-@pytest.mark.parametrize("joined", [True, False], ids=["edges", "found"])
-def test_small_and_large_graphs_in_a_batch(joined, make, point_graphs, equal, error):
-    """Those of at most twice as many nodes as there are features are attended to by pairs, the others by features."""
-    conv, data = make("auto", edge_dim=3 if joined else None), point_graphs(SIZES)
-    width = conv.attention.positions.edge_dim
-    by = {method: make("auto", method=method, edge_dim=width) for method in ("pairs", "features")}
-    for layer in by.values():
-        layer.load_state_dict(conv.state_dict(), strict=False)
-
-    def run(layer, data, batch):
-        edges = {"edge_index": data.edge_index, "edge_attr": data.x[data.edge_index[0], :3]} if joined else {}
-        return layer(data.x, batch=batch, pos=data.pos, return_vectors=True, **edges)
-
-    out, vectors = run(conv, data, data.batch)
-    for number, graph in enumerate(data.to_data_list()):
-        small, here = graph.num_nodes <= 14, data.batch == number
-        for layer, same in ((conv, True), (by["pairs"], small), (by["features"], not small)):
-            alone, turned = run(layer, graph, torch.zeros_like(graph.x[:, 0]).long())
-            if same:
-                equal(out[here], alone)
-                equal(vectors[here], turned)
-            elif graph.num_nodes > 1:
-                assert error(out[here], alone) > 1e-3
-
-
 @pytest.mark.parametrize("reflect", [False, True])
 @pytest.mark.parametrize("method", ["features", "pairs", "auto"])
 def test_distances_are_invariant_and_vectors_turn_along(method, reflect, make, error):
@@ -135,11 +88,6 @@ def test_far_nodes_are_seen(make, error):
         assert bool((change > 1e-3).all()) if seen else bool((change < 1e-12).all())
 
 
-def test_vectors_are_asked_for_where_there_are_some(make_conv):
-    with pytest.raises(ValueError, match="return_vectors must be with values='offset'"):
-        make_conv()(torch.randn(3, 12).double(), pos=torch.eye(3, 2), return_vectors=True)
-
-
 def test_periodic_images_have_no_far_offsets(make, make_conv):
     """By edges, by shared pairs, and by grids; in a batch of one that is not periodic, too."""
     conv, message = make("table"), "edge_offset must be differences of pos with values='offset'"
@@ -158,20 +106,3 @@ def test_periodic_images_have_no_far_offsets(make, make_conv):
         conv(plain.x, plain.edge_index, edge_offset=plain.edge_offset)
     assert conv(plain.x, plain.edge_index, pos=plain.pos, edge_offset=plain.edge_offset).shape == (35, 35)
     assert make_conv()(batch.x, *graph, edge_offset=batch.edge_offset).shape == (70, 35)
-
-
-@pytest.mark.parametrize("corner", [0.0, 1e6])
-def test_periodic_boxes_have_no_far_offsets(corner, make):
-    """Nearest images across the border of a box."""
-    box, conv = 5.0, make("distance", pos_dim=3)
-    pos = (corner + box * torch.rand(31, 3, dtype=torch.float64)).requires_grad_()
-    apart = (pos[None] - pos[:, None]).detach()
-    nearest = apart - box * (apart / box).round()
-    target, source = ((nearest.norm(dim=-1) < 1.6) & ~torch.eye(31, dtype=torch.bool)).nonzero().T
-    edges, offset = torch.stack([source, target]), nearest[target, source]
-    x = torch.randn(31, 12, dtype=torch.float64)
-    with pytest.raises(ValueError, match="in a periodic box far nodes have no offset; take values='content'"):
-        conv(x, edges, pos=pos, edge_offset=offset)
-    assert make("distance", pos_dim=3, values="content")(x, edges, pos=pos, edge_offset=offset).shape == (31, 35)
-    inside = (offset - apart[target, source]).abs().amax(1) < 1e-9
-    assert conv(x, edges[:, inside], pos=pos, edge_offset=offset[inside]).shape == (31, 35)

@@ -1,8 +1,5 @@
 """RelativeGPSBlock: what GPSConv computes, with other attention; any local layer; edges' features where they belong."""
 
-import copy
-import io
-
 import pytest
 import torch
 from tg_equiattn.integrations.pyg import RelativeGPSBlock
@@ -102,23 +99,6 @@ def test_bonds_reach_the_attention_with_edge_dim(make, graph, error):
         without(**graph)
 
 
-@pytest.mark.parametrize("local", ["GCNConv", "GraphConv"])
-def test_keywords_of_the_local_layer(local, make, graph, equal, error):
-    """Weights of edges reach its messages, and attention does not see them."""
-    block, given = make(local), {**graph, "edge_attr": None}
-    weight = torch.rand(graph["edge_index"].shape[1], dtype=torch.float64) + 0.5
-    out, ones = block(**given, edge_weight=weight), torch.ones_like(weight)
-    equal(block(**given, edge_weight=ones), block(**given))
-    assert error(out, block(**given)) > 1e-3
-    x, conv = graph["x"], block.conv
-    block.conv = Given(conv(x, graph["edge_index"], edge_weight=weight))
-    equal(block(**given), out)
-    with pytest.raises(TypeError, match="edge_wight"):
-        make(local)(**given, edge_wight=weight)
-    with pytest.raises(ValueError, match="edge_weight must not be given where conv is None"):
-        make("None")(**given, edge_weight=weight)
-
-
 class Given(torch.nn.Module):
     """In place of a layer: its output."""
 
@@ -128,64 +108,6 @@ class Given(torch.nn.Module):
 
     def forward(self, x, edge_index):
         return self.out
-
-
-def test_dropout_is_of_the_parts_and_of_weights(make, graph, equal, error):
-    """Of the outputs of parts by the block's, of weights by the attention's own; neither in eval."""
-    for options in ({"dropout": 0.5}, {"attention": {"dropout": 0.5}}):
-        block = make(**options)
-        expected = make(**options)
-        expected.load_state_dict(block.state_dict())
-        equal(block(**graph), expected(**graph), 0)
-        block.norm1 = block.norm2 = block.norm3 = None
-        still = block(**graph)
-        assert error(block.train()(**graph), still) > 1e-2
-    assert block.attention.attention.dropout == 0.5
-    assert make(dropout=0.5).attention.attention.dropout == 0.0
-
-
-def test_offsets_of_edges(make, graph, equal):
-    """In place of positions, for the attention; messages of the local layer do not get them."""
-    block, (source, target) = make(), graph["edge_index"]
-    offset = graph["pos"][source] - graph["pos"][target]
-    equal(block(**{**graph, "pos": None}, edge_offset=offset), block(**graph))
-
-
-def test_near_pairs_are_shared(make, graph, equal, error):
-    """The same pairs once for all blocks, or others than messages pass along."""
-    block = make()
-    out = block(**graph)
-    near = block.neighbors(*(graph[name] for name in ("edge_index", "batch", "edge_attr", "pos")), num_nodes=32)
-    equal(block(**graph, neighbors=near), out)
-    fewer = block.neighbors(graph["edge_index"][:, ::2], graph["batch"], pos=graph["pos"], num_nodes=32)
-    assert error(block(**graph, neighbors=fewer), out) > 1e-3
-
-
-def test_trains_and_comes_back(make, graph, equal):
-    block = make(dropout=0.2).float().train()
-    given = {name: t.float() if t.is_floating_point() else t for name, t in graph.items()}
-    optimizer = torch.optim.Adam(block.parameters(), 0.01)
-    for _ in range(2):
-        optimizer.zero_grad()
-        block(**given).square().mean().backward()
-        assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in block.parameters())
-        optimizer.step()
-    file = io.BytesIO()
-    torch.save(block.state_dict(), file)
-    file.seek(0)
-    other = make(dropout=0.2).float()
-    other.load_state_dict(torch.load(file, weights_only=True))
-    equal(other(**given), block.eval()(**given), 0)
-    equal(copy.deepcopy(block)(**given), block(**given), 0)
-    before = block(**given)
-    block.reset_parameters()
-    assert float((block(**given) - before).detach().abs().max()) > 1e-3
-
-
-def test_compiles(make, graph, equal):
-    block = make()
-    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
-    equal(compiled(**graph, batch_size=3), block(**graph), 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -203,8 +125,3 @@ def test_bad_arguments(message, options, arguments, graph):
     options = {"conv": LOCAL["GINEConv"](), "heads": HEADS, "attn_kwargs": {"offset": "mlp", "cutoff": 3.0}, **options}
     with pytest.raises(ValueError, match=message):
         RelativeGPSBlock(CHANNELS, **options).double()(**{**graph, **arguments})
-
-
-def test_repr():
-    block = RelativeGPSBlock(CHANNELS, LOCAL["GCNConv"](), HEADS)
-    assert repr(block) == "RelativeGPSBlock(12, conv=GCNConv(12, 12), heads=3)"

@@ -103,19 +103,3 @@ def test_clouds_of_too_many_near_pairs_are_refused(kinds, options):
     for kind in kinds:
         with pytest.raises(ValueError, match=r"more than 1000 pairs a node.*edge_index.*cutoff, or scale pos"):
             kind(12, 12, 3, **options)(x, pos=pos)
-
-
-@pytest.mark.filterwarnings("ignore:.*searchsorted.*non-contiguous")
-def test_vmap_over_positions(make_conv, equal):
-    """Along edges; where pairs are to be found, shapes would depend on what vmap goes through."""
-    conv, x, edges = make_conv(offset="mlp"), torch.randn(35, 12, dtype=torch.float64), lattice_edges()
-    pos = LATTICE + torch.rand(3, 35, 2, dtype=torch.float64)
-    out = torch.vmap(lambda pos: conv(x, edges, pos=pos))(pos)
-    for k in range(3):
-        equal(out[k], conv(x, edges, pos=pos[k]))
-    with pytest.raises(ValueError, match=r"pos must not be what torch\.vmap goes through .* give edges"):
-        torch.vmap(lambda pos: conv(x, pos=pos))(pos)
-    clipped, shifted = make_conv("clipped"), LATTICE + pos[:, :1]
-    out = torch.vmap(lambda pos: clipped(x, edges, pos=pos))(shifted)
-    for k in range(3):
-        equal(out[k], clipped(x, edges, pos=shifted[k]))

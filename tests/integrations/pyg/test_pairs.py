@@ -1,7 +1,5 @@
 """Attention over all pairs of small graphs: what random features estimate."""
 
-import copy
-
 import pytest
 import torch
 
@@ -31,48 +29,8 @@ def test_rotations_of_distances(make_conv, point_graphs, error):
     assert error(*outs) < 1e-12
 
 
-def test_bounds_of_nodes(make_conv, point_graphs, equal):
-    """A larger bound changes nothing; torch.compile needs one."""
-    conv, data = make_conv(method="pairs"), point_graphs((13, 2, 17))
-    graph = data.x, data.edge_index, data.batch, None, data.pos
-    expected = conv(*graph)
-    equal(conv(*graph, max_num_nodes=29), expected)
-    with pytest.raises(ValueError, match=r"max_num_nodes must be at least 17, .* got 16"):
-        conv(*graph, max_num_nodes=16)
-    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
-    equal(compiled(*graph, batch_size=3, max_num_nodes=29), expected, 1e-10)
-    with pytest.raises(Exception, match=r"batch_size and max_num_nodes must be given"):
-        compiled(*graph, batch_size=3)
-
-
-def test_pairs_given_twice(make_conv, equal):
-    """As near pairs of features, in float32 too, whatever their biases; and as torch.compile does it."""
-    x, pos = torch.randn(4, 12, dtype=torch.float64), torch.rand(4, 2, dtype=torch.float64)
-    edges = torch.tensor([[0, 1, 2, 0, 3], [1, 0, 1, 1, 2]])
-    conv = make_conv(method="pairs", edge_dim=1, values="offset", offset="mlp")
-    torch.nn.init.ones_(conv.attention.positions.edge_bias.weight)
-    compiled, in_single = torch.compile(conv, fullgraph=True, backend="aot_eager"), copy.deepcopy(conv).float()
-    for size in (1.0, 300.0, -300.0):
-        bonds = size * torch.tensor([[0.5], [1.0], [0.9], [0.2], [1.0]], dtype=torch.float64)
-        out = conv(x, edges, None, bonds, pos)
-        near = conv.neighbors(edges, None, bonds, pos, num_nodes=4)
-        assert near.repeats
-        once, twice = conv.neighbors(edges[:, 1:], None, bonds[1:], pos, num_nodes=4), near
-        assert not once.repeats
-        for neighbors in (once, twice):
-            equal(compiled(x, pos=pos, neighbors=neighbors), conv(x, pos=pos, neighbors=neighbors), 1e-10)
-        single = in_single(x.float(), edges, None, bonds.float(), pos.float())
-        torch.testing.assert_close(single.double(), out, rtol=1e-3, atol=1e-3)
-
-
 def test_pairs_of_two_graphs_are_refused(make_conv, point_graphs):
     conv, data = make_conv(method="pairs", offset="mlp"), point_graphs((5, 4))
     near = conv.neighbors(torch.tensor([[0], [7]]), pos=data.pos, num_nodes=9)
     with pytest.raises(ValueError, match="neighbors must not join nodes of different graphs"):
         conv(data.x, batch=data.batch, neighbors=near)
-
-
-def test_there_is_nothing_to_draw(make_conv):
-    conv = make_conv(method="pairs")
-    conv.redraw_features()
-    assert not any("features" in name for name in conv.state_dict())

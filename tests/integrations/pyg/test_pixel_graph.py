@@ -1,7 +1,6 @@
 """PixelGraph, and the classifier that runs on its graphs."""
 
 import itertools
-import pickle
 
 import pytest
 import torch
@@ -45,17 +44,6 @@ def test_edges_are_all_near_pairs(shape, distance, periodic):
         torch.testing.assert_close(data.edge_offset, data.pos[source] - data.pos[target], rtol=0, atol=0)
 
 
-def test_even_sides_go_half_way_around_once():
-    """Of two shortest offsets one is taken: each pair of pixels is one edge each way."""
-    data = PixelGraph(4, periodic=True)(Data(image=torch.rand(1, 4, 6)))
-    assert data.edge_index.unique(dim=1).shape == data.edge_index.shape
-    expected = brute_force(4, 6, 4, True)
-    pairs = set(map(tuple, data.edge_index.T.tolist()))
-    assert pairs == set(expected)
-    for edge, offset in zip(data.edge_index.T.tolist(), data.edge_offset.tolist(), strict=True):
-        assert sum(map(abs, offset)) == sum(map(abs, expected[tuple(edge)]))
-
-
 @pytest.mark.parametrize(
     ("shape", "distance", "spacing"),
     [
@@ -91,15 +79,6 @@ def test_volumes_and_unequal_spacing(shape, distance, spacing, make_conv, equal)
             table(data.x, neighbors=transform.grid(*shape))
 
 
-def test_periodic_images_of_other_sizes_in_a_batch(make_conv, equal):
-    """Their periods differ."""
-    transform, conv = PixelGraph(3, periodic=True), make_conv()
-    graphs = [transform(Data(image=torch.rand(12, *shape, dtype=torch.float64))) for shape in ((4, 5), (6, 7))]
-    data = Batch.from_data_list(graphs)
-    out = conv(data.x, data.edge_index, data.batch, edge_offset=data.edge_offset)
-    equal(out, torch.cat([conv(g.x, g.edge_index, edge_offset=g.edge_offset) for g in graphs]))
-
-
 def test_rolls_of_a_periodic_volume(make_conv, equal, error):
     """With unequal spacing too; without the border's edges not."""
     conv = make_conv(offset="mlp", pos_dim=3, cutoff=2.5)
@@ -111,96 +90,6 @@ def test_rolls_of_a_periodic_volume(make_conv, equal, error):
         outs = [conv(d.x, d.edge_index, edge_offset=d.edge_offset) for d in graphs]
         expected = outs[0].view(3, 5, 7, -1).roll((1, 2, 3), (0, 1, 2)).flatten(0, 2)
         assert error(outs[1], expected) < 1e-12 if periodic else error(outs[1], expected) > 1e-3
-
-
-def test_nodes_and_positions():
-    """Nodes in row order with all channels; positions from 0, x right and y up."""
-    image = torch.rand(3, 5, 7)
-    data = PixelGraph(2)(Data(image=image))
-    for row in range(5):
-        for column in range(7):
-            assert torch.equal(data.x[7 * row + column], image[:, row, column])
-            assert data.pos[7 * row + column].tolist() == [column, 4 - row]
-    assert data.edge_offset.dtype == data.pos.dtype == torch.get_default_dtype()
-
-
-def test_images_of_a_shape_share_memory():
-    shapes = (3, 5, 7), (1, 5, 7), (1, 7, 5)
-    first, second, other = (PixelGraph(3)(Data(image=torch.rand(shape))) for shape in shapes)
-    for name in ("edge_index", "edge_offset", "pos"):
-        place = [torch._C._data_address(data[name]) for data in (first, second, other)]
-        assert place[0] == place[1] != place[2]
-
-
-def test_graphs_are_their_own():
-    """What is written into one is seen in no other, nor in the image."""
-    image = torch.rand(1, 5, 7)
-    transform, kept = PixelGraph(3), image.clone()
-    first, second = transform(Data(image=image)), transform(Data(image=image))
-    expected = {name: second[name].clone() for name in ("x", "edge_index", "edge_offset", "pos")}
-    for name in expected:
-        first[name] += 100
-    batch = Batch.from_data_list([second])
-    batch.pos += 100
-    later = pickle.loads(pickle.dumps(transform))(Data(image=image))
-    for name, wanted in expected.items():
-        assert torch.equal(first[name], wanted + 100)
-        assert torch.equal(second[name], wanted)
-        assert torch.equal(later[name], wanted)
-    assert torch.equal(image, kept)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.int16, torch.bool])
-def test_integer_images_give_floats(dtype):
-    image = torch.randint(2 if dtype == torch.bool else 127, (3, 5, 7)).to(dtype)
-    data = PixelGraph(3)(Data(image=image))
-    assert data.x.dtype == torch.get_default_dtype()
-    torch.testing.assert_close(data.x * (255 if dtype == torch.uint8 else 1), image.flatten(1).T.float())
-    if dtype == torch.uint8:  # as the lookup of intensities reads them
-        model = make_classifier(embedding="lookup").eval()
-        levels = image.flatten(1).T
-        torch.testing.assert_close(model(**arguments(data)), model(**{**arguments(data), "x": levels}))
-
-
-def test_default_dtype_is_not_remembered():
-    image = torch.rand(3, 5, 7)
-    before = torch.get_default_dtype()
-    try:
-        for dtype in (torch.float32, torch.float64, torch.float32):
-            torch.set_default_dtype(dtype)
-            data = PixelGraph(3)(Data(image=image))
-            assert data.pos.dtype == data.edge_offset.dtype == dtype
-    finally:
-        torch.set_default_dtype(before)
-
-
-def test_input_is_left_alone():
-    data = Data(image=torch.rand(3, 5, 7), y=torch.tensor([2]), name="digit", pos=None)
-    keys = set(data.keys())
-    out = PixelGraph(3)(data)
-    assert set(data.keys()) == keys
-    assert "x" not in data
-    assert data.image.shape == (3, 5, 7)
-    assert "image" not in out
-    assert out.y is data.y
-    assert out.name == "digit"
-    assert out.num_nodes == 35
-
-
-def test_one_pixel(make_conv):
-    for periodic in (False, True):
-        data = PixelGraph(3, periodic=periodic)(Data(image=torch.rand(12, 1, 1).double()))
-        assert data.x.shape == (1, 12)
-        assert data.pos.tolist() == [[0, 0]]
-        assert data.edge_index.shape == (2, 0)
-        assert data.edge_offset.shape == (0, 2)
-        assert make_conv()(data.x, data.edge_index, edge_offset=data.edge_offset).shape == (1, 35)
-
-
-def test_repr_and_pickle():
-    transform = PixelGraph(3, True)
-    assert repr(transform) == "PixelGraph(max_distance=3, periodic=True)"
-    assert repr(pickle.loads(pickle.dumps(transform))) == repr(transform)
 
 
 def images(shapes, channels=3):
@@ -258,45 +147,3 @@ def test_classifier_has_the_papers_size(position, millions):
     model = PixelGraphClassifier(1, 10, position=position)
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(millions * 1e6, abs=0.05e6)
     assert len(model.blocks) == 6
-
-
-@pytest.mark.parametrize("embedding", ["linear", "mlp", "lookup"])
-@pytest.mark.parametrize("position", POSITIONS)
-def test_training_reaches_every_parameter(position, embedding):
-    model = make_classifier(position, embedding=embedding, dropout=0.0, attn_kwargs={"redraw_interval": None})
-    data = Batch.from_data_list(images([(5, 7), (2, 11), (7, 5)]))
-    optimizer, losses = torch.optim.Adam(model.parameters(), 0.003), []
-    for _ in range(7):
-        loss = torch.nn.functional.cross_entropy(model(**arguments(data)), data.y)
-        optimizer.zero_grad()
-        loss.backward()
-        if not losses:
-            for name, parameter in model.named_parameters():
-                assert parameter.grad is not None, name
-                assert bool(parameter.grad.isfinite().all()), name
-                assert float(parameter.grad.abs().max()) > 0, name
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < losses[0]
-
-
-class OnGraph(torch.nn.Module):
-    def __init__(self, model, data):
-        super().__init__()
-        self.model, self.graph = model, arguments(data)
-
-    def forward(self, x):
-        return self.model(**{**self.graph, "x": x})
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_classifier_copies(position, randomise, check_copies):
-    data = Batch.from_data_list(images([(5, 7), (1, 1)]))
-    model = OnGraph(randomise(make_classifier(position), 0.4).eval(), data)
-    check_copies(lambda: OnGraph(make_classifier(position).eval(), data), model, data.x)
-    before = model(data.x)
-    model.model.redraw_features()
-    assert not torch.equal(model(data.x), before)
-    model.model.reset_parameters()
-    assert float((model(data.x) - before).abs().max().detach()) > 1e-3
-    assert repr(model.model) == f"PixelGraphClassifier(3, 11, num_layers=2, position={position!r})"

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from performers import EVERY, positional_conv
+from performers import positional_conv
 from tg_equiattn.integrations.pyg import (
     PixelGraph,
     PixelGraphClassifier,
@@ -14,7 +14,6 @@ from tg_equiattn.integrations.pyg import (
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GPSConv, HeteroConv, Sequential, global_add_pool
-from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 
 def gps(make_conv, position="window"):
@@ -75,110 +74,6 @@ def test_loader_and_to(make_conv, equal):
     assert seen == len(shapes)
 
 
-def test_reset_parameters(make_conv, point_graphs, error):
-    data = point_graphs((11,))
-    graph = {"edge_index": data.edge_index, "pos": data.pos}
-    for position in ("window", "clipped", "sinusoid", None):
-        conv = make_conv(position)
-        before = conv(data.x, **graph)
-        drawn = conv.attention.features.projection.clone()
-        conv.reset_parameters()
-        assert error(conv(data.x, **graph), before) > 1e-3
-        assert not torch.equal(conv.attention.features.projection, drawn)
-
-
-def test_repr(make_conv):
-    assert repr(make_conv("clipped")) == "KernelAttentionConv(12, 35, heads=5, position='clipped')"
-    assert repr(make_conv(None)) == "RelativePerformerConv(12, 35, heads=5, offset=None)"
-    offsets = make_conv(offset="mlp", values="offset")
-    assert repr(offsets) == "RelativePerformerConv(12, 35, heads=5, offset='mlp', values='offset')"
-
-
-@pytest.mark.parametrize("kind", ["window", "values", pytest.param("clipped", marks=pytest.mark.slow), "None"])
-def test_compiles(on_device, kind, make_conv, point_graphs, equal):
-    """As one graph, forward and backward; batch_size spares reading it from batch."""
-    conv, data = make_conv(**EVERY[kind]), point_graphs((11, 1, 23))
-    torch.compiler.reset()
-    results = []
-    for layer in (conv, torch.compile(conv, fullgraph=True, backend="aot_eager")):
-        x = data.x.clone().requires_grad_()
-        out = layer(x, data.edge_index, data.batch, pos=data.pos, batch_size=3)
-        results.append((out, *torch.autograd.grad(out.square().sum(), [x, *conv.parameters()])))
-    for eager, compiled in zip(*results, strict=True):
-        equal(compiled, eager, 1e-10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("position", ["window", "clipped"])
-def test_compiles_to_kernels(position, make_conv, point_graphs, equal):
-    conv, data = make_conv(position), point_graphs((11, 1, 23))
-    torch.compiler.reset()
-    graph = {"x": data.x, "edge_index": data.edge_index, "batch": data.batch, "pos": data.pos}
-    with torch.no_grad():
-        equal(torch.compile(conv, fullgraph=True)(**graph, batch_size=3), conv(**graph), 1e-10)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(on_device, dtype, any_conv, point_graphs):
-    conv, data = any_conv.float(), point_graphs((11, 1, 23))
-    x, pos = data.x.float(), data.pos.float()
-    expected = conv(x, data.edge_index, data.batch, pos=pos)
-    with torch.autocast(on_device, dtype):
-        out = conv(x, data.edge_index, data.batch, pos=pos)
-    assert out.dtype == dtype
-    assert bool(out.isfinite().all())
-    largest = float(expected.abs().max().detach())
-    torch.testing.assert_close(out.float(), expected, rtol=0, atol=5e-2 * largest)
-    assert not torch.equal(out.float(), expected)
-
-
-def test_gradcheck(near_conv):
-    x = torch.randn(5, 12).double().requires_grad_()
-    edges = torch.tensor([[0, 1, 2, 4, 3], [1, 0, 0, 3, 4]])
-    pos = torch.tensor([[1, 0], [0, 0], [1, -1], [0, 2], [0, 0]]).double()
-    batch, inputs = torch.tensor([0, 0, 0, 1, 1]), tuple(near_conv.parameters())
-
-    def run(x, *_):
-        return near_conv(x, edges, batch, pos=pos)
-
-    torch.autograd.gradcheck(run, (x, *inputs), fast_mode=True, atol=1e-6)
-    torch.autograd.gradcheck(run, (x,), fast_mode=True, atol=1e-6)
-    if not near_conv.attention.whole_offsets:
-        soft = pos.clone().requires_grad_()
-        torch.autograd.gradcheck(lambda p: near_conv(x, edges, batch, pos=p), (soft,), fast_mode=True, atol=1e-6)
-
-
-class OnGraph(torch.nn.Module):
-    """A layer with its graph, for what calls modules on x alone."""
-
-    def __init__(self, conv, data):
-        super().__init__()
-        self.conv, self.graph = conv, {"edge_index": data.edge_index, "batch": data.batch, "pos": data.pos}
-
-    def forward(self, x):
-        return self.conv(x, **self.graph)
-
-
-@pytest.mark.parametrize("kind", EVERY)
-def test_copies(kind, make_conv, point_graphs, check_copies):
-    data = point_graphs((11, 1, 23))
-    first, *_ = layers = [OnGraph(make_conv(**EVERY[kind]), data) for _ in range(2)]
-    check_copies(layers.pop, first, data.x)
-
-
-def test_redraws_in_training_only(make_conv, point_graphs, equal, error):
-    """As many steps as asked for between draws; an edge checked once or twice changes nothing."""
-    conv, data = make_conv(redraw_interval=2), point_graphs((11, 1, 23))
-    graph = data.edge_index, data.batch, None, data.pos
-    expected = conv(data.x, *graph)
-    conv.train()
-    for _ in range(2):
-        equal(conv(data.x, *graph), expected, 0)
-    conv.eval()
-    equal(conv(data.x, *graph), expected, 0)
-    assert error(conv.train()(data.x, *graph), expected) > 1e-3
-
-
 def test_shared_neighbors(near_conv, point_graphs, equal):
     data = point_graphs((11, 1, 23))
     expected = near_conv(data.x, data.edge_index, data.batch, pos=data.pos)
@@ -192,22 +87,6 @@ def test_grid_stands_for_edges(any_conv, equal):
     data = Batch.from_data_list([transform(Data(image=torch.randn(12, 5, 7).double())) for _ in range(3)])
     expected = any_conv(data.x, data.edge_index, data.batch, pos=data.pos.double())
     equal(any_conv(data.x, neighbors=transform.grid(5, 7)), expected)
-
-
-@pytest.mark.parametrize("position", ["window", "clipped"])
-def test_training_after_inference_mode(position):
-    """What evaluation leaves in caches can be trained with."""
-    transform, image = PixelGraph(3), torch.rand(3, 5, 11)
-    conv = {"window": RelativePerformerConv, "clipped": positional_conv}[position](3, 8, 2, cutoff=3)
-    grid = transform.grid(5, 11)
-    with torch.inference_mode():
-        data = transform(Data(image=image))
-        conv(data.x, data.edge_index, edge_offset=data.edge_offset)
-        conv(data.x, neighbors=grid)
-    data = transform(Data(image=image))
-    conv(data.x, data.edge_index, edge_offset=data.edge_offset).sum().backward()
-    conv(data.x, neighbors=grid).sum().backward()
-    assert all(p.grad.isfinite().all() for p in conv.parameters())
 
 
 def two_clusters():
@@ -240,42 +119,6 @@ def test_hetero_conv(make_conv, equal):
     batch = torch.zeros(7).long()
     out = layer({"atom": x}, edge_index, edge_offset_dict=offsets, batch_dict={"atom": batch})["atom"]
     equal(out, near(x, edges, pos=pos, batch=batch) + far(x, edges.flip(0), pos=pos, batch=batch))
-
-
-class OfOffsets(RelativePerformerConv):
-    """A layer for models that pass edges and their features only."""
-
-    def forward(self, x, edge_index, edge_attr):
-        return super().forward(x, edge_index, edge_offset=edge_attr)
-
-
-class Stacked(BasicGNN):
-    """A model that PyG builds of layers."""
-
-    supports_edge_weight, supports_edge_attr = False, True
-
-    def init_conv(self, in_channels, out_channels, **options):
-        return OfOffsets(in_channels, out_channels, 3, cutoff=3, **options)
-
-
-@pytest.mark.filterwarnings("ignore:batch was not given")
-def test_basic_gnn(equal):
-    x, edges, pos = two_clusters()
-    model = Stacked(12, 15, num_layers=2, norm="layer").double().eval()
-    offsets = pos[edges[0]] - pos[edges[1]]
-    out = model(x, edges, edge_attr=offsets)
-    order = torch.tensor([3, 0, 6, 1, 4, 2, 5])
-    equal(model(x[order], torch.argsort(order)[edges], edge_attr=offsets), out[order], 1e-10)
-
-
-@pytest.mark.parametrize("position", ["window", "clipped", None])
-def test_positions_that_are_not_needed(position, make_conv, point_graphs, equal):
-    """Of any width, where offsets are given or there are no positions."""
-    conv, data = make_conv(position), point_graphs((11, 1, 23))
-    given = {"batch": data.batch, "edge_offset": data.edge_offset}
-    expected = conv(data.x, data.edge_index, **given)
-    for pos in (torch.randn(35, 3), torch.rand(35) > 0.5, torch.randn(35, 0)):
-        equal(conv(data.x, data.edge_index, pos=pos, **given), expected)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from group_layers import attention, image, lifting, oracle
 from small_groups import GROUPS, PLANAR
 
 from tg_equiattn.groups import cyclic, dihedral, from_generators
-from tg_equiattn.nn import GroupAttention, LiftingAttention
 from tg_equiattn.testing import TOLERANCE, equivariance_error
 
 RELATIONS = ["frame", "ge_vit", "lifted", "relative"]
@@ -53,19 +52,16 @@ def test_definition_in_three_dimensions(on_device, relation, kernel_size, spatia
     torch.testing.assert_close(layer(x), oracle(layer, x, relation), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("kernel_size", "spatial"), [(3, (6, 6)), (3, (5, 5)), (3, (4, 7)), (None, (4, 4)), (None, (3, 3)), (None, (3, 4))]
-)
-@pytest.mark.parametrize("name", list(PLANAR))
+@pytest.mark.parametrize(("kernel_size", "spatial"), [(3, (6, 6)), (3, (4, 7)), (None, (3, 3)), (None, (3, 4))])
 @pytest.mark.parametrize("relation", [None, *RELATIONS])
-def test_equivariance_on_images(relation, name, kernel_size, spatial, randomise, device):
-    group = GROUPS[name]
-    make = lifting if relation is None else attention
-    options = {"kernel_size": kernel_size} | ({} if relation is None else {"relation": relation})
-    layer = randomise(make(group, **options)).to(device)
-    for dtype in (torch.float64, torch.float32):
-        x = image(group, spatial, relation is not None, dtype).to(device)
-        assert equivariance_error(layer.to(dtype), group, x) <= TOLERANCE[dtype]
+def test_equivariance_on_images(relation, kernel_size, spatial, randomise, device):
+    for group in PLANAR.values():
+        make = lifting if relation is None else attention
+        options = {"kernel_size": kernel_size} | ({} if relation is None else {"relation": relation})
+        layer = randomise(make(group, **options)).to(device)
+        for dtype in (torch.float64, torch.float32):
+            x = image(group, spatial, relation is not None, dtype).to(device)
+            assert equivariance_error(layer.to(dtype), group, x) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("encoding", ["joint", "full"])
@@ -92,7 +88,7 @@ def test_equivariance_of_windows_larger_than_the_image(on_device, relation, shap
 
 @pytest.mark.parametrize(
     ("kernel_size", "spatial"),
-    [(3, (4, 4, 4)), (3, (3, 3, 3)), (3, (3, 4, 5)), (None, (2, 2, 2)), (None, (3, 3, 3)), (None, (2, 3, 4))],
+    [(3, (3, 3, 3)), (3, (3, 4, 5)), (None, (2, 2, 2)), (None, (2, 3, 4))],
 )
 @pytest.mark.parametrize("relation", [None, *RELATIONS])
 def test_equivariance_on_volumes(on_device, relation, kernel_size, spatial, randomise):
@@ -131,72 +127,12 @@ def test_translation(on_device, randomise):
     torch.testing.assert_close(shifted[..., 2:8, 3:8], layer(x)[..., 1:7, 1:6], rtol=0, atol=1e-10)
 
 
-def test_gradcheck(randomise):
-    for layer, x in (
-        (lifting(cyclic(2)), torch.randn(1, 3, 3, 4)),
-        (attention(cyclic(2)), torch.randn(1, 3, 2, 3, 4)),
-    ):
-        assert torch.autograd.gradcheck(randomise(layer).double(), x.double().requires_grad_())
-
-
-def test_copies_and_sizes(check_copies, randomise):
-    for kernel_size in (3, None):
-        layer = randomise(attention(dihedral(4), kernel_size=kernel_size))
-        check_copies(lambda k=kernel_size: attention(dihedral(4), kernel_size=k), layer, torch.randn(2, 3, 8, 4, 5))
-        assert layer(torch.randn(1, 3, 8, 7, 3)).shape == (1, 7, 8, 7, 3)
-        assert not {"index", "geometry"} & layer.state_dict().keys()
-    check_copies(lambda: lifting(cyclic(8)), randomise(lifting(cyclic(8))), torch.randn(2, 3, 4, 5))
-
-
 def test_geometry_survives_dtype_conversion(randomise):
     """Offsets stay exact through .float().double(), as off-lattice elements need."""
     layer = attention(cyclic(8))
     exact = layer.offsets((5, 5)).clone()
     assert torch.equal(layer.half().double().offsets((5, 5)), exact)
     assert exact.dtype == torch.float64
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(dtype, randomise, device):
-    layer = randomise(attention(dihedral(4)), std=0.3).to(device)
-    x = torch.randn(2, 3, 8, 5, 6, device=device)
-    expected = layer(x).detach()
-    with torch.autocast(device, dtype):
-        out = layer(x)
-        out.float().square().mean().backward()
-    assert out.dtype == dtype
-    torch.testing.assert_close(out.float(), expected, rtol=0, atol=0.05 * float(expected.abs().max()))
-    assert all(bool(p.grad.isfinite().all()) for p in layer.parameters())
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "shape"),
-    [
-        (attention, {"neighbourhood": "disk", "kernel_size": 5}, (2, 3, 4, 3, 4)),
-        pytest.param(lifting, {}, (2, 3, 5, 6), marks=pytest.mark.slow),
-        pytest.param(attention, {"kernel_size": None}, (2, 3, 4, 3, 4), marks=pytest.mark.slow),
-    ],
-    ids=["disk larger than the image", "lifting", "global"],
-)
-def test_compile(make, options, shape, randomise, device):
-    layer = randomise(make(cyclic(4), **options)).to(device)
-    x = torch.randn(shape, device=device, requires_grad=True)
-    compiled = torch.compile(layer, fullgraph=True)
-    actual, expected = compiled(x), layer(x)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
-    inputs = [x, *layer.parameters()]
-    grads = [torch.autograd.grad(out.square().sum(), inputs) for out in (actual, expected)]
-    largest = max(float(g.abs().max()) for g in grads[1])
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * largest)
-
-
-def test_dropout_only_in_training(randomise):
-    layer = randomise(attention(cyclic(4), dropout=0.5))
-    x = torch.randn(1, 3, 4, 5, 5)
-    assert not torch.equal(layer(x), layer(x))
-    layer.eval()
-    assert torch.equal(layer(x), layer(x))
 
 
 @pytest.mark.parametrize(
@@ -210,9 +146,7 @@ def test_dropout_only_in_training(randomise):
         ({"encoding": "sine"}, "encoding must be one of .* got 'sine'"),
         ({"neighbourhood": "ring"}, "neighbourhood must be one of .* got 'ring'"),
         ({"redraw_interval": 3}, "options must be of encoding, .* scale_window, got redraw_interval"),
-        ({"encoding": ["axial"]}, "encoding must be one of"),
         ({"dropout": "a"}, r"dropout must be in \[0, 1\), got 'a'"),
-        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ],
 )
 def test_bad_arguments(change, message):
@@ -220,22 +154,10 @@ def test_bad_arguments(change, message):
         attention(cyclic(4), **change)
 
 
-def test_bad_widths_and_options():
-    for options, got in (("axial", "'axial'"), ({"scale": 1.0, "eps": 1e-5}, "scale, eps")):
-        with pytest.raises(ValueError, match=f"options must be .*encoding, neighbourhood, .* got {got}"):
-            LiftingAttention(cyclic(4), 3, 8, heads=1, options=options)
-    with pytest.raises(ValueError, match="in_channels must be a positive integer, got 0"):
-        LiftingAttention(cyclic(4), 0, 8, heads=1)
-    with pytest.raises(ValueError, match=r"group must be a tg_equiattn.groups.FiniteGroup, got int"):
-        GroupAttention(4, 8, 8, heads=1)
-
-
 @pytest.mark.parametrize(
     ("x", "message"),
     [
         (torch.randn(2, 3, 3, 5, 5), r"input must have shape \(B, 3, 4, H, W\), got \(2, 3, 3, 5, 5\)"),
-        (torch.randn(2, 2, 4, 5, 5), r"input must have shape \(B, 3, 4, H, W\)"),
-        (torch.randn(2, 3, 5, 5), r"input must have shape \(B, 3, 4, H, W\)"),
         (torch.randn(2, 3, 4, 0, 5), r"at least one pixel on every spatial axis, got \(2, 3, 4, 0, 5\)"),
         (torch.zeros(2, 3, 4, 5, 5, dtype=torch.uint8), "floating point tensor, got torch.uint8"),
         (torch.randn(2, 3, 4, 5, 5).double(), "must be torch.float32 as the parameters are, got torch.float64"),
@@ -245,14 +167,6 @@ def test_bad_widths_and_options():
 def test_bad_input(x, message):
     with pytest.raises(ValueError, match=message):
         attention(cyclic(4))(x)
-
-
-def test_empty_batch():
-    layer = attention(cyclic(4))
-    out = layer(torch.randn(0, 3, 4, 5, 5))
-    assert out.shape == (0, 7, 4, 5, 5)
-    out.sum().backward()
-    assert all(bool((p.grad == 0).all()) for p in layer.parameters())
 
 
 def test_checkpoints_know_what_they_are_of(tmp_path):

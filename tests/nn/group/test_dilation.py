@@ -11,7 +11,6 @@ from group_layers import layer as small_layer
 from torch import nn
 
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional.group.dilation import from_phases, phases
 from tg_equiattn.groups import cyclic, dihedral, dyadic, trivial
 from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention, LiftingAttention
 from tg_equiattn.testing import TOLERANCE, dilation_errors, equivariance_error, off_lattice_errors
@@ -217,22 +216,6 @@ def test_eighth_turns_of_smooth_images():
     assert max(errors.values()) < 0.03
 
 
-def test_phases_are_put_together_again():
-    for spatial, step in itertools.product([(5, 7), (4, 8), (3, 5, 2)], [1, 2, 4]):
-        x = torch.randn(2, 3, *spatial)
-        there = phases(torch.ones_like(x), step, len(spatial))
-        assert there.shape[0] == 2 * step ** len(spatial)
-        assert there.sum() == x.numel()
-        assert torch.equal(from_phases(phases(x, step, len(spatial)), step, 2, spatial), x)
-
-
-def test_alone_as_in_a_batch_of_any_neighbour(layer):
-    x = given(layer, batch=3)
-    expected = layer(x[:1])
-    x[1:] = math.nan
-    torch.testing.assert_close(layer(x)[:1], expected, rtol=0, atol=1e-12)
-
-
 def test_a_rectangle_is_an_image_of_its_own(layer):
     """NaNs around it change neither outputs nor gradients, though phases have pixels that are none."""
     inside = (slice(None), ..., slice(1, 4), slice(2, 7))
@@ -250,47 +233,12 @@ def test_a_rectangle_is_an_image_of_its_own(layer):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * max(1.0, float(b.abs().max())))
 
 
-def test_context_of_other_features(layer):
-    """Its scales move up as those of the input, whose window of scales is one wide here."""
-    group, channels = layer.group, layer.in_channels
-    make = type(layer)
-    options = {} if make is LiftingAttention else {"scale_window": 1}
-    cross = small_layer(make, group, channels, 6, head_channels=5, context_channels=channels, **options)
-    x, context = given(layer), given(layer)
-    both = lambda x: cross.double()(x[:, :channels], context=x[:, channels:])  # noqa: E731
-    assert max(dilation_errors(both, group, torch.cat([x, context], 1))) <= TOLERANCE[torch.float64]
-    assert float((cross(x, context=context) - cross(x, context=x)).detach().abs().max()) > 1e-2
-
-
 def test_the_plain_composition_agrees(randomise, device):
     layer = randomise(attention(dyadic(2, cyclic(2))), 0.5).to(device)
     x = given(layer, spatial=(2, 3), batch=1).to(device)
     expected = layer(x)
     layer.plain = True
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-10)
-
-
-def test_gradcheck(layer):
-    x = given(layer, spatial=(2, 3), batch=1).requires_grad_()
-    weight = layer.value.weight
-    run = lambda x, weight: torch.func.functional_call(layer, {"value.weight": weight}, x)  # noqa: E731
-    assert torch.autograd.gradcheck(run, (x, weight.detach().clone().requires_grad_()), fast_mode=True)
-
-
-def test_copies_for_images_of_any_size(layer, check_copies):
-    make = lifting if isinstance(layer, LiftingAttention) else attention
-    for spatial in ((5, 6), (9, 3)):
-        check_copies(lambda: make(dyadic(3, cyclic(4))), layer, given(layer, spatial=spatial))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(layer, dtype, device):
-    layer, x = layer.float().to(device), given(layer).float().to(device)
-    with torch.autocast(device_type=torch.device(device).type, dtype=dtype):
-        out = layer(x).detach()
-    expected = layer(x).detach()
-    assert bool(out.isfinite().all())
-    assert float((out - expected).abs().max() / expected.abs().max()) < 0.1
 
 
 def test_attention_map(layer):
@@ -303,18 +251,6 @@ def test_attention_map(layer):
         step = 2 ** (element // 4)
         rows, columns = places.nonzero().T - 4
         assert set(rows.tolist()) == set(columns.tolist()) == {-step, 0, step}
-
-
-def test_dropout_draws_weights(layer):
-    layer.dropout = 0.5
-    x = given(layer)
-    layer.eval()
-    assert torch.equal(layer(x), layer(x))
-    layer.train()
-    with torch.no_grad():
-        mean = torch.stack([layer(x) for _ in range(100)]).mean(0)
-        expected = layer.eval()(x)
-    assert float((mean - expected).abs().mean() / expected.std()) < 0.1
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])

@@ -3,8 +3,8 @@ import torch
 from group_layers import block as small_block
 from small_groups import GROUPS
 
-from tg_equiattn.groups import cyclic, dihedral, mirror, octahedral, trivial
-from tg_equiattn.nn import GEViT, GroupAttention, GroupAttentionBlock, LiftingAttention, RegularGlobalNorm
+from tg_equiattn.groups import cyclic, dihedral, mirror, trivial
+from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention, RegularGlobalNorm
 from tg_equiattn.testing import equivariance_error
 
 SMALL = {"channels": (6, 8), "heads": 2, "kernel_size": 3}
@@ -26,13 +26,6 @@ def count(module):
 )
 def test_published_parameter_counts(model, published, tolerance):
     assert abs(count(model) - published) < tolerance * published
-
-
-@pytest.mark.parametrize(("preset", "configuration"), [("rotmnist", 44_428), ("patchcamelyon", 207_034)])
-def test_counts_are_those_of_the_published_configurations(preset, configuration):
-    """But for the classifier's bias, which these have not."""
-    model = getattr(GEViT, preset)(cyclic(4))
-    assert count(model) - model.num_classes == configuration
 
 
 @pytest.mark.parametrize("preset", ["rotmnist", "cifar10", "patchcamelyon"])
@@ -101,13 +94,6 @@ def test_translation_only(randomise):
     assert (model(x) - model(x.rot90(1, (2, 3)))).abs().max() > 1e-3
 
 
-def test_volumes(on_device, randomise):
-    group = octahedral()
-    model = randomise(GEViT(group, 1, 3, channels=(4,), heads=1, kernel_size=3, relation="relative")).double().eval()
-    x = torch.randn(1, 1, 3, 4, 5, dtype=torch.float64)
-    assert equivariance_error(model, group, x, elements=range(0, 24, 5)) <= 1e-10
-
-
 def test_block(randomise, check_copies):
     for width, norm, crop in ((6, "global", 1), (6, "layer", 0), (8, "batch", 0)):
         options = {"norm": norm, "crop": crop}
@@ -129,56 +115,6 @@ def test_block_formula(on_device, randomise):
     torch.testing.assert_close(block(x), y + norm4(up(swish(norm3(down(y))))), rtol=0, atol=1e-12)
 
 
-def test_model_copies(randomise, check_copies):
-    model = randomise(GEViT(dihedral(4), 2, 5, **SMALL)).eval()
-    check_copies(lambda: GEViT(dihedral(4), 2, 5, **SMALL).eval(), model, torch.randn(2, 2, 6, 5))
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    after = model.train().eval().state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[k], after[k]) for k in before)
-
-
-def test_alone_equals_in_a_batch(on_device, randomise):
-    model = randomise(GEViT(cyclic(4), 1, 5, **SMALL)).eval()
-    x = torch.randn(3, 1, 7, 6)
-    for i in range(3):
-        torch.testing.assert_close(model(x[i : i + 1])[0], model(x)[i], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_training(on_device, dtype, randomise):
-    model = randomise(GEViT(cyclic(4), 1, 5, **SMALL), std=0.3)
-    x = torch.randn(2, 1, 7, 7)
-    expected = model(x).detach()
-    with torch.autocast(on_device, dtype):
-        out = model(x)
-        torch.nn.functional.cross_entropy(out.float(), torch.tensor([0, 1])).backward()
-    torch.testing.assert_close(out.detach().float(), expected, rtol=0, atol=0.1 * float(expected.abs().max()) + 0.02)
-    assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
-
-
-@pytest.mark.slow
-def test_compile(on_device, randomise):
-    model = randomise(GEViT(cyclic(2), 1, 3, channels=(4,), heads=1, kernel_size=3), std=0.3)
-    x = torch.randn(2, 1, 5, 6)
-    torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=0, atol=1e-4)
-
-
-def test_training_lowers_the_loss():
-    model = GEViT(cyclic(4), 1, 2, dropout=0.1, **SMALL)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    x, y = torch.randn(8, 1, 6, 6), torch.arange(8) % 2
-    x[y == 1, :, ::2] *= 0.1  # striped images against even ones
-    losses = []
-    for _ in range(30):
-        loss = torch.nn.functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -186,10 +122,8 @@ def test_training_lowers_the_loss():
         ({"channels": (8, 0)}, r"channels\[1\] must be a positive integer, got 0"),
         ({"options": {"lifting_channels": 0}}, "lifting_channels must be a positive integer, got 0"),
         ({"pools": (1.5,)}, "pools must be block numbers from 0 to 2"),
-        ({"channels": ()}, "channels must hold the width of at least one block"),
         ({"options": {"crops": (1,)}}, r"crops must be one number or 2 \(one a block\), got \(1,\)"),
         ({"options": {"crops": -1}}, "crop must be a non-negative integer, got -1"),
-        ({"pools": (3,)}, r"pools must be block numbers from 0 to 2, got \(3,\)"),
         ({"options": {"input_dropout": 1.5}}, r"input_dropout must be in \[0, 1\), got 1.5"),
         ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
         ({"heads": 0}, "heads must be a positive integer"),
@@ -201,14 +135,6 @@ def test_training_lowers_the_loss():
 def test_bad_arguments(change, message):
     with pytest.raises(ValueError, match=message):
         GEViT(cyclic(4), 1, 5, **SMALL | change)
-
-
-def test_bad_blocks():
-    layer = LiftingAttention(cyclic(4), 3, 3, heads=1)
-    with pytest.raises(ValueError, match=r"attention must be a GroupAttention or .* got LiftingAttention"):
-        GroupAttentionBlock(layer)
-    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got 1.0"):
-        GroupAttentionBlock(GroupAttention(cyclic(4), 3, 3, heads=1), dropout=1.0)
 
 
 def test_bad_input():

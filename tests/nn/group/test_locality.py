@@ -5,7 +5,6 @@ Definition and symmetry are test_attention.py's, whose layers have locality as a
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_operands import Largest
 from group_layers import attention, image, lifting
 from small_groups import GROUPS
 
@@ -57,55 +56,6 @@ def test_it_can_be_a_group_convolution(name):
     with torch.no_grad():
         layer.locality.preference.zero_()
     assert (layer(f)[..., 1:-1, 1:-1] - convolved).abs().max() > 0.1  # sharpness alone is not enough
-
-
-@pytest.mark.parametrize("relation", [None, "ge_vit", "relative"])
-def test_memory(relation):
-    """Biases are channels of the encodings: no tensor grows by more than a tenth."""
-    largest = []
-    for locality in (None, 4.0):
-        layer = make(cyclic(8), relation, heads=8, head_channels=3, kernel_size=5, locality=locality)
-        x = image(layer.group, (24, 24), relation is not None, torch.float32)
-        with Largest() as counted:
-            layer(x).sum().backward()
-        largest.append(counted.count)
-    assert largest[1] <= 1.1 * largest[0]
-
-
-@pytest.mark.parametrize("options", [{}, {"relation": "relative"}, {"kernel_size": None}])
-def test_copies_and_sizes(options, check_copies, randomise):
-    layer = randomise(attention(dihedral(4), locality=4.0, **options))
-    x = torch.randn(2, 3, 8, 4, 5)
-    check_copies(lambda: attention(dihedral(4), locality=1.0, **options), layer, x)
-    names = ("sharpness", "centre", "preference") if options.get("relation") else ("sharpness", "centre")
-    assert {f"locality.{name}" for name in names} <= layer.state_dict().keys()
-    assert layer(torch.randn(1, 3, 8, 7, 3)).shape == (1, 7, 8, 7, 3)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(dtype, randomise, device):
-    layer = randomise(attention(dihedral(4), locality=4.0, kernel_size=5), std=0.3).to(device)
-    x = torch.randn(2, 3, 8, 5, 6, device=device)
-    expected = layer(x).detach()
-    with torch.autocast(device, dtype):
-        out = layer(x)
-        out.float().square().mean().backward()
-    torch.testing.assert_close(out.float(), expected, rtol=0, atol=0.05 * float(expected.abs().max()))
-    assert all(bool(p.grad.isfinite().all()) for p in layer.parameters())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("relation", "kernel_size"), [(None, 3), ("ge_vit", 3), ("relative", None)])
-def test_compile(relation, kernel_size, randomise, device):
-    layer = randomise(make(cyclic(4), relation, kernel_size=kernel_size)).to(device)
-    x = image(layer.group, (4, 5), relation is not None, torch.float32).to(device)
-    actual, expected = torch.compile(layer, fullgraph=True)(x), layer(x)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
-    inputs = list(layer.parameters())
-    grads = [torch.autograd.grad(out.square().sum(), inputs) for out in (actual, expected)]
-    largest = max(float(g.abs().max()) for g in grads[1])
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * largest)
 
 
 def test_where_it_is_on():

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from group_layers import block as small_block
 from small_groups import GROUPS
 
 from tg_equiattn.groups import cyclic
@@ -30,12 +29,6 @@ def test_global_norm_is_one_mean_and_variance_an_image(on_device, randomise):
     torch.testing.assert_close(norm(x[:1]), norm(x)[:1], rtol=0, atol=1e-12)
     assert torch.autograd.gradcheck(norm, x[:, :, :1, :2, :2].detach().requires_grad_())
     assert (randomise(RegularLayerNorm(7, 1e-12)).double()(x) - norm(x)).abs().max() > 0.1  # negative control
-
-
-def test_layers_without_pixels():
-    x = torch.randn(4, 3)
-    for module in (RegularGlobalNorm(3), RegularLayerNorm(3), RegularBatchNorm(3), Pointwise(3, 3)):
-        torch.testing.assert_close(module(x), module(x[:, :, None, None])[..., 0, 0], rtol=0, atol=1e-6)
 
 
 def test_batch_norm_is_over_images_elements_and_pixels(on_device, randomise):
@@ -94,48 +87,19 @@ def test_pool_of_an_odd_side_would_break_the_symmetry():
     assert equivariance_error(dropping, cyclic(4), x) > 0.1
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", [RegularGlobalNorm, RegularLayerNorm])
-def test_norm_in_half_precision(on_device, kind, dtype, randomise):
-    norm = randomise(kind(7))
-    x = 100 + torch.randn(2, 7, 4, 3, 3)
-    out = norm(x.to(dtype))
-    assert out.dtype == dtype
-    torch.testing.assert_close(out.float(), norm(x.to(dtype).float()), rtol=0, atol=0.05)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: RegularGlobalNorm(0), "channels must be a positive integer, got 0"),
         (lambda: RegularGlobalNorm(3)(torch.zeros(2, 4, 4)), r"input must have shape \(B, 3, ...\), got \(2, 4, 4\)"),
-        (lambda: RegularLayerNorm(0), "channels must be a positive integer, got 0"),
-        (lambda: RegularLayerNorm(3)(torch.zeros(2, 4, 4)), r"input must have shape \(B, 3, ...\), got \(2, 4, 4\)"),
-        (lambda: RegularBatchNorm(3)(torch.zeros(2, 4, 4)), r"input must have shape \(B, 3, ...\), got \(2, 4, 4\)"),
         (lambda: GlobalPooling(None, "median"), "group must be one of .* got 'median'"),
-        (lambda: GlobalPooling(None)(torch.zeros(2, 3)), r"input must have shape \(B, C, \|H\|, \*spatial\)"),
         (lambda: GlobalPooling("median"), "space must be one of .* got 'median'"),
-        (lambda: GlobalPooling()(torch.zeros(2, 3, 4)), "input must have shape"),
         (lambda: SpatialMaxPool(0), "kernel_size must be a positive integer, got 0"),
-        (lambda: SpatialMaxPool(2)(torch.zeros(2, 3, 4, 4)), "input must have shape"),
         (lambda: SpatialCrop(-1), "crop must be a non-negative integer, got -1"),
-        (lambda: SpatialCrop(1)(torch.zeros(1, 1, 1)), "input must have shape"),
         (lambda: Pointwise(0, 2), "in_channels must be a positive integer, got 0"),
-        (lambda: Pointwise(3, 2)(torch.zeros(2, 5, 4)), r"input must have shape \(B, 3, ...\), got \(2, 5, 4\)"),
         (lambda: SpatialCrop(2)(torch.zeros(1, 1, 1, 4, 6)), "exceed twice the crop=2"),
     ],
 )
 def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-@pytest.mark.parametrize("norm", ["global", "layer", "batch"])
-def test_models_in_half_precision(norm):
-    """Weights of bfloat16, without autocast."""
-    block = small_block(cyclic(4), 4, 6, norm=norm).eval()
-    x = torch.randn(2, 4, 4, 5, 6)
-    expected = block(x).detach()
-    half = block.to(torch.bfloat16)(x.to(torch.bfloat16))
-    assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.float(), expected, rtol=0, atol=0.05 * float(expected.abs().max()))

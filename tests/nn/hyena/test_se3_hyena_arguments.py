@@ -17,67 +17,41 @@ ATTR = {"edge_attr": torch.ones(2, EDGE)}
     ("message", "name", "arguments"),
     [
         (r"scalars must be \(B, N, 3\)", "plain", X | {"scalars": torch.ones(2, 5, 4)}),
-        (r"scalars must be \(B, N, 3\)", "plain", X | {"scalars": None}),
         (r"vectors must be \(B, N, 2, 3\)", "plain", X | {"vectors": torch.ones(2, 5, V, 2)}),
-        (r"vectors must be \(B, N, 2, 3\)", "plain", X | {"vectors": torch.ones(2, 5, 3, 3)}),
-        (r"vectors must be \(B, N, 2, 3\)", "plain", X | {"vectors": torch.ones(2, 4, V, 3)}),
-        (r"vectors must be \(B, N, 2, 3\)", "plain", X | {"vectors": None}),
-        (r"vectors must be \(B, N, 2, 3\)", "plain", X | {"vectors": torch.ones(10, V, 3)}),
         ("^vectors must be given", "plain", {"scalars": None, "vectors": None}),
         ("^scalars must be a floating point tensor", "plain", X | {"scalars": X["scalars"].long()}),
         ("^vectors must be a floating point tensor", "plain", X | {"vectors": X["vectors"].int()}),
         ("^vectors must be torch.float32", "plain", X | {"vectors": X["vectors"].double()}),
         ("lengths must be int64", "plain", X | {"lengths": torch.ones(2)}),
-        ("lengths must be int64", "plain", X | {"lengths": torch.ones(3).long()}),
         (r"lengths must be in \[0, 5\]", "plain", X | {"lengths": torch.tensor([6, 1])}),
-        (r"lengths must be in \[0, 5\]", "plain", X | {"lengths": torch.tensor([1, -1])}),
         ("lengths must be None", "plain", F | {"lengths": torch.tensor([3, 3])}),
         ("batch must be None", "plain", X | {"batch": torch.zeros(10).long()}),
         ("batch must be sorted", "plain", F | {"batch": torch.tensor([0, 0, 1, 0, 1, 1])}),
         ("batch must be int64", "plain", F | {"batch": torch.zeros(6)}),
-        ("batch must be int64", "plain", F | {"batch": torch.zeros(5).long()}),
         ("batch must be in", "plain", F | {"batch_size": 1}),
         ("batch must be given", "plain", {**F, "batch": None, "batch_size": 2}),
         ("batch_size must be a positive", "plain", F | {"batch_size": 0}),
         ("max_num_nodes must be at least 3", "plain", F | {"batch_size": 2, "max_num_nodes": 2}),
         (r"^pos must have shape \(6, 3\)", "plain", F | {"pos": torch.ones(6, 2)}),
-        (r"^pos must have shape \(2, 5, 3\)", "plain", X | {"pos": torch.ones(10, 3)}),
         (r"^pos must be real", "plain", F | {"pos": torch.ones(6, 3).bool()}),
         ("^pos must be given with order='radial'", "radial", F),
         (r"order must have shape \(2, 5\)", "plain", X | {"order": torch.arange(10)}),
         (r"order must be int64 of shape \(6,\)", "plain", F | {"order": torch.arange(6.0)}),
-        (r"order must be int64 of shape \(6,\)", "plain", F | {"order": torch.arange(5)}),
         ("order must be a permutation", "plain", F | {"order": torch.tensor([0, 1, 1, 3, 4, 5])}),
-        ("order must be a permutation", "plain", F | {"order": torch.tensor([0, 1, 3, 2, 4, 5])}),
-        ("order must be a permutation", "plain", F | {"order": torch.tensor([-1, 1, 3, 2, 4, 5])}),
         ("edge_index must be given", "local", F | POS),
         ("edge_index must be None", "plain", F | EDGES),
         ("edge_attr must have edge_channels=4", "local", F | POS | EDGES),
         ("edge_attr must have edge_channels=0", "local bare", F | POS | EDGES | ATTR),
-        ("edge_attr must have edge_channels=0", "plain", F | ATTR),
         (r"edge_attr must be real numbers of shape \(2, 4\)", "local", F | EDGES | {"edge_attr": torch.ones(2, 3)}),
-        (r"edge_attr must be real numbers of shape \(2, 4\)", "local", F | EDGES | {"edge_attr": torch.ones(3, 4)}),
-        (r"edge_attr must be real numbers of shape \(2, 4\)", "local", F | EDGES | {"edge_attr": torch.ones(2)}),
         (r"edge_index must be int64 \(2, E\)", "local", F | ATTR | {"edge_index": torch.ones(2, 2)}),
-        (r"edge_index must be int64 \(2, E\)", "local", F | ATTR | {"edge_index": torch.ones(3, 2).long()}),
-        (r"edge_index must be int64 \(2, E\)", "local", F | ATTR | {"edge_index": torch.ones(2).long()}),
         (r"edge_index must join nodes in \[0, 6\)", "local", F | ATTR | {"edge_index": torch.tensor([[0, 6], [1, 5]])}),
-        ("edge_index must join nodes in", "local", F | ATTR | {"edge_index": torch.tensor([[0, -1], [1, 0]])}),
         ("edge_index must not join nodes of", "local", F | ATTR | {"edge_index": torch.tensor([[0, 2], [1, 3]])}),
-        ("edge_index must join nodes that exist", "local", X | EDGES | ATTR | {"lengths": torch.tensor([2, 5])}),
     ],
 )  # fmt: skip
 def test_bad_input(message, name, arguments):
     kind, options = OPTIONS[name]
     with pytest.raises(ValueError, match=message):
         kind(S, V, **options)(**arguments)
-
-
-def test_half_precision_on_the_cpu_needs_autocast():
-    layer = SE3HyenaOperator(S, V).half()
-    arguments = {key: value.half() for key, value in X.items()}
-    with pytest.raises(ValueError, match="must be float32 or float64"):
-        layer(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +65,8 @@ def test_half_precision_on_the_cpu_needs_autocast():
         ("out_vectors must be an integer", {"out_vectors": True}),
         ("out_vectors must be reachable", {"hidden_vectors": 0}),
         ("filter must be one of", {"filter": "mlp"}),
-        ("filter must be one of", {"filter": None}),
         ("short_conv must be None or an odd number", {"short_conv": 4}),
-        ("short_conv must be None or an odd number", {"short_conv": 1}),
-        ("short_conv must be None or an odd number", {"short_conv": True}),
         ("order must be one of", {"order": "random"}),
-        ("order must be one of", {"order": torch.arange(5)}),
         ("edge_channels must be 0 without local_context", {"edge_channels": 2}),
         ("edge_channels must be an integer", {"local_context": True, "edge_channels": -1}),
     ],
@@ -116,33 +86,3 @@ def test_norms_by_default():
         assert SE3HyenaOperator(S, V, order=order).module.norm == norm
         assert [o.norm for o in SE3Hyena(S, V, order=order, depth=2).module.operators] == [norm] * 2
         assert SE3HyenaOperator(S, V, order=order, filter="lag").module.filters is not None
-
-
-@pytest.mark.parametrize(
-    ("message", "options"),
-    [
-        ("depth must be a positive", {"depth": 0}),
-        ("pool must be None or", {"pool": "max"}),
-        ("num_blocks must be a positive", {"options": {"num_blocks": 0}}),
-        ("options must be of .*'filter', 'causal'.*, got 'norm'", {"options": {"norm": "ortho"}}),
-    ],
-)
-def test_bad_model_options(message, options):
-    with pytest.raises(ValueError, match=message):
-        SE3Hyena(S, V, **options)
-
-
-@pytest.mark.parametrize(
-    ("message", "arguments"),
-    [
-        ("order must be int64 of shape .*, got str", {"order": "radial"}),
-        ("pos must have shape", {"pos": [1.0]}),
-        ("edge_index must be a tensor", {"edge_index": [[0], [1]], "local": True}),
-        ("parameters must be float32 or float64", {"half": True}),
-    ],
-)
-def test_arguments_of_other_types(message, arguments):
-    layer = SE3HyenaOperator(S, V, local_context=arguments.pop("local", False))
-    layer = layer.bfloat16() if arguments.pop("half", False) else layer
-    with pytest.raises(ValueError, match=f"^{message}"), torch.autocast("cpu", torch.bfloat16):
-        layer(torch.randn(2, 5, S), torch.randn(2, 5, V, 3), **arguments)

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from clouds import SIZES, S, V, check_batch_equals_each_alone, close, dense, gradients, one, permuted, sample, within
+from clouds import SIZES, S, V, close, dense, one, permuted, sample, within
 from hyena_layers import OPTIONS
 from space import error
-
-from tg_equiattn.nn.vector import clifford
 
 
 @pytest.fixture
@@ -48,14 +46,6 @@ def test_empty_sequences_among_equal_ones(on_device, sizes, name, make):
     close([part[full] for part in out] if layer.module.pool else out, alone)
 
 
-def test_an_empty_sequence_pools_to_the_same_whatever_the_padding(make):
-    """Also where there are as many tokens as sequences."""
-    layer, x = make("pooled"), sample("pooled", [1, 1])
-    outs = [layer(**dense(x, [1, 0, 1], longest, 0.0)[0]) for longest in (1, 2, 5)]
-    close(outs[0], outs[1])
-    close(outs[2], outs[1])
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", ["plain", "local", "radial", "radial local", "pooled", "lag"])
 def test_nan_stays_in_its_sequence(on_device, name, bad, make):
@@ -73,21 +63,6 @@ def test_nan_stays_in_its_sequence(on_device, name, bad, make):
         out = layer(**padded)
         out = out if layer.module.pool else [part[there] for part in out]
         close([part[others] for part in out], [part[others] for part in expected])
-
-
-@pytest.mark.parametrize("name", ["plain", "radial local", "pooled", "lag"])
-def test_padding_is_never_read(name, make):
-    """NaN in it changes neither outputs nor gradients of parameters, and gets none itself."""
-    layer, x = make(name), sample(name, [5, 0, 3])
-    results = []
-    for fill in (0.0, torch.nan):
-        padded, there = dense(x, [5, 0, 3], 7, fill)
-        inputs = [padded[key].requires_grad_() for key in ("scalars", "vectors", "pos")]
-        out = layer(**padded)
-        grads = gradients(out, inputs + list(layer.parameters()))
-        assert not any(g[~there].any() for g in grads[:3])
-        results.append((*out, *grads))
-    close(*results)
 
 
 @pytest.mark.parametrize("name", ["plain", "local", "radial local", "lag"])

@@ -137,19 +137,6 @@ def test_rotations(kind, make, cloud):
             assert (turned - out).abs().max() > 1e-3
 
 
-def test_derivatives(kind, make, cloud):
-    """By positions and parameters, of second order too: forces can be learned from; finite where nodes meet."""
-    layer, (x, pos, _, call) = make(kind), cloud
-    parameters = dict(layer.named_parameters())
-
-    def run(pos, *values):
-        return call(layer, x, pos, dict(zip(parameters, values, strict=True)))
-
-    inputs = [pos.requires_grad_(), *(p.detach().clone().requires_grad_() for p in parameters.values())]
-    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
-    assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
-
-
 def test_single_nodes_and_nodes_at_one_place_have_no_offset(kind, make):
     layer, x = make(kind, edge_dim=None), torch.randn(7, CHANNELS).double()
     for batch, pos in ((torch.arange(7), 10 * torch.randn(7, DIM)), (torch.zeros(7).long(), torch.ones(7, DIM))):
@@ -217,22 +204,6 @@ def test_sizes_that_cannot_be_read_are_refused(make):
     torch.testing.assert_close(out, layer(x, pos=pos, batch=batch), rtol=0, atol=1e-12)
     with pytest.raises(Exception, match="method must be 'features' or 'pairs', or max_num_nodes at most 22"):
         compiled(x, pos=pos, batch=batch, batch_size=2, max_num_nodes=30)
-
-
-@pytest.mark.parametrize("method", ["features", "pairs"])
-def test_dropout(kind, method, make, cloud):
-    """Of weights, in training: outputs stay the same under translations."""
-    layer, (x, pos, batch, call) = make(kind, dropout=0.4, method=method), cloud
-    expected = call(layer, x, pos)
-    layer.train()
-    moves = torch.randn(3, DIM).double()[batch]
-    torch.manual_seed(3)
-    once = call(layer, x, pos, return_vectors=True)
-    torch.manual_seed(3)
-    moved = call(layer, x, pos + moves, return_vectors=True)
-    for got, wanted in zip(moved, once, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
-    assert (once[0] - expected).abs().max() > 1e-2
 
 
 def test_periodic_offsets_are_refused(make):

@@ -1,10 +1,8 @@
 """Vector self-attention as layer and model: slow evaluation, symmetries, ragged batches, compilation, errors."""
 
-import copy
-
 import pytest
 import torch
-from clouds import EDGE, SIZES, S, V, Whole, check_batch_equals_each_alone, close, dense, gradients, one, sample
+from clouds import EDGE, SIZES, S, V, check_batch_equals_each_alone, close, dense, gradients, one, sample
 from hyena_layers import as_model
 from oracles import token_network
 from space import error, flipped_sign, motion, move
@@ -119,20 +117,6 @@ def test_nan_stays_in_its_sequence(on_device, name, bad, make):
             close([part[others] for part in out], [part[others] for part in expected])
 
 
-@pytest.mark.parametrize("name", ["plain", "two blocks", "pooled local"])
-def test_padding_is_never_read(name, make):
-    layer, x = make(name), sample(name, [5, 0, 3])
-    results = []
-    for fill in (0.0, torch.nan):
-        padded, there = dense(x, [5, 0, 3], 7, fill)
-        inputs = [padded[key].requires_grad_() for key in ("scalars", "vectors", "pos")]
-        out = layer(**padded)
-        grads = gradients(out, inputs + list(layer.parameters()))
-        assert not any(g[~there].any() for g in grads[:3])
-        results.append((*out, *grads))
-    close(*results)
-
-
 @pytest.mark.parametrize("name", ["plain", "local"])
 def test_blocks_of_tokens_change_nothing(name, randomise, monkeypatch):
     """A batch of so many tokens that every MLP takes several blocks of them, which cut its sequences, against each
@@ -142,113 +126,6 @@ def test_blocks_of_tokens_change_nothing(name, randomise, monkeypatch):
     layer, sizes = randomise(kind(S, V, **options), 0.2).double(), [500, 17, 510]
     assert max(sizes) < layer.module.project.tokens_per_block(torch.device("cpu")) < sum(sizes) / 2
     check_batch_equals_each_alone(layer, sample(name, sizes, edges=1), sizes)
-
-
-@pytest.mark.parametrize("name", ["plain", "pooled local"])
-def test_nothing_and_one_token(name, make):
-    layer, x = make(name), sample(name, [3])
-    nothing = {key: value[:0] if key != "edge_index" else value[:, :0] for key, value in x.items()}
-    channels = layer.module.out_grades
-    for size, b in ((None, 0), (3, 3)):
-        scalars, vectors = layer(**nothing, batch_size=size)
-        rows = b if layer.module.pool else 0
-        assert scalars.shape == (rows, channels.scalars)
-        assert vectors.shape == (rows, channels.vectors, 3)
-        (scalars.sum() + vectors.sum()).backward()
-    edges = {key: nothing[key] for key in nothing if "edge" in key}
-    for b, n in ((0, 5), (3, 0), (0, 0), (2, 1), (2, 5)):
-        y = {"scalars": torch.ones(b, n, S), "vectors": torch.ones(b, n, V, 3), "pos": torch.ones(b, n, 3)}
-        y = {key: value.double() for key, value in y.items()} | edges
-        for lengths in (None, torch.zeros(b, dtype=torch.int64)):
-            scalars, vectors = layer(**y, lengths=lengths)
-            assert scalars.shape == ((b,) if layer.module.pool else (b, n)) + (channels.scalars,)
-            assert vectors.shape == ((b,) if layer.module.pool else (b, n)) + (channels.vectors, 3)
-            assert scalars.isfinite().all()
-            assert vectors.isfinite().all()
-
-
-def test_scalars_or_vectors_only(randomise):
-    x = sample("plain", [11])
-    layer = randomise(VectorSelfAttention(S, 0, out_vectors=2, hidden_vectors=3)).double()
-    assert layer(x["scalars"], None, pos=x["pos"])[1].shape == (11, 2, 3)
-    with pytest.raises(ValueError, match=r"^pos must be given"):
-        layer(x["scalars"], None)
-    layer = randomise(VectorSelfAttention(0, V, out_scalars=1)).double()
-    assert layer(None, x["vectors"])[0].shape == (11, 1)
-
-
-def test_gradcheck(randomise):
-    layer = randomise(VectorSelfAttention(1, 1)).double()
-    batch = torch.tensor([0, 0, 0, 1])
-    inputs = [torch.randn(4, *shape, dtype=torch.float64, requires_grad=True) for shape in ((1,), (1, 3), (3,))]
-    assert torch.autograd.gradcheck(lambda s, v, p: layer(s, v, batch=batch, pos=p), inputs)
-
-
-@pytest.mark.parametrize("name", ["widths", "local"])
-def test_training_on_forces(name, make):
-    """Derivatives of forces by parameters against finite differences along a direction."""
-    layer, x = make(name), sample(name, [7, 5])
-    parameters = list(layer.parameters())
-    directions = [torch.randn_like(p) for p in parameters]
-
-    def loss():
-        positions = x["pos"].detach().requires_grad_()
-        energy = layer(**{**x, "pos": positions})[0].sum()
-        return torch.autograd.grad(energy, positions, create_graph=True)[0].square().sum()
-
-    def moved(step):
-        with torch.no_grad():
-            torch._foreach_add_(parameters, directions, alpha=step)
-        out = float(loss().detach())
-        with torch.no_grad():
-            torch._foreach_add_(parameters, directions, alpha=-step)
-        return out
-
-    gradients = torch.autograd.grad(loss(), parameters, materialize_grads=True)
-    got = float(sum((g * d).sum() for g, d in zip(gradients, directions, strict=True)))
-    wanted = (moved(1e-5) - moved(-1e-5)) / 2e-5
-    assert got == pytest.approx(wanted, rel=1e-5, abs=1e-5)
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_copies(name, make, check_copies):
-    kind, options = OPTIONS[name]
-    check_copies(lambda: Whole(kind(S, V, **options).double()), Whole(make(name)), sample(name, [7, 3]))
-
-
-def test_reset_and_repr(make):
-    layer, x = make("local"), sample("local", [7, 3])
-    before = copy.deepcopy(layer.state_dict())
-    layer.reset_parameters()
-    assert all(not torch.equal(before[key], value) for key, value in layer.state_dict().items())
-    assert all(part.isfinite().all() for part in layer(**x))
-    assert "3, 2 -> 3, 2" in repr(layer)
-
-
-@pytest.mark.slow
-def test_compiles_whole(on_device, make):
-    name = "pooled local"
-    layer, sizes = make(name, torch.float32), [7, 3]
-    arguments = {**sample(name, sizes, torch.float32), "batch_size": 2, "max_num_nodes": 9}
-    torch.compiler.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    got, wanted = compiled(**arguments), layer(**arguments)
-    close(got, wanted, 1e-4)
-    parameters = list(layer.parameters())
-    for a, b in zip(gradients(got, parameters), gradients(wanted, parameters), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["plain", "two blocks", "pooled local"])
-def test_mixed_precision(on_device, name, dtype, make):
-    layer, x = make(name, torch.float32), sample(name, [7, 3], torch.float32)
-    expected = layer(**x)
-    with torch.autocast(on_device, dtype):
-        out = layer(**x)
-        half = layer(**{**x, "scalars": x["scalars"].to(dtype), "vectors": x["vectors"].to(dtype)})
-    assert error([part.float() for part in out], expected) < 5e-2
-    assert all(part.isfinite().all() for part in half)
 
 
 @pytest.mark.parametrize(
