@@ -113,23 +113,6 @@ def test_mix_in_another_order(sizes, padded):
     torch.testing.assert_close(out[order], ragged.mix(kernel, x[order], y[order]))
 
 
-@pytest.mark.filterwarnings("ignore:.*non-contiguous:UserWarning")  # of the mapped-over sizes, by torch
-@pytest.mark.parametrize("whole", [False, True])
-def test_mapped_over_graphs(whole):
-    """Over batch indices, whose sizes then cannot be read."""
-    batches = torch.stack([batch_of((1, 4, 2)), batch_of((3, 0, 4))])
-    x = torch.randn(2, 7, 2, dtype=torch.float64)
-
-    def function(x, batch):
-        ragged = Ragged.flat(x, batch, 3, 5, whole=whole)
-        rows = ragged.rows(whole)
-        return rows.unpack(2 * rows.pack(x)), ragged.mean(x)
-
-    out, mean = torch.func.vmap(function)(x, batches)
-    torch.testing.assert_close(out, 2 * x)
-    torch.testing.assert_close(mean, torch.stack([Ragged.flat(*p, 3).mean(p[0]) for p in zip(x, batches, strict=True)]))
-
-
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 def test_means_and_centres(sizes):
     x = torch.randn(sum(sizes), 3, dtype=torch.float64, requires_grad=True)

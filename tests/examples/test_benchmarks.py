@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import math
 
 import counts
 import pytest
@@ -13,102 +12,6 @@ from measure import measure, timings, warm_up
 from running import number, run
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-
-from tg_equiattn.functional.vector.clifford import PATH_OF, RIGHT
-
-
-class Number:
-    """A number that counts what is done with it."""
-
-    operations = 0
-    exponentials = 0
-
-    def __init__(self, value):
-        self.value = value
-
-    def _with(self, value):
-        Number.operations += 1
-        return Number(value)
-
-    def __add__(self, other):
-        return self._with(self.value + getattr(other, "value", other))
-
-    def __mul__(self, other):
-        return self._with(self.value * other.value)
-
-    def __sub__(self, other):
-        return self._with(self.value - other.value)
-
-    def __truediv__(self, other):
-        return self._with(self.value / other.value)
-
-    __radd__ = __add__  # sum() starts at 0: every term is a multiply-add
-
-    def exp(self):
-        Number.exponentials += 1
-        return Number(math.exp(self.value))
-
-
-@pytest.fixture(autouse=True)
-def from_zero():
-    Number.operations = Number.exponentials = 0
-
-
-def numbers(*shape):
-    if not shape:
-        return Number(torch.randn(()).item())
-    return [numbers(*shape[1:]) for _ in range(shape[0])]
-
-
-def dot(a, b):
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
-def test_group_attention_counts():
-    """The factorised form written out on a 3 x 3 image, equal to the softmax, with every operation counted."""
-    elements, width, size = 2, 3, 3
-    pixels = list(itertools.product(range(size), repeat=2))
-    each = range(elements)
-    q, k, v = (dict(zip(pixels, numbers(len(pixels), elements, width), strict=True)) for _ in range(3))
-    steps = list(itertools.product((-1, 0, 1), repeat=2))
-    rho = {(h, d): numbers(width) for h in each for d in steps}
-    rho_group = numbers(elements, width)
-    index = [[[(h + t + s) % elements for s in each] for t in each] for h in each]
-    out, pairs = {}, 0
-    for i in pixels:
-        near = [d for d in steps if (i[0] + d[0], i[1] + d[1]) in q]
-        at = {d: (i[0] + d[0], i[1] + d[1]) for d in near}
-        pairs += len(near)
-        a = {(t, d, s): dot(q[i][t], k[at[d]][s]).exp() for t in each for d in near for s in each}
-        space = {(t, d, h): dot(q[i][t], rho[h, d]).exp() for t in each for d in near for h in each}
-        group = [[dot(q[i][t], rho_group[u]).exp() for u in each] for t in each]
-        w = {(h, d, s): 0 for h in each for d in near for s in each}
-        for h, t in itertools.product(each, each):
-            product = {(d, s): space[t, d, h] * a[t, d, s] for d in near for s in each}
-            summed = [sum(product[d, s] for d in near) for s in each]
-            g = [group[t][index[h][t][s]] for s in each]
-            z = dot(g, summed)
-            scaled = [x / z for x in g]
-            for d, s in product:
-                w[h, d, s] = w[h, d, s] + product[d, s] * scaled[s]
-        for h in each:
-            out[i, h] = [sum(w[h, d, s] * v[at[d]][s][c] for d in near for s in each) for c in range(width)]
-    assert pairs == counts.window_pairs(size, 3)
-    done = Number.operations, Number.exponentials
-    assert done == counts.group_core(elements, width, pairs, len(pixels), False)
-
-    i, h, total = (0, 1), 1, [0.0] * width
-    near = [d for d in steps if (i[0] + d[0], i[1] + d[1]) in q]
-    for t in each:
-        scores = {}
-        for d, s in itertools.product(near, each):
-            j = (i[0] + d[0], i[1] + d[1])
-            keys = [x + y + z for x, y, z in zip(k[j][s], rho[h, d], rho_group[index[h][t][s]], strict=True)]
-            scores[j, s] = math.exp(dot(q[i][t], keys).value)
-        for (j, s), score in scores.items():
-            for c in range(width):
-                total[c] += score / sum(scores.values()) * v[j][s][c].value
-    assert [x.value for x in out[i, h]] == pytest.approx(total)
 
 
 def test_pairs_of_pixels():
@@ -145,41 +48,6 @@ def test_feature_and_softmax_counts():
     x = torch.randn(n, d)
     linear = products(lambda x: layer[3](layer[0](x) + layer[1](x) + layer[2](x)), x)
     assert counts.attention_layer(n, d, (0, 0), True).flops == linear
-
-
-def test_clifford_counts():
-    """One token and channel of the product with weights, by paths."""
-    x, y, weight = numbers(8), numbers(8), numbers(20)
-    for j in range(8):
-        by_path = {}
-        for i in range(8):
-            term = x[i] * y[RIGHT[j][i]]  # a sign costs nothing
-            path = PATH_OF[j][i]
-            by_path[path] = by_path[path] + term if path in by_path else term
-        terms = [weight[path] * group for path, group in by_path.items()]
-        total = terms[0]
-        for term in terms[1:]:
-            total = total + term
-    assert counts.clifford_product_flops(1, False) == Number.operations
-    assert counts.clifford_product(2, 10, False).bytes == 3 * 8 * 2 * 10 * 4
-    assert counts.clifford_product(2, 10, True).bytes == 7 * 8 * 2 * 10 * 4
-
-
-def test_vector_attention_counts():
-    """A pair of tokens: the squared length of the cross product, and what the sums over keys take."""
-    q, k, v = numbers(3), numbers(3), numbers(3)
-    q_square, k_square, kv = dot(q, q), dot(k, k), dot(k, v)  # of tokens, not of pairs
-    sums, trace, total = numbers(3), Number(0.0), Number(0.0)
-    Number.operations = 0
-    product = q[0] * k[0] + q[1] * k[1] + q[2] * k[2]
-    length = q_square * k_square - product * product
-    p = Number(length.value**0.5).exp()
-    scaled = p * (q[0] * v[0] + q[1] * v[1] + q[2] * v[2])
-    sums = [s + scaled * c for s, c in zip(sums, k, strict=True)]
-    trace, total = trace + p * kv, total + p
-    assert Number.operations == counts.PAIR
-    cross = torch.linalg.cross(*(torch.tensor([c.value for c in x]) for x in (q, k)), dim=0)
-    assert length.value == pytest.approx(float(cross.square().sum()), rel=1e-4, abs=1e-5)
 
 
 def test_floor():

@@ -1,11 +1,10 @@
 """Ewald's sum, crystals of soft charges, and the study of what attention adds to messages with a cutoff."""
 
 import dataclasses
-import itertools
 
 import pytest
 import torch
-from ewald import CAESIUM_CHLORIDE, ROCK_SALT, by_torch_pme, caesium_chloride, lattice, rock_salt
+from ewald import CAESIUM_CHLORIDE, ROCK_SALT, by_torch_pme, caesium_chloride, rock_salt
 
 OPERATORS = "none", "EwaldAttention"
 
@@ -51,25 +50,6 @@ def test_ewald(few):
         assert float(energy) == pytest.approx(wanted.item(), rel=1e-11)
         torch.testing.assert_close(forces, -slope, rtol=0, atol=1e-11)
         assert abs(float(by_torch_pme(charges, positions, cell, 0.45)) - float(energy)) > 1e-3  # of softer charges
-
-
-@pytest.mark.parametrize("radius", [1.2, 4.2])
-def test_edges(few, radius):
-    """All images within the radius, one by one, an atom's own images and atoms outside the cell among them."""
-    from crystals import edges
-    from data.periodic_charges import moved
-
-    part = moved(few, 3)
-    (source, target), shift = edges(part.positions, part.cells, radius)
-    flat = part.positions.flatten(0, 1)
-    found = sorted(zip(target.tolist(), source.tolist(), *(flat[source] + shift).T.tolist(), strict=True))
-    wanted = []
-    for box, i, j in itertools.product(range(3), range(4), range(4)):
-        images = part.positions[box, j] + lattice(part.cells[box], radius + 12)
-        apart = (images - part.positions[box, i]).norm(dim=1)
-        wanted += [(4 * box + i, 4 * box + j, *image) for image in images[(apart > 1e-9) & (apart < radius)].tolist()]
-    assert len(found) == len(wanted) > 5
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(sorted(wanted)), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", OPERATORS)

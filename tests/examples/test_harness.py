@@ -102,13 +102,6 @@ def test_settings_that_cannot_be(toy, flags, said):
         parse(toy.Toy(), toy.PRESETS | {"full": toy.Toy()}, "", flags)
 
 
-@pytest.mark.parametrize(("out", "err"), [(True, True), (True, False), (False, True)])
-def test_bars_are_for_terminals(toy, monkeypatch, out, err):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: out)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: err)
-    assert parse(toy.Toy(), toy.PRESETS, "", ["--progress"]).progress == (out and err)
-
-
 def test_help_and_refusals_for_a_newcomer(toy, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         start_here(toy, monkeypatch, "--help")
@@ -144,16 +137,6 @@ def test_rows_come_back_and_one_cut_short_is_overwritten(tmp_path, row, capsys):
     assert "cut short" in capsys.readouterr().err
     results.append(path, dataclasses.replace(row, value=3.0))
     assert [r.value for r in results.read(path)] == [0.125, 3.0]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"), [("a,b\n1,2\n", "must begin with the line"), (None, "row 2, is not a result")]
-)
-def test_a_file_of_another_format(tmp_path, text, said):
-    path = tmp_path / "results.csv"
-    path.write_text(text or f"{','.join(results.COLUMNS)}\n{'x,' * (len(results.COLUMNS) - 1)}x\n")
-    with pytest.raises(ValueError, match=f"{path}.*{said}"):
-        results.read(path)
 
 
 def test_rows_are_found_by_their_settings(toy, row):
@@ -238,20 +221,6 @@ def test_processes_share_every_batch(monkeypatch, augment):
     assert gathered(batches, monkeypatch, 1) == [alone]
     assert tensor_batches([torch.arange(29)], 6, seed=4).size == 6
     assert gathered(tensor_batches([torch.arange(29)], 6, seed=4, augment=augment), monkeypatch, 1) != [alone]
-
-
-@pytest.mark.parametrize("length", [1, 7, 12, 13])
-def test_evaluation_sees_every_example_once(monkeypatch, length):
-    batches = tensor_batches([torch.arange(length)], 6)
-    (alone,) = gathered(batches, monkeypatch, 1)
-    assert [n for batch in alone for n in batch] == list(range(length))
-    shares = gathered(batches, monkeypatch, 2)
-    if length > 1:
-        assert sorted(n for share in shares for batch in share for n in batch) == list(range(length))
-    assert all(batch for share in shares for batch in share)
-    assert [n for batch in batches.whole() for n in batch[0].tolist()] == list(range(length))
-    small = tensor_batches([torch.arange(length)], 1)  # too small to share: all see all
-    assert gathered(small, monkeypatch, 2) == 2 * gathered(small, monkeypatch, 1)
 
 
 # Training

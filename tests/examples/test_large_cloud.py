@@ -1,7 +1,6 @@
 """One cloud over several processes: what each has of it, and what they measure."""
 
 import pytest
-import torch
 from running import number, run
 
 
@@ -10,16 +9,6 @@ def large_cloud():
     import large_cloud
 
     return large_cloud
-
-
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_shares_are_the_points(large_cloud, world):
-    """All of them, whatever the number of processes; the last may have none."""
-    parts = [torch.cat(large_cloud.share(40_000, rank, world), 1) for rank in range(world)]
-    whole = torch.cat(large_cloud.share(40_000, 0, 1), 1)
-    assert sum(map(len, parts)) == len(whole) == 40_000
-    assert torch.equal(torch.cat(parts).unique(dim=0), whole.unique(dim=0))
-    assert bool(((whole[:, :3] >= 0) & (whole[:, :3] < 1)).all())
 
 
 def test_large_cloud(tmp_path):

@@ -19,31 +19,6 @@ def patterns(canvases, side):
     return all_[torch.arange(len(all_))[:, None], canvases.places], all_
 
 
-@pytest.mark.parametrize("cells", [2, 3, 5, 9])
-def test_one_pair_is_equal_up_to_a_turn(cells):
-    from data.pairs import draw, pairs
-
-    canvases = draw(300, cells, 3, seed=4)
-    found, all_ = patterns(canvases, 3)
-    assert (all_.abs().amax((2, 3)) > 0).sum(1).tolist() == 300 * [cells]
-    quarters = set()
-    for here, label in zip(found, canvases.labels.tolist(), strict=True):
-        equal = [
-            (number, turn)
-            for number, (first, second) in enumerate(pairs(cells).tolist())
-            for turn in range(4)
-            if torch.equal(here[first].rot90(turn), here[second])
-        ]
-        if cells == 2:
-            assert len(equal) == label
-        else:
-            assert [number for number, _ in equal] == [label]
-        quarters |= {turn for _, turn in equal}
-    assert quarters == {0, 1, 2, 3}
-    assert len(canvases.labels.unique()) == max(2, len(pairs(cells)))
-    assert canvases.places.flatten().unique().tolist() == list(range(9))
-
-
 @pytest.mark.parametrize(
     "name",
     [

@@ -50,24 +50,6 @@ def test_the_full_preset_is_the_papers_model(pixels):
 # The mixed model
 
 
-def test_a_graph_of_bright_pixels(mixed):
-    box = torch.zeros(1, 12, 20)
-    for n, (row, column) in enumerate(((1, 1), (2, 2), (2, 4), (11, 19))):
-        box[0, row, column] = 0.5 + 0.1 * n
-    box[0, 5, 5] = 0.2  # not bright
-    data = mixed.graph(box, torch.tensor(3), torch.tensor([10, 20]))
-    torch.testing.assert_close(data.x.flatten(), torch.tensor([0.5, 0.6, 0.7, 0.8]))
-    assert data.pos.tolist() == [[11, 21], [12, 22], [12, 24], [21, 39]]
-    assert data.edge_index.T.tolist() == [[0, 1], [1, 0]]  # those that touch
-    assert data.edge_attr.tolist() == [[-1, -1], [1, 1]]  # of the source, seen from the target
-    near = {tuple(pair) for pair in data.near_index.T.tolist()}
-    assert near == {(i, j) for i in range(3) for j in range(3)} | {(3, 3)}
-    other = mixed.graph(box, torch.tensor(3), torch.tensor([10, 20]), "near pairs")
-    assert {tuple(pair) for pair in other.edge_index.T.tolist()} == {(i, j) for i, j in near if i != j}
-    source, target = other.edge_index
-    torch.testing.assert_close(mixed.REACH / 2 * other.edge_attr, other.pos[source] - other.pos[target])
-
-
 @pytest.mark.parametrize("name", ["local only", "Performer", "Performer + positions", "ours", "ours, near only"])
 def test_moving_a_graph(mixed, name):
     """Only absolute positions see it; alone equals in a batch but for the built-in Performer, which counts padding."""

@@ -44,32 +44,6 @@ def test_missing_files_are_named(tmp_path):
             load(tmp_path, name)
 
 
-def test_sets(tmp_path):
-    """Cumulenes by their kind; dimers by class, one distance held out, with energies of interaction; and archives."""
-    from data.published_molecules import DIMERS, load
-
-    for part in ("train", "val"):
-        write(tmp_path / "gnl" / f"gnl-v0.2-{part}.xyz", *[HEADER] * 3)
-    kinds = "in-domain", "out-domain-nc-11,12", "out-domain-nc-15,16", "out-domain-nc-15,16"
-    write(tmp_path / "gnl" / "gnl-v0.2-test.xyz", *(HEADER.replace("in-domain", kind) for kind in kinds))
-    counts = {name: len(part) for name, part in load(tmp_path, "cumulenes").items()}
-    assert counts == {"train": 3, "validation": 3, "in domain": 1, "11, 12 C": 1, "15, 16 C": 2}
-    for number in DIMERS.values():
-        write(tmp_path / "lode" / f"train-id{number}.xyz", *(f"{HEADER} inter_energy={n}" for n in range(10)))
-        write(tmp_path / "lode" / f"test-id{number}.xyz", *[f"{HEADER} inter_energy=7"] * 3)
-    parts = load(tmp_path, "dimers")
-    assert len(parts["train"]) == 9 * len(DIMERS)
-    assert {molecule.energy for molecule in parts["validation"]} == {5.0}
-    assert all(molecule.energy == 7 for kind in DIMERS for molecule in parts[kind])
-    arrays = {"atomic_numbers": np.ones((401, 2)), "energy": np.arange(401.0)}
-    arrays |= dict.fromkeys(("positions", "forces"), np.ones((401, 2, 3), np.float32))
-    (tmp_path / "efa").mkdir()
-    np.savez(tmp_path / "efa" / "sn2_F_I.npz", **arrays)
-    parts = load(tmp_path, "SN2")
-    assert sorted(m.energy for part in parts.values() for m in part) == list(range(401))
-    assert all(m.forces is None for m in parts["train"])
-
-
 @pytest.mark.parametrize("name", ["cumulenes", "dimers"])
 def test_mace(name):
     """With and without attention: forces are slopes, and atoms far apart know of each other with it alone."""

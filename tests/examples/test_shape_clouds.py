@@ -28,15 +28,6 @@ def test_surfaces_are_closed(surfaces, name):
         assert there == back
 
 
-def test_farthest_first_and_nearest():
-    from shape_clouds import farthest_first, nearest
-
-    line = torch.tensor([[0.0, 0, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]], dtype=torch.float64)[None]
-    ordered = farthest_first(line, 3)
-    assert ordered[0, :, 0].tolist() == [4, 0, 2, 1]
-    assert nearest(ordered, 2, 2).sort(-1).values.tolist() == [[[0, 2], [1, 3]]]
-
-
 @pytest.mark.parametrize("name", ["distance", "mlp", "PointNet++", "DGCNN"])
 def test_what_turning_and_shifting_change(name):
     """Distances: neither changes the outputs. Offsets: shifting does not."""

@@ -32,19 +32,6 @@ def test_turning_a_shape_permutes_its_voxels():
     assert (turned.sum((2, 3, 4)) / fine.sum((2, 3, 4)) - 1).abs().max() < 0.03
 
 
-@pytest.mark.parametrize("kind", ["knot", "coil"])
-def test_left_is_the_mirror_image_of_right(kind):
-    """With the same draws; and neither is, turned, the other."""
-    from data.solids import SHAPES, volumes
-
-    right, left = (SHAPES[f"{hand} {kind}"](np.random.default_rng(5)) for hand in ("right", "left"))
-    mirror = np.diag([-1.0, 1, 1])[None]
-    there = volumes([left], 16)
-    assert (volumes([right], 16, mirror) - there).abs().max() < 1e-6
-    for turn in octahedral().matrices.numpy():
-        assert (volumes([right], 16, turn[None]) - there).abs().max() > 0.5
-
-
 @pytest.mark.parametrize("name", ["GE-ViT", "GE-ViT, frames", "GE-ViT, no rotations", "G-CNN", "G-CNN, no rotations"])
 def test_what_models_are_invariant_under(study, name):
     """Rotations, but not reflections; without rotations neither."""

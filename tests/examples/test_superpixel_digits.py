@@ -14,25 +14,6 @@ def parts():
     return graphs(None, 75, 8, 9, 6, False)
 
 
-def test_moves_and_turns(parts):
-    """Graphs stay the same graphs, and images go where their graphs go."""
-    from superpixel_digits import CENTRE, moved, turned
-
-    data = Batch.from_data_list(parts[0])
-    there = moved(data, 3)
-    steps = there.pos - data.pos
-    wanted = torch.tensor([[3.0, 0], [-3.0, 0], [0, 3.0], [0, -3.0]])
-    torch.testing.assert_close(steps, wanted[data.batch % 4])
-    turn = turned(data, torch.full((9,), 90.0))
-    x, y = (data.pos - CENTRE).T
-    torch.testing.assert_close(turn.pos - CENTRE, torch.stack([-y, x], 1), rtol=0, atol=1e-5)
-    torch.testing.assert_close(turn.pixels, torch.rot90(data.pixels, 1, (1, 2)), rtol=0, atol=1e-4)
-    assert there.edge_index is turn.edge_index is data.edge_index
-    for number, (right, up) in enumerate(((3, 0), (-3, 0), (0, 3), (0, -3))):
-        middle = there.pixels[number, 3:-3, 3:-3]  # the border was made wider
-        torch.testing.assert_close(middle, data.pixels[number].roll((-up, right), (0, 1)), rtol=0, atol=0)
-
-
 EXACT = ["no attention", "Performer, lengths", "ours", "ours, far offsets", "ours, far part off", "ours, lengths"]
 
 

@@ -55,30 +55,6 @@ def test_direct_equals_factorised(relation, spatial, kernel_size, device):
     assert_same(group_attention(*tensors, index, neighbourhood=neighbourhood), direct, tensors)
 
 
-@pytest.mark.parametrize("shape", ["square", "disk"])
-def test_disk_leaves_out_corners(shape):
-    tensors, square = operands(2, (5, 6), 5)
-    *features, rho_space, rho_group = tensors
-    index = relation_index(cyclic(2), "ge_vit")
-    disk = Neighbourhood(2, 5, "disk")
-    chosen = list(disk.selection)
-    corners = torch.ones(25, dtype=torch.bool)
-    corners[chosen] = False
-    # A square window whose corners are pushed far away is the disk.
-    pushed = rho_space.clone()
-    pushed[:, corners] = 0
-    query = torch.cat([features[0], torch.ones_like(features[0][:, :, :1])], 2) * (6 / 5) ** 0.5
-    key = torch.cat([features[1], torch.zeros_like(features[1][:, :, :1])], 2)
-    last = torch.where(corners, -300.0 if shape == "disk" else 0.0, 0.0).to(DTYPE)[None, :, None].expand(2, -1, 1)
-    masked = group_attention(
-        query, key, features[2], torch.cat([pushed, last], -1), torch.cat([rho_group, torch.zeros(2, 1).double()], -1),
-        index, neighbourhood=square,
-    )  # fmt: skip
-    out = group_attention(*features, rho_space[:, chosen], rho_group, index, neighbourhood=disk)
-    difference = (out - masked).abs().max()
-    assert difference < 1e-10 if shape == "disk" else difference > 1e-3
-
-
 @pytest.mark.parametrize("relation", ["ge_vit", "relative"])
 def test_many_tiles_give_what_one_gives(relation):
     """A tile holds 2^20 numbers: those of 655 pixels with |H| = 8 and 25 neighbors, of 680 here."""

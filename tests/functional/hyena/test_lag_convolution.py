@@ -74,24 +74,6 @@ def test_blocks_change_nothing(mode, shape):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_zeros_around_a_sequence_change_nothing(mode):
-    """Wherever it stands among them: filters are taken by their lags."""
-    n, total = 7, 31
-    x, _ = inputs("vectors", n, mode)
-    h = torch.randn(total - first_lag(total, mode == "causal"), C, dtype=torch.float64)
-    middle = -first_lag(total, mode == "causal")
-    own = h[middle + first_lag(n, mode == "causal") : middle + n]
-    wanted = convolve(x, own, mode=mode)
-    for start in (0, 3, total - n):
-        among = torch.zeros(B, total, C, 3, dtype=torch.float64)
-        among[:, start : start + n] = x.detach()
-        out = convolve(among, h, mode=mode)
-        torch.testing.assert_close(out[:, start : start + n], wanted, rtol=0, atol=1e-12)
-        if start:
-            assert bool(out[:, :start].abs().max() < 1e-12) == (mode == "causal")
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_what_lies_beyond_is_never_read(on_device, mode):
     x, h = inputs("vectors", 13, mode)
     sizes = 5, 0, 13

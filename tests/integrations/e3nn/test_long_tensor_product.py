@@ -76,30 +76,3 @@ def test_paths_are_e3nns(irreps):
     conv, wanted = LongTensorProduct(*irreps), o3.FullyConnectedTensorProduct(*irreps)
     assert conv.instructions == wanted.instructions
     assert conv.weight_numel == wanted.weight_numel
-
-
-def test_blocks_of_frequencies_change_nothing(double, randomise, equal):
-    """So many frequencies that the tensor product takes them in two parts, in backward again, and in second
-    derivatives, which forces in a loss need; alone a graph is one. e3nn 0.4.4 ended here with an empty error."""
-    conv, calls, sizes = randomise(LongTensorProduct(*FULL)), [], (5000, 5000)
-    x1, x2 = inputs(conv, sum(sizes))
-    conv.tensor_product.register_forward_hook(lambda module, args, out: calls.append(len(args[0])))
-    leaves = [x1, x2, conv.tensor_product.weight]
-
-    def with_gradients(run):
-        out = run()
-        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
-        return out, *first, *torch.autograd.grad(sum(x.square().sum() for x in first), leaves)
-
-    whole = with_gradients(lambda: conv(x1, x2, batch_of(sizes)))
-    first, last = calls[0], calls[3]
-    assert first + last == 5002
-    assert calls[:6] == [first] * 3 + [last] * 3
-    assert len(calls) > 6
-    calls.clear()
-    parts = with_gradients(lambda: torch.cat([conv(*x) for x in zip(x1.split(sizes), x2.split(sizes), strict=True)]))
-    assert calls == [2501] * 6
-    for got, wanted in zip(whole, parts, strict=True):
-        equal(got, wanted, 1e-11)
-    with torch.no_grad():
-        equal(conv(x1, x2, batch_of(sizes)), whole[0])

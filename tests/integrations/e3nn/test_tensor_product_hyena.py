@@ -75,25 +75,3 @@ def test_equals_the_definition(name, double, device, randomise, equal):
         assert out.is_contiguous()
         for a, b in zip(torch.autograd.grad((out * direction).sum(), weights), expected, strict=True):
             equal(a.cpu(), b.cpu(), 1e-11)
-
-
-@torch.no_grad()
-def test_a_chain_among_zeros_is_as_alone(double, randomise):
-    """With neighbors on both sides wherever there are zeros next to its ends."""
-
-    def change(name):
-        module = randomise(TensorProductHyenaOperator("3x0e+2x1o", "2x0e+1x1o", **OPTIONS[name]))
-        x = module.irreps_in.randn(7, -1)
-
-        def at(start):
-            among = torch.zeros(31, x.shape[1])
-            among[start : start + 7] = x
-            return module(among)[start : start + 7]
-
-        wanted = at(1) if name == "lag short" else module(x)
-        assert wanted.abs().max() > 1e-2
-        return max(float((at(start) - wanted).abs().max()) for start in (3, 9, 23))
-
-    for name in ("lag", "lag short", "lag causal"):
-        assert change(name) <= 1e-12
-    assert change("plain") > 1e-3

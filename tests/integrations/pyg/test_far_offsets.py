@@ -4,8 +4,6 @@ nodes have no offset."""
 import pytest
 import torch
 from space import motion
-from tg_equiattn.integrations.pyg import PixelGraph
-from torch_geometric.data import Batch, Data
 
 SIZES = (13, 1, 29, 2, 17)
 KINDS = {
@@ -86,23 +84,3 @@ def test_far_nodes_are_seen(make, error):
         conv = make(name, values=values)
         change = (conv(x, pos=pos) - conv(x, pos=other)).detach().abs().amax(1)
         assert bool((change > 1e-3).all()) if seen else bool((change < 1e-12).all())
-
-
-def test_periodic_images_have_no_far_offsets(make, make_conv):
-    """By edges, by shared pairs, and by grids; in a batch of one that is not periodic, too."""
-    conv, message = make("table"), "edge_offset must be differences of pos with values='offset'"
-    images = [torch.randn(12, 5, 7).double() for _ in range(2)]
-    wrapped, plain = (PixelGraph(3, periodic)(Data(image=i)) for periodic, i in zip((True, False), images, strict=True))
-    batch = Batch.from_data_list([plain, wrapped])
-    graph = batch.edge_index, batch.batch
-    with pytest.raises(ValueError, match=message):
-        conv(batch.x, *graph, pos=batch.pos, edge_offset=batch.edge_offset)
-    near = conv.neighbors(wrapped.edge_index, edge_offset=wrapped.edge_offset, num_nodes=35)
-    with pytest.raises(ValueError, match=message):
-        conv(wrapped.x, pos=wrapped.pos, neighbors=near)
-    with pytest.raises(ValueError, match="grid must not be periodic with values='offset'"):
-        conv(wrapped.x, neighbors=PixelGraph(3, True).grid(5, 7))
-    with pytest.raises(ValueError, match="pos must be given"):
-        conv(plain.x, plain.edge_index, edge_offset=plain.edge_offset)
-    assert conv(plain.x, plain.edge_index, pos=plain.pos, edge_offset=plain.edge_offset).shape == (35, 35)
-    assert make_conv()(batch.x, *graph, edge_offset=batch.edge_offset).shape == (70, 35)

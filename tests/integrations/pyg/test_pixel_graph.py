@@ -79,19 +79,6 @@ def test_volumes_and_unequal_spacing(shape, distance, spacing, make_conv, equal)
             table(data.x, neighbors=transform.grid(*shape))
 
 
-def test_rolls_of_a_periodic_volume(make_conv, equal, error):
-    """With unequal spacing too; without the border's edges not."""
-    conv = make_conv(offset="mlp", pos_dim=3, cutoff=2.5)
-    image = torch.rand(12, 3, 5, 7, dtype=torch.float64)
-    rolled = image.roll((1, 2, 3), (1, 2, 3))
-    for periodic in (True, False):
-        transform = PixelGraph(2.5, periodic, (1.0, 0.5, 1.5))
-        graphs = [transform(Data(image=i)) for i in (image, rolled)]
-        outs = [conv(d.x, d.edge_index, edge_offset=d.edge_offset) for d in graphs]
-        expected = outs[0].view(3, 5, 7, -1).roll((1, 2, 3), (0, 1, 2)).flatten(0, 2)
-        assert error(outs[1], expected) < 1e-12 if periodic else error(outs[1], expected) > 1e-3
-
-
 def images(shapes, channels=3):
     return [PixelGraph(3)(Data(image=torch.rand(channels, *s), y=n)) for n, s in enumerate(shapes)]
 
