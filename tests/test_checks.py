@@ -50,10 +50,7 @@ BAD = [
     (lambda: checks.lengths([5], 1, 5, X.device), r"lengths must be int64 of shape \(1,\), got list"),
     (lambda: checks.lengths(torch.tensor([6]), 1, 5, X.device), r"lengths must be in \[0, 5\], got 6 to 6"),
     (lambda: checks.lengths(torch.tensor([5], device="meta"), 1, 5, X.device), "lengths must be on cpu as the input"),
-    (
-        lambda: checks.mask(X, (5, 3), X.device),
-        r"mask must be bool of shape \(5, 3\), got torch.float32",
-    ),
+    (lambda: checks.mask(X, (5, 3), X.device), r"mask must be bool of shape \(5, 3\), got torch.float32"),
     (lambda: checks.batch_index(None, 2, X), "batch must be given where batch_size is 2, got None"),
     (lambda: checks.batch_index(BATCH[:4], None, X), r"batch must be int64 of shape \(5,\), got torch.int64 of shape"),
     (lambda: checks.batch_index(BATCH.flip(0), None, X), "batch must be sorted, got a graph index that decreases"),

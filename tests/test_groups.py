@@ -5,16 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tg_equiattn.groups import (
-    FiniteGroup,
-    cyclic,
-    dihedral,
-    from_generators,
-    icosahedral,
-    mirror,
-    octahedral,
-    trivial,
-)
+from tg_equiattn.groups import FiniteGroup, cyclic, dihedral, from_generators, icosahedral, mirror, octahedral, trivial
 
 ORDERS = [
     (trivial(2), 1), (trivial(3), 1), (mirror(), 2), (mirror(3), 2), (cyclic(3), 3), (cyclic(12), 12),

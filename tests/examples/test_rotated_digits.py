@@ -5,8 +5,6 @@ import dataclasses
 import pytest
 import torch
 
-TINY = {"channels": 4, "heads": 1, "head_channels": 2, "blocks": 1, "size": 8}
-
 
 @pytest.fixture(scope="module")
 def digits():

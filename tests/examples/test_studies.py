@@ -21,18 +21,9 @@ REFUSED = {
         ({"attention": 1}, "--attention must be from 2 to 3"),
         ({"convolutions": 1}, "--convolutions must be 2 or more"),
     ],
-    "pixel_graphs": [
-        ({"size": 7}, "--size must"),
-        ({"heads": 3}, "--channels must"),
-        ({"shift": 8}, "--shift must"),
-    ],
-    "pyg_mixed_model": [
-        ({"canvas": 19}, "--canvas must"),
-        ({"heads": 5}, "--channels must"),
-    ],
-    "associative_recall": [
-        ({"lengths": (32, 7)}, "--lengths must be even and at least 2, got \\[32, 7\\]"),
-    ],
+    "pixel_graphs": [({"size": 7}, "--size must"), ({"heads": 3}, "--channels must"), ({"shift": 8}, "--shift must")],
+    "pyg_mixed_model": [({"canvas": 19}, "--canvas must"), ({"heads": 5}, "--channels must")],
+    "associative_recall": [({"lengths": (32, 7)}, "--lengths must be even and at least 2, got \\[32, 7\\]")],
     "long_range": [
         ({"charges": 7}, "--charges must be even"),
         ({"train": 2}, "--train must be at least 4"),

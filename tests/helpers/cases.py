@@ -199,10 +199,7 @@ def performer(position=None, form="grid", **options):
 
 def relative_performer(**options):
     options = {"channels": 12, "depth": 2, "heads": 3, "cutoff": 3, "dropout": 0.0, **options}
-    return Case(
-        lambda: layers.RelativePerformer(2, 5, **options),
-        lambda: {"image": torch.rand(3, 2, 5, 7)},
-    )
+    return Case(lambda: layers.RelativePerformer(2, 5, **options), lambda: {"image": torch.rand(3, 2, 5, 7)})
 
 
 def window(query, key, value, projection, bias, self_bias, far_bias, target, source, offsets, batch):

@@ -14,8 +14,6 @@ from tg_equiattn.functional.group import direct, factorised, tiled_attention
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic
 
-DTYPE = torch.float64
-
 
 @pytest.mark.parametrize("relation", ["ge_vit", "lifted", "gsa"])
 @pytest.mark.parametrize("spatial", [(5, 6), (7, 3)])
@@ -192,9 +190,6 @@ def test_operator_registration():
             "eager",
         ),
     )
-
-
-GOOD = {"elements": 4, "spatial": (5, 6)}
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,7 @@ from tg_equiattn.grids import PixelGrid
 from tg_equiattn.ragged import Ragged
 
 HEADS, D, E, M = 3, 5, 7, 11
-GRIDS = {
-    "grid": PixelGrid((5, 7), 3),
-    "torus": PixelGrid((5, 7), 3, periodic=True),
-    "all near": PixelGrid((2, 3), 7),
-}
+GRIDS = {"grid": PixelGrid((5, 7), 3), "torus": PixelGrid((5, 7), 3, periodic=True), "all near": PixelGrid((2, 3), 7)}
 
 
 def double(*shape):

@@ -44,23 +44,6 @@ def problem(request):
     return call, [s for s in shapes if s != PROJECTION]
 
 
-def test_third_derivatives(problem):
-    """Those of the operators' second derivatives, against transforms of the plain compositions."""
-    call, shapes = problem
-    inputs = [torch.randn(s, dtype=torch.float64) for s in shapes]
-    steps = [torch.randn(s, dtype=torch.float64) for s in shapes]
-
-    def along(t):
-        return call(*(x + t * step for x, step in zip(inputs, steps, strict=True))).sin().sum()
-
-    t = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
-    value, expected = along(t), along
-    for _ in range(3):
-        (value,) = torch.autograd.grad(value, t, create_graph=True)
-        expected = torch.func.grad(expected)
-    torch.testing.assert_close(value, expected(t.detach()), rtol=1e-8, atol=1e-10)
-
-
 def test_vmap_over_backward(problem):
     """Entered when forward has run already: torch's vectorised Jacobian, and vmap itself."""
     call, shapes = problem

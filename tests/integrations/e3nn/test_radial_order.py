@@ -94,12 +94,3 @@ def test_outputs_jump_where_points_exchange_radii(kind, double):
 
     assert change("input", 1e-5) < 1e-3
     assert change("radial", 1e-5) > 1e-2
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kind", OPERATORS)
-def test_input_order_knows_absolute_indices(kind, causal, double):
-    module = OPERATORS[kind](WIDE, WIDE, causal=causal)
-    x, pos = features(WIDE, 11), torch.randn(11, 3)
-    shifted = module(x.roll(1, 0), pos.roll(1, 0)).roll(-1, 0)
-    assert relative(shifted, module(x, pos)) > 1e-2

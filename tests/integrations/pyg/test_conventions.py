@@ -6,9 +6,8 @@ import io
 import pytest
 import torch
 from tg_equiattn.integrations.pyg import RelativeGPSBlock, RelativePerformerConv
-from torch_geometric.data import HeteroData
 from torch_geometric.explain import Explainer, GNNExplainer
-from torch_geometric.nn import HeteroConv, Linear, global_mean_pool
+from torch_geometric.nn import Linear, global_mean_pool
 from torch_geometric.utils import to_torch_csc_tensor
 
 WINDOW = {"offset": "mlp", "cutoff": 2.5}
@@ -113,18 +112,3 @@ def test_a_masked_edge_is_no_edge(make_conv, graph, equal, error):
     conv.explain = None
     equal(masked, conv(**{**graph, "edge_index": graph["edge_index"][:, keep]}))
     assert error(masked, conv(**graph)) > 1e-3
-
-
-def test_heterogeneous_graphs(make_conv, equal):
-    """Within each type of nodes, through HeteroConv."""
-    data = HeteroData()
-    for name, count in (("atom", 11), ("site", 7)):
-        data[name].x = torch.randn(count, 12, dtype=torch.float64)
-        data[name].pos = torch.rand(count, 2, dtype=torch.float64) * 4
-        edges = (torch.cdist(data[name].pos, data[name].pos) < 2).fill_diagonal_(False).nonzero().T
-        data[name, "near", name].edge_index = edges
-    convs = {name: make_conv(**WINDOW) for name in ("atom", "site")}
-    layer = HeteroConv({(name, "near", name): conv for name, conv in convs.items()})
-    out = layer(data.x_dict, data.edge_index_dict, pos_dict=data.pos_dict)
-    for name, conv in convs.items():
-        equal(out[name], conv(data[name].x, data[name, "near", name].edge_index, pos=data[name].pos))

@@ -98,20 +98,3 @@ def test_parts_are_graphs(kind, name, graph, make_conv, equal, error):
         if edges.shape[1]:
             assert error(conv(part.x, edges[:, :0], pos=part.pos, **given), out) > 1e-6
     assert torch.equal(torch.cat(seen).sort().values, torch.arange(NODES))
-
-
-@pytest.mark.parametrize("kind", ["NodeLoader", "ClusterLoader of stripes"])
-def test_a_part_of_everything_is_the_graph(kind, graph, make_conv, equal):
-    """Also offsets that loaders cut along with edges."""
-    conv = make_conv(offset="mlp", values="offset")
-    source, target = graph.edge_index
-    graph.edge_offset = graph.pos[source] - graph.pos[target]
-    given = {"batch": torch.zeros(NODES, dtype=torch.long)}
-    expected = conv(graph.x, graph.edge_index, pos=graph.pos, **given)
-    loader = LOADERS[kind](graph)
-    whole = NodeLoader(graph, loader.node_sampler, batch_size=NODES) if kind == "NodeLoader" else loader
-    if kind != "NodeLoader":
-        whole = ClusterLoader(loader.cluster_data, batch_size=PARTS)
-    (part,) = whole
-    out = conv(part.x, part.edge_index, pos=part.pos, edge_offset=part.edge_offset, **given)
-    equal(out, expected[part.number], 1e-10)

@@ -66,32 +66,6 @@ def test_float32_refuses_positions_that_it_does_not_hold(whole_conv):
             ways(whole_conv, torch.randn(35, 12, dtype=torch.float64), pos)[way]()
 
 
-def test_neighbors_with_fractional_offsets_are_refused(whole_conv, make_conv):
-    pos = LATTICE / 7
-    near = make_conv(offset="mlp").neighbors(lattice_edges(), pos=pos, num_nodes=35)
-    with pytest.raises(ValueError, match=r"offsets \(edge_offset\) must be whole numbers"):
-        whole_conv(torch.randn(35, 12, dtype=torch.float64), neighbors=near)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("position", [{"offset": "mlp"}, {"position": "sinusoid"}])
-def test_map_coordinates(position, dtype, make_conv, error):
-    """Of 5e6 m, in float64, beside features of either precision: exact. In float32 they are not, as is documented."""
-    conv = make_conv(**position).to(dtype)
-    x, pos = torch.randn(35, 12, dtype=dtype), 4 * torch.rand(35, 2, dtype=torch.float64)
-    origin = torch.tensor([4.5e5, 5e6], dtype=torch.float64)
-    expected = conv(x, pos=pos)
-    moved = conv(x, pos=pos + origin)
-    assert moved.dtype == dtype
-    if "offset" in position:
-        assert error(moved, expected) < (1e-5 if dtype == torch.float32 else 1e-8)
-        assert error(conv(x, pos=(pos + origin).float()), expected) > 1e-3
-    else:  # which sees a translation through its features, but no rounding of the positions
-        rounded = conv.double()(x.double(), pos=pos + origin)
-        assert error(moved.double(), rounded) < (1e-4 if dtype == torch.float32 else 1e-12)
-        assert error(conv(x.double(), pos=(pos + origin).float()), rounded) > 1e-2
-
-
 OURS, PAPERS = (RelativePerformerConv, PerformerAttention), (positional_conv, PositionalPerformerAttention)
 
 

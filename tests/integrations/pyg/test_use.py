@@ -5,12 +5,7 @@ import warnings
 import pytest
 import torch
 from performers import positional_conv
-from tg_equiattn.integrations.pyg import (
-    PixelGraph,
-    PixelGraphClassifier,
-    RelativeGPSBlock,
-    RelativePerformerConv,
-)
+from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier, RelativeGPSBlock, RelativePerformerConv
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GPSConv, HeteroConv, Sequential, global_add_pool

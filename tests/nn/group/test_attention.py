@@ -87,8 +87,7 @@ def test_equivariance_of_windows_larger_than_the_image(on_device, relation, shap
 
 
 @pytest.mark.parametrize(
-    ("kernel_size", "spatial"),
-    [(3, (3, 3, 3)), (3, (3, 4, 5)), (None, (2, 2, 2)), (None, (2, 3, 4))],
+    ("kernel_size", "spatial"), [(3, (3, 3, 3)), (3, (3, 4, 5)), (None, (2, 2, 2)), (None, (2, 3, 4))]
 )
 @pytest.mark.parametrize("relation", [None, *RELATIONS])
 def test_equivariance_on_volumes(on_device, relation, kernel_size, spatial, randomise):

@@ -13,7 +13,7 @@ from torch import nn
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.groups import cyclic, dihedral, dyadic, trivial
 from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention, LiftingAttention
-from tg_equiattn.testing import TOLERANCE, dilation_errors, equivariance_error, off_lattice_errors
+from tg_equiattn.testing import TOLERANCE, dilation_errors, equivariance_error
 
 ISOMETRIES = {"none": trivial(2), "C4": cyclic(4), "D4": dihedral(4), "volume": trivial(3)}
 SIZES = {2: (5, 6), 3: (3, 4, 2)}
@@ -206,16 +206,6 @@ def test_isometries(isometries, randomise, device):
         assert equivariance_error(layer.float(), group, x, elements=elements) <= 1e-5
 
 
-def test_eighth_turns_of_smooth_images():
-    """Of the first scale's size: percents, with disks by themselves."""
-    group = dyadic(2, cyclic(8))
-    layer = lifting(group, kernel_size=5)
-    assert layer.neighbourhood.shape == "disk"
-    errors = off_lattice_errors(layer, group, (4, 2, 23, 23))
-    assert list(errors) == [1, 3, 5, 7]
-    assert max(errors.values()) < 0.03
-
-
 def test_a_rectangle_is_an_image_of_its_own(layer):
     """NaNs around it change neither outputs nor gradients, though phases have pixels that are none."""
     inside = (slice(None), ..., slice(1, 4), slice(2, 7))
@@ -239,18 +229,6 @@ def test_the_plain_composition_agrees(randomise, device):
     expected = layer(x)
     layer.plain = True
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-10)
-
-
-def test_attention_map(layer):
-    """Weights that sum to one, of pixels a scale apart; none on scales beyond the window."""
-    x = given(layer, spatial=(9, 9), batch=1)
-    maps = layer.attention_map(x, (4, 4))  # (1, heads, H, 1, S, 9, 9)
-    torch.testing.assert_close(maps.sum((-3, -2, -1)), torch.ones_like(maps[..., 0, 0, 0]), rtol=0, atol=1e-10)
-    seen = maps[0, :, :, 0].amax((0, 2)) > 0
-    for element, places in enumerate(seen):
-        step = 2 ** (element // 4)
-        rows, columns = places.nonzero().T - 4
-        assert set(rows.tolist()) == set(columns.tolist()) == {-step, 0, step}
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])

@@ -7,13 +7,7 @@ from group_layers import block as small_block
 from small_groups import GROUPS
 
 from tg_equiattn.groups import dihedral
-from tg_equiattn.nn import (
-    GEViT,
-    GlobalGroupAttention,
-    GlobalPooling,
-    RegularGlobalNorm,
-    RegularLayerNorm,
-)
+from tg_equiattn.nn import GEViT, GlobalGroupAttention, GlobalPooling, RegularGlobalNorm, RegularLayerNorm
 from tg_equiattn.nn.group.norm import RegularBatchNorm
 from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
 from tg_equiattn.testing import TOLERANCE, act
@@ -92,15 +86,6 @@ def test_a_rectangle_is_an_image_of_its_own(name, options, plain, randomise):
     assert not outside(grads[0]).any()
     for a, b in zip([grads[0][INSIDE], *grads[1:]], wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * max(1.0, float(b.abs().max())))
-
-
-def test_global_windows_measure_offsets_in_images(randomise):
-    """With all pixels in the window, a pixel's offset is seen in sides of the image, which a mask does not change."""
-    layer = randomise(made("relative", kernel_size=None))
-    x, mask = image(D4, (6, 7), True), rectangle()
-    assert (layer(x, mask)[INSIDE] - layer(x[INSIDE])).abs().max() > 1e-3
-    assert mask_error(layer, x, mask, D4) <= 1e-10
-    assert torch.equal(layer(x, mask), layer(poisoned(x, mask), mask))
 
 
 @pytest.mark.parametrize("group", ["C4", "D4", "C8", "mirror"])

@@ -2,16 +2,7 @@
 
 import pytest
 import torch
-from clouds import (
-    S,
-    V,
-    close,
-    gradients,
-    moved,
-    permuted,
-    sample,
-    within,
-)
+from clouds import S, V, close, gradients, moved, permuted, sample, within
 from hyena_layers import MORE, OPTIONS
 from oracles import token_network
 from space import error, flipped_sign, motion, move

@@ -7,7 +7,7 @@ from space import error, flipped_sign, motion, move_multivectors
 
 from tg_equiattn.nn import CliffordMLP
 from tg_equiattn.nn.vector.clifford import MultivectorMLP
-from tg_equiattn.nn.vector.grades import Grades, features, joined
+from tg_equiattn.nn.vector.grades import Grades
 from tg_equiattn.testing import TOLERANCE
 
 IN, OUT, HIDDEN = 3, 5, 7
@@ -74,26 +74,6 @@ def test_finite_derivatives_at_zero(make):
     assert out.isfinite().all()
     assert grad.isfinite().all()
     assert x.grad.isfinite().all()
-
-
-def test_which_grades_can_be_reached():
-    assert Grades(1).reachable(3) == (True, False, False, False)
-    assert Grades(0, 1).reachable(0) == (True, True, False, False)
-    assert Grades(0, 1).reachable(1) == (True, True, True, False)
-    assert Grades(0, 1).reachable(2) == (True, True, True, True)
-    assert Grades(0, 0, 0, 1).reachable(5) == (True, False, False, True)
-    assert Grades(0, 0, 1).reachable(5) == (True, False, True, False)
-
-
-def test_features_are_channel_by_channel():
-    a, b = Grades(1, 2, 0, 1), Grades(0, 1, 1, 0)
-    x, y = torch.randn(5, a.dim), torch.randn(5, b.dim)
-    assert a.channels() == [0, 1, 1, 1, 2, 2, 2, 3]
-    torch.testing.assert_close(a.split(x)[1], x[:, 1:7].unflatten(1, (2, 3)), rtol=0, atol=0)
-    both = features(joined(a.parts(x), b.parts(y)))
-    wanted = torch.cat([x[:, :7], y[:, :3], y[:, 3:], x[:, 7:]], 1)
-    torch.testing.assert_close(both, wanted, rtol=0, atol=0)
-    assert both.is_contiguous()
 
 
 @pytest.mark.parametrize(

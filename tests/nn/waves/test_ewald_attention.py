@@ -139,21 +139,6 @@ def test_molecules_in_growing_boxes(make):
     assert apart["charged"][1] > 10 * apart["neutral"][1]
 
 
-def test_fragments_far_apart(make):
-    """Gaussians do not reach; of neutral fragments potentials fall with the third power of the distance at least."""
-    layer = make(heads=1, lmax=1)
-    x = neutral(layer) | {"pos": torch.randn(6, 3, dtype=torch.float64)}
-    alone, both = layer(**x)[0], {key: torch.cat([part, part]) for key, part in x.items()}
-    differences = []
-    for distance in (20.0, 40.0):
-        pos = torch.cat([x["pos"], x["pos"] + torch.tensor([distance, 0, 0], dtype=torch.float64)])
-        differences.append(float((layer(**both | {"pos": pos})[0][:6] - alone).detach().abs().max()))
-    assert differences[1] < differences[0] / 3
-    gaussians = make(kernels=(3, 0), heads=1)
-    far = {key: torch.cat([part, part]) for key, part in x.items()} | {"pos": pos}
-    assert error(gaussians(**far)[0][:6], gaussians(**x)[0]) <= 1e-12
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("pbc", [CRYSTAL, SLAB])
 def test_smooth_in_the_cell(pbc, make):
@@ -325,15 +310,6 @@ def test_bad_options(message, options):
 def test_bad_inputs(message, change, make):
     with pytest.raises(ValueError, match=message):
         make()(**nodes() | change)
-
-
-def test_cells_far_wider_than_their_nodes_are_told(make):
-    """As some hosts put around molecules, whose waves cost minutes; silent where pbc says that nothing repeats."""
-    layer, x, cell = make(width=1.0), nodes(2), 25 * torch.eye(3).double()
-    with pytest.warns(UserWarning, match=r"cell of graph 0 is far wider than its 2 nodes: [\d,]+ waves, about .* s"):
-        layer(**x, cell=cell)
-    layer(**x, cell=cell, pbc=torch.tensor(OPEN))
-    layer(**nodes(9, cell=cell_of()), cell=cell_of())
 
 
 def test_ripples():
