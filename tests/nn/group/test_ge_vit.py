@@ -115,6 +115,13 @@ def test_block_formula(on_device, randomise):
     torch.testing.assert_close(block(x), y + norm4(up(swish(norm3(down(y))))), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
+def test_compile(on_device, randomise):
+    model = randomise(GEViT(cyclic(2), 1, 3, channels=(4,), heads=1, kernel_size=3), std=0.3)
+    x = torch.randn(2, 1, 5, 6)
+    torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
