@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from .modes import has_autocast
+
 
 def _each(arguments: Mapping[str, Any], fits: Callable[[Any], bool], wanted: str) -> None:
     for name, value in arguments.items():
@@ -46,11 +48,11 @@ def choice(name: str, value: object, allowed: Collection[str]) -> None:
 def features(x: Tensor, channels: int, dim: int, elements: int | None, reference: Tensor, name: str = "input") -> None:
     """Raise ValueError unless x is (B, channels, [elements,] *spatial) in ``reference``'s dtype, on its device."""
     axes = (channels,) if elements is None else (channels, elements)
-    layout = f"({', '.join(['B', *map(str, axes), 'H, W' if dim == 2 else 'D, H, W'])})"
-    if not isinstance(x, Tensor):
-        raise ValueError(f"{name} must be a torch.Tensor of shape {layout}, got {type(x).__name__}")
-    if x.ndim != 1 + len(axes) + dim or tuple(x.shape[1 : 1 + len(axes)]) != axes:
-        raise ValueError(f"{name} must have shape {layout}, got {tuple(x.shape)}")
+    tensor = isinstance(x, Tensor)
+    if not tensor or x.ndim != 1 + len(axes) + dim or tuple(x.shape[1 : 1 + len(axes)]) != axes:
+        layout = f"({', '.join(['B', *map(str, axes), 'H, W' if dim == 2 else 'D, H, W'])})"
+        wanted = f"have shape {layout}" if tensor else f"be a torch.Tensor of shape {layout}"
+        raise ValueError(f"{name} must {wanted}, got {tuple(x.shape) if tensor else type(x).__name__}")
     if min(x.shape[1 + len(axes) :]) < 1:
         raise ValueError(f"{name} must have at least one pixel on every spatial axis, got {tuple(x.shape)}")
     same_kind(x, reference, name)
@@ -62,10 +64,10 @@ def same_kind(x: Tensor, reference: Tensor, name: str = "input") -> None:
         raise ValueError(f"{name} must be a floating point tensor, got {x.dtype}")
     if x.device != reference.device:
         raise ValueError(f"{name} must be on {reference.device} as the parameters are, got {x.device}")
-    autocast = torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)
-    mixed = autocast and x.dtype != torch.float64  # which autocast leaves alone
-    if x.dtype != reference.dtype and not mixed:
-        raise ValueError(f"{name} must be {reference.dtype} as the parameters are, got {x.dtype}")
+    if x.dtype != reference.dtype:
+        autocast = has_autocast(x.device.type) and torch.is_autocast_enabled(x.device.type)
+        if not autocast or x.dtype == torch.float64:  # which autocast leaves alone
+            raise ValueError(f"{name} must be {reference.dtype} as the parameters are, got {x.dtype}")
 
 
 def alike(axes: int, **tensors: Tensor) -> None:

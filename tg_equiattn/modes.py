@@ -11,9 +11,17 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
 
+def has_autocast(kind: str) -> bool:
+    """Whether torch has autocast for a kind of device."""
+    return torch.amp.is_autocast_available(kind)
+
+
+has_autocast._dynamo_marked_constant = True  # type: ignore[attr-defined]  # compilers before torch 2.10 stop at it
+
+
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
     """Switch autocast off for a device, where it has it: geometry and exponentials stay in their own dtype."""
-    if torch.amp.is_autocast_available(device.type):
+    if has_autocast(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
 
