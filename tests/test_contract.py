@@ -282,10 +282,22 @@ def test_copies(name):
         assert repr(module).startswith(type(module).__name__)
         for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
             same(other(**inputs), wanted)
+    for part in module.parts if isinstance(module, Call) else [module]:
+        for method in ("redraw_features", "reset_parameters"):
+            if hasattr(part, method):
+                getattr(part, method)()
+                assert all(bool(x.isfinite().all()) for x in tree_leaves(module(**inputs)))
+
+
+EXPORTED = [
+    pytest.param(name, strict, id=f"{name}{', strict' if strict else ''}",
+                 marks=() if name in QUICK and not strict else pytest.mark.slow)
+    for strict in (False, True) for name in CASES if CASES[name].vary and (name in FIRST or not strict)
+]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:.*")
-@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["not strict", "strict"])
+@pytest.mark.parametrize(("varying", "strict"), EXPORTED, indirect=["varying"])
 def test_exported_for_batches_of_all_sizes(varying, strict):
     module = exported_form(varying.module.eval())
     batches = [varying.vary(step) for step in range(3)]

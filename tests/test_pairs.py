@@ -225,3 +225,9 @@ def test_edges_as_given():
     ]:
         with pytest.raises(ValueError, match=message):
             Pairs.from_edges(edge_index, 3, **options)
+
+
+def test_weights_that_are_none():
+    for weights in (torch.tensor([-1.0]), torch.tensor([torch.nan])):
+        with pytest.raises(ValueError, match="weights must not be negative"):
+            Pairs(torch.tensor([[1], [0]]), 2, torch.zeros(1, 2), weights=weights)

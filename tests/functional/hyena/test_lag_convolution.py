@@ -111,3 +111,15 @@ def test_saves_its_inputs_only():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
         convolve(x, h)
     assert sum(saved) <= x.numel() + h.numel()
+
+
+def test_nothing_to_convolve():
+    for mode in MODES:
+        for count, n in ((0, 5), (3, 0), (0, 0)):
+            x, h = inputs("vectors", n, mode, count=count)
+            for lengths in (None, torch.zeros(count, dtype=torch.int64)):
+                out = convolve(x, h, lengths, mode)
+                assert out.shape == x.shape
+                out.sum().backward()
+        x, h = inputs("vectors", 5, mode)
+        assert not convolve(x, h, torch.zeros(B, dtype=torch.int64), mode).any()

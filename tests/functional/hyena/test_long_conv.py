@@ -225,3 +225,10 @@ V, S = torch.ones(3, 5, 2, 3), torch.ones(3, 5, 2)
 def test_bad_arguments(message, function, q, k, lengths, mode):
     with pytest.raises(ValueError, match=message):
         function(q, k, lengths, mode)
+
+
+def test_bilinear_of_nothing():
+    for b, n in ((0, 5), (3, 0), (0, 0)):
+        for mode in SAME_LENGTH:
+            out = bilinear_long_conv(torch.ones(b, n, 2).double(), torch.ones(b, n, 3).double(), Product(), None, mode)
+            assert out.shape == (b, n, 5)

@@ -218,3 +218,14 @@ Q = torch.ones(3, 5, 2, 3)
 def test_bad_arguments(message, arguments):
     with pytest.raises(ValueError, match=message):
         vector_attention(*arguments)
+
+
+def test_nothing_to_attend():
+    for count, n in ((0, 5), (3, 0), (0, 0)):
+        x = torch.ones(count, n, C, 3, requires_grad=True)
+        out = vector_attention(x, x, x, torch.zeros(count, dtype=torch.int64))
+        assert out.shape == x.shape
+        assert vector_attention(x, x, x).shape == x.shape
+        out.sum().backward()
+    x = torch.ones(3, 5, C, 3)
+    assert not vector_attention(x, x, x, torch.zeros(3, dtype=torch.int64)).any()

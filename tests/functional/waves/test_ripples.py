@@ -96,3 +96,13 @@ def test_waves_are_the_pairs(lmax):
     many = [x.repeat(len(images), *[1] * (x.ndim - 1)) for x in (q, k, v)]
     wanted = ewald_attention(*many, around, ker, method="pairs")[: len(pos)]
     assert error(ewald_attention(q, k, v, pos, ker, cell=cell), wanted) <= PROMISED
+
+
+def test_wavenumbers_that_cannot_be():
+    ker = kernels()
+    for options in ({"fastest": (1.0,)}, {"fastest": (1.0, -1.0)}, {"wavenumbers": None}, {"fastest": ()}):
+        given = {"wavenumbers": ker.wavenumbers, "fastest": FASTEST} | options
+        with pytest.raises(ValueError, match="wavenumbers must be"):
+            EwaldKernels(ker.widths, ker.gains, BOUNDS, 1, **given)
+    with pytest.raises(ValueError, match=r"gaussians must be in \[0, 2\], got 3"):
+        EwaldKernels(ker.widths, ker.gains, BOUNDS, 3, wavenumbers=ker.wavenumbers, fastest=FASTEST)

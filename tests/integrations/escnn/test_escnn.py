@@ -20,6 +20,7 @@ from tg_equiattn.integrations.escnn import (
     R2GroupAttention,
     R2LiftingAttention,
     R2RegularLayerNorm,
+    between_fields,
     group_from_gspace,
 )
 
@@ -276,3 +277,12 @@ def test_bad_input():
         layer(trivial(ROT4)(torch.randn(1, 3, 5, 5)))
     with pytest.raises(ValueError, match="at least one pixel"):
         layer(regular(ROT4)(torch.randn(1, 24, 0, 5)))
+    with pytest.raises(ValueError, match="size must be 2 sides of the test image or volume, got 4"):
+        layer.check_equivariance(size=4)
+    with pytest.raises(ValueError, match=r"gspace must have elements .* check_equivariance\(off_lattice=True\)"):
+        R2RegularLayerNorm(regular(gspaces.rot2dOnR2(3))).check_equivariance()
+    assert [type(m) for m in between_fields(regular(ROT4), layer, regular(ROT4))] == [R2GroupAttention]
+    assert "[C4_on_R2[(None, 4)]: {regular (x6)}(24)]" in repr(layer)
+    vectors = nn.FieldType(ROT4, [ROT4.irrep(1)])
+    with pytest.raises(ValueError, match=r"use R2GroupAttention after .*regular_repr\]\)$"):
+        R2LiftingAttention(vectors, regular(ROT4), heads=1)

@@ -140,6 +140,17 @@ def test_names_that_a_layer_has_not(name):
             RelativeGPSBlock(35, None, 5, attn_kwargs={name: value})
 
 
+def test_other_forms_of_edges():
+    adjacency = torch.sparse_coo_tensor(EDGES.flip(0), torch.ones(6), (8, 8))
+    with pytest.raises(ValueError, match=r"edge_index must be a 7 x 7 adjacency, got \(8, 8\)"):
+        call(edge_index=adjacency)
+    model = PixelGraphClassifier(12, 5, channels=12, num_layers=1, heads=3, cutoff=3)
+    with pytest.raises(ValueError, match="neighbors must fill every graph and stand for batch"):
+        model(X, neighbors=PixelGrid((2, 3), 3))
+    assert model(X, pos=POS - 0.25, batch=BATCH).shape == (2, 5)
+    assert repr(PixelGraph(3, spacing=2.0)) == "PixelGraph(max_distance=3, periodic=False, spacing=2.0)"
+
+
 def test_bad_images():
     for data in (Data(), Data(image=[[1.0]]), Data(image=torch.rand(5, 7)), Data(image=torch.rand(3, 0, 7))):
         with pytest.raises(ValueError, match=r"data\.image must be a tensor of shape \(C, H, W\) or \(C, D, H, W\)"):

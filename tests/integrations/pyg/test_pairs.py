@@ -1,5 +1,7 @@
 """Attention over all pairs of small graphs: what random features estimate."""
 
+import copy
+
 import pytest
 import torch
 
@@ -34,3 +36,18 @@ def test_pairs_of_two_graphs_are_refused(make_conv, point_graphs):
     near = conv.neighbors(torch.tensor([[0], [7]]), pos=data.pos, num_nodes=9)
     with pytest.raises(ValueError, match="neighbors must not join nodes of different graphs"):
         conv(data.x, batch=data.batch, neighbors=near)
+
+
+def test_pairs_given_twice(make_conv):
+    """In float32 as in float64, whatever their biases."""
+    x, pos = torch.randn(4, 12, dtype=torch.float64), torch.rand(4, 2, dtype=torch.float64)
+    edges = torch.tensor([[0, 1, 2, 0, 3], [1, 0, 1, 1, 2]])
+    conv = make_conv(method="pairs", edge_dim=1, values="offset", offset="mlp")
+    torch.nn.init.ones_(conv.attention.positions.edge_bias.weight)
+    in_single = copy.deepcopy(conv).float()
+    for size in (1.0, 300.0, -300.0):
+        bonds = size * torch.tensor([[0.5], [1.0], [0.9], [0.2], [1.0]], dtype=torch.float64)
+        assert conv.neighbors(edges, None, bonds, pos, num_nodes=4).repeats
+        assert not conv.neighbors(edges[:, 1:], None, bonds[1:], pos, num_nodes=4).repeats
+        single = in_single(x.float(), edges, None, bonds.float(), pos.float())
+        torch.testing.assert_close(single.double(), conv(x, edges, None, bonds, pos), rtol=1e-3, atol=1e-3)

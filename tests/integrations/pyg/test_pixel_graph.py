@@ -134,3 +134,15 @@ def test_classifier_has_the_papers_size(position, millions):
     model = PixelGraphClassifier(1, 10, position=position)
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(millions * 1e6, abs=0.05e6)
     assert len(model.blocks) == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.int16, torch.bool])
+def test_integer_images_give_floats(dtype):
+    image = torch.randint(2 if dtype == torch.bool else 127, (3, 5, 7)).to(dtype)
+    data = PixelGraph(3)(Data(image=image))
+    assert data.x.dtype == torch.get_default_dtype()
+    torch.testing.assert_close(data.x * (255 if dtype == torch.uint8 else 1), image.flatten(1).T.float())
+    if dtype == torch.uint8:  # as the lookup of intensities reads them
+        model = make_classifier(embedding="lookup").eval()
+        levels = image.flatten(1).T
+        torch.testing.assert_close(model(**arguments(data)), model(**{**arguments(data), "x": levels}))

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from group_layers import attention, image, lifting, oracle
+from group_layers import LAYERS, attention, image, lifting, oracle
 from small_groups import GROUPS, PLANAR
 
 from tg_equiattn.groups import cyclic, dihedral, from_generators
@@ -186,3 +186,15 @@ def test_checkpoints_know_what_they_are_of(tmp_path):
         for strict in (True, False):
             with pytest.raises(ValueError, match=message):
                 other.load_state_dict(state, strict=strict)
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_no_images(name, randomise):
+    """Nor gradients, first or second."""
+    layer = randomise(LAYERS[name](GROUPS["C4"]))
+    x = image(GROUPS["C4"], (5, 6), name != "lifting", torch.float32, batch=2)[:0].requires_grad_()
+    out = layer(x)
+    assert out.shape == (0, 7, 4, 5, 6)
+    (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    (out.sum() + first.square().sum()).backward()
+    assert all(p.grad is None or not p.grad.any() for p in layer.parameters())

@@ -4,7 +4,7 @@ from group_layers import block as small_block
 from small_groups import GROUPS
 
 from tg_equiattn.groups import cyclic, dihedral, mirror, trivial
-from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention, RegularGlobalNorm
+from tg_equiattn.nn import GEViT, GroupAttention, GroupAttentionBlock, LiftingAttention, RegularGlobalNorm
 from tg_equiattn.testing import equivariance_error
 
 SMALL = {"channels": (6, 8), "heads": 2, "kernel_size": 3}
@@ -152,3 +152,11 @@ def test_bad_input():
         model(torch.randn(2, 1, 9, 9))
     with pytest.raises(ValueError, match="num_classes must be a positive integer, got 0"):
         GEViT(cyclic(4), 1, 0)
+
+
+def test_bad_blocks():
+    layer = LiftingAttention(cyclic(4), 3, 3, heads=1)
+    with pytest.raises(ValueError, match=r"attention must be a GroupAttention or .* got LiftingAttention"):
+        GroupAttentionBlock(layer)
+    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got 1.0"):
+        GroupAttentionBlock(GroupAttention(cyclic(4), 3, 3, heads=1), dropout=1.0)

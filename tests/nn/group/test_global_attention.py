@@ -9,7 +9,8 @@ from tg_equiattn.encodings import relation_index
 from tg_equiattn.functional import global_group_attention, orthogonal_projection
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic, dihedral
-from tg_equiattn.nn import GroupAttention
+from tg_equiattn.nn import GEViT, GlobalGroupAttention, GroupAttention
+from tg_equiattn.nn.performer.random_features import RandomFeatures
 from tg_equiattn.testing import TOLERANCE, equivariance_error
 
 
@@ -184,3 +185,38 @@ def test_images_do_not_see_each_other(randomise):
 def test_bad_arguments(change, message):
     with pytest.raises(ValueError, match=message):
         everywhere(cyclic(4), **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"index": torch.zeros(2, 2, 2, dtype=torch.int64) + torch.arange(2)}, r"index must have shape .*'relative'"),
+        ({"projection": torch.randn(7, 4)}, r"projection must be \(m, 3\), got \(7, 4\)"),
+        ({"biases": (None, None, torch.randn(2, 3))}, r"far_bias must have shape \(2, 2\), got \(2, 3\)"),
+        ({"neighbourhood": Neighbourhood(2, None), "rho_space": torch.zeros(2, 63, 3)}, r"must be a window"),
+        ({"mask": torch.ones(2, 4, 5)}, r"mask must be bool of shape \(1 or 1, 4, 5\)"),
+    ],
+)
+def test_bad_operands(change, message):
+    pixel = (1, 2, 3, 2, 4, 5)
+    operands = {n: torch.randn(pixel) for n in ("query", "key", "value")}
+    operands |= {"projection": torch.randn(7, 3), "rho_space": torch.zeros(2, 9, 3), "rho_group": torch.zeros(2, 3)}
+    operands |= {"index": torch.tensor([[0, 1], [1, 0]])}
+    operands |= {"neighbourhood": Neighbourhood(2, 3)}
+    global_group_attention(**operands)
+    with pytest.raises(ValueError, match=message):
+        global_group_attention(**operands | change)
+
+
+def test_draws_of_models():
+    model = GEViT(GROUPS["C4"], 3, 2, channels=(4, 4), heads=1, kernel_size=3, attention={"num_features": 7})
+    before = [m.projection.clone() for m in model.modules() if isinstance(m, RandomFeatures)]
+    model.redraw_features()
+    after = [m.projection for m in model.modules() if isinstance(m, RandomFeatures)]
+    assert [p.shape for p in after] == [(7, 3)] * 2
+    assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    GEViT(GROUPS["C4"], 3, 2, channels=(4,), heads=1, kernel_size=3).redraw_features()  # there are none
+    everywhere = {"relation": "relative", "attention": {"num_features": None}}
+    preset = GEViT.rotmnist(GROUPS["C4"], channels=(4,) * 5, heads=1, **everywhere)
+    layers = [m for m in preset.modules() if isinstance(m, GlobalGroupAttention)]
+    assert [layer.locality for layer in layers] == [None] * 5  # as the papers

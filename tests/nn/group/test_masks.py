@@ -229,3 +229,14 @@ def test_bad_masks(mask, message):
             module(image(GROUPS["C4"], (5, 6), module is not model, torch.float32), mask)
     with pytest.raises(ValueError, match=message):
         block.attention_map(image(GROUPS["C4"], (5, 6), True, torch.float32), (1, 1), mask)
+
+
+@pytest.mark.parametrize(("momentum", "track"), [(None, True), (0.1, False)])
+def test_other_batch_norms(momentum, track):
+    given, alone = (RegularBatchNorm(3, momentum=momentum, affine=False, track_running_stats=track) for _ in range(2))
+    for _ in range(3):
+        x = image(D4, (6, 7), True, torch.float32)
+        torch.testing.assert_close(given(poisoned(x, rectangle()), rectangle())[INSIDE], alone(x[INSIDE]))
+    torch.testing.assert_close(given.state_dict(), alone.state_dict())
+    given.eval(), alone.eval()
+    torch.testing.assert_close(given(x, rectangle())[INSIDE], alone(x[INSIDE]))

@@ -87,6 +87,11 @@ def test_trained_layers_turn_too(kind, options):
     assert sum(trained) / 2 < 0.03
 
 
+def test_invariants():
+    """Means over images are those of turned ones, but for pixels at the border."""
+    assert max(off_lattice_errors(lambda x: x.mean((2, 3)), C8, (4, 2, 11, 11)).values()) < 0.1
+
+
 @pytest.mark.filterwarnings("ignore:relation='gsa'")
 def test_what_is_not_equivariant_is_seen():
     """Negative controls: GSA-Nets' relation, and a map whose elements are not exchanged."""
@@ -109,3 +114,18 @@ def test_the_default_is_the_window_that_turns_along(group, kernel_size, shape):
         block = GroupAttention(group, 4, 8, heads=1, kernel_size=kernel_size, relation="relative")
         assert block.neighbourhood == layer.neighbourhood
         assert small_layer(LiftingAttention, group, neighbourhood="square").neighbourhood.shape == "square"
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "message"),
+    [
+        (torch.nn.Identity(), (2, 3, 8, 8), "odd number of pixels a side"),
+        (lambda x: x[..., 0, 0, 0], (2, 3, 8, 9, 9), r"module must give invariants .* got shape \(2,\)"),
+        (torch.nn.Identity(), (2, 3, 9), r"shape must have 4 axes .* or 5 .* got \(2, 3, 9\)"),
+        (lambda x: x * float("nan"), (2, 3, 9, 9), "finite outputs"),
+    ],
+)
+def test_bad_arguments(module, shape, message):
+    module = (lambda x: x[:, 0, 0, 0, 0]) if len(shape) == 5 else module
+    with pytest.raises(ValueError, match=message):
+        off_lattice_errors(module, C8, shape)

@@ -7,7 +7,7 @@ from hyena_layers import MORE, OPTIONS
 from oracles import token_network
 from space import error, flipped_sign, motion, move
 
-from tg_equiattn.nn import SE3Hyena
+from tg_equiattn.nn import SE3Hyena, SE3HyenaOperator
 from tg_equiattn.ragged import Ragged
 from tg_equiattn.testing import TOLERANCE
 
@@ -185,3 +185,21 @@ def test_compiling_needs_the_sizes(make):
     torch.compiler.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="batch_size and max_num_nodes must be given"):
         torch.compile(make("plain"), fullgraph=True, backend="aot_eager")(**sample("plain", [7, 3]))
+
+
+def test_scalars_or_vectors_only(randomise):
+    x = sample("plain", [11])
+    scalars, vectors = randomise(SE3HyenaOperator(S, 0, out_vectors=0)).double()(x["scalars"], None)
+    assert scalars.shape == (11, S)
+    assert vectors.shape == (11, 0, 3)
+    layer = randomise(SE3HyenaOperator(S, 0, out_vectors=2, hidden_vectors=3)).double()
+    assert layer(x["scalars"], None, pos=x["pos"])[1].shape == (11, 2, 3)
+    with pytest.raises(ValueError, match=r"^pos must be given"):
+        layer(x["scalars"], None)
+    for options in ({"filter": "lag", "short_conv": 3}, {"short_conv": 3}):
+        layer = randomise(SE3HyenaOperator(0, V, out_scalars=2, hidden_scalars=0, **options)).double()
+        assert layer(None, x["vectors"])[0].shape == (11, 2)
+    layer = randomise(SE3HyenaOperator(0, V, out_scalars=1, hidden_scalars=2)).double()
+    assert layer(None, x["vectors"])[0].shape == (11, 1)
+    empty = layer(x["scalars"][:, :0], x["vectors"])
+    close(empty, layer(None, x["vectors"]), 0)

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from clouds import SIZES, S, V, check_batch_equals_each_alone, close, dense, one, sample
+from clouds import SIZES, S, V, check_batch_equals_each_alone, close, dense, one, permuted, sample, within
 from hyena_layers import OPTIONS
+from space import error
 
 from tg_equiattn.nn.vector import clifford
 
@@ -102,3 +103,21 @@ def test_nothing_and_one_token(name, make):
     for part in layer(**all_empty):
         assert part.isfinite().all()
         assert layer.module.pool or not part.any()
+
+
+def test_a_given_order_is_that_of_the_sequence(make):
+    layer, x, sizes = make("model"), sample("model", [7, 1, 5]), [7, 1, 5]
+    order = within(sizes)
+    expected = layer(**permuted(x, order))
+    close([part[order] for part in layer(**x, order=order)], expected)
+    padded, there = dense(x, sizes, 9, 0.0)
+    places = torch.arange(9).repeat(3, 1)
+    places[there] = order - torch.tensor([0, 7, 8])[x["batch"]]
+    close([part[there][order] for part in layer(**padded, order=places)], expected)
+    kind, options = OPTIONS["model"]
+    radial = kind(S, V, **options, order="radial").double()
+    radial.load_state_dict(layer.state_dict())
+    for operator in radial.module.operators:
+        operator.norm = "ortho"
+    assert error(radial(**x), layer(**x)) > 1e-3
+    close(radial(**x, order=order), layer(**x, order=order))

@@ -12,6 +12,7 @@ from tg_equiattn.functional import orthogonal_projection
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention, RelativePerformer
 from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
+from tg_equiattn.nn.performer.pixel_model import PixelEmbedding
 from tg_equiattn.testing import TOLERANCE
 
 CHANNELS, OUT, HEADS, M, REACH = 12, 15, 3, 19, 3
@@ -260,3 +261,19 @@ X, POS = torch.ones(2, 35, 12), torch.ones(2, 35, 2)
 def test_bad_arguments(message, call):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "lookup"])
+def test_pixel_embeddings(on_device, kind):
+    embedding = PixelEmbedding(3, 8, kind)
+    x = torch.randint(256, (2, 5, 3))
+    if kind != "lookup":
+        assert embedding(x / 255).shape == (2, 5, 8)
+        return
+    expected = sum(embedding.table.weight[256 * c + x[..., c]] for c in range(3))
+    torch.testing.assert_close(embedding(x), expected)
+    torch.testing.assert_close(embedding(x / 255), expected)
+    torch.testing.assert_close(embedding(x.to(torch.uint8)), expected)
+    for bad in (x - 300, x + 300, x / 100) if on_device == "cpu" else ():  # where values may be looked at
+        with pytest.raises(ValueError, match=r"integers in \[0, 255\]"):
+            embedding(bad)

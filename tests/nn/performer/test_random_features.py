@@ -158,3 +158,22 @@ def test_a_transformed_pass_is_one_step():
         assert torch.equal(layer.features.get_extra_state(), plain.features.get_extra_state())
     assert int(layer.features.get_extra_state()[1]) == 2
     torch.testing.assert_close(torch.vmap(layer.eval())(x)[1], layer(x[1]))
+
+
+def test_ensembles_draw_outside():
+    """Stacked directions are not drawn again under vmap: that raises, and in eval they are used as they are."""
+    members = [PerformerAttention(8, 8, 2, offset=None, redraw_interval=1).double() for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(members)
+    x = torch.randn(9, 8).double()
+
+    def run(parameters, buffers):
+        return torch.func.functional_call(members[0], (parameters, buffers), (x,))
+
+    torch.vmap(run)(parameters, buffers)
+    with pytest.raises(
+        RuntimeError, match=r"cannot be redrawn while a transform.*eval\(\).*redraw_features\(\) outside"
+    ):
+        torch.vmap(run)(parameters, buffers)
+    members[0].eval()
+    for got, member in zip(torch.vmap(run)(parameters, buffers), members, strict=True):
+        torch.testing.assert_close(got, member.eval()(x))

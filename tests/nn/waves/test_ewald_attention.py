@@ -239,7 +239,6 @@ def test_far_from_home(make):
     assert error(layer(**x | {"pos": near.float()}, cell=cell.float()), home) <= 1e-4
 
 
-@pytest.mark.slow
 def test_traced_without_reading_the_number_of_waves(make):
     """torch.compile and make_fx with symbols for sizes, of a batch of all kinds; too small a bound is noticed."""
     layer = make(width=1.5, kernels=2, lmax=1, heads=1, error=0.05, max_waves=(3, 14, 3))
