@@ -206,7 +206,7 @@ class PixelGrid:
             most = math.ceil(self.max_distance / unit)
             back, ahead = ((side - 1) // 2, side // 2) if self.periodic else (side - 1, side - 1)
             axes.append((-min(most, back), min(most, ahead) + 1))
-        for step in itertools.product(*itertools.starmap(range, axes)):
+        for step in itertools.product(*[range(*axis) for axis in axes]):
             count += 0 < sum(abs(n) * unit for n, unit in zip(step, self._spacings, strict=True)) < limit
         steps = _mesh(axes, device)
         along = zip(steps.unbind(-1), self._spacings, strict=True)
