@@ -285,3 +285,15 @@ def test_what_scales_do_not_allow():
         lifting(group, padding_mode="circular", kernel_size=5)(image(group, (4, 4)))
     with pytest.raises(ValueError, match=r"input must have shape \(B, 3, 12, H, W\)"):
         attention(group)(regular(dyadic(2, cyclic(4))))
+
+
+def test_context_of_other_features(layer):
+    """Its scales move up as those of the input, whose window of scales is one wide here."""
+    group, channels = layer.group, layer.in_channels
+    make = type(layer)
+    options = {} if make is LiftingAttention else {"scale_window": 1}
+    cross = small_layer(make, group, channels, 6, head_channels=5, context_channels=channels, **options)
+    x, context = given(layer), given(layer)
+    both = lambda x: cross.double()(x[:, :channels], context=x[:, channels:])  # noqa: E731
+    assert max(dilation_errors(both, group, torch.cat([x, context], 1))) <= TOLERANCE[torch.float64]
+    assert float((cross(x, context=context) - cross(x, context=x)).detach().abs().max()) > 1e-2

@@ -326,3 +326,45 @@ def test_ripples():
     out[0].square().sum().backward()
     assert layer.attention.bands.grad.abs().min() > 0
     assert "attention.bands" not in EwaldAttention(3, 2, width=1.0).state_dict()
+
+
+@pytest.mark.slow
+def test_balls_of_one_sign_grow_where_crystals_do_not(make):
+    """The limit that is stated: potentials of open balls whose values do not sum to zero grow with the square of the
+    radius; Gaussians do not, nor does anything in the crystal, which has a background."""
+    found = {}
+    for name, kernels in (("potentials", (0, 1)), ("Gaussians", (1, 0))):
+        layer = make(kernels=kernels, heads=1, lmax=0, method="pairs")
+        for radius in (4.0, 8.0):
+            axis = torch.arange(-radius, radius + 1, dtype=torch.float64)
+            pos = torch.cartesian_prod(axis, axis, axis)
+            pos = pos[pos.norm(dim=1) <= radius]
+            x = neutral(layer, len(pos))
+            out = layer(**x | {"scalars": x["scalars"].abs()}, pos=pos)[0]
+            found[name, radius] = float(out[pos.norm(dim=1) == 0].detach().abs().max())
+    assert 3 < found["potentials", 8.0] / found["potentials", 4.0] < 5.5
+    assert 0.99 < found["Gaussians", 8.0] / found["Gaussians", 4.0] < 1.05
+
+
+def test_fragments_far_apart(make):
+    """Gaussians do not reach; of neutral fragments potentials fall with the third power of the distance at least."""
+    layer = make(heads=1, lmax=1)
+    x = neutral(layer) | {"pos": torch.randn(6, 3, dtype=torch.float64)}
+    alone, both = layer(**x)[0], {key: torch.cat([part, part]) for key, part in x.items()}
+    differences = []
+    for distance in (20.0, 40.0):
+        pos = torch.cat([x["pos"], x["pos"] + torch.tensor([distance, 0, 0], dtype=torch.float64)])
+        differences.append(float((layer(**both | {"pos": pos})[0][:6] - alone).detach().abs().max()))
+    assert differences[1] < differences[0] / 3
+    gaussians = make(kernels=(3, 0), heads=1)
+    far = {key: torch.cat([part, part]) for key, part in x.items()} | {"pos": pos}
+    assert error(gaussians(**far)[0][:6], gaussians(**x)[0]) <= 1e-12
+
+
+def test_cells_far_wider_than_their_nodes_are_told(make):
+    """As some hosts put around molecules, whose waves cost minutes; silent where pbc says that nothing repeats."""
+    layer, x, cell = make(width=1.0), nodes(2), 25 * torch.eye(3).double()
+    with pytest.warns(UserWarning, match=r"cell of graph 0 is far wider than its 2 nodes: [\d,]+ waves, about .* s"):
+        layer(**x, cell=cell)
+    layer(**x, cell=cell, pbc=torch.tensor(OPEN))
+    layer(**nodes(9, cell=cell_of()), cell=cell_of())
