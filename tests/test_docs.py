@@ -69,6 +69,13 @@ def test_nothing_is_installed_from_an_index_it_is_not_on():
     assert [page.name for page in PAGES if re.search(r"pip install .?tg_equiattn", page.read_text())] == []
 
 
+def test_the_page_on_installing_states_the_lowest_versions():
+    project, page = (ROOT / "pyproject.toml").read_text(), (DOCS / "install.md").read_text()
+    for package in ("torch", "torch-geometric", "e3nn", "escnn", "mace-torch", "nequip"):
+        lowest = re.search(rf'"{package}>=([\d.]+)"', project)[1]
+        assert f"{package} `{lowest}`" in page
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_results_are_those_of_their_rows(page):
     """How is in tests/helpers/page_numbers.py; that tables are what the rows say, in tests/examples/test_report.py."""
