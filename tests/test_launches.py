@@ -9,6 +9,9 @@ from counting import count, held
 from launches import LAYERS, SIZES, TABLE, measured, row
 from torch import nn
 
+from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum
+from tg_equiattn.pairs import CSR
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # tracing on the device meta warns
 FLOAT = 4
 SE3 = pytest.param("SE3HyenaOperator", marks=pytest.mark.slow)
@@ -75,6 +78,55 @@ def test_memory_is_given_back():
 def test_fakes_count_as_tensors_do(name):
     a, b = (count(*CASES[name].build(torch.float32), fake=fake) for fake in (False, True))
     assert a == b
+
+
+def clouds(count, size):
+    tokens = count * size
+    return {
+        "scalars": torch.empty(tokens, 32), "vectors": torch.empty(tokens, 16, 3), "pos": torch.empty(tokens, 3),
+        "batch": torch.arange(count).repeat_interleave(size), "batch_size": count, "max_num_nodes": size,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        ("PerformerAttention, plain", {"x": torch.empty(256, 4096, 64, device="meta")}),
+        pytest.param("VectorSelfAttention", clouds(4, 8192), marks=pytest.mark.slow),
+        pytest.param(
+            "GroupAttention, relative", {"x": torch.empty(32, 32, 8, 64, 64, device="meta")}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_tiles_take_what_is_stated(name, inputs):
+    """Of inputs that go by several tiles, each of 2 GiB, with what lies beside a tile."""
+    few, inputs = count(LAYERS[name].make(), LAYERS[name].inputs(False))[0], dict(inputs)
+    inputs = {n: torch.empty(x.shape) if isinstance(x, torch.Tensor) and x.is_meta else x for n, x in inputs.items()}
+    forward, training = count(LAYERS[name].make(), inputs)
+    assert forward.operations > few.operations  # it loops
+    assert forward.peak < 3 * 2**30
+    assert training.peak < 5 * 2**30
+
+
+def test_near_pairs_beyond_a_tile_are_sparse_products_unless_their_order_matters():
+    """Of 2 million pairs with 8 heads of 16."""
+    nodes, pairs = 200_000, 2_000_000
+    row = torch.arange(nodes).repeat_interleave(pairs // nodes)
+    relation = CSR.of(row, row, nodes, nodes)
+    function = Call(
+        lambda query, key, **tables: edge_sum(edge_dot(query, key, CSR(*tables.values())), key, CSR(*tables.values()))
+    )
+    inputs = {"query": torch.empty(8, nodes, 16), "key": torch.empty(8, nodes, 16)}
+    inputs |= {f"table{n}": x for n, x in enumerate(relation.tensors)}
+    sparse, _ = count(function, inputs)
+    torch.use_deterministic_algorithms(True)
+    try:
+        gathered, training = count(function, inputs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert sparse.names["aten.sparse_sampled_addmm.default"] == 8
+    assert gathered.names["aten.index_add.default"] == 1
+    assert not [name for name in (gathered.names + training.names) if "sparse" in name]
 
 
 def compiled_of(module, inputs):

@@ -51,7 +51,7 @@ class AttentionPlan:
         if not here:  # where windows are gathered, not looked through
             temporary = max(temporary, neighbors * keys * max(query.shape[1], value.shape[1]))
         kind = f"{path} pointwise" if self.paired and not self.direct else path
-        self.budget = tile_numbers(query.device, _TILE_BUDGET.get(kind, 0), 4)
+        self.budget = tile_numbers(query.device, _TILE_BUDGET.get(kind, 0), 8 if self.paired else 4)
         width = None if path == "whole" else max(16 if self.direct else 64, self.budget // temporary)
         self.tiling = tiling(spatial, kernel_size, selection, circular, query.shape[0], width, query)
         lanes = self.tiling.lanes

@@ -27,14 +27,14 @@ def edge_dot(query: Tensor, key: Tensor, relation: CSR) -> Tensor:
     """(heads, N, d) queries times (heads, M, d) keys at the pairs of a relation, (heads, E)."""
     if transformed():
         return gathered_edge_dot(query, key, relation.row, relation.col)
-    if compiler_fuses(query, _numbers(query, relation.row)):
+    if compiler_fuses(query, query.shape[0] * relation.row.shape[0]):  # rows are read where they are multiplied
         return _whole_edge_dot(query, key, relation.row, relation.col)
     return csr_edge_dot(query, key, *relation.tensors)
 
 
 def edge_sum(weight: Tensor, value: Tensor, relation: CSR) -> Tensor:
     """Sum over each row's pairs of (heads, E) weights times (heads, M, d) values, (heads, N, d)."""
-    if transformed() or compiler_fuses(value, _numbers(value, relation.row)):
+    if transformed() or compiler_fuses(value, value.shape[0] * relation.row.shape[0]):
         return gathered_edge_sum(weight, value, relation.row, relation.col, relation.rows)
     return csr_edge_sum(weight, value, *relation.tensors)
 
