@@ -57,6 +57,8 @@ CASES = [
     ("pos must be on cpu as the input is, got meta", lambda: PositionalPerformerAttention(
         12, 15, 3, position="sinusoid")(torch.ones(2, 5, 12), pos=torch.ones(2, 5, 2, device="meta"))),
     ("cutoff must be a positive integer", lambda: PerformerAttention(12, 15, 3, cutoff="auto")),
+    ("cutoff must be a positive number or 'auto', got 'mean'", lambda: PerformerAttention(
+        12, 15, 3, offset="mlp", cutoff="mean")),
     ("pos must be given with order='radial'", lambda: SE3HyenaOperator(2, 2, order="radial")(**FLAT)),
     ("pos must be given with order='radial'", lambda: SE3Hyena(2, 2, order="radial")(**FLAT)),
 ]  # fmt: skip

@@ -226,3 +226,14 @@ def test_bad_input(change, message):
     change(arguments, options)
     with pytest.raises(ValueError, match=message):
         group_attention(*arguments, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_operands(dtype, device):
+    tensors, neighbourhood = operands(3, (5, 6), dtype=torch.float32, device=device)
+    index = relation_index(cyclic(3), "ge_vit").to(device)
+    half = [x.detach().to(dtype) for x in tensors]
+    out = group_attention(*half, index, neighbourhood=neighbourhood)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), group_attention(*tensors, index, neighbourhood=neighbourhood),
+                               rtol=0, atol=0.15)  # fmt: skip

@@ -57,3 +57,17 @@ def test_third_derivatives():
         out.append(gradients(y, tensors))
     for a, b in zip(*out, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * max(1.0, float(b.abs().max())))
+
+
+@pytest.mark.parametrize("backend", ["torch", "plain"])
+def test_no_images_have_no_second_derivative(backend):
+    tensors, neighbourhood = operands(2, (3, 3), batch=1)
+    empty = [x.detach()[:0].requires_grad_() for x in tensors[:3]]
+    x = [*empty, *tensors[3:]]
+    out = group_attention(*x, relation_index(cyclic(2), "ge_vit"), neighbourhood=neighbourhood, backend=backend)
+    assert out.shape == (0, 3, 7, 2, 3, 3)
+    first = torch.autograd.grad(out.sum(), x, create_graph=True)
+    assert not any(g.any() for g in first)
+    total = sum(g.square().sum() for g in first)
+    second = torch.autograd.grad(total, x, allow_unused=True) if total.requires_grad else ()
+    assert all(g is None or not g.any() for g in second)

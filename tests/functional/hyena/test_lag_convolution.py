@@ -123,3 +123,12 @@ def test_nothing_to_convolve():
                 out.sum().backward()
         x, h = inputs("vectors", 5, mode)
         assert not convolve(x, h, torch.zeros(B, dtype=torch.int64), mode).any()
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 5])], ids=["equal", "ragged"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_gradients_of_gradients(kind, mode, lengths):
+    x, h = inputs(kind, 5, mode, count=2)
+    assert torch.autograd.gradcheck(lambda x, h: convolve(x, h, lengths, mode), (x, h), fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda x, h: convolve(x, h, lengths, mode), (x, h), fast_mode=True)

@@ -1,5 +1,6 @@
 """The products over pairs that the window and strategy 2 rest on."""
 
+import pytest
 import torch
 
 from tg_equiattn.functional.performer.edge_products import (
@@ -51,3 +52,26 @@ def test_registered_operators():
     query, key, weight = (double(2, *s).requires_grad_() for s in ((n, 3), (n, 3), (len(p.col),)))
     torch.library.opcheck(csr_edge_dot, (query, key, *p.tensors), test_utils=checks)
     torch.library.opcheck(csr_edge_sum, (weight, key, *p.tensors), test_utils=checks)
+
+
+@pytest.mark.parametrize("mkl", [True, False])
+def test_gradcheck(mkl, monkeypatch):
+    """With torch's sampled product, and without it, as on processors MKL does not support."""
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    p, n = relation()
+    query, key, weight = (double(2, size, *rest).requires_grad_() for size, *rest in ((n, 2), (n, 2), (len(p.col),)))
+    for run, inputs in ((edge_dot, (query, key)), (edge_sum, (weight, key))):
+        assert torch.autograd.gradcheck(lambda *x, run=run: run(*x, p), inputs)
+        assert torch.autograd.gradgradcheck(lambda *x, run=run: run(*x, p), inputs, fast_mode=True)
+
+
+def test_third_derivatives():
+    """In the direction of the keys, of a sum of fourth powers of scores."""
+    p, n = relation()
+    query, key = double(2, n, 3).requires_grad_(), double(2, n, 3)
+    total = edge_sum(edge_dot(query, key, p).pow(4), key, p).sum()
+    for _ in range(3):
+        (slope,) = torch.autograd.grad(total, query, create_graph=True)
+        total = (slope * key).sum()
+    score, step = ((x[:, p.row] * key[:, p.col]).sum(-1) for x in (query, key))
+    torch.testing.assert_close(total, (24 * score * step**3 * key[:, p.col].sum(-1)).sum())

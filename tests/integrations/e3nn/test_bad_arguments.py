@@ -57,6 +57,7 @@ def test_bad_calls(kind):
             call(kind, **arguments)
     if kind != "attention":
         assert call(kind, {"order": "radial"}).shape == (NODES, 5)
+        assert ALL[kind](INSIDE, OUTSIDE, order="radial").order == "radial"
         with pytest.raises(ValueError, match="pos must be given with order='radial'"):
             call(kind, {"order": "radial"}, pos=None)
     if kind != "tensor":

@@ -71,7 +71,7 @@ def test_nan_stays_in_its_sequence(on_device, name, bad, make):
 def test_blocks_of_tokens_change_nothing(name, randomise, monkeypatch):
     """A batch of which every MLP takes several blocks of tokens, which cut its sequences, against each sequence
     alone, in one. Of the smallest blocks there are, of 64 tokens."""
-    monkeypatch.setattr(clifford, "_BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(clifford, "BLOCK_NUMBERS", 1)
     kind, options = OPTIONS[name]
     layer, sizes = randomise(kind(S, V, **options), 0.2).double(), [57, 17, 61]
     network = layer.module.operators[0] if name == "radial local" else layer.module

@@ -177,3 +177,11 @@ def test_ensembles_draw_outside():
     members[0].eval()
     for got, member in zip(torch.vmap(run)(parameters, buffers), members, strict=True):
         torch.testing.assert_close(got, member.eval()(x))
+
+
+def test_no_nodes_are_a_step():
+    """As on ranks that have none."""
+    layer = PerformerAttention(8, 8, 2, offset=None, redraw_interval=1)
+    before = layer(torch.zeros(1, 3, 8)), layer.features.projection.clone()
+    assert layer(torch.zeros(0, 8), batch=torch.zeros(0, dtype=torch.int64)).shape == (0, 8)
+    assert not torch.equal(layer.features.projection, before[1])

@@ -121,7 +121,7 @@ def test_nan_stays_in_its_sequence(on_device, name, bad, make):
 def test_blocks_of_tokens_change_nothing(name, randomise, monkeypatch):
     """A batch of so many tokens that every MLP takes several blocks of them, which cut its sequences, against each
     sequence alone, in one; attention takes tiles of 512 keys of either."""
-    monkeypatch.setattr(clifford, "_BLOCK_NUMBERS", 1536)
+    monkeypatch.setattr(clifford, "BLOCK_NUMBERS", 1536)
     kind, options = OPTIONS[name]
     layer, sizes = randomise(kind(S, V, **options), 0.2).double(), [500, 17, 510]
     assert max(sizes) < layer.module.project.tokens_per_block(torch.device("cpu")) < sum(sizes) / 2

@@ -15,7 +15,7 @@ from ..modules import reset_children
 from .grades import Grades, Parts
 
 _EPS = 1e-12
-_BLOCK_NUMBERS = 30_000  # channels times tokens of a block on a CPU; no power of 2, which caches mind
+BLOCK_NUMBERS = 30_000  # channels times tokens of a block on a CPU; no power of 2, which caches mind
 
 
 class CliffordLinear(nn.Module):
@@ -131,7 +131,7 @@ class MultivectorMLP(nn.Module):
 
     def tokens_per_block(self, device: torch.device) -> int:
         """So many that what is between stays in the cache, or on a GPU in a tile; backward computes blocks again."""
-        return max(64, tile_numbers(device, _BLOCK_NUMBERS, 10 * COMPONENTS) // self.hidden)
+        return max(64, tile_numbers(device, BLOCK_NUMBERS, 10 * COMPONENTS) // self.hidden)
 
     @property
     def reference_parameter(self) -> Tensor:
