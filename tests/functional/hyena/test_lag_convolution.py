@@ -132,3 +132,10 @@ def test_gradients_of_gradients(kind, mode, lengths):
     x, h = inputs(kind, 5, mode, count=2)
     assert torch.autograd.gradcheck(lambda x, h: convolve(x, h, lengths, mode), (x, h), fast_mode=True)
     assert torch.autograd.gradgradcheck(lambda x, h: convolve(x, h, lengths, mode), (x, h), fast_mode=True)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_mapped(kind):
+    x, h = (t.detach() for t in inputs(kind, 7, "linear"))
+    got = torch.vmap(lambda x: convolve(x, h))(torch.stack([x, 2 * x]))
+    torch.testing.assert_close(got, torch.stack([convolve(x, h), 2 * convolve(x, h)]), rtol=1e-12, atol=1e-12)

@@ -1,6 +1,7 @@
 """Ewald attention: its kernels by their definition, waves and meshes against pairs and images, each graph by itself."""
 
 import dataclasses
+import functools
 import itertools
 import math
 
@@ -258,3 +259,17 @@ def test_bad_kernels():
     ):
         with pytest.raises(ValueError, match=message):
             EwaldKernels(**good | change)
+
+
+def test_mapped_over_positions():
+    """With a bound of waves, as no values are read; where it is too small outputs are no numbers."""
+    q, k, v, pos = operands(6)
+    cell, some = torch.tensor(CELL, dtype=torch.float64), torch.stack([pos, 0.9 * pos])
+    for bound in (9, 1):
+        ker = kernels(error=1e-2, max_waves=(bound,) * 3)
+        call = functools.partial(ewald_attention, q, k, v, kernels=ker, method="waves", batch_size=1, max_num_nodes=6)
+        got = torch.vmap(lambda pos, cell, call=call: call(pos=pos, cell=cell))(some, cell.expand(2, 3, 3))
+        if bound == 1:
+            assert bool(got.isnan().all())
+        else:
+            assert error(got, torch.stack([call(pos=x, cell=cell) for x in some])) <= 1e-10
