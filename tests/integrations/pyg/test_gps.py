@@ -125,3 +125,13 @@ def test_bad_arguments(message, options, arguments, graph):
     options = {"conv": LOCAL["GINEConv"](), "heads": HEADS, "attn_kwargs": {"offset": "mlp", "cutoff": 3.0}, **options}
     with pytest.raises(ValueError, match=message):
         RelativeGPSBlock(CHANNELS, **options).double()(**{**graph, **arguments})
+
+
+def test_near_pairs_are_shared(make, graph, equal, error):
+    """The same pairs once for all blocks, or others than messages pass along."""
+    block = make()
+    out = block(**graph)
+    near = block.neighbors(*(graph[name] for name in ("edge_index", "batch", "edge_attr", "pos")), num_nodes=32)
+    equal(block(**graph, neighbors=near), out)
+    fewer = block.neighbors(graph["edge_index"][:, ::2], graph["batch"], pos=graph["pos"], num_nodes=32)
+    assert error(block(**graph, neighbors=fewer), out) > 1e-3
