@@ -4,7 +4,7 @@
 # make test-hosts  the tests of MACE, NequIP and ASE, and of e3nn 0.4.4, each host in a virtual environment of its own
 # make docs      the documentation, in docs/_build/html; GALLERY=0 leaves out running the tutorials
 # make report    rebuild the tables and figures of the README and the docs from the result rows in examples/results
-# make studies   train what has no result row yet; MOLECULES=folder and MNIST=folder of published files add theirs
+# make studies   train what has no result row yet; MOLECULES=folder of published files adds theirs, a folder or link mnist its own
 # make bench     time the layers against what they replace
 # Each sets up what it needs first, in .venv; later runs find it done. SCATTER=0 skips building torch-scatter.
 
@@ -82,11 +82,11 @@ studies: setup
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --epochs 24 --kernel-size 3 5
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" --epochs 24 --seeds 0 1 2
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" --epochs 24 --seeds 0 1 2 --learning-rate 0.04
-	@[ -z "$(MNIST)" ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data "$(MNIST)" --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models R4_SA --relation relative
-	@[ -z "$(MNIST)" ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data "$(MNIST)" --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models R4_SA --relation frame --head-channels 1 --heads 15
-	@[ -z "$(MNIST)" ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data "$(MNIST)" --size 14 --blocks 2 --batch 32 --seeds 0 --models R4_SA --relation ge_vit --locality None
-	@[ -z "$(MNIST)" ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data "$(MNIST)" --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models "C4 G-CNN" --learning-rate 0.04
-	@[ -z "$(MNIST)" ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data "$(MNIST)" --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models "C4 G-CNN" --learning-rate 0.04 --epochs 40
+	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models R4_SA --relation relative
+	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models R4_SA --relation frame --head-channels 1 --heads 15
+	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 --models R4_SA --relation ge_vit --locality None
+	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models "C4 G-CNN" --learning-rate 0.04
+	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models "C4 G-CNN" --learning-rate 0.04 --epochs 40
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --locality 1 2 8
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations --without nothing --learning-rate 0.01
