@@ -33,6 +33,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from collections.abc import Callable
 
 import torch
 from measure import (
@@ -139,24 +140,30 @@ def seconds(variants: list[str], load: str, direction: str, repeats: int, device
     return in_turn(calls, repeats, 1, device)
 
 
-def crossover(nodes: int, features: int, repeats: int, device: str) -> list[float]:
-    """Seconds by pairs and by features, forward and backward, of graphs of so many nodes, some 8,000 together: with far
-    offsets alone, and with near pairs besides."""
+def crossover_calls(name: str, nodes: int, features: int, backward: bool, device: str) -> dict[str, Callable[[], None]]:
+    """One of ``OURS`` by pairs and by features, of graphs of so many nodes, some 8,000 together."""
     count = max(1, 8192 // nodes)
     batch = torch.arange(count, device=device).repeat_interleave(nodes)
     x, pos = torch.randn(len(batch), CHANNELS, device=device), torch.rand(len(batch), 3) * nodes ** (1 / 3)
     edges = near_pairs(pos, cutoff(), batch=batch.cpu())[0].to(device)
-    pos, calls = pos.to(device), []
+    pos, calls = pos.to(device), {}
+    for method in ("pairs", "features"):
+        options = {"pos_dim": 3, "cutoff": cutoff(), "num_random_features": features, "method": method}
+        layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, **options | OURS[name]).to(device)
+        near = layer.neighbors(edges, batch, pos=pos, num_nodes=len(x))
+
+        def call(layer=layer, near=near) -> Tensor:
+            return layer(x, batch=batch, pos=pos, batch_size=count, neighbors=near)
+
+        calls[method] = step(layer, call, backward)
+    return calls
+
+
+def crossover(nodes: int, features: int, repeats: int, device: str) -> list[float]:
+    """Seconds by pairs and by features, forward and backward: with far offsets alone, and with near pairs besides."""
+    calls = []
     for name in ("far offsets", "distance + values"):
-        for method in ("pairs", "features"):
-            options = {"pos_dim": 3, "cutoff": cutoff(), "num_random_features": features, "method": method}
-            layer = RelativePerformerConv(CHANNELS, CHANNELS, HEADS, **options | OURS[name]).to(device)
-            near = layer.neighbors(edges, batch, pos=pos, num_nodes=len(x))
-
-            def call(layer=layer, near=near) -> Tensor:
-                return layer(x, batch=batch, pos=pos, batch_size=count, neighbors=near)
-
-            calls.append(step(layer, call, True))
+        calls += crossover_calls(name, nodes, features, True, device).values()
     return in_turn(calls, repeats, 1, device)
 
 
