@@ -6,6 +6,7 @@
 # make report    rebuild the tables and figures of the README and the docs from the result rows in examples/results
 # make studies   train what has no result row yet; MOLECULES=folder of published files adds theirs, a folder or link mnist its own
 # make bench     time the layers against what they replace
+# make first-gpu   on a GPU: its tests, every benchmark, what "auto" should choose there; a table in out/first_gpu
 # Each sets up what it needs first, in .venv; later runs find it done. SCATTER=0 skips building torch-scatter.
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ READY_ALL := $(VENV)/.ready-all
 SETUP := PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) TORCH=$(TORCH) bash .ci/setup
 TESTS := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist worksteal
 
-.PHONY: demo test test-all test-hosts lint test-cuda docs bench studies report setup setup-all clean
+.PHONY: demo test test-all test-hosts lint test-cuda first-gpu docs bench studies report setup setup-all clean
 
 # One thread: on cores that others use too, waiting for a second one took several times as long.
 demo: setup
@@ -50,6 +51,9 @@ lint: setup-all
 test-cuda: setup-all
 	@$(RUN) -c "import torch; print('CUDA device:', torch.cuda.get_device_name() if torch.cuda.is_available() else 'none, running the CPU part')"
 	$(RUN) -m pytest -m device
+
+first-gpu: setup-all
+	$(RUN) -W ignore examples/benchmarks/first_gpu.py --device cuda
 
 docs: setup-all
 	$(VENV)/bin/sphinx-build -W -b html $(if $(filter 0,$(GALLERY)),-D plot_gallery=0) docs docs/_build/html

@@ -5,10 +5,10 @@ A choice is right if nothing beside it takes less than nine tenths of its time; 
 
 graphs              random features or all pairs, by ``method="auto"`` of graph attention
 crystals, clouds    waves or a mesh, pairs or a mesh, by ``method="auto"`` of Ewald attention, eager
-frames              what a compiler is given for windows in frames: the form that it fuses, or the operator (compiled);
-                    beside them the operator in eager mode, and torch's FlexAttention with positions by ``score_mod``
+frames              what a compiler gets for windows in frames, the form that it fuses or the operator; beside them
+                    the operator in eager mode, and torch's FlexAttention with positions by ``score_mod``
 vectors             the same of vector attention
-escnn               R2Conv beside attention in frames, eager and compiled; nothing is chosen, but this is the host's layer
+escnn               R2Conv beside attention in frames, eager and compiled: the host's layer, where nothing is chosen
 
 Each measurement has a process of its own; what fails is said in the table, and the rest goes on. The table, with the
 tables of the benchmarks behind it, is out/first_gpu/<name of the device>.md.
@@ -67,6 +67,7 @@ SIZES = {  # of choices: nodes of a graph, points, pixels a side, tokens, pixels
     "escnn": ((16, 64, 128), (6,)),
 }
 ENOUGH = 0.9  # of the time of what is chosen: whatever takes less is told
+LEAST = 1_000  # points of a mesh
 PATIENCE = 900  # seconds of a benchmark
 FEATURES, HEADS, WIDTH, ELEMENTS, SIDE = 64, 8, 4, 8, 5
 
@@ -87,7 +88,9 @@ def waves(
     irreps, side = "32x0e+16x1o", points ** (1 / 3)
     x, pos = torch.randn(points, 80, device=device), side * torch.rand(points, 3, device=device)
     more = {"cell": side * torch.eye(3, device=device)} if crystal else {}
-    methods = ["auto", "waves" if crystal else "pairs"] + ["mesh"] * bool(importlib.util.find_spec("pytorch_finufft"))
+    methods = ["auto", "waves" if crystal else "pairs"]
+    if points >= LEAST and importlib.util.find_spec("pytorch_finufft"):
+        methods.append("mesh")
     calls = {}
     for method in methods:
         torch.manual_seed(0)
@@ -96,12 +99,17 @@ def waves(
     return "auto", calls
 
 
+def never(*_: object) -> bool:
+    """What a compiler can trace, as a mock it cannot."""
+    return False
+
+
 def compiled(function: Callable[..., Tensor], module: object | None = None) -> Callable[..., Tensor]:
     """A compiled function; given a module of ours, with the operator that it would not take on an accelerator."""
     made = torch.compile(function, fullgraph=True, dynamic=False)
 
     def call() -> Tensor:
-        chosen = mock.patch.object(module, "compiler_fuses", lambda *_: False) if module else contextlib.nullcontext()
+        chosen = mock.patch.object(module, "compiler_fuses", never) if module else contextlib.nullcontext()
         with chosen:
             return made()
 

@@ -13,6 +13,7 @@ from ...grids import Neighbourhood
 from ...modes import full_precision, transformed
 from ..backend import compiler_fuses, use_plain
 from .frame_windows import chunks, frame_attention_op, plain_frame_attention
+from .fused_frames import fused_frame_attention
 from .hashed_dropout import draw_seed
 from .masks import zero_where_hidden
 from .operands import check_frame_attention
@@ -80,8 +81,9 @@ def checked_frame_attention(
         table = torch.cat([rho_space.expand(heads, -1, -1, -1), bias.unsqueeze(-1)], -1)
         window = neighbourhood.kernel_size, neighbourhood.selection, neighbourhood.circular, dropout
         scores = query.shape[0] * table[..., 0].numel() * math.prod(query.shape[4:])
-        plain = use_plain(plain) or compiler_fuses(query, scores)
-        attend = plain_frame_attention if plain else frame_attention_op
+        attend = plain_frame_attention if use_plain(plain) else frame_attention_op
+        if attend is frame_attention_op and compiler_fuses(query, scores // 4):  # one tensor of scores, in backward
+            attend = fused_frame_attention
         out, level = attend(query, key, value, table, mask, draw_seed(dropout, query.device), *window)
     return zero_where_hidden(out, mask).to(kind), level
 

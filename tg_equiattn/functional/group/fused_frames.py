@@ -31,6 +31,7 @@ def fused_frame_attention(
         row, column = row.view(-1, heads, 1, *spatial), _square(column.view(1, elements, count), places, kernel_size)
     absent = _square(table.new_zeros(1, 1, count), places, kernel_size, HIDDEN)
     table = _square(table.movedim(-1, 0), places, kernel_size)  # (C + 1, e, H, 1, .., 1, *window)
+    value = value.view_as(value)  # a compiler takes no tensor twice
     return _Frames.apply(query, key, value, table, there, absent, row, column, square, kernel_size, circular, dropout)
 
 
