@@ -1,12 +1,10 @@
 """Launches, traffic and memory counted without a GPU: the counters by hand, and the table of the docs."""
 
-import itertools
-
 import pytest
 import torch
 from cases import CASES, Call
 from counting import count, held
-from launches import LAYERS, SIZES, TABLE, measured, row
+from launches import LAYERS, ROWS, SIZES, TABLE, measured, row
 from torch import nn
 
 from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum
@@ -15,7 +13,11 @@ from tg_equiattn.pairs import CSR
 pytestmark = pytest.mark.filterwarnings("ignore")  # tracing on the device meta warns
 FLOAT = 4
 SE3 = pytest.param("SE3HyenaOperator", marks=pytest.mark.slow)
-IN_TILES = ("GroupAttention, relative", "GroupAttention, ge_vit")  # which are too large for one at the large size
+IN_TILES = (
+    "GroupAttention, relative",
+    "GroupAttention, ge_vit",
+    "LiftingAttention",
+)  # which are too large for one at the large size
 QUICK = ("GroupLinear", "GlobalPooling")
 
 
@@ -176,6 +178,6 @@ def test_the_table_is_what_is_counted(name):
         pytest.importorskip("e3nn")
     found = {size: measured(name, size == "large") for size in SIZES}
     assert row(name, found) == table()[name]
-    if name not in IN_TILES:
-        for (_, small), (_, large) in itertools.zip_longest(*(found[size].items() for size in SIZES)):
-            assert large.launches <= small.launches * 1.1 + 4, "launches hang on the size"  # long sums are two
+    for way in ROWS[2:]:
+        small, large = (found[size][way].launches for size in SIZES)
+        assert name in IN_TILES or large <= small * 1.1 + 4, "launches hang on the size"  # long sums are two
