@@ -52,7 +52,7 @@ class Attend(nn.Module):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # tracing on the device meta warns
 def test_what_a_compiler_makes_of_it_for_gpus(tmp_path):
-    """Few kernels, scores in registers forward; no binary spills, and each leaves a multiprocessor a quarter of its
+    """Few kernels, scores in registers forward; no binary spills, and each leaves a multiprocessor an eighth of its
     threads."""
     pytest.importorskip("triton")
     from building import TARGETS, build, kernels
@@ -73,4 +73,4 @@ def test_what_a_compiler_makes_of_it_for_gpus(tmp_path):
             for target in TARGETS.values():
                 built = build(name, source, target, tmp_path, block=32, warps=8)
                 assert built.spilled == 0
-                assert built.occupancy(8) >= 0.25
+                assert built.occupancy(8) >= 0.125
