@@ -294,7 +294,7 @@ def main() -> None:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     said = "not run"
     if options.tests:
-        said = run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options.tests])[1].strip("= ")
+        said = run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options.tests])[1].strip("= ")
         print(f"tests: {said}", flush=True)
     rates = [str(rate) for rate in machine_rates(options) if rate]
     rows, changes = try_choices(options)

@@ -1,0 +1,74 @@
+"""Models of escnn and e3nn compiled ahead of time, which run where this library is not imported."""
+
+import contextlib
+import io
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+AUTO = torch.export.Dim.AUTO
+ALONE = """
+import sys, torch
+run = torch._inductor.aoti_load_package(sys.argv[1])
+for inputs, expected in torch.load(sys.argv[1] + ".pt"):
+    torch.testing.assert_close(run(*inputs), expected, rtol=1e-4, atol=1e-5)
+print(any(name.split(".")[0] in ("tg_equiattn", "escnn", "e3nn") for name in sys.modules))
+"""
+
+
+def fields():
+    """By this library's export, which leaves torch's own operators alone; batches and images of other sizes."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        from escnn import gspaces, nn
+
+    from tg_equiattn.integrations.escnn import R2GroupAttention, R2LiftingAttention, export
+
+    space = gspaces.rot2dOnR2(4)
+    image, hidden = nn.FieldType(space, 2 * [space.trivial_repr]), nn.FieldType(space, 3 * [space.regular_repr])
+    model = nn.SequentialModule(
+        R2LiftingAttention(image, hidden, heads=2, kernel_size=3),
+        nn.ReLU(hidden),
+        R2GroupAttention(hidden, hidden, heads=2, kernel_size=3),
+        nn.GroupPooling(hidden),
+    )
+    return (
+        export(model.eval()),
+        [(torch.randn(*shape),) for shape in ((2, 2, 9, 8), (5, 2, 12, 7))],
+        ({0: AUTO, 2: AUTO, 3: AUTO},),
+    )
+
+
+def waves():
+    """Two clouds of other sizes."""
+    pytest.importorskip("e3nn")
+    from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
+
+    class Waves(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = IrrepsEwaldAttention("4x0e+2x1o", "4x0e+2x1o", width=1.0)
+
+        def forward(self, x, pos, batch):
+            return self.layer(x, pos, batch=batch, batch_size=2, max_num_nodes=9)
+
+    batches = [(torch.randn(n, 10), torch.randn(n, 3), (torch.arange(n) >= n // 2).long()) for n in (10, 14)]
+    return Waves().eval(), batches, ({0: AUTO},) * 3
+
+
+@pytest.mark.parametrize("make", [fields, waves])
+def test_a_package_runs_alone(make, tmp_path):
+    """For sizes that it was not exported at."""
+    model, batches, sizes = make()
+    path = str(tmp_path / "model.pt2")
+    with torch.no_grad():
+        program = torch.export.export(model, batches[0], dynamic_shapes=sizes)
+        assert not any("tg_equiattn" in str(node.target) for node in program.graph.nodes)
+        torch._inductor.aoti_compile_and_package(program, package_path=path)
+        torch.save([(inputs, model(*inputs)) for inputs in batches], path + ".pt")
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, path], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.stdout.strip() == "False", done.stderr
