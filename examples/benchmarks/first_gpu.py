@@ -43,6 +43,7 @@ from tg_equiattn import functional
 from tg_equiattn.functional.group import frames
 from tg_equiattn.functional.vector import attention as vectors
 from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.nn.performer.attention import PAIRS
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = {  # flags of a run, and of a tiny one
@@ -77,7 +78,7 @@ def graphs(nodes: int, backward: bool, device: str) -> tuple[str, dict[str, Call
     import graph_attention as graph
 
     calls = graph.crossover_calls("distance + values", nodes, FEATURES, backward, device)
-    return "pairs" if nodes <= 2 * FEATURES else "features", calls
+    return "pairs" if nodes <= PAIRS * FEATURES else "features", calls
 
 
 def waves(
@@ -261,16 +262,8 @@ def run_benchmarks(options: argparse.Namespace, rates: list[str]) -> list[str]:
         script, output = name.split(",")[0], options.output.parent / f"{re.sub(r'[^a-z0-9]+', '_', name)}.md"
         flags = [*BENCHMARKS[name][options.tiny].split(), "--device", options.device]
         output.unlink(missing_ok=True)
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            f"examples/benchmarks/{script}.py",
-            *flags,
-            "--repeats",
-            str(options.repeats),
-        ]
-        status, said = run([*command, "--rates", *rates, "--output", str(output)], PATIENCE)
+        flags += ["--repeats", str(options.repeats), "--rates", *rates, "--output", str(output)]
+        status, said = run([sys.executable, "-W", "ignore", f"examples/benchmarks/{script}.py", *flags], PATIENCE)
         text = output.read_text() if output.exists() else f"failed: {said}"
         tables += [f"## {name}", "", text if not status else f"{text}\nexit status {status}", ""]
         print(f"{name}: {'done' if not status else said}", flush=True)

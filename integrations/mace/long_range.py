@@ -78,9 +78,10 @@ def add_long_range(
     if not blocks or any(not isinstance(n, int) or not 0 <= n < count for n in blocks) or len({*blocks}) < len(blocks):
         raise ValueError(f'after must be "energies" or different blocks from 0 to {count - 1}, got {after!r}')
     places = [model.readouts[-1]] if energies else [model.products[n] for n in blocks]
-    if type(places[0]) not in _WITH:
-        allowed = " or ".join(kind.__name__ for kind in _READOUTS)
-        raise TypeError(f"the last of the model's readouts must be a {allowed}, got {type(places[0]).__name__}")
+    for place in places:
+        if type(place) not in _WITH:
+            allowed = " or ".join(kind.__name__ for kind in _WITH)
+            raise TypeError(f"products and readouts of model must be {allowed}, got {type(place).__name__}")
     for layout in (get_layout(getattr(model.products[n], "cueq_config", None)) for n in blocks):
         if layout != "mul_ir":
             raise ValueError(
@@ -136,26 +137,26 @@ class LongRangeProduct(EquivariantProductBasisBlock):
         return self.long_range(near, near)
 
 
-class LongRangeReadout(NonLinearReadoutBlock):
+class _WithEnergies(torch.nn.Module):
+    long_range: LongRangeFeatures
+
+    def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
+        return self.long_range(x, super().forward(x, heads))
+
+
+class LongRangeReadout(_WithEnergies, NonLinearReadoutBlock):
     """MACE's readout, and the energy of what is far."""
 
-    long_range: LongRangeFeatures
 
-    def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
-        return self.long_range(x, super().forward(x, heads))
-
-
-class LongRangeLinearReadout(LinearReadoutBlock):
+class LongRangeLinearReadout(_WithEnergies, LinearReadoutBlock):
     """MACE's linear readout, and the energy of what is far."""
 
-    long_range: LongRangeFeatures
 
-    def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
-        return self.long_range(x, super().forward(x, heads))
-
-
-_READOUTS: dict[type, type] = {NonLinearReadoutBlock: LongRangeReadout, LinearReadoutBlock: LongRangeLinearReadout}
-_WITH: dict[type, type] = {EquivariantProductBasisBlock: LongRangeProduct, **_READOUTS}
+_WITH: dict[type, type] = {
+    EquivariantProductBasisBlock: LongRangeProduct,
+    NonLinearReadoutBlock: LongRangeReadout,
+    LinearReadoutBlock: LongRangeLinearReadout,
+}
 
 
 class _Refusal:

@@ -46,9 +46,13 @@ class Layer(NamedTuple):
     own: Callable[[bool], float]
 
 
+def sides(large: bool) -> tuple[int, int]:
+    """2 images of 16 x 16 pixels, or 32 of 64 x 64."""
+    return (32, 64) if large else (2, 16)
+
+
 def images(make: Callable[[], nn.Module], channels: int, elements: int, inner: int) -> Layer:
-    """2 images of 16 x 16 pixels, or 32 of 64 x 64; ``inner`` numbers for a pixel beside the input's."""
-    sides = lambda large: (32, 64) if large else (2, 16)  # noqa: E731
+    """With ``inner`` numbers for a pixel beside the input's."""
     shape = (channels, elements) if elements > 1 else (channels,)
 
     def inputs(large: bool) -> dict[str, Any]:
@@ -203,8 +207,6 @@ class Pixels(nn.Module):
 
 
 def pixels(**options: Any) -> Layer:
-    sides = lambda large: (32, 64) if large else (2, 16)  # noqa: E731
-
     def inputs(large: bool) -> dict[str, Any]:
         batch, side = sides(large)
         return {"x": torch.empty(batch, side**2, 64)}

@@ -23,7 +23,6 @@ def use_plain(plain: bool = False) -> bool:
     return plain or transformed()
 
 
-_exports = getattr(torch.compiler, "is_exporting", lambda: False)  # from torch 2.7 on
 _TILE_BYTES = 2 << 30  # what the tensors of a tile may take together on an accelerator
 
 
@@ -35,7 +34,7 @@ def tile_numbers(device: torch.device, on_cpu: int, tensors: int) -> int:
 
 def compiles_for_accelerator(x: Tensor) -> bool:
     """Whether torch.compile traces for an accelerator. Not export, whose graphs are for all sizes: none decides."""
-    return torch.compiler.is_compiling() and not _exports() and x.device.type != "cpu"
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting() and x.device.type != "cpu"
 
 
 def compiler_fuses(x: Tensor, numbers: int) -> bool:

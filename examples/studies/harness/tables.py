@@ -73,7 +73,8 @@ def check_cells(rows: Iterable[Row], kind: type[Settings]) -> None:
         ValueError: naming the fields.
     """
     defaults = kind().identity()
-    for key, group in grouped(rows, *(name for name in kind.SWEEP if name != "seeds")).items():
+    alike = [name for name in kind.SWEEP if name != "seeds"] + [name for name in kind.SHOWN if name == "data"]
+    for key, group in grouped(rows, *alike).items():  # of other data, nothing has to be alike
         for name in defaults.keys() - {*kind.SWEEP, *kind.SHOWN}:
             values = list(dict.fromkeys(str((defaults | row.settings)[name]) for row in group))
             if len(values) > 1:

@@ -15,7 +15,7 @@ from atoms import salt, slab, waters
 from e3nn.util import jit
 from mace import modules, tools
 from mace.calculators import MACECalculator
-from mace.modules import models
+from mace.modules import blocks, models
 from mace.modules.lora import inject_LoRAs, merge_lora_weights
 from mace.modules.wrapper_ops import CuEquivarianceConfig
 from mace.tools.scripts_utils import extract_model, get_optimizer, get_params_options
@@ -358,6 +358,10 @@ def test_what_is_refused(far, make):
     for after in ((), (2,), (0, 0), (-1,), ("0",), "energy"):
         with pytest.raises(ValueError, match=r'after must be "energies" or different blocks from 0 to 1, got'):
             add_long_range(make(), after, batch=batch)
+    biased = make()
+    biased.readouts[-1].__class__ = blocks.NonLinearBiasReadoutBlock
+    with pytest.raises(TypeError, match=r"products and readouts of model must be .*, got NonLinearBiasReadoutBlock"):
+        add_long_range(biased, "energies", batch=batch)
     without = {name: x for name, x in batch.to_dict().items() if name != "pbc"}
     with pytest.raises(ValueError, match="data must have pbc"):
         model(without)

@@ -81,9 +81,10 @@ def checked_frame_attention(
         table = torch.cat([rho_space.expand(heads, -1, -1, -1), bias.unsqueeze(-1)], -1)
         window = neighbourhood.kernel_size, neighbourhood.selection, neighbourhood.circular, dropout
         scores = query.shape[0] * table[..., 0].numel() * math.prod(query.shape[4:])
-        attend = plain_frame_attention if use_plain(plain) else frame_attention_op
-        if attend is frame_attention_op and compiler_fuses(query, scores // 4):  # one tensor of scores, in backward
-            attend = fused_frame_attention
+        if use_plain(plain):
+            attend = plain_frame_attention
+        else:  # fused has one tensor of scores, in backward
+            attend = fused_frame_attention if compiler_fuses(query, scores // 4) else frame_attention_op
         out, level = attend(query, key, value, table, mask, draw_seed(dropout, query.device), *window)
     return zero_where_hidden(out, mask).to(kind), level
 
