@@ -5,7 +5,7 @@ import torch
 
 from tg_equiattn import functional as F
 from tg_equiattn.grids import Neighbourhood
-from tg_equiattn.groups import cyclic
+from tg_equiattn.groups import cyclic, dyadic
 from tg_equiattn.nn import (
     EwaldAttention,
     GlobalPooling,
@@ -21,15 +21,26 @@ from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
 from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 from tg_equiattn.nn.performer.pixel_model import PixelEmbedding
 from tg_equiattn.pairs import Pairs, near_pairs
+from tg_equiattn.testing import dilation_errors
 
 C4, WINDOW, ONE = cyclic(4), Neighbourhood(2, 3), torch.ones(1, 2, 3, 4, 4)
 EDGES = torch.tensor([[1], [0]])
+BOX = {"cell": 5 * torch.eye(3)}
 FLAT = {"scalars": torch.ones(5, 2), "vectors": torch.ones(5, 2, 3)}
+
+
+def mapped(method, **box):
+    layer = EwaldAttention(2, 2, width=1.0, method=method)
+    return torch.vmap(lambda pos: layer(**FLAT, pos=pos, **box))(torch.rand(2, 5, 3))
 
 
 CASES = [
     ("query must have shape", lambda: F.lifting_attention(*[ONE[0]] * 3, torch.ones(4, 9, 3), neighbourhood=WINDOW)),
     ("rho_space must have shape", lambda: F.lifting_attention(*[ONE] * 3, torch.ones(9, 3), neighbourhood=WINDOW)),
+    ("element must be an isometry, one of the first 4, got 4", lambda: dyadic(2, C4).moved(4)),
+    ("group must be made by tg_equiattn.groups.dyadic", lambda: dilation_errors(torch.nn.Identity(), C4, ONE)),
+    (r"module must give \(B, C, 8, \*spatial\), got shape \(1, 2, 3, 4, 4\)", lambda: dilation_errors(
+        torch.nn.Identity(), dyadic(2, C4), ONE)),
     ("group must be a tg_equiattn.groups.FiniteGroup, got int", lambda: GroupAttention(4, 8, 8, heads=1)),
     ("options must be a mapping", lambda: LiftingAttention(C4, 3, 8, heads=1, options="axial")),
     ("attention must be a GroupAttention", lambda: GroupAttentionBlock(LiftingAttention(C4, 3, 3, heads=1))),
@@ -43,6 +54,13 @@ CASES = [
         GroupAttention(C4, 3, 3, heads=1))(torch.ones(1, 3, 4, 5, 5), context=torch.ones(1, 3, 4, 5, 5))),
     ("kernels must be a number, or of Gaussians", lambda: EwaldAttention(3, 2, width=1.0, kernels=(1, 2, 3, 4))),
     ("max_waves must be a positive", lambda: EwaldAttention(3, 2, width=1.0, max_waves=(1, 0, 1))),
+    ("max_width must be at least an octave above width, 2, got 1.5", lambda: EwaldAttention(
+        3, 2, width=1.0, max_width=1.5)),
+    ("method must be 'auto', 'waves' or 'mesh' for graphs that repeat, got 'pairs'", lambda: EwaldAttention(
+        2, 2, width=1.0, method="pairs")(**FLAT, pos=torch.rand(5, 3), **BOX)),
+    ("method must not be 'mesh' while a model is traced or mapped over", lambda: mapped("mesh")),
+    ("method must be 'auto' or 'waves' with cell, got 'pairs'", lambda: mapped("pairs", **BOX)),
+    ("max_waves must be given with cell while a model is traced or mapped over", lambda: mapped("waves", **BOX)),
     ("cell must have a lattice vector wherever pbc is true", lambda: near_pairs(
         torch.randn(3, 3), 1.0, cell=torch.tensor([[1.0, 0, 0], [0, 0, 0], [0, 0, 1]]), pbc=torch.ones(3).bool())),
     ("edge_index must be on meta as the input is", lambda: Pairs.from_edges(
