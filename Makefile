@@ -136,6 +136,8 @@ studies: setup
 	$(RUN) -W ignore examples/studies/molecules.py --study --learning-rate 0.02 --models "local only" Performer "Performer + positions" dense ours "ours, exact" "ours, far part off"
 	$(RUN) -W ignore examples/studies/molecules.py --study --models SchNet
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --seeds 0 1
+	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --learning-rate 0.005
+	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --learning-rate 0.02
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after 1 --kernels 2 2 0 --epochs 100
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after energies --kernels 2 2 0

@@ -335,7 +335,7 @@ def in_order(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: [order.index(row.setting(name)) for name, order in orders])
 
 
-NAMES = "sets", "models", "after", "epochs"  # by which runs are told apart in tables
+NAMES = "sets", "models", "after", "epochs", "irreps"  # by which runs are told apart in tables
 KINDS = "energy", "energy of an atom", "force"
 
 
@@ -358,8 +358,11 @@ def table(rows: list[Row]) -> str:
     return markdown(header, lines)
 
 
-def label(name: str, after: int | str, epochs: int) -> str:
-    return f"{name}, {epochs} epochs" + {0: "", 1: ", linear readouts", "energies": ", energies of pairs"}[after]
+def label(name: str, after: int | str, epochs: int, irreps: str) -> str:
+    """Of a set's rows, which say how wide a model is where it is not as wide as the set's others."""
+    width = "" if irreps == (OWN | SUITED[name])["irreps"] else f", {irreps.partition('x')[0]} channels"
+    energies = {0: "", 1: ", linear readouts", "energies": ", energies of pairs"}[after]
+    return f"{name}, {epochs} epochs{width}{energies}"
 
 
 def slopes(rows: list[Row]) -> str:
