@@ -10,6 +10,7 @@ from tg_equiattn.functional import vector_attention
 from tg_equiattn.testing import TOLERANCE
 
 B, N, C = 3, 11, 2
+HERE = "tg_equiattn.functional.vector"
 
 
 def inputs(n=N, dtype=torch.float64, device=None, count=B):
@@ -44,14 +45,16 @@ def test_equals_the_definition(attention, size, sizes, device):
 @pytest.mark.parametrize(
     ("count", "n", "sizes"),
     [
-        (1, 700, (700,)),  # tiles of 512 and 188 keys, and of 256, 256 and 188 queries
-        (3, 530, (530, 0, 513)),
-        (800, 11, None),  # 1083 groups in one tile, of two channels each
+        (1, 21, (21,)),  # tiles of 16 and 5 keys, and of 8, 8 and 5 queries
+        (3, 17, (17, 0, 16)),
+        (15, 4, None),  # 8 groups in one tile, of two channels each
     ],
 )
 @pytest.mark.parametrize("size", [1, 1000.0])
-def test_many_tiles(size, count, n, sizes):
-    """On the CPU a tile holds 131,072 scores of at most 512 keys: these take several, the last ones not full."""
+def test_many_tiles(size, count, n, sizes, monkeypatch):
+    """A tile holds so many scores of so many keys at most: these take several, the last ones not full."""
+    monkeypatch.setattr(f"{HERE}.cross_product_attention._TILE_SCORES", 128)
+    monkeypatch.setattr(f"{HERE}.cross_product_attention._TILE_KEYS", 16)
     q, k, v = inputs(n, count=count)
     qkv = (size * q).detach().requires_grad_(), k, v
     lengths = None if sizes is None else torch.tensor(sizes)
@@ -112,10 +115,11 @@ def derivatives(attention, qkv, lengths, order):
     return [g.detach() for grads in out for g in grads]
 
 
-@pytest.mark.parametrize(("n", "lengths", "order", "tolerance"), [(331, [320], 2, 1e-7), (4, None, 3, 1e-10)])
-def test_higher_derivatives(n, lengths, order, tolerance):
-    """Second derivatives go through blocks of queries, 262,144 pairs at a time on the CPU: here three, the last not
-    full; those of the plain formula through as many, checkpointed."""
+@pytest.mark.parametrize(("n", "lengths", "order", "tolerance"), [(23, [20], 2, 1e-9), (4, None, 3, 1e-10)])
+def test_higher_derivatives(n, lengths, order, tolerance, monkeypatch):
+    """Second derivatives go through blocks of queries, here of 5, the last not full; those of the plain formula through
+    as many, checkpointed."""
+    monkeypatch.setattr(f"{HERE}.plain_attention._BLOCK_PAIRS", 256)
     qkv, lengths = inputs(n, count=1), lengths and torch.tensor(lengths)
     found = zip(*(derivatives(f, qkv, lengths, order) for f in (vector_attention, plain)), strict=True)
     for got, wanted in found:

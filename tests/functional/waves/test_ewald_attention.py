@@ -84,8 +84,8 @@ OPEN = [(m, {"narrow": True}) for m in ("waves", "mesh")] + [("waves", {"ripples
 def test_open_clouds_by_waves(method, options):
     """Outputs, slopes and second derivatives are those of pairs to what is promised; a looser promise is felt."""
     for promised in (1e-2, PROMISED if options else 1e-5):
-        ker = kernels(error=promised, **options)
-        q, k, v, pos = operands(11)
+        ker = kernels(error=promised, heads=1, **options)
+        q, k, v, pos = operands(11, heads=1)
         pos.requires_grad_()
         found = []
         for one in ("pairs", method):
