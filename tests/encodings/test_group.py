@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from oracles import relation_argument
@@ -13,11 +15,9 @@ from tg_equiattn.groups import cyclic, dihedral
 def test_relation_index(name, relation):
     group = GROUPS[name]
     index = relation_index(group, relation)
-    for t in range(len(group)):
-        for s in range(len(group)):
-            for h in range(len(group)):
-                expected = relation_argument(group.matrices, relation, h, t, s)
-                assert (index[t, s] if relation == "relative" else index[h, t, s]) == expected
+    for h, t, s in itertools.product(range(len(group)), repeat=3):
+        expected = relation_argument(group.matrices, relation, h, t, s)
+        assert (index[t, s] if relation == "relative" else index[h, t, s]) == expected
 
 
 @pytest.mark.parametrize("relation", [r for r in RELATIONS if r != "relative"])
@@ -48,22 +48,17 @@ def test_off_lattice_elements(n, encoding, randomise):
             assert (encode(offsets @ group.matrices[g].T) - expected).abs().max() > 1e-2
 
 
-def test_rotated_offsets_scale():
-    group = cyclic(4)
-    local = rotated_offsets(group.matrices, Neighbourhood(2, 5))
-    assert local.shape == (4, 25, 2)
-    assert local.abs().max() == 1
-    everywhere = rotated_offsets(group.matrices, Neighbourhood(2, None), (3, 7))
-    assert everywhere.shape == (4, 5 * 13, 2)
-    assert everywhere.abs().max() == 1
+@pytest.mark.parametrize(("size", "spatial", "count"), [(5, None, 25), (None, (3, 7), 5 * 13)])
+def test_rotated_offsets_scale(size, spatial, count):
+    offsets = rotated_offsets(cyclic(4).matrices, Neighbourhood(2, size), spatial)
+    assert offsets.shape == (4, count, 2)
+    assert offsets.abs().max() == 1
 
 
 def test_axial_parts_are_disjoint(randomise):
     space, group = randomise(GroupEncoding("axial", 2, 10, 4))(torch.randn(4, 25, 2))
-    assert not bool((space[..., 6:] != 0).any())
-    assert not bool((group[:, :6] != 0).any())
-    assert bool((space[..., :6] != 0).all())
-    assert bool((group[:, 6:] != 0).all())
+    assert torch.equal(space != 0, (torch.arange(10) < 6).expand_as(space))
+    assert torch.equal(group != 0, (torch.arange(10) >= 6).expand_as(group))
 
 
 def test_autocast_keeps_geometry_in_float32(randomise):

@@ -28,10 +28,10 @@ def attend(tensors, index, neighbourhood, full=False, **options):
 
 
 @pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("relation", ["ge_vit", "lifted"])
+@pytest.mark.parametrize(("relation", "spatial"), [("ge_vit", (5, 6)), ("lifted", (7, 3)), ("gsa", (3, 5))])
 @pytest.mark.parametrize("backend", ["torch", "plain"])
-def test_matches_materialised_formula(backend, relation, full, device):
-    tensors, neighbourhood = operands(3, (5, 6), device=device)
+def test_matches_materialised_formula(backend, relation, spatial, full, device):
+    tensors, neighbourhood = operands(3, spatial, device=device)
     added = biases(tensors)
     index = relation_index(cyclic(3), relation).to(device)
     out = attend([*tensors, *added], index, neighbourhood, full, backend=backend)
@@ -47,19 +47,17 @@ def test_every_form_agrees(relation, kernel_size, device):
         tensors, neighbourhood = operands(4, spatial, kernel_size, device=device)
         tensors = [*tensors, *biases(tensors)]
         index = relation_index(cyclic(4), relation).to(device)
-        out = attend(tensors, index, neighbourhood)
-        assert_same(out, attend(tensors, index, neighbourhood, backend="plain"), tensors)
-        out = attend(tensors, index, neighbourhood)
-        assert_same(out, attend(tensors, index, neighbourhood, full=True), tensors)
+        for other in ({"backend": "plain"}, {"full": True}):
+            out, expected = (attend(tensors, index, neighbourhood, **options) for options in ({}, other))
+            assert_same(out, expected, tensors)
 
 
 def test_lifting(device):
     tensors, neighbourhood = operands(1, (5, 4), outputs=4, device=device)
     *features, rho_space, _ = tensors
     space_bias, _ = biases(tensors)
-    lifted = lifting_attention(
-        *(x.squeeze(3) for x in features), rho_space, neighbourhood=neighbourhood, space_bias=space_bias
-    )
+    options = {"neighbourhood": neighbourhood, "space_bias": space_bias}
+    lifted = lifting_attention(*(x.squeeze(3) for x in features), rho_space, **options)
     nothing = torch.zeros(1, 5, dtype=torch.float64, device=device)
     index = torch.zeros(4, 1, 1, dtype=torch.int64, device=device)
     expected = attention_materialised(*features, rho_space, nothing, index, 3, 5**-0.5, space_bias)
@@ -67,17 +65,15 @@ def test_lifting(device):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("given", "message"),
     [
-        ({"space_bias": (3, 4, 8)}, r"space_bias must have shape \(3, 4, 9\), got \(3, 4, 8\)"),
-        ({"group_bias": (3, 5)}, r"group_bias must have shape \(3, 4\), got \(3, 5\)"),
-        ({"group_bias": (3, 4), "dtype": torch.int64}, "group_bias must be a floating point tensor, got torch.int64"),
-        ({"group_bias": (3, 4), "device": "meta"}, "group_bias must be on cpu as query is, got meta"),
+        ({"space_bias": torch.zeros(3, 4, 8)}, r"space_bias must have shape \(3, 4, 9\), got \(3, 4, 8\)"),
+        ({"group_bias": torch.zeros(3, 5)}, r"group_bias must have shape \(3, 4\), got \(3, 5\)"),
+        ({"group_bias": torch.zeros(3, 4).long()}, "group_bias must be a floating point tensor, got torch.int64"),
+        ({"group_bias": torch.zeros(3, 4, device="meta")}, "group_bias must be on cpu as query is, got meta"),
     ],
 )
-def test_bad_biases(options, message):
+def test_bad_biases(given, message):
     tensors, neighbourhood = operands(4, (5, 6))
-    kind = {name: options[name] for name in ("dtype", "device") if name in options}
-    given = {name: torch.zeros(x, **kind) for name, x in options.items() if name.endswith("bias")}
     with pytest.raises(ValueError, match=message):
         group_attention(*tensors, relation_index(cyclic(4)), neighbourhood=neighbourhood, **given)

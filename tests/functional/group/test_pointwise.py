@@ -1,8 +1,8 @@
-"""Group attention with the pointwise relation h = t: its tile functions, extreme scores, dropout, tiles, compiled."""
+"""Group attention with the pointwise relation h = t: its tile functions, dropout, tiles, compiled."""
 
 import pytest
 import torch
-from attention_operands import EXTREMES, Largest, as_full, assert_same, gradients, group_attention, operands
+from attention_operands import as_full, assert_same, group_attention, operands
 from small_groups import GROUPS
 
 from tg_equiattn.encodings import relation_index
@@ -38,30 +38,15 @@ def formula(query, key, value, position, group, bias, keep):
 @pytest.mark.parametrize(("masked", "dropped"), [(False, False), (True, False), (True, True)])
 def test_tile_functions(pixels, full, masked, dropped):
     tensors, bias, keep = tile(pixels, full, masked, dropped)
-    given = tensors if not full else [*tensors, None]
+    given = [*tensors, None] if full else tensors
     expected = formula(*given, bias, keep)
     grad = [torch.randn_like(x) for x in expected]
     wanted = torch.autograd.grad(expected, tensors, grad)
     with torch.no_grad():
-        for a, b in zip(pointwise.forward(*given, TABLE[None], bias, keep), expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+        torch.testing.assert_close(pointwise.forward(*given, TABLE[None], bias, keep), expected, rtol=0, atol=1e-13)
         got = pointwise.backward(*given, TABLE[None], TABLE.argsort(-1)[None], bias, keep, *grad)
     assert (got[4] is None) == full
-    for a, b in zip(got, wanted, strict=False):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("extreme", EXTREMES)
-@pytest.mark.parametrize("form", [tuple, as_full])
-def test_extreme_scores(form, extreme, device):
-    index = relation_index(cyclic(2), "relative")
-    exact, neighbourhood = extreme(torch.float64)
-    single = [x.detach().float().to(device).requires_grad_() for x in exact]
-    expected = group_attention(*exact, index, neighbourhood=neighbourhood, backend="plain")
-    out = group_attention(*form(single), index.to(device), neighbourhood=neighbourhood)
-    torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-3)
-    for a, b in zip(gradients(out, single), gradients(expected, exact), strict=True):
-        torch.testing.assert_close(a.cpu().double(), b, rtol=0, atol=2e-3 * max(1.0, float(b.abs().max())))
+    torch.testing.assert_close(got[: len(wanted)], wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", [tuple, as_full])
@@ -83,28 +68,6 @@ def test_equals_the_plain_backend(kernel_size, spatial):
     index = relation_index(cyclic(8), "relative")
     outs = [group_attention(*tensors, index, neighbourhood=neighbourhood, backend=b) for b in ("torch", "plain")]
     assert_same(*outs, tensors)
-
-
-def test_no_tensor_holds_all_scores():
-    tensors, _ = operands(8, (24, 24), 5, batch=2, heads=3, channels=3, value_channels=2, dtype=torch.float32)
-    query, key, value, rho_space, rho_group = (x.detach() for x in tensors)
-    flat = [x.flatten(0, 1) for x in (query, key, value)]
-    options = (
-        rho_space,
-        rho_group,
-        relation_index(cyclic(8), "relative"),
-        None,
-        torch.tensor(0),
-        5,
-        (),
-        False,
-        0.0,
-        "eager",
-    )
-    with Largest() as largest:
-        out, level = tiled_attention.group_attention_op._init_fn(*flat, *options)
-        tiled_attention.group_attention_backward_op._init_fn(out, level, *flat, *options)
-    assert largest.count < 8**2 * 25 * 24 * 24 * len(flat[0]) / 8
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from clouds import gradients
 from oracles import positive_features
 
 from tg_equiattn.functional.performer.clipped import clipped_attention_of_nodes
@@ -52,10 +53,8 @@ def test_equals_the_double_sum(on_device, grid, masked):
     expected = torch.cat([by_definition(q, v, table, projection, grid, e) for q, v, e in parts])
     out = torch.where(exists.flatten()[:, None, None], out, 0.0)
     torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-12)
-    direction = torch.randn_like(out)
-    grads = (torch.autograd.grad((t * direction).sum(), (query, value, table)) for t in (out, expected))
-    for got, wanted in zip(*grads, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-10)
+    found = (gradients([t], (query, value, table)) for t in (out, expected))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-10)
 
 
 def test_stays_right_where_every_node_is_near():
@@ -66,16 +65,3 @@ def test_stays_right_where_every_node_is_near():
     query, value = torch.zeros(2, 1, 1), torch.randn(2, 1, 3)
     out = clipped_attention_of_nodes(query, value, projection, table[None, :, None], near, Ragged.flat(query, None))
     torch.testing.assert_close(out, (value + 3 * value.flip(0)) / 4, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("norm", [1.0, 100.0])
-def test_large_scores_stay_finite(norm):
-    grid = GRIDS["grid"]
-    query = norm * torch.nn.functional.normalize(torch.randn(len(grid), HEADS, D), dim=-1)
-    value, table = torch.randn(len(grid), HEADS, E), norm * torch.randn(HEADS, 4, D)
-    inputs = query.requires_grad_(), table.requires_grad_()
-    ragged = Ragged.flat(query, None)
-    out = clipped_attention_of_nodes(query, value, torch.randn(M, D), table, grid.neighbors(), ragged)
-    for t in (out, *torch.autograd.grad(out.sum(), inputs)):
-        assert t.isfinite().all()
-    assert out.abs().max() <= value.abs().max() * (1 + 1e-4)  # means of values

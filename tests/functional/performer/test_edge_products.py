@@ -23,25 +23,21 @@ def relation(device="cpu"):
     return near.csr, near.nodes
 
 
-def test_products_over_pairs(on_device):
-    p, n = relation(on_device)
-    query, key = double(2, n, 3), double(2, n, 3)
+def often(device):
+    """Of pairs given several times there may be more than there are rows times columns."""
+    row, col = torch.arange(3).repeat_interleave(4), torch.tensor([1, 2, 1, 1, 0, 2, 2, 2, 0, 0, 1, 1])
+    return CSR.of(row.to(device), col.to(device), 3, 3), 3
+
+
+@pytest.mark.parametrize("pairs", [relation, often])
+def test_products_over_pairs(on_device, pairs):
+    p, n = pairs(on_device)
+    query, key, weight = (double(2, *s).requires_grad_() for s in ((n, 5), (n, 5), (len(p.col),)))
     expected = (query[:, p.row] * key[:, p.col]).sum(-1)
     torch.testing.assert_close(edge_dot(query, key, p), expected)
     torch.testing.assert_close(gathered_edge_dot(query, key, p.row, p.col, chunk=7), expected)
-    weight = double(2, len(p.col))
-    expected = torch.zeros(2, n, 3).double().index_add(1, p.row, weight[..., None] * key[:, p.col])
+    expected = torch.zeros(2, n, 5).double().index_add(1, p.row, weight[..., None] * key[:, p.col])
     torch.testing.assert_close(edge_sum(weight, key, p), expected)
-
-
-def test_more_pairs_than_places():
-    """Of pairs given several times there may be more than there are rows times columns."""
-    row, col = torch.arange(3).repeat_interleave(4), torch.tensor([1, 2, 1, 1, 0, 2, 2, 2, 0, 0, 1, 1])
-    p = CSR.of(row, col, 3, 3)
-    query, key, weight = (double(2, *s).requires_grad_() for s in ((3, 5), (3, 5), (12,)))
-    torch.testing.assert_close(edge_dot(query, key, p), (query[:, row] * key[:, col]).sum(-1))
-    summed = torch.zeros(2, 3, 5).double().index_add(1, row, weight[..., None] * key[:, col])
-    torch.testing.assert_close(edge_sum(weight, key, p), summed)
     for run, inputs in ((edge_dot, (query, key)), (edge_sum, (weight, key))):
         assert torch.autograd.gradcheck(lambda *x, run=run: run(*x, p), inputs)
 

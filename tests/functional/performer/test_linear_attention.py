@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from clouds import gradients
+from space import batch_of
 
 from tg_equiattn.functional import linear_attention, orthogonal_projection, softmax_features
 from tg_equiattn.functional.performer.feature_attention import chunked_readout, chunked_summary
@@ -41,20 +43,15 @@ def flat(t):
 def equal(got, wanted, inputs, rtol=1e-10, atol=1e-11):
     """Outputs and gradients."""
     torch.testing.assert_close(got, wanted, rtol=rtol / 100, atol=atol / 10)
-    direction = torch.randn_like(got)
-    grads = (torch.autograd.grad((out * direction).sum(), inputs) for out in (got, wanted))
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+    torch.testing.assert_close(*(gradients([x], inputs) for x in (got, wanted)), rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("size", [1, 60], ids=["plain", "stabilised"])
 def test_equals_the_definition(size, qkvw):
     """On the CPU exponentials are first tried plain; long keys make their sums over- and underflow."""
     query, key, value, projection = (t.requires_grad_(n < 3) for n, t in enumerate(qkvw))
-    equal(
-        linear_attention(query, size * key, value, projection),
-        by_definition(query, size * key, value, projection), (query, key, value), 1e-9, 1e-10,
-    )  # fmt: skip
+    outs = (f(query, size * key, value, projection) for f in (linear_attention, by_definition))
+    equal(*outs, (query, key, value), 1e-9, 1e-10)
 
 
 @pytest.mark.parametrize("size", [1, 12], ids=["plain", "stabilised"])
@@ -92,12 +89,10 @@ SIZES = {"equal": (13, 13, 13), "one long": (1, 33, 5), "long among short": (2, 
 def test_ragged_equals_each_graph_alone(sizes, qkvw):
     query, key, value = (flat(t) for t in qkvw[:3])
     projection = qkvw[3]
-    batch = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(query.device)
+    batch = batch_of(sizes).to(query.device)
     out = linear_attention(query, key, value, projection, batch=batch, batch_size=len(sizes))
-    alone = [
-        linear_attention(*parts, projection)
-        for parts in zip(*(t.split(sizes) for t in (query, key, value)), strict=True)
-    ]
+    parts = zip(*(t.split(sizes) for t in (query, key, value)), strict=True)
+    alone = [linear_attention(*part, projection) for part in parts]
     torch.testing.assert_close(out, torch.cat(alone), rtol=1e-12, atol=1e-12)
 
 
@@ -139,21 +134,19 @@ def test_unbiased_with_an_error_of_one_over_root_m():
     query, key = 0.25 * torch.randn(2, 9, 8, generator=generator, dtype=torch.float64)
     exact = (query * key).sum(-1).exp()
     draws, errors = 2000, {}
+
+    def estimated(projections):
+        return torch.stack([(softmax_features(query, w) * softmax_features(key, w)).sum(-1) for w in projections])
+
     for m in (8, 64, 512):
-        estimates = torch.stack(
-            [
-                (softmax_features(query, w) * softmax_features(key, w)).sum(-1)
-                for w in (orthogonal_projection(m, 8, generator) for _ in range(draws))
-            ]
-        )
+        estimates = estimated(orthogonal_projection(m, 8, generator) for _ in range(draws))
         deviation = (estimates.mean(0) - exact) / (estimates.std(0) / math.sqrt(draws))
         assert deviation.abs().max() < 4.5  # standard errors, of nine pairs
         errors[m] = float((estimates / exact - 1).square().mean().sqrt())
     slopes = [math.log(errors[a] / errors[b]) / math.log(b / a) for a, b in ((8, 64), (64, 512))]
     assert slopes == pytest.approx([0.5, 0.5], abs=0.12)
     independent = torch.randn(draws, 8, 8, generator=generator, dtype=torch.float64)
-    spread = torch.stack([(softmax_features(query, w) * softmax_features(key, w)).sum(-1) for w in independent])
-    assert errors[8] < float((spread / exact - 1).square().mean().sqrt())
+    assert errors[8] < float((estimated(independent) / exact - 1).square().mean().sqrt())
 
 
 def test_attention_nears_exact_attention():
@@ -182,26 +175,3 @@ def test_memory_does_not_grow_with_scores():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
         linear_attention(query, key, value, torch.randn(50, 8))
     assert max(saved) <= 2 * 999 * 8
-
-
-Q, W = torch.ones(2, 3, 5, 7), torch.ones(11, 7)
-
-
-@pytest.mark.parametrize(
-    ("message", "arguments", "options"),
-    [
-        ("query, key and value must be", (Q, Q[..., :3], Q, W), {}),
-        (r"projection must be \(m, 7\), got \(11, 5\)", (Q, Q, Q, W[:, :5]), {}),
-        ("projection must not require", (Q, Q, Q, W.clone().requires_grad_()), {}),
-        ("mask must be bool", (Q, Q, Q, W), {"mask": torch.ones(2, 5)}),
-        ("mask must be None", (Q[0], Q[0], Q[0], W), {"mask": torch.ones(3, dtype=torch.bool)}),
-        ("batch must be None", (Q, Q, Q, W), {"batch": torch.zeros(2).long()}),
-        ("batch must be sorted", (Q[0], Q[0], Q[0], W), {"batch": torch.tensor([0, 1, 0])}),
-        ("batch must be int64", (Q[0], Q[0], Q[0], W), {"batch": torch.zeros(3)}),
-        ("batch must be in", (Q[0], Q[0], Q[0], W), {"batch": torch.tensor([0, 1, 2]), "batch_size": 2}),
-        ("batch must be given", (Q[0], Q[0], Q[0], W), {"batch_size": 2}),
-    ],
-)  # fmt: skip
-def test_bad_arguments(message, arguments, options):
-    with pytest.raises(ValueError, match=message):
-        linear_attention(*arguments, **options)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from clouds import close
 from torch.utils.checkpoint import checkpoint
 
 from tg_equiattn.functional.vector.softmax_attention import softmax_attention
@@ -12,11 +13,6 @@ LENGTHS = {"equal": None, "ragged": torch.tensor([11, 4, 0])}
 
 def inputs(n=N, count=B):
     return tuple(torch.randn(count, n, C, dtype=torch.float64).requires_grad_() for _ in range(3))
-
-
-def close(got, wanted, tolerance=1e-12):
-    for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 def with_gradients(out, qkv, **options):

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from unittest import mock
 
 import ewald
 import pytest
@@ -12,19 +13,23 @@ from space import batch_of, error
 
 from tg_equiattn.encodings.harmonics import solid_harmonics
 from tg_equiattn.functional import EwaldKernels, ewald_attention
-from tg_equiattn.functional.waves.radial import boys_functions
+from tg_equiattn.functional.waves import sums
 
 BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
+FASTEST = 2.0, 4.0
 PROMISED = 1e-4
 
 
-def kernels(lmax=1, heads=2, error=PROMISED, narrow=False, gaussians=2, max_waves=None):
-    """Two Gaussians and two potentials a head, at their least widths if ``narrow``."""
+def kernels(lmax=1, heads=2, error=PROMISED, narrow=False, gaussians=2, max_waves=None, ripples=False):
+    """Two Gaussians and two potentials a head, or one of either and two ripples; as narrow as they may be, if so."""
     lows = torch.tensor([low for low, _ in BOUNDS], dtype=torch.float64)
     widths = lows * (1 if narrow else 1 + 0.2 * torch.rand(heads, 4, dtype=torch.float64))
     widths = widths.expand(heads, 4).contiguous()
-    gains = torch.randn(heads, 4, lmax + 1, dtype=torch.float64)
-    return EwaldKernels(widths, gains, BOUNDS, gaussians, error, max_waves)
+    gains, more = torch.randn(heads, 4, lmax + 1, dtype=torch.float64), {}
+    if ripples:
+        waves = torch.tensor(FASTEST, dtype=torch.float64) * (0.5 + 0.5 * torch.rand(heads, 2, dtype=torch.float64))
+        gaussians, more = 1, {"wavenumbers": waves, "fastest": FASTEST}
+    return EwaldKernels(widths, gains, BOUNDS, gaussians, error, max_waves, **more)
 
 
 def operands(count, heads=2, contracted=3, channels=2, spread=2.0):
@@ -32,69 +37,55 @@ def operands(count, heads=2, contracted=3, channels=2, spread=2.0):
     return q, k, torch.randn(count, heads, channels, dtype=torch.float64), spread * torch.rand(count, 3).double()
 
 
-def kernel(r, s, gaussian):
-    """K of one offset (3,), by its definition."""
-    length = r.square().sum().sqrt()
-    return (-(length**2) / (2 * s**2)).exp() if gaussian else s * torch.erf(length / (math.sqrt(2) * s)) / length
+def kernel(ker, c):
+    """K of offsets (3,) by its definition, and the length that its derivatives come with."""
+    s, gaussian = ker.widths[0, c], lambda r: (-r.square().sum() / (2 * ker.widths[0, c] ** 2)).exp()
+    if c < ker.gaussians:
+        return gaussian, s
+    if ker.wavenumbers is None or c < 2:
+        return lambda r: s * torch.erf(r.norm() / (math.sqrt(2) * s)) / r.norm(), s
+    number = ker.wavenumbers[0, c - 2]
+    return lambda r: gaussian(r) * (number * r.norm()).cos(), (s**-2 + number**2) ** -0.5
 
 
-def derived(r, s, gaussian):
+def derived(r, function, s):
     """s^l Y_l(grad) K up to degree 2 by differentiation, (9,): polynomials of degree l are their own leading parts."""
-    value = kernel(r, s, gaussian)
-    slope = torch.autograd.functional.jacobian(lambda x: kernel(x, s, gaussian), r)
-    bend = torch.autograd.functional.hessian(lambda x: kernel(x, s, gaussian), r)
+    slope, bend = (d(function, r) for d in (torch.autograd.functional.jacobian, torch.autograd.functional.hessian))
     unit = torch.eye(3, dtype=r.dtype)
     first = solid_harmonics(unit, 1)[:, 1:]  # of x, y and z
     second = torch.stack([  # symmetric matrices, from values at sums of unit vectors
         solid_harmonics(unit[a] + unit[b], 2)[4:] - solid_harmonics(unit[a], 2)[4:] - solid_harmonics(unit[b], 2)[4:]
         for a in range(3) for b in range(3)
     ]) / 2  # fmt: skip
-    return torch.cat([value[None], s * slope @ first, s**2 * bend.flatten() @ second])
+    return torch.cat([function(r)[None], s * slope @ first, s**2 * bend.flatten() @ second])
 
 
-@pytest.mark.parametrize("method", ["pairs", "waves", "mesh"])
-def test_definition(method):
+@pytest.mark.parametrize(("method", "ripples"), [("pairs", False), ("waves", False), ("mesh", False), ("pairs", True)])
+def test_definition(method, ripples):
     """Every pair of nodes, one at a time."""
-    ker, (q, k, v, pos) = kernels(lmax=2, heads=1), operands(5, heads=1)
-    expected = torch.zeros(5, 2, 9, dtype=torch.float64)
-    for i, j in itertools.permutations(range(5), 2):
-        for c in range(4):
-            found = derived(pos[i] - pos[j], ker.widths[0, c], c < 2)
-            gains = ker.gains[0, c].repeat_interleave(torch.tensor([1, 3, 5]))
-            expected[i] += (q[i, 0, c] @ k[j, 0, c]) * torch.outer(v[j, 0], gains * found)
+    ker, (q, k, v, pos) = kernels(lmax=2, heads=1, ripples=ripples), operands(4, heads=1)
+    expected = torch.zeros(4, 2, 9, dtype=torch.float64)
+    for (i, j), c in itertools.product(itertools.permutations(range(4), 2), range(4)):
+        gains = ker.gains[0, c].repeat_interleave(torch.tensor([1, 3, 5]))
+        found = derived(pos[i] - pos[j], *kernel(ker, c))
+        expected[i] += (q[i, 0, c] @ k[j, 0, c]) * torch.outer(v[j, 0], gains * found)
     others = ewald_attention(q, k, v, pos, ker, method=method)
-    for i in range(5):  # with itself, a node has K(0) and what is even
-        alone = ewald_attention(q[i : i + 1], k[i : i + 1], v[i : i + 1], pos[i : i + 1], ker, method=method)
-        others[i] -= alone[0]
-    assert error(others.view(5, 2, 9), expected) <= (1e-10 if method == "pairs" else PROMISED)
+    for i in range(4):  # with itself, a node has K(0) and what is even
+        others[i] -= ewald_attention(*(x[i : i + 1] for x in (q, k, v, pos)), ker, method=method)[0]
+    assert error(others.view(4, 2, 9), expected) <= (1e-10 if method == "pairs" else PROMISED)
 
 
-def test_boys_functions():
-    """By quadrature, at 0 and far from it; derivatives are the next ones, of all orders."""
-    t = torch.tensor([0.0, 1e-9, 0.3, 1.4, 1.6, 5.0, 40.0, 900.0], dtype=torch.float64)
-    u = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
-    for lmax in (0, 1, 4):
-        found = boys_functions(t, lmax)
-        for degree in range(lmax + 1):
-            wanted = (u ** (2 * degree) * (-t[:, None] * u**2).exp()).mean(1)
-            torch.testing.assert_close(found[degree], wanted, rtol=1e-8, atol=0)
-            single = boys_functions(t.float(), lmax)[degree].double()
-            torch.testing.assert_close(single, wanted, rtol=1e-6, atol=0)
-    assert torch.autograd.gradcheck(lambda t: boys_functions(t.abs(), 2), (t[2:7].clone().requires_grad_(),))
-    x = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    value = boys_functions(x, 1)[1].sum()
-    for order in range(1, 4):
-        (value,) = torch.autograd.grad(value, x, create_graph=True)
-        torch.testing.assert_close(value.item(), (-1) ** order / (3 + 2 * order), rtol=1e-12, atol=0)
+OPEN = [(m, {"narrow": True}) for m in ("waves", "mesh")] + [("waves", {"ripples": True, "lmax": 2})]
 
 
-@pytest.mark.parametrize("method", ["waves", "mesh"])
-@pytest.mark.parametrize("narrow", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_open_clouds_by_waves(method, narrow):
+@pytest.mark.parametrize(
+    ("method", "options"), [*OPEN, *(pytest.param(m, {}, marks=pytest.mark.slow) for m in ("waves", "mesh"))]
+)
+def test_open_clouds_by_waves(method, options):
     """Outputs, slopes and second derivatives are those of pairs to what is promised; a looser promise is felt."""
-    for promised in (1e-2, 1e-5):
-        ker = kernels(error=promised, narrow=narrow)
-        q, k, v, pos = operands(11)
+    for promised in (1e-2, PROMISED if options else 1e-5):
+        ker = kernels(error=promised, heads=1, **options)
+        q, k, v, pos = operands(11, heads=1)
         pos.requires_grad_()
         found = []
         for one in ("pairs", method):
@@ -105,33 +96,30 @@ def test_open_clouds_by_waves(method, narrow):
             found.append([out, slope, bend])
         errors = [error(a, b) for a, b in zip(found[1], found[0], strict=True)]
         assert max(errors) <= 3 * promised
-        if narrow and promised == 1e-2:
+        if "narrow" in options and promised == 1e-2:
             assert max(errors) > 1e-5
 
 
 CELL = [[3.1, 0.2, 0.1], [0.3, 3.6, -0.2], [-0.4, 0.5, 2.9]]
 
 
-def images(cell, reach):
-    return ewald.lattice(torch.as_tensor(cell, dtype=torch.float64), reach)
-
-
 @pytest.mark.parametrize("pbc", [(True, True, True), (True, False, True)])
-@pytest.mark.parametrize("method", ["waves", "mesh"])
-def test_gaussians_over_images(pbc, method):
-    """Crystals and slabs, as sums over all images."""
-    ker, (q, k, v, pos) = kernels(lmax=2, gaussians=4), operands(4)
+@pytest.mark.parametrize(("method", "ripples"), [("waves", False), ("mesh", False), ("auto", True)])
+def test_sums_over_images(pbc, method, ripples):
+    """Crystals and slabs, of all kernels but potentials, which go on for ever."""
+    ker, (q, k, v, pos) = kernels(lmax=2, gaussians=4, ripples=ripples), operands(4)
+    if ripples:
+        q[:, :, 1] = 0
     cell = torch.tensor(CELL, dtype=torch.float64)
-    shifts = images(cell, 11.0)
+    shifts = ewald.lattice(cell, 11.0)
     numbers = (shifts @ torch.linalg.inv(cell)).round()
     shifts = shifts[(numbers[:, ~torch.tensor(pbc)] == 0).all(1)]
-    count = len(shifts)
-    everywhere = (pos[None] + shifts[:, None]).flatten(0, 1)
-    far = torch.cat([torch.zeros_like(q), q.repeat(count, 1, 1, 1)])  # the cloud itself, and all images as sources
-    source = torch.cat([torch.zeros_like(k), k.repeat(count, 1, 1, 1)])
-    far[:4] = q
-    values = torch.cat([v, v.repeat(count, 1, 1)])
-    wanted = ewald_attention(far, source, values, torch.cat([pos, everywhere]), ker, method="pairs")[:4]
+    everywhere = [x.repeat(len(shifts), *[1] * (x.ndim - 1)) for x in (k, v)]
+    places = (pos[None] + shifts[:, None]).flatten(0, 1)
+    # the cloud itself, and all images as sources
+    far = torch.cat([q, torch.zeros_like(everywhere[0])])
+    source, values = (torch.cat([torch.zeros_like(x[:4]), x]) for x in everywhere)
+    wanted = ewald_attention(far, source, values, torch.cat([pos, places]), ker, method="pairs")[:4]
     got = ewald_attention(q, k, v, pos, ker, cell=cell, pbc=torch.tensor(pbc), method=method)
     assert error(got, wanted) <= PROMISED
 
@@ -188,10 +176,8 @@ def test_each_graph_by_itself():
         together = ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, method=method, batch_size=5)
         for graph, size in enumerate(sizes):
             if size:
-                here = batch == graph
-                alone = ewald_attention(
-                    q[here], k[here], v[here], pos[here], ker, cell=cell[graph], pbc=pbc[graph], method=method
-                )
+                here, own = batch == graph, {"cell": cell[graph], "pbc": pbc[graph], "method": method}
+                alone = ewald_attention(*(x[here] for x in (q, k, v, pos)), ker, **own)
                 assert error(together[here], alone) <= 1e-12
     flat = ewald_attention(q, k, v, pos, ker, batch, cell=cell.flatten(0, 1), pbc=pbc.flatten(), batch_size=5)
     assert error(flat, ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, batch_size=5)) <= 1e-12
@@ -200,18 +186,21 @@ def test_each_graph_by_itself():
     assert error(bounded, flat) <= 1e-6
 
 
-@pytest.mark.parametrize(("count", "side"), [(600, None), (200, 15.0)])
-def test_large_clouds_in_blocks(count, side):
+@pytest.mark.parametrize("side", [None, 8.0])
+def test_blocks_change_nothing(side, monkeypatch):
     """Blocks, which backward computes again, are as one piece, which torch.func has."""
-    ker, (q, k, v, pos) = kernels(lmax=0, heads=1), operands(count, heads=1, contracted=1, channels=1, spread=9.0)
+    ker, (q, k, v, pos) = kernels(lmax=0, heads=1), operands(40, heads=1, contracted=1, channels=1, spread=6.0)
     cell = None if side is None else side * torch.eye(3, dtype=torch.float64)
-    probe = torch.randn(count, 3, dtype=torch.float64)
+    probe, again = torch.randn(40, 3, dtype=torch.float64), mock.Mock(wraps=sums.again)
+    for name, new in (("_PAIRS", 2000), ("_WAVES", 50_000), ("again", again)):
+        monkeypatch.setattr(sums, name, new)
 
     def energy(x):
         return ewald_attention(q, k, v, x, ker, cell=cell, method="pairs" if side is None else "waves").square().sum()
 
     x = pos.clone().requires_grad_()
     (slope,) = torch.autograd.grad(energy(x), x, create_graph=True)
+    assert again.call_count > 3
     (bend,) = torch.autograd.grad((slope * probe).sum(), x)
     whole, along = torch.func.jvp(torch.func.grad(energy), (pos,), (probe,))
     assert error(slope, whole) <= 1e-10
@@ -222,8 +211,8 @@ def test_large_clouds_in_blocks(count, side):
 @pytest.mark.parametrize(
     ("message", "change"),
     [
-        (r"query must be \(T, 2, 4, A\) as kernels are, got \(6, 2, 3, 3\)", {"query": torch.ones(6, 2, 3, 3), "key":
-            torch.ones(6, 2, 3, 3)}),
+        (r"query must be \(T, 2, 4, A\) as kernels are, got \(6, 2, 3, 3\)",
+            dict.fromkeys(("query", "key"), torch.ones(6, 2, 3, 3))),
         (r"value must be \(6, 2, V\), got \(5, 2, 2\)", {"value": torch.ones(5, 2, 2)}),
         ("method must be one of", {"method": "fft"}),
         ("method must be 'auto', 'waves' or 'mesh' for graphs that repeat", {"method": "pairs", "cell": torch.eye(3)}),
@@ -259,6 +248,12 @@ def test_bad_kernels():
     ):
         with pytest.raises(ValueError, match=message):
             EwaldKernels(**good | change)
+    waves = {"wavenumbers": torch.ones(2, 2), "fastest": FASTEST, "gaussians": 1}
+    for change in ({"fastest": (1.0,)}, {"fastest": (1.0, -1.0)}, {"wavenumbers": None}, {"fastest": ()}):
+        with pytest.raises(ValueError, match="wavenumbers must be"):
+            EwaldKernels(**good | waves | change)
+    with pytest.raises(ValueError, match=r"gaussians must be in \[0, 2\], got 3"):
+        EwaldKernels(**good | waves | {"gaussians": 3})
 
 
 def test_mapped_over_positions():

@@ -1,103 +1,138 @@
+import functools
+
 import pytest
 import torch
-from group_layers import LAYERS, attention, image, lifting, oracle
+from attention_operands import assert_same
+from group_layers import LAYERS, attention, image, oracle
 from small_groups import GROUPS, PLANAR
 
 from tg_equiattn.groups import cyclic, dihedral, from_generators
-from tg_equiattn.testing import TOLERANCE, equivariance_error
+from tg_equiattn.testing import TOLERANCE, act, equivariance_error
 
-RELATIONS = ["frame", "ge_vit", "lifted", "relative"]
-
-
-EVERY_DEFINITION = [(r, k, e) for r in (None, *RELATIONS, "gsa") for k in (3, None) for e in ("axial", "joint", "full")]
-IN_THE_GATE = [(r, 3, "axial") for r in (None, *RELATIONS)] + [
-    (r, None, e) for r in (None, "ge_vit") for e in ("joint", "full")
-]
-LARGER = [(None, 7, "axial"), ("ge_vit", 7, "full"), ("relative", 9, "joint")]  # than the image
+D2, D4 = dihedral(2), GROUPS["D4"]
+ABOUT_X = from_generators([[[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]])  # so that all three axes of the geometry matter
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(
-    ("relation", "kernel_size", "encoding"),
-    [pytest.param(*c, marks=() if c in IN_THE_GATE else pytest.mark.slow) for c in EVERY_DEFINITION] + LARGER,
-)
+def made(name, group, **options):
+    return LAYERS.get(name, functools.partial(attention, relation=name))(group, **options)
+
+
+def compare_with_oracle(layer, name, x, masks=None, context=None):
+    """Outputs and gradients, image by image."""
+    relation = {"lifting": None, "global": "relative", "global frame": "frame"}.get(name, name)
+    parts = [
+        oracle(layer, x[n : n + 1], relation, context=None if context is None else context[n : n + 1],
+               there=None if masks is None else masks[n].flatten())
+        for n in range(len(x))
+    ]  # fmt: skip
+    inputs = [x, *layer.parameters()] + ([] if context is None else [context])
+    assert_same(layer(x, masks, context=context), torch.cat(parts), inputs, 1e-10)
+
+
+LOCAL = [name for name in LAYERS if not name.startswith("global")]
+QUICK = [(n, 3, "axial") for n in LOCAL] + [(n, None, e) for n in ("lifting", "ge_vit") for e in ("joint", "full")]
+EVERY = [(n, k, e) for n in (*LOCAL, "gsa") for k in (3, None) for e in ("axial", "joint", "full")]
+LARGER = [("lifting", 7, "axial"), ("ge_vit", 7, "full"), ("relative", 9, "joint")]  # than the image
+VOLUMES = [(n, *c) for n in ("lifting", "ge_vit") for c in ((3, (3, 3, 4)), (None, (2, 2, 2)), (5, (2, 2, 1)))]
+DEFINITIONS = [
+    *((pytest.param if c in QUICK + LARGER else slow)(n, cyclic(3), (3, 3),
+      {"kernel_size": k, "encoding": e}) for c in EVERY + LARGER for n, k, e in [c]),
+    *((slow if k == 3 else pytest.param)(n, ABOUT_X, s, {"kernel_size": k, "heads": 1}) for n, k, s in VOLUMES),
+    # windows that meet pixels twice, too: 5 pixels wide over 2 x 4
+    *((n, cyclic(3), s, {"padding_mode": "circular", "neighbourhood": "square", "kernel_size": k})
+      for n in LOCAL for k, s in ((3, (3, 3)), (5, (2, 4)))),
+    # D3 has no element that is its own conjugate but the identity, so that a product the wrong way round shows
+    *(("global", dihedral(3), (3, 3), {"padding_mode": m, "neighbourhood": "square"}) for m in ("mask", "circular")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "group", "spatial", "options"), DEFINITIONS)
 @pytest.mark.filterwarnings("ignore:relation='gsa'")
-def test_definition(on_device, relation, kernel_size, encoding, randomise):
-    group = dihedral(2) if encoding == "axial" else cyclic(3)
-    options = {"kernel_size": kernel_size, "encoding": encoding}
-    layer = lifting(group, **options) if relation is None else attention(group, relation=relation, **options)
-    layer = randomise(layer).double()
-    x = image(group, (3, 4), relation is not None, batch=1).requires_grad_()
-    expected, actual = oracle(layer, x, relation), layer(x)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
-    inputs = [x, *layer.parameters()]
-    probe = torch.randn_like(expected)
-    for a, b in zip(
-        torch.autograd.grad((actual * probe).sum(), inputs), torch.autograd.grad((expected * probe).sum(), inputs),
-        strict=True,
-    ):  # fmt: skip
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+def test_definition(on_device, name, group, spatial, options, randomise):
+    layer = randomise(made(name, group, **options)).double()
+    compare_with_oracle(layer, name, image(group, spatial, name != "lifting", batch=1).requires_grad_())
 
 
-@pytest.mark.parametrize(
-    ("kernel_size", "spatial"), [pytest.param(3, (3, 3, 4), marks=pytest.mark.slow), (None, (2, 3, 2)), (5, (2, 2, 1))]
-)
-@pytest.mark.parametrize("relation", [None, "ge_vit"])
-def test_definition_in_three_dimensions(on_device, relation, kernel_size, spatial, randomise):
-    """A quarter turn about x, so that all three axes of the geometry matter."""
-    group = from_generators([[[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]])
-    options = {"kernel_size": kernel_size, "heads": 1}
-    layer = lifting(group, **options) if relation is None else attention(group, relation=relation, **options)
-    layer = randomise(layer).double()
-    x = image(group, spatial, relation is not None, batch=1)
-    torch.testing.assert_close(layer(x), oracle(layer, x, relation), rtol=0, atol=1e-10)
+@pytest.mark.parametrize("padding_mode", ["mask", "circular"])
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_definition_with_masks_and_contexts(name, padding_mode, randomise):
+    """Any mask, one of an image's own, and keys and values of other features."""
+    if padding_mode == "circular" and name != "global":
+        pytest.skip("masks of others on a torus are rolled with the image")
+    layer = randomise(made(name, D2, context_channels=5, padding_mode=padding_mode), 0.5).double()
+    x = image(D2, (3, 3), name != "lifting").requires_grad_()
+    context = torch.randn(2, 5, *x.shape[2:], dtype=torch.float64, requires_grad=True)
+    compare_with_oracle(layer, name, x, torch.rand(2, 3, 3) < 0.6, context)
 
 
-@pytest.mark.parametrize(("kernel_size", "spatial"), [(3, (6, 6)), (3, (4, 7)), (None, (3, 3)), (None, (3, 4))])
-@pytest.mark.parametrize("relation", [None, *RELATIONS])
-def test_equivariance_on_images(relation, kernel_size, spatial, randomise, device):
-    for group in PLANAR.values():
-        make = lifting if relation is None else attention
-        options = {"kernel_size": kernel_size} | ({} if relation is None else {"relation": relation})
-        layer = randomise(make(group, **options)).to(device)
-        for dtype in (torch.float64, torch.float32):
-            x = image(group, spatial, relation is not None, dtype).to(device)
-            assert equivariance_error(layer.to(dtype), group, x) <= TOLERANCE[dtype]
+@pytest.mark.parametrize("group", PLANAR)
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_equivariance(name, group, randomise, device):
+    """For every element, and every draw where features are random."""
+    group = GROUPS[group]
+    layer = randomise(made(name, group)).to(device)
+    for dtype, spatial in ((torch.float64, (3, 5)), (torch.float32, (4, 4))):
+        if name.startswith("global"):
+            layer.redraw_features()
+        x = image(group, spatial, name != "lifting", dtype).to(device)
+        assert equivariance_error(layer.to(dtype), group, x) <= TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("encoding", ["joint", "full"])
-@pytest.mark.parametrize("relation", [None, *RELATIONS])
-def test_equivariance_of_other_encodings(on_device, relation, encoding, randomise):
-    group = GROUPS["D4"]
-    make = lifting if relation is None else attention
-    options = {"encoding": encoding, "neighbourhood": "disk", "kernel_size": 5}
-    layer = randomise(make(group, **options, **({} if relation is None else {"relation": relation}))).double()
-    assert equivariance_error(layer, group, image(group, (6, 5), relation is not None)) <= 1e-10
+WIDE = {"kernel_size": 9}  # the papers' windows meet smaller maps: outside is masked, as at any border
+SETTINGS = {
+    "all pixels": ({"kernel_size": None}, (3, 3), (3, 4)),
+    "joint": ({"encoding": "joint", "neighbourhood": "disk", "kernel_size": 5}, (6, 5)),
+    "full": ({"encoding": "full", "neighbourhood": "disk", "kernel_size": 5}, (6, 5)),
+    "wide": (WIDE, (3, 5), (1, 1)),
+    "wide disk": (WIDE | {"neighbourhood": "disk"}, (4, 4)),
+    "circular": ({"padding_mode": "circular"}, (5, 6)),
+    "circular disk": ({"padding_mode": "circular", "neighbourhood": "disk", "kernel_size": 5}, (4, 4)),
+}
 
 
-@pytest.mark.parametrize("shape", ["square", "disk"])
-@pytest.mark.parametrize("relation", [None, *RELATIONS])
-def test_equivariance_of_windows_larger_than_the_image(on_device, relation, shape, randomise):
-    """The papers' 9 x 9 windows meet maps of 6 x 6: outside is masked, as at any border."""
-    group = GROUPS["D4"]
-    make = lifting if relation is None else attention
-    options = {"kernel_size": 9, "neighbourhood": shape} | ({} if relation is None else {"relation": relation})
-    layer = randomise(make(group, **options)).double()
-    for spatial in ((6, 6), (3, 5), (1, 1)):
-        assert equivariance_error(layer, group, image(group, spatial, relation is not None, batch=1)) <= 1e-10
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_equivariance_of_settings(on_device, name, setting, randomise):
+    options, *sizes = SETTINGS[setting]
+    if "global" in name and (setting == "all pixels" or (setting, name) == ("full", "global frame")):
+        pytest.skip("there is no such layer")
+    layer = randomise(made(name, D4, **options)).double()
+    for spatial in sizes:
+        assert equivariance_error(layer, D4, image(D4, spatial, name != "lifting", batch=1)) <= 1e-10
 
 
-@pytest.mark.parametrize(
-    ("kernel_size", "spatial"), [(3, (3, 3, 3)), (3, (3, 4, 5)), (None, (2, 2, 2)), (None, (2, 3, 4))]
-)
-@pytest.mark.parametrize("relation", [None, *RELATIONS])
-def test_equivariance_on_volumes(on_device, relation, kernel_size, spatial, randomise):
+@pytest.mark.parametrize(("kernel_size", "spatial"), [(3, (2, 3, 4)), (None, (2, 2, 3))])
+@pytest.mark.parametrize("name", [n for n in LAYERS if n != "global frame"])
+def test_equivariance_on_volumes(on_device, name, kernel_size, spatial, randomise):
     group = GROUPS["octahedral"]
-    make = lifting if relation is None else attention
-    options = {"kernel_size": kernel_size, "heads": 1} | ({} if relation is None else {"relation": relation})
-    layer = randomise(make(group, **options)).double()
-    x = image(group, spatial, relation is not None, batch=1)
-    elements = range(24) if relation in (None, "frame", "relative") else (1, 2, 7, 16, 23)
+    if name == "global" and kernel_size is None:
+        pytest.skip("there is no such layer")
+    layer = randomise(made(name, group, kernel_size=kernel_size, heads=1)).double()
+    x = image(group, spatial, name != "lifting", batch=1)
+    elements = range(24) if name in ("lifting", "frame", "relative") else (1, 2, 7, 16, 23)
     assert equivariance_error(layer, group, x, elements=elements) <= 1e-10
+
+
+@pytest.mark.parametrize("group", ["C4", "D4", "C8", "mirror"])
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_equivariance_with_masks_and_contexts(name, group, randomise, device):
+    """All are moved: exact for every element; where one is left as it is, it is not."""
+    group = GROUPS[group]
+    layer = randomise(made(name, group, context_channels=5)).to(device)
+    for dtype, spatial in ((torch.float32, (3, 5)), (torch.float64, (4, 4))):
+        layer, x = layer.to(dtype), image(group, spatial, name != "lifting", dtype).to(device)
+        context, mask = torch.randn(2, 5, *x.shape[2:]).to(x), (torch.rand(2, *spatial) < 0.6).to(device)
+        expected, largest = layer(x, mask, context=context), 0.0
+        for g in group.lattice.nonzero().flatten().tolist():
+            moved, beside, wanted = (act(t, group, g) for t in (x, context, expected))
+            turned = act(mask[:, None].to(dtype), group, g)[:, 0] > 0.5
+            error = (layer(moved, turned, context=beside) - wanted).abs().max()
+            assert error <= TOLERANCE[dtype] * expected.abs().max()
+            if g != group.identity and dtype == torch.float64:
+                largest = max(largest, float((layer(moved, mask, context=beside) - wanted).detach().abs().max()))
+                assert (layer(moved, turned, context=context) - wanted).abs().max() > 1e-2
+    assert largest > 1e-2
 
 
 @pytest.mark.parametrize("name", ["C4", "C8", "D2", "D4", "mirror"])
@@ -188,10 +223,12 @@ def test_checkpoints_know_what_they_are_of(tmp_path):
                 other.load_state_dict(state, strict=strict)
 
 
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("name", list(LAYERS))
-def test_no_images(name, randomise):
+def test_no_images(name, plain, randomise):
     """Nor gradients, first or second."""
     layer = randomise(LAYERS[name](GROUPS["C4"]))
+    layer.plain = plain
     x = image(GROUPS["C4"], (5, 6), name != "lifting", torch.float32, batch=2)[:0].requires_grad_()
     out = layer(x)
     assert out.shape == (0, 7, 4, 5, 6)

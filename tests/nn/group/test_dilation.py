@@ -1,11 +1,11 @@
-"""Scales: lifting and group attention on the dilation group, times a finite group."""
+"""Scales: lifting and group attention on the dilation group, times a finite group; masks are test_masks.py's."""
 
-import functools
 import itertools
 import math
 
 import pytest
 import torch
+from attention_operands import assert_same
 from group_layers import block
 from group_layers import layer as small_layer
 from torch import nn
@@ -99,21 +99,14 @@ def by_definition(layer, x, there=None, output_power=0, key_power=0):
     return out if there is None else out * there
 
 
-@pytest.mark.parametrize("encoding", ["axial", "full"])
+@pytest.mark.parametrize(("encoding", "masked"), [("axial", False), ("full", True)])
 @pytest.mark.parametrize("make", [lifting, attention])
-def test_definition(make, encoding, randomise):
-    """Outputs and gradients, with a mask and without."""
-    group = dyadic(3, cyclic(2))
-    layer = randomise(make(group, encoding=encoding), 0.5)
-    x = given(layer, spatial=(3, 4), batch=1).requires_grad_()
-    there = torch.rand(3, 4) < 0.7
-    for mask in (None, there[None]):
-        out, expected = layer(x, mask), by_definition(layer, x, None if mask is None else there)
-        torch.testing.assert_close(out, expected, rtol=0, atol=1e-10)
-        inputs, probe = [x, *layer.parameters()], torch.randn_like(expected)
-        grads = [torch.autograd.grad((y * probe).sum(), inputs) for y in (out, expected)]
-        for a, b in zip(*grads, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+def test_definition(make, encoding, masked, randomise):
+    """Outputs and gradients."""
+    layer = randomise(make(dyadic(3, cyclic(2)), encoding=encoding), 0.5)
+    x, there = given(layer, spatial=(3, 3), batch=1).requires_grad_(), torch.rand(3, 3) < 0.7 if masked else None
+    out = layer(x, there[None] if masked else None)
+    assert_same(out, by_definition(layer, x, there), [x, *layer.parameters()], 1e-10)
 
 
 @pytest.mark.parametrize("encoding", ["axial", "joint", "full"])
@@ -197,94 +190,67 @@ def test_factors_inside_the_softmax(randomise):
 
 def test_isometries(isometries, randomise, device):
     group = dyadic(2, isometries)
-    sizes = {2: ((4, 4), (5, 6)), 3: ((3, 4, 2),)}[group.dim]
-    for make, spatial in itertools.product((lifting, attention), sizes):
-        layer = randomise(make(group), 0.5).to(device)
-        elements = range(len(isometries))
-        assert equivariance_error(layer, group, given(layer, spatial=spatial).to(device), elements=elements) <= 1e-10
-        x = given(layer, spatial=spatial).float().to(device)
-        assert equivariance_error(layer.float(), group, x, elements=elements) <= 1e-5
-
-
-def test_a_rectangle_is_an_image_of_its_own(layer):
-    """NaNs around it change neither outputs nor gradients, though phases have pixels that are none."""
-    inside = (slice(None), ..., slice(1, 4), slice(2, 7))
-    x = given(layer, spatial=(5, 8))
-    mask = torch.zeros(1, 5, 8, dtype=torch.bool)
-    mask[inside] = True
-    alone = x[inside].clone().requires_grad_()
-    around = x.masked_fill(~mask, math.nan).requires_grad_()
-    out, expected = layer(around, mask), layer(alone)
-    torch.testing.assert_close(out[inside], expected, rtol=0, atol=1e-12)
-    assert not out.detach()[~mask.expand_as(out)].any()
-    grads = torch.autograd.grad(out.square().sum(), [around, *layer.parameters()])
-    wanted = torch.autograd.grad(expected.square().sum(), [alone, *layer.parameters()])
-    for a, b in zip([grads[0][inside], *grads[1:]], wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * max(1.0, float(b.abs().max())))
-
-
-def test_the_plain_composition_agrees(randomise, device):
-    layer = randomise(attention(dyadic(2, cyclic(2))), 0.5).to(device)
-    x = given(layer, spatial=(2, 3), batch=1).to(device)
-    expected = layer(x)
-    layer.plain = True
-    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("norm", ["batch", "layer"])
-def test_model(norm, randomise):
-    """Features of a whole model go up one scale; with windows of three scales those no end has reached."""
-    for window, isometries in itertools.product((1, 3), (trivial(2), cyclic(4))):
-        group, options = dyadic(6, isometries), {"channels": (4, 4), "heads": 2, "kernel_size": 3, "norm": norm}
-        model = randomise(GEViT(group, 2, 5, attention={"scale_window": window}, **options).double(), 0.5).eval()
-        errors = dilation_errors(model.features, group, image(group, (2, 40), batch=1))  # wide for the largest scale
-        assert model(image(group)).shape == (2, 5)
-        for error, exact in zip(errors, exact_scales(6, window, depth=2), strict=True):
-            assert error <= TOLERANCE[torch.float64] if exact else error > 1e-7
-        quarter = range(len(isometries))
-        assert equivariance_error(model, group, image(group, (4, 4)), elements=quarter) <= TOLERANCE[torch.float64]
-
-
-def test_what_scales_do_not_allow():
-    group = dyadic(3, cyclic(4))
-    for relation in ("ge_vit", "lifted", "gsa"):
-        with pytest.raises(ValueError, match=rf"relation must be 'relative'.*got '{relation}'.*different pixels"):
-            GroupAttention(group, 3, 6, relation=relation)
-    assert attention(group).relation == "relative"
-    assert attention(group).scale_window == 3
-    more, wider = attention(dyadic(5, cyclic(4))), attention(group, scale_window=5)
-    count = lambda layer: sum(p.numel() for p in layer.parameters())  # noqa: E731
-    assert count(attention(group)) == count(more) < count(wider)
+    sizes = {2: ((3, 4), (4, 4)), 3: ((3, 4, 2), (2, 2, 2))}[group.dim]
     for make in (lifting, attention):
-        with pytest.raises(ValueError, match="kernel_size must be a positive odd integer for groups of scales"):
-            make(group, kernel_size=None)
-    for window in (0, 2, 7, -1, 1.0, True):
-        with pytest.raises(ValueError, match=rf"scale_window must be an odd integer from 1 to 5.*got {window}"):
-            attention(group, scale_window=window)
-    with pytest.raises(ValueError, match=r"scale_window must be None but for groups of scales .* got 3"):
-        attention(cyclic(4), scale_window=3)
-    with pytest.raises(ValueError, match="group must be finite, without scales"):
-        GlobalGroupAttention(group, 3, 6)
-    with pytest.raises(ValueError, match="group must be finite, without scales"):
-        GEViT(group, 1, 2, attention={"num_features": None})
-    for other in ("C4", group):
-        with pytest.raises(ValueError, match=f"isometries must be a .*FiniteGroup, got .*{other!r:.6}"):
-            dyadic(2, other)
-    with pytest.raises(ValueError, match="group must be finite, without scales"):
-        relation_index(group)
-    with pytest.raises(ValueError, match="norm must be 'batch' or 'layer' for groups of scales"):
-        block(group, norm="global")
-    for name, size in (("crop", 1), ("crops", (1, 0)), ("pools", (1,))):
-        given = {"pools": size} if name == "pools" else {"options": {name: size}}
-        make = block if name == "crop" else functools.partial(GEViT, in_channels=1, num_classes=2, channels=(4, 4))
-        with pytest.raises(ValueError, match=f"{name} must be .* for groups of scales.*twice as large"):
-            make(group, **({"crop": size} if name == "crop" else given))
-    with pytest.raises(ValueError, match=r"input sides must be multiples of the largest scale, 4.*\(4, 6\)"):
-        lifting(group, padding_mode="circular")(image(group, (4, 6)))
-    with pytest.raises(ValueError, match="kernel_size must be at most"):
-        lifting(group, padding_mode="circular", kernel_size=5)(image(group, (4, 4)))
-    with pytest.raises(ValueError, match=r"input must have shape \(B, 3, 12, H, W\)"):
-        attention(group)(regular(dyadic(2, cyclic(4))))
+        layer, elements = randomise(make(group), 0.5).to(device), range(len(isometries))
+        for (dtype, allowed), spatial in zip(TOLERANCE.items(), sizes, strict=True):
+            x = given(layer, spatial=spatial).to(device, dtype)
+            assert equivariance_error(layer.to(dtype), group, x, elements=elements) <= allowed
+
+
+@pytest.mark.parametrize(("window", "scales", "isometries"), [(1, 3, cyclic(4)), (3, 6, trivial(2))])
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_model(norm, window, scales, isometries, randomise):
+    """Features of a whole model go up one scale; with windows of three scales those no end has reached."""
+    group, options = dyadic(scales, isometries), {"channels": (4, 4), "heads": 2, "kernel_size": 3, "norm": norm}
+    model = randomise(GEViT(group, 2, 5, attention={"scale_window": window}, **options).double(), 0.5).eval()
+    side = 5 * 2 ** (scales - 3)  # wide for the largest scale
+    errors = dilation_errors(model.features, group, image(group, (2, side), batch=1))
+    assert model(image(group)).shape == (2, 5)
+    for error, exact in zip(errors, exact_scales(scales, window, depth=2), strict=True):
+        assert error <= TOLERANCE[torch.float64] if exact else error > 1e-7
+    quarter = range(len(isometries))
+    assert equivariance_error(model, group, image(group, (4, 4)), elements=quarter) <= TOLERANCE[torch.float64]
+
+
+SCALES, FINITE = dyadic(3, cyclic(4)), "group must be finite, without scales"
+REFUSED = [
+    *((rf"relation must be 'relative'.*got '{r}'.*different pixels", lambda r=r: attention(SCALES, relation=r))
+      for r in ("ge_vit", "lifted", "gsa")),
+    *(("kernel_size must be a positive odd integer for groups of scales", lambda m=m: m(SCALES, kernel_size=None))
+      for m in (lifting, attention)),
+    *((rf"scale_window must be an odd integer from 1 to 5.*got {w}", lambda w=w: attention(SCALES, scale_window=w))
+      for w in (0, 2, 7, -1, 1.0, True)),
+    (r"scale_window must be None but for groups of scales .* got 3", lambda: attention(cyclic(4), scale_window=3)),
+    (FINITE, lambda: GlobalGroupAttention(SCALES, 3, 6)),
+    (FINITE, lambda: GEViT(SCALES, 1, 2, attention={"num_features": None})),
+    (FINITE, lambda: relation_index(SCALES)),
+    *((f"isometries must be a .*FiniteGroup, got .*{other!r:.6}", lambda other=other: dyadic(2, other))
+      for other in ("C4", SCALES)),
+    ("norm must be 'batch' or 'layer' for groups of scales", lambda: block(SCALES, norm="global")),
+    ("crop must be .* for groups of scales.*twice as large", lambda: block(SCALES, crop=1)),
+    ("crops must be .* for groups of scales.*twice as large",
+     lambda: GEViT(SCALES, 1, 2, channels=(4, 4), options={"crops": (1, 0)})),
+    ("pools must be .* for groups of scales.*twice as large", lambda: GEViT(SCALES, 1, 2, channels=(4, 4), pools=(1,))),
+    (r"input sides must be multiples of the largest scale, 4.*\(4, 6\)",
+     lambda: lifting(SCALES, padding_mode="circular")(image(SCALES, (4, 6)))),
+    ("kernel_size must be at most",
+     lambda: lifting(SCALES, padding_mode="circular", kernel_size=5)(image(SCALES, (4, 4)))),
+    (r"input must have shape \(B, 3, 12, H, W\)", lambda: attention(SCALES)(regular(dyadic(2, cyclic(4))))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "call"), REFUSED, ids=range(len(REFUSED)))
+def test_what_scales_do_not_allow(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_what_scales_have():
+    layers = [attention(SCALES), attention(dyadic(5, cyclic(4))), attention(SCALES, scale_window=5)]
+    assert (layers[0].relation, layers[0].scale_window) == ("relative", 3)
+    few, more, wider = (sum(p.numel() for p in layer.parameters()) for layer in layers)
+    assert few == more < wider
 
 
 def test_context_of_other_features(layer):

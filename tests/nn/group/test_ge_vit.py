@@ -10,22 +10,19 @@ from tg_equiattn.testing import equivariance_error
 SMALL = {"channels": (6, 8), "heads": 2, "kernel_size": 3}
 
 
-def count(module):
-    return sum(p.numel() for p in module.parameters())
-
-
 @pytest.mark.parametrize(
-    ("model", "published", "tolerance"),
+    ("preset", "group", "published"),
     [
-        (GEViT.rotmnist(cyclic(4)), 44_670, 0.01),
-        (GEViT.rotmnist(trivial(2)), 44_670, 0.01),
-        (GEViT.cifar10(mirror()), 2_990_000, 0.01),
-        (GEViT.patchcamelyon(cyclic(4)), 205_660, 0.01),
-        (GEViT.rotmnist(cyclic(4), kernel_size=9), 44_670, 0.01),
+        ("rotmnist", cyclic(4), 44_670),
+        ("rotmnist", trivial(2), 44_670),
+        ("cifar10", mirror(), 2_990_000),
+        ("patchcamelyon", cyclic(4), 205_660),
     ],
 )
-def test_published_parameter_counts(model, published, tolerance):
-    assert abs(count(model) - published) < tolerance * published
+def test_published_parameter_counts(preset, group, published):
+    for options in ({}, {"kernel_size": 9}):
+        model = getattr(GEViT, preset)(group, **options)
+        assert abs(sum(p.numel() for p in model.parameters()) - published) < 0.01 * published
 
 
 @pytest.mark.parametrize("preset", ["rotmnist", "cifar10", "patchcamelyon"])
@@ -67,13 +64,11 @@ def test_presets_are_invariant(preset, shape):
 @pytest.mark.parametrize("name", ["C4", "D4", "mirror"])
 def test_invariance_and_features(on_device, name, randomise):
     group = GROUPS[name]
-    model = (
-        randomise(GEViT(group, 2, 5, pools=(0,), options={"crops": 1, "norm_between": True}, **SMALL)).double().eval()
-    )
-    x = torch.randn(2, 2, 16, 14, dtype=torch.float64)
+    model = GEViT(group, 2, 5, pools=(0,), options={"crops": 1, "norm_between": True}, **SMALL)
+    model, x = randomise(model).double().eval(), torch.randn(1, 2, 12, 10, dtype=torch.float64)
     assert equivariance_error(model, group, x) <= 1e-10
     assert equivariance_error(model.features, group, x) <= 1e-10
-    assert model.features(x).shape == (2, 8, len(group), 4, 3)
+    assert model.features(x).shape == (1, 8, len(group), 2, 1)
 
 
 @pytest.mark.filterwarnings("ignore:relation='gsa'")
@@ -81,7 +76,7 @@ def test_gsa_network_is_not_equivariant(randomise):
     """GE-ViT's Figure 7: errors of order 1 for GSA-Nets where GE-ViT's are rounding, on C4 and on D4."""
     joint = {"encoding": "joint"}
     for group in (cyclic(4), dihedral(4)):
-        x = torch.randn(2, 1, 9, 9, dtype=torch.float64)
+        x = torch.randn(1, 1, 5, 5, dtype=torch.float64)
         ours, theirs = (GEViT(group, 1, 5, relation=r, attention=joint, **SMALL) for r in ("ge_vit", "gsa"))
         assert equivariance_error(randomise(ours).double().eval().features, group, x) <= 1e-10
         assert equivariance_error(theirs.double().eval().features, group, x) > 1e-2  # as it starts, like what users see
@@ -90,18 +85,15 @@ def test_gsa_network_is_not_equivariant(randomise):
 def test_translation_only(randomise):
     """Z2_SA is the same class with the trivial group, and is not rotation invariant."""
     model = randomise(GEViT(trivial(2), 1, 5, **SMALL)).double().eval()
-    x = torch.randn(2, 1, 9, 9, dtype=torch.float64)
-    assert (model(x) - model(x.rot90(1, (2, 3)))).abs().max() > 1e-3
+    assert equivariance_error(model, cyclic(4), torch.randn(2, 1, 9, 9, dtype=torch.float64)) > 1e-3
 
 
-def test_block(randomise, check_copies):
+def test_block(randomise):
     for width, norm, crop in ((6, "global", 1), (6, "layer", 0), (8, "batch", 0)):
-        options = {"norm": norm, "crop": crop}
-        block = randomise(small_block(cyclic(4), 6, width, **options)).eval()
-        x = torch.randn(2, 6, 4, 5, 6)
+        block = randomise(small_block(cyclic(4), 6, width, norm=norm, crop=crop)).double().eval()
+        x = torch.randn(2, 6, 4, 5, 6, dtype=torch.float64)
         assert block(x).shape == (2, width, 4, 5 - 2 * crop, 6 - 2 * crop)
-        assert equivariance_error(block.double(), cyclic(4), x.double()) <= 1e-10
-        check_copies(lambda w=width, o=options: small_block(cyclic(4), 6, w, **o).eval(), block.float(), x)
+        assert equivariance_error(block, cyclic(4), x) <= 1e-10
 
 
 def test_block_formula(on_device, randomise):
@@ -134,6 +126,7 @@ def test_compile(on_device, randomise):
         ({"options": {"input_dropout": 1.5}}, r"input_dropout must be in \[0, 1\), got 1.5"),
         ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
         ({"heads": 0}, "heads must be a positive integer"),
+        ({"num_classes": 0}, "num_classes must be a positive integer, got 0"),
         ({"options": {"crop": 1}}, "options must be of lifting_channels, crops, .* got crop"),
         ({"attention": {"scale": 1.0}}, "attention must be of .*num_features, redraw_interval, got scale"),
         ({"norm": "group"}, "norm must be one of .* got 'group'"),
@@ -141,7 +134,7 @@ def test_compile(on_device, randomise):
 )
 def test_bad_arguments(change, message):
     with pytest.raises(ValueError, match=message):
-        GEViT(cyclic(4), 1, 5, **SMALL | change)
+        GEViT(cyclic(4), **{"in_channels": 1, "num_classes": 5} | SMALL | change)
 
 
 def test_bad_input():
@@ -150,13 +143,5 @@ def test_bad_input():
         model(torch.randn(2, 3, 8, 8))
     with pytest.raises(ValueError, match="multiples of the pool's kernel_size=2"):
         model(torch.randn(2, 1, 9, 9))
-    with pytest.raises(ValueError, match="num_classes must be a positive integer, got 0"):
-        GEViT(cyclic(4), 1, 0)
-
-
-def test_bad_blocks():
-    layer = LiftingAttention(cyclic(4), 3, 3, heads=1)
-    with pytest.raises(ValueError, match=r"attention must be a GroupAttention or .* got LiftingAttention"):
-        GroupAttentionBlock(layer)
     with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got 1.0"):
         GroupAttentionBlock(GroupAttention(cyclic(4), 3, 3, heads=1), dropout=1.0)

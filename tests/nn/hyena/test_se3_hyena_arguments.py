@@ -1,11 +1,11 @@
-"""What SE(3)-Hyena refuses: each error names the argument."""
+"""What SE(3)-Hyena and vector self-attention refuse: each error names the argument."""
 
 import pytest
 import torch
 from clouds import EDGE, S, V
-from hyena_layers import OPTIONS, as_model
+from hyena_layers import as_model
 
-from tg_equiattn.nn import SE3Hyena, SE3HyenaOperator
+from tg_equiattn.nn import SE3Hyena, SE3HyenaOperator, VectorSelfAttention, VectorTransformer
 
 X = {"scalars": torch.ones(2, 5, S), "vectors": torch.ones(2, 5, V, 3)}
 F = {"scalars": torch.ones(6, S), "vectors": torch.ones(6, V, 3), "batch": torch.tensor([0, 0, 0, 1, 1, 1])}
@@ -46,12 +46,16 @@ ATTR = {"edge_attr": torch.ones(2, EDGE)}
         (r"edge_index must be int64 \(2, E\)", "local", F | ATTR | {"edge_index": torch.ones(2, 2)}),
         (r"edge_index must join nodes in \[0, 6\)", "local", F | ATTR | {"edge_index": torch.tensor([[0, 6], [1, 5]])}),
         ("edge_index must not join nodes of", "local", F | ATTR | {"edge_index": torch.tensor([[0, 2], [1, 3]])}),
+        (r"scalars must be \(B, N, 3\)", "attention", X | {"scalars": torch.ones(2, 5, 4)}),
+        (r"vectors must be \(B, N, 2, 3\)", "attention", X | {"vectors": torch.ones(2, 5, V, 2)}),
+        (r"lengths must be in \[0, 5\]", "attention", X | {"lengths": torch.tensor([6, 1])}),
+        ("batch must be None", "attention", X | {"batch": torch.zeros(10).long()}),
+        ("edge_index must be None", "attention", X | {"edge_index": torch.zeros(2, 0).long()}),
     ],
 )  # fmt: skip
-def test_bad_input(message, name, arguments):
-    kind, options = OPTIONS[name]
+def test_bad_input(message, name, arguments, make):
     with pytest.raises(ValueError, match=message):
-        kind(S, V, **options)(**arguments)
+        make(name, torch.float32)(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -71,13 +75,13 @@ def test_bad_input(message, name, arguments):
         ("edge_channels must be an integer", {"local_context": True, "edge_channels": -1}),
     ],
 )
-@pytest.mark.parametrize("kind", [SE3HyenaOperator, SE3Hyena])
+@pytest.mark.parametrize("kind", [SE3HyenaOperator, SE3Hyena, VectorSelfAttention, VectorTransformer])
 def test_bad_options(kind, message, options):
+    if "Vector" in kind.__name__ and options.keys() & {"filter", "order"}:
+        pytest.skip("there is no such option")
+    options = as_model(options) if kind in (SE3Hyena, VectorTransformer) else options
     with pytest.raises(ValueError, match=message):
-        kind(
-            **{"scalar_channels": S, "vector_channels": V}
-            | (options if kind is SE3HyenaOperator else as_model(options))
-        )
+        kind(**{"scalar_channels": S, "vector_channels": V} | options)
 
 
 def test_norms_by_default():

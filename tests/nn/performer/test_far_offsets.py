@@ -1,10 +1,11 @@
 """Offsets of all nodes in values, by definition; pairs and random features by the size of each graph; dropout."""
 
 import itertools
-import math
 
 import pytest
 import torch
+from oracles import positive_features
+from space import batch_of, motion
 
 from tg_equiattn.nn import PerformerAttention
 from tg_equiattn.pairs import Pairs, near_pairs
@@ -36,7 +37,7 @@ def make(randomise):
 @pytest.fixture
 def cloud():
     """Nodes of three graphs, two of them at one place, and a call of a layer at positions."""
-    batch = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))
+    batch = batch_of(SIZES)
     pos = 1.5 * torch.randn(sum(SIZES), DIM).double()
     pos[3] = pos[5]
     edges, _ = near_pairs(pos, 1.3, batch=batch)
@@ -59,10 +60,8 @@ def weights_of(layer, x, pos, batch):
     d, shares = OUT // HEADS, torch.zeros(len(x), len(x), HEADS).double()
     features = layer.features()
     query, key = (project(x).unflatten(-1, (HEADS, d)) for project in (layer.query, layer.key))
-    c = d**-0.5
-    log = torch.einsum("nhd,md->nhm", query, features) * math.sqrt(c) - c * query.square().sum(-1, keepdim=True) / 2
-    key_log = torch.einsum("nhd,md->nhm", key, features) * math.sqrt(c) - c * key.square().sum(-1, keepdim=True) / 2
-    far = torch.einsum("ihm,jhm->ijh", log.exp(), key_log.exp()) / len(features)
+    of_query, of_key = (positive_features(t / d**0.25, features) for t in (query, key))
+    far = torch.einsum("ihm,jhm->ijh", of_query, of_key) / len(features)
     for i, j in itertools.product(range(len(x)), repeat=2):
         if batch[i] != batch[j]:
             continue
@@ -73,7 +72,7 @@ def weights_of(layer, x, pos, batch):
         offset = (pos[j] - pos[i])[None]
         if i == j or float(offset.norm()) < 1.3:
             bias = layer.positions.offset_bias(offset)[:, 0]
-            shares[i, j] += (c * (query[i] * key[j]).sum(-1) + bias).exp()
+            shares[i, j] += ((query[i] * key[j]).sum(-1) / d**0.5 + bias).exp()
     return shares / shares.sum(1, keepdim=True)
 
 
@@ -87,9 +86,8 @@ def test_by_definition(kind, make, cloud):
     torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-12)
     unit = expected / 1.3
     if kind == "distance":
-        products = torch.stack([
-            (unit[:, e] * unit[:, f]).sum(-1) for e in range(HEADS) for f in range(e, HEADS)
-        ], 1)  # fmt: skip
+        e, f = torch.triu_indices(HEADS, HEADS)
+        products = (unit[:, e] * unit[:, f]).sum(-1)
         added = (products / (1 + products**2) ** 0.25) @ layer.far_offsets.map.weight.T
     else:
         added = unit.flatten(1) @ layer.far_offsets.map.weight.T
@@ -116,8 +114,7 @@ def test_translations(kind, make, cloud):
         out, vectors = call(layer, x, pos, return_vectors=True)
         moved, same = call(layer, x, pos + tau, return_vectors=True)
         tolerance = 1e-10 if isinstance(tau, torch.Tensor) else 1e-8  # positions of 1e6 are exact to 1e-10
-        torch.testing.assert_close(moved, out, rtol=0, atol=tolerance)
-        torch.testing.assert_close(same, vectors, rtol=0, atol=tolerance)
+        torch.testing.assert_close([moved, same], [out, vectors], rtol=0, atol=tolerance)
     single = make(kind, torch.float32)
     here, there = (call(single, x.float(), pos + tau) for tau in (0.0, 1e6))
     torch.testing.assert_close(there, here, rtol=0, atol=1e-4 * float(here.detach().abs().max()))
@@ -126,13 +123,11 @@ def test_translations(kind, make, cloud):
 def test_rotations(kind, make, cloud):
     """Outputs stay and vectors turn along where offsets are seen by their distance; others see the turn."""
     layer, (x, pos, _, call) = make(kind), cloud
-    turn, _ = torch.linalg.qr(torch.randn(DIM, DIM).double())
-    for matrix in (turn, -turn):
+    for matrix in (motion(), motion(reflect=True)):
         out, vectors = call(layer, x, pos, return_vectors=True)
         turned, along = call(layer, x, pos @ matrix.T, return_vectors=True)
         if kind == "distance":
-            torch.testing.assert_close(turned, out, rtol=0, atol=1e-12)
-            torch.testing.assert_close(along, vectors @ matrix.T, rtol=0, atol=1e-12)
+            torch.testing.assert_close([turned, along], [out, vectors @ matrix.T], rtol=0, atol=1e-12)
         else:
             assert (turned - out).abs().max() > 1e-3
 
@@ -150,11 +145,10 @@ def test_padding_and_batch_mates(kind, method, make):
     x, pos = torch.randn(2, 9, CHANNELS).double(), torch.randn(2, 9, DIM).double()
     mask = torch.ones(2, 9, dtype=torch.bool)
     mask[1, 5:] = False
-    out, vectors = layer(x, pos=torch.where(mask[..., None], pos, torch.nan), mask=mask, return_vectors=True)
-    alone, expected = layer(x[1, :5], pos=pos[1, :5], return_vectors=True)
-    torch.testing.assert_close(out[1, :5], alone, rtol=0, atol=1e-12)
-    torch.testing.assert_close(vectors[1, :5], expected, rtol=0, atol=1e-12)
-    assert vectors[1, 5:].abs().max() == 0
+    got = layer(x, pos=torch.where(mask[..., None], pos, torch.nan), mask=mask, return_vectors=True)
+    alone = layer(x[1, :5], pos=pos[1, :5], return_vectors=True)
+    torch.testing.assert_close([part[1, :5] for part in got], list(alone), rtol=0, atol=1e-12)
+    assert got[1][1, 5:].abs().max() == 0
     if not layer.needs_neighbors:  # elsewhere offsets that are not finite are refused
         pos[0] = torch.nan
         torch.testing.assert_close(layer(x, pos=pos)[1], layer(x[1], pos=pos[1]), rtol=0, atol=1e-12)
@@ -167,7 +161,7 @@ def test_each_graph_by_its_own_size(kind, form, make):
     for layer in layers.values():
         layer.load_state_dict(layers["auto"].state_dict(), strict=False)
     sizes = (30, 5, 23, 22, 1)
-    batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    batch = batch_of(sizes)
     x, pos = torch.randn(len(batch), CHANNELS).double(), 2 * torch.randn(len(batch), DIM).double()
     parts = []
     for graph, size in enumerate(sizes):
@@ -181,19 +175,18 @@ def test_each_graph_by_its_own_size(kind, form, make):
         mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
         spread = [torch.full((*mask.shape, t.shape[1]), torch.nan).double().index_put((mask,), t) for t in (x, pos)]
         found = [t[mask] for t in layers["auto"](spread[0], pos=spread[1], mask=mask, return_vectors=True)]
-    for got, wanted in zip(found, zip(*parts, strict=True), strict=True):
-        torch.testing.assert_close(got, torch.cat(wanted), rtol=0, atol=1e-12)
+    torch.testing.assert_close(list(found), [torch.cat(p) for p in zip(*parts, strict=True)], rtol=0, atol=1e-12)
 
 
 def test_another_way_than_in_training_is_said_once(make):
     layer = make("no near pairs", method="auto").train()
-    sizes = {nodes: torch.randn(nodes, CHANNELS).double() for nodes in (20, 30)}
-    layer(sizes[20], pos=sizes[20][:, :DIM])
+    call = lambda nodes: layer(torch.ones(nodes, CHANNELS).double(), pos=torch.ones(nodes, DIM).double())  # noqa: E731
+    call(20)
     layer.eval()
-    layer(sizes[20], pos=sizes[20][:, :DIM])
+    call(20)
     with pytest.warns(UserWarning, match="method='auto' takes random features for graphs of this size"):
-        layer(sizes[30], pos=sizes[30][:, :DIM])
-    layer(sizes[30], pos=sizes[30][:, :DIM])  # warnings are errors in these tests
+        call(30)
+    call(30)  # warnings are errors in these tests
 
 
 def test_sizes_that_cannot_be_read_are_refused(make):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from clouds import close, gradients
 from oracles import SIZES, clifford_mlp
 from space import error, flipped_sign, motion, move_multivectors
 
@@ -26,13 +27,11 @@ def make(randomise):
 def test_equals_the_definition(name, make, device):
     mlp, x = make(name), torch.randn(2, 11, IN, 8, dtype=torch.float64, requires_grad=True)
     expected = torch.cat(clifford_mlp(mlp.mlp, x.flatten(0, 1).split(SIZES, -1)), -1).unflatten(0, (2, 11))
-    direction = torch.randn_like(expected)
-    wanted = torch.autograd.grad((expected * direction).sum(), [x, *mlp.parameters()])
-    out = mlp.to(device)(x.to(device)).cpu()
+    inputs = [x, *mlp.parameters()]
+    wanted, out = gradients([expected], inputs), mlp.to(device)(x.to(device)).cpu()
     torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
-    grads = torch.autograd.grad((out * direction).sum(), [x, *mlp.parameters()])
-    for a, b in zip(grads, wanted, strict=True):
-        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-9, atol=1e-10)
+    got = [g.cpu() for g in gradients([out], inputs)]
+    torch.testing.assert_close(got, [g.cpu() for g in wanted], rtol=1e-9, atol=1e-10)
 
 
 def test_some_grades_only(randomise):
@@ -40,8 +39,7 @@ def test_some_grades_only(randomise):
     mlp = randomise(MultivectorMLP(Grades(2, 3), Grades(0, 1, 2, 0), 5)).double()
     x = [torch.randn(11, c, n, dtype=torch.float64) for c, n in zip((2, 3, 0, 0), SIZES, strict=True)]
     out = mlp([part.permute(2, 1, 0) for part in x])
-    for got, wanted in zip(out, clifford_mlp(mlp, x), strict=True):
-        torch.testing.assert_close(got.permute(2, 1, 0), wanted, rtol=1e-11, atol=1e-11)
+    close([part.permute(2, 1, 0) for part in out], clifford_mlp(mlp, x), 1e-11)
 
 
 @pytest.mark.parametrize("reflect", [False, True])
@@ -71,9 +69,7 @@ def test_finite_derivatives_at_zero(make):
     out = mlp(x)
     (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
     grad.square().sum().backward()
-    assert out.isfinite().all()
-    assert grad.isfinite().all()
-    assert x.grad.isfinite().all()
+    assert all(part.isfinite().all() for part in (out, grad, x.grad))
 
 
 @pytest.mark.parametrize(

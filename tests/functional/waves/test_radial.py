@@ -1,0 +1,41 @@
+"""The functions of the distance that kernels are made of, and their derivatives."""
+
+import torch
+
+from tg_equiattn.functional.waves.radial import boys_functions, cosine_functions
+
+
+def test_boys_functions():
+    """By quadrature, at 0 and far from it; derivatives are the next ones, of all orders."""
+    t = torch.tensor([0.0, 1e-9, 0.3, 1.4, 1.6, 5.0, 40.0, 900.0], dtype=torch.float64)
+    u = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
+    for lmax in (0, 1, 4):
+        found = boys_functions(t, lmax)
+        for degree in range(lmax + 1):
+            wanted = (u ** (2 * degree) * (-t[:, None] * u**2).exp()).mean(1)
+            torch.testing.assert_close(found[degree], wanted, rtol=1e-8, atol=0)
+            single = boys_functions(t.float(), lmax)[degree].double()
+            torch.testing.assert_close(single, wanted, rtol=1e-6, atol=0)
+    assert torch.autograd.gradcheck(lambda t: boys_functions(t.abs(), 2), (t[2:7].clone().requires_grad_(),))
+    x = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    value = boys_functions(x, 1)[1].sum()
+    for order in range(1, 4):
+        (value,) = torch.autograd.grad(value, x, create_graph=True)
+        torch.testing.assert_close(value.item(), (-1) ** order / (3 + 2 * order), rtol=1e-12, atol=0)
+
+
+def test_cosine_functions():
+    """Against differentiation; at 0 too, in both precisions, all derivatives the next ones."""
+    y = torch.tensor([0.0, 1e-9, 0.3, 1.9, 4.4, 4.6, 12.0, 300.0], dtype=torch.float64)
+    found = cosine_functions(y, 3)
+    x = (2 * y).sqrt()
+    torch.testing.assert_close(found[0], x.cos(), rtol=0, atol=1e-13)
+    torch.testing.assert_close(found[1], torch.sinc(x / torch.pi), rtol=0, atol=1e-13)
+    torch.testing.assert_close(found[2, 0], torch.tensor(1 / 3).double())
+    for other in (cosine_functions(y.float(), 3).double(), cosine_functions(y, 6)[:4]):
+        torch.testing.assert_close(other, found, rtol=0, atol=2e-5)
+    at = y.clone().requires_grad_()
+    slope = torch.autograd.grad(cosine_functions(at, 2).sum(), at, create_graph=True)[0]
+    torch.testing.assert_close(slope, -found[1:4].sum(0))
+    bend = torch.autograd.grad(slope.sum(), at)[0]
+    torch.testing.assert_close(bend, cosine_functions(y, 4)[2:].sum(0))

@@ -1,0 +1,33 @@
+"""Operators and models on tokens by name: SE(3)-Hyena in all its variants, and vector self-attention."""
+
+import pytest
+import torch
+from clouds import S, V
+from hyena_layers import LOCAL, MORE, OPTIONS, SMALL
+
+from tg_equiattn.nn import VectorSelfAttention, VectorTransformer
+
+ATTENTION = {
+    "attention": (VectorSelfAttention, {}),
+    "attention, widths": (VectorSelfAttention, {"out_scalars": 1, "out_vectors": 5, **SMALL}),
+    "attention, local": (VectorSelfAttention, LOCAL),
+    "attention, short": (VectorSelfAttention, {"short_conv": 3}),
+    "attention, model": (VectorTransformer, {"depth": 2, "options": {"num_blocks": 2}, **SMALL}),
+    "attention, pooled local": (
+        VectorTransformer, {"out_scalars": 0, "depth": 1, "pool": "mean", "options": LOCAL, **SMALL}
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(params=[*OPTIONS, *ATTENTION])
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def make(randomise):
+    def make(name, dtype=torch.float64, std=0.7, **more):
+        kind, options = (OPTIONS | MORE | ATTENTION)[name]
+        return randomise(kind(S, V, **options | more), std).to(dtype)
+
+    return make
