@@ -1,12 +1,8 @@
 """Ewald attention on irreps: e3nn's checker, the core's numbers, what far queries see, what is refused."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 from e3nn import o3
-from e3nn.util import jit
 from space import batch_of, error
 from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 
@@ -103,17 +99,7 @@ def test_ragged_equals_alone_and_bounded(double, make, equal):
     equal(module(**x, batch_size=4, max_num_nodes=41), out)
     assert module(x["x"][:0], x["pos"][:0]).shape == (0, module.irreps_out.dim)
     assert module(**x).is_contiguous()
-
-
-def test_copies_printing_and_refusals(make):
-    module = make()
-    x = graph(module)
-    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert torch.equal(other(**x), module(**x))
     assert repr(module).startswith(f"IrrepsEwaldAttention({o3.Irreps(INSIDE)} -> {o3.Irreps(OUTSIDE)} |")
-    with pytest.raises(NotImplementedError, match="IrrepsEwaldAttention does not support TorchScript"):
-        jit.compile(module)
-    module.reset_parameters()
 
 
 @pytest.mark.parametrize(
