@@ -1,6 +1,5 @@
 """The layers on batches: graphs alone, of any size, permuted, and dense."""
 
-import pytest
 import torch
 from torch_geometric.utils import to_dense_batch
 
@@ -12,17 +11,24 @@ def arguments(data, joined=True):
     return {"pos": data.pos, **edges}
 
 
-@pytest.mark.parametrize("joined", [True, False], ids=["edges", "found"])
-def test_alone_equals_in_a_batch(on_device, joined, any_conv, point_graphs, equal):
-    """Sizes far apart; one graph has a single node, so no edges."""
-    conv, data = any_conv, point_graphs((3, 89, 1, 13, 2))
-    out = conv(data.x, batch=data.batch, **arguments(data, joined))
-    by_ptr = conv(data.x, ptr=data.ptr, **arguments(data, joined))
-    equal(by_ptr, out)
-    for number, graph in enumerate(data.to_data_list()):
-        alone = conv(graph.x, batch=torch.zeros(len(graph.x), dtype=torch.long), **arguments(graph, joined))
-        equal(out[data.batch == number], alone)
-        assert alone.shape == (len(graph.x), 35)
+def test_alone_equals_in_a_batch(on_device, any_conv, point_graphs, equal):
+    """And the dense layer. Sizes far apart; one graph has a single node, so no edges, and others have no nodes."""
+    data = point_graphs((3, 31, 1, 13, 2))
+    dense, mask = to_dense_batch(data.x, data.batch)
+    pos, _ = to_dense_batch(data.pos, data.batch, fill_value=1.0)
+    padded = any_conv.attention(dense, mask=mask, pos=pos)
+    assert bool((padded[~mask] == 0).all())
+    for joined in (True, False):  # near pairs are given or found
+        given = arguments(data, joined)
+        out = any_conv(data.x, batch=data.batch, **given)
+        equal(out, padded[mask])
+        equal(any_conv(data.x, ptr=data.ptr, **given), out)
+        equal(any_conv(data.x, batch=2 * data.batch + 1, batch_size=11, **given), out)
+        equal(any_conv(data.x, ptr=data.ptr.repeat_interleave(2), **given), out)
+        for number, graph in enumerate(data.to_data_list()):
+            alone = any_conv(graph.x, batch=torch.zeros(len(graph.x), dtype=torch.long), **arguments(graph, joined))
+            equal(out[data.batch == number], alone)
+            assert alone.shape == (len(graph.x), 35)
 
 
 def test_nan_stays_in_its_graph(on_device, any_conv, point_graphs, equal):
@@ -35,14 +41,6 @@ def test_nan_stays_in_its_graph(on_device, any_conv, point_graphs, equal):
     assert bool(out[bad].isnan().all())
 
 
-def test_graphs_without_nodes(any_conv, point_graphs, equal):
-    conv, data = any_conv, point_graphs((7, 11))
-    expected = conv(data.x, batch=data.batch, **arguments(data))
-    equal(conv(data.x, batch=2 * data.batch + 1, batch_size=5, **arguments(data)), expected)
-    ptr = torch.tensor([0, 0, 7, 7, 18, 18])
-    equal(conv(data.x, ptr=ptr, **arguments(data)), expected)
-
-
 def test_node_permutation(on_device, any_conv, point_graphs, arbitrary_graphs, equal, error):
     conv, data = any_conv, point_graphs(SIZES)
     order = torch.cat([start + torch.randperm(n) for start, n in zip(data.ptr.tolist(), SIZES, strict=False)])
@@ -53,13 +51,3 @@ def test_node_permutation(on_device, any_conv, point_graphs, arbitrary_graphs, e
         out = conv(data.x[order], place[graph.edge_index], pos=graph.pos[order], **given)
         equal(out, expected[order])
         assert error(out, expected) > 1e-3
-
-
-@pytest.mark.parametrize("joined", [True, False], ids=["edges", "found"])
-def test_equals_the_dense_layer(on_device, joined, any_conv, point_graphs, equal):
-    conv, data = any_conv, point_graphs((5, 31, 1, 13))
-    dense, mask = to_dense_batch(data.x, data.batch)
-    pos, _ = to_dense_batch(data.pos, data.batch, fill_value=1.0)
-    expected = conv.attention(dense, mask=mask, pos=pos)
-    equal(conv(data.x, batch=data.batch, **arguments(data, joined)), expected[mask])
-    assert bool((expected[~mask] == 0).all())

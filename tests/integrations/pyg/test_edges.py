@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from performers import NEAR
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.transforms import ToSparseTensor
@@ -111,9 +112,10 @@ WITHOUT_FEATURES = {
 }
 
 
+@pytest.mark.parametrize("kind", ["window", "distance values"])
 @pytest.mark.parametrize("way", list(WITHOUT_FEATURES))
-def test_edges_alone(way, near_conv, arbitrary_graphs, equal, error):
-    conv, data = near_conv, arbitrary_graphs(SIZES)
+def test_edges_alone(way, kind, make_conv, arbitrary_graphs, equal, error):
+    conv, data = make_conv(**NEAR[kind]), arbitrary_graphs(SIZES)
     given = {"batch": data.batch, "pos": data.pos}
     expected = conv(data.x, data.edge_index, edge_offset=data.edge_offset, **given)
     assert error(conv(data.x, data.edge_index.flip(0), **given), expected) > 1e-3
@@ -122,15 +124,16 @@ def test_edges_alone(way, near_conv, arbitrary_graphs, equal, error):
         equal(conv(data.x, WITHOUT_FEATURES[way](data.edge_index, len(data.x)), **given), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32])
-def test_offsets_of_every_dtype(dtype, near_conv, point_graphs, equal):
+def test_offsets_of_every_dtype(near_conv, point_graphs, equal):
     """Small and unsigned integers neither wrap around nor are refused."""
     data = point_graphs(SIZES)
-    graph, pos = (data.x, data.edge_index, data.batch), data.pos.to(dtype)
+    graph = data.x, data.edge_index, data.batch
     expected = near_conv(*graph, pos=data.pos)
-    equal(near_conv(*graph, pos=pos), expected, 1e-6)
-    if dtype != torch.uint8:
-        equal(near_conv(*graph, pos=pos, edge_offset=data.edge_offset.to(dtype)), expected, 1e-6)
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32):
+        pos = data.pos.to(dtype)
+        equal(near_conv(*graph, pos=pos), expected, 1e-6)
+        if dtype != torch.uint8:
+            equal(near_conv(*graph, pos=pos, edge_offset=data.edge_offset.to(dtype)), expected, 1e-6)
 
 
 def test_repeated_pairs_of_a_coo_adjacency_stay_apart(make_conv, equal):

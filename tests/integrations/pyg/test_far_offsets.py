@@ -1,5 +1,4 @@
-"""Offsets of all nodes in values: moved, turned, of few nodes, in batches of small and large graphs; and where far
-nodes have no offset."""
+"""Offsets of all nodes in values: far from the origin, turned, of nodes that are near no other."""
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ KINDS = {
     "table": {},
     "mlp": {"offset": "mlp", "cutoff": 2.1},
     "distance": {"offset": "distance", "cutoff": 1.6},
-    "None": {"position": None},
     "pairs": {"offset": "mlp", "method": "pairs", "cutoff": 2.1},
     "auto": {"offset": "mlp", "method": "auto", "num_random_features": 7, "cutoff": 2.1},
 }
@@ -19,27 +17,6 @@ KINDS = {
 @pytest.fixture
 def make(make_conv):
     return lambda name, **options: make_conv(**{"values": "offset", **KINDS[name], **options})
-
-
-@pytest.fixture(params=list(KINDS))
-def conv(request, make):
-    return make(request.param)
-
-
-@pytest.mark.parametrize("size", [1.0, 1e6])
-def test_each_graph_may_be_moved_by_itself(size, conv, point_graphs, error):
-    """At 1e6 positions are exact to 1e-10; vectors do not move with them, and nor does what nodes see of them."""
-    data = point_graphs(SIZES)
-    moves = (size * (1 + torch.rand(len(SIZES), 2, dtype=torch.float64)))[data.batch]
-    outs = [
-        conv(data.x, data.edge_index, data.batch, pos=pos, return_vectors=True) for pos in (data.pos, data.pos + moves)
-    ]
-    for here, there in zip(*outs, strict=True):
-        assert error(there, here) < (1e-12 if size == 1 else 1e-8)
-    still = torch.arange(len(data.x)) % 2 == 0  # of each graph some nodes only are moved
-    moves = torch.where(still[:, None], 0.0, moves.round())
-    bent = conv(data.x, batch=data.batch, pos=data.pos + moves)
-    assert error(bent, outs[0][0]) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["table", "distance", "pairs", "auto"])

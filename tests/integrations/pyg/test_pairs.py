@@ -24,13 +24,6 @@ def test_features_come_to_it(options, make_conv, point_graphs, error):
     assert 1e-3 < apart[4096] < apart[16] / 6
 
 
-def test_rotations_of_distances(make_conv, point_graphs, error):
-    conv, data = make_conv(offset="distance", method="pairs", values="offset"), point_graphs((13, 2, 17))
-    turn = torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
-    outs = [conv(data.x, data.edge_index, pos=pos, batch=data.batch) for pos in (data.pos, data.pos @ turn)]
-    assert error(*outs) < 1e-12
-
-
 def test_pairs_of_two_graphs_are_refused(make_conv, point_graphs):
     conv, data = make_conv(method="pairs", offset="mlp"), point_graphs((5, 4))
     near = conv.neighbors(torch.tensor([[0], [7]]), pos=data.pos, num_nodes=9)
