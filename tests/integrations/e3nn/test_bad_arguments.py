@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from e3nn import o3
+from e3nn.util import jit
 from hyena_layers import as_model
 from tg_equiattn.integrations.e3nn import (
+    IrrepsEwaldAttention,
     IrrepsSE3Hyena,
     IrrepsSE3HyenaOperator,
     IrrepsVectorSelfAttention,
@@ -117,3 +120,25 @@ def test_bad_products():
         ("order must be int64 of shape .*7", {"order": torch.arange(5)}),
     ]
     check(conv, {"x1": X, "x2": x2, "batch": BATCH}, wrong)
+
+
+LAYERS = {
+    **ALL,
+    "ewald": lambda *irreps: IrrepsEwaldAttention(*irreps, width=1.0),
+    "product": lambda *irreps: LongTensorProduct(INSIDE, *irreps),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_torchscript_is_refused(kind):
+    """Whichever way one asks for it."""
+    module = LAYERS[kind](INSIDE, OUTSIDE)
+    name = type(module).__name__
+    for script, given in ((jit.compile, module), (jit.script, torch.nn.Sequential(o3.Linear("2x0e", "2x0e"), module))):
+        with pytest.raises(NotImplementedError, match=f"{name} does not support TorchScript"):
+            script(given)
+    with pytest.raises((UserWarning, NotImplementedError), match=rf"of type {name}|not support TorchScript"):
+        jit.script(module)
+    for given in (module, torch.nn.Sequential(torch.nn.Linear(2, 2), module)):
+        with pytest.raises(NotImplementedError, match=rf"{name} does not .* use torch.compile, or torch.export"):
+            torch.jit.script(given)
