@@ -96,21 +96,17 @@ def test_window_sees_directions(make_conv, error):
 def test_single_nodes_and_isolated_nodes(near_conv, equal, error):
     """A graph of one node attends to itself; nodes without edges are a graph like any other."""
     conv, x, pos = near_conv, torch.randn(7, 12).double(), torch.randint(3, (7, 2)).double()
-    edges = torch.zeros(2, 0, dtype=torch.long)
-    offset = torch.zeros(0, 2)
+    none, batch = torch.zeros(2, 0, dtype=torch.long), torch.zeros(7, dtype=torch.long)
     itself = conv.attention.out(conv.attention.value(x))
     if getattr(conv.attention.positions, "offset_values", None):  # its own offset is a value
-        itself = performer_double_sum(conv.attention, x, edges, offset, torch.arange(7), pos=pos)
-    equal(conv(x, edges, torch.arange(7), pos=pos, edge_offset=offset), itself)
-    equal(conv(x[:1], edges, pos=pos[:1], edge_offset=offset), itself[:1])
-    batch = torch.zeros(7, dtype=torch.long)
-    out = conv(x, edges, pos=pos, edge_offset=offset)
-    equal(out, performer_double_sum(conv.attention, x, edges, offset, batch, pos=pos))
-    assert error(out, itself) > 1e-3
-    edges = torch.tensor([[2, 5], [5, 3]])  # the other four are isolated
-    offset = pos[edges[0]] - pos[edges[1]]
-    expected = performer_double_sum(conv.attention, x, edges, offset, batch, pos=pos)
-    equal(conv(x, edges, pos=pos, edge_offset=offset), expected)
+        itself = performer_double_sum(conv.attention, x, none, torch.zeros(0, 2), torch.arange(7), pos=pos)
+    equal(conv(x, none, torch.arange(7), pos=pos), itself)
+    equal(conv(x[:1], none, pos=pos[:1]), itself[:1])
+    assert error(conv(x, none, pos=pos), itself) > 1e-3
+    for edges in (none, torch.tensor([[2, 5], [5, 3]])):  # of which four are isolated
+        offset = pos[edges[0]] - pos[edges[1]]
+        expected = performer_double_sum(conv.attention, x, edges, offset, batch, pos=pos)
+        equal(conv(x, edges, pos=pos, edge_offset=offset), expected)
 
 
 def arguments(data, joined=True):

@@ -93,13 +93,12 @@ def arguments(data):
 
 
 def make_classifier(position="window", **options):
-    options = {"channels": 20, "num_layers": 2, "heads": 5, "cutoff": 3, **options}
-    attn_kwargs = {"num_random_features": 19, **options.pop("attn_kwargs", {})}
-    return PixelGraphClassifier(3, 11, position=position, attn_kwargs=attn_kwargs, **options)
+    options |= {"channels": 20, "num_layers": 2, "heads": 5, "cutoff": 3, "attn_kwargs": {"num_random_features": 19}}
+    return PixelGraphClassifier(3, 11, position=position, **options)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_classifier_in_batches(on_device, position, randomise, equal):
+def test_classifier_in_batches_and_on_a_grid(on_device, position, randomise, equal):
     model = randomise(make_classifier(position), 0.4).double().eval()
     data = double(Batch.from_data_list(images([(5, 7), (1, 1), (2, 11), (7, 5)])))
     given = arguments(data)
@@ -109,14 +108,9 @@ def test_classifier_in_batches(on_device, position, randomise, equal):
     equal(model(**given, batch_size=4), out)
     for number, graph in enumerate(data.to_data_list()):
         equal(model(**arguments(graph)), out[number : number + 1])
-    assert float((out[0] - out[3]).abs().max().detach()) > 1e-3
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_classifier_on_a_grid(position, randomise, equal):
-    model = randomise(make_classifier(position), 0.4).double().eval()
     data = double(Batch.from_data_list(images(3 * [(5, 7)])))
     equal(model(data.x, neighbors=PixelGraph(3).grid(5, 7)), model(**arguments(data)))
+    assert float((out[0] - out[3]).abs().max().detach()) > 1e-3
 
 
 @pytest.mark.parametrize("position", ["window", "clipped", "absolute", None])
