@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from e3nn import o3
+from e3nn.util import jit
 from hyena_layers import as_model
 from tg_equiattn.integrations.e3nn import (
+    IrrepsEwaldAttention,
     IrrepsSE3Hyena,
     IrrepsSE3HyenaOperator,
     IrrepsVectorSelfAttention,
@@ -20,11 +23,12 @@ OPERATORS = {"hyena": IrrepsSE3HyenaOperator, "model": IrrepsSE3Hyena, "attentio
 ALL = {**OPERATORS, "tensor": TensorProductHyenaOperator}
 
 
-def call(kind="hyena", options=None, **arguments):
-    """A correct call but for what the arguments replace."""
-    options = options or {}
-    module = ALL[kind](INSIDE, OUTSIDE, **(as_model(options) if kind == "model" else options))
-    return module(**{"x": X, "pos": POS, "batch": BATCH, **arguments})
+def check(module, given, wrong):
+    """A correct call, and each of those that is not."""
+    assert module(**given).shape == (NODES, 5)
+    for message, arguments in wrong:
+        with pytest.raises(ValueError, match=message):
+            module(**given | arguments)
 
 
 CALLS = [
@@ -51,21 +55,16 @@ EDGES_OF = [
 
 @pytest.mark.parametrize("kind", ALL)
 def test_bad_calls(kind):
-    assert call(kind).shape == (NODES, 5)
-    for message, arguments in CALLS:
-        with pytest.raises(ValueError, match=message):
-            call(kind, **arguments)
+    given = {"x": X, "pos": POS, "batch": BATCH}
+    check(ALL[kind](INSIDE, OUTSIDE), given, CALLS)
     if kind != "attention":
-        assert call(kind, {"order": "radial"}).shape == (NODES, 5)
-        assert ALL[kind](INSIDE, OUTSIDE, order="radial").order == "radial"
-        with pytest.raises(ValueError, match="pos must be given with order='radial'"):
-            call(kind, {"order": "radial"}, pos=None)
+        radial = ALL[kind](INSIDE, OUTSIDE, order="radial")
+        assert radial.order == "radial"
+        check(radial, given, [("pos must be given with order='radial'", {"pos": None})])
     if kind != "tensor":
-        local, edges = {"local_context": True, "edge_channels": 2}, {"edge_index": EDGES, "edge_attr": ATTR}
-        assert call(kind, local, **edges).shape == (NODES, 5)
-        for message, arguments in EDGES_OF:
-            with pytest.raises(ValueError, match=message):
-                call(kind, local, **edges | arguments)
+        local = {"local_context": True, "edge_channels": 2}
+        module = ALL[kind](INSIDE, OUTSIDE, **(as_model(local) if kind == "model" else local))
+        check(module, given | {"edge_index": EDGES, "edge_attr": ATTR}, EDGES_OF)
 
 
 @pytest.mark.parametrize("kind", OPERATORS.values())
@@ -111,16 +110,35 @@ def test_bad_options(message, make):
 
 def test_bad_products():
     conv, x2 = LongTensorProduct(INSIDE, "1x0e+1x1o", OUTSIDE), torch.ones(NODES, 4)
-    given = {"x1": X, "x2": x2, "batch": BATCH}
     assert conv.weight_numel == 15
-    assert conv(**given).shape == (NODES, 5)
-    for message, arguments in [
+    wrong = [
         (r"x1 must have shape \(nodes, 9\), of irreps 3x0e\+2x1o, got \(7, 4\)", {"x1": x2}),
         (r"x2 must have shape .* got NoneType", {"x2": None}),
         ("x2 must be torch.float32", {"x2": x2.double()}),
         ("x2 must have the 7 nodes of x1, got 5", {"x2": x2[:5]}),
         ("batch must be sorted", {"batch": BATCH.flip(0)}),
         ("order must be int64 of shape .*7", {"order": torch.arange(5)}),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            conv(**given | arguments)
+    ]
+    check(conv, {"x1": X, "x2": x2, "batch": BATCH}, wrong)
+
+
+LAYERS = {
+    **ALL,
+    "ewald": lambda *irreps: IrrepsEwaldAttention(*irreps, width=1.0),
+    "product": lambda *irreps: LongTensorProduct(INSIDE, *irreps),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_torchscript_is_refused(kind):
+    """Whichever way one asks for it."""
+    module = LAYERS[kind](INSIDE, OUTSIDE)
+    name = type(module).__name__
+    for script, given in ((jit.compile, module), (jit.script, torch.nn.Sequential(o3.Linear("2x0e", "2x0e"), module))):
+        with pytest.raises(NotImplementedError, match=f"{name} does not support TorchScript"):
+            script(given)
+    with pytest.raises((UserWarning, NotImplementedError), match=rf"of type {name}|not support TorchScript"):
+        jit.script(module)
+    for given in (module, torch.nn.Sequential(torch.nn.Linear(2, 2), module)):
+        with pytest.raises(NotImplementedError, match=rf"{name} does not .* use torch.compile, or torch.export"):
+            torch.jit.script(given)

@@ -35,17 +35,10 @@ def about_one(found):
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_unit_features_come_out_about_as_large(kind):
-    for seed in range(5):
+    """And, the negative control, large ones do not: layers do not scale for the caller."""
+    for seed in range(2):
         torch.manual_seed(seed)
         layer = LAYERS[kind]().double()
-        found = evaluate(layer, torch.randn(NODES, layer.irreps_in.dim, dtype=torch.float64))
-        assert about_one(found), found
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-def test_layers_do_not_scale_for_the_caller(kind):
-    """Negative control: far from 1, what comes out is not as large as what went in."""
-    torch.manual_seed(0)
-    layer = LAYERS[kind]().double()
-    large = 1000 * torch.randn(NODES, layer.irreps_in.dim, dtype=torch.float64)
-    assert not about_one(evaluate(layer, large) / 1000)
+        x = torch.randn(NODES, layer.irreps_in.dim, dtype=torch.float64)
+        assert about_one(evaluate(layer, x)), evaluate(layer, x)
+        assert not about_one(evaluate(layer, 1000 * x) / 1000)

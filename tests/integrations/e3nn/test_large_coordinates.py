@@ -8,31 +8,26 @@ from tg_equiattn.integrations import e3nn
 from tg_equiattn import nn
 from tg_equiattn.testing import TOLERANCE
 
-UTM = torch.tensor([5e5, 5e6, 2e2], dtype=torch.float64)
-OPTIONS = {
-    "IrrepsSE3HyenaOperator": {},
-    "IrrepsVectorSelfAttention": {},
-    "TensorProductHyenaOperator": {"order": "radial"},
+UTM, IRREPS = torch.tensor([5e5, 5e6, 2e2], dtype=torch.float64), ("16x0e+8x1o", "16x0e+8x1o")
+
+
+def scalars_and_vectors():
+    operator, batch = nn.SE3HyenaOperator(16, 8), batch_of([11, 12])
+    return lambda x, pos: operator(x[:, :16], x[:, 16:].unflatten(1, (8, 3)), batch=batch, pos=pos)[1]
+
+
+LAYERS = {
+    "hyena": lambda: e3nn.IrrepsSE3HyenaOperator(*IRREPS),
+    "attention": lambda: e3nn.IrrepsVectorSelfAttention(*IRREPS),
+    "tensor": lambda: e3nn.TensorProductHyenaOperator(*IRREPS, order="radial"),
+    "core": scalars_and_vectors,
 }
 
 
-def error(module, near, far, x):
-    """Relative to the largest output."""
-    wanted = module(x, pos=near)
-    return float((module(x, pos=far) - wanted).detach().abs().max() / wanted.detach().abs().max())
-
-
-@pytest.mark.parametrize("kind", OPTIONS)
-def test_irreps(kind):
-    module = getattr(e3nn, kind)("16x0e+8x1o", "16x0e+8x1o", **OPTIONS[kind])
-    pos, x = torch.randn(23, 3, dtype=torch.float64), module.irreps_in.randn(23, -1)
-    assert error(module, pos, pos + UTM, x) <= TOLERANCE[torch.float32]
-    assert error(module, pos, (pos + UTM).float(), x) > 10 * TOLERANCE[torch.float32]  # half a unit is lost
-
-
-def test_scalars_and_vectors():
-    operator, batch = nn.SE3HyenaOperator(2, 3), batch_of([11, 12])
-    pos, scalars, vectors = torch.randn(23, 3, dtype=torch.float64), torch.randn(23, 2), torch.randn(23, 3, 3)
-    module = lambda x, pos: operator(*x, batch=batch, pos=pos)[1]  # noqa: E731
-    assert error(module, pos, pos + UTM, (scalars, vectors)) <= TOLERANCE[torch.float32]
-    assert error(module, pos, (pos + UTM).float(), (scalars, vectors)) > 10 * TOLERANCE[torch.float32]
+@pytest.mark.parametrize("kind", LAYERS)
+def test_far_from_the_origin(kind):
+    layer, near, x = LAYERS[kind](), torch.randn(23, 3, dtype=torch.float64), torch.randn(23, 40)
+    wanted, far, single = (layer(x, pos=pos).detach() for pos in (near, near + UTM, (near + UTM).float()))
+    limit = TOLERANCE[torch.float32] * wanted.abs().max()
+    assert (far - wanted).abs().max() <= limit
+    assert (single - wanted).abs().max() > 10 * limit  # half a unit is lost

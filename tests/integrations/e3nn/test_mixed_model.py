@@ -43,7 +43,6 @@ class Model(torch.nn.Module):
 
 CONTEXTS = {
     "hyena": IrrepsSE3HyenaOperator,
-    "radial": lambda a, b: IrrepsSE3HyenaOperator(a, b, order="radial"),
     "attention": IrrepsVectorSelfAttention,
     "tensor": TensorProductHyenaOperator,
 }

@@ -10,8 +10,6 @@ IRREPS = "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", "2x0e+3x1o+1x2e+1x0e"
 OPTIONS = {
     "plain": {},
     "causal": {"causal": True, "short_conv": 3},
-    "short": {"short_conv": 5},
-    "lag": {"filter": "lag"},
     "lag short": {"filter": "lag", "short_conv": 3},
     "lag causal": {"filter": "lag", "causal": True, "short_conv": 3},
 }
@@ -37,35 +35,22 @@ def by_definition(module, x, pos):
     else:
         conv = module.convolution
         factor = {"forward": n, "ortho": n**0.5, "backward": 1}[conv.norm]
-        mixed = torch.stack(
-            [
-                sum(
-                    conv.tensor_product(query[j : j + 1], key[(i - j) % n][None])[0]
-                    for j in range(i + 1 if conv.mode == "causal" else n)
-                )
-                / factor
-                for i in range(n)
-            ]
-        )
-    gates, parts, start = [], [], 0
-    for (mul, ir), part in zip(hidden, hidden.slices(), strict=True):
-        columns = mixed[:, part].reshape(n, mul, ir.dim)
-        gates.append(columns.square().sum(-1))
-        parts.append(columns)
+        seen = [torch.arange(i + 1 if conv.mode == "causal" else n) for i in range(n)]
+        mixed = torch.stack([conv.tensor_product(query[j], key[(i - j) % n]).sum(0) for i, j in enumerate(seen)])
+        mixed = mixed / factor
+    parts = [mixed[:, p].reshape(n, mul, ir.dim) for (mul, ir), p in zip(hidden, hidden.slices(), strict=True)]
+    gates = [columns.square().sum(-1) for columns in parts]
     scalars = [c[:, :, 0] for c, (_, ir) in zip(parts, hidden, strict=True) if ir == o3.Irrep("0e")]
     gate = torch.sigmoid(module.gate(torch.cat([*gates, *scalars], 1)))
-    gated = []
-    for columns in parts:
-        own = gate[:, start : start + columns.shape[1]]
-        start += columns.shape[1]
-        gated.append((columns * own[..., None]).flatten(1))
-    return module.out(module.shortcut(x) + module.multiply(torch.cat(gated, 1), value))
+    own = gate.split([columns.shape[1] for columns in parts], 1)
+    gated = torch.cat([(columns * g[..., None]).flatten(1) for columns, g in zip(parts, own, strict=True)], 1)
+    return module.out(module.shortcut(x) + module.multiply(gated, value))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_equals_the_definition(name, double, device, randomise, equal):
     module = randomise(TensorProductHyenaOperator(*IRREPS, **OPTIONS[name]))
-    for n in (1, 2, 7):
+    for n in (1, 2, 5):
         x, pos = module.cpu().irreps_in.randn(n, -1), torch.randn(n, 3)
         wanted = by_definition(module, x, pos)
         direction, weights = torch.randn_like(wanted), [p for p in module.parameters() if p.numel()]

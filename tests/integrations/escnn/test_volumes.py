@@ -1,21 +1,12 @@
 """Volumes: every discrete gspace of three dimensions, with escnn's own transform as the judge."""
 
 import contextlib
-import functools
-import io
 
 import numpy as np
 import pytest
 import torch
+from escnn import gspaces, nn
 from fields import regular, trivial
-from volumes import GSPACES, field, gspace_of, lattice
-
-from tg_equiattn.groups import FiniteGroup
-from tg_equiattn.testing import act
-
-with contextlib.redirect_stdout(io.StringIO()):
-    from escnn import gspaces, nn
-
 from tg_equiattn.integrations.escnn import (
     R2GroupAttention,
     R2RegularLayerNorm,
@@ -26,14 +17,10 @@ from tg_equiattn.integrations.escnn import (
     R3RegularLayerNorm,
     group_from_gspace,
 )
+from volumes import GSPACES, field, gspace_of, lattice
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*pre-computed.*:UserWarning"),
-]
-
+from tg_equiattn.groups import FiniteGroup
+from tg_equiattn.testing import act
 
 LARGE = {name for name, (_, order, _) in GSPACES.items() if order > 24}
 EVERY = [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in GSPACES]
@@ -63,7 +50,7 @@ def test_the_action_is_that_of_escnns_transform(name):
     gspace, (_, order, exact) = gspace_of(name), GSPACES[name]
     group, elements = group_from_gspace(gspace), gspace.fibergroup.elements
     assert (len(group), group.dim, len(lattice(gspace))) == (order, 3, exact)
-    for shape in ((5, 5, 5), (4, 4, 4), (3, 4, 5)) if order <= 24 else ((3, 2, 3),):
+    for shape in ((4, 4, 4), (3, 4, 5)) if order <= 24 else ((3, 2, 3),):
         assert worst(group, gspace, *shape) < 1e-12
     for a in torch.randint(order, (min(order, 30),)).tolist():
         permutation = torch.eye(order)[group.cayley[group.inverse[a]]]
@@ -102,9 +89,7 @@ def layers(gspace, few=False):
 IN_THE_GATE = ("octa", "inversion", "rot2d about x", "rot2d, eight", "conical")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in IN_THE_GATE else pytest.mark.slow) for name in GSPACES]
-)
+@pytest.mark.parametrize("name", [n if n in IN_THE_GATE else pytest.param(n, marks=pytest.mark.slow) for n in GSPACES])
 def test_layers_under_escnns_transform(name, randomise):
     """Every lattice element, sides that are equal and that are not."""
     gspace = gspace_of(name)
@@ -136,19 +121,20 @@ def test_all_relations_on_the_octahedral_group(relation, randomise):
         layer.check_equivariance(atol=1e-3, rtol=1e-3, size=(2, 3, 2))
 
 
-def test_icosahedral_windows_are_balls():
+@pytest.mark.parametrize("name", ["rot2d, eight", pytest.param("ico", marks=pytest.mark.slow)])
+def test_windows_are_balls_off_the_lattice(name):
     """Elements off the lattice cost what voxels cost, percents and less."""
-    gspace = gspace_of("ico")
+    gspace, (_, order, exact) = gspace_of(name), GSPACES[name]
     volume, hidden = trivial(gspace, 2), regular(gspace, 2)
     assert R3LiftingAttention(volume, hidden, heads=1).core.neighbourhood.shape == "disk"
     layer = R3LiftingAttention(volume, hidden, heads=2, head_channels=4, kernel_size=3)
     errors = layer.check_equivariance(off_lattice=True)
-    assert len(errors) == 60
+    assert len(errors) == order
     assert {element for element, _ in errors} == set(gspace.fibergroup.elements)
-    assert all(1e-5 < error < 0.03 for _, error in errors[12:])
+    assert all(1e-5 < error < 0.03 for _, error in errors[exact:])
 
 
-PLANAR, CUBE = gspaces.rot2dOnR2(4), functools.partial(gspace_of, "octa")
+PLANAR, SPACE, OTHER = gspaces.rot2dOnR2(4), gspaces.rot2dOnR3(4), gspaces.mirOnR3()
 
 
 def vectors(gspace):
@@ -158,26 +144,26 @@ def vectors(gspace):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: R2GroupAttention(regular(CUBE()), regular(CUBE()), heads=1),
+        (lambda: R2GroupAttention(regular(SPACE), regular(SPACE), heads=1),
          r"in_type must have a gspace of dimensionality 2, got .*; use R3GroupAttention"),
-        (lambda: R2RegularLayerNorm(regular(CUBE())), "of dimensionality 2, got .*; use R3RegularLayerNorm"),
+        (lambda: R2RegularLayerNorm(regular(SPACE)), "of dimensionality 2, got .*; use R3RegularLayerNorm"),
         (lambda: R3LiftingAttention(trivial(PLANAR), regular(PLANAR)), "; use R2LiftingAttention"),
         (lambda: R3GlobalAttention(regular(PLANAR), regular(PLANAR)), "; use R2GlobalAttention"),
         (lambda: R3AttentionBlock(R2GroupAttention(regular(PLANAR), regular(PLANAR))),
          "attention must have a gspace of dimensionality 3, .*; use R2AttentionBlock"),
-        (lambda: R3LiftingAttention(vectors(CUBE()), regular(CUBE())),
+        (lambda: R3LiftingAttention(vectors(SPACE), regular(SPACE)),
          r"use R3GroupAttention after escnn.nn.R3Conv\(in_type, fields, kernel_size=1\)"),
-        (lambda: R3GroupAttention(trivial(CUBE()), regular(CUBE())),
+        (lambda: R3GroupAttention(trivial(SPACE), regular(SPACE)),
          r"lift trivial fields with R3LiftingAttention, or convert with escnn.nn.R3Conv\(in_type, fields"),
         (lambda: group_from_gspace(gspaces.rot3dOnR3()), r"RestrictionModule\(fields, 'octa'\).*rotations of the cube"),
         (lambda: R3RegularLayerNorm(trivial(gspaces.flipRot3dOnR3())),
          r"RestrictionModule\(fields, \(True, 'octa'\)\)"),
         (lambda: R3LiftingAttention(trivial(gspaces.rot2dOnR3()), trivial(gspaces.rot2dOnR3())),
          "gspace must be discrete, got .*; take a discrete one, n > 0"),
-        (lambda: R3GroupAttention(regular(CUBE()), regular(gspace_of("dihedral"))),
+        (lambda: R3GroupAttention(regular(SPACE), regular(OTHER)),
          "out_type must have the gspace of in_type"),
     ],
 )  # fmt: skip
 def test_bad_arguments(make, message):
-    with contextlib.redirect_stdout(io.StringIO()), pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message):
         make()

@@ -10,10 +10,9 @@ CHANNELS, OUT, HEADS, FEATURES, REACH = 12, 35, 5, 19, 3
 RANDOM_PAIRS = 0.3
 
 
-def _brute_force_edges(pos, reach):
-    pairs = [(j, i) for i in range(len(pos)) for j in range(len(pos)) if i != j]
-    near = [(j, i) for j, i in pairs if (pos[j] - pos[i]).abs().sum() < reach]
-    return torch.tensor(near, dtype=torch.int64).view(-1, 2).T.contiguous()
+def _graph(edges, pos):
+    x, offset = torch.randn(len(pos), CHANNELS, dtype=torch.float64), pos[edges[0]] - pos[edges[1]]
+    return Data(x=x, edge_index=edges, edge_offset=offset, pos=pos, num_nodes=len(pos))
 
 
 @pytest.fixture
@@ -59,10 +58,7 @@ def arbitrary_graphs():
         for n in sizes:
             edges = (torch.rand(n, n) < RANDOM_PAIRS).nonzero().T
             edges = edges[:, torch.randperm(edges.shape[1])]
-            pos = torch.randint(REACH, (n, 2)).double()
-            x = torch.randn(n, CHANNELS, dtype=torch.float64)
-            offset = pos[edges[0]] - pos[edges[1]]
-            graphs.append(Data(x=x, edge_index=edges, edge_offset=offset, pos=pos, num_nodes=n))
+            graphs.append(_graph(edges, torch.randint(REACH, (n, 2)).double()))
         return Batch.from_data_list(graphs)
 
     return make
@@ -78,10 +74,9 @@ def point_graphs():
             side = int((2 * n) ** 0.5) + 1
             place = torch.randperm(side * side)[:n]
             pos = torch.stack([place // side, place % side], 1).double()
-            edges = _brute_force_edges(pos, REACH)
-            x = torch.randn(n, CHANNELS, dtype=torch.float64)
-            offset = pos[edges[0]] - pos[edges[1]]
-            graphs.append(Data(x=x, edge_index=edges, edge_offset=offset, pos=pos, num_nodes=n))
+            apart = (pos[:, None] - pos).abs().sum(-1)
+            edges = ((apart > 0) & (apart < REACH)).nonzero().T.flip(0)
+            graphs.append(_graph(edges, pos))
         return Batch.from_data_list(graphs)
 
     return make

@@ -1,5 +1,7 @@
 """Every bad argument raises a ValueError that names it."""
 
+import functools
+
 import pytest
 import torch
 from performers import positional_conv
@@ -83,32 +85,31 @@ def test_bad_calls(message, position, arguments):
 
 
 def test_bad_neighbors():
-    conv = RelativePerformerConv(12, 35, 5, cutoff=3)
-    near = conv.neighbors(EDGES, torch.zeros(11).long(), edge_offset=OFFSET, num_nodes=11)
+    near = conv(cutoff=3).neighbors(EDGES, torch.zeros(11).long(), edge_offset=OFFSET, num_nodes=11)
     with pytest.raises(ValueError, match="neighbors must be of 7 nodes in 2 dimensions, got 11"):
         call(edge_index=None, neighbors=near)
+
+
+conv = functools.partial(RelativePerformerConv, 11, 35, 5)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RelativePerformerConv(11, 35, 4), "heads must divide out_channels=35, got 4"),
-        (lambda: RelativePerformerConv(11, 35, 5, aggr="mean"), "aggr must be 'sum', got 'mean'"),
-        (lambda: RelativePerformerConv(11, 35, 5, aggr=["sum"]), "aggr must be 'sum'"),
-        (lambda: RelativePerformerConv(11, 35, 5, flow="both"), "flow"),
+        (lambda: conv(aggr="mean"), "aggr must be 'sum', got 'mean'"),
+        (lambda: conv(aggr=["sum"]), "aggr must be 'sum'"),
+        (lambda: conv(flow="both"), "flow"),
         (
             lambda: RelativePerformerConv((11, 13), 35, 5),
             r"in_channels must be one number, got \(11, 13\): .* bipartite",
         ),
-        (lambda: RelativePerformerConv(11, 35, 5, node_dim=1), "node_dim must be 0"),
-        (lambda: positional_conv(11, 35, 5, position="relative"), "position must be one of"),
-        (lambda: RelativePerformerConv(11, 35, 5, offset="linear"), "offset must be one of"),
-        (lambda: RelativePerformerConv(11, 35, 5, cutoff=0), "cutoff must be"),
-        (lambda: RelativePerformerConv(11, 35, 5, offset="mlp"), "cutoff must be given with offset='mlp'"),
-        (lambda: RelativePerformerConv(11, 35, 5, num_random_features=0), "num_features must be"),
-        (lambda: RelativePerformerConv(11, 35, 5, pos_dim=0), "pos_dim must be"),
-        (lambda: RelativePerformerConv(11, 35, 5, redraw_interval=0), "redraw_interval must be"),
-        (lambda: RelativePerformerConv(11, 35, 5, dropout=1.0), "dropout must be"),
+        (lambda: conv(node_dim=1), "node_dim must be 0"),
+        (lambda: conv(cutoff=0), "cutoff must be"),
+        (lambda: conv(offset=None, cutoff="auto"), "cutoff must be a positive number"),
+        (lambda: conv(edge_dim=0), "edge_dim must be a positive integer"),
+        (lambda: conv(num_random_features=0), "num_features must be"),
+        (lambda: conv(pos_dim=0), "pos_dim must be"),
+        (lambda: conv(dropout=1.0), "dropout must be"),
         (lambda: RelativePerformerConv(0, 35, 5), "in_channels must be"),
         (lambda: RelativePerformerConv(11, 0, 5), "out_channels must be"),
         (lambda: RelativePerformerConv(11, 35, 0), "heads must be"),

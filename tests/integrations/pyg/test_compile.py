@@ -47,7 +47,7 @@ def test_compilations(kind, make_conv):
 
 def test_an_unsorted_batch_is_refused(make_conv):
     """By an assertion in the graph: the values of batch are not known before."""
-    conv = make_conv()
+    conv = make_conv(None)
     given = {**batch_of((3, 4)), "pos": torch.arange(7)[:, None].expand(7, 2) % 3}
     torch.compiler.reset()
     compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")

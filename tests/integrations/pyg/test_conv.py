@@ -1,12 +1,13 @@
-"""The layers against sums over all pairs, and under translations."""
+"""The layers against sums over all pairs, on batches, permuted, and under translations."""
 
 import pytest
 import torch
 from oracles import performer_double_sum
 from tg_equiattn.integrations.pyg import PixelGraph
 from torch_geometric.data import Data
+from torch_geometric.utils import to_dense_batch
 
-SIZES = (13, 2, 17)
+SIZES = (7, 2, 9)
 
 
 def test_equals_the_sum_over_all_pairs(near_conv, arbitrary_graphs, equal, device):
@@ -22,12 +23,8 @@ def test_equals_the_sum_over_all_pairs(near_conv, arbitrary_graphs, equal, devic
     assert out.shape == (sum(SIZES), 35)
     equal(out, expected)
     direction, inputs = torch.randn_like(out), [x, *conv.parameters()]
-    for got, wanted in zip(
-        torch.autograd.grad((out * direction).sum(), inputs),
-        torch.autograd.grad((expected * direction).sum(), inputs),
-        strict=True,
-    ):
-        equal(got, wanted, 1e-10)
+    for pair in zip(*(torch.autograd.grad((y * direction).sum(), inputs) for y in (out, expected)), strict=True):
+        equal(*pair, 1e-10)
 
 
 def test_self_loops_change_nothing(near_conv, arbitrary_graphs, equal):
@@ -73,9 +70,6 @@ def test_no_position_sees_nodes_as_a_set(make_conv, point_graphs, equal):
     equal(conv(data.x, data.edge_index, data.batch, pos=data.pos, edge_offset=data.edge_offset), expected, 0)
 
 
-ROLLS = [(1, 0), (0, 1), (2, 3), (-1, 5)]
-
-
 def rolled(conv, image, shift, transform):
     """Outputs of the rolled image, and the image's outputs rolled."""
     data, moved = transform(Data(image=image)), transform(Data(image=image.roll(shift, (1, 2))))
@@ -83,11 +77,11 @@ def rolled(conv, image, shift, transform):
     return moved, out.view(*image.shape[1:], -1).roll(shift, (0, 1)).flatten(0, 1)
 
 
-@pytest.mark.parametrize("shift", ROLLS)
-def test_rolls_of_periodic_images(on_device, shift, content_conv, error):
-    conv, image = content_conv, torch.randn(12, 5, 7).double()
-    assert error(*rolled(conv, image, shift, PixelGraph(3, periodic=True))) <= 1e-10
-    assert error(*rolled(conv, image, shift, PixelGraph(3))) > 1e-3  # negative control: the border shows
+def test_rolls_of_periodic_images(on_device, content_conv, error):
+    image = torch.randn(12, 5, 7).double()
+    for shift in ((1, 0), (0, 1), (-1, 5)):
+        assert error(*rolled(content_conv, image, shift, PixelGraph(3, periodic=True))) <= 1e-10
+        assert error(*rolled(content_conv, image, shift, PixelGraph(3))) > 1e-3  # negative control: the border shows
 
 
 def test_window_sees_directions(make_conv, error):
@@ -102,18 +96,61 @@ def test_window_sees_directions(make_conv, error):
 def test_single_nodes_and_isolated_nodes(near_conv, equal, error):
     """A graph of one node attends to itself; nodes without edges are a graph like any other."""
     conv, x, pos = near_conv, torch.randn(7, 12).double(), torch.randint(3, (7, 2)).double()
-    edges = torch.zeros(2, 0, dtype=torch.long)
-    offset = torch.zeros(0, 2)
+    none, batch = torch.zeros(2, 0, dtype=torch.long), torch.zeros(7, dtype=torch.long)
     itself = conv.attention.out(conv.attention.value(x))
     if getattr(conv.attention.positions, "offset_values", None):  # its own offset is a value
-        itself = performer_double_sum(conv.attention, x, edges, offset, torch.arange(7), pos=pos)
-    equal(conv(x, edges, torch.arange(7), pos=pos, edge_offset=offset), itself)
-    equal(conv(x[:1], edges, pos=pos[:1], edge_offset=offset), itself[:1])
-    batch = torch.zeros(7, dtype=torch.long)
-    out = conv(x, edges, pos=pos, edge_offset=offset)
-    equal(out, performer_double_sum(conv.attention, x, edges, offset, batch, pos=pos))
-    assert error(out, itself) > 1e-3
-    edges = torch.tensor([[2, 5], [5, 3]])  # the other four are isolated
-    offset = pos[edges[0]] - pos[edges[1]]
-    expected = performer_double_sum(conv.attention, x, edges, offset, batch, pos=pos)
-    equal(conv(x, edges, pos=pos, edge_offset=offset), expected)
+        itself = performer_double_sum(conv.attention, x, none, torch.zeros(0, 2), torch.arange(7), pos=pos)
+    equal(conv(x, none, torch.arange(7), pos=pos), itself)
+    equal(conv(x[:1], none, pos=pos[:1]), itself[:1])
+    assert error(conv(x, none, pos=pos), itself) > 1e-3
+    for edges in (none, torch.tensor([[2, 5], [5, 3]])):  # of which four are isolated
+        offset = pos[edges[0]] - pos[edges[1]]
+        expected = performer_double_sum(conv.attention, x, edges, offset, batch, pos=pos)
+        equal(conv(x, edges, pos=pos, edge_offset=offset), expected)
+
+
+def arguments(data, joined=True):
+    edges = {"edge_index": data.edge_index, "edge_offset": data.edge_offset} if joined else {}
+    return {"pos": data.pos, **edges}
+
+
+def test_alone_equals_in_a_batch(on_device, any_conv, point_graphs, equal):
+    """And the dense layer. Sizes far apart; one graph has a single node, so no edges, and others have no nodes."""
+    data = point_graphs((3, 31, 1, 13, 2))
+    dense, mask = to_dense_batch(data.x, data.batch)
+    pos, _ = to_dense_batch(data.pos, data.batch, fill_value=1.0)
+    padded = any_conv.attention(dense, mask=mask, pos=pos)
+    assert bool((padded[~mask] == 0).all())
+    for joined in (True, False):  # near pairs are given or found
+        given = arguments(data, joined)
+        out = any_conv(data.x, batch=data.batch, **given)
+        equal(out, padded[mask])
+        equal(any_conv(data.x, ptr=data.ptr, **given), out)
+        equal(any_conv(data.x, batch=2 * data.batch + 1, batch_size=11, **given), out)
+        equal(any_conv(data.x, ptr=data.ptr.repeat_interleave(2), **given), out)
+        for number, graph in enumerate(data.to_data_list()):
+            alone = any_conv(graph.x, batch=torch.zeros(len(graph.x), dtype=torch.long), **arguments(graph, joined))
+            equal(out[data.batch == number], alone)
+            assert alone.shape == (len(graph.x), 35)
+
+
+def test_nan_stays_in_its_graph(on_device, any_conv, point_graphs, equal):
+    conv, data = any_conv, point_graphs((3, 29, 1, 13))
+    expected = conv(data.x, batch=data.batch, **arguments(data))
+    bad = data.batch == 1
+    data.x[bad.nonzero()[7]] = torch.nan
+    out = conv(data.x, batch=data.batch, **arguments(data))
+    equal(out[~bad], expected[~bad])
+    assert bool(out[bad].isnan().all())
+
+
+def test_node_permutation(on_device, any_conv, point_graphs, arbitrary_graphs, equal, error):
+    conv, data = any_conv, point_graphs(SIZES)
+    order = torch.cat([start + torch.randperm(n) for start, n in zip(data.ptr.tolist(), SIZES, strict=False)])
+    place = torch.argsort(order)
+    for graph in (data, arbitrary_graphs(SIZES)):
+        given = {"batch": data.batch, "edge_offset": graph.edge_offset}
+        expected = conv(data.x, graph.edge_index, pos=graph.pos, **given)
+        out = conv(data.x[order], place[graph.edge_index], pos=graph.pos[order], **given)
+        equal(out, expected[order])
+        assert error(out, expected) > 1e-3

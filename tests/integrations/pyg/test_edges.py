@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from performers import NEAR
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.transforms import ToSparseTensor
@@ -12,19 +13,15 @@ from torch_geometric.utils import to_torch_coo_tensor, to_torch_csc_tensor, to_t
 SIZES = (13, 2, 17)
 
 
-def by_rows(edge_index, attr):
-    order = torch.argsort(edge_index[1] * 10**6 + edge_index[0])
-    return edge_index[:, order], attr[order]
-
-
-def permuted(edges, attr, n):
+def permuted(edges, attr):
     order = torch.randperm(edges.shape[1])
     return edges[:, order], attr[order]
 
 
-def edge_index_object(edges, attr, n):
-    edges, attr = permuted(edges, attr, n)
-    return EdgeIndex(edges, sparse_size=(n, n)), attr
+def by_rows(edges, attr):
+    """Sources and features sorted by target, and where targets begin."""
+    order = torch.argsort(edges[1] * 10**6 + edges[0])
+    return edges[0, order], attr[order], lambda n: torch.searchsorted(edges[1, order], torch.arange(n + 1))
 
 
 def edge_index_sorted(edges, attr, n):
@@ -32,27 +29,10 @@ def edge_index_sorted(edges, attr, n):
     return edges, attr[order]
 
 
-def torch_coo(edges, attr, n):
-    edges, attr = permuted(edges, attr, n)
-    return torch.sparse_coo_tensor(edges.flip(0), attr, (n, n, attr.shape[1])), None
-
-
-def torch_csr(edges, attr, n):
-    (source, target), attr = by_rows(edges, attr)
-    crow = torch.searchsorted(target, torch.arange(n + 1))
-    return torch.sparse_csr_tensor(crow, source, attr, (n, n, attr.shape[1])), None
-
-
-def torch_csc(edges, attr, n):
-    (target, source), attr = by_rows(edges.flip(0), attr)
-    ccol = torch.searchsorted(source, torch.arange(n + 1))
-    return torch.sparse_csc_tensor(ccol, target, attr, (n, n, attr.shape[1])), None
-
-
-def torch_csr_and_attr(edges, attr, n):
-    (source, target), attr = by_rows(edges, attr)
-    crow = torch.searchsorted(target, torch.arange(n + 1))
-    return torch.sparse_csr_tensor(crow, source, torch.rand(len(source)), (n, n)), attr
+def compressed(make, edges, attr, n, values=None):
+    source, attr, starts = by_rows(edges, attr)
+    values = attr if values is None else values
+    return make(starts(n), source, values, (n, n, *values.shape[1:])), attr
 
 
 def torch_sparse(edges, attr, n):
@@ -60,27 +40,29 @@ def torch_sparse(edges, attr, n):
     return package.SparseTensor(row=edges[1], col=edges[0], value=attr, sparse_sizes=(n, n)), None
 
 
-def adj_t_of(layout):
-    def build(edges, attr, n):
-        data = Data(edge_index=edges, edge_attr=attr, num_nodes=n)
-        return ToSparseTensor(attr="edge_attr", layout=layout)(data).adj_t, None
-
-    return build
+def adj_t_of(edges, attr, n, layout):
+    data = Data(edge_index=edges, edge_attr=attr, num_nodes=n)
+    return ToSparseTensor(attr="edge_attr", layout=layout)(data).adj_t, None
 
 
+def of(adjacency):
+    return lambda edges, attr, n: (adjacency(edges, attr, n), None)
+
+
+CSR, CSC = torch.sparse_csr_tensor, torch.sparse_csc_tensor
 WAYS = {
-    "permuted": permuted,
-    "EdgeIndex": edge_index_object,
+    "permuted": lambda edges, attr, n: permuted(edges, attr),
+    "EdgeIndex": lambda edges, attr, n: (EdgeIndex((e := permuted(edges, attr))[0], sparse_size=(n, n)), e[1]),
     "EdgeIndex by row": edge_index_sorted,
-    "torch COO": torch_coo,
-    "torch CSR": torch_csr,
-    "torch CSC": torch_csc,
-    "torch CSR beside edge_attr": torch_csr_and_attr,
-    "PyG COO": lambda edges, attr, n: (to_torch_coo_tensor(edges.flip(0), attr, (n, n)), None),
-    "PyG CSR": lambda edges, attr, n: (to_torch_csr_tensor(edges.flip(0), attr, (n, n)), None),
-    "PyG CSC": lambda edges, attr, n: (to_torch_csc_tensor(edges.flip(0), attr, (n, n)), None),
-    "adj_t COO": adj_t_of(torch.sparse_coo),
-    "adj_t CSR": adj_t_of(torch.sparse_csr),
+    "torch COO": of(lambda e, a, n: torch.sparse_coo_tensor(*permuted(e.flip(0), a), (n, n, a.shape[1]))),
+    "torch CSR": of(lambda edges, attr, n: compressed(CSR, edges, attr, n)[0]),
+    "torch CSC": of(lambda edges, attr, n: compressed(CSC, edges.flip(0), attr, n)[0]),
+    "torch CSR beside edge_attr": lambda edges, attr, n: compressed(CSR, edges, attr, n, torch.rand(len(attr))),
+    "PyG COO": of(lambda edges, attr, n: to_torch_coo_tensor(edges.flip(0), attr, (n, n))),
+    "PyG CSR": of(lambda edges, attr, n: to_torch_csr_tensor(edges.flip(0), attr, (n, n))),
+    "PyG CSC": of(lambda edges, attr, n: to_torch_csc_tensor(edges.flip(0), attr, (n, n))),
+    "adj_t COO": lambda *graph: adj_t_of(*graph, torch.sparse_coo),
+    "adj_t CSR": lambda *graph: adj_t_of(*graph, torch.sparse_csr),
     "SparseTensor": torch_sparse,
 }
 
@@ -111,9 +93,10 @@ WITHOUT_FEATURES = {
 }
 
 
+@pytest.mark.parametrize("kind", ["window", "distance values"])
 @pytest.mark.parametrize("way", list(WITHOUT_FEATURES))
-def test_edges_alone(way, near_conv, arbitrary_graphs, equal, error):
-    conv, data = near_conv, arbitrary_graphs(SIZES)
+def test_edges_alone(way, kind, make_conv, arbitrary_graphs, equal, error):
+    conv, data = make_conv(**NEAR[kind]), arbitrary_graphs(SIZES)
     given = {"batch": data.batch, "pos": data.pos}
     expected = conv(data.x, data.edge_index, edge_offset=data.edge_offset, **given)
     assert error(conv(data.x, data.edge_index.flip(0), **given), expected) > 1e-3
@@ -122,15 +105,16 @@ def test_edges_alone(way, near_conv, arbitrary_graphs, equal, error):
         equal(conv(data.x, WITHOUT_FEATURES[way](data.edge_index, len(data.x)), **given), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32])
-def test_offsets_of_every_dtype(dtype, near_conv, point_graphs, equal):
+def test_offsets_of_every_dtype(near_conv, point_graphs, equal):
     """Small and unsigned integers neither wrap around nor are refused."""
     data = point_graphs(SIZES)
-    graph, pos = (data.x, data.edge_index, data.batch), data.pos.to(dtype)
+    graph = data.x, data.edge_index, data.batch
     expected = near_conv(*graph, pos=data.pos)
-    equal(near_conv(*graph, pos=pos), expected, 1e-6)
-    if dtype != torch.uint8:
-        equal(near_conv(*graph, pos=pos, edge_offset=data.edge_offset.to(dtype)), expected, 1e-6)
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32):
+        pos = data.pos.to(dtype)
+        equal(near_conv(*graph, pos=pos), expected, 1e-6)
+        if dtype != torch.uint8:
+            equal(near_conv(*graph, pos=pos, edge_offset=data.edge_offset.to(dtype)), expected, 1e-6)
 
 
 def test_repeated_pairs_of_a_coo_adjacency_stay_apart(make_conv, equal):

@@ -1,5 +1,7 @@
-"""Offsets of all nodes in values: moved, turned, of few nodes, in batches of small and large graphs; and where far
-nodes have no offset."""
+"""Offsets of all nodes in values: far from the origin, turned, of nodes that are near no other; and pairs of small
+graphs, which random features estimate."""
+
+import copy
 
 import pytest
 import torch
@@ -10,7 +12,6 @@ KINDS = {
     "table": {},
     "mlp": {"offset": "mlp", "cutoff": 2.1},
     "distance": {"offset": "distance", "cutoff": 1.6},
-    "None": {"position": None},
     "pairs": {"offset": "mlp", "method": "pairs", "cutoff": 2.1},
     "auto": {"offset": "mlp", "method": "auto", "num_random_features": 7, "cutoff": 2.1},
 }
@@ -19,27 +20,6 @@ KINDS = {
 @pytest.fixture
 def make(make_conv):
     return lambda name, **options: make_conv(**{"values": "offset", **KINDS[name], **options})
-
-
-@pytest.fixture(params=list(KINDS))
-def conv(request, make):
-    return make(request.param)
-
-
-@pytest.mark.parametrize("size", [1.0, 1e6])
-def test_each_graph_may_be_moved_by_itself(size, conv, point_graphs, error):
-    """At 1e6 positions are exact to 1e-10; vectors do not move with them, and nor does what nodes see of them."""
-    data = point_graphs(SIZES)
-    moves = (size * (1 + torch.rand(len(SIZES), 2, dtype=torch.float64)))[data.batch]
-    outs = [
-        conv(data.x, data.edge_index, data.batch, pos=pos, return_vectors=True) for pos in (data.pos, data.pos + moves)
-    ]
-    for here, there in zip(*outs, strict=True):
-        assert error(there, here) < (1e-12 if size == 1 else 1e-8)
-    still = torch.arange(len(data.x)) % 2 == 0  # of each graph some nodes only are moved
-    moves = torch.where(still[:, None], 0.0, moves.round())
-    bent = conv(data.x, batch=data.batch, pos=data.pos + moves)
-    assert error(bent, outs[0][0]) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["table", "distance", "pairs", "auto"])
@@ -84,3 +64,43 @@ def test_far_nodes_are_seen(make, error):
         conv = make(name, values=values)
         change = (conv(x, pos=pos) - conv(x, pos=other)).detach().abs().amax(1)
         assert bool((change > 1e-3).all()) if seen else bool((change < 1e-12).all())
+
+
+@pytest.mark.parametrize("options", [{"position": None}, {"offset": "mlp", "values": "offset"}])
+def test_features_come_to_it(options, make_conv, point_graphs, error):
+    """The error falls as one over the root of their number."""
+    data = point_graphs((13, 2, 17))
+    given = {"x": data.x / 4, "edge_index": data.edge_index, "pos": data.pos, "batch": data.batch}
+    exact = make_conv(method="pairs", **options)
+    expected, apart = exact(**given), {}
+    for features in (16, 4096):
+        conv = make_conv(num_random_features=features, **options)
+        conv.load_state_dict(exact.state_dict(), strict=False)
+        errors = []
+        for _ in range(4):
+            conv.redraw_features()
+            errors.append(error(conv(**given), expected))
+        apart[features] = sum(errors) / 4
+    assert 1e-3 < apart[4096] < apart[16] / 6
+
+
+def test_pairs_of_two_graphs_are_refused(make_conv, point_graphs):
+    conv, data = make_conv(method="pairs", offset="mlp"), point_graphs((5, 4))
+    near = conv.neighbors(torch.tensor([[0], [7]]), pos=data.pos, num_nodes=9)
+    with pytest.raises(ValueError, match="neighbors must not join nodes of different graphs"):
+        conv(data.x, batch=data.batch, neighbors=near)
+
+
+def test_pairs_given_twice(make_conv):
+    """In float32 as in float64, whatever their biases."""
+    x, pos = torch.randn(4, 12, dtype=torch.float64), torch.rand(4, 2, dtype=torch.float64)
+    edges = torch.tensor([[0, 1, 2, 0, 3], [1, 0, 1, 1, 2]])
+    conv = make_conv(method="pairs", edge_dim=1, values="offset", offset="mlp")
+    torch.nn.init.ones_(conv.attention.positions.edge_bias.weight)
+    in_single = copy.deepcopy(conv).float()
+    for size in (1.0, 300.0, -300.0):
+        bonds = size * torch.tensor([[0.5], [1.0], [0.9], [0.2], [1.0]], dtype=torch.float64)
+        assert conv.neighbors(edges, None, bonds, pos, num_nodes=4).repeats
+        assert not conv.neighbors(edges[:, 1:], None, bonds[1:], pos, num_nodes=4).repeats
+        single = in_single(x.float(), edges, None, bonds.float(), pos.float())
+        torch.testing.assert_close(single.double(), conv(x, edges, None, bonds, pos), rtol=1e-3, atol=1e-3)

@@ -32,31 +32,24 @@ def ways(conv, x, pos):
     }
 
 
-@pytest.mark.parametrize("way", ["found", "edges", "edge_offset"])
 @pytest.mark.parametrize("scale", [0.5, 1 / 7, 1.01])
-def test_fractional_offsets_are_refused(way, scale, whole_conv):
+def test_fractional_offsets_are_refused(scale, whole_conv):
     """Rounded they would be those of other positions: of positions in [0, 1] all would be zero."""
-    x = torch.randn(35, 12, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"whole numbers.*scale pos to the unit of its grid, or take offset='mlp'"):
-        ways(whole_conv, x, LATTICE.double() * scale)[way]()
+    for call in ways(whole_conv, torch.randn(35, 12, dtype=torch.float64), LATTICE.double() * scale).values():
+        with pytest.raises(ValueError, match=r"whole numbers.*scale pos to the unit of its grid, or take offset='mlp'"):
+            call()
 
 
-@pytest.mark.parametrize("way", ["found", "edges", "edge_offset"])
-@pytest.mark.parametrize(
-    ("shift", "dtype"),
-    [
-        (3.7, torch.float32),
-        (3.7, torch.float64),
-        (1e5 / 3, torch.float32),
-        (-1e6 / 7, torch.float64),
-        (5e6, torch.float32),
-        (1e9 / 3, torch.float64),
-    ],
-)
-def test_shifted_lattices_stay_lattices(way, shift, dtype, whole_conv, equal):
+SINGLE, DOUBLE = torch.float32, torch.float64
+SHIFTS = (3.7, SINGLE), (3.7, DOUBLE), (1e5 / 3, SINGLE), (-1e6 / 7, DOUBLE), (5e6, SINGLE), (1e9 / 3, DOUBLE)
+
+
+@pytest.mark.parametrize(("shift", "dtype"), SHIFTS)
+def test_shifted_lattices_stay_lattices(shift, dtype, whole_conv, equal):
     x = torch.randn(35, 12, dtype=torch.float64)
     expected = whole_conv(x, pos=LATTICE)
-    equal(ways(whole_conv, x, (LATTICE.double() + shift).to(dtype))[way](), expected)
+    for call in ways(whole_conv, x, (LATTICE.double() + shift).to(dtype)).values():
+        equal(call(), expected)
 
 
 def test_float32_refuses_positions_that_it_does_not_hold(whole_conv):

@@ -153,19 +153,3 @@ def test_bad_calls(message, options, arguments, make_conv):
     given = {"x": torch.randn(11, 12), "edge_index": edges, "pos": torch.randn(11, 3), "edge_attr": None}
     with pytest.raises(ValueError, match=message):
         conv(**{**given, **arguments})
-
-
-@pytest.mark.parametrize(
-    ("message", "options"),
-    [
-        ("offset must be one of", {"offset": "euclidean"}),
-        ("values must be one of", {"values": "both"}),
-        ("edge_dim must be a positive integer", {"edge_dim": 0}),
-        ("edge_dim must be None with offset=None", {"position": None, "edge_dim": 3}),
-        ("cutoff must be a positive number", {"position": None, "cutoff": "auto"}),
-        ("method must be one of", {"method": "dense"}),
-    ],
-)
-def test_bad_options(message, options, make_conv):
-    with pytest.raises(ValueError, match=message):
-        make_conv(**options)

@@ -1,7 +1,5 @@
 """The layers within PyG: GPSConv, Sequential, loaders, compilation, half precision, copies."""
 
-import warnings
-
 import pytest
 import torch
 from performers import positional_conv
@@ -11,9 +9,8 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GPSConv, HeteroConv, Sequential, global_add_pool
 
 
-def gps(make_conv, position="window"):
-    conv = make_conv(position, in_channels=12, out_channels=12, heads=3)
-    return GPSConv(12, conv, heads=2).double().eval()
+def gps(make_conv, position):
+    return GPSConv(12, make_conv(position, in_channels=12, out_channels=12, heads=3), heads=2).double().eval()
 
 
 def gps_arguments(data):
@@ -60,13 +57,13 @@ def test_loader_and_to(make_conv, equal):
     shapes = [(5, 7), (1, 1), (2, 11), (3, 3), (1, 13)]
     graphs = [transform(Data(image=torch.rand(3, *shape), y=n)) for n, shape in enumerate(shapes)]
     alone = [conv(g.x.double(), g.edge_index, edge_offset=g.edge_offset, pos=g.pos) for g in graphs]
-    seen = 0
+    seen = []
     for data in DataLoader(graphs, batch_size=3):
         data = data.to("cpu").apply(lambda t: t.double() if t.is_floating_point() else t)
         out = conv(data.x, data.edge_index, data.batch, edge_offset=data.edge_offset)
         equal(out, torch.cat([alone[int(y)] for y in data.y]))
-        seen += len(data.y)
-    assert seen == len(shapes)
+        seen += data.y.tolist()
+    assert seen == [*range(len(shapes))]
 
 
 def test_shared_neighbors(near_conv, point_graphs, equal):
@@ -116,19 +113,15 @@ def test_hetero_conv(make_conv, equal):
     equal(out, near(x, edges, pos=pos, batch=batch) + far(x, edges.flip(0), pos=pos, batch=batch))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: RelativePerformerConv(12, 12, 3),
-        lambda: positional_conv(12, 12, 3),
-        lambda: RelativeGPSBlock(12, None, 3),
-        lambda: PixelGraphClassifier(12, 5, channels=12, num_layers=1, heads=3),
-        lambda: GPSConv(12, RelativePerformerConv(12, 12, 3), heads=2),
-    ],
-)
-def test_scripting_is_refused(make):
-    model, message = make(), r"does not support TorchScript .* use torch\.compile, or torch\.export"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripting_is_refused():
+    message = r"does not support TorchScript .* use torch\.compile, or torch\.export"
+    for model in (
+        RelativePerformerConv(12, 12, 3),
+        positional_conv(12, 12, 3),
+        RelativeGPSBlock(12, None, 3),
+        PixelGraphClassifier(12, 5, channels=12, num_layers=1, heads=3),
+        GPSConv(12, RelativePerformerConv(12, 12, 3), heads=2),
+    ):
         with pytest.raises(NotImplementedError, match=message):
             torch.jit.script(model)
