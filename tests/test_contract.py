@@ -88,9 +88,9 @@ def close(got, wanted, tolerance=1e-9):
 START = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
 
 
-@pytest.fixture(params=ONE_A_NAME)
+@pytest.fixture(params=ONE_A_NAME, scope="module")
 def case(request):
-    return problem(request.param)
+    return Problem(request.param)
 
 
 def test_first_derivatives(case):
@@ -215,10 +215,12 @@ class Positional(torch.nn.Module):
         return self.module(**dict(zip(self.names, values, strict=True)))
 
 
-QUICK = {"GroupAttention", "RelativePerformerConv"}
-VARYING = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name, case in CASES.items() if case.vary
-]
+def quick(names, name, *more, **options):
+    """Parameters of a test that is slow but for some."""
+    return pytest.param(name, *more, marks=() if name in names else pytest.mark.slow, **options)
+
+
+VARYING = [quick(["GroupAttention"], name) for name, case in CASES.items() if case.vary]
 
 
 @pytest.fixture(params=VARYING)
@@ -248,11 +250,7 @@ def test_compiled_for_batches_of_all_sizes(varying):
     assert 1 <= len(graphs) <= 2
 
 
-SINGLE = [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-    for name in FIRST
-    if CASES[name].vary and name != "GEViT"
-]
+SINGLE = [quick(["RelativePerformerConv"], name) for name in FIRST if CASES[name].vary and name != "GEViT"]
 
 
 @pytest.mark.filterwarnings("ignore:.*")
@@ -290,10 +288,11 @@ def test_copies(name):
 
 
 EXPORTED = [
-    pytest.param(name, strict, id=f"{name}{', strict' if strict else ''}",
-                 marks=() if name in QUICK and not strict else pytest.mark.slow)
-    for strict in (False, True) for name in CASES if CASES[name].vary and (name in FIRST or not strict)
-]  # fmt: skip
+    quick([] if strict else ["RelativePerformerConv"], name, strict, id=f"{name}{', strict' if strict else ''}")
+    for strict in (False, True)
+    for name in CASES
+    if CASES[name].vary and (name in FIRST or not strict)
+]
 
 
 @pytest.mark.filterwarnings("ignore:.*")

@@ -7,10 +7,9 @@ import contextlib
 
 import pytest
 import torch
-from cases import agree, run
+from cases import agree, moved, run
 from devices import DEVICES
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GEViT, GroupAttention, RelativePerformer, SE3Hyena, VectorTransformer
@@ -141,10 +140,6 @@ def test_reduce_overhead(fixed, device):
             close(compiled(x).clone(), fixed(x))
 
 
-def move(inputs, device):
-    return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
-
-
 @contextlib.contextmanager
 def waiting_is_an_error():
     before = torch.cuda.get_sync_debug_mode()
@@ -159,7 +154,7 @@ def waiting_is_an_error():
 def test_nothing_waits(case, device):
     """Forward and backward, once caches are filled and TorchScript (e3nn's) has settled."""
     module, inputs = case.build(torch.float32)
-    module, inputs = module.to(device), move(inputs, device)
+    module, inputs = module.to(device), moved(inputs, device)
     for _ in range(3):
         run(module, inputs)
     with waiting_is_an_error():
@@ -177,6 +172,6 @@ def test_waiting_is_seen(device):
 def test_a_gpu_gives_the_cpus_numbers(case, dtype, tolerance, device):
     module, inputs = case.build(dtype)
     expected = run(module, inputs)
-    got = run(module.to(device), move(inputs, device))
+    got = run(module.to(device), moved(inputs, device))
     assert all(x.device.type == device for x in got[0])
     agree(got, expected, tolerance)

@@ -33,6 +33,6 @@ def test_examples_in_docstrings_of_integrations(extra, name):
 
 
 def test_some_examples_exist():
-    attempted = sum(run(name).attempted for name in CORE)
-    assert attempted >= 10
+    tests = [test for name in CORE for test in doctest.DocTestFinder().find(importlib.import_module(name))]
+    assert sum(len(test.examples) for test in tests) >= 10
     assert len(HOSTED) >= 12

@@ -12,12 +12,9 @@ from tg_equiattn.pairs import CSR
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # tracing on the device meta warns
 FLOAT = 4
-SE3 = pytest.param("SE3HyenaOperator", marks=pytest.mark.slow)
-IN_TILES = (
-    "GroupAttention, relative",
-    "GroupAttention, ge_vit",
-    "GlobalGroupAttention",
-)  # which are too large for one at the large size
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("GroupAttention", "SE3HyenaOperator")]
+# which are too large for one at the large size
+IN_TILES = ("GroupAttention, relative", "GroupAttention, ge_vit", "GlobalGroupAttention")
 QUICK = ("GroupLinear", "GlobalPooling")
 
 
@@ -58,10 +55,8 @@ def test_what_views_hold():
         (lambda x: torch.zeros_like(x).copy_(x), 3 * 35),  # zeros written, x read, the copy written
         (lambda x: x.clone().add_(1), 4 * 35),
         (lambda x: x.sum(), 36),
-        (
-            lambda x: x.index_select(0, torch.zeros(2, dtype=torch.int64, device=x.device)),
-            2 * 14 + 2 * 4,
-        ),  # two int64 made and read
+        # two int64 made and read
+        (lambda x: x.index_select(0, torch.zeros(2, dtype=torch.int64, device=x.device)), 2 * 14 + 2 * 4),
     ],
 )
 def test_bytes_by_hand(function, numbers):
@@ -76,7 +71,7 @@ def test_memory_is_given_back():
     assert training.peak >= 5 * 1000 * FLOAT
 
 
-@pytest.mark.parametrize("name", ["GroupAttention", "PerformerAttention", "EwaldAttention", SE3])
+@pytest.mark.parametrize("name", ["PerformerAttention", "EwaldAttention", *SLOW])
 def test_fakes_count_as_tensors_do(name):
     a, b = (count(*CASES[name].build(torch.float32), fake=fake) for fake in (False, True))
     assert a == b
@@ -170,12 +165,9 @@ def test_every_layer_has_a_row():
 )
 def test_the_table_is_what_is_counted(name):
     pytest.importorskip("triton")
-    if "R2" in name:
-        pytest.importorskip("escnn")
-    if "Conv" in name:
-        pytest.importorskip("torch_geometric")
-    if "Irreps" in name:
-        pytest.importorskip("e3nn")
+    for part, host in (("R2", "escnn"), ("Conv", "torch_geometric"), ("Irreps", "e3nn")):
+        if part in name:
+            pytest.importorskip(host)
     found = {size: measured(name, size == "large") for size in SIZES}
     assert row(name, found) == table()[name]
     for way in ROWS[2:]:

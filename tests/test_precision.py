@@ -4,9 +4,8 @@ import contextlib
 
 import pytest
 import torch
-from cases import CASES, ONE_A_NAME, run
+from cases import CASES, ONE_A_NAME, moved, run
 from small_groups import GROUPS
-from torch.utils._pytree import tree_map
 
 from tg_equiattn.nn import GroupAttention
 from tg_equiattn.testing import equivariance_error
@@ -20,13 +19,9 @@ def built(request, device):
     def built():
         torch.manual_seed(1)
         module, inputs = CASES[request.param].build(torch.float32)
-        return module.to(device), move(inputs, device)
+        return module.to(device), moved(inputs, device)
 
     return built
-
-
-def move(inputs, device):
-    return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
 
 
 def flags():
@@ -46,14 +41,18 @@ def tf32():
 
 def test_autocast_and_flags(built, device):
     """Finite, gradients too, and near float32; neither forward nor backward changes precision or autocast."""
-    for context in (tf32(), contextlib.nullcontext()):
+
+    def found(context):
         with context:
             before = flags()
-            expected, _ = run(*built())
+            out = run(*built())
             assert flags() == before
+        return out
+
+    expected, _ = found(contextlib.nullcontext())
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast(device, dtype):
-            got, grads = run(*built())
+            got, grads = found(tf32() if dtype == torch.bfloat16 else contextlib.nullcontext())
         assert all(bool(x.isfinite().all()) for x in (*got, *grads) if x is not None)
         for a, b in zip(got, expected, strict=True):
             scale = max(1e-3, float(b.detach().abs().max())) if b.numel() else 1.0

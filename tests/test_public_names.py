@@ -2,6 +2,7 @@
 imports a name that begins with an underscore."""
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -25,19 +26,25 @@ def file_of(place):
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def nodes(path):
+    return list(ast.walk(parsed(path)))
+
+
 def exported(path):
     """The names of a file's ``__all__``."""
-    for node in ast.parse(path.read_text()).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
             return ast.literal_eval(node.value)
     return None
 
 
-def library():
-    """Every file, and what stands in it."""
-    for folder in ("tg_equiattn", "integrations"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path, ast.parse(path.read_text())
+LIBRARY = [path for folder in ("tg_equiattn", "integrations") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def defined(text):
@@ -91,10 +98,10 @@ def test_public_names_are_few_and_each_in_one_place():
 
 def test_files_have_no_public_names_besides():
     places = {file_of(place) for place in PUBLIC}
-    assert [str(path.relative_to(ROOT)) for path, _ in library() if exported(path) and path not in places] == []
+    assert [str(path.relative_to(ROOT)) for path in LIBRARY if exported(path) and path not in places] == []
 
 
-FOLDERS = sorted({path.parent for path, _ in library() if path.name == "__init__.py"} - {ROOT / "integrations"})
+FOLDERS = sorted({path.parent for path in LIBRARY if path.name == "__init__.py"} - {ROOT / "integrations"})
 FOLDERS = [f for f in FOLDERS if f / "__init__.py" not in {file_of(place) for place in PUBLIC}]
 FOLDERS = [str(f.relative_to(ROOT)).removeprefix("tg_equiattn/") for f in FOLDERS if f.parent != ROOT]
 
@@ -108,7 +115,7 @@ def test_sub_packages_export_nothing():
 
 def test_every_package_is_in_the_wheel():
     listed = re.search(r"^packages = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
-    folders = {path.parent.relative_to(ROOT) for path, _ in library() if path.name == "__init__.py"}
+    folders = {path.parent.relative_to(ROOT) for path in LIBRARY if path.name == "__init__.py"}
     names = {".".join(folder.parts) for folder in folders}
     wanted = {f"tg_equiattn.{name}" if name.startswith("integrations") else name for name in names}
     assert set(re.findall(r'"([\w.]+)"', listed[1])) == wanted
@@ -116,8 +123,8 @@ def test_every_package_is_in_the_wheel():
 
 def test_no_class_has_the_name_of_another():
     places = {}
-    for path, tree in library():
-        for node in ast.walk(tree):
+    for path in LIBRARY:
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef) and not private(node.name):
                 places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
@@ -133,7 +140,7 @@ def too_many(kind):
 
 
 @pytest.mark.parametrize("place", PUBLIC)
-def test_constructors_have_few_arguments(place):
+def test_names_can_be_imported_and_constructors_have_few_arguments(place):
     if place.startswith("integrations"):
         pytest.importorskip(HOSTS[place.rsplit(".", 1)[1]])
     module = importlib.import_module(f"tg_equiattn.{place}")
@@ -162,12 +169,12 @@ def test_too_many_arguments_are_seen():
 def test_families_build_on_no_others():
     """Nothing of waves is built on hyena, and so on; and nothing that is called hyena holds attention."""
     found = []
-    for path, tree in library():
+    for path in LIBRARY:
         family = path.parent.name
         if path.parts[-3] not in ("nn", "functional"):
             continue
         assert family in FAMILIES
-        for node in ast.walk(tree):
+        for node in nodes(path):
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             others = {part for part in module.split(".") if part in FAMILIES} - {family} - BUILDS_ON.get(family, set())
             found += [f"{path.relative_to(ROOT)}: {other}" for other in others]
@@ -178,9 +185,9 @@ def test_families_build_on_no_others():
 
 def test_names_are_the_words_of_the_field():
     found = set()
-    for path, tree in library():
+    for path in LIBRARY:
         names = [path.stem]
-        for node in ast.walk(tree):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 names.append(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.name).lower())
             if isinstance(node, ast.FunctionDef):
@@ -196,7 +203,7 @@ def private(name):
 
 def imports(path):
     """(line, level, module, name) of every import from this library in a file, and names that tests patch in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom):
             module = node.module or ""
             if node.level or module.split(".")[0] == "tg_equiattn":

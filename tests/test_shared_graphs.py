@@ -14,6 +14,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_map
 
 from tg_equiattn.nn import EwaldAttention, PerformerAttention
 from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
@@ -80,7 +81,7 @@ def message_passing(process_group):
 CASES = {
     "clouds, crystals and slabs": lambda **k: ewald(method="waves", error=0.01, **k),
     "clouds": lambda **k: ewald(method="waves", error=0.01, **k),
-    "mesh": lambda **k: ewald(method="mesh", error=1e-12, heads=1, kernels=(0, 1), lmax=0, **k),
+    "mesh": lambda **k: ewald(method="mesh", error=1e-9, heads=1, kernels=(0, 1), lmax=0, **k),
     "irreps": lambda **k: of_irreps(method="waves", lmax=2, error=0.05, **k),
     "performer": lambda **k: performer(offset=None, method="features", **k),
     "performer with far offsets": lambda **k: performer(**FAR, method="features", **k),
@@ -88,7 +89,8 @@ CASES = {
     "message passing": message_passing,
 }
 SHARED = [name for name in CASES if name not in ("clouds", "performer")]  # which others have in them
-SETTINGS = (2, True), (4, False)  # processes, and whether they share a single graph
+SETTINGS = [(name, world, one) for world, one in ((2, True), (4, False)) for name in SHARED]  # one: of a single graph
+LONG = [("mesh", 4, False), ("irreps", 4, False)]
 HOSTS = {"irreps": "e3nn", "message passing": "torch_geometric", "mesh": "pytorch_finufft"}
 
 
@@ -130,25 +132,24 @@ def results(name, layer, call, given, one):
     return [*outs, *first], list(second)
 
 
-def on_ranks(number, device, folder):
+def on_ranks(number, device, folder, settings):
     pair = dist.new_group([0, 1])
-    for world, one in SETTINGS:
-        if number >= world:
-            continue
-        mine, group = shares(world) == number, pair if world == 2 else dist.group.WORLD
-        for name in SHARED:
-            layer, call = made(name, group)
-            given = {k: v if v is None else v.to(device) for k, v in inputs(name, mine, one).items()}
+    for name, world, one in settings:
+        if number < world:
+            layer, call = made(name, pair if world == 2 else dist.group.WORLD)
+            mine = inputs(name, shares(world) == number, one)
+            given = {k: v if v is None else v.to(device) for k, v in mine.items()}
             by_node, by_parameter = results(name, layer.to(device), call, given, one)
             for grad in by_parameter:
-                dist.all_reduce(grad, group=group)
-            torch.save(
-                ([x.detach().cpu() for x in by_node], [x.cpu() for x in by_parameter]),
-                f"{folder}/{name} {world} {one} {number}.pt",
-            )
+                dist.all_reduce(grad, group=layer.process_group)
+            save([by_node, by_parameter], f"{folder}/{name} {world} {one} {number}.pt")
     if number < 2:
-        torch.save(refused(number, device, pair), f"{folder}/refused {number}.pt")
-    torch.save(in_a_mesh(number, device), f"{folder}/mesh {number}.pt")
+        save(refused(number, device, pair), f"{folder}/refused {number}.pt")
+    save(in_a_mesh(number, device), f"{folder}/mesh {number}.pt")
+
+
+def save(found, path):
+    torch.save(tree_map(lambda x: x.detach().cpu() if isinstance(x, torch.Tensor) else x, found), path)
 
 
 def refused(number, device, group):
@@ -190,37 +191,41 @@ def in_a_mesh(number, device):
     mine = graph & (torch.arange(NODES) % 2 == mesh.get_local_rank("nodes"))
     loss = net(data()["x"][mine].to(device)).square().sum() * dist.get_world_size(group)
     loss.backward()
-    return [p.grad.cpu() for p in model.parameters()]
+    return [p.grad for p in model.parameters()]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+@pytest.mark.parametrize(
+    "settings",
+    [[setting for setting in SETTINGS if setting not in LONG], pytest.param(LONG, marks=pytest.mark.slow)],
+    ids=["all", "long"],
+)
+def test_processes_give_what_one_does(settings, tmp_path):
+    """All of it in one test: processes take seconds to start."""
     for host in HOSTS.values():
         pytest.importorskip(host)
-    folder = tmp_path_factory.mktemp("ranks")
-    ranks.run(on_ranks, folder, 4)
-    return folder
+    hosts = ["tg_equiattn.integrations.e3nn", "tg_equiattn.integrations.pyg", "pytorch_finufft"]
+    ranks.run(functools.partial(on_ranks, settings=settings), tmp_path, 4, imports=hosts)
+    for name, world, one in settings:
+        check_outputs_and_gradients(name, world, one, tmp_path)
+    check_gradients_beside_data_parallel_training(tmp_path)
+    check_what_ranks_are_told(tmp_path)
 
 
-@pytest.mark.parametrize(("world", "one"), SETTINGS, ids=["2, one graph", "4, batch"])
-@pytest.mark.parametrize("name", SHARED)
-def test_processes_give_what_one_does(name, world, one, folder):
-    """Outputs, gradients by features and positions, and by parameters through forces, too."""
+def check_outputs_and_gradients(name, world, one, folder):
+    """Gradients by features and positions, and by parameters through forces, too."""
     layer, call = made(name)
-    given = inputs(name, torch.ones(NODES, dtype=torch.bool), one)
-    by_node, by_parameter = results(name, layer, call, given, one)
+    by_node, by_parameter = results(name, layer, call, inputs(name, torch.ones(NODES, dtype=torch.bool), one), one)
     there = shares(world)[data()["batch"] == 2] if one else shares(world)
     for number in range(world):
         got, summed = torch.load(f"{folder}/{name} {world} {one} {number}.pt", weights_only=True)
         for a, b in zip([*got, *summed], [*(x[there == number] for x in by_node), *by_parameter], strict=True):
-            torch.testing.assert_close(
-                a, b, rtol=0, atol=1e-10 * max(1.0, float(b.detach().abs().max()) if b.numel() else 0.0)
-            )
+            scale = max(1.0, float(b.detach().abs().max())) if b.numel() else 1.0
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * scale, msg=lambda text: f"{name}, {world}: {text}")
     alone = call(**inputs(name, shares(world) == 0, one), **({} if one else {"batch_size": GRAPHS}))
     assert (alone - by_node[1][there == 0]).abs().max() > 1e-3  # the other ranks' nodes count
 
 
-def test_beside_data_parallel_training(folder):
+def check_gradients_beside_data_parallel_training(folder):
     """Each rank differentiates its nodes' part times the ranks of a graph: the mean over graphs is what one has."""
     torch.manual_seed(0)
     model = PerformerAttention(15, 12, 3, offset=None, method="features").double()
@@ -232,12 +237,11 @@ def test_beside_data_parallel_training(folder):
             torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
 
-def test_what_ranks_are_told(folder):
+def check_what_ranks_are_told(folder):
     for number in range(2):
         said = torch.load(f"{folder}/refused {number}.pt", weights_only=True)
-        assert (
-            said[0] == f"batch_size must be the same on all ranks of process_group, got {4 + number} here, and 4 to 5"
-        )
+        first = f"batch_size must be the same on all ranks of process_group, got {4 + number} here, and 4 to 5"
+        assert said[0] == first
         assert said[1].startswith("batch_size must be given with batch and process_group")
         assert all("process_group must be None where the input is (B, N, " in text for text in said[2:5])
         assert "set its process_group to None first" in said[5]

@@ -7,13 +7,6 @@ import torch
 from torch_geometric.data import Batch
 
 
-@pytest.fixture(scope="module")
-def study():
-    import depots
-
-    return depots
-
-
 def small(study, task, name):
     return dataclasses.replace(study.PRESETS["quick"], nodes=23, tasks=(task,), models=(name,))
 

@@ -41,7 +41,6 @@ def test_forces_are_derivatives_of_energies(operator):
     from data.soft_charges import alternating
     from dynamics import PRESETS, Model, exact, learned
 
-    torch.manual_seed(0)
     settings = dataclasses.replace(PRESETS["quick"], operators=(operator,))
     charges, (positions, way) = alternating(2, 6), start(2, 6)
     model = Model(settings).eval().double().requires_grad_(False)
@@ -67,7 +66,6 @@ def test_smooth_energies_are_kept_and_others_jump():
     from data.verlet import trapped, velocity_verlet
     from dynamics import PRESETS, Model, exact, learned, measures
 
-    torch.manual_seed(0)
     charges, (positions, velocities) = alternating(1, 6), start(1, 6)
     settings = dataclasses.replace(PRESETS["quick"], operators=("none",))
     model = Model(settings).eval().double().requires_grad_(False)
@@ -92,7 +90,6 @@ def test_whose_energy_jumps_where_two_points_exchange_radii(operator):
     from data.soft_charges import alternating
     from dynamics import PRESETS, Model, learned
 
-    torch.manual_seed(0)
     settings = dataclasses.replace(PRESETS["quick"], operators=(operator,))
     model = Model(settings).eval().double().requires_grad_(False)
     potential, (positions, way) = learned(model, alternating(1, 6), 1.0), start(1, 6)

@@ -7,13 +7,6 @@ import torch
 
 
 @pytest.fixture(scope="module")
-def study():
-    import far_digits
-
-    return far_digits
-
-
-@pytest.fixture(scope="module")
 def canvases():
     from data.far_digits import far_digits
 
@@ -26,7 +19,6 @@ def canvases():
 )
 def test_who_sees_the_other_digit(study, canvases, name):
     """With windows and convolutions alone a digit's score does not depend on the other one; turns change no score."""
-    torch.manual_seed(0)
     model = study.build(dataclasses.replace(study.PRESETS["quick"], models=(name,))).eval()
     batch = study.Canvases(*(x[:6] for x in canvases[1]))
     batch = batch._replace(images=batch.images.clone().requires_grad_())

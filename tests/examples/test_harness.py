@@ -227,10 +227,10 @@ def test_processes_share_every_batch(monkeypatch, augment):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
+def uninterrupted(toy, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    result = start("--output", folder)
-    assert result.returncode == 0, result.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        start_here(toy, patch, "--output", folder)
     return folder
 
 

@@ -4,29 +4,10 @@ import pytest
 from running import number, run
 
 
-@pytest.fixture(scope="module")
-def large_cloud():
-    import large_cloud
-
-    return large_cloud
-
-
 def test_large_cloud(tmp_path):
     """The same outputs and gradients over one process and over two."""
-    options = [
-        "--points",
-        20_000,
-        "--processes",
-        1,
-        2,
-        "--repeats",
-        1,
-        "--layer",
-        "EwaldAttention",
-        "--output",
-        tmp_path,
-    ]
-    result = run("studies/large_cloud.py", *options)
+    flags = ["--points", 20_000, "--processes", 1, 2, "--repeats", 1, "--layer", "EwaldAttention", "--output", tmp_path]
+    result = run("studies/large_cloud.py", *flags)
     assert result.returncode == 0, result.stderr
     rows = [line.split("|")[1:-1] for line in (tmp_path / "large_cloud.md").read_text().splitlines()[4:]]
     assert [int(row[0]) for row in rows] == [1, 2]

@@ -39,7 +39,6 @@ def test_what_reaches_far(task, operator):
     from e3nn import o3
     from long_range import PRESETS, Model, predict
 
-    torch.manual_seed(0)
     settings = dataclasses.replace(PRESETS["quick"], task=(task,), operators=(operator,))
     model = Model(settings).double().eval()
     charges = torch.tensor([[1.0, -1.0, 1.0, -1.0]]).double()
@@ -58,7 +57,6 @@ def test_ewald_message_passing():
     """Against the sum over pairs and waves, one by one, k and -k alike; and charges far apart see each other."""
     from baselines.ewald_message_passing import SCALE, EwaldMessagePassing
 
-    torch.manual_seed(0)
     layer = EwaldMessagePassing(3, max_wavenumber=1.0, spacing=0.4).double()
     x, pos = torch.randn(2, 5, 3).double(), 6 * torch.rand(2, 5, 3).double()
     grid = torch.cartesian_prod(*[torch.arange(-3, 4.0)] * 3).double() * 0.4

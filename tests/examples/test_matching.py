@@ -6,13 +6,6 @@ import pytest
 import torch
 
 
-@pytest.fixture(scope="module")
-def study():
-    import matching
-
-    return matching
-
-
 def patterns(canvases, side):
     """The patterns of a canvas's cells, (N, cells, 4, 4), and of all its cells."""
     all_ = canvases.images.unflatten(2, (side, 4)).unflatten(4, (side, 4)).transpose(3, 4)[:, 0].flatten(1, 2)
@@ -28,7 +21,6 @@ def patterns(canvases, side):
 )  # fmt: skip
 def test_scores_turn_with_the_canvas(study, name):
     """And every cell's score depends on every pattern: no model lacks the sight of what it has to compare."""
-    torch.manual_seed(0)
     settings = dataclasses.replace(study.PRESETS["quick"], models=(name,))
     model = study.build(settings).eval()
     canvases = study.draw(5, 6, 3, seed=3)

@@ -7,13 +7,6 @@ import torch
 
 
 @pytest.fixture(scope="module")
-def pixels():
-    import pixel_graphs
-
-    return pixel_graphs
-
-
-@pytest.fixture(scope="module")
 def mixed():
     import pyg_mixed_model
 
@@ -26,24 +19,24 @@ def mixed():
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("position", ["window", "clipped"])
 @pytest.mark.parametrize("periodic", [True, False])
-def test_shifts_on_a_torus_change_nothing(pixels, position, periodic):
+def test_shifts_on_a_torus_change_nothing(study, position, periodic):
     """And at a border they do."""
-    settings = dataclasses.replace(pixels.PRESETS["quick"], positions=(position,), size=12, periodic=periodic)
-    model = pixels.build(1, settings).eval()
+    settings = dataclasses.replace(study.PRESETS["quick"], positions=(position,), size=12, periodic=periodic)
+    model = study.build(1, settings).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    transform = pixels.PixelGraph(settings.max_distance, periodic=settings.periodic)
+    transform = study.PixelGraph(settings.max_distance, periodic=settings.periodic)
     images = torch.nn.functional.pad(torch.rand(5, 1, 12, 8), (2, 2))
     here, there = (
-        pixels.predict(model, pixels.graphs(pixels.shifted(images, shift), torch.arange(5), transform))[0]
+        study.predict(model, study.graphs(study.shifted(images, shift), torch.arange(5), transform))[0]
         for shift in (0, 2)
     )
     change = ((here - there).abs().max() / here.abs().max()).item()
     assert change < 1e-12 if periodic else change > 1e-7
 
 
-def test_the_full_preset_is_the_papers_model(pixels):
-    full = pixels.build(1, dataclasses.replace(pixels.PRESETS["full"], positions=("absolute",)))
+def test_the_full_preset_is_the_papers_model(study):
+    full = study.build(1, dataclasses.replace(study.PRESETS["full"], positions=("absolute",)))
     assert sum(p.numel() for p in full.parameters()) == pytest.approx(4.7e6, rel=0.02)  # the paper's Table 1
 
 

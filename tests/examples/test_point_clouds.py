@@ -51,7 +51,6 @@ def test_nbody_with_ewald_attention_is_equivariant():
     """To rotations, translations and any order of the particles; and every particle notices where the others are."""
     from nbody import PRESETS, build, predict
 
-    torch.manual_seed(0)
     model = build("Ewald attention", PRESETS["study"]).double()
     charges = torch.tensor([[1.0, 1.0, -1.0, 1.0, -1.0, -1.0, 1.0]]).double()
     velocities, positions = torch.randn(2, 1, 7, 3, dtype=torch.float64)

@@ -1,8 +1,11 @@
 """Tables in the README, in the docs and beside the result rows are what the committed rows say."""
 
+import dataclasses
+import functools
 import re
 import shlex
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from running import EXAMPLES
@@ -15,8 +18,15 @@ def report():
     return import_module("report")
 
 
+@pytest.fixture
+def unpainted(monkeypatch):
+    """Figures are laid out and not painted, which takes seconds."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **options: Path(path).touch())
+
+
 @pytest.mark.parametrize("name", WITH_ROWS)
-def test_tables_and_commands_are_what_the_rows_say(report, tmp_path, name):
+def test_tables_and_commands_are_what_the_rows_say(report, tmp_path, name, unpainted):
+    """Commands that differ in their seed alone are read once."""
     from harness import results, study
     from harness.settings import parse
 
@@ -25,16 +35,28 @@ def test_tables_and_commands_are_what_the_rows_say(report, tmp_path, name):
         for page in report.pages():
             assert report.filled(page.read_text(), f"{name}/{title}", table) == page.read_text()
         assert study.committed(name).with_name(f"{title}.md").read_text() == table + "\n"
-    figures = sorted(path.name for path in tmp_path.glob("*.png"))
-    assert figures == sorted(path.name for path in study.committed(name).parent.glob("*.png"))
+    assert figures(tmp_path) == figures(study.committed(name).parent)
     module = import_module(name)
     kind = report.kind_of(module)
+    repeat = functools.cache(lambda command: parse(kind(), module.PRESETS, "", shlex.split(command)[2:]))
     for row in results.read(study.committed(name)):
-        repeated = parse(kind(), module.PRESETS, "", shlex.split(row.command)[2:])
-        assert repeated.identity() == kind().identity() | row.settings
+        command, *seeds = re.split(r" --seeds (\d+)(?= |$)", row.command)
+        command, seed = command + "".join(seeds[1:]), tuple(map(int, seeds[:1])) or kind().seeds
+        assert dataclasses.replace(repeat(command), seeds=seed).identity() == kind().identity() | row.settings
         assert row.value == row.value  # a number
         assert row.parameters > 0
     assert all("python examples/studies/" in line for line in tables["commands"].splitlines()[2:])
+
+
+def figures(folder):
+    return sorted(path.name for path in folder.glob("*.png"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_figures_are_painted(report, tmp_path, name):
+    report.build(name, tmp_path)
+    assert all(path.stat().st_size > 5000 for path in tmp_path.glob("*.png"))
 
 
 STUDY_LINES = re.findall(r"examples/studies/(\w+)\.py (--study.*)", (EXAMPLES.parent / "Makefile").read_text())
@@ -63,7 +85,7 @@ def test_every_place_in_a_page_belongs_to_a_table(report):
             assert (EXAMPLES / "results" / name / f"{title}.md").is_file()
 
 
-def test_pages_of_the_docs_are_filled_and_checked(report, tmp_path, monkeypatch, capsys):
+def test_pages_of_the_docs_are_filled_and_checked(report, tmp_path, monkeypatch, capsys, unpainted):
     """README.md and every Markdown page below docs/, but for built ones; without docs/ too."""
     places = "<!-- e3nn_mixed_model/errors -->\nold\n<!-- end -->\n"
     (tmp_path / "README.md").write_text(places)
@@ -102,8 +124,6 @@ def test_a_table_is_put_in_its_place_only(report):
 
 
 def test_rows_that_would_share_a_cell_are_refused(report):
-    import dataclasses
-
     from harness import results, study
     from harness.tables import check_cells
 

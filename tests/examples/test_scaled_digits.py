@@ -10,13 +10,6 @@ from tg_equiattn.testing import TOLERANCE, dilation_errors
 
 
 @pytest.fixture(scope="module")
-def study():
-    import scaled_digits
-
-    return scaled_digits
-
-
-@pytest.fixture(scope="module")
 def data():
     import data.scaled_digits
 

@@ -10,13 +10,6 @@ from tg_equiattn.groups import octahedral
 from tg_equiattn.testing import act, equivariance_error
 
 
-@pytest.fixture(scope="module")
-def study():
-    import solid_shapes
-
-    return solid_shapes
-
-
 def test_turning_a_shape_permutes_its_voxels():
     """For every symmetry of the cube, mirrors included; any other rotation does not, but keeps the volume."""
     from data.solids import shapes, volumes
@@ -35,7 +28,6 @@ def test_turning_a_shape_permutes_its_voxels():
 @pytest.mark.parametrize("name", ["GE-ViT", "GE-ViT, frames", "GE-ViT, no rotations", "G-CNN", "G-CNN, no rotations"])
 def test_what_models_are_invariant_under(study, name):
     """Rotations, but not reflections; without rotations neither."""
-    torch.manual_seed(0)
     model = study.build(dataclasses.replace(study.PRESETS["quick"], models=(name,)), width=4)
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):

@@ -22,7 +22,6 @@ def test_what_is_exact(parts, name):
     """Without positions among the inputs nothing sees moves, nor, of lengths alone, turns."""
     from superpixel_digits import PRESETS, build, moved, turned
 
-    torch.manual_seed(0)
     data = Batch.from_data_list(parts[0])
     data = data.apply(lambda x: x.double() if x.is_floating_point() else x)
     model = build(dataclasses.replace(PRESETS["quick"], models=(name,))).double()

@@ -12,7 +12,7 @@ import torch
 from clouds import EDGE, S, V, dense, sample
 from space import batch_of
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tg_equiattn import functional as F
 from tg_equiattn import nn as layers
@@ -212,14 +212,8 @@ def window(query, key, value, projection, bias, self_bias, far_bias, target, sou
 def window_inputs():
     pairs, n = near(loops=False), sum(RAGGED)
     tensors = {"query": d(n, 3, 5), "key": d(n, 3, 5), "value": d(n, 3, 7), "projection": d(11, 5)}
-    return {
-        **tensors,
-        "bias": d(3, len(pairs["target"])),
-        "self_bias": d(3),
-        "far_bias": d(3),
-        **pairs,
-        "batch": batch_of(RAGGED),
-    }
+    biases = {"bias": d(3, len(pairs["target"])), "self_bias": d(3), "far_bias": d(3)}
+    return {**tensors, **biases, **pairs, "batch": batch_of(RAGGED)}
 
 
 def linear(**options):
@@ -465,11 +459,8 @@ def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, permuted=False,
         batch = batch_of(ragged(step))
         out = {"batch": batch, "batch_size": len(ragged(step)), "max_num_nodes": max(ragged(step))}
         if kind == "LongTensorProduct":
-            return {
-                "x1": d(len(batch), o3.Irreps(irreps_in).dim),
-                "x2": d(len(batch), o3.Irreps(arguments[0]).dim),
-                **out,
-            }
+            first, second = (d(len(batch), o3.Irreps(irreps).dim) for irreps in (irreps_in, arguments[0]))
+            return {"x1": first, "x2": second, **out}
         out |= {"x": d(len(batch), o3.Irreps(irreps_in).dim), "pos": d(len(batch), 3)}
         if options.get("local_context"):
             pairs = near(sizes=ragged(step))
@@ -521,6 +512,10 @@ CASES = {
 }
 FIRST = {name.split(" ")[0]: name for name in reversed(CASES)}.values()
 ONE_A_NAME = [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+
+
+def moved(inputs, device):
+    return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, inputs)
 
 
 def run(module, inputs):

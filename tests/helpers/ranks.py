@@ -1,6 +1,7 @@
 """Processes that work together: NCCL with a GPU for each where there are as many, gloo on the CPU otherwise."""
 
 import datetime
+import multiprocessing
 import os
 
 import torch
@@ -16,10 +17,12 @@ def backend(world=WORLD):
     return ("nccl", "cuda") if several else ("gloo", "cpu")
 
 
-def run(function, folder, world=WORLD, seconds=600):
+def run(function, folder, world=WORLD, seconds=600, imports=("torch",)):
     """Call ``function(rank, device, folder)`` in every rank at once; it has to be importable. Ranks wait for each other
-    for so many seconds."""
-    mp.start_processes(_rank, (function, str(folder), world, seconds), nprocs=world, start_method="spawn")
+    for so many seconds, and begin with what is imported, once for all of them."""
+    multiprocessing.set_forkserver_preload(list(imports))
+    arguments = function, str(folder), world, seconds
+    mp.start_processes(_rank, arguments, nprocs=world, start_method="forkserver")
 
 
 def _rank(number, function, folder, world, seconds):
