@@ -1,4 +1,4 @@
-"""Models of escnn and e3nn compiled ahead of time, which run where this library is not imported."""
+"""Models of escnn, PyG and e3nn compiled ahead of time, which run where this library is not imported."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ import sys, torch
 run = torch._inductor.aoti_load_package(sys.argv[1])
 for inputs, expected in torch.load(sys.argv[1] + ".pt"):
     torch.testing.assert_close(run(*inputs), expected, rtol=1e-4, atol=1e-5)
-print(any(name.split(".")[0] in ("tg_equiattn", "escnn", "e3nn") for name in sys.modules))
+print(any(name.split(".")[0] in ("tg_equiattn", "escnn", "torch_geometric", "e3nn") for name in sys.modules))
 """
 
 
@@ -58,14 +58,35 @@ def waves():
     return Waves().eval(), batches, ({0: AUTO},) * 3
 
 
-@pytest.mark.parametrize("make", [fields, waves])
+def graphs():
+    """Attention along all pairs of nodes; by random features it is an operator of ours."""
+    pytest.importorskip("torch_geometric")
+    from tg_equiattn.integrations.pyg import RelativePerformerConv
+
+    class Graphs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = RelativePerformerConv(8, 8, heads=2, offset="distance", cutoff=1.5, method="pairs")
+
+        def forward(self, x, edge_index, batch, pos):
+            return self.layer(x, edge_index, batch, pos=pos, batch_size=2, max_num_nodes=9)
+
+    batches = []
+    for n in (10, 14):
+        edges, batch = torch.randint(n // 2, (2, 3 * n)), (torch.arange(n) >= n // 2).long()
+        batches.append((torch.randn(n, 8), edges, batch, torch.randn(n, 2)))
+    return Graphs().eval(), batches, ({0: AUTO}, {1: AUTO}, {0: AUTO}, {0: AUTO})
+
+
+@pytest.mark.parametrize("make", [fields, graphs, waves])
 def test_a_package_runs_alone(make, tmp_path):
     """For sizes that it was not exported at."""
     model, batches, sizes = make()
     path = str(tmp_path / "model.pt2")
     with torch.no_grad():
         program = torch.export.export(model, batches[0], dynamic_shapes=sizes)
-        assert not any("tg_equiattn" in str(node.target) for node in program.graph.nodes)
+        parts = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+        assert not any("tg_equiattn" in str(node.target) for part in parts for node in part.graph.nodes)
         torch._inductor.aoti_compile_and_package(program, package_path=path)
         torch.save([(inputs, model(*inputs)) for inputs in batches], path + ".pt")
     done = subprocess.run(
