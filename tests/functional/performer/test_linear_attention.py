@@ -133,7 +133,7 @@ def test_unbiased_with_an_error_of_one_over_root_m():
     generator = torch.Generator().manual_seed(0)
     query, key = 0.25 * torch.randn(2, 9, 8, generator=generator, dtype=torch.float64)
     exact = (query * key).sum(-1).exp()
-    draws, errors = 2000, {}
+    draws, errors = 1000, {}
 
     def estimated(projections):
         return torch.stack([(softmax_features(query, w) * softmax_features(key, w)).sum(-1) for w in projections])

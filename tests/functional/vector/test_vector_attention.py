@@ -193,3 +193,9 @@ def test_nothing_to_attend():
         out.sum().backward()
     x = torch.ones(3, 5, C, 3)
     assert not vector_attention(x, x, x, torch.zeros(3, dtype=torch.int64)).any()
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([4, 2])])
+def test_gradgradcheck(lengths):
+    qkv = inputs(4, count=2)
+    assert torch.autograd.gradgradcheck(lambda *t: vector_attention(*t, lengths), qkv, fast_mode=True)
