@@ -1,11 +1,14 @@
 """Modules and graphs for the e3nn tests. Sizes are distinct primes where nothing else is said."""
 
+from functools import partial
+
 import pytest
 import torch
 from e3nn import o3
 from e3nn.util.test import assert_equivariant
 from space import batch_of
 from tg_equiattn.integrations.e3nn import (
+    IrrepsEwaldAttention,
     IrrepsSE3Hyena,
     IrrepsSE3HyenaOperator,
     IrrepsVectorSelfAttention,
@@ -14,21 +17,24 @@ from tg_equiattn.integrations.e3nn import (
 
 from tg_equiattn.testing import TOLERANCE
 
-INSIDE, OUTSIDE, HIDDEN = "3x0o+2x1e+4x0e+3x1o+1x0e", "2x1o+3x0e+1x1e+1x0o", "2x0e+3x1o+2x1e+1x0o"
-LOCAL = {"local_context": True, "edge_channels": 2}
-
+IRREPS = "3x0o+2x1e+4x0e+3x1o+1x0e", "2x1o+3x0e+1x1e+1x0o", "2x0e+3x1o+2x1e+1x0o"
+HIGHER = "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o"
+LOCAL, LAG = {"local_context": True, "edge_channels": 2}, {"filter": "lag", "short_conv": 3}
 KINDS = {
-    "hyena": lambda **o: IrrepsSE3HyenaOperator(INSIDE, OUTSIDE, HIDDEN, **o),
-    "radial": lambda **o: IrrepsSE3HyenaOperator(INSIDE, OUTSIDE, order="radial", **o),
-    "local": lambda **o: IrrepsSE3HyenaOperator(INSIDE, OUTSIDE, order="radial", **LOCAL, **o),
-    "model": lambda **o: IrrepsSE3Hyena(INSIDE, OUTSIDE, HIDDEN, depth=2, options=LOCAL, **o),
-    "attention": lambda **o: IrrepsVectorSelfAttention(INSIDE, OUTSIDE, HIDDEN, **o),
-    "attention local": lambda **o: IrrepsVectorSelfAttention(INSIDE, OUTSIDE, **LOCAL, **o),
-    "tensor": lambda **o: TensorProductHyenaOperator("3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", **o),
-    "tensor lag": lambda **o: TensorProductHyenaOperator(
-        "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", filter="lag", causal=True, short_conv=3, **o
-    ),
-    "tensor radial": lambda **o: TensorProductHyenaOperator("2x2e+3x0e", "2x1o+3x0e", "2x0e+1x1o", order="radial", **o),
+    "hyena": IrrepsSE3HyenaOperator,
+    "causal": partial(IrrepsSE3HyenaOperator, causal=True),
+    "radial": partial(IrrepsSE3HyenaOperator, order="radial"),
+    "lag": partial(IrrepsSE3HyenaOperator, **LAG),
+    "local": partial(IrrepsSE3HyenaOperator, order="radial", **LOCAL),
+    "model": partial(IrrepsSE3Hyena, depth=2),
+    "model local": partial(IrrepsSE3Hyena, depth=2, options=LOCAL),
+    "pooled": partial(IrrepsSE3Hyena, depth=2, pool="mean", order="radial"),
+    "attention": IrrepsVectorSelfAttention,
+    "attention local": partial(IrrepsVectorSelfAttention, **LOCAL),
+    "tensor": TensorProductHyenaOperator,
+    "tensor lag": partial(TensorProductHyenaOperator, causal=True, **LAG),
+    "tensor radial": partial(TensorProductHyenaOperator, order="radial"),
+    "ewald": partial(IrrepsEwaldAttention, width=2.0, avg_num_nodes=20),
 }
 
 
@@ -42,9 +48,15 @@ def default_dtype(request):
 
 
 @pytest.fixture
-def make_module(randomise):
-    """A module of a kind with random parameters."""
-    return lambda kind, **options: randomise(KINDS[kind](**options))
+def new_module():
+    """A module of a kind between these irreps, or its usual ones."""
+    return lambda kind, *irreps: KINDS[kind](*(irreps or (HIGHER if "tensor" in kind else IRREPS)))
+
+
+@pytest.fixture
+def make_module(randomise, new_module):
+    """The same, with random parameters."""
+    return lambda *arguments: randomise(new_module(*arguments))
 
 
 @pytest.fixture(params=["local", "tensor", "tensor lag", "tensor radial"])
