@@ -250,7 +250,9 @@ def test_compiled_for_batches_of_all_sizes(varying):
     assert 1 <= len(graphs) <= 2
 
 
-SINGLE = [quick(["RelativePerformerConv"], name) for name in FIRST if CASES[name].vary and name != "GEViT"]
+SINGLE = [
+    quick(["GroupAttention", "RelativePerformerConv"], name) for name in FIRST if CASES[name].vary and name != "GEViT"
+]
 
 
 @pytest.mark.filterwarnings("ignore:.*")
