@@ -1,9 +1,6 @@
 """Fixtures and helpers shared by all tests."""
 
 import contextlib
-import copy
-import io
-import pickle
 
 import pytest
 import torch
@@ -87,20 +84,3 @@ def randomise():
         return module
 
     return fill
-
-
-@pytest.fixture
-def check_copies():
-    """state_dict (weights_only), pickle and deepcopy of a module give equal outputs."""
-
-    def check(make, module, x):
-        expected = module(x)
-        buffer = io.BytesIO()
-        torch.save(module.state_dict(), buffer)
-        buffer.seek(0)
-        loaded = make()
-        loaded.load_state_dict(torch.load(buffer, weights_only=True))
-        for other in (loaded, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-            torch.testing.assert_close(other(x), expected, rtol=0, atol=0)
-
-    return check

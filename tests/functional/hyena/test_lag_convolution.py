@@ -50,7 +50,7 @@ def test_equals_the_definition(kind, mode, n, ragged, device):
 @pytest.mark.parametrize(("mode", "shape"), [("linear", (3, 512, 2, 3)), ("causal", (30, 13, 18))])
 def test_blocks_change_nothing(mode, shape, monkeypatch):
     """More numbers than are transformed at a time: each sequence and channel is as alone, and filters get all of it."""
-    monkeypatch.setattr(fft_convolution, "_BLOCK_NUMBERS", 1 << 12)
+    monkeypatch.setattr(fft_convolution, "BLOCK_NUMBERS", 1 << 12)
     n, c = shape[1:3]
     assert len(fft_convolution.blocks(torch.ones(shape), 2 * n)) > 3
     x, h = torch.randn(shape).requires_grad_(), torch.randn(n - first_lag(n, mode == "causal"), c) / n

@@ -69,7 +69,7 @@ def test_norms(norm, mode, n):
 )
 def test_blocks_change_nothing(kind, mode, shape, monkeypatch):
     """More numbers than are transformed at a time: each sequence and channel is as alone."""
-    monkeypatch.setattr(transforms, "_BLOCK_NUMBERS", 1 << 12)
+    monkeypatch.setattr(transforms, "BLOCK_NUMBERS", 1 << 12)
     n = shape[1]
     assert len(transforms.blocks(torch.ones(shape), n if mode == "circular" else 2 * n)) == 4
     q, k = (torch.randn(shape).requires_grad_() for _ in range(2))

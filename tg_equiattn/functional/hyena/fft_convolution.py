@@ -18,7 +18,7 @@ from ...modes import full_precision
 from ..backend import refuse_forward_mode, tile_numbers, use_plain
 
 Length = TypeVar("Length", float, Tensor)
-_BLOCK_NUMBERS = 1 << 22  # numbers of one operand transformed at a time on a CPU
+BLOCK_NUMBERS = 1 << 22  # numbers of one operand transformed at a time on a CPU
 
 
 def is_smooth(n: int) -> bool:
@@ -121,7 +121,7 @@ def _convolve_block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, cor
 def blocks(x: Tensor, total: int) -> list[tuple[slice, slice]]:
     """Sequences and channels of (B, N, C, ...) to transform at a time at length ``total``."""
     count, channels, components = x.shape[0], x.shape[2], x[0, 0, 0].numel()
-    numbers = tile_numbers(x.device, _BLOCK_NUMBERS, 8)
+    numbers = tile_numbers(x.device, BLOCK_NUMBERS, 8)
     rows = max(1, min(count, numbers // (components * total)))
     step = max(1, numbers // (components * total * rows))
     return [(slice(r, r + rows), slice(c, c + step)) for r in range(0, count, rows) for c in range(0, channels, step)]
