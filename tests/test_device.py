@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_map
 from tg_equiattn.nn import GroupAttention
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
-# of one case a name float32, whose variants convert numbers where the first does; of the variants float64
+# of one case a name float32, whose variants convert numbers where the first does; of the core's variants float64
 VARIED = [pytest.param(name, marks=pytest.mark.slow if " " in name else ()) for name in CASES]
-OTHERS = [pytest.param(name, marks=() if " " in name else pytest.mark.slow) for name in CASES]
+CORE = [name for name, case in CASES.items() if " " in name and case.host == "torch"]
+OTHERS = [pytest.param(name, marks=() if name in CORE else pytest.mark.slow) for name in CASES]
 
 
 @pytest.mark.filterwarnings("ignore:relation=")
