@@ -123,10 +123,13 @@ def blocks(page):
 
 
 PAGES_THAT_RUN = ("recipes", "chains", "scales", "crystals", "graph_settings")
-WITH_CODE = [ROOT / "README.md", *(DOCS / f"{page}.md" for page in PAGES_THAT_RUN)]
+README_BLOCKS = blocks(ROOT / "README.md")
+BLOCKS = [
+    pytest.param(*b.values, id=b.id, marks=pytest.mark.slow) for p in PAGES_THAT_RUN for b in blocks(DOCS / f"{p}.md")
+]
 
 
-@pytest.mark.parametrize("code", [block for page in WITH_CODE for block in blocks(page)])
+@pytest.mark.parametrize("code", README_BLOCKS + BLOCKS)
 def test_blocks_of_code_run(code):
     for package in HOSTS.values():
         if re.search(rf"^(from|import) {package}\b", code, re.MULTILINE):

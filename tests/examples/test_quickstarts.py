@@ -61,7 +61,7 @@ def test_it_is_short_and_stands_alone(path):
     assert "_" not in {word[0] for name in ours for word in name.split(".")}
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", ["e3nn", *(pytest.param(host, marks=pytest.mark.slow) for host in ("escnn", "pyg"))])
 def test_it_runs(host, tmp_path, monkeypatch, capsys):
     """A few steps of one epoch in place of all of them; no progress bar where there is no terminal."""
     trange, permuted = pytest.importorskip("tqdm").trange, torch.randperm

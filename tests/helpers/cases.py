@@ -511,7 +511,13 @@ CASES = {
     ),
 }
 FIRST = {name.split(" ")[0]: name for name in reversed(CASES)}.values()
-ONE_A_NAME = [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+# what hosts add to the core, and one class a host of those that do no more than wrap it; the others are slow
+OF_HOSTS = (
+    "TensorProductHyenaOperator", "LongTensorProduct", "IrrepsSE3HyenaOperator", "RelativePerformerConv",
+    "R2GroupAttention",
+)  # fmt: skip
+GATE = {name for name in FIRST if CASES[name].host == "torch" or name in OF_HOSTS}
+ONE_A_NAME = [name if name in GATE else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 
 
 def moved(inputs, device):
