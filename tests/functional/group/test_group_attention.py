@@ -93,7 +93,8 @@ def test_without_a_compiler_it_runs_eagerly(tmp_path):
         import torch, warnings
         from tg_equiattn.groups import cyclic
         from tg_equiattn.nn import GroupAttention
-        layer, x = GroupAttention(cyclic(2), 3, 4, heads=1, kernel_size=3), torch.randn(1, 3, 2, 4, 5)
+        layer = GroupAttention(cyclic(2), 3, 4, heads=1, kernel_size=3, relation="ge_vit")
+        x = torch.randn(1, 3, 2, 4, 5)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             out = torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
