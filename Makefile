@@ -88,7 +88,7 @@ studies: setup
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" --epochs 24 --seeds 0 1 2 --learning-rate 0.04
 	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models R4_SA --relation relative
 	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models R4_SA --relation frame --head-channels 1 --heads 15
-	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 --models R4_SA --relation ge_vit --locality None
+	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 --models R4_SA --relation ge_vit --locality None
 	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models "C4 G-CNN" --learning-rate 0.04
 	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models "C4 G-CNN" --learning-rate 0.04 --epochs 40
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations
