@@ -113,7 +113,7 @@ class RegularBatchNorm(Masked, nn.BatchNorm1d):
         if self.training and self.running_mean is not None:
             with torch.no_grad():  # running statistics, as torch's
                 batches = cast(Tensor, self.num_batches_tracked).add_(1)
-                weight = (1.0 / batches if self.momentum is None else self.momentum) * (count > 0)
+                weight = (1.0 / batches.to(mean) if self.momentum is None else self.momentum) * (count > 0).to(mean)
                 unbiased = variance * count / (count - 1).clamp(min=1)
                 for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
                     kept = cast(Tensor, running)
