@@ -11,7 +11,7 @@ import pickle
 
 import pytest
 import torch
-from cases import CASES, FIRST, ONE_A_NAME, Call, agree, run
+from cases import CASES, FIRST, ONE_A_NAME, Call, agree, besides, run
 from clouds import S, V
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
@@ -266,7 +266,7 @@ def test_compiled_equals_eager(name):
     agree(run(compiled, inputs), run(module, inputs), 1e-9)
 
 
-@pytest.mark.parametrize("name", ONE_A_NAME)
+@pytest.mark.parametrize("name", besides(FIRST))
 def test_copies(name):
     """From a state_dict, pickled and deep, on inputs of other sizes; of escnn's, whose types are shared, the first."""
     pytest.importorskip(CASES[name].host)

@@ -517,7 +517,14 @@ OF_HOSTS = (
     "R2GroupAttention",
 )  # fmt: skip
 GATE = {name for name in FIRST if CASES[name].host == "torch" or name in OF_HOSTS}
-ONE_A_NAME = [name if name in GATE else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+
+
+def besides(kept):
+    """All cases, slow but for those that are kept."""
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+
+
+ONE_A_NAME = besides(GATE)
 
 
 def moved(inputs, device):
