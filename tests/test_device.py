@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import CASES, Call, agree, attention, run
+from cases import CASES, Call, agree, attention, besides, run
 from emulated import Exactly, accelerator, emulated, to_accelerator, values
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -14,9 +14,8 @@ from tg_equiattn.nn import GroupAttention
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 # of one case a name float32, whose variants convert numbers where the first does; of the core's variants float64
-VARIED = [pytest.param(name, marks=pytest.mark.slow if " " in name else ()) for name in CASES]
-CORE = [name for name, case in CASES.items() if " " in name and case.host == "torch"]
-OTHERS = [pytest.param(name, marks=() if name in CORE else pytest.mark.slow) for name in CASES]
+VARIED = besides([name for name in CASES if " " not in name])
+OTHERS = besides([name for name, case in CASES.items() if " " in name and case.host == "torch"])
 
 
 @pytest.mark.filterwarnings("ignore:relation=")
