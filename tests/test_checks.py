@@ -1,74 +1,182 @@
-"""Every check names the argument, what came and what is allowed; modules and functions are wired to these."""
+"""What the core refuses: checks, which modules and functions are wired to, groups, grids, pairs, measures, and what the
+tables of modules' own tests do not hold. Every message names the argument, what came and what is allowed. And when
+checks read values, and what they convert."""
+
+import math
 
 import pytest
 import torch
 
 from tg_equiattn import checks
+from tg_equiattn import functional as F
+from tg_equiattn.grids import Neighbourhood, PixelGrid, transform_grid
+from tg_equiattn.groups import FiniteGroup, cyclic, dyadic, from_generators, trivial
+from tg_equiattn.nn import (
+    EwaldAttention,
+    GlobalPooling,
+    GroupAttention,
+    GroupAttentionBlock,
+    LiftingAttention,
+    PerformerAttention,
+    SE3Hyena,
+    SE3HyenaOperator,
+)
+from tg_equiattn.nn.group.linear import Pointwise
+from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
+from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
+from tg_equiattn.nn.performer.pixel_model import PixelEmbedding
+from tg_equiattn.pairs import Pairs, near_pairs
+from tg_equiattn.testing import act, dilation_errors, equivariance_error
 
-X = torch.ones(5, 3)
-BATCH = torch.tensor([0, 0, 1, 1, 1])
-
-GOOD = [
-    lambda: checks.positive(heads=1),
-    lambda: checks.probability(dropout=0.0),
-    lambda: checks.probability(dropout=0.99),
-    lambda: checks.choice("mode", "a", ("a", "b")),
-    lambda: checks.features(torch.ones(2, 3, 4, 5), 3, 2, None, X),
-    lambda: checks.features(torch.ones(2, 3, 8, 4, 5, 6), 3, 3, 8, X),
-    lambda: checks.same_kind(X, X),
-    lambda: checks.alike(2, q=X, k=X),
-    lambda: checks.full_parameters(X.double()),
-    lambda: checks.lengths(None, 2, 5, X.device),
-    lambda: checks.lengths(torch.tensor([0, 5]), 2, 5, X.device),
-    lambda: checks.mask(None, (2, 5), X.device),
-    lambda: checks.mask(torch.ones(2, 5) > 0, (2, 5), X.device),
-    lambda: checks.batch_index(None, None, X),
-    lambda: checks.batch_index(BATCH, 3, X),
-    lambda: checks.positions(torch.ones(5, 2), (5, 2), X, ""),
-]
-
-BAD = [
-    (lambda: checks.positive(heads=0), "heads must be a positive integer, got 0"),
-    (lambda: checks.positive(heads=True), "heads must be a positive integer, got True"),
-    (lambda: checks.positive(heads=2.0), "heads must be a positive integer, got 2.0"),
-    (lambda: checks.probability(dropout=1.0), r"dropout must be in \[0, 1\), got 1.0"),
-    (lambda: checks.probability(dropout="a"), r"dropout must be in \[0, 1\), got 'a'"),
-    (lambda: checks.choice("mode", "c", ("a", "b")), r"mode must be one of \('a', 'b'\), got 'c'"),
-    (lambda: checks.choice("mode", None, ("a", "b")), r"mode must be one of \('a', 'b'\), got None"),
-    (lambda: checks.features([1], 3, 2, None, X), r"input must be a torch.Tensor of shape \(B, 3, H, W\), got list"),
-    (lambda: checks.features(X, 3, 2, 8, X), r"input must have shape \(B, 3, 8, H, W\), got \(5, 3\)"),
-    (lambda: checks.features(torch.ones(2, 3, 0, 5), 3, 2, None, X), "at least one pixel on every spatial axis"),
-    (lambda: checks.same_kind(BATCH, X, "x"), "x must be a floating point tensor, got torch.int64"),
-    (lambda: checks.same_kind(X.double(), X), "input must be torch.float32 as the parameters are, got torch.float64"),
-    (lambda: checks.same_kind(X.to("meta"), X), "input must be on cpu as the parameters are, got meta"),
-    (lambda: checks.alike(3, q=X), r"q must have 3 axes, got shape \(5, 3\)"),
-    (lambda: checks.alike(2, q=X, k=X[:2]), r"k must have the shape of q, \(5, 3\), got \(2, 3\)"),
-    (lambda: checks.alike(2, q=X, k=X.double()), "k must be torch.float32 on cpu as q is, got torch.float64 on cpu"),
-    (lambda: checks.alike(2, q=[1]), "q must be a floating point tensor, got list"),
-    (lambda: checks.alike(2, q=X.half()), "q must be float32 or float64 on the CPU, or under torch.autocast"),
-    (lambda: checks.full_parameters(X.half()), r"parameters must be float32 or float64 .*, got torch.float16"),
-    (lambda: checks.lengths([5], 1, 5, X.device), r"lengths must be int64 of shape \(1,\), got list"),
-    (lambda: checks.lengths(torch.tensor([6]), 1, 5, X.device), r"lengths must be in \[0, 5\], got 6 to 6"),
-    (lambda: checks.lengths(torch.tensor([5], device="meta"), 1, 5, X.device), "lengths must be on cpu as the input"),
-    (lambda: checks.mask(X, (5, 3), X.device), r"mask must be bool of shape \(5, 3\), got torch.float32"),
-    (lambda: checks.batch_index(None, 2, X), "batch must be given where batch_size is 2, got None"),
-    (lambda: checks.batch_index(BATCH[:4], None, X), r"batch must be int64 of shape \(5,\), got torch.int64 of shape"),
-    (lambda: checks.batch_index(BATCH.flip(0), None, X), "batch must be sorted, got a graph index that decreases"),
-    (lambda: checks.batch_index(BATCH, 1, X), r"batch must be in \[0, 1\), got 0 to 1"),
-    (lambda: checks.batch_index(BATCH, 0, X), "batch_size must be a positive integer, got 0"),
-    (lambda: checks.positions(None, (5, 2), X, "why"), r"pos must be given, of shape \(5, 2\): why; got None"),
-    (lambda: checks.positions(X, (5, 2), X, ""), r"pos must have shape \(5, 2\), got \(5, 3\)"),
-    (lambda: checks.positions(X > 0, (5, 3), X, ""), "pos must be real numbers, got torch.bool"),
-]
+C4, WINDOW, ONE = cyclic(4), Neighbourhood(2, 3), torch.ones(1, 2, 3, 4, 4)
+EDGES = torch.tensor([[1], [0]])
+X, BATCH = torch.ones(5, 3), torch.tensor([0, 0, 1, 1, 1])
+BOX = {"cell": 5 * torch.eye(3)}
+FLAT = {"scalars": torch.ones(5, 2), "vectors": torch.ones(5, 2, 3)}
+IMAGE = torch.randn(1, 1, 3, 3)
+PAIR, CLOUD = torch.tensor([[1, 1], [0, 0]]), torch.randn(5, 3)
+TURN = [[math.cos(1), -math.sin(1)], [math.sin(1), math.cos(1)]]  # an irrational part of a turn never closes
 
 
-@pytest.mark.parametrize("call", GOOD)
-def test_good_arguments_pass(call):
-    call()
+def mapped(method, **box):
+    layer = EwaldAttention(2, 2, width=1.0, method=method)
+    return torch.vmap(lambda pos: layer(**FLAT, pos=pos, **box))(torch.rand(2, 5, 3))
 
 
-@pytest.mark.parametrize(("call", "message"), BAD)
-def test_bad_arguments_are_named(call, message):
+def error_of(function, group=C4, **options):
+    return equivariance_error(function, group, IMAGE, **options)
+
+
+def turned_image(function):
+    """Another function of images that are turned."""
+    return lambda x: x if torch.equal(x, IMAGE) else function(x)
+
+
+CASES = [
+    ("heads must be a positive integer, got 0", lambda: checks.positive(heads=0)),
+    ("heads must be a positive integer, got True", lambda: checks.positive(heads=True)),
+    ("heads must be a positive integer, got 2.0", lambda: checks.positive(heads=2.0)),
+    (r"dropout must be in \[0, 1\), got 1.0", lambda: checks.probability(dropout=1.0)),
+    (r"dropout must be in \[0, 1\), got 'a'", lambda: checks.probability(dropout="a")),
+    (r"mode must be one of \('a', 'b'\), got 'c'", lambda: checks.choice("mode", "c", ("a", "b"))),
+    (r"input must be a torch.Tensor of shape \(B, 3, H, W\), got list", lambda: checks.features([1], 3, 2, None, X)),
+    (r"input must have shape \(B, 3, 8, H, W\), got \(5, 3\)", lambda: checks.features(X, 3, 2, 8, X)),
+    ("at least one pixel on every spatial axis", lambda: checks.features(torch.ones(2, 3, 0, 5), 3, 2, None, X)),
+    ("x must be a floating point tensor, got torch.int64", lambda: checks.same_kind(BATCH, X, "x")),
+    ("input must be torch.float32 as the parameters are, got torch.float64", lambda: checks.same_kind(X.double(), X)),
+    ("input must be on cpu as the parameters are, got meta", lambda: checks.same_kind(X.to("meta"), X)),
+    (r"q must have 3 axes, got shape \(5, 3\)", lambda: checks.alike(3, q=X)),
+    (r"k must have the shape of q, \(5, 3\), got \(2, 3\)", lambda: checks.alike(2, q=X, k=X[:2])),
+    ("k must be torch.float32 on cpu as q is, got torch.float64 on cpu", lambda: checks.alike(2, q=X, k=X.double())),
+    ("q must be a floating point tensor, got list", lambda: checks.alike(2, q=[1])),
+    ("q must be float32 or float64 on the CPU, or under torch.autocast", lambda: checks.alike(2, q=X.half())),
+    (r"parameters must be float32 or float64 .*, got torch.float16", lambda: checks.full_parameters(X.half())),
+    (r"lengths must be int64 of shape \(1,\), got list", lambda: checks.lengths([5], 1, 5, X.device)),
+    (r"lengths must be in \[0, 5\], got 6 to 6", lambda: checks.lengths(torch.tensor([6]), 1, 5, X.device)),
+    ("lengths must be on cpu as the input", lambda: checks.lengths(torch.tensor([5], device="meta"), 1, 5, X.device)),
+    (r"mask must be bool of shape \(5, 3\), got torch.float32", lambda: checks.mask(X, (5, 3), X.device)),
+    ("batch must be given where batch_size is 2, got None", lambda: checks.batch_index(None, 2, X)),
+    (r"batch must be int64 of shape \(5,\), got torch.int64 of shape", lambda: checks.batch_index(BATCH[:4], None, X)),
+    ("batch must be sorted, got a graph index that decreases", lambda: checks.batch_index(BATCH.flip(0), None, X)),
+    (r"batch must be in \[0, 1\), got 0 to 1", lambda: checks.batch_index(BATCH, 1, X)),
+    ("batch_size must be a positive integer, got 0", lambda: checks.batch_index(BATCH, 0, X)),
+    (r"pos must be given, of shape \(5, 2\): why; got None", lambda: checks.positions(None, (5, 2), X, "why")),
+    (r"pos must have shape \(5, 2\), got \(5, 3\)", lambda: checks.positions(X, (5, 2), X, "")),
+    ("pos must be real numbers, got torch.bool", lambda: checks.positions(X > 0, (5, 3), X, "")),
+    (r"matrices must have shape .* got \(2, 2\)", lambda: FiniteGroup(torch.zeros(2, 2))),
+    ("at least the identity", lambda: FiniteGroup(torch.zeros(0, 2, 2))),
+    ("matrices must be orthogonal", lambda: FiniteGroup(2 * torch.eye(2)[None])),
+    ("matrices must be distinct", lambda: FiniteGroup(torch.stack([torch.eye(2), torch.eye(2)]))),
+    ("matrices must be closed under products", lambda: FiniteGroup(C4.matrices[:3])),
+    ("n must be a positive integer", lambda: cyclic(0)),
+    ("dim must be 2 or 3, got 4", lambda: trivial(4)),
+    (r"matrices must have shape \(n, d, d\)", lambda: from_generators(torch.zeros(3))),
+    ("max_order=200", lambda: from_generators([TURN])),
+    ("kernel_size must be a positive odd integer or None .* got 4", lambda: Neighbourhood(2, 4)),
+    ("kernel_size must be .* got -3", lambda: Neighbourhood(2, -3)),
+    ("dim must be 2 or 3, got 4", lambda: Neighbourhood(4, 3)),
+    ("neighbourhood must be one of .* got 'hexagon'", lambda: Neighbourhood(2, 3, "hexagon")),
+    ("neighbourhood must be 'square' where kernel_size is None", lambda: Neighbourhood(2, None, "disk")),
+    (r"at least one pixel .* got \(4, 0\)", lambda: Neighbourhood(2, 5).check((4, 0))),
+    ("must have 2 spatial axes", lambda: Neighbourhood(2, 5).check((9, 9, 9))),
+    ("spatial must be given", lambda: Neighbourhood(2, None).offsets()),
+    ("signed permutation", lambda: transform_grid(torch.zeros(3, 3), cyclic(8).matrices[1])),
+    ("shape must be", lambda: PixelGrid((0, 3))),
+    ("max_distance must be", lambda: PixelGrid((2, 3), 0)),
+    ("periodic must be", lambda: PixelGrid((2, 3), 2, "no")),
+    ("edge_index must be a tensor, got list", lambda: Pairs([[0], [1]], 3)),
+    ("edge_index must be int64", lambda: Pairs(torch.zeros(2, 2), 3)),
+    ("offsets must have shape", lambda: Pairs(PAIR, 3, torch.zeros(3, 2))),
+    ("offsets .* must be finite", lambda: Pairs(PAIR, 3, torch.full((2, 2), torch.nan))),
+    (r"nodes in \[0, 3\)", lambda: Pairs(3 * PAIR, 3)),
+    ("must not join a pair twice", lambda: Pairs(PAIR, 3, torch.tensor([[1, 0], [2, 0]])).bins(3)),
+    ("weights must not be negative", lambda: Pairs(EDGES, 3, torch.ones(1, 1), weights=-torch.ones(1))),
+    ("weights must not be negative", lambda: Pairs(EDGES, 3, torch.ones(1, 1), weights=torch.tensor([torch.nan]))),
+    ("neighbors must be of 4 nodes.*, got 3 in 1", lambda: Pairs(EDGES, 3, torch.ones(1, 1)).check_nodes(4)),
+    ("neighbors must be of 4 nodes.*, got 3 in 1", lambda: Pairs(EDGES, 3, torch.ones(1, 1)).check_nodes(4, 1)),
+    ("neighbors must be of 3 nodes.*, got 3 in 1", lambda: Pairs(EDGES, 3, torch.ones(1, 1)).check_nodes(3, 2)),
+    ("cell must be", lambda: near_pairs(CLOUD, 1.0, cell=torch.eye(2))),
+    ("cell must have a volume", lambda: near_pairs(CLOUD, 1.0, cell=torch.ones(3, 3))),
+    ("pbc must be bool", lambda: near_pairs(CLOUD, 1.0, cell=torch.eye(3), pbc=torch.ones(3))),
+    ("cutoff must be", lambda: near_pairs(CLOUD, 0)),
+    ("metric must be", lambda: near_pairs(CLOUD, 1.0, metric="l2")),
+    ("element must be a lattice element", lambda: act(IMAGE, cyclic(8), 1)),
+    (r"\|H\|=8 on axis 2, got 4", lambda: act(torch.zeros(1, 1, 4, 3, 3), cyclic(8), 2)),
+    ("x must have 4 axes", lambda: act(IMAGE[0], cyclic(8), 2)),
+    ("elements must name at least one", lambda: error_of(torch.relu, elements=[])),
+    ("finite outputs", lambda: error_of(lambda x: x / 0)),
+    ("finite outputs", lambda: error_of(turned_image(lambda x: x / 0))),
+    ("must keep shapes", lambda: error_of(turned_image(lambda x: x[:, :, :1]))),
+    ("zeros alone", lambda: error_of(lambda x: 0 * x)),
+    ("lattice elements besides the identity", lambda: error_of(lambda x: x * torch.arange(3), cyclic(3))),
+    ("query must have shape", lambda: F.lifting_attention(*[ONE[0]] * 3, torch.ones(4, 9, 3), neighbourhood=WINDOW)),
+    ("rho_space must have shape", lambda: F.lifting_attention(*[ONE] * 3, torch.ones(9, 3), neighbourhood=WINDOW)),
+    ("element must be an isometry, one of the first 4, got 4", lambda: dyadic(2, C4).moved(4)),
+    ("group must be made by tg_equiattn.groups.dyadic", lambda: dilation_errors(torch.nn.Identity(), C4, ONE)),
+    (r"module must give \(B, C, 8, \*spatial\), got shape \(1, 2, 3, 4, 4\)", lambda: dilation_errors(
+        torch.nn.Identity(), dyadic(2, C4), ONE)),
+    ("group must be a tg_equiattn.groups.FiniteGroup, got int", lambda: GroupAttention(4, 8, 8, heads=1)),
+    ("options must be a mapping", lambda: LiftingAttention(C4, 3, 8, heads=1, options="axial")),
+    ("attention must be a GroupAttention", lambda: GroupAttentionBlock(LiftingAttention(C4, 3, 3, heads=1))),
+    (r"input must have shape \(B, 3, ...\)", lambda: Pointwise(3, 5)(torch.ones(2, 5, 4))),
+    ("input must have shape", lambda: GlobalPooling(None)(torch.ones(2, 3))),
+    ("input must have shape", lambda: SpatialMaxPool(2)(torch.ones(2, 3, 4, 4))),
+    ("input must have shape", lambda: SpatialCrop(1)(torch.ones(1, 1, 1))),
+    ("pixel must be 2 whole numbers", lambda: GroupAttention(C4, 3, 3, heads=1).attention_map(
+        torch.ones(1, 3, 4, 5, 5), "ab")),
+    ("context_channels must be given with norm='batch'", lambda: GroupAttentionBlock(
+        GroupAttention(C4, 3, 3, heads=1))(torch.ones(1, 3, 4, 5, 5), context=torch.ones(1, 3, 4, 5, 5))),
+    ("kernels must be a number, or of Gaussians", lambda: EwaldAttention(3, 2, width=1.0, kernels=(1, 2, 3, 4))),
+    ("max_waves must be a positive", lambda: EwaldAttention(3, 2, width=1.0, max_waves=(1, 0, 1))),
+    ("max_width must be at least an octave above width, 2, got 1.5", lambda: EwaldAttention(
+        3, 2, width=1.0, max_width=1.5)),
+    ("method must be 'auto', 'waves' or 'mesh' for graphs that repeat, got 'pairs'", lambda: EwaldAttention(
+        2, 2, width=1.0, method="pairs")(**FLAT, pos=torch.rand(5, 3), **BOX)),
+    ("method must not be 'mesh' while a model is traced or mapped over", lambda: mapped("mesh")),
+    ("method must be 'auto' or 'waves' with cell, got 'pairs'", lambda: mapped("pairs", **BOX)),
+    ("max_waves must be given with cell while a model is traced or mapped over", lambda: mapped("waves", **BOX)),
+    ("cell must have a lattice vector wherever pbc is true", lambda: near_pairs(
+        torch.randn(3, 3), 1.0, cell=torch.tensor([[1.0, 0, 0], [0, 0, 0], [0, 0, 1]]), pbc=torch.ones(3).bool())),
+    ("edge_index must be on meta as the input is", lambda: Pairs.from_edges(
+        EDGES, 3, batch=torch.zeros(3, device="meta"))),
+    ("edge_attr must be on cpu as edge_index is", lambda: Pairs.from_edges(
+        EDGES, 3, edge_dim=1, features=torch.ones(1, 1, device="meta"))),
+    ("pos must not be what torch.vmap goes through", lambda: torch.vmap(
+        lambda pos: near_pairs(pos, 1.0)[1])(torch.ones(2, 3, 3))),
+    ("input must have 3 channels", lambda: PixelEmbedding(3, 5, "mlp")(torch.ones(2, 7, 2))),
+    ("input must", lambda: PixelEmbedding(3, 5, "lookup")(torch.full((2, 7, 3), 300))),
+    ("pos must be on cpu as the input is, got meta", lambda: PositionalPerformerAttention(
+        12, 15, 3, position="sinusoid")(torch.ones(2, 5, 12), pos=torch.ones(2, 5, 2, device="meta"))),
+    ("cutoff must be a positive integer", lambda: PerformerAttention(12, 15, 3, cutoff="auto")),
+    ("cutoff must be a positive number or 'auto', got 'mean'", lambda: PerformerAttention(
+        12, 15, 3, offset="mlp", cutoff="mean")),
+    ("pos must be given with order='radial'", lambda: SE3HyenaOperator(2, 2, order="radial")(**FLAT)),
+    ("pos must be given with order='radial'", lambda: SE3Hyena(2, 2, order="radial")(**FLAT)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "call"), CASES)
+def test_refused(message, call):
     with pytest.raises(ValueError, match=message):
         call()
 

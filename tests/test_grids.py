@@ -62,32 +62,6 @@ def test_quarter_turn_is_counter_clockwise():
     assert transform_grid(image, cyclic(4).matrices[1]).tolist() == [[2, 4], [1, 3]]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((2, 4), "kernel_size must be a positive odd integer or None .* got 4"),
-        ((2, -3), "kernel_size must be .* got -3"),
-        ((4, 3), "dim must be 2 or 3, got 4"),
-        ((2, 3, "hexagon"), "neighbourhood must be one of .* got 'hexagon'"),
-        ((2, None, "disk"), "neighbourhood must be 'square' where kernel_size is None"),
-    ],
-)
-def test_bad_neighbourhood(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Neighbourhood(*arguments)
-
-
-def test_bad_grid():
-    with pytest.raises(ValueError, match=r"at least one pixel .* got \(4, 0\)"):
-        Neighbourhood(2, 5).check((4, 0))
-    with pytest.raises(ValueError, match="must have 2 spatial axes"):
-        Neighbourhood(2, 5).check((9, 9, 9))
-    with pytest.raises(ValueError, match="spatial must be given"):
-        Neighbourhood(2, None).offsets()
-    with pytest.raises(ValueError, match="signed permutation"):
-        transform_grid(torch.zeros(3, 3), cyclic(8).matrices[1])
-
-
 def test_what_is_kept_outlives_a_transform():
     """Near pairs of a grid asked for within torch.func first are ordinary tensors, as are their distances."""
     grid = PixelGrid((3, 8), 2)

@@ -61,35 +61,3 @@ def test_from_generators():
     quarter = [[0.0, -1.0], [1.0, 0.0]]
     assert len(from_generators([quarter])) == 4
     assert len(from_generators([quarter, [[-1.0, 0.0], [0.0, 1.0]]])) == 8
-    angle = 1.0  # an irrational part of a turn never closes
-    endless = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
-    with pytest.raises(ValueError, match="max_order=200"):
-        from_generators([endless])
-
-
-@pytest.mark.parametrize(
-    ("matrices", "message"),
-    [
-        (torch.zeros(2, 2), r"matrices must have shape .* got \(2, 2\)"),
-        (torch.zeros(0, 2, 2), "at least the identity"),
-        (2 * torch.eye(2)[None], "matrices must be orthogonal"),
-        (torch.stack([torch.eye(2), torch.eye(2)]), "matrices must be distinct"),
-        (cyclic(4).matrices[:3], "matrices must be closed under products"),
-    ],
-)
-def test_bad_matrices(matrices, message):
-    with pytest.raises(ValueError, match=message):
-        FiniteGroup(matrices)
-
-
-@pytest.mark.parametrize("n", [0, -3, 2.0, True])
-def test_bad_order(n):
-    with pytest.raises(ValueError, match="n must be a positive integer"):
-        cyclic(n)
-
-
-def test_bad_dimension():
-    with pytest.raises(ValueError, match="dim must be 2 or 3, got 4"):
-        trivial(4)
-    with pytest.raises(ValueError, match=r"matrices must have shape \(n, d, d\)"):
-        from_generators(torch.zeros(3))

@@ -107,36 +107,6 @@ def test_bins():
     assert len(near.bins(2).crow) == 3 * 2 + 2
 
 
-@pytest.mark.parametrize(
-    ("message", "arguments"),
-    [
-        ("edge_index must be a tensor, got list", ([[0], [1]], 3)),
-        ("edge_index must be int64", (torch.zeros(2, 2), 3)),
-        ("offsets must have shape", (EDGE, 3, torch.zeros(3, 2))),
-        ("offsets .* must be finite", (EDGE, 3, torch.full((2, 2), torch.nan))),
-        (r"nodes in \[0, 3\)", (3 * EDGE, 3)),
-    ],
-)
-def test_bad_pairs(message, arguments):
-    with pytest.raises(ValueError, match=message):
-        Pairs(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("message", "arguments"),
-    [("shape must be", ((0, 3),)), ("max_distance must be", ((2, 3), 0)), ("periodic must be", ((2, 3), 2, "no"))],
-)
-def test_bad_grids(message, arguments):
-    with pytest.raises(ValueError, match=message):
-        PixelGrid(*arguments)
-
-
-def test_distances_refuse_repeated_pairs():
-    near = Pairs(torch.tensor([[1, 1], [0, 0]]), 3, torch.tensor([[1, 0], [2, 0]]))
-    with pytest.raises(ValueError, match="must not join a pair twice"):
-        near.bins(3)
-
-
 def test_restricted():
     """To nodes that exist: the pairs stay in their order, and a second restriction adds to the first."""
     near = Pairs(torch.tensor([[1, 2, 0], [0, 1, 2]]), 3, torch.tensor([[1], [2], [3]]))
@@ -147,15 +117,6 @@ def test_restricted():
     assert less.restricted(torch.tensor([False, True, True])).exists.tolist() == [False, False, False]
     assert less.bins(4).row.tolist() == [1, 12, 12]  # the others with those that are far
     assert near.bins(4).row.tolist() == [1, 6, 11]
-
-
-@pytest.mark.parametrize(("nodes", "dim"), [(4, None), (4, 1), (3, 2)])
-def test_pairs_of_other_nodes(nodes, dim):
-    near = Pairs(torch.tensor([[1], [0]]), 3, torch.ones(1, 1))
-    near.check_nodes(3)
-    near.check_nodes(3, 1)
-    with pytest.raises(ValueError, match=f"neighbors must be of {nodes} nodes.*, got 3 in 1"):
-        near.check_nodes(nodes, dim)
 
 
 @pytest.mark.usefixtures("search")
@@ -188,21 +149,6 @@ def test_pairs_with_images(cutoff):
     assert grad.abs().max() > 0
 
 
-@pytest.mark.parametrize(
-    ("message", "options"),
-    [
-        ("cell must be", {"cell": torch.eye(2)}),
-        ("cell must have a volume", {"cell": torch.ones(3, 3)}),
-        ("pbc must be bool", {"cell": torch.eye(3), "pbc": torch.ones(3)}),
-        ("cutoff must be", {"cutoff": 0}),
-        ("metric must be", {"metric": "l2"}),
-    ],
-)
-def test_bad_cells(message, options):
-    with pytest.raises(ValueError, match=message):
-        near_pairs(torch.randn(5, 3), **{"cutoff": 1.0, **options})
-
-
 def test_edges_as_given():
     edge_index = torch.tensor([[0, 1, 2, 2], [1, 0, 1, 2]])
     pos, features = torch.tensor([[0.0, 0], [1, 0], [5, 0]]), torch.arange(4.0)
@@ -225,9 +171,3 @@ def test_edges_as_given():
     ]:
         with pytest.raises(ValueError, match=message):
             Pairs.from_edges(edge_index, 3, **options)
-
-
-def test_weights_that_are_none():
-    for weights in (torch.tensor([-1.0]), torch.tensor([torch.nan])):
-        with pytest.raises(ValueError, match="weights must not be negative"):
-            Pairs(torch.tensor([[1], [0]]), 2, torch.zeros(1, 2), weights=weights)
