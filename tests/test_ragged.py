@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from space import batch_of, error, motion
+from space import batch_of, motion
 
 from tg_equiattn.orders import check_order, radial_order
 from tg_equiattn.ragged import Ragged, node_blocks
@@ -50,9 +50,7 @@ def test_flat_mix_equals_each_alone(sizes, padded):
     wanted = torch.autograd.grad((expected * direction).sum(), (x, y))
     groups = {n: range(n, len(sizes), 2) for n in range(min(2, len(sizes)))} if padded else None
     rows = ragged.rows(whole=True)
-    for out in (
-        ragged.mix(kernel, x, y, groups=groups), rows.unpack(kernel(rows.pack(x), rows.pack(y), rows))
-    ):  # fmt: skip
+    for out in (ragged.mix(kernel, x, y, groups=groups), rows.unpack(kernel(rows.pack(x), rows.pack(y), rows))):
         torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
         got = torch.autograd.grad((out * direction).sum(), (x, y))
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
@@ -86,31 +84,6 @@ def test_rows_hold_every_node_once(sizes, known, whole, monkeypatch):
     if rows.mask is not None:
         assert int(rows.mask.sum()) == sum(sizes)
         assert not packed[~rows.mask].any()
-
-
-def test_dense_mix_with_lengths():
-    sizes = (5, 0, 7)
-    x, y = torch.randn(2, 3, 7, 3, 2, dtype=torch.float64)
-    ragged = Ragged.dense(3, 7, torch.tensor(sizes), CPU)
-    out = ragged.mix(kernel, x.flatten(0, 1), y.flatten(0, 1)).unflatten(0, (3, 7))
-    for b, n in enumerate(sizes):
-        torch.testing.assert_close(out[b, :n], alone(x[b, :n], y[b, :n]), rtol=1e-12, atol=1e-12)
-        assert not out[b, n:].any()
-    zeroed = (ragged.zero_padding(t.flatten(0, 1)) for t in (x, y))
-    torch.testing.assert_close(ragged.mix(kernel, *zeroed, groups={0: [0], 1: [1, 2]}), out.flatten(0, 1))
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
-def test_mix_in_another_order(sizes, padded):
-    x, y = torch.randn(2, sum(sizes), 3, 2, dtype=torch.float64)
-    starts = [sum(sizes[:b]) for b in range(len(sizes))]
-    order = torch.cat([start + torch.randperm(n) for start, n in zip(starts, sizes, strict=True)])
-    ragged = ragged_of(sizes, len(sizes))
-    check_order(order, ragged)
-    groups = {0: range(len(sizes))} if padded else None
-    out = ragged.ordered(order).mix(kernel, x, y, groups=groups)
-    torch.testing.assert_close(out[order], ragged.mix(kernel, x[order], y[order]))
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
@@ -215,10 +188,3 @@ def test_compiling_needs_the_sizes(monkeypatch):
             ragged_of((3, 2), *options)
     with pytest.raises(ValueError, match="batch_size and max_num_nodes must be given"):
         ragged_of((3, 2), 2, whole=False).rows(whole=True)
-
-
-def test_error_sees_differences():
-    """The measure that the tests of equivariance use."""
-    x = torch.ones(3, 5)
-    assert error((x, 2 * x), (x, 2 * x)) == 0
-    assert error(x, 2 * x) == 0.5
