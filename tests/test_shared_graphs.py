@@ -45,47 +45,34 @@ def shares(world):
     return torch.where(batch == 3, 3, torch.where(node % 4 == 0, 2, 0))
 
 
-def ewald(process_group, **options):
-    layer = EwaldAttention(6, 3, width=0.8, out_channels=(6, 4), **{"heads": 2, "kernels": 2, **options})
-    layer.process_group = process_group
-
-    def call(x, pos, batch, cell, **more):
-        scalars, vectors = layer(x[:, :6], x[:, 6:].unflatten(1, (3, 3)), pos=pos, batch=batch, cell=cell, **more)
-        return torch.cat([scalars, vectors.flatten(1)], 1)
-
-    return layer, call
+def ewald(**options):
+    return EwaldAttention(6, 3, width=0.8, out_channels=(6, 4), **{"heads": 2, "kernels": 2, **options})
 
 
-def of_irreps(process_group, **options):
+def of_irreps():
     from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 
-    layer = IrrepsEwaldAttention("6x0e + 3x1o", "5x0e + 2x2e", width=0.8, kernels=2, **options)
-    layer.process_group = process_group
-    return layer, lambda x, pos, batch, cell, **more: layer(x, pos, batch, cell=cell, **more)
+    return IrrepsEwaldAttention("6x0e + 3x1o", "5x0e + 2x2e", width=0.8, kernels=2, method="waves", lmax=2, error=0.05)
 
 
-def performer(process_group, kind=PerformerAttention, **options):
-    layer = kind(15, 12, 3, pos_dim=3, redraw_interval=1, **options)
-    layer.process_group = process_group
-    return layer, lambda x, pos, batch, cell, **more: layer(x, pos=pos, batch=batch, **more)
+def performer(kind=PerformerAttention, **options):
+    return kind(15, 12, 3, pos_dim=3, redraw_interval=1, **options)
 
 
-def message_passing(process_group):
+def message_passing():
     from tg_equiattn.integrations.pyg import RelativePerformerConv
 
-    layer = RelativePerformerConv(15, 12, 3, pos_dim=3, method="features", **FAR)
-    layer.process_group = process_group
-    return layer, lambda x, pos, batch, cell, **more: layer(x, pos=pos, batch=batch, **more)
+    return RelativePerformerConv(15, 12, 3, pos_dim=3, method="features", **FAR)
 
 
 CASES = {
-    "clouds, crystals and slabs": lambda **k: ewald(method="waves", error=0.01, **k),
-    "clouds": lambda **k: ewald(method="waves", error=0.01, **k),
-    "mesh": lambda **k: ewald(method="mesh", error=1e-9, heads=1, kernels=(0, 1), lmax=0, **k),
-    "irreps": lambda **k: of_irreps(method="waves", lmax=2, error=0.05, **k),
-    "performer": lambda **k: performer(offset=None, method="features", **k),
-    "performer with far offsets": lambda **k: performer(**FAR, method="features", **k),
-    "performer with sinusoids": lambda **k: performer(kind=PositionalPerformerAttention, position="sinusoid", **k),
+    "clouds, crystals and slabs": lambda: ewald(method="waves", error=0.01),
+    "clouds": lambda: ewald(method="waves", error=0.01),
+    "mesh": lambda: ewald(method="mesh", error=1e-9, heads=1, kernels=(0, 1), lmax=0),
+    "irreps": of_irreps,
+    "performer": lambda: performer(offset=None, method="features"),
+    "performer with far offsets": lambda: performer(**FAR, method="features"),
+    "performer with sinusoids": lambda: performer(kind=PositionalPerformerAttention, position="sinusoid"),
     "message passing": message_passing,
 }
 SHARED = [name for name in CASES if name not in ("clouds", "performer")]  # which others have in them
@@ -95,16 +82,25 @@ HOSTS = {"irreps": "e3nn", "message passing": "torch_geometric", "mesh": "pytorc
 
 
 def made(name, group=None):
-    """A layer in training mode, of random parameters, and a call of it."""
+    """A layer in training mode, of random parameters."""
     torch.manual_seed(0)
-    layer, call = CASES[name](process_group=group)
+    layer = CASES[name]()
+    layer.process_group = group
     assert layer.process_group is group
     layer.double()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64), alpha=0.3)
-    return layer, call
+    return layer
+
+
+def call(layer, x, cell, **more):
+    more |= {"cell": cell} if "Ewald" in type(layer).__name__ else {}
+    if type(layer) is not EwaldAttention:
+        return layer(x, **more)
+    scalars, vectors = layer(x[..., :6], x[..., 6:].unflatten(-1, (3, 3)), **more)
+    return torch.cat([scalars, vectors.flatten(1)], 1)
 
 
 def inputs(name, mine, one):
@@ -118,11 +114,11 @@ def inputs(name, mine, one):
     return {"x": x, "pos": pos, "batch": None if one else given["batch"][mine], "cell": cell}
 
 
-def results(name, layer, call, given, one):
+def results(name, layer, given, one):
     """Outputs of two steps, between which features are drawn; gradients of an energy of both by features and positions,
     and those by parameters of it and its forces."""
     more = {} if one else {"batch_size": GRAPHS}
-    outs = [call(**given, **more) for _ in range(2)]
+    outs = [call(layer, **given, **more) for _ in range(2)]
     energy = sum(out.square().sum() for out in outs)
     by = [given["x"]] + ([given["pos"]] if name != "performer" else [])
     first = torch.autograd.grad(energy, by, create_graph=True)
@@ -136,10 +132,10 @@ def on_ranks(number, device, folder, settings):
     pair = dist.new_group([0, 1])
     for name, world, one in settings:
         if number < world:
-            layer, call = made(name, pair if world == 2 else dist.group.WORLD)
+            layer = made(name, pair if world == 2 else dist.group.WORLD)
             mine = inputs(name, shares(world) == number, one)
             given = {k: v if v is None else v.to(device) for k, v in mine.items()}
-            by_node, by_parameter = results(name, layer.to(device), call, given, one)
+            by_node, by_parameter = results(name, layer.to(device), given, one)
             for grad in by_parameter:
                 dist.all_reduce(grad, group=layer.process_group)
             save([by_node, by_parameter], f"{folder}/{name} {world} {one} {number}.pt")
@@ -154,28 +150,22 @@ def save(found, path):
 
 def refused(number, device, group):
     """What is said where ranks disagree, and where they did not say."""
-    layer, _ = made("performer", group)
-    layer.to(device)
-    x, batch = data()["x"].to(device), data()["batch"].to(device)
+    performer, waves = made("performer", group).to(device), made("clouds", group).to(device)
+    given = {key: data()[key].to(device) for key in ("x", "pos", "batch")}
+    x, pos, batch = given.values()
     said = []
-    for arguments in (
-        {"batch": batch, "batch_size": GRAPHS + number}, {"batch": batch},
-        {"x": x[None]}, {"x": x[None], "mask": torch.ones(1, NODES, dtype=torch.bool, device=device)},
-    ):  # fmt: skip
-        try:
-            layer(**{"x": x} | arguments)
-        except ValueError as error:
-            said.append(str(error))
-    layer, _ = made("clouds", group)
-    try:
-        layer.to(device)(x[None, :, :6], x[None, :, 6:].unflatten(2, (3, 3)), pos=x[None, :, :3])
-    except ValueError as error:
-        said.append(str(error))
-    try:
-        pickle.dumps(layer)
-    except TypeError as error:
-        said.append(str(error))
-    assert copy.deepcopy(layer).process_group is group
+    for refuse in (
+        lambda: performer(x, batch=batch, batch_size=GRAPHS + number),
+        lambda: performer(x, batch=batch),
+        lambda: performer(x[None]),
+        lambda: performer(x[None], mask=torch.ones(1, NODES, dtype=torch.bool, device=device)),
+        lambda: call(waves, x[None], None, pos=pos[None]),
+        lambda: pickle.dumps(waves),
+    ):
+        with pytest.raises((ValueError, TypeError)) as error:
+            refuse()
+        said.append(str(error.value))
+    assert copy.deepcopy(waves).process_group is group
     return said
 
 
@@ -213,15 +203,15 @@ def test_processes_give_what_one_does(settings, tmp_path):
 
 def check_outputs_and_gradients(name, world, one, folder):
     """Gradients by features and positions, and by parameters through forces, too."""
-    layer, call = made(name)
-    by_node, by_parameter = results(name, layer, call, inputs(name, torch.ones(NODES, dtype=torch.bool), one), one)
+    layer = made(name)
+    by_node, by_parameter = results(name, layer, inputs(name, torch.ones(NODES, dtype=torch.bool), one), one)
     there = shares(world)[data()["batch"] == 2] if one else shares(world)
     for number in range(world):
         got, summed = torch.load(f"{folder}/{name} {world} {one} {number}.pt", weights_only=True)
         for a, b in zip([*got, *summed], [*(x[there == number] for x in by_node), *by_parameter], strict=True):
             scale = max(1.0, float(b.detach().abs().max())) if b.numel() else 1.0
             torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * scale, msg=lambda text: f"{name}, {world}: {text}")
-    alone = call(**inputs(name, shares(world) == 0, one), **({} if one else {"batch_size": GRAPHS}))
+    alone = call(layer, **inputs(name, shares(world) == 0, one), **({} if one else {"batch_size": GRAPHS}))
     assert (alone - by_node[1][there == 0]).abs().max() > 1e-3  # the other ranks' nodes count
 
 
@@ -248,32 +238,34 @@ def check_what_ranks_are_told(folder):
         assert len(said) == 6
 
 
+def convolution():
+    return pytest.importorskip("tg_equiattn.integrations.pyg").RelativePerformerConv(4, 4, offset=None)
+
+
+NO_GROUP = r"process_group must be a torch\.distributed\.ProcessGroup that this process is in, got int"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PerformerAttention(4, 4, offset=None),
-         "process_group must be a torch.distributed.ProcessGroup that this process is in, got int"),
+        (lambda: PerformerAttention(4, 4, offset=None), NO_GROUP),
+        (convolution, NO_GROUP),
         (lambda: PerformerAttention(4, 4), "process_group must be None with near pairs"),
         (lambda: PositionalPerformerAttention(4, 4), "near pairs, which may be of two processes"),
         (lambda: PerformerAttention(4, 4, offset=None, method="pairs"), "method='pairs'"),
         (lambda: EwaldAttention(4, 0, width=1.0, method="pairs"), "method='pairs'"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments(make, message):
+    layer = make()
     with pytest.raises(ValueError, match=message):
-        make().process_group = 2
-
-
-def test_a_convolution_takes_another_group():
-    conv = pytest.importorskip("tg_equiattn.integrations.pyg").RelativePerformerConv(4, 4, offset=None)
-    with pytest.raises(ValueError, match=r"process_group must be a torch\.distributed\.ProcessGroup.*got int"):
-        conv.process_group = 2
+        layer.process_group = 2
 
 
 def leave(number, device, folder):
     """The second of two processes comes too late, then is gone."""
     hurried = dist.new_group(timeout=datetime.timedelta(seconds=2))
-    layer, call = made("clouds", hurried)
+    layer = made("clouds", hurried)
     given = inputs("clouds", shares(2) == number, True)
     if number:
         time.sleep(5)
@@ -283,7 +275,7 @@ def leave(number, device, folder):
         layer.process_group = group
         start = time.monotonic()
         with pytest.raises(RuntimeError) as error:
-            call(**given)
+            call(layer, **given)
         said.append((str(error.value), time.monotonic() - start))
     torch.save(said, f"{folder}/said.pt")
     return "alone"
