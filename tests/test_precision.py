@@ -1,13 +1,20 @@
-"""Every module under autocast and TF32, on the devices there are; flags stay the user's."""
+"""Every module under autocast and TF32, on the devices there are; flags stay the user's. And TF32 emulated, which
+rounds operands of float32 products to 10 bits: geometry stays exact."""
 
 import contextlib
 
 import pytest
 import torch
 from cases import CASES, ONE_A_NAME, moved, run
+from emulated import Tf32, round_to_tf32
 from small_groups import GROUPS
+from torch import nn
 
-from tg_equiattn.nn import GroupAttention
+from tg_equiattn.encodings.group import rotated_offsets
+from tg_equiattn.functional import EwaldKernels, ewald_attention, scalar_long_conv, vector_attention, vector_long_conv
+from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.groups import cyclic
+from tg_equiattn.nn import GroupAttention, LiftingAttention
 from tg_equiattn.testing import equivariance_error
 
 
@@ -67,3 +74,109 @@ def test_group_attention_under_tf32(name, randomise, device):
     with tf32():
         x = torch.randn(2, 3, len(GROUPS[name]), 5, 6, device=device)
         assert equivariance_error(layer, GROUPS[name], x) <= 1e-5
+
+
+def relative(got, wanted):
+    return float((got - wanted).detach().abs().max() / wanted.detach().abs().max())
+
+
+def test_products_are_rounded():
+    """Negative control: a linear map, a product of batches and a convolution differ; sums and float64 do not."""
+    x, linear = torch.randn(5, 7), nn.Linear(7, 3)
+    assert 1e-4 < ((round_to_tf32(x) - x) / x).abs().max() <= 2**-11
+    wide, kernel = torch.randn(1, 7, 9), torch.randn(3, 7, 3)
+    for product in (
+        lambda: linear(x), lambda: x @ x.T, lambda: torch.einsum("bcn,oc->bon", wide, linear.weight),
+        lambda: nn.functional.conv1d(wide, kernel), lambda: torch.baddbmm(wide, wide, torch.ones(1, 9, 9) / 3),
+    ):  # fmt: skip
+        wanted = product()
+        with Tf32():
+            assert 1e-5 < relative(product(), wanted) < 2e-3
+    for exact in (lambda: x.sum(0) * 3, lambda: x.double() @ x.double().T):
+        wanted = exact()
+        with Tf32():
+            assert torch.equal(exact(), wanted)
+
+
+KERNELS = {"lifting": 3, "group": 3, "ge_vit": 3, "global": None}
+
+
+@pytest.mark.parametrize(("name", "kind"), [*(("D4", kind) for kind in KERNELS), ("C4", "group")])
+def test_attention_on_lattice_elements_stays_equivariant(name, kind, randomise):
+    """Up to the last projection, whose operands are sums that depend on the order of neighbors in their last bit: two
+    that rounding tells apart are 2^-11 apart in it."""
+    group, options = GROUPS[name], {"heads": 2, "kernel_size": KERNELS[kind]}
+    if kind in ("ge_vit", "global"):  # matrix products of rounded weights and values are frames' way to all pixels
+        options["relation"] = "ge_vit"
+    layer = (LiftingAttention if kind == "lifting" else GroupAttention)(group, 3, 7, **options)
+    x = torch.randn(2, 3, *([] if kind == "lifting" else [len(group)]), 5, 6)
+    plain = randomise(layer)(x)
+    with Tf32():
+        assert relative(layer(x), plain) > 1e-5  # it is rounded,
+        assert equivariance_error(layer, group, x) <= 2**-10
+        layer.out.forward = lambda x: x
+        assert equivariance_error(layer, group, x) <= 1e-5  # and equally from every side
+
+
+@pytest.mark.parametrize(("kernel_size", "shape"), [(5, "square"), (5, "disk"), (None, "square")])
+def test_offsets_off_the_lattice_are_exact(kernel_size, shape):
+    neighbourhood, group = Neighbourhood(2, kernel_size, shape), cyclic(8)
+    wanted = rotated_offsets(group.matrices, neighbourhood, (5, 6))
+    layer = GroupAttention(group, 3, 7, heads=2, kernel_size=kernel_size, options={"neighbourhood": shape})
+    with Tf32():
+        assert torch.equal(rotated_offsets(group.matrices, neighbourhood, (5, 6)), wanted)
+        assert torch.equal(layer.offsets((5, 6)), wanted)
+
+
+ROOT = 31**0.5  # times that, scores are those of scale 1
+KINDS = {
+    "plain": (lambda q, k: (q, k), 1.0),
+    "sharp": (lambda q, k: (q, k), 5.0 * ROOT),
+    "each parallel to its own": (lambda q, k: (q, 2 * q + 1e-3 * k), 1.0),
+    "all parallel": (lambda q, k: (1e-2 * q + 1, 1e-2 * k + 1), 1.0),
+    "all parallel, sharp": (lambda q, k: (1e-2 * q + 1, 1e-2 * k + 1), 100.0 * ROOT),
+    "large": (lambda q, k: (1e3 * q, 1e-2 * k), 1.0),
+    "small": (lambda q, k: (1e-4 * q, 1e-4 * k), 1.0),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vector_attention(kind):
+    """Lengths of cross products are no differences of rounded products, which cancel for parallel vectors."""
+    (change, scale), (q, k, v) = KINDS[kind], torch.randn(3, 2, 31, 3, 3)
+    q, k = change(q, k)
+    single = [x.requires_grad_() for x in (scale * q, k, v)]
+    double = [x.detach().double().requires_grad_() for x in single]
+    exact = vector_attention(*double)
+    direction = torch.randn(2, 31, 3, 3)
+    wanted = torch.autograd.grad((exact * direction).sum(), double)
+    with Tf32():
+        out = vector_attention(*single)
+        got = torch.autograd.grad((out * direction).sum(), single)
+    assert relative(out, exact) < 2e-3
+    for a, b in zip(got, wanted, strict=True):
+        assert relative(a, b) < 1e-2
+
+
+@pytest.mark.parametrize("mode", ["circular", "linear", "causal"])
+def test_long_convolutions_have_no_products_to_round(mode):
+    scalars, vectors = torch.randn(2, 2, 13, 3), torch.randn(2, 2, 13, 3, 3)
+    for conv, (q, k) in ((scalar_long_conv, scalars), (vector_long_conv, vectors)):
+        wanted = conv(q, k, mode=mode)
+        with Tf32():
+            assert torch.equal(conv(q, k, mode=mode), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:cell of graph 0 is far wider")
+@pytest.mark.parametrize("method", ["pairs", "waves"])
+def test_places(method):
+    """A kernel is far narrower than a cloud is wide: rounded positions would be elsewhere."""
+    far = torch.tensor([5.43656, -2.82843, 6.28318])
+    pos = torch.stack([0 * far, far, far + torch.tensor([0.07, 0.02, -0.07])])
+    kernel = EwaldKernels(torch.tensor([[0.08]]), torch.ones(1, 1, 1), ((0.08, 0.08),), gaussians=1, error=0.01)
+    more = {"method": method, "cell": None if method == "pairs" else 7 * torch.eye(3)}
+    ones = torch.ones(3, 1, 1, 1), torch.ones(3, 1, 1, 1), torch.ones(3, 1, 1)
+    wanted = ewald_attention(*ones, pos, kernel, **more)
+    assert relative(ewald_attention(*ones, round_to_tf32(pos), kernel, **more), wanted) > 4e-3
+    with Tf32():
+        assert relative(ewald_attention(*ones, pos, kernel, **more), wanted) < 1e-3

@@ -381,37 +381,39 @@ CORE = {
 }  # fmt: skip
 
 
+def fields_layer(kind, space, order, n, **options):
+    """A layer of the escnn integration, of n fields of each kind, as a module of tensors."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        from escnn import gspaces
+        from escnn import nn as enn
+    from tg_equiattn.integrations import escnn
+
+    space = getattr(gspaces, space)(*order)
+    image, hidden = (enn.FieldType(space, n * [r]) for r in (space.trivial_repr, space.regular_repr))
+    if "Norm" in kind:
+        module = getattr(escnn, kind)(hidden)
+    elif "Block" in kind:
+        module = getattr(escnn, kind)(getattr(escnn, f"{kind[:2]}GroupAttention")(hidden, hidden, **options))
+    else:
+        module = getattr(escnn, kind)(image if "Lifting" in kind else hidden, hidden, **options)
+
+    def run(module, x):
+        out = module(enn.GeometricTensor(x, module.in_type))
+        return out.tensor if isinstance(out, enn.GeometricTensor) else out
+
+    return Call(run, module)
+
+
 def on_fields(kind):
-    """A layer of the escnn integration as a module of tensors."""
-    volumes = kind.startswith("R3")
-
-    def make():
-        with contextlib.redirect_stdout(io.StringIO()):
-            from escnn import gspaces
-            from escnn import nn as enn
-        from tg_equiattn.integrations import escnn
-
-        space = gspaces.invOnR3() if volumes else gspaces.flipRot2dOnR2(2)
-        image, hidden = (enn.FieldType(space, 3 * [r]) for r in (space.trivial_repr, space.regular_repr))
-        options = {"heads": 2, "kernel_size": 3}
-        if "Norm" in kind:
-            module = getattr(escnn, kind)(hidden)
-        elif "Lifting" in kind:
-            module = getattr(escnn, kind)(image, hidden, locality=4.0, **options)
-        elif "Block" in kind:
-            module = getattr(escnn, kind)(getattr(escnn, f"{kind[:2]}GroupAttention")(hidden, hidden, **options))
-        else:
-            module = getattr(escnn, kind)(hidden, hidden, **options)
-
-        def run(module, x):
-            out = module(enn.GeometricTensor(x, module.in_type))
-            return out.tensor if isinstance(out, enn.GeometricTensor) else out
-
-        return Call(run, module)
-
+    volumes, more = kind.startswith("R3"), {"locality": 4.0} if "Lifting" in kind else {}
+    space = ("invOnR3", ()) if volumes else ("flipRot2dOnR2", (2,))
     channels = 3 if "Lifting" in kind else 3 * (2 if volumes else 4)
     sides = (2, 3, 4) if volumes else (5, 6)
-    return Case.varying(make, lambda step: {"x": d(2 + step, channels, *(n + step for n in sides))}, "escnn")
+    return Case.varying(
+        lambda: fields_layer(kind, *space, 3, heads=2, kernel_size=3, **more),
+        lambda step: {"x": d(2 + step, channels, *(n + step for n in sides))},
+        "escnn",
+    )
 
 
 def on_graphs(kind, **options):
@@ -445,7 +447,7 @@ def on_graphs(kind, **options):
     return Case.varying(make, inputs, "torch_geometric")
 
 
-def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, permuted=False, **options):
+def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, **options):
     """A module of the e3nn integration on a ragged batch of graphs."""
 
     def make():
@@ -488,8 +490,7 @@ CASES = {
     "PixelGraphClassifier": on_graphs("PixelGraphClassifier"),
     "LongTensorProduct": on_irreps("LongTensorProduct", "2x0e+1x1o+1x2e", "1x0e+1x1o", "2x1o+1x2e"),
     "IrrepsSE3HyenaOperator": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT),
-    "LongTensorProduct order": on_irreps("LongTensorProduct", *["2x0e+1x1o"] * 3, permuted=True, causal=True),
-    "IrrepsSE3HyenaOperator order": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT, permuted=True),
+    "LongTensorProduct causal": on_irreps("LongTensorProduct", *["2x0e+1x1o"] * 3, causal=True),
     "IrrepsSE3HyenaOperator local": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT, order="radial", **LOCAL),
     "IrrepsSE3Hyena": on_irreps(
         "IrrepsSE3Hyena", irreps_out=OUT, irreps_hidden="2x0e+3x1o+2x1e+1x0o", depth=1, pool="mean"
@@ -499,9 +500,7 @@ CASES = {
     "e3nn IrrepsEwaldAttention": on_irreps(
         "IrrepsEwaldAttention", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1e", width=1.0, lmax=2
     ),
-    "TensorProductHyenaOperator": on_irreps(
-        "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", permuted=True
-    ),
+    "TensorProductHyenaOperator": on_irreps("TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o"),
     "IrrepsSE3HyenaOperator lag": on_irreps("IrrepsSE3HyenaOperator", irreps_out=OUT, filter="lag", short_conv=3),
     "TensorProductHyenaOperator lag": on_irreps(
         "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", filter="lag", short_conv=3

@@ -44,15 +44,8 @@ def number(text):
     return float(text.split()[0].replace(",", ""))
 
 
-def evaluate(code):
-    """Standard output of Python code that may import from the benchmarks, or its errors."""
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=EXAMPLES / "benchmarks")
-    return done.stdout.strip() or done.stderr
-
-
 def evaluate_here(code):
-    """The same in this process."""
+    """Standard output of Python code that may import from the benchmarks."""
     out = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(out):
         warnings.simplefilter("ignore")
