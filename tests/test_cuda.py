@@ -61,14 +61,18 @@ def fixed(request):
     return Fixed(request.param).eval()
 
 
-@contextlib.contextmanager
-def on_a_side_stream():
-    """Where a graph's warm-up has to run."""
+def captured(function):
+    """A graph of it, warmed up on a side stream as it has to be, and what a replay fills."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        yield
+        for _ in range(3):
+            function()
     torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = function()
+    return graph, out
 
 
 def test_forward_in_a_cuda_graph(fixed, device):
@@ -76,17 +80,11 @@ def test_forward_in_a_cuda_graph(fixed, device):
     fixed.to(device)
     x = fixed.sample(device)
     with torch.no_grad():
-        with on_a_side_stream():
-            for _ in range(3):
-                fixed(x)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = fixed(x)
+        graph, out = captured(lambda: fixed(x))
         for _ in range(3):
-            other = fixed.sample(device)
-            x.copy_(other)
+            x.copy_(fixed.sample(device))
             graph.replay()
-            close(out, fixed(other))
+            close(out, fixed(x))
             assert float((out - fixed(fixed.sample(device))).abs().max()) > 0  # it does depend on its input
 
 
@@ -94,20 +92,17 @@ def test_training_step_in_a_cuda_graph(fixed, device):
     """Forward and backward captured together: gradients of a replay are those of an eager step."""
     fixed.to(device).train()
     x, parameters = fixed.sample(device), list(fixed.parameters())
-    with on_a_side_stream():
-        for _ in range(3):
-            torch.autograd.grad(fixed(x).square().mean(), parameters, allow_unused=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def step():
         loss = fixed(x).square().mean()
-        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return loss, torch.autograd.grad(loss, parameters, allow_unused=True)
+
+    graph, (loss, grads) = captured(step)
     for _ in range(3):
-        other = fixed.sample(device)
-        x.copy_(other)
+        x.copy_(fixed.sample(device))
         graph.replay()
-        expected = fixed(other).square().mean()
+        expected, wanted = step()
         close(loss, expected)
-        wanted = torch.autograd.grad(expected, parameters, allow_unused=True)
         assert any(g is not None and bool(g.any()) for g in wanted)
         for a, b in zip(grads, wanted, strict=True):
             assert (a is None) == (b is None)
@@ -119,16 +114,11 @@ def test_a_replay_drops_other_weights(device):
     """Dropout's seed is part of the graph, not a constant in it."""
     layer = GroupAttention(cyclic(4), 3, 7, heads=2, kernel_size=3, dropout=0.5).to(device)
     x = torch.randn(2, 3, 4, 6, 6, device=device)
-    with on_a_side_stream():
-        layer(x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = layer(x)
-    draws = []
-    for _ in range(2):
-        graph.replay()
-        draws.append(out.clone())
-    assert not torch.equal(*draws)
+    graph, out = captured(lambda: layer(x))
+    graph.replay()
+    first = out.clone()
+    graph.replay()
+    assert not torch.equal(first, out)
 
 
 def test_reduce_overhead(fixed, device):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from cases import CASES, Call, agree, attention, besides, run
 from emulated import Exactly, accelerator, emulated, to_accelerator, values
-from torch import nn
 from torch.utils._pytree import tree_map
 
 from tg_equiattn.nn import GroupAttention
@@ -18,16 +17,19 @@ VARIED = besides([name for name in CASES if " " not in name])
 OTHERS = besides([name for name, case in CASES.items() if " " in name and case.host == "torch"])
 
 
+def there(module, inputs, watch=None):
+    """What is found on the emulated accelerator, and on the CPU before."""
+    expected = run(module, inputs)
+    module, inputs = to_accelerator(module), tree_map(emulated, inputs)
+    with accelerator(watch):
+        return tree_map(values, run(module, inputs)), expected
+
+
 @pytest.mark.filterwarnings("ignore:relation=")
 @pytest.mark.parametrize("case", OTHERS, indirect=True)
 def test_an_accelerator_gives_the_cpus_numbers(case):
     """And copies nothing there, as a CUDA graph needs."""
-    module, inputs = case.build(torch.float64)
-    expected = run(module, inputs)
-    there, moved = to_accelerator(module), tree_map(emulated, inputs)
-    with accelerator():
-        got = tree_map(values, run(there, moved))
-    agree(got, expected, 1e-10)
+    agree(*there(*case.build(torch.float64)), 1e-10)
 
 
 @pytest.fixture
@@ -42,24 +44,15 @@ def deterministic():
 def test_float32_and_the_order_of_sums_are_kept(case, deterministic):
     """The CPU's numbers, and nothing but geometry is float64 where the layer is float32. With
     torch.use_deterministic_algorithms nothing is without an order of its sums; what it gives one is in the docs."""
-    module, inputs = case.build(torch.float32)
-    expected = run(module, inputs)
-    there, moved = to_accelerator(module), tree_map(emulated, inputs)
     watch = Exactly()
-    with accelerator(watch):
-        got = tree_map(values, run(there, moved))
-    agree(got, expected, 1e-4)
+    agree(*there(*case.build(torch.float32), watch), 1e-4)
     assert not [name for name in watch.atomic if f"`{name}`" not in PAGE.read_text()]
-
-
-def doubled(x):
-    return (x[:, :, None] * x[:, None]).double().exp().sum((1, 2)).float()
 
 
 @pytest.mark.parametrize(
     ("message", "function"),
     [
-        ("_to_copy.default made float64 of shape", doubled),
+        ("_to_copy.default made float64 of shape", lambda x: (x[:, :, None] * x[:, None]).double().sum((1, 2))),
         ("cumsum.default is not deterministic", lambda x: x.cumsum(0)),
         ("kthvalue.default is not deterministic", lambda x: x.kthvalue(1).values),
     ],
@@ -82,65 +75,50 @@ def test_extreme_scores_in_float32(relation):
         module.query.weight.mul_(10)
         module.key.weight.mul_(10)
     expected = run(copy.deepcopy(module).double(), {name: x.double() for name, x in inputs.items()})
-    there, moved = to_accelerator(module), tree_map(emulated, inputs)
-    with accelerator(Exactly()):
-        got = tree_map(values, run(there, moved))
+    got, _ = there(module, inputs, Exactly())
     agree(tree_map(torch.Tensor.double, got), expected, 1e-3)
 
 
 def test_dropout_needs_nothing_from_the_cpu():
     """The seed is drawn on the device, so that a graph drops other weights at every replay."""
-    case = attention(GroupAttention, 4, 5, 6, dropout=0.4)
-    module, inputs = case.build(torch.float64)
+    module, inputs = attention(GroupAttention, 4, 5, 6, dropout=0.4).build(torch.float64)
     torch.manual_seed(1)
     expected = run(module, inputs)
-    there, moved = to_accelerator(module), tree_map(emulated, inputs)
+    other, _ = there(copy.deepcopy(module), inputs)
+    module, inputs = to_accelerator(module), tree_map(emulated, inputs)
+    torch.manual_seed(1)
     with accelerator():
-        other = run(there, moved)
-        torch.manual_seed(1)
-        got = tree_map(values, run(there, moved))
+        got = tree_map(values, run(module, inputs))
     agree(got, expected, 1e-10)
-    assert not torch.allclose(values(other[0][0]), got[0][0])
+    assert not torch.allclose(other[0][0], got[0][0])
 
 
-class Hidden(nn.Module):
-    """A table that is no buffer, and stays where it was made."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = torch.ones(3)
-
-    def forward(self, x):
-        return x * self.table
-
-
-def constant(x):
-    return x * torch.tensor([1.0, 2.0, 3.0], dtype=x.dtype, device=x.device)
+ONES = torch.ones(2, 3)  # which stays on the CPU
 
 
 @pytest.mark.parametrize(
-    ("message", "module"),
+    ("message", "function"),
     [
-        ("mul.Tensor met a tensor of shape", Hidden()),
-        ("_local_scalar_dense.default waits", Call(lambda x: x / x.max().item())),
-        ("_local_scalar_dense.default waits", Call(lambda x: x if bool((x > 0).all()) else -x)),
-        ("nonzero.default waits", Call(lambda x: x.flatten()[(x.flatten() > 0).nonzero().squeeze(1)])),
-        ("index.Tensor with a mask waits", Call(lambda x: x[x > 0])),
-        ("masked_select.default waits", Call(lambda x: x.masked_select(x > 0))),
-        ("repeat_interleave.Tensor waits", Call(lambda x: x[:, 0].repeat_interleave(x.argmax(1)))),
-        ("tolist waits", Call(lambda x: x * len(x.tolist()))),
-        ("_to_copy.default to the CPU waits", Call(lambda x: x.cpu())),
-        ("_to_copy.default copies from the CPU", Call(constant)),
-        ("_to_copy.default copies from the CPU", Call(lambda x: x[:, [2, 0, 1]])),
-        ("copy_.default copies from the CPU", Call(lambda x: torch.zeros_like(x).copy_(torch.ones(2, 3)) * x)),
+        ("mul.Tensor met a tensor of shape", lambda x: x * ONES),
+        ("_local_scalar_dense.default waits", lambda x: x / x.max().item()),
+        ("_local_scalar_dense.default waits", lambda x: x if bool((x > 0).all()) else -x),
+        ("nonzero.default waits", lambda x: x.flatten()[(x.flatten() > 0).nonzero().squeeze(1)]),
+        ("index.Tensor with a mask waits", lambda x: x[x > 0]),
+        ("masked_select.default waits", lambda x: x.masked_select(x > 0)),
+        ("repeat_interleave.Tensor waits", lambda x: x[:, 0].repeat_interleave(x.argmax(1))),
+        ("tolist waits", lambda x: x * len(x.tolist())),
+        ("_to_copy.default to the CPU waits", lambda x: x.cpu()),
+        ("_to_copy.default copies from the CPU", lambda x: x * torch.tensor([1.0, 2.0, 3.0], device=x.device)),
+        ("_to_copy.default copies from the CPU", lambda x: x[:, [2, 0, 1]]),
+        ("copy_.default copies from the CPU", lambda x: torch.zeros_like(x).copy_(ONES) * x),
     ],
 )
-def test_what_a_gpu_waits_for_is_refused(message, module):
+def test_what_a_gpu_waits_for_is_refused(message, function):
     """Negative controls, each fine on the CPU."""
-    run(module, {"x": torch.randn(2, 3)})
+    run(Call(function), {"x": torch.randn(2, 3)})
     x = emulated(torch.randn(2, 3))
     with accelerator(), pytest.raises(AssertionError, match=message):
-        run(module, {"x": x})
+        run(Call(function), {"x": x})
 
 
 @torch.library.custom_op("tg_equiattn::double_of_a_test", mutates_args=())  # of this namespace bodies are run
