@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import re
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
-from counting import Counts, counted
+from counting import Cell, counted, total
 from emulated import emulated
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -34,25 +35,23 @@ from tg_equiattn.functional.group import tiled_attention
 CPU, META, CUDA = torch.device("cpu"), torch.device("meta"), torch.device("cuda", 0)
 
 
-class H100:
-    """What inductor asks of a device."""
-
-    name, gcnArchName = "NVIDIA H100", ""  # noqa: N815
-    major, minor, multi_processor_count, warp_size = 9, 0, 132, 32
-    regs_per_multiprocessor, max_threads_per_multi_processor, max_threads_per_block = 65536, 2048, 1024
-    total_memory, L2_cache_size, shared_memory_per_block_optin = 80 << 30, 50 << 20, 227 << 10
-    shared_memory_per_block, shared_memory_per_multiprocessor = 48 << 10, 228 << 10
+HINTS = {
+    "multi_processor_count": 132, "major": 9, "regs_per_multiprocessor": 65536, "max_threads_per_multi_processor": 2048,
+    "max_threads_per_block": 1024, "warp_size": 32,
+}  # fmt: skip
+H100 = SimpleNamespace(
+    name="NVIDIA H100", gcnArchName="", minor=0, total_memory=80 << 30, L2_cache_size=50 << 20,
+    shared_memory_per_block_optin=227 << 10, shared_memory_per_block=48 << 10,
+    shared_memory_per_multiprocessor=228 << 10, **HINTS,
+)  # fmt: skip
 
 
 @contextlib.contextmanager
 def h100():
     """Within, torch's questions about CUDA devices are answered for one H100; nothing can run on it."""
-    hints = DeviceProperties(
-        type="cuda", index=0, multi_processor_count=132, cc=90, major=9, regs_per_multiprocessor=65536,
-        max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32,
-    )  # fmt: skip
+    hints = DeviceProperties(type="cuda", index=0, cc=90, **HINTS)
     answers = {
-        "get_device_properties": H100(), "is_available": True, "get_device_capability": (9, 0), "current_device": 0,
+        "get_device_properties": H100, "is_available": True, "get_device_capability": (9, 0), "current_device": 0,
         "device_count": 1, "_lazy_init": None,
     }  # fmt: skip
     with contextlib.ExitStack() as stack, mock.patch("torch._inductor.scheduler.has_triton", return_value=True):
@@ -76,12 +75,10 @@ class Compiled:
     bytes: int = 0
     code: str = ""
 
-    def launches(self) -> tuple[int, int, int]:
-        """Launches, bytes, and how many launches are of libraries, those of the own operators' bodies included."""
-        bodies = [of_body(*call) for call in self.own]
-        operations = self.kernels + len(self.libraries) + sum(b.operations for b in bodies)
-        libraries = len(self.libraries) + sum(b.libraries for b in bodies)
-        return operations, self.bytes + sum(b.bytes for b in bodies), libraries
+    def launches(self) -> Cell:
+        """Of all, those of the own operators' bodies included."""
+        alone = Cell(self.kernels + len(self.libraries), self.bytes, len(self.libraries))
+        return total([alone, *(of_body(*call) for call in self.own)])
 
 
 @dataclass
@@ -93,7 +90,7 @@ class Shape:
     dtype: torch.dtype
 
 
-def of_body(func: Any, args: Any, kwargs: Any) -> Counts:
+def of_body(func: Any, args: Any, kwargs: Any) -> Cell:
     """What the body of an own operator asks of an accelerator."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -104,7 +101,7 @@ def of_body(func: Any, args: Any, kwargs: Any) -> Counts:
             return emulated(torch.empty_strided(x.size, x.stride, dtype=x.dtype))
 
     if func is torch.ops.tg_equiattn.redraw_when_due.default:
-        return Counts()  # no draw is due
+        return Cell()  # no draw is due
     args, kwargs = tree_map(made, (args, kwargs))
     steps: list[tuple[Any, dict[str, Any]]] = []
 
@@ -121,16 +118,13 @@ def of_body(func: Any, args: Any, kwargs: Any) -> Counts:
 
     with mock.patch.object(tiled_attention, "_compiled", step_of), counted(args, kwargs, mode=mode) as watch:
         func(*args, **kwargs)
-    counts, known = watch.begin(), dict[str, tuple[int, ...]]()
+    cells, known = [watch.begin().cell()], dict[str, Cell]()
     for step, operands in steps:
         if (key := f"{step.__module__}{step.__name__}{operands}") not in known:
-            graphs = _graphs(step, tree_map(_empty, operands), training=False)[0]
-            known[key] = tuple(map(sum, zip(*(g.launches() for g in graphs), strict=True)))
-        launches, size, libraries = known[key]
-        counts.operations += launches
-        counts.bytes += size
-        counts.libraries += libraries
-    return counts
+            graphs, _ = _graphs(step, tree_map(_empty, operands), training=False)
+            known[key] = total(graph.launches() for graph in graphs)
+        cells.append(known[key])
+    return total(cells)
 
 
 def _rename(gm: torch.fx.GraphModule, away: torch.device, device: torch.device) -> None:

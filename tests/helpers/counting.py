@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from emulated import Emulated, accelerator, aten, emulated, to_accelerator
@@ -31,6 +32,19 @@ GATHERS = {aten.index, aten.index_select, aten.gather, aten.embedding, aten.take
 SCATTERS = {aten.index_add_, aten.index_copy_, aten.index_put_, aten._index_put_impl_, aten.scatter_, aten.scatter_add_}
 
 
+class Cell(NamedTuple):
+    """Launches, bytes that they read and write, how many are calls of libraries; the peak of memory if eager."""
+
+    launches: int = 0
+    bytes: int = 0
+    libraries: int = 0
+    peak: int = 0
+
+
+def total(cells: Iterable[Cell]) -> Cell:
+    return Cell(*map(sum, zip(*cells, strict=True)))
+
+
 @dataclass
 class Counts:
     """Operations that run on the device (views and allocations apart), bytes that they read and write, and the most
@@ -41,6 +55,9 @@ class Counts:
     libraries: int = 0
     peak: int = 0
     names: Counter = field(default_factory=Counter)
+
+    def cell(self) -> Cell:
+        return Cell(self.operations, self.bytes, self.libraries, self.peak)
 
 
 def held(x: torch.Tensor) -> int:
@@ -140,9 +157,11 @@ def count(module: torch.nn.Module, inputs: dict[str, Any], fake: bool = True) ->
     """Counts of a forward pass without gradients, and of one with backward, both after a first one, in which a module
     may make tables. Of fakes only sizes are looked at."""
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    if mode is not None:
-        module, inputs = faked(mode, module), tree_map(lambda x: _fake(mode, x), inputs)
-    module, inputs = to_accelerator(module), tree_map(emulated, inputs)
+
+    def there(x: Any) -> Any:
+        return emulated(mode.from_tensor(x) if mode is not None and isinstance(x, torch.Tensor) else x)
+
+    module, inputs = to_accelerator(module, there), tree_map(there, inputs)
     floating = {n: x for n, x in inputs.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
     leaves = inputs | {name: x.detach().requires_grad_() for name, x in floating.items()}
     wanted = [*(leaves[name] for name in floating), *(p for p in module.parameters() if p.requires_grad)]
@@ -156,19 +175,3 @@ def count(module: torch.nn.Module, inputs: dict[str, Any], fake: bool = True) ->
         if out and wanted:
             torch.autograd.grad(out, wanted, [torch.ones_like(x) for x in out], allow_unused=True)
         return forward, watch.begin()
-
-
-def _fake(mode: FakeTensorMode, x: Any) -> Any:
-    return mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
-
-
-def faked(mode: FakeTensorMode, module: torch.nn.Module) -> torch.nn.Module:
-    """A module's parameters and buffers as fakes, in place."""
-    for part in module.modules():
-        for name, p in list(part._parameters.items()):
-            if p is not None:
-                part._parameters[name] = mode.from_tensor(p)
-        for name, x in list(part._buffers.items()):
-            if x is not None:
-                part._buffers[name] = mode.from_tensor(x)
-    return module

@@ -88,15 +88,15 @@ def emulated(x):
     return Emulated(x.detach().resolve_conj().resolve_neg())
 
 
-def to_accelerator(module):
+def to_accelerator(module, there=emulated):
     """Put copies of a module's parameters and buffers there, in place."""
     for part in module.modules():
         for name, p in list(part._parameters.items()):
             if p is not None:
-                setattr(part, name, torch.nn.Parameter(emulated(p.detach().clone()), p.requires_grad))
+                setattr(part, name, torch.nn.Parameter(there(p.detach().clone()), p.requires_grad))
         for name, x in list(part._buffers.items()):
             if x is not None:
-                setattr(part, name, emulated(x.clone()))
+                setattr(part, name, there(x.clone()))
     return module
 
 
