@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.pairs import Pairs, near_pairs
 
-EDGE = torch.tensor([[1, 1], [0, 0]])
-
 
 def as_set(target, source, offsets):
     return {(i, j, *o) for i, j, o in zip(target.tolist(), source.tolist(), offsets.tolist(), strict=True)}
