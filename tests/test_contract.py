@@ -28,7 +28,7 @@ class Problem:
     def __init__(self, name: str) -> None:
         pytest.importorskip(CASES[name].host)
         torch.manual_seed(2)
-        self.vary = CASES[name].vary
+        self.vary = CASES[name].inputs
         self.module, inputs = CASES[name].build(torch.float64)
         if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in self.module.modules()):
             self.module.eval()  # in training it writes to its statistics, which torch refuses under vmap
@@ -202,7 +202,7 @@ def quick(names, name, *more, **options):
     return pytest.param(name, *more, marks=() if name in names else pytest.mark.slow, **options)
 
 
-VARYING = [name for name, case in CASES.items() if case.vary]
+VARYING = [name for name, case in CASES.items() if case.varies]
 
 
 def same(got, wanted):
@@ -246,9 +246,9 @@ def test_compiled_equals_eager(name):
 def test_copies(name):
     """From a state_dict, pickled and deep, on inputs of other sizes; of escnn's, whose types are shared, the first."""
     pytest.importorskip(CASES[name].host)
-    (module, inputs), (loaded, _) = (CASES[name].build(torch.float64) for _ in range(2))
+    (module, _), (loaded, _) = (CASES[name].build(torch.float64) for _ in range(2))
     module.eval(), loaded.eval()
-    inputs = CASES[name].vary(1) if CASES[name].vary else inputs
+    inputs = CASES[name].inputs(1)
     wanted = module(**inputs)
     saved = io.BytesIO()
     torch.save(module.state_dict(), saved)

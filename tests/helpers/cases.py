@@ -35,17 +35,13 @@ LOCAL = {"local_context": True, "edge_channels": EDGE}
 class Case(NamedTuple):
     """A module, keyword arguments for it, and the package it needs; sizes are given, so that no values are read.
 
-    ``vary`` gives inputs of other sizes, for steps 0, 1, 2 ...: batches, images, graphs, nodes and edges.
+    Where they vary, inputs are of other sizes for steps 0, 1, 2 ...: batches, images, graphs, nodes and edges.
     """
 
     make: Callable[[], nn.Module]
-    inputs: Callable[[], dict[str, Any]]
+    inputs: Callable[[int], dict[str, Any]]
     host: str = "torch"
-    vary: Callable[[int], dict[str, Any]] | None = None
-
-    @classmethod
-    def varying(cls, make: Callable[[], nn.Module], vary: Callable[[int], dict[str, Any]], host: str = "torch"):
-        return cls(make, lambda: vary(0), host, vary)
+    varies: bool = True
 
     def build(self, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Any]]:
         """The module with random parameters, in training mode, and its inputs, all on the CPU."""
@@ -55,7 +51,7 @@ class Case(NamedTuple):
         with torch.no_grad():
             for p in module.parameters():
                 p.normal_(std=0.4)
-        return module, {name: _cast(x, dtype) for name, x in self.inputs().items()}
+        return module, {name: _cast(x, dtype) for name, x in self.inputs(0).items()}
 
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:
@@ -77,39 +73,40 @@ def d(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
+def fixed(make, inputs):
+    """Where sizes do not vary."""
+    return Case(make, lambda _: inputs(), varies=False)
+
+
 def function(call, **shapes):
     """A function of tensors of these shapes, or of what is given instead of a shape."""
     make = lambda: {name: d(*s) if isinstance(s, tuple) else s() for name, s in shapes.items()}  # noqa: E731
-    return Case(lambda: Call(call), make)
+    return fixed(lambda: Call(call), make)
 
 
-def layer(make, *shape, axes=(0, -2, -1)):
-    """A layer of features; ``axes`` are those that may have any size."""
+def layer(make, *shape, axes=(0, -2, -1), masked=False, context=None):
+    """A layer of features, with masks of images, and of a context of so many channels; ``axes`` are those that may have
+    any size."""
 
-    def vary(step):
-        other = list(shape)
+    def inputs(step):
+        sizes = list(shape)
         for axis in axes:
-            other[axis] += 2 * step
-        return {"x": d(*other)}
+            sizes[axis] += 2 * step
+        more = {"mask": torch.rand(sizes[0], *sizes[-2:]) < 0.7} if masked else {}
+        more |= {} if context is None else {"context": d(sizes[0], context, *sizes[2:])}
+        return {"x": d(*sizes)} | more
 
-    return Case.varying(make, vary)
-
-
-def attention(kind, *shape, group=C4, **options):
-    return layer(lambda: group_layers.layer(kind, group, **{"head_channels": 5} | options), 2, 3, *shape)
+    return Case(make, inputs)
 
 
-def masked(make, *shape, context=None):
-    """A layer of features with masks of images, and of a context of so many channels."""
+def attention(kind, *shape, group=C4, masked=False, **options):
+    make = lambda: group_layers.layer(kind, group, **{"head_channels": 5} | options)  # noqa: E731
+    return layer(make, 2, 3, *shape, masked=masked, context=options.get("context_channels"))
 
-    def vary(step):
-        images, channels, *rest = shape
-        sizes = (*rest[:-2], *(n + 2 * step for n in rest[-2:]))
-        mask = torch.rand(images + step, *sizes[-2:]) < 0.7
-        more = {} if context is None else {"context": d(images + step, context, *sizes)}
-        return {"x": d(images + step, channels, *sizes), "mask": mask, **more}
 
-    return Case.varying(make, vary)
+def gevit(group=C4, in_channels=1, *, shape=(5, 6), masked=False, **options):
+    options = {"channels": (6,), "heads": 2, "kernel_size": 3} | options
+    return layer(lambda: layers.GEViT(group, in_channels, 3, **options), 2, in_channels, *shape, masked=masked)
 
 
 def group_attention(relation, kernel_size, full=False):
@@ -141,12 +138,12 @@ def tokens(make, *, flat=False, edges=False):
             return {**x, "batch_size": len(sizes), "max_num_nodes": max(sizes)}
         return dense(x, sizes, 13 + 2 * step, 0.0)[0]
 
-    return Case.varying(make, inputs)
+    return Case(make, inputs)
 
 
 def periodic(make):
     """Crystals and a cloud, flat, with no values read."""
-    flat = tokens(make, flat=True).vary
+    flat = tokens(make, flat=True).inputs
 
     def inputs(step):
         x = flat(step)
@@ -155,7 +152,7 @@ def periodic(make):
         pbc[1] = False
         return {**x, "cell": cell, "pbc": pbc}
 
-    return Case.varying(make, inputs)
+    return Case(make, inputs)
 
 
 def ragged(step):
@@ -172,6 +169,14 @@ def near(loops=True, sizes=RAGGED):
     return {"target": pairs[:, 0], "source": pairs[:, 1], "offsets": torch.randint(-2, 3, (len(pairs), 2)).double()}
 
 
+def on_grid(make, masked=False):
+    def inputs():
+        mask = {"mask": torch.rand(2, len(GRID)) < 0.7} if masked else {}
+        return {"x": d(2, len(GRID), 12), "grid": GRID} | mask
+
+    return fixed(make, inputs)
+
+
 def performer(position=None, form="grid", **options):
     options = {"num_random_features": 11, "cutoff": 3, "redraw_interval": 100, **options}
 
@@ -180,10 +185,8 @@ def performer(position=None, form="grid", **options):
             return PositionalPerformerAttention(12, 15, 3, position=position, **options)
         return layers.PerformerAttention(12, 15, 3, **{"method": "features", **options})
 
-    if form == "grid":
-        return Case(make, lambda: {"x": d(2, len(GRID), 12), "grid": GRID})
-    if form == "masked":
-        return Case(make, lambda: {"x": d(2, len(GRID), 12), "grid": GRID, "mask": torch.rand(2, len(GRID)) < 0.7})
+    if form != "ragged":
+        return on_grid(make, masked=form == "masked")
 
     def on_nodes(layer, x, pos, batch, batch_size, target, source, offsets):
         pairs = Pairs(torch.stack([source, target]), x.shape[0], offsets)
@@ -194,12 +197,12 @@ def performer(position=None, form="grid", **options):
         nodes = {"x": d(len(batch), 12), "pos": d(len(batch), 2), "batch": batch, "batch_size": len(ragged(step))}
         return {**nodes, **near(sizes=ragged(step))}
 
-    return Case.varying(lambda: Call(on_nodes, make()), inputs)
+    return Case(lambda: Call(on_nodes, make()), inputs)
 
 
 def relative_performer(**options):
     options = {"channels": 12, "depth": 2, "heads": 3, "cutoff": 3, "dropout": 0.0, **options}
-    return Case(lambda: layers.RelativePerformer(2, 5, **options), lambda: {"image": torch.rand(3, 2, 5, 7)})
+    return fixed(lambda: layers.RelativePerformer(2, 5, **options), lambda: {"image": torch.rand(3, 2, 5, 7)})
 
 
 def window(query, key, value, projection, bias, self_bias, far_bias, target, source, offsets, batch):
@@ -249,7 +252,7 @@ CORE = {
     "linear_attention": function(linear(), **QKV),
     "linear_attention masked": function(linear(), **QKV, mask=lambda: torch.rand(3, 13) < 0.7),
     "linear_attention ragged": function(linear(batch_size=len(RAGGED)), **FLAT, batch=flat_batch(RAGGED)),
-    "window_attention": Case(lambda: Call(window), window_inputs),
+    "window_attention": fixed(lambda: Call(window), window_inputs),
     "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
     "geometric_product": function(F.geometric_product, x=(5, 1, 7, 8), y=(3, 7, 8)),
     "scalar_long_conv": function(F.scalar_long_conv, **SCALARS),
@@ -281,37 +284,19 @@ CORE = {
     "GroupAttention relative": attention(layers.GroupAttention, 4, 4, 6, relation="relative", locality=1.0),
     "LiftingAttention scales": attention(layers.LiftingAttention, 5, 6, group=dyadic(3)),
     "GroupAttention scales": attention(layers.GroupAttention, 4, 5, 6, group=dyadic(2, cyclic(2))),
-    "GroupAttention masked": masked(
-        lambda: group_layers.layer(layers.GroupAttention, C4, context_channels=4), 2, 3, 4, 4, 6, context=4
-    ),
+    "GroupAttention masked": attention(layers.GroupAttention, 4, 4, 6, context_channels=4, masked=True),
     "GlobalGroupAttention": attention(
         layers.GlobalGroupAttention, 4, 4, 6, relation="relative", padding_mode="circular"
     ),
-    "GlobalGroupAttention masked": masked(
-        lambda: group_layers.layer(layers.GlobalGroupAttention, C4, redraw_interval=100), 2, 3, 4, 4, 6
-    ),
-    "GroupAttentionBlock masked": masked(
-        lambda: group_layers.block(
-            C4, 6, 8, layers.GlobalGroupAttention, layer_scale=0.1, crop=1, norm="global"
-        ),
-        2, 6, 4, 5, 6, context=6,
+    "GlobalGroupAttention masked": attention(layers.GlobalGroupAttention, 4, 4, 6, redraw_interval=100, masked=True),
+    "GroupAttentionBlock masked": layer(
+        lambda: group_layers.block(C4, 6, 8, layers.GlobalGroupAttention, layer_scale=0.1, crop=1, norm="global"),
+        2, 6, 4, 5, 6, masked=True, context=6,
     ),
     "GroupAttentionBlock": layer(lambda: group_layers.block(C4, 6, 8), 2, 6, 4, 5, 4),
-    "GEViT": layer(
-        lambda: layers.GEViT(
-            dihedral(2), 2, 5, channels=(6, 8), heads=2, kernel_size=3, pools=(1,), options={"crops": 1}
-        ),
-        2, 2, 12, 10,
-    ),
-    "GEViT masked": masked(
-        lambda: layers.GEViT(
-            C4, 1, 3, channels=(6,), heads=2, kernel_size=3, attention={"padding_mode": "circular"}
-        ),
-        2, 1, 5, 6,
-    ),
-    "GEViT batch": layer(
-        lambda: layers.GEViT(C4, 1, 3, channels=(6,), heads=2, kernel_size=3, norm="batch"), 2, 1, 5, 6
-    ),
+    "GEViT": gevit(dihedral(2), 2, shape=(12, 10), channels=(6, 8), pools=(1,), options={"crops": 1}),
+    "GEViT masked": gevit(masked=True, attention={"padding_mode": "circular"}),
+    "GEViT batch": gevit(norm="batch"),
     "GroupLinear": layer(lambda: layers.GroupLinear(C4, 3, 5), 2, 3, 4, 5, axes=(0, -1)),
     "Pointwise": layer(lambda: Pointwise(3, 5), 2, 3, 4, 5),
     "RegularGlobalNorm": layer(lambda: layers.RegularGlobalNorm(7), 2, 7, 4, 3, 5),
@@ -321,7 +306,7 @@ CORE = {
     "GlobalPooling": layer(layers.GlobalPooling, 2, 7, 4, 3, 5),
     "SpatialMaxPool": layer(lambda: SpatialMaxPool(2), 2, 7, 4, 6, 4),
     "SpatialCrop": layer(lambda: SpatialCrop(1), 2, 7, 4, 6, 4),
-    "RandomFeatures": Case(lambda: RandomFeatures(11, 5, redraw_interval=3), dict),
+    "RandomFeatures": fixed(lambda: RandomFeatures(11, 5, redraw_interval=3), dict),
     "PerformerAttention": performer(offset=None),
     "PerformerAttention window": performer(),
     "PerformerAttention mlp": performer(offset="mlp", values="offset"),
@@ -335,12 +320,9 @@ CORE = {
     "PositionalPerformerAttention masked": performer("clipped", "masked"),
     "PositionalPerformerAttention ragged": performer("clipped", "ragged"),
     "PositionalPerformerAttention ragged sinusoid": performer("sinusoid", "ragged"),
-    "PerformerBlock": Case(
-        lambda: PerformerBlock(layers.PerformerAttention(12, 12, 3, cutoff=3), 12),
-        lambda: {"x": d(2, len(GRID), 12), "grid": GRID},
-    ),
+    "PerformerBlock": on_grid(lambda: PerformerBlock(layers.PerformerAttention(12, 12, 3, cutoff=3), 12)),
     "PixelEmbedding": layer(lambda: PixelEmbedding(3, 5, "mlp"), 2, 7, 3, axes=(0, 1)),
-    "PixelEmbedding lookup": Case(
+    "PixelEmbedding lookup": fixed(
         lambda: PixelEmbedding(3, 5, "lookup"), lambda: {"x": torch.randint(256, (2, 7, 3))}
     ),
     "MeanReadout": layer(
@@ -409,7 +391,7 @@ def on_fields(kind):
     space = ("invOnR3", ()) if volumes else ("flipRot2dOnR2", (2,))
     channels = 3 if "Lifting" in kind else 3 * (2 if volumes else 4)
     sides = (2, 3, 4) if volumes else (5, 6)
-    return Case.varying(
+    return Case(
         lambda: fields_layer(kind, *space, 3, heads=2, kernel_size=3, **more),
         lambda step: {"x": d(2 + step, channels, *(n + step for n in sides))},
         "escnn",
@@ -444,7 +426,7 @@ def on_graphs(kind, **options):
         more = {"pos": d(len(batch), 2)} if options.get("position") == "sinusoid" or len(given) < 5 else {}
         return given | more | ({"max_num_nodes": max(ragged(step))} if options.get("method") == "pairs" else {})
 
-    return Case.varying(make, inputs, "torch_geometric")
+    return Case(make, inputs, "torch_geometric")
 
 
 def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, **options):
@@ -470,7 +452,7 @@ def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, **options):
             out["edge_attr"] = d(out["edge_index"].shape[1], EDGE)
         return out
 
-    return Case.varying(make, inputs, "e3nn")
+    return Case(make, inputs, "e3nn")
 
 
 OUT = "2x1o+3x0e+1x1e+1x0o"
