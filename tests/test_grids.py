@@ -1,7 +1,5 @@
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from oracles import positions
 
 from tg_equiattn.grids import Neighbourhood, PixelGrid, transform_grid
@@ -34,16 +32,7 @@ def test_disk():
     assert len(Neighbourhood(2, 3, "disk").offsets()) == 9  # the corners are 1.41 pixels away
 
 
-@settings(deadline=None)
-@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 7), st.integers(0, 7))
-def test_transform_is_an_action(height, width, g, h):
-    group = dihedral(4)
-    x = torch.arange(height * width).view(height, width)
-    both = transform_grid(transform_grid(x, group.matrices[h]), group.matrices[g])
-    assert torch.equal(both, transform_grid(x, group.matrices[group.cayley[g, h]]))
-
-
-@pytest.mark.parametrize("spatial", [(3, 5), (2, 3, 4)])
+@pytest.mark.parametrize("spatial", [(3, 5), (1, 4), (2, 3, 4)])
 def test_transform_moves_positions(spatial):
     """Value at x of the transformed image is the value at g^-1 x of the image, about the centre."""
     x = torch.randn(spatial)

@@ -129,19 +129,6 @@ def test_radial_order_breaks_ties_by_scalars(dtype):
     assert radial_order(pos, ragged).tolist() == list(range(8))  # a symmetry exchanges them: as they came
 
 
-def test_nan_in_one_sequence_leaves_the_order_of_others():
-    sizes = (5, 4, 7)
-    pos = torch.randn(16, 3, dtype=torch.float64)
-    ragged = ragged_of(sizes)
-    scalars = torch.randn(16, 2, dtype=torch.float64)
-    expected = radial_order(pos, ragged, scalars)
-    pos[6], scalars[7, 0] = torch.nan, torch.inf
-    order = radial_order(pos, ragged, scalars)
-    check_order(order, ragged)
-    assert torch.equal(order[:5], expected[:5])
-    assert torch.equal(order[9:], expected[9:])
-
-
 def test_orders_that_are_none():
     ragged = ragged_of((3, 2))
     for order, message in [
