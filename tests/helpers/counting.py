@@ -145,21 +145,21 @@ class Watch:
 
 
 @contextlib.contextmanager
-def counted(*inputs: Any, mode: FakeTensorMode | None = None):
-    """A :class:`Watch` of what runs within on the emulated accelerator, whose values may be fakes of a ``mode``; memory
+def counted(*inputs: Any, mode: FakeTensorMode):
+    """A :class:`Watch` of what runs within on the emulated accelerator, whose values are fakes of a ``mode``; memory
     is counted beyond that of ``inputs``."""
     watch = Watch(*inputs)
     with accelerator(watch, mode):
         yield watch
 
 
-def count(module: torch.nn.Module, inputs: dict[str, Any], fake: bool = True) -> tuple[Counts, Counts]:
+def count(module: torch.nn.Module, inputs: dict[str, Any]) -> tuple[Counts, Counts]:
     """Counts of a forward pass without gradients, and of one with backward, both after a first one, in which a module
     may make tables. Of fakes only sizes are looked at."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def there(x: Any) -> Any:
-        return emulated(mode.from_tensor(x) if mode is not None and isinstance(x, torch.Tensor) else x)
+        return emulated(mode.from_tensor(x) if isinstance(x, torch.Tensor) else x)
 
     module, inputs = to_accelerator(module, there), tree_map(there, inputs)
     floating = {n: x for n, x in inputs.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}

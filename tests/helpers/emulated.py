@@ -40,9 +40,6 @@ class Emulated(torch.Tensor):
         assert inner.device.type == "cpu"
         self.inner = inner
 
-    def __repr__(self):
-        return f"Emulated({self.inner!r})"
-
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return compute(func, args, kwargs or {})
