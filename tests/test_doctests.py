@@ -9,27 +9,18 @@ import tg_equiattn
 from tg_equiattn import integrations
 
 CORE = [m.name for m in pkgutil.walk_packages(tg_equiattn.__path__, "tg_equiattn.") if "integrations" not in m.name]
-HOSTED = [
-    (extra, f"tg_equiattn.integrations.{extra}.{module.name}")
-    for extra in HOSTS
+HOSTED = {
+    f"tg_equiattn.integrations.{extra}.{module.name}": host
+    for extra, host in HOSTS.items()
     for place in integrations.__path__
     for module in pkgutil.iter_modules([f"{place}/{extra}"])
-]
+}
 
 
-def run(name):
-    return doctest.testmod(importlib.import_module(name))
-
-
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize("name", [*CORE, *HOSTED])
 def test_examples_in_docstrings(name):
-    assert run(name).failed == 0
-
-
-@pytest.mark.parametrize(("extra", "name"), HOSTED)
-def test_examples_in_docstrings_of_integrations(extra, name):
-    pytest.importorskip(HOSTS[extra])
-    assert run(name).failed == 0
+    pytest.importorskip(HOSTED.get(name, "torch"))
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
 def test_some_examples_exist():

@@ -1,7 +1,5 @@
 """Every public module and function with inputs for it: one table for tests of devices."""
 
-import contextlib
-import io
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -202,7 +200,7 @@ def performer(position=None, form="grid", **options):
 
 def relative_performer(**options):
     options = {"channels": 12, "depth": 2, "heads": 3, "cutoff": 3, "dropout": 0.0, **options}
-    return fixed(lambda: layers.RelativePerformer(2, 5, **options), lambda: {"image": torch.rand(3, 2, 5, 7)})
+    return fixed(lambda: layers.RelativePerformer(2, 5, **options), lambda: {"image": torch.rand(3, 2, 5, 7).double()})
 
 
 def window(query, key, value, projection, bias, self_bias, far_bias, target, source, offsets, batch):
@@ -365,23 +363,21 @@ CORE = {
 
 def fields_layer(kind, space, order, n, **options):
     """A layer of the escnn integration, of n fields of each kind, as a module of tensors."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        from escnn import gspaces
-        from escnn import nn as enn
-    from tg_equiattn.integrations import escnn
+    import fields
+    from escnn import gspaces
 
     space = getattr(gspaces, space)(*order)
-    image, hidden = (enn.FieldType(space, n * [r]) for r in (space.trivial_repr, space.regular_repr))
+    image, hidden = fields.trivial(space, n), fields.regular(space, n)
     if "Norm" in kind:
-        module = getattr(escnn, kind)(hidden)
+        module = getattr(fields.escnn, kind)(hidden)
     elif "Block" in kind:
-        module = getattr(escnn, kind)(getattr(escnn, f"{kind[:2]}GroupAttention")(hidden, hidden, **options))
+        module = fields.block(fields.of(space, "GroupAttention")(hidden, hidden, **options))
     else:
-        module = getattr(escnn, kind)(image if "Lifting" in kind else hidden, hidden, **options)
+        module = getattr(fields.escnn, kind)(image if "Lifting" in kind else hidden, hidden, **options)
 
     def run(module, x):
-        out = module(enn.GeometricTensor(x, module.in_type))
-        return out.tensor if isinstance(out, enn.GeometricTensor) else out
+        out = module(fields.nn.GeometricTensor(x, module.in_type))
+        return getattr(out, "tensor", out)
 
     return Call(run, module)
 
