@@ -1,14 +1,11 @@
 """Options of the PyG layers of each kind, as the fixture ``make_conv`` takes them; and a layer of the paper's."""
 
-CONTENT = {
+NEAR = {
     "window": {},
     "mlp": {"offset": "mlp", "cutoff": 2.1},  # the same pairs of a lattice as a Manhattan distance below 3
     "distance": {"offset": "distance", "cutoff": 1.6},
     "content pairs": {"method": "pairs"},
     "clipped": {"position": "clipped"},
-}
-NEAR = {
-    **CONTENT,
     "values": {"values": "offset"},
     "mlp values": {"offset": "mlp", "values": "offset", "cutoff": 2.1},
     "distance values": {"offset": "distance", "values": "offset", "cutoff": 1.6},

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from performers import CONTENT, EVERY, NEAR, positional_conv
+from performers import EVERY, NEAR, positional_conv
 from tg_equiattn.integrations.pyg import RelativePerformerConv
 from torch_geometric.data import Batch, Data
 
@@ -34,12 +34,6 @@ def make_conv(randomise):
 def near_conv(request, make_conv):
     """A layer of each kind that needs near pairs."""
     return make_conv(**NEAR[request.param])
-
-
-@pytest.fixture(params=list(CONTENT))
-def content_conv(request, make_conv):
-    """A layer of each kind that needs near pairs and no positions of far ones."""
-    return make_conv(**CONTENT[request.param])
 
 
 @pytest.fixture(params=list(EVERY))

@@ -16,13 +16,13 @@ BATCH = torch.tensor([0, 0, 0, 0, 1, 1, 1])
 X = torch.ones(NODES, 12)
 POS = torch.tensor([[1.0, 0], [0, 0], [0, 2], [3, 3], [1, 1], [0, 0], [0, 0]]) + 0.25
 OFFSET = torch.tensor([[1.0, 0], [-1, 0], [0, 2], [1, 1], [-1, -1], [0, 0]])
-GRID = PixelGrid((7, 1), 3)
+GRID, BONDS = PixelGrid((7, 1), 3), {"edge_dim": 5}
 
 
-def call(position="window", **arguments):
+def call(position="window", options=None, **arguments):
     """A correct call but for what the arguments replace."""
     if position in ("window", None):
-        conv = RelativePerformerConv(12, 35, 5, cutoff=3, offset="table" if position else None)
+        conv = RelativePerformerConv(12, 35, 5, cutoff=3, offset="table" if position else None, **options or {})
     else:
         conv = positional_conv(12, 35, 5, cutoff=3, position=position)
     on_grid, apart = isinstance(arguments.get("neighbors"), PixelGrid), arguments.get("edge_index", 0) is None
@@ -76,6 +76,12 @@ def test_the_correct_call(position):
         ("batch must be None where grid is given", "window", {"neighbors": GRID}),
         ("must not join a pair twice", "clipped", {"edge_index": EDGES[:, [0, 0, 1, 3, 4, 5]], "pos": None}),
         (r"\(N, 12\)", None, {"x": X[:, :11]}),
+        (r"x must be one tensor .* bipartite graphs have two", "window", {"x": (X, X[:5])}),
+        (r"edge_attr must be None without edge_dim, got shape \(6, 2\)", "window", {"edge_attr": OFFSET}),
+        (r"edge_attr must be real numbers of shape .* \(6, 2\)", "window", {"options": BONDS, "edge_attr": OFFSET}),
+        ("edge_attr must be given with edge_dim, got None", "window", {"options": BONDS}),
+        ("edge_index and edge_attr must be given with edge_dim", "window", {"options": BONDS, "edge_index": None}),
+        ("pos must be given", "window", {"options": {"values": "offset"}, "pos": None}),
         ("grid must have", "window", {"neighbors": PixelGrid((2, 3), 3), "batch": None}),
     ],
 )  # fmt: skip

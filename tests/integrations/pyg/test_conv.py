@@ -3,16 +3,17 @@
 import pytest
 import torch
 from oracles import performer_double_sum
-from tg_equiattn.integrations.pyg import PixelGraph
-from torch_geometric.data import Data
 from torch_geometric.utils import to_dense_batch
 
 SIZES = (7, 2, 9)
 
 
 def test_equals_the_sum_over_all_pairs(near_conv, arbitrary_graphs, equal, device):
-    conv, data = near_conv.to(device), arbitrary_graphs(SIZES).to(device)
-    assert bool((data.edge_index[0] == data.edge_index[1]).any())  # self-loops, which count once
+    """With self-loops, which count once, a graph of one node, and nodes without edges."""
+    conv, data = near_conv.to(device), arbitrary_graphs((7, 1, 9, 2)).to(device)
+    assert bool((data.edge_index[0] == data.edge_index[1]).any())
+    kept = ((data.edge_index > 1) & (data.edge_index < 17)).all(0)
+    data.edge_index, data.edge_offset = data.edge_index[:, kept], data.edge_offset[kept]
     if not conv.attention.whole_offsets:
         data.pos = data.pos + torch.rand_like(data.pos)
         source, target = data.edge_index
@@ -20,24 +21,11 @@ def test_equals_the_sum_over_all_pairs(near_conv, arbitrary_graphs, equal, devic
     x = data.x.requires_grad_()
     out = conv(x, data.edge_index, data.batch, pos=data.pos)
     expected = performer_double_sum(conv.attention, x, data.edge_index, data.edge_offset, data.batch, pos=data.pos)
-    assert out.shape == (sum(SIZES), 35)
+    assert out.shape == (19, 35)
     equal(out, expected)
     direction, inputs = torch.randn_like(out), [x, *conv.parameters()]
     for pair in zip(*(torch.autograd.grad((y * direction).sum(), inputs) for y in (out, expected)), strict=True):
         equal(*pair, 1e-10)
-
-
-def test_self_loops_change_nothing(near_conv, arbitrary_graphs, equal):
-    conv, data = near_conv, arbitrary_graphs(SIZES)
-    given = {"batch": data.batch, "pos": data.pos}
-    expected = conv(data.x, data.edge_index, edge_offset=data.edge_offset, **given)
-    proper = data.edge_index[0] != data.edge_index[1]
-    assert not bool(proper.all())
-    edges, offset = data.edge_index[:, proper], data.edge_offset[proper]
-    equal(conv(data.x, edges, edge_offset=offset, **given), expected, 0)
-    loops = torch.arange(len(data.x)).repeat(2, 1)
-    offset = torch.cat([offset, torch.zeros(len(data.x), 2).double()])
-    equal(conv(data.x, torch.cat([edges, loops], 1), edge_offset=offset, **given), expected, 0)
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["edges", "found"])
@@ -57,56 +45,10 @@ def test_translation(on_device, joined, near_conv, point_graphs, error):
         assert error(draws[0], draws[1]) > 1e-3 < error(draws[1], draws[2])
 
 
-def test_translation_is_seen_by_sinusoids(make_conv, point_graphs, error):
-    """Negative control: they are equivariant in expectation over draws only."""
-    conv, data = make_conv("sinusoid"), point_graphs((11, 1, 23))
-    expected = conv(data.x, data.edge_index, pos=data.pos, batch=data.batch)
-    assert error(conv(data.x, data.edge_index, pos=data.pos + 1.3, batch=data.batch), expected) > 1e-3
-
-
 def test_no_position_sees_nodes_as_a_set(make_conv, point_graphs, equal):
     conv, data = make_conv(None), point_graphs((11, 1, 23))
     expected = conv(data.x, batch=data.batch)
     equal(conv(data.x, data.edge_index, data.batch, pos=data.pos, edge_offset=data.edge_offset), expected, 0)
-
-
-def rolled(conv, image, shift, transform):
-    """Outputs of the rolled image, and the image's outputs rolled."""
-    data, moved = transform(Data(image=image)), transform(Data(image=image.roll(shift, (1, 2))))
-    out, moved = (conv(d.x, d.edge_index, pos=d.pos, edge_offset=d.edge_offset) for d in (data, moved))
-    return moved, out.view(*image.shape[1:], -1).roll(shift, (0, 1)).flatten(0, 1)
-
-
-def test_rolls_of_periodic_images(on_device, content_conv, error):
-    image = torch.randn(12, 5, 7).double()
-    for shift in ((1, 0), (0, 1), (-1, 5)):
-        assert error(*rolled(content_conv, image, shift, PixelGraph(3, periodic=True))) <= 1e-10
-        assert error(*rolled(content_conv, image, shift, PixelGraph(3))) > 1e-3  # negative control: the border shows
-
-
-def test_window_sees_directions(make_conv, error):
-    """The offset's sign matters to a table and not to "clipped", which sees distances."""
-    data = PixelGraph(3, periodic=True)(Data(image=torch.randn(12, 5, 7).double()))
-    for position, same in (("window", False), ("clipped", True)):
-        conv = make_conv(position)
-        difference = error(*(conv(data.x, data.edge_index, edge_offset=s * data.edge_offset) for s in (-1, 1)))
-        assert (difference <= 1e-12) if same else (difference > 1e-3)
-
-
-def test_single_nodes_and_isolated_nodes(near_conv, equal, error):
-    """A graph of one node attends to itself; nodes without edges are a graph like any other."""
-    conv, x, pos = near_conv, torch.randn(7, 12).double(), torch.randint(3, (7, 2)).double()
-    none, batch = torch.zeros(2, 0, dtype=torch.long), torch.zeros(7, dtype=torch.long)
-    itself = conv.attention.out(conv.attention.value(x))
-    if getattr(conv.attention.positions, "offset_values", None):  # its own offset is a value
-        itself = performer_double_sum(conv.attention, x, none, torch.zeros(0, 2), torch.arange(7), pos=pos)
-    equal(conv(x, none, torch.arange(7), pos=pos), itself)
-    equal(conv(x[:1], none, pos=pos[:1]), itself[:1])
-    assert error(conv(x, none, pos=pos), itself) > 1e-3
-    for edges in (none, torch.tensor([[2, 5], [5, 3]])):  # of which four are isolated
-        offset = pos[edges[0]] - pos[edges[1]]
-        expected = performer_double_sum(conv.attention, x, edges, offset, batch, pos=pos)
-        equal(conv(x, edges, pos=pos, edge_offset=offset), expected)
 
 
 def arguments(data, joined=True):

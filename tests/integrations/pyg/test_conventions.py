@@ -47,12 +47,6 @@ def test_lazy_in_channels(graph, equal):
     assert float((conv(**graph) - out).detach().abs().max()) > 1e-3
 
 
-def test_bipartite_graphs_are_refused(make_conv, graph):
-    conv = make_conv(**WINDOW)
-    with pytest.raises(ValueError, match=r"x must be one tensor .* bipartite graphs have two"):
-        conv((graph["x"], graph["x"][:5]), graph["edge_index"], pos=graph["pos"])
-
-
 @pytest.mark.parametrize("position", ["window", "clipped"])
 def test_flow(position, make_conv, graph, equal):
     """Against the flow, edges are read the other way round; offsets stay those of what is attended to."""

@@ -15,7 +15,7 @@ SIZES = (13, 2, 17)
 
 def permuted(edges, attr):
     order = torch.randperm(edges.shape[1])
-    return edges[:, order], attr[order]
+    return edges[:, order], None if attr is None else attr[order]
 
 
 def by_rows(edges, attr):
@@ -53,6 +53,8 @@ CSR, CSC = torch.sparse_csr_tensor, torch.sparse_csc_tensor
 WAYS = {
     "permuted": lambda edges, attr, n: permuted(edges, attr),
     "EdgeIndex": lambda edges, attr, n: (EdgeIndex((e := permuted(edges, attr))[0], sparse_size=(n, n)), e[1]),
+    "int32": lambda edges, attr, n: (edges.int(), attr),
+    "EdgeIndex of int32": lambda edges, attr, n: (EdgeIndex(edges.int(), sparse_size=(n, n)), attr),
     "EdgeIndex by row": edge_index_sorted,
     "torch COO": of(lambda e, a, n: torch.sparse_coo_tensor(*permuted(e.flip(0), a), (n, n, a.shape[1]))),
     "torch CSR": of(lambda edges, attr, n: compressed(CSR, edges, attr, n)[0]),
@@ -67,12 +69,17 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", list(WAYS))
-def test_every_way_to_write_edges(way, make_conv, arbitrary_graphs, equal, error):
-    """With features, which an adjacency holds as its values."""
-    conv, data = make_conv(values="offset", edge_dim=3), arbitrary_graphs(SIZES)
+ALONE = "permuted", "int32", "EdgeIndex", "EdgeIndex of int32", "PyG COO", "PyG CSR", "PyG CSC"
+CASES = [("features", way) for way in WAYS] + [(kind, way) for kind in ("window", "distance values") for way in ALONE]
+
+
+@pytest.mark.parametrize(("kind", "way"), CASES)
+def test_every_way_to_write_edges(kind, way, make_conv, arbitrary_graphs, equal, error):
+    """With features, which an adjacency holds as its values, and alone."""
+    conv = make_conv(values="offset", edge_dim=3) if kind == "features" else make_conv(**NEAR[kind])
+    data = arbitrary_graphs(SIZES)
     given = {"batch": data.batch, "pos": data.pos}
-    features = torch.randn(data.edge_index.shape[1], 3, dtype=torch.float64)
+    features = torch.randn(data.edge_index.shape[1], 3, dtype=torch.float64) if kind == "features" else None
     expected = conv(data.x, data.edge_index, edge_attr=features, **given)
     reverse = conv(data.x, data.edge_index.flip(0), edge_attr=features, **given)
     assert error(reverse, expected) > 1e-3  # sources and targets are told apart
@@ -80,29 +87,6 @@ def test_every_way_to_write_edges(way, make_conv, arbitrary_graphs, equal, error
         warnings.filterwarnings("ignore", ".*is in beta state.*", UserWarning)
         adj, attr = WAYS[way](data.edge_index, features, len(data.x))
         equal(conv(data.x, adj, edge_attr=attr, **given), expected)
-
-
-WITHOUT_FEATURES = {
-    "permuted": lambda edges, n: edges[:, torch.randperm(edges.shape[1])],
-    "int32": lambda edges, n: edges.int(),
-    "EdgeIndex": lambda edges, n: EdgeIndex(edges, sparse_size=(n, n)),
-    "EdgeIndex of int32": lambda edges, n: EdgeIndex(edges.int(), sparse_size=(n, n)),
-    "PyG COO": lambda edges, n: to_torch_coo_tensor(edges.flip(0), size=(n, n)),
-    "PyG CSR": lambda edges, n: to_torch_csr_tensor(edges.flip(0), size=(n, n)),
-    "PyG CSC": lambda edges, n: to_torch_csc_tensor(edges.flip(0), size=(n, n)),
-}
-
-
-@pytest.mark.parametrize("kind", ["window", "distance values"])
-@pytest.mark.parametrize("way", list(WITHOUT_FEATURES))
-def test_edges_alone(way, kind, make_conv, arbitrary_graphs, equal, error):
-    conv, data = make_conv(**NEAR[kind]), arbitrary_graphs(SIZES)
-    given = {"batch": data.batch, "pos": data.pos}
-    expected = conv(data.x, data.edge_index, edge_offset=data.edge_offset, **given)
-    assert error(conv(data.x, data.edge_index.flip(0), **given), expected) > 1e-3
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*is in beta state.*", UserWarning)
-        equal(conv(data.x, WITHOUT_FEATURES[way](data.edge_index, len(data.x)), **given), expected)
 
 
 def test_offsets_of_every_dtype(near_conv, point_graphs, equal):

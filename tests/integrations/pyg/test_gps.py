@@ -99,17 +99,6 @@ def test_bonds_reach_the_attention_with_edge_dim(make, graph, error):
         without(**graph)
 
 
-class Given(torch.nn.Module):
-    """In place of a layer: its output."""
-
-    def __init__(self, out):
-        super().__init__()
-        self.out = out
-
-    def forward(self, x, edge_index):
-        return self.out
-
-
 @pytest.mark.parametrize(
     ("message", "options", "arguments"),
     [

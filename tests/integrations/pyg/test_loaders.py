@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-import torch_geometric.typing
 from torch_geometric.data import Data
-from torch_geometric.loader import ClusterData, ClusterLoader, NeighborLoader, NodeLoader, RandomNodeLoader
+from torch_geometric.loader import ClusterData, ClusterLoader, NodeLoader, RandomNodeLoader
 from torch_geometric.sampler import BaseSampler, SamplerOutput
 from torch_geometric.utils import k_hop_subgraph
 
 NODES, PARTS = 101, 7
-FOUND = torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE
 
 
 @pytest.fixture
@@ -51,23 +49,9 @@ class Stripes(ClusterData):
         return self.cluster
 
 
-def neighbor_loader(graph):
-    if not FOUND:
-        pytest.skip("NeighborLoader needs pyg-lib or torch-sparse")
-    return NeighborLoader(graph, [-1, 5], batch_size=17)
-
-
-def cluster_loader(graph):
-    if not (torch_geometric.typing.WITH_METIS or torch_geometric.typing.WITH_TORCH_SPARSE):
-        pytest.skip("ClusterData needs pyg-lib or torch-sparse, with METIS")
-    return ClusterLoader(ClusterData(graph, PARTS, log=False), batch_size=2)
-
-
 LOADERS = {
-    "NeighborLoader": neighbor_loader,
     "NodeLoader": lambda graph: NodeLoader(graph, AllNeighbors(graph.edge_index), batch_size=17),
-    "ClusterLoader": cluster_loader,
-    "ClusterLoader of stripes": lambda graph: ClusterLoader(Stripes(graph), batch_size=2, shuffle=True),
+    "ClusterLoader": lambda graph: ClusterLoader(Stripes(graph), batch_size=2, shuffle=True),
     "RandomNodeLoader": lambda graph: RandomNodeLoader(graph, PARTS),
 }
 LAYERS = {

@@ -1,4 +1,6 @@
-"""Near pairs off a grid: units, distances, offsets in values, features of edges."""
+"""Near pairs off a grid: units, distances, offsets in values, features of edges, pairs given twice."""
+
+import copy
 
 import pytest
 import torch
@@ -87,11 +89,15 @@ def test_auto_measures_the_first_edges_once(name, make, cloud, equal):
 @pytest.mark.parametrize("reflect", [False, True])
 @pytest.mark.parametrize("name", OFFSETS)
 def test_distances_are_invariant_to_motions(name, reflect, make, cloud, error):
-    conv, data = make(name), cloud()
+    """And mean offsets turn along."""
+    conv, data, turn = make(name), cloud(), motion(torch.float64, reflect)
     for given in (data, {"x": data["x"], "pos": data["pos"]}):
-        moved = {**given, "pos": given["pos"] @ motion(torch.float64, reflect).T + 3}
+        moved = {**given, "pos": given["pos"] @ turn.T + 3}
         change = error(conv(**moved), conv(**given))
         assert change < 1e-12 if "distance" in name else change > 1e-3
+        if name in ("distance values", "distance pairs"):
+            vectors, turned = (conv(**g, return_vectors=True)[1] for g in (given, moved))
+            assert error(turned, vectors @ turn.T) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["distance", "distance values", "mlp"])
@@ -136,20 +142,23 @@ def test_equals_the_sum_over_all_pairs(name, make, cloud, equal):
     assert torch.autograd.grad((conv(**data, edge_attr=features) * direction).sum(), pos)[0].abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("message", "options", "arguments"),
-    [
-        (r"edge_attr must be None without edge_dim, got shape \(9, 3\)", {}, {"edge_attr": torch.ones(9, 3)}),
-        (r"edge_attr must be real numbers of shape .* \(9, 3\)", {"edge_dim": 5}, {"edge_attr": torch.ones(9, 3)}),
-        ("edge_attr must be given with edge_dim, got None", {"edge_dim": 5}, {}),
-        ("pos or edge_offset must be given", {"edge_dim": 5}, {"edge_attr": torch.ones(9, 5), "pos": None}),
-        ("edge_index and edge_attr must be given with edge_dim", {"edge_dim": 5}, {"edge_index": None}),
-        ("pos must be given", {"values": "offset"}, {"pos": None, "edge_offset": torch.ones(9, 3)}),
-    ],
-)
-def test_bad_calls(message, options, arguments, make_conv):
-    conv = make_conv(pos_dim=3, offset="mlp", **options).float()
-    edges = torch.stack([torch.arange(9), torch.arange(1, 10)])
-    given = {"x": torch.randn(11, 12), "edge_index": edges, "pos": torch.randn(11, 3), "edge_attr": None}
-    with pytest.raises(ValueError, match=message):
-        conv(**{**given, **arguments})
+def test_pairs_of_two_graphs_are_refused(make_conv, point_graphs):
+    conv, data = make_conv(method="pairs", offset="mlp"), point_graphs((5, 4))
+    near = conv.neighbors(torch.tensor([[0], [7]]), pos=data.pos, num_nodes=9)
+    with pytest.raises(ValueError, match="neighbors must not join nodes of different graphs"):
+        conv(data.x, batch=data.batch, neighbors=near)
+
+
+def test_pairs_given_twice(make_conv):
+    """In float32 as in float64, whatever their biases."""
+    x, pos = torch.randn(4, 12, dtype=torch.float64), torch.rand(4, 2, dtype=torch.float64)
+    edges = torch.tensor([[0, 1, 2, 0, 3], [1, 0, 1, 1, 2]])
+    conv = make_conv(method="pairs", edge_dim=1, values="offset", offset="mlp")
+    torch.nn.init.ones_(conv.attention.positions.edge_bias.weight)
+    in_single = copy.deepcopy(conv).float()
+    for size in (1.0, 300.0, -300.0):
+        bonds = size * torch.tensor([[0.5], [1.0], [0.9], [0.2], [1.0]], dtype=torch.float64)
+        assert conv.neighbors(edges, None, bonds, pos, num_nodes=4).repeats
+        assert not conv.neighbors(edges[:, 1:], None, bonds[1:], pos, num_nodes=4).repeats
+        single = in_single(x.float(), edges, None, bonds.float(), pos.float())
+        torch.testing.assert_close(single.double(), conv(x, edges, None, bonds, pos), rtol=1e-3, atol=1e-3)

@@ -5,7 +5,6 @@ import torch
 from performers import positional_conv
 from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier, RelativeGPSBlock, RelativePerformerConv
 from torch_geometric.data import Batch, Data
-from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GPSConv, HeteroConv, Sequential, global_add_pool
 
 
@@ -49,21 +48,6 @@ def test_sequential(make_conv, point_graphs, equal):
     graph = data.edge_index, data.batch
     expected = second(torch.nn.functional.gelu(first(data.x, *graph, pos=data.pos)), *graph, pos=data.pos)
     equal(model(data.x, *graph, None, data.pos), global_add_pool(expected, data.batch), 0)
-
-
-def test_loader_and_to(make_conv, equal):
-    """Images of different sizes, batched by a DataLoader and converted by its methods, as any PyG data."""
-    transform, conv = PixelGraph(3), make_conv(in_channels=3)
-    shapes = [(5, 7), (1, 1), (2, 11), (3, 3), (1, 13)]
-    graphs = [transform(Data(image=torch.rand(3, *shape), y=n)) for n, shape in enumerate(shapes)]
-    alone = [conv(g.x.double(), g.edge_index, edge_offset=g.edge_offset, pos=g.pos) for g in graphs]
-    seen = []
-    for data in DataLoader(graphs, batch_size=3):
-        data = data.to("cpu").apply(lambda t: t.double() if t.is_floating_point() else t)
-        out = conv(data.x, data.edge_index, data.batch, edge_offset=data.edge_offset)
-        equal(out, torch.cat([alone[int(y)] for y in data.y]))
-        seen += data.y.tolist()
-    assert seen == [*range(len(shapes))]
 
 
 def test_shared_neighbors(near_conv, point_graphs, equal):
