@@ -67,6 +67,15 @@ def test_bad_calls(kind):
         check(module, given | {"edge_index": EDGES, "edge_attr": ATTR}, EDGES_OF)
 
 
+def test_bad_calls_of_ewald_attention():
+    wrong = [
+        ("pos must be given", {"pos": None}),
+        (r"cell must be \(3, 3\) or one a graph", {"cell": torch.eye(3).expand(3, 3, 3)}),
+    ]
+    module = IrrepsEwaldAttention(INSIDE, OUTSIDE, width=1.0)
+    check(module, {"x": X, "pos": POS, "batch": BATCH}, CALLS[:8] + wrong)
+
+
 @pytest.mark.parametrize("kind", OPERATORS.values())
 def test_bad_irreps(kind):
     for message, irreps in [
@@ -101,6 +110,9 @@ def test_bad_irreps(kind):
         ("irreps_hidden must have at least", lambda: TensorProductHyenaOperator("1x0e", "1x0e", "")),
         ("irreps_out must be reachable through irreps_hidden=1x0e", lambda: TensorProductHyenaOperator("1x0e", "1x2e")),
         ("irreps_out must", lambda: TensorProductHyenaOperator("2x0e+1x2e", "1x3o", "2x0e+1x2e+1x3o")),
+        ("irreps_in must have at least one irrep", lambda: IrrepsEwaldAttention("", "1x0e", width=1.0)),
+        ("irreps_out must have at least one irrep", lambda: IrrepsEwaldAttention("1x0e", "0x1o", width=1.0)),
+        ("irreps_out must .* lmax=1, got 2 channels", lambda: IrrepsEwaldAttention("1x0e", "2x2e", width=1.0)),
     ],
 )
 def test_bad_options(message, make):

@@ -3,9 +3,7 @@
 Other kinds equal the core's, whose tests have batches (test_equals_core.py).
 """
 
-import pytest
 import torch
-from e3nn import o3
 
 SIZES = 13, 1, 5, 2, 11
 
@@ -74,34 +72,3 @@ def test_orders(on_device, any_module, graphs, equal):
         assert (moved - out).abs().max() > 1e-3
     else:
         assert (moved - out[order]).abs().max() > 1e-5
-
-
-def test_radial_order_is_by_distance(double, make_module, graphs, equal):
-    module = make_module("radial")
-    arguments = graphs(module, SIZES)
-    order = []
-    for pos, start in zip(arguments["pos"].split(SIZES), (0, 13, 14, 19, 21), strict=True):
-        order.append(start + (pos - pos.mean(0)).norm(dim=1).argsort())
-    equal(module(**arguments, order=torch.cat(order)), module(**arguments))
-
-
-CLOUDS = {
-    "pair": [(1.0, 0, 0), (-1, 0, 0)],
-    "square": [(1.0, 0, 0), (0, 1, 0), (-1, 0, 0), (0, -1, 0)],
-    "rectangle": [(3.0, 1, 0), (-3, 1, 0), (3, -1, 0), (-3, -1, 0)],
-    "octahedron": [(1.0, 0, 0), (-1, 0, 0), (0, 1, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1)],
-    "two pairs": [(1.0, 0, 0), (-1, 0, 0), (0.3, 2, 0), (-0.3, -2, 0), (0, 0, 0)],
-}
-
-
-@pytest.mark.parametrize("kind", ["radial", "tensor radial"])
-def test_nodes_at_one_distance(kind, double, make_module, graphs, equal):
-    """What rounding leaves of invariants that vanish decides nothing: the nodes' scalars tell them apart."""
-    module, r = make_module(kind), o3.rand_matrix()
-    inside, outside = (irreps.D_from_matrix(r).T for irreps in (module.irreps_in, module.irreps_out))
-    for points in [*CLOUDS.values(), *CLOUDS.values()]:
-        pos = torch.tensor(points, dtype=torch.float64) @ o3.rand_matrix()
-        x, order = module.irreps_in.randn(len(points), -1), torch.randperm(len(points))
-        out = module(x, pos)
-        equal(module(x @ inside, pos @ r.T + torch.randn(1, 3)), out @ outside, 1e-10)
-        equal(module(x[order], pos[order]), out[order], 1e-10)

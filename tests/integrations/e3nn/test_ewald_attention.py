@@ -90,33 +90,3 @@ def test_ragged_equals_alone_and_bounded(double, make, equal):
     assert module(x["x"][:0], x["pos"][:0]).shape == (0, module.irreps_out.dim)
     assert module(**x).is_contiguous()
     assert repr(module).startswith(f"IrrepsEwaldAttention({o3.Irreps(INSIDE)} -> {o3.Irreps(OUTSIDE)} |")
-
-
-@pytest.mark.parametrize(
-    ("message", "irreps"),
-    [
-        ("irreps_in must have at least one irrep", ("", "1x0e")),
-        ("irreps_out must have at least one irrep", ("1x0e", "0x1o")),
-        ("irreps_out must be reachable .* lmax=1, got 2 channels", ("1x0e", "2x2e")),
-    ],
-)
-def test_bad_options(message, irreps):
-    with pytest.raises(ValueError, match=message):
-        IrrepsEwaldAttention(*irreps, width=1.0)
-
-
-@pytest.mark.parametrize(
-    ("message", "arguments"),
-    [
-        (r"x must have shape \(nodes, 28\)", {"x": torch.ones(19, 5)}),
-        ("pos must be given", {"pos": None}),
-        (r"pos must have shape \(19, 3\)", {"pos": torch.ones(7, 3)}),
-        ("batch must be sorted", {"batch": batch_of(SIZES).flip(0)}),
-        ("x must be torch.float32", {"x": torch.ones(19, 28).double()}),
-        (r"cell must be \(3, 3\) or one a graph", {"cell": torch.eye(3).expand(2, 3, 3)}),
-    ],
-)
-def test_bad_inputs(message, arguments, make):
-    module = make()
-    with pytest.raises(ValueError, match=message):
-        module(**graph(module) | arguments)

@@ -6,8 +6,6 @@ from e3nn import o3
 from space import batch_of
 from tg_equiattn.integrations.e3nn import LongTensorProduct
 
-from tg_equiattn.functional import vector_long_conv
-
 MODES = ["circular", "causal"]
 FULL = ("2x0e+3x1o+1x2e", "1x0o+2x1e+1x3o", "2x1o+1x2o+2x0e")
 EQUAL, WIDER = ("3x0e+3x1o", "3x0e+3x1o", "3x0e+3x1e+3x1o"), ("3x0e+2x1o", "5x0e+1x1o", "3x0e+2x1o+2x1e")
@@ -62,16 +60,6 @@ def test_equals_the_sum_over_pairs(case, mode, sizes, double, device, randomise,
     wanted_grads = torch.autograd.grad((wanted * direction).sum(), [x1, x2, weight])
     for a, b in zip(got_grads, wanted_grads, strict=True):
         equal(a.cpu(), b)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_cross_products_are_a_path(mode, default_dtype, equal):
-    conv = LongTensorProduct("5x1o", "5x1o", "5x1e", instructions=[(0, 0, 0, "uuu", False)], causal=mode == "causal")
-    assert conv.weight_numel == 0
-    x1, x2 = (torch.randn(3, 11, 5, 3) for _ in range(2))
-    expected = vector_long_conv(x1, x2, mode=mode) / 2**0.5
-    got = conv(x1.view(33, 15), x2.view(33, 15), batch_of((11,) * 3))
-    equal(got, expected.reshape(33, 15), 1e-12 if default_dtype == torch.float64 else 1e-6)
 
 
 @pytest.mark.parametrize(
