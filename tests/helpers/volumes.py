@@ -1,4 +1,4 @@
-"""Every discrete gspace of volumes that escnn makes or restricts to."""
+"""Discrete gspaces of images, and every one of volumes, that escnn makes or restricts to."""
 
 import contextlib
 import functools
@@ -27,7 +27,16 @@ def turned(angle_axis):
 
 
 HALF = np.sqrt(0.5)
-GSPACES = {  # with the number of elements, and how many of them map voxels to voxels
+IMAGES = {  # with the number of elements, and how many of them map pixels to pixels
+    "rot2d of images": (lambda: gspaces.rot2dOnR2(4), 4, 4),
+    "SO(2) to C8": (lambda: restricted(lambda: gspaces.rot2dOnR2(-1), 8), 8, 4),
+    "flipRot4": (lambda: gspaces.flipRot2dOnR2(4), 8, 8),
+    "flipRot2": (lambda: gspaces.flipRot2dOnR2(2), 4, 4),
+    "flip": (gspaces.flip2dOnR2, 2, 2),
+    "flip, other axis": (lambda: gspaces.flip2dOnR2(axis=0.0), 2, 2),
+    "trivial of images": (gspaces.trivialOnR2, 1, 1),
+}
+GSPACES = {
     "octa": (gspaces.octaOnR3, 24, 24),
     "fullOcta": (gspaces.fullOctaOnR3, 48, 48),
     "ico": (gspaces.icoOnR3, 60, 12),
@@ -55,7 +64,7 @@ GSPACES = {  # with the number of elements, and how many of them map voxels to v
 def gspace_of(name):
     """Made once: escnn reads irreps from a file for seconds."""
     with contextlib.redirect_stdout(io.StringIO()):
-        return GSPACES[name][0]()
+        return (IMAGES | GSPACES)[name][0]()
 
 
 @functools.cache

@@ -6,13 +6,7 @@ import pytest
 import torch
 from escnn import gspaces, nn
 from fields import block, of, sides
-from tg_equiattn.integrations.escnn import (
-    R2GlobalAttention,
-    R2GroupAttention,
-    R2LiftingAttention,
-    between_fields,
-    group_from_gspace,
-)
+from tg_equiattn.integrations.escnn import between_fields, group_from_gspace
 
 from tg_equiattn.testing import act
 
@@ -131,55 +125,3 @@ def test_layers_between_fields_of_any_type(name, randomise):
     element = gspace.fibergroup.elements[1]
     mixed = nn.GeometricTensor(x.transform(element).tensor.flip(1), in_type)
     assert (model(mixed).tensor - model(wrong).transform(element).tensor).abs().max() > 1e-3
-
-
-def test_rotations_restricted_to_a_finite_group(randomise):
-    """C_8 from SO(2): escnn restricts the fields, and what follows has quarter turns exactly."""
-    gspace = gspaces.rot2dOnR2(-1, maximum_frequency=2)
-    image = nn.FieldType(gspace, 2 * [gspace.trivial_repr])
-    vectors = nn.FieldType(gspace, [gspace.irrep(0), gspace.irrep(1), gspace.irrep(2)])
-    first = nn.R2Conv(image, vectors, kernel_size=5, padding=2)
-    restrict = nn.RestrictionModule(vectors, 8)
-    hidden = fields(restrict.out_type.gspace)
-    attention = between_fields(
-        restrict.out_type, R2GroupAttention(hidden, hidden, heads=2, kernel_size=3), restrict.out_type
-    )
-    model = nn.SequentialModule(first, restrict, attention)
-    randomise(model).double().eval()
-    x = tensor(image, 1, 9, 9)
-    out = model(x)
-    quarter = restrict.out_type.gspace.fibergroup.elements[2]
-    moved = model(nn.GeometricTensor(x.tensor.rot90(1, (-2, -1)), image)).tensor
-    expected = out.transform(quarter).tensor
-    # a 5 x 5 filter of SO(2) is sampled at the pixels, which quarter turns map to themselves
-    torch.testing.assert_close(moved, expected, rtol=0, atol=1e-6 * float(expected.detach().abs().max()))
-
-
-ROT, FLIP = GSPACES["rot4"], GSPACES["flip"]
-HIDDEN, IMAGE, VECTORS = fields(ROT), fields(ROT, 2, "trivial"), nn.FieldType(ROT, [ROT.irrep(1)])
-WITH_CONTEXT = R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=3, context_type=fields(ROT, 2)).double()
-X = tensor(HIDDEN, 1, 5, 5)
-
-
-@pytest.mark.parametrize(
-    ("message", "call"),
-    [
-        ("context must be a GeometricTensor of type .* got", lambda: WITH_CONTEXT(X, context=X)),
-        ("context must be a GeometricTensor of type .* got Tensor", lambda: WITH_CONTEXT(X, context=X.tensor)),
-        ("context must be given, with context_channels=2", lambda: WITH_CONTEXT(X)),
-        ("context_type must have the gspace of in_type",
-         lambda: R2GroupAttention(HIDDEN, HIDDEN, heads=2, context_type=fields(FLIP))),
-        ("context_type must consist of regular fields",
-         lambda: R2GlobalAttention(HIDDEN, HIDDEN, heads=2, context_type=IMAGE)),
-        ("in_type must consist of regular fields", lambda: R2GlobalAttention(IMAGE, HIDDEN, heads=2)),
-        ("layer must be an escnn.nn.EquivariantModule, got Identity",
-         lambda: between_fields(HIDDEN, torch.nn.Identity(), HIDDEN)),
-        ("out_type must have the gspace of the layer", lambda: between_fields(HIDDEN, WITH_CONTEXT, fields(FLIP))),
-        ("in_type must be an escnn.nn.FieldType, got int", lambda: between_fields(3, WITH_CONTEXT, HIDDEN)),
-        ("in_type must share an irreducible representation with the layer's",
-         lambda: between_fields(VECTORS, R2LiftingAttention(IMAGE, HIDDEN, heads=2), HIDDEN)),
-    ],
-)  # fmt: skip
-def test_bad_arguments(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()

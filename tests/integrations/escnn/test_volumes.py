@@ -1,15 +1,12 @@
-"""Volumes: every discrete gspace of three dimensions, with escnn's own transform as the judge."""
+"""Images and volumes: every discrete gspace, with escnn's own transform as the judge."""
 
 import contextlib
 
 import numpy as np
 import pytest
 import torch
-from escnn import gspaces, nn
 from fields import regular, trivial
 from tg_equiattn.integrations.escnn import (
-    R2GroupAttention,
-    R2RegularLayerNorm,
     R3AttentionBlock,
     R3GlobalAttention,
     R3GroupAttention,
@@ -17,7 +14,7 @@ from tg_equiattn.integrations.escnn import (
     R3RegularLayerNorm,
     group_from_gspace,
 )
-from volumes import GSPACES, field, gspace_of, lattice
+from volumes import GSPACES, IMAGES, field, gspace_of, lattice
 
 from tg_equiattn.groups import FiniteGroup
 from tg_equiattn.testing import act
@@ -44,14 +41,14 @@ def worst(group, gspace, *shape):
     return max(errors)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [*IMAGES, *EVERY])
 def test_the_action_is_that_of_escnns_transform(name):
     """For every lattice element of every gspace; products and the regular representation, too."""
-    gspace, (_, order, exact) = gspace_of(name), GSPACES[name]
-    group, elements = group_from_gspace(gspace), gspace.fibergroup.elements
-    assert (len(group), group.dim, len(lattice(gspace))) == (order, 3, exact)
+    gspace, (_, order, exact) = gspace_of(name), (IMAGES | GSPACES)[name]
+    group, elements, dim = group_from_gspace(gspace), gspace.fibergroup.elements, gspace.dimensionality
+    assert (len(group), group.dim, len(lattice(gspace))) == (order, dim, exact)
     for shape in ((4, 4, 4), (3, 4, 5)) if order <= 24 else ((3, 2, 3),):
-        assert worst(group, gspace, *shape) < 1e-12
+        assert worst(group, gspace, *shape[:dim]) < 1e-12
     for a in torch.randint(order, (min(order, 30),)).tolist():
         permutation = torch.eye(order)[group.cayley[group.inverse[a]]]
         np.testing.assert_allclose(gspace.regular_repr(elements[a]), permutation, atol=1e-12)
@@ -132,38 +129,3 @@ def test_windows_are_balls_off_the_lattice(name):
     assert len(errors) == order
     assert {element for element, _ in errors} == set(gspace.fibergroup.elements)
     assert all(1e-5 < error < 0.03 for _, error in errors[exact:])
-
-
-PLANAR, SPACE, OTHER = gspaces.rot2dOnR2(4), gspaces.rot2dOnR3(4), gspaces.mirOnR3()
-
-
-def vectors(gspace):
-    return nn.FieldType(gspace, [gspace.trivial_repr, gspace.irrep(1)])
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: R2GroupAttention(regular(SPACE), regular(SPACE), heads=1),
-         r"in_type must have a gspace of dimensionality 2, got .*; use R3GroupAttention"),
-        (lambda: R2RegularLayerNorm(regular(SPACE)), "of dimensionality 2, got .*; use R3RegularLayerNorm"),
-        (lambda: R3LiftingAttention(trivial(PLANAR), regular(PLANAR)), "; use R2LiftingAttention"),
-        (lambda: R3GlobalAttention(regular(PLANAR), regular(PLANAR)), "; use R2GlobalAttention"),
-        (lambda: R3AttentionBlock(R2GroupAttention(regular(PLANAR), regular(PLANAR))),
-         "attention must have a gspace of dimensionality 3, .*; use R2AttentionBlock"),
-        (lambda: R3LiftingAttention(vectors(SPACE), regular(SPACE)),
-         r"use R3GroupAttention after escnn.nn.R3Conv\(in_type, fields, kernel_size=1\)"),
-        (lambda: R3GroupAttention(trivial(SPACE), regular(SPACE)),
-         r"lift trivial fields with R3LiftingAttention, or convert with escnn.nn.R3Conv\(in_type, fields"),
-        (lambda: group_from_gspace(gspaces.rot3dOnR3()), r"RestrictionModule\(fields, 'octa'\).*rotations of the cube"),
-        (lambda: R3RegularLayerNorm(trivial(gspaces.flipRot3dOnR3())),
-         r"RestrictionModule\(fields, \(True, 'octa'\)\)"),
-        (lambda: R3LiftingAttention(trivial(gspaces.rot2dOnR3()), trivial(gspaces.rot2dOnR3())),
-         "gspace must be discrete, got .*; take a discrete one, n > 0"),
-        (lambda: R3GroupAttention(regular(SPACE), regular(OTHER)),
-         "out_type must have the gspace of in_type"),
-    ],
-)  # fmt: skip
-def test_bad_arguments(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
