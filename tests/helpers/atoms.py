@@ -1,4 +1,4 @@
-"""Atoms as ASE has them: a crystal, a slab of it, two molecules apart."""
+"""Atoms as ASE has them: a crystal, a slab of it, two molecules apart; moved, strained and turned."""
 
 import numpy as np
 from ase.build import bulk, molecule
@@ -22,3 +22,47 @@ def waters(distance):
     first, second = molecule("H2O"), molecule("H2O")
     second.positions += [distance, 0, 0]
     return first + second
+
+
+def differences(function, step=1e-3):
+    """The derivative of a function at 0, of fourth order."""
+    a, b, c, d = (function(n * step) for n in (-2, -1, 1, 2))
+    return (a - 8 * b + 8 * c - d) / (12 * step)
+
+
+def check_forces_and_stress(energy, atoms, forces, stress):
+    """Forces are differences of energies, and so is the stress where one is given."""
+
+    def moved(size):
+        near = atoms.copy()
+        near.positions[2, 1] += size
+        return energy(near)
+
+    assert abs(differences(moved) + forces[2, 1].item()) < 1e-6 * forces.abs().max()
+    for i, j in [(0, 0), (0, 1), (2, 1)] if stress is not None else []:
+
+        def strained(size, i=i, j=j):
+            near, strain = atoms.copy(), np.zeros((3, 3))
+            strain[i, j] += size / 2
+            strain[j, i] += size / 2
+            near.set_cell(near.cell.array @ (np.eye(3) + strain), scale_atoms=True)
+            return energy(near)
+
+        found = differences(strained) / atoms.get_volume()
+        assert abs(found - stress[i, j].item()) < 1e-6 * stress.abs().max()
+
+
+def turned(systems, matrix):
+    out = [atoms.copy() for atoms in systems]
+    for atoms in out:
+        atoms.set_cell(atoms.cell.array @ matrix.T)
+        atoms.positions = atoms.positions @ matrix.T
+    return out
+
+
+def check_far(energy, gain):
+    """A supercell has as many times the energy; a molecule sees another beyond all messages, unless the gain is 0."""
+    assert abs(energy(salt((2, 1, 1))) / energy(salt()) - 2) < 1e-6
+    assert abs(energy(waters(12.0)) - energy(waters(13.0))) > 1e-9
+    gain.data.zero_()
+    assert abs(energy(waters(12.0)) - energy(waters(13.0))) < 1e-12

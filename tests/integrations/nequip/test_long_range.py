@@ -1,12 +1,12 @@
 """Long range in NequIP: energies, forces and stress are right whatever repeats, in batches and alone."""
 
 import copy
+import functools
 
-import numpy as np
 import pytest
 import torch
 from ase.build import molecule
-from atoms import salt, slab, waters
+from atoms import check_far, check_forces_and_stress, salt, slab, turned
 from nequip.model.modify_utils import modify
 from nequip.scripts import _package_utils
 from nequip_models import energy, frame, frames, make_nequip, mixed
@@ -14,13 +14,6 @@ from space import error, motion
 from tg_equiattn.integrations.nequip import LongRange
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("double")]
-STEP = 1e-3
-
-
-def differences(function):
-    """The derivative of a function at 0, of fourth order."""
-    a, b, c, d = (function(n * STEP) for n in (-2, -1, 1, 2))
-    return (a - 8 * b + 8 * c - d) / (12 * STEP)
 
 
 @pytest.mark.parametrize("after", [(0,), (1,), (0, 1)])
@@ -28,35 +21,13 @@ def differences(function):
 def test_forces_and_stress_are_derivatives(after, make_atoms):
     model, atoms = make_nequip(after=after), make_atoms()
     out = model(frame(atoms))
-
-    def moved(size):
-        near = atoms.copy()
-        near.positions[2, 1] += size
-        return energy(model, near)
-
-    assert abs(differences(moved) + out["forces"][2, 1].item()) < 1e-6 * out["forces"].abs().max()
-    for i, j in [(0, 0), (0, 1), (2, 1)]:
-
-        def strained(size, i=i, j=j):
-            near, strain = atoms.copy(), np.zeros((3, 3))
-            strain[i, j] += size / 2
-            strain[j, i] += size / 2
-            near.set_cell(near.cell.array @ (np.eye(3) + strain), scale_atoms=True)
-            return energy(model, near)
-
-        found = differences(strained) / atoms.get_volume()
-        assert abs(found - out["stress"][0, i, j].item()) < 1e-6 * out["stress"].abs().max()
+    check_forces_and_stress(functools.partial(energy, model), atoms, out["forces"], out["stress"][0])
 
 
 @pytest.mark.parametrize("reflect", [False, True])
 def test_equivariance(reflect):
     model, r = make_nequip(), motion(reflect=reflect).numpy()
-    systems = mixed()
-    turned = [atoms.copy() for atoms in systems]
-    for atoms in turned:
-        atoms.set_cell(atoms.cell.array @ r.T)
-        atoms.positions = atoms.positions @ r.T
-    out, other = (model(frames(*x)) for x in (systems, turned))
+    out, other = (model(frames(*x)) for x in (mixed(), turned(mixed(), r)))
     assert error(other["total_energy"], out["total_energy"]) < 1e-10
     assert error(other["forces"], out["forces"] @ torch.from_numpy(r).T) < 1e-9
 
@@ -128,12 +99,8 @@ def test_fewer_features():
 
 
 def test_what_is_far_counts_and_repeats():
-    """A supercell has as many times the energy, a lone atom its own; a molecule sees another beyond all messages."""
     model = make_nequip()
-    assert abs(energy(model, salt((2, 1, 1))) / energy(model, salt()) - 2) < 1e-6
-    assert abs(energy(model, waters(12.0)) - energy(model, waters(13.0))) > 1e-9
-    model.model.func.layer0_long_range.gain.data.zero_()
-    assert abs(energy(model, waters(12.0)) - energy(model, waters(13.0))) < 1e-12
+    check_far(functools.partial(energy, model), model.model.func.layer0_long_range.gain)
 
 
 def test_float32_and_copies():
