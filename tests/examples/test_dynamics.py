@@ -83,27 +83,3 @@ def test_smooth_energies_are_kept_and_others_jump():
         assert coarse["fluctuation"][0] / fine["fluctuation"][0] == pytest.approx(4, rel=0.2), name
         assert found["ordered"][1]["jump"][0] > 30 * fine["jump"][0]
     assert found["ordered"][1]["jump"][0] > 0.5 * found["ordered"][0]["jump"][0]
-
-
-@pytest.mark.parametrize("operator", ["none", "EwaldAttention", "SE3HyenaOperator", "VectorSelfAttention"])
-def test_whose_energy_jumps_where_two_points_exchange_radii(operator):
-    from data.soft_charges import alternating
-    from dynamics import PRESETS, Model, learned
-
-    settings = dataclasses.replace(PRESETS["quick"], operators=(operator,))
-    model = Model(settings).eval().double().requires_grad_(False)
-    potential, (positions, way) = learned(model, alternating(1, 6), 1.0), start(1, 6)
-    radii = (positions - positions.mean(1, keepdim=True)).norm(dim=-1)[0].argsort()
-    way = torch.zeros_like(way)
-    way[0, radii[0]] = 3 * (positions - positions.mean(1, keepdim=True))[0, radii[0]]  # outwards
-
-    def first(step):
-        moved = positions + step * way
-        return int((moved - moved.mean(1, keepdim=True)).norm(dim=-1)[0].argmin())
-
-    below, above = 0.0, next(float(step) for step in range(1, 20) if first(step) != int(radii[0]))
-    for _ in range(36):
-        middle = (below + above) / 2
-        below, above = (middle, above) if first(middle) == int(radii[0]) else (below, middle)
-    change = float((potential(positions + above * way)[0] - potential(positions + below * way)[0]).abs())
-    assert change > 1e-3 if operator == "SE3HyenaOperator" else change < 1e-6

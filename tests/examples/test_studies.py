@@ -183,10 +183,52 @@ def check_far_digits(rows, module, folder):
     assert "best guess from one digit" in (folder / "accuracy.md").read_text()
 
 
+def check_superpixel_digits(rows, module, folder):
+    for row in rows:
+        name, change = row.setting("models"), row.more["change"]
+        assert (change["shifts"] < 1e-5) == ("positions" not in name and "pixels" not in name), name
+        assert change["angles"] < 1e-5 if "lengths" in name else change["angles"] > 1e-3, name
+
+
+def check_solid_shapes(rows, module, folder):
+    """Rotations change nothing, reflections do; without rotations both do."""
+    for row in rows:
+        errors = row.more["errors"]
+        assert errors["rotations"] > 1e-3 if "no rotations" in row.setting("models") else errors["rotations"] < 1e-5
+        assert errors["reflections"] > 1e-4
+
+
+def check_shape_clouds(rows, module, folder):
+    """Of distances neither turns nor shifts change outputs, of offsets shifts do not."""
+    for row in rows:
+        name = row.setting("models")
+        for change, exact in (("change", 1e-5), ("change in float64", 1e-12)):
+            turned, shifted = (row.more[change][test] for test in ("turned", "shifted"))
+            assert turned < exact if name == "distance" else turned > 1e-4
+            assert shifted < exact if name in ("distance", "mlp") else shifted > 1e-4
+
+
+def check_depots(rows, module, folder):
+    for row in rows:
+        name = row.setting("models")
+        moved, turned = (row.more.get(f"change, {change}", 0.0) for change in ("moved", "turned"))
+        assert (moved < 1e-5) == (name not in ("Performer", "Performer, shifts", "dense, shifts")), name
+        if row.setting("tasks") == "distance":
+            assert (turned < 1e-5) == (name.split(",")[0] not in ("Performer", "dense")), name
+
+
+def check_molecules(rows, module, folder):
+    for row in rows:
+        turned = row.more["turned"]
+        assert turned > 1e-3 if module.MODELS[row.setting("models")][1] else turned < 1e-5
+
+
 def check_scaled_digits(rows, module, folder):
     for row in rows:
         assert row.more["repeated"]["1"] == pytest.approx(row.more["zoomed"]["1"]) == pytest.approx(row.value)
-        assert (max(row.more["errors"]) < 1e-5) == ("more scales" in row.more) == (row.setting("models") == "scales")
+        assert (
+            (max(row.more["errors"]) < 1e-5) == ("more scales" in row.more) == (row.setting("models") != "convolution")
+        )
 
 
 def check_real_molecules(rows, module, folder):
@@ -206,9 +248,8 @@ FLAGS = {
     "crystals": ["--trained-on", "crystals", "clouds"],
     "superpixel_digits": ["--turned"],
     "molecules": ["--messages", "bonds", "pairs"],
-    "scaled_digits": ["--test-images", 10, "--models", "scales", "convolution"],
-    "depots": ["--tasks", "displacement", "distance", "--models", "far offsets", "far offsets, pairs",
-               "Performer, centred"],
+    "scaled_digits": ["--test-images", 10, "--models", "scales", "convolution", "convolution, scales"],
+    "depots": ["--tasks", "displacement", "distance"],
 }  # fmt: skip
 
 
