@@ -1,11 +1,19 @@
-"""What functions of linear attention, vectors and long convolutions refuse: each error names the argument."""
+"""What functions refuse: each error names the argument. What repeats in space, which waves need, has its own table."""
 
 import pytest
 import torch
 
 from tg_equiattn import functional as F
-from tg_equiattn.grids import PixelGrid
+from tg_equiattn.encodings import relation_index
+from tg_equiattn.grids import Neighbourhood, PixelGrid
+from tg_equiattn.groups import cyclic
 
+IMAGES = dict.fromkeys(("query", "key", "value"), torch.ones(2, 3, 5, 4, 5, 6))
+GROUP = IMAGES | {
+    "rho_space": torch.ones(4, 9, 5), "rho_group": torch.ones(4, 5), "index": relation_index(cyclic(4), "ge_vit"),
+    "neighbourhood": Neighbourhood(2, 3),
+}  # fmt: skip
+GLOBAL = GROUP | {"index": relation_index(cyclic(4), "relative"), "projection": torch.ones(7, 5)}
 NEAR = PixelGrid((5, 7), 3).neighbors()
 WINDOW = {
     **dict.fromkeys(("query", "key", "value"), torch.ones(35, 3, 5)), "projection": torch.ones(11, 5),
@@ -13,6 +21,14 @@ WINDOW = {
 }  # fmt: skip
 FEW = dict.fromkeys(("query", "key", "value"), torch.ones(30, 3, 5))
 Q, W, V, S, X = torch.ones(2, 3, 5, 7), torch.ones(11, 7), torch.ones(3, 5, 2, 3), torch.ones(3, 5, 2), torch.ones(8)
+
+
+def group(name, value):
+    return lambda: F.group_attention(**GROUP | {name: value})
+
+
+def everywhere(**change):
+    return lambda: F.global_group_attention(**GLOBAL | change)
 
 
 def linear(*tensors, **options):
@@ -44,6 +60,33 @@ def product(x, y):
 
 
 REFUSED = [
+    ("query must have shape", group("query", torch.ones(3, 5, 4, 5, 6))),
+    ("key must have the shape of query", group("key", torch.ones(2, 3, 5, 4, 5, 5))),
+    ("value must match query", group("value", torch.ones(2, 3, 5, 3, 5, 6))),
+    ("key must be torch.float32 on cpu as query is, got torch.float64", group("key", IMAGES["key"].double())),
+    ("query must be a floating point tensor, got torch.int32", group("query", IMAGES["query"].int())),
+    ("rho_space must have shape", group("rho_space", torch.ones(3, 9, 5))),
+    ("rho_space must have 9 offsets on axis 1", group("rho_space", torch.ones(4, 8, 5))),
+    ("rho_space must be on cpu as query is, got meta", group("rho_space", torch.ones(4, 9, 5, device="meta"))),
+    ("rho_group be None", group("rho_space", torch.ones(4, 9, 4, 5))),
+    (r"rho_group must have shape \(4, 5\), got None", group("rho_group", None)),
+    ("rho_group must be a floating point tensor, got torch.int32", group("rho_group", torch.ones(4, 5).int())),
+    ("index must be int64 of shape", group("index", GROUP["index"][:, :3])),
+    ("index must be a permutation", group("index", GROUP["index"] * 0)),
+    ("index must be on cpu as query is, got meta", group("index", GROUP["index"].to("meta"))),
+    (r"dropout must be in \[0, 1\), got 1.0", group("dropout", 1.0)),
+    ("neighbourhood must be a tg_equiattn.grids.Neighbourhood, got int", group("neighbourhood", 3)),
+    ("rho_space must have 49 offsets on axis 1", group("neighbourhood", Neighbourhood(2, 7))),
+    ("must have 3 spatial axes", group("neighbourhood", Neighbourhood(3, 3))),
+    (r"space_bias must have shape \(3, 4, 9\), got \(3, 4, 8\)", group("space_bias", torch.zeros(3, 4, 8))),
+    (r"group_bias must have shape \(3, 4\), got \(3, 5\)", group("group_bias", torch.zeros(3, 5))),
+    ("group_bias must be a floating point tensor, got torch.int64", group("group_bias", torch.zeros(3, 4).long())),
+    ("group_bias must be on cpu as query is, got meta", group("group_bias", torch.zeros(3, 4, device="meta"))),
+    ("index must have shape .*'relative'", everywhere(index=GROUP["index"])),
+    (r"projection must be \(m, 5\), got \(7, 4\)", everywhere(projection=torch.ones(7, 4))),
+    (r"far_bias must have shape \(3, 4\), got \(3, 3\)", everywhere(biases=(None, None, torch.ones(3, 3)))),
+    ("must be a window", everywhere(neighbourhood=Neighbourhood(2, None), rho_space=torch.ones(4, 99, 5))),
+    (r"mask must be bool of shape \(2 or 1, 5, 6\)", everywhere(mask=torch.ones(2, 5, 6))),
     ("query, key and value must be", linear(Q, Q[..., :3], Q, W)),
     (r"projection must be \(m, 7\), got \(11, 5\)", linear(Q, Q, Q, W[:, :5])),
     ("projection must not require", linear(Q, Q, Q, W.clone().requires_grad_())),
@@ -51,8 +94,6 @@ REFUSED = [
     ("mask must be None", flat(mask=torch.ones(3, dtype=torch.bool))),
     ("batch must be None", linear(Q, Q, Q, W, batch=torch.zeros(2).long())),
     ("batch must be sorted", flat(batch=torch.tensor([0, 1, 0]))),
-    ("batch must be int64", flat(batch=torch.zeros(3))),
-    ("batch must be in", flat(batch=torch.tensor([0, 1, 2]), batch_size=2)),
     ("batch must be given", flat(batch_size=2)),
     ("query, key and value must be", window(key=torch.ones(5, 3, 5))),
     ("projection must be", window(projection=torch.ones(11, 2))),
@@ -94,3 +135,8 @@ REFUSED = [
 def test_refused(message, call):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("call", [group("dropout", 0.0), everywhere(), window()])
+def test_what_is_changed_is_good(call):
+    call()

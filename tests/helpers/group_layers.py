@@ -4,7 +4,7 @@ import functools
 from dataclasses import fields
 
 import torch
-from oracles import attention_by_definition, separable_by_definition
+from oracles import attention_by_definition, relation_argument, separable_by_definition
 
 from tg_equiattn.functional import softmax_features
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, GroupAttentionBlock, LiftingAttention
@@ -61,8 +61,10 @@ LAYERS = {
 
 def oracle(layer, x, relation, context=None, there=None):
     """The layer by its definition, one (pixel, h, t) at a time, with the encoding evaluated offset by offset; ``there``
-    (pixels,) is the mask of all images."""
-    lifts = isinstance(layer, LiftingAttention)
+    (pixels,) is the mask of all images. Scales go from one to the next, of each all isometries."""
+    lifts, scales = isinstance(layer, LiftingAttention), getattr(layer.group, "scales", None)
+    isometries = layer.group.isometries if scales else layer.group
+    matrices, each = isometries.matrices.repeat(scales or 1, 1, 1), len(isometries)
     q, k, v = (p.unsqueeze(3) if lifts else p for p in layer.project(x, context))
     size = layer.neighbourhood.kernel_size
     spatial = tuple(x.shape[-layer.group.dim :])
@@ -77,7 +79,20 @@ def oracle(layer, x, relation, context=None, there=None):
     def inside(offset):
         if layer.neighbourhood.shape == "disk":
             return bool(offset.norm() <= size / 2)
-        return size is None or bool(offset.abs().max() <= size // 2)
+        return size is None or bool(offset.abs().max() <= size // 2 and torch.equal(offset, offset.round()))
+
+    def argument(h, t, s):
+        if lifts:
+            return 0
+        if relation in ("relative", "frame") and t != h:
+            return None
+        if relation == "frame":
+            return 0 if s == h else None
+        if not scales:
+            return relation_argument(matrices, relation, h, t, s)
+        apart = s // each - h // each + layer.scale_window // 2
+        turn = relation_argument(isometries.matrices, relation, h % each, t % each, s % each)
+        return apart * each + turn if 0 <= apart < layer.scale_window else None
 
     frames, count = relation == "frame", q.shape[1]
 
@@ -100,7 +115,8 @@ def oracle(layer, x, relation, context=None, there=None):
         return weight * layer.far_bias[:, arguments].exp()[:, None] / number
 
     out = attention_by_definition(
-        q, k, v[:, :count], rho, layer.group.matrices, relation=relation, inside=inside,
+        q, k, v[:, :count], rho, matrices, argument=argument, inside=inside,
+        strides=[2 ** (h // each) for h in range(len(matrices))],
         scale=layer.head_channels**-0.5, bias=bias if layer.locality is not None else None, there=there,
         circular=layer.neighbourhood.circular,
         far=far if isinstance(layer, GlobalGroupAttention) else None,

@@ -30,64 +30,55 @@ def relation_argument(matrices, relation, h, t, s):
 
 def positions(spatial):
     """Position (x, y) or (x, y, z) of every pixel, flattened in the order of the tensor."""
-    axes = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in spatial), indexing="ij")
-    if len(spatial) == 2:
-        row, column = axes
-        return torch.stack([column, -row], -1).flatten(0, 1)
-    z, row, column = axes
-    return torch.stack([column, -row, z], -1).flatten(0, 2)
+    *z, row, column = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in spatial), indexing="ij")
+    return torch.stack([column, -row, *z], -1).flatten(0, -2)
 
 
 def attention_by_definition(
-    query, key, value, rho, matrices, *, relation, inside, scale, bias=None, there=None, circular=False, far=None
-):
+    query, key, value, rho, matrices, *, argument, inside, scale, strides=None, bias=None, there=None, circular=False,
+    far=None,
+):  # fmt: skip
     """Group self-attention, one (image, head, pixel, h, t) at a time.
 
     query, key, value: (B, heads, C, T, *spatial); ``rho(offset, u)`` the encoding of an already rotated offset;
-    ``relation`` None for lifting; ``inside(offset)`` whether an offset belongs to the neighbourhood;
-    ``bias(offset, u)``, of a rotated offset too, (heads,) to add to the score; ``there``, true for the pixels that are
-    keys, flattened; with ``circular`` the image goes on at the other side; ``far(query, key, u)``, (B, heads, keys, S)
-    from (B, heads, C), (B, heads, C, S, keys) and a list of u, weighs all keys, to which windows add exp(score).
+    ``argument(h, t, s)`` is u, or None where they do not meet; ``inside(offset)`` whether an offset belongs to the
+    neighbourhood; ``strides``, one an h, what its offsets are multiples of; ``bias(offset, u)``, of a rotated offset
+    too, (heads,) to add to the score; ``there``, true for the pixels that are keys, flattened; with ``circular`` the
+    image goes on at the other side; ``far(query, key, u)``, (B, heads, keys, S) from (B, heads, C),
+    (B, heads, C, S, keys) and a list of u, weighs all keys, to which windows add exp(score).
     """
     batch, heads, _, elements, *spatial = query.shape
     rho, bias = _remembered(rho), None if bias is None else _remembered(bias)
     place = positions(spatial)
     q, k, v = (x.flatten(4) for x in (query, key, value))
     out = torch.zeros(batch, heads, value.shape[2], len(matrices), len(place), dtype=value.dtype)
-    rows = []
     there = torch.ones(len(place), dtype=torch.bool) if there is None else there
-    sides = [spatial[1], spatial[0]] if len(spatial) == 2 else [spatial[2], spatial[1], spatial[0]]
     turns = itertools.product((-1, 0, 1), repeat=len(spatial)) if circular else [(0,) * len(spatial)]
-    around = [torch.tensor([n * side for n, side in zip(turn, sides, strict=True)]).double() for turn in turns]
-    for i, x_i in enumerate(place):
-        pairs = [
-            (j, x_j + a - x_i) for j, x_j in enumerate(place) for a in around if there[j] and inside(x_j + a - x_i)
-        ]
-        keys = [j for j, _ in pairs]
+    around = [torch.tensor(turn).double() * torch.tensor(spatial[::-1]) for turn in turns]
+    for (i, x_i), (h, matrix) in itertools.product(enumerate(place), enumerate(matrices)):
         if not there[i]:  # what it attends to means nothing
             continue
-        for h in range(len(matrices)):
-            total = 0
-            for t in [h] if relation in ("relative", "frame") else range(elements):
-                seen = [h] if relation == "frame" else list(range(elements))
-                arguments = [
-                    0 if relation in (None, "frame") else relation_argument(matrices, relation, h, t, s) for s in seen
-                ]
-                offsets = [matrices[h].T @ offset for _, offset in pairs]
-                encoding = torch.stack([torch.stack([rho(x, u) for u in arguments]) for x in offsets])  # (keys, S, C)
-                with_position = k[:, :, :, seen][..., keys].permute(0, 1, 4, 3, 2) + encoding  # (B, heads, keys, S, C)
-                score = scale * torch.einsum("bnc,bnksc->bnks", q[:, :, :, t, i], with_position)
-                if bias is not None:
-                    added = torch.stack([torch.stack([bias(x, u) for u in arguments]) for x in offsets])
-                    score = score + added.movedim(-1, 0)
-                everywhere = score.new_zeros(batch, heads, len(place), len(seen))
-                if far is not None:
-                    everywhere = far(q[:, :, :, t, i], k[:, :, :, seen], arguments) * there[:, None]
-                weight = everywhere.index_add(2, torch.tensor(keys), score.exp())
-                weight = weight / weight.sum((2, 3), keepdim=True)
-                total = total + torch.einsum("bnks,bncsk->bnc", weight, v[:, :, :, seen])
-            rows.append((h, i, total))
-    for h, i, total in rows:
+        pairs = [(j, (x_j + a - x_i) / (strides[h] if strides else 1)) for j, x_j in enumerate(place) for a in around]
+        pairs = [(j, offset) for j, offset in pairs if there[j] and inside(offset)]
+        keys, offsets = [j for j, _ in pairs], [matrix.T @ offset for _, offset in pairs]
+        total = 0
+        for t in range(elements):
+            seen = [s for s in range(elements) if argument(h, t, s) is not None]
+            if not seen:
+                continue
+            arguments = [argument(h, t, s) for s in seen]
+            encoding = torch.stack([torch.stack([rho(x, u) for u in arguments]) for x in offsets])  # (keys, S, C)
+            with_position = k[:, :, :, seen][..., keys].permute(0, 1, 4, 3, 2) + encoding  # (B, heads, keys, S, C)
+            score = scale * torch.einsum("bnc,bnksc->bnks", q[:, :, :, t, i], with_position)
+            if bias is not None:
+                added = torch.stack([torch.stack([bias(x, u) for u in arguments]) for x in offsets])
+                score = score + added.movedim(-1, 0)
+            everywhere = score.new_zeros(batch, heads, len(place), len(seen))
+            if far is not None:
+                everywhere = far(q[:, :, :, t, i], k[:, :, :, seen], arguments) * there[:, None]
+            weight = everywhere.index_add(2, torch.tensor(keys), score.exp())
+            weight = weight / weight.sum((2, 3), keepdim=True)
+            total = total + torch.einsum("bnks,bncsk->bnc", weight, v[:, :, :, seen])
         out[:, :, :, h, i] = total
     return out.unflatten(-1, spatial)
 
@@ -101,7 +92,6 @@ def separable_by_definition(value, matrices, *, inside, bias, offsets, there=Non
     spatial = value.shape[4:]
     place = [tuple(p.tolist()) for p in positions(spatial)]
     number, flat, out = {p: i for i, p in enumerate(place)}, value.flatten(4), torch.zeros_like(value.flatten(4))
-    sides = spatial[::-1] if len(spatial) == 2 else (spatial[2], spatial[1], spatial[0])
     low = [min(p[axis] for p in place) for axis in range(len(spatial))]
     offsets = [offset for offset in offsets if inside(offset)]
     for h, matrix in enumerate(matrices):
@@ -110,7 +100,7 @@ def separable_by_definition(value, matrices, *, inside, bias, offsets, there=Non
             for d, offset in enumerate(offsets):
                 end = [a + b for a, b in zip(start, offset.tolist(), strict=True)]
                 if circular:
-                    end = [(x - first) % side + first for x, first, side in zip(end, low, sides, strict=True)]
+                    end = [(x - first) % side + first for x, first, side in zip(end, low, spatial[::-1], strict=True)]
                 j = number.get(tuple(end))
                 if j is not None and (there is None or there[j]):
                     out[:, :, :, h, i] += weight[:, d, None] * flat[:, :, :, h, j]
@@ -265,36 +255,16 @@ def long_convolution(q, k, lengths, mode, multiply=None, norm="forward"):
     """1/n sum_j q_j . k_{i-j}, one pair at a time; (B, N, C) of numbers, (B, N, C, 3) of vectors by cross products."""
     if multiply is None:
         multiply = torch.linalg.cross if q.ndim == 4 else torch.mul
-    out = []
+    out, size = [], 2 * q.shape[1] - 1 if mode == "linear" else q.shape[1]
     for q_b, k_b, n in zip(q, k, lengths, strict=True):
-        places = [
-            torch.zeros_like(multiply(q_b[0], k_b[0]))
-            for _ in range(2 * q.shape[1] - 1 if mode == "linear" else q.shape[1])
-        ]
-        for j in range(n):
-            for m in range(n):
-                i = (j + m) % n if mode == "circular" else j + m
-                if i < n or mode == "linear":
-                    places[i] = (
-                        places[i]
-                        + multiply(q_b[j], k_b[m]) / {"forward": n, "ortho": math.sqrt(n), "backward": 1}[norm]
-                    )
+        factor = {"forward": n, "ortho": math.sqrt(n), "backward": 1}[norm]
+        places = [torch.zeros_like(multiply(q_b[0], k_b[0])) for _ in range(size)]
+        for j, m in itertools.product(range(n), repeat=2):
+            i = (j + m) % n if mode == "circular" else j + m
+            if i < n or mode == "linear":
+                places[i] = places[i] + multiply(q_b[j], k_b[m]) / factor
         out.append(torch.stack(places))
     return torch.stack(out)
-
-
-def taps(x, weight, causal=False):
-    """Sums over neighbors of (N, C, ...) with weights (C, K), one token and tap at a time."""
-    size = weight.shape[1]
-    out = []
-    for i in range(len(x)):
-        total = torch.zeros_like(x[i])
-        for tap in range(size):
-            j = i + tap - (size - 1 if causal else size // 2)
-            if 0 <= j < len(x):
-                total = total + weight[:, tap].view(-1, *[1] * (x.ndim - 2)) * x[j]
-        out.append(total)
-    return torch.stack(out) if out else x
 
 
 def lag_sums(x, h, first):
@@ -309,6 +279,11 @@ def lag_sums(x, h, first):
     return torch.stack(out) if out else x
 
 
+def taps(x, weight, causal=False):
+    """Sums over neighbors of (N, C, ...) with weights (C, K): a filter whose last tap is of the lag zero if causal."""
+    return lag_sums(x, weight.flip(1).T, 0 if causal else -(weight.shape[1] // 2))
+
+
 def implicit_filter(layer, lag):
     """A LagFilter from its parameters, (C,) of one lag."""
     size, sign = math.log(1 + abs(lag)), (lag > 0) - (lag < 0)
@@ -320,15 +295,14 @@ def implicit_filter(layer, lag):
     return (layer.outside.weight @ x + layer.outside.bias) / (1 + abs(lag)) ** torch.log1p(torch.exp(layer.decay))
 
 
-def cross_product_attention(q, k, v, lengths, scale=None):
+def cross_product_attention(q, k, v, lengths):
     """Vector self-attention of (B, N, C, 3), one pair at a time."""
     cross, out = torch.linalg.cross, []
     for q_b, k_b, v_b, n in zip(q, k, v, lengths, strict=True):
-        factor = max(n, 1) ** -0.5 if scale is None else scale
         places = [torch.zeros_like(x) for x in q_b]
         for i in range(n):
             products = [cross(q_b[i], k_b[j]) for j in range(n)]
-            weights = torch.stack([factor * torch.linalg.vector_norm(c, dim=-1) for c in products]).softmax(0)
+            weights = torch.stack([n**-0.5 * torch.linalg.vector_norm(c, dim=-1) for c in products]).softmax(0)
             for w, c, v_j in zip(weights, products, v_b[:n], strict=True):
                 places[i] = places[i] + cross(w[:, None] * c, v_j) / n
         out.append(torch.stack(places) if places else torch.zeros_like(q_b))
@@ -356,21 +330,15 @@ def pauli_product(x, y):
 
 def grade(x, g):
     """Multivectors (..., 8) without the other grades."""
-    there = torch.tensor([0, 1, 1, 1, 2, 2, 2, 3]) == g
-    return x * there
+    return x * (torch.tensor([0, 1, 1, 1, 2, 2, 2, 3]) == g)
 
 
 def grade_paths():
     """Which grades j the products of grades i and k have parts in, found from products of random multivectors."""
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(2, 8, generator=generator, dtype=torch.float64, device="cpu")
-    return [
-        (i, k, j)
-        for i in range(4)
-        for k in range(4)
-        for j in range(4)
-        if grade(pauli_product(grade(x, i), grade(y, k)), j).abs().max() > 1e-9
-    ]
+    every = itertools.product(range(4), repeat=3)
+    return [(i, k, j) for i, k, j in every if grade(pauli_product(grade(x, i), grade(y, k)), j).abs().max() > 1e-9]
 
 
 SIZES = (1, 3, 3, 1)
@@ -406,8 +374,7 @@ def clifford_block(block, x):
     normal = y / spread(torch.sigmoid(block.grade_norm.T) * (norm - 1) + 1)
     total = y
     for weight, (i, k, j) in zip(block.paths, grade_paths(), strict=True):
-        part = grade(pauli_product(grade(x, i), grade(normal, k)), j)
-        total = total + weight[:, None] * part
+        total = total + weight[:, None] * grade(pauli_product(grade(x, i), grade(normal, k)), j)
     z = total / math.sqrt(2)
     size = (z.square().sum(-1) + 1e-12).sqrt().mean(-1)
     return block.scale[:, None] * z / (size + 1e-6)[:, None, None]
@@ -430,12 +397,8 @@ def only(scalars=None, vectors=None, bivectors=None):
     """Four tensors (N, channels, components) of (N, S), (N, V, 3) and (N, V, 3); none where None."""
     given = next(x for x in (scalars, vectors, bivectors) if x is not None)
     empty = [given.new_zeros(len(given), 0, n) for n in SIZES]
-    return [
-        empty[0] if scalars is None else scalars[..., None],
-        empty[1] if vectors is None else vectors,
-        empty[2] if bivectors is None else bivectors,
-        empty[3],
-    ]
+    parts = (None if scalars is None else scalars[..., None], vectors, bivectors, None)
+    return [none if part is None else part for none, part in zip(empty, parts, strict=True)]
 
 
 def local_context(local, x, pos, edge_index, edge_attr):

@@ -62,18 +62,3 @@ def test_lifting(device):
     index = torch.zeros(4, 1, 1, dtype=torch.int64, device=device)
     expected = attention_materialised(*features, rho_space, nothing, index, 3, 5**-0.5, space_bias)
     assert_same(lifted, expected, [*features, rho_space, space_bias])
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"space_bias": torch.zeros(3, 4, 8)}, r"space_bias must have shape \(3, 4, 9\), got \(3, 4, 8\)"),
-        ({"group_bias": torch.zeros(3, 5)}, r"group_bias must have shape \(3, 4\), got \(3, 5\)"),
-        ({"group_bias": torch.zeros(3, 4).long()}, "group_bias must be a floating point tensor, got torch.int64"),
-        ({"group_bias": torch.zeros(3, 4, device="meta")}, "group_bias must be on cpu as query is, got meta"),
-    ],
-)
-def test_bad_biases(given, message):
-    tensors, neighbourhood = operands(4, (5, 6))
-    with pytest.raises(ValueError, match=message):
-        group_attention(*tensors, relation_index(cyclic(4)), neighbourhood=neighbourhood, **given)

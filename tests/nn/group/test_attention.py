@@ -6,10 +6,10 @@ from attention_operands import assert_same
 from group_layers import LAYERS, attention, image, oracle
 from small_groups import GROUPS, PLANAR
 
-from tg_equiattn.groups import cyclic, dihedral, from_generators
+from tg_equiattn.groups import cyclic, dihedral, dyadic, from_generators
 from tg_equiattn.testing import TOLERANCE, act, equivariance_error
 
-D2, D4 = dihedral(2), GROUPS["D4"]
+D2, D4, SCALES = dihedral(2), GROUPS["D4"], dyadic(3, cyclic(2))
 ABOUT_X = from_generators([[[1.0, 0, 0], [0, 0, -1], [0, 1, 0]]])  # so that all three axes of the geometry matter
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
@@ -42,6 +42,7 @@ DEFINITIONS = [
     # windows that meet pixels twice, too: 5 pixels wide over 2 x 4
     *((n, cyclic(3), s, {"padding_mode": "circular", "neighbourhood": "square", "kernel_size": k})
       for n in LOCAL for k, s in ((3, (3, 3)), (5, (2, 4)))),
+    *((n, SCALES, (3, 3), {}) for n in ("lifting", "relative")),
     # D3 has no element that is its own conjugate but the identity, so that a product the wrong way round shows
     *(("global", dihedral(3), (3, 3), {"padding_mode": m, "neighbourhood": "square"}) for m in ("mask", "circular")),
 ]  # fmt: skip
@@ -54,11 +55,17 @@ def test_definition(on_device, name, group, spatial, options, randomise):
     compare_with_oracle(layer, name, image(group, spatial, name != "lifting", batch=1).requires_grad_())
 
 
-@pytest.mark.parametrize(("name", "padding_mode"), [*((name, "mask") for name in LAYERS), ("global", "circular")])
-def test_definition_with_masks_and_contexts(name, padding_mode, randomise):
+MASKED = [
+    *((name, D2, {}) for name in LAYERS), ("global", D2, {"padding_mode": "circular"}),
+    *((n, SCALES, {"encoding": "full"}) for n in ("lifting", "relative")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "group", "options"), MASKED)
+def test_definition_with_masks_and_contexts(name, group, options, randomise):
     """Any mask, one of an image's own, and keys and values of other features."""
-    layer = randomise(made(name, D2, context_channels=5, padding_mode=padding_mode), 0.5).double()
-    x = image(D2, (3, 3), name != "lifting").requires_grad_()
+    layer = randomise(made(name, group, context_channels=5, **options), 0.5).double()
+    x = image(group, (3, 3), name != "lifting").requires_grad_()
     context = torch.randn(2, 5, *x.shape[2:], dtype=torch.float64, requires_grad=True)
     compare_with_oracle(layer, name, x, torch.rand(2, 3, 3) < 0.6, context)
 
@@ -164,40 +171,6 @@ def test_geometry_survives_dtype_conversion(randomise):
     exact = layer.offsets((5, 5)).clone()
     assert torch.equal(layer.half().double().offsets((5, 5)), exact)
     assert exact.dtype == torch.float64
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"heads": 0}, "heads must be a positive integer, got 0"),
-        ({"head_channels": -1}, "head_channels must be a positive integer, got -1"),
-        ({"kernel_size": 4}, "kernel_size must be a positive odd integer or None .* got 4"),
-        ({"kernel_size": -5}, "kernel_size must be .* got -5"),
-        ({"relation": "gevit"}, "relation must be one of .* got 'gevit'"),
-        ({"encoding": "sine"}, "encoding must be one of .* got 'sine'"),
-        ({"neighbourhood": "ring"}, "neighbourhood must be one of .* got 'ring'"),
-        ({"redraw_interval": 3}, "options must be of encoding, .* scale_window, got redraw_interval"),
-        ({"dropout": "a"}, r"dropout must be in \[0, 1\), got 'a'"),
-    ],
-)
-def test_bad_arguments(change, message):
-    with pytest.raises(ValueError, match=message):
-        attention(cyclic(4), **change)
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        (torch.randn(2, 3, 3, 5, 5), r"input must have shape \(B, 3, 4, H, W\), got \(2, 3, 3, 5, 5\)"),
-        (torch.randn(2, 3, 4, 0, 5), r"at least one pixel on every spatial axis, got \(2, 3, 4, 0, 5\)"),
-        (torch.zeros(2, 3, 4, 5, 5, dtype=torch.uint8), "floating point tensor, got torch.uint8"),
-        (torch.randn(2, 3, 4, 5, 5).double(), "must be torch.float32 as the parameters are, got torch.float64"),
-        (torch.randn(2, 3, 4, 5, 5, device="meta"), "must be on cpu as the parameters are, got meta"),
-    ],
-)
-def test_bad_input(x, message):
-    with pytest.raises(ValueError, match=message):
-        attention(cyclic(4))(x)
 
 
 def test_checkpoints_know_what_they_are_of(tmp_path):

@@ -61,15 +61,3 @@ def test_a_head_can_be_a_tap_of_a_circular_convolution():
     value = layer.project(x)[2]
     for head, (right, up) in enumerate(layer.locality.centre.int().tolist()):
         torch.testing.assert_close(heads[:, head], value[:, head].roll((up, -right), (-2, -1)), rtol=0, atol=1e-12)
-
-
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="padding_mode must be 'mask' where kernel_size is None"):
-        made("ge_vit", kernel_size=None)
-    with pytest.raises(ValueError, match=r"padding_mode must be one of \('mask', 'circular'\), got 'zeros'"):
-        LAYERS["lifting"](D4, padding_mode="zeros")
-    layer = made("ge_vit", kernel_size=7)
-    assert layer(image(D4, (3, 3), True)).shape == (2, 7, 8, 3, 3)
-    with pytest.raises(ValueError, match=r"kernel_size must be at most 5 with padding_mode='circular' .* got 7"):
-        layer(image(D4, (2, 5), True))
-    assert "padding_mode='circular'" in repr(layer)

@@ -4,7 +4,7 @@ from group_layers import block as small_block
 from small_groups import GROUPS
 
 from tg_equiattn.groups import cyclic, dihedral, mirror, trivial
-from tg_equiattn.nn import GEViT, GroupAttention, GroupAttentionBlock, LiftingAttention, RegularGlobalNorm
+from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention, RegularGlobalNorm
 from tg_equiattn.testing import equivariance_error
 
 SMALL = {"channels": (6, 8), "heads": 2, "kernel_size": 3}
@@ -112,36 +112,3 @@ def test_compile(on_device, randomise):
     model = randomise(GEViT(cyclic(2), 1, 3, channels=(4,), heads=1, kernel_size=3), std=0.3)
     x = torch.randn(2, 1, 5, 6)
     torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"channels": 8}, "channels must hold the width of at least one block, got 8"),
-        ({"channels": (8, 0)}, r"channels\[1\] must be a positive integer, got 0"),
-        ({"options": {"lifting_channels": 0}}, "lifting_channels must be a positive integer, got 0"),
-        ({"pools": (1.5,)}, "pools must be block numbers from 0 to 2"),
-        ({"options": {"crops": (1,)}}, r"crops must be one number or 2 \(one a block\), got \(1,\)"),
-        ({"options": {"crops": -1}}, "crop must be a non-negative integer, got -1"),
-        ({"options": {"input_dropout": 1.5}}, r"input_dropout must be in \[0, 1\), got 1.5"),
-        ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
-        ({"heads": 0}, "heads must be a positive integer"),
-        ({"num_classes": 0}, "num_classes must be a positive integer, got 0"),
-        ({"options": {"crop": 1}}, "options must be of lifting_channels, crops, .* got crop"),
-        ({"attention": {"scale": 1.0}}, "attention must be of .*num_features, redraw_interval, got scale"),
-        ({"norm": "group"}, "norm must be one of .* got 'group'"),
-    ],
-)
-def test_bad_arguments(change, message):
-    with pytest.raises(ValueError, match=message):
-        GEViT(cyclic(4), **{"in_channels": 1, "num_classes": 5} | SMALL | change)
-
-
-def test_bad_input():
-    model = GEViT(cyclic(4), 1, 5, pools=(0,), **SMALL)
-    with pytest.raises(ValueError, match=r"input must have shape \(B, 1, H, W\), got \(2, 3, 8, 8\)"):
-        model(torch.randn(2, 3, 8, 8))
-    with pytest.raises(ValueError, match="multiples of the pool's kernel_size=2"):
-        model(torch.randn(2, 1, 9, 9))
-    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got 1.0"):
-        GroupAttentionBlock(GroupAttention(cyclic(4), 3, 3, heads=1), dropout=1.0)

@@ -122,44 +122,6 @@ def test_memory_is_linear():
     assert largest.count < 48**2 * 4 * 2 * 25 / 2
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kernel_size": None}, "kernel_size must be a positive odd integer: the window .* got None"),
-        ({"kernel_size": 4}, "kernel_size must be .* got 4"),
-        ({"relation": "ge_vit"}, r"relation must be one of \('frame', 'relative'\), got 'ge_vit'"),
-        ({"scale_window": 3}, "options must be of .*redraw_interval, got scale_window"),
-        ({"num_features": 0}, "num_features must be a positive integer, got 0"),
-        ({"redraw_interval": -1}, "redraw_interval must be a positive integer, got -1"),
-        ({"padding_mode": "zeros"}, "padding_mode must be one of .* got 'zeros'"),
-        ({"context_channels": 0}, "context_channels must be a positive integer, got 0"),
-    ],
-)
-def test_bad_arguments(change, message):
-    with pytest.raises(ValueError, match=message):
-        everywhere(cyclic(4), **change)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"index": torch.zeros(2, 2, 2, dtype=torch.int64) + torch.arange(2)}, r"index must have shape .*'relative'"),
-        ({"projection": torch.randn(7, 4)}, r"projection must be \(m, 3\), got \(7, 4\)"),
-        ({"biases": (None, None, torch.randn(2, 3))}, r"far_bias must have shape \(2, 2\), got \(2, 3\)"),
-        ({"neighbourhood": Neighbourhood(2, None), "rho_space": torch.zeros(2, 63, 3)}, r"must be a window"),
-        ({"mask": torch.ones(2, 4, 5)}, r"mask must be bool of shape \(1 or 1, 4, 5\)"),
-    ],
-)
-def test_bad_operands(change, message):
-    pixel = (1, 2, 3, 2, 4, 5)
-    operands = {n: torch.randn(pixel) for n in ("query", "key", "value")}
-    operands |= {"projection": torch.randn(7, 3), "rho_space": torch.zeros(2, 9, 3), "rho_group": torch.zeros(2, 3)}
-    operands |= {"index": torch.tensor([[0, 1], [1, 0]]), "neighbourhood": Neighbourhood(2, 3)}
-    global_group_attention(**operands)
-    with pytest.raises(ValueError, match=message):
-        global_group_attention(**operands | change)
-
-
 def test_draws_of_models():
     model = GEViT(GROUPS["C4"], 3, 2, channels=(4, 4), heads=1, kernel_size=3, attention={"num_features": 7})
     before = [m.projection.clone() for m in model.modules() if isinstance(m, RandomFeatures)]

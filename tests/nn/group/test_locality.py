@@ -70,10 +70,3 @@ def test_where_it_is_on():
     assert GroupAttention(cyclic(8), 3, 4, heads=1, locality=None).locality is None
     for preset in (GEViT.rotmnist, GEViT.cifar10, GEViT.patchcamelyon):
         assert not any("locality" in name for name in preset(cyclic(4)).state_dict())
-
-
-@pytest.mark.parametrize("kind", [lifting, attention])
-def test_bad_locality(kind):
-    for value in (-1.0, float("nan"), "4", True):
-        with pytest.raises(ValueError, match=r"locality must be .*a finite number of at least 0, got"):
-            kind(cyclic(4), locality=value)

@@ -79,16 +79,3 @@ def test_maps_of_blocks(options, randomise):
     seen = None if context is None else swish(block.context_norm(context))
     expected = attention.attention_map(swish(before(x)), (1, 2), context=seen)
     assert torch.equal(block.attention_map(x, (1, 2), context=context), expected)
-
-
-@pytest.mark.parametrize(
-    ("pixel", "message"),
-    [
-        ((1, 2, 3), "pixel must be 2 whole numbers, or several times so many"),
-        ((4, 0), r"pixel must be in an image of \(4, 5\) pixels, got \(4, 0\)"),
-    ],
-)
-def test_bad_pixels(pixel, message):
-    layer = LAYERS["ge_vit"](GROUPS["C4"])
-    with pytest.raises(ValueError, match=message):
-        layer.attention_map(image(GROUPS["C4"], (4, 5), True, torch.float32), pixel)

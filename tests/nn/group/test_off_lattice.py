@@ -114,18 +114,3 @@ def test_the_default_is_the_window_that_turns_along(group, kernel_size, shape):
         block = GroupAttention(group, 4, 8, heads=1, kernel_size=kernel_size, relation="relative")
         assert block.neighbourhood == layer.neighbourhood
         assert small_layer(LiftingAttention, group, neighbourhood="square").neighbourhood.shape == "square"
-
-
-@pytest.mark.parametrize(
-    ("module", "shape", "message"),
-    [
-        (torch.nn.Identity(), (2, 3, 8, 8), "odd number of pixels a side"),
-        (lambda x: x[..., 0, 0, 0], (2, 3, 8, 9, 9), r"module must give invariants .* got shape \(2,\)"),
-        (torch.nn.Identity(), (2, 3, 9), r"shape must have 4 axes .* or 5 .* got \(2, 3, 9\)"),
-        (lambda x: x * float("nan"), (2, 3, 9, 9), "finite outputs"),
-    ],
-)
-def test_bad_arguments(module, shape, message):
-    module = (lambda x: x[:, 0, 0, 0, 0]) if len(shape) == 5 else module
-    with pytest.raises(ValueError, match=message):
-        off_lattice_errors(module, C8, shape)

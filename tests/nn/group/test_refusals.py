@@ -1,0 +1,148 @@
+"""What layers, blocks and models of images refuse: each error names the argument. Contexts and masks have their own."""
+
+import pytest
+import torch
+from group_layers import attention, block, everywhere, image, lifting
+
+from tg_equiattn.encodings import relation_index
+from tg_equiattn.groups import cyclic, dyadic
+from tg_equiattn.nn import (
+    GEViT,
+    GlobalGroupAttention,
+    GlobalPooling,
+    GroupAttentionBlock,
+    GroupLinear,
+    RegularGlobalNorm,
+)
+from tg_equiattn.nn.group.linear import Pointwise
+from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
+from tg_equiattn.testing import off_lattice_errors
+
+C4, SCALES = cyclic(4), dyadic(3, cyclic(4))
+FINITE = "group must be finite, without scales"
+
+
+def made(**change):
+    return lambda: attention(C4, **change)
+
+
+def far(**change):
+    return lambda: everywhere(C4, **change)
+
+
+def scaled(kind=attention, **change):
+    return lambda: kind(SCALES, **change)
+
+
+def model(group=C4, **change):
+    options = {"in_channels": 1, "num_classes": 5, "channels": (6, 8), "heads": 2, "kernel_size": 3} | change
+    return lambda: GEViT(group, **options)
+
+
+def given(layer, *shape, **options):
+    """A call of a layer with zeros."""
+    return lambda: layer(torch.zeros(*shape, **options))
+
+
+def circular(group, kernel_size, *sides):
+    layer = lifting(group, padding_mode="circular", kernel_size=kernel_size)
+    return lambda: layer(image(group, sides, False, torch.float32))
+
+
+def pixel(*place):
+    return lambda: attention(C4).attention_map(torch.zeros(2, 3, 4, 4, 5), place)
+
+
+def errors(module, *shape):
+    return lambda: off_lattice_errors(module, cyclic(8), shape)
+
+
+REFUSED = [
+    ("heads must be a positive integer, got 0", made(heads=0)),
+    ("head_channels must be a positive integer, got -1", made(head_channels=-1)),
+    ("kernel_size must be a positive odd integer or None .* got 4", made(kernel_size=4)),
+    ("relation must be one of .* got 'gevit'", made(relation="gevit")),
+    ("encoding must be one of .* got 'sine'", made(encoding="sine")),
+    ("neighbourhood must be one of .* got 'ring'", made(neighbourhood="ring")),
+    ("options must be of encoding, .* scale_window, got redraw_interval", made(redraw_interval=3)),
+    (r"dropout must be in \[0, 1\), got 'a'", made(dropout="a")),
+    ("content_heads must be an integer from 0 to heads=2, got 3", made(content_heads=3)),
+    ("content_heads must be heads=2 without locality", made(content_heads=1, locality=None)),
+    ("content_heads must be None but for relation 'frame', got 1", made(content_heads=1, relation="ge_vit")),
+    ("locality must be .*a finite number of at least 0, got '4'", made(locality="4")),
+    ("locality must be .*a finite number of at least 0, got -1", lambda: lifting(C4, locality=-1.0)),
+    ("padding_mode must be 'mask' where kernel_size is None", made(padding_mode="circular", kernel_size=None)),
+    (r"padding_mode must be one of \('mask', 'circular'\), got 'zeros'", lambda: lifting(C4, padding_mode="zeros")),
+    (r"kernel_size must be at most 5 with padding_mode='circular' .* got 7", circular(C4, 7, 2, 5)),
+    (r"input must have shape \(B, 3, 4, H, W\), got \(2, 3, 3, 5, 5\)", given(attention(C4), 2, 3, 3, 5, 5)),
+    ("must be torch.float32 as the parameters are", given(attention(C4), 2, 3, 4, 5, 5, dtype=torch.float64)),
+    ("pixel must be 2 whole numbers, or several times so many", pixel(1, 2, 3)),
+    (r"pixel must be in an image of \(4, 5\) pixels, got \(4, 0\)", pixel(4, 0)),
+    # over all pixels
+    ("kernel_size must be a positive odd integer: the window .* got None", far(kernel_size=None)),
+    (r"relation must be one of \('frame', 'relative'\), got 'ge_vit'", far(relation="ge_vit")),
+    ("options must be of .*redraw_interval, got scale_window", far(scale_window=3)),
+    ("num_features must be a positive integer, got 0", far(num_features=0)),
+    ("redraw_interval must be a positive integer, got -1", far(redraw_interval=-1)),
+    ("padding_mode must be one of .* got 'zeros'", far(padding_mode="zeros")),
+    ("context_channels must be a positive integer, got 0", far(context_channels=0)),
+    # scales
+    *((f"relation must be 'relative'.*got '{r}'.*different pixels", scaled(relation=r))
+      for r in ("ge_vit", "lifted", "gsa")),
+    *(("kernel_size must be a positive odd integer for groups of scales", scaled(kind, kernel_size=None))
+      for kind in (lifting, attention)),
+    *((f"scale_window must be an odd integer from 1 to 5.*got {w}", scaled(scale_window=w))
+      for w in (0, 2, 7, -1, 1.0, True)),
+    ("scale_window must be None but for groups of scales .* got 3", made(scale_window=3)),
+    (FINITE, lambda: GlobalGroupAttention(SCALES, 3, 6)),
+    (FINITE, lambda: relation_index(SCALES)),
+    (FINITE, model(SCALES, attention={"num_features": None})),
+    *((f"isometries must be a .*FiniteGroup, got .*{other!r:.6}", lambda other=other: dyadic(2, other))
+      for other in ("C4", SCALES)),
+    ("norm must be 'batch' or 'layer' for groups of scales", scaled(block, norm="global")),
+    ("crop must be .* for groups of scales.*twice as large", scaled(block, crop=1)),
+    ("crops must be .* for groups of scales.*twice as large", model(SCALES, options={"crops": (1, 0)})),
+    ("pools must be .* for groups of scales.*twice as large", model(SCALES, pools=(1,))),
+    (r"input sides must be multiples of the largest scale, 4.*\(4, 6\)", circular(SCALES, 3, 4, 6)),
+    ("kernel_size must be at most", circular(SCALES, 5, 4, 4)),
+    (r"input must have shape \(B, 3, 12, H, W\)", given(attention(SCALES), 2, 3, 8, 5, 6)),
+    # blocks and models
+    (r"dropout must be in \[0, 1\), got 1.0", lambda: GroupAttentionBlock(attention(C4), dropout=1.0)),
+    ("channels must hold the width of at least one block, got 8", model(channels=8)),
+    (r"channels\[1\] must be a positive integer, got 0", model(channels=(8, 0))),
+    ("lifting_channels must be a positive integer, got 0", model(options={"lifting_channels": 0})),
+    ("pools must be block numbers from 0 to 2", model(pools=(1.5,))),
+    (r"crops must be one number or 2 \(one a block\), got \(1,\)", model(options={"crops": (1,)})),
+    ("crop must be a non-negative integer, got -1", model(options={"crops": -1})),
+    (r"input_dropout must be in \[0, 1\), got 1.5", model(options={"input_dropout": 1.5})),
+    ("num_classes must be a positive integer, got 0", model(num_classes=0)),
+    ("options must be of lifting_channels, crops, .* got crop", model(options={"crop": 1})),
+    ("attention must be of .*num_features, redraw_interval, got scale", model(attention={"scale": 1.0})),
+    ("norm must be one of .* got 'group'", model(norm="group")),
+    (r"input must have shape \(B, 1, H, W\), got \(2, 3, 8, 8\)", given(model()(), 2, 3, 8, 8)),
+    ("multiples of the pool's kernel_size=2", given(model(pools=(0,))(), 2, 1, 9, 9)),
+    # linear maps, norms, pools
+    ("in_channels must be", lambda: GroupLinear(C4, 0, 3)),
+    ("out_channels must be", lambda: GroupLinear(C4, 3, 0)),
+    (r"input must have shape \(B, 3, 4, ...\), got \(2, 3, 5, 6\)", given(GroupLinear(C4, 3, 5), 2, 3, 5, 6)),
+    ("channels must be a positive integer, got 0", lambda: RegularGlobalNorm(0)),
+    (r"input must have shape \(B, 3, ...\), got \(2, 4, 4\)", given(RegularGlobalNorm(3), 2, 4, 4)),
+    ("group must be one of .* got 'median'", lambda: GlobalPooling(None, "median")),
+    ("space must be one of .* got 'median'", lambda: GlobalPooling("median")),
+    ("kernel_size must be a positive integer, got 0", lambda: SpatialMaxPool(0)),
+    (r"multiples of the pool's kernel_size=2 .* got \(5, 5\)", given(SpatialMaxPool(2), 2, 3, 4, 5, 5)),
+    ("crop must be a non-negative integer, got -1", lambda: SpatialCrop(-1)),
+    ("in_channels must be a positive integer, got 0", lambda: Pointwise(0, 2)),
+    ("exceed twice the crop=2", given(SpatialCrop(2), 1, 1, 1, 4, 6)),
+    # the check of rotations off the lattice
+    ("odd number of pixels a side", errors(torch.nn.Identity(), 2, 3, 8, 8)),
+    (r"module must give invariants .* got shape \(2,\)", errors(lambda x: x[:, 0, 0, 0, 0], 2, 3, 8, 9, 9)),
+    (r"shape must have 4 axes .* or 5 .* got \(2, 3, 9\)", errors(torch.nn.Identity(), 2, 3, 9)),
+    ("finite outputs", errors(lambda x: x * float("nan"), 2, 3, 9, 9)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "call"), REFUSED, ids=range(len(REFUSED)))
+def test_refused(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
