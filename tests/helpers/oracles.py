@@ -251,6 +251,12 @@ def performer_double_sum(attention, x, edge_index, offsets, batch, features=None
     return torch.stack(out)
 
 
+def beyond(x, sizes):
+    """Padded sequences (B, N, ...) with NaN beyond their own lengths, apart from the graph of x."""
+    there = torch.arange(x.shape[1]) < torch.tensor(sizes)[:, None]
+    return torch.where(there.view(*there.shape, *[1] * (x.ndim - 2)), x.detach(), torch.nan).requires_grad_()
+
+
 def long_convolution(q, k, lengths, mode, multiply=None, norm="forward"):
     """1/n sum_j q_j . k_{i-j}, one pair at a time; (B, N, C) of numbers, (B, N, C, 3) of vectors by cross products."""
     if multiply is None:

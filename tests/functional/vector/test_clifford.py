@@ -1,13 +1,10 @@
-"""The geometric product against Pauli matrices, its equivariance, and its twenty grade paths."""
+"""The geometric product against Pauli matrices, and its twenty grade paths."""
 
-import pytest
 import torch
 from clouds import close, gradients
 from oracles import grade, grade_paths, pauli_product
-from space import error, flipped_sign, motion, move_multivectors
 
 from tg_equiattn.functional.vector.clifford import PATHS, channelwise_product, geometric_product, product_tables
-from tg_equiattn.testing import TOLERANCE
 
 
 def test_equals_pauli_matrices(device):
@@ -24,36 +21,6 @@ def test_basis_blades():
         (e23, e31, -e12), (e123, e123, -one), (e3, e2, -e23), (e123, e2, e31),
     ]:  # fmt: skip
         torch.testing.assert_close(geometric_product(a, b), expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("reflect", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_equivariant(dtype, reflect, device):
-    x, y = torch.randn(2, 17, 8, dtype=dtype, device=device)
-    r = motion(dtype, reflect, device)
-    got = geometric_product(move_multivectors(x, r), move_multivectors(y, r))
-    assert error(got, move_multivectors(geometric_product(x, y), r)) <= TOLERANCE[dtype]
-
-
-def test_a_wrong_sign_is_seen():
-    x, y = torch.randn(2, 17, 8, dtype=torch.float64)
-    r = motion()
-    with flipped_sign():
-        got = geometric_product(move_multivectors(x, r), move_multivectors(y, r))
-        assert error(got, move_multivectors(geometric_product(x, y), r)) > 1e-2
-        assert error(geometric_product(x, y), pauli_product(x, y)) > 1e-2
-    assert error(geometric_product(x, y), pauli_product(x, y)) < 1e-12
-
-
-def test_bivectors_are_not_polar():
-    """The action of a reflection that forgets that bivectors are axial is not one the product respects."""
-    x, y = torch.randn(2, 17, 8, dtype=torch.float64)
-    r = motion(reflect=True)
-
-    def polar(x):
-        return torch.cat([x[..., :1], x[..., 1:4] @ r.T, x[..., 4:7] @ r.T, x[..., 7:]], -1)
-
-    assert error(geometric_product(polar(x), polar(y)), polar(geometric_product(x, y))) > 1e-2
 
 
 def test_paths_and_their_weights():

@@ -59,7 +59,7 @@ def test_blocks_of_tokens_change_nothing(name, make, monkeypatch):
     check_batch_equals_each_alone(layer, sample(name, sizes, edges=1), sizes)
 
 
-@pytest.mark.parametrize("name", ["plain", "radial local", "pooled", "lag", "lag model"])
+@pytest.mark.parametrize("name", ["plain", "radial local", "pooled", "lag", "lag model", "attention"])
 def test_nothing_and_one_token(name, make):
     layer, x = make(name), sample(name, [1])
     close([part[:1] for part in layer(**x)], layer(**{k: v for k, v in x.items() if k != "batch"}))
