@@ -3,10 +3,11 @@ import functools
 import pytest
 import torch
 from attention_operands import assert_same
-from group_layers import LAYERS, attention, image, oracle
+from group_layers import LAYERS, attention, image, lifting, oracle
 from small_groups import GROUPS, PLANAR
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic, from_generators
+from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention
 from tg_equiattn.testing import TOLERANCE, act, equivariance_error
 
 D2, D4, SCALES = dihedral(2), GROUPS["D4"], dyadic(3, cyclic(2))
@@ -42,6 +43,7 @@ DEFINITIONS = [
     # windows that meet pixels twice, too: 5 pixels wide over 2 x 4
     *((n, cyclic(3), s, {"padding_mode": "circular", "neighbourhood": "square", "kernel_size": k})
       for n in LOCAL for k, s in ((3, (3, 3)), (5, (2, 4)))),
+    ("lifting", ABOUT_X, (2, 2, 3), {"padding_mode": "circular", "heads": 1}),
     *((n, SCALES, (3, 3), {}) for n in ("lifting", "relative")),
     # D3 has no element that is its own conjugate but the identity, so that a product the wrong way round shows
     *(("global", dihedral(3), (3, 3), {"padding_mode": m, "neighbourhood": "square"}) for m in ("mask", "circular")),
@@ -56,7 +58,8 @@ def test_definition(on_device, name, group, spatial, options, randomise):
 
 
 MASKED = [
-    *((name, D2, {}) for name in LAYERS), ("global", D2, {"padding_mode": "circular"}),
+    *((name, D2, {}) for name in LAYERS),
+    *((name, D2, {"padding_mode": "circular"}) for name in ("global", "ge_vit", "relative")),
     *((n, SCALES, {"encoding": "full"}) for n in ("lifting", "relative")),
 ]  # fmt: skip
 
@@ -92,30 +95,22 @@ SETTINGS = {
     "wide disk": (WIDE | {"neighbourhood": "disk"}, (4, 4)),
     "circular": ({"padding_mode": "circular"}, (5, 6)),
     "circular disk": ({"padding_mode": "circular", "neighbourhood": "disk", "kernel_size": 5}, (4, 4)),
+    "volume": ({"heads": 1}, (2, 3, 4)),
+    "volume, all voxels": ({"heads": 1, "kernel_size": None}, (2, 2, 3)),
 }
+NONE = [*((name, setting) for name in ("global", "global frame") for setting in ("all pixels", "volume, all voxels")),
+        ("global frame", "full"), ("global frame", "volume")]  # fmt: skip
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("name", list(LAYERS))
+@pytest.mark.parametrize(("name", "setting"), [(n, s) for n in LAYERS for s in SETTINGS if (n, s) not in NONE])
 def test_equivariance_of_settings(on_device, name, setting, randomise):
     options, *sizes = SETTINGS[setting]
-    if "global" in name and (setting == "all pixels" or (setting, name) == ("full", "global frame")):
-        pytest.skip("there is no such layer")
-    layer = randomise(made(name, D4, **options)).double()
+    group = GROUPS["octahedral"] if "volume" in setting else D4
+    layer = randomise(made(name, group, **options)).double()
+    few = "volume" in setting and name in ("ge_vit", "lifted")
     for spatial in sizes:
-        assert equivariance_error(layer, D4, image(D4, spatial, name != "lifting", batch=1)) <= 1e-10
-
-
-@pytest.mark.parametrize(("kernel_size", "spatial"), [(3, (2, 3, 4)), (None, (2, 2, 3))])
-@pytest.mark.parametrize("name", [n for n in LAYERS if n != "global frame"])
-def test_equivariance_on_volumes(on_device, name, kernel_size, spatial, randomise):
-    group = GROUPS["octahedral"]
-    if name == "global" and kernel_size is None:
-        pytest.skip("there is no such layer")
-    layer = randomise(made(name, group, kernel_size=kernel_size, heads=1)).double()
-    x = image(group, spatial, name != "lifting", batch=1)
-    elements = (1, 2, 7, 16, 23) if name in ("ge_vit", "lifted") else range(24)
-    assert equivariance_error(layer, group, x, elements=elements) <= 1e-10
+        x = image(group, spatial, name != "lifting", batch=1)
+        assert equivariance_error(layer, group, x, elements=(1, 2, 7, 16, 23) if few else range(len(group))) <= 1e-10
 
 
 @pytest.mark.parametrize("group", ["C4", "D4", "C8", "mirror"])
@@ -156,6 +151,15 @@ def test_wrong_geometry_is_not_equivariant(randomise):
     assert equivariance_error(layer, group, image(group, (5, 5), True)) > 1e-3
 
 
+@pytest.mark.parametrize("name", ["lifting", "relative"])
+def test_places_that_do_not_turn_are_not_equivariant(name, randomise):
+    """Negative control: every element looks at the same pixels."""
+    layer = randomise(made(name, GROUPS["C4"])).double()
+    turned = layer.locality.forward
+    layer.locality.forward = lambda offsets: turned(offsets[:1].expand_as(offsets))
+    assert equivariance_error(layer, GROUPS["C4"], image(GROUPS["C4"], (5, 5), name != "lifting")) > 1e-3
+
+
 def test_translation(on_device, randomise):
     """Away from the border the layer commutes with shifts."""
     layer = randomise(attention(GROUPS["C4"])).double()
@@ -165,12 +169,39 @@ def test_translation(on_device, randomise):
     torch.testing.assert_close(shifted[..., 2:8, 3:8], layer(x)[..., 1:7, 1:6], rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_rolls(name, plain, randomise):
+    """Of images without borders; with borders they are not exact."""
+    x = image(D4, (3, 4), name != "lifting")
+    for mode, exact in (("circular", True), ("mask", False)):
+        layer = randomise(made(name, D4, padding_mode=mode)).double()
+        layer.plain = plain
+        out = layer(x).detach()
+        error = (layer(x.roll((2, -1), (-2, -1))) - out.roll((2, -1), (-2, -1))).abs().max() / out.abs().max()
+        assert error <= 1e-12 if exact else error > 1e-2
+
+
 def test_geometry_survives_dtype_conversion(randomise):
     """Offsets stay exact through .float().double(), as off-lattice elements need."""
     layer = attention(cyclic(8))
     exact = layer.offsets((5, 5)).clone()
     assert torch.equal(layer.half().double().offsets((5, 5)), exact)
     assert exact.dtype == torch.float64
+
+
+def test_where_locality_is_on():
+    """In every layer of a model by one argument, and in no preset of the papers."""
+    model = GEViT(cyclic(4), 1, 10, channels=(6,), heads=2, kernel_size=3, attention={"locality": 2.5})
+    layers = [m for m in model.modules() if isinstance(m, (LiftingAttention, GroupAttention))]
+    assert [layer.locality.start for layer in layers] == [2.5, 2.5]
+    assert "locality=2.5" in repr(layers[0])
+    automatic = [lifting(group, locality="auto").locality.start for group in (cyclic(4), dihedral(4), cyclic(8))]
+    assert automatic == [4.0, 4.0, 1.0]
+    assert GroupAttention(cyclic(8), 3, 4, heads=1).locality.start == 1.0
+    assert GroupAttention(cyclic(8), 3, 4, heads=1, locality=None).locality is None
+    for preset in (GEViT.rotmnist, GEViT.cifar10, GEViT.patchcamelyon):
+        assert not any("locality" in name for name in preset(cyclic(4)).state_dict())
 
 
 def test_checkpoints_know_what_they_are_of(tmp_path):

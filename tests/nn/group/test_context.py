@@ -15,17 +15,6 @@ from tg_equiattn.testing import equivariance_error
 D4 = GROUPS["D4"]
 
 
-@pytest.mark.parametrize("name", list(LAYERS))
-def test_self_attention_is_the_same_with_itself_as_context(name, randomise):
-    layer = randomise(LAYERS[name](D4)).double()
-    x = image(D4, (4, 5), name != "lifting")
-    torch.testing.assert_close(layer(x, context=x), layer(x), rtol=0, atol=1e-12)
-    mask = torch.rand(2, 4, 5) < 0.7
-    torch.testing.assert_close(layer(x, mask, context=x), layer(x, mask), rtol=0, atol=1e-12)
-    weights = layer.attention_map(x, (1, 2), context=x.roll(1, -1))
-    assert (weights - layer.attention_map(x, (1, 2))).abs().max() > 1e-3
-
-
 @pytest.mark.parametrize("kind", [GroupAttention, GlobalGroupAttention])
 @pytest.mark.parametrize("channels", [None, 5])
 def test_blocks(channels, kind, randomise):
