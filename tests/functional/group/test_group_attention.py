@@ -7,6 +7,7 @@ import pytest
 import torch
 from attention_operands import EXTREMES, Largest, as_full, assert_same, gradients, group_attention, operands
 from oracles import attention_materialised
+from small_groups import GROUPS
 
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.functional.group import direct, factorised, tiled_attention
@@ -17,35 +18,51 @@ def attend(tensors, index, neighbourhood, **options):
     return group_attention(*tensors, index, neighbourhood=neighbourhood, **options)
 
 
-def formula(tensors, index, neighbourhood):
-    """The direct formula; of the pointwise relation, whose table it does not take, the plain composition."""
-    if index.ndim == 2:
-        return attend(tensors, index, neighbourhood, backend="plain")
-    return attention_materialised(*tensors, index, neighbourhood.kernel_size, tensors[0].shape[2] ** -0.5)
+def with_biases(tensors):
+    """Content-free ones, of each head: 3 heads in one image are more lanes than a tile may have, 3 in two are fewer."""
+    (heads, elements), rho_space = tensors[0].shape[1:4:2], tensors[3]
+    shapes = (heads, *rho_space.shape[:2]), (heads, elements)
+    return [*tensors, *(torch.randn(s, dtype=rho_space.dtype).to(rho_space.device).requires_grad_() for s in shapes)]
+
+
+def biased(tensors, index, window, form=tuple, **options):
+    *tensors, space_bias, group_bias = tensors
+    return attend(form(tensors), index, window, space_bias=space_bias, group_bias=group_bias, **options)
 
 
 @pytest.mark.parametrize("form", [tuple, as_full])
-def test_windows_larger_than_the_image(form, device):
-    """Outside of the image is masked, as at any border: 7 x 7 windows on 3 x 4 and 1 x 2 pixels."""
-    index = relation_index(cyclic(2), "ge_vit").to(device)
-    for spatial in ((3, 4), (1, 2)):
-        tensors, window = operands(2, spatial, 7, device=device)
-        assert_same(attend(form(tensors), index, window), formula(tensors, index, window), tensors)
+@pytest.mark.parametrize(("relation", "spatial"), [("ge_vit", (5, 6)), ("lifted", (7, 3)), ("gsa", (3, 5))])
+@pytest.mark.parametrize("backend", ["torch", "plain"])
+def test_matches_materialised_formula(backend, relation, spatial, form, device):
+    tensors, window = operands(3, spatial, device=device)
+    tensors, index = with_biases(tensors), relation_index(cyclic(3), relation).to(device)
+    expected = attention_materialised(*tensors[:5], index, 3, 5**-0.5, *tensors[5:])
+    assert_same(biased(tensors, index, window, form, backend=backend), expected, tensors)
 
 
-def test_wrong_table_fails(device):
-    """Negative control: the oracle notices a wrong relation."""
-    tensors, window = operands(3, (5, 6), device=device)
-    good, bad = (relation_index(cyclic(3), r).to(device) for r in ("ge_vit", "gsa"))
-    assert_same(attend(tensors, good, window), formula(tensors, good, window), tensors)
-    assert (attend(tensors, bad, window) - formula(tensors, good, window)).abs().max() > 1e-2
+FEW = {"batch": 1, "heads": 1, "channels": 3, "value_channels": 2}
+PATHS = [  # elements, image, window, more of operands, dropout
+    *((4, spatial, size, {}, 0.0) for spatial in ((4, 5), (2, 3, 2)) for size in (3, None)),
+    (2, (3, 4), 7, {}, 0.0), (2, (1, 2), 7, {}, 0.0),  # windows larger than the image
+    (4, (4, 5), 3, {}, 0.4), (4, (4, 5), None, {}, 0.4),
+    (8, (34, 20), 5, FEW, 0.0),  # a tile holds 2^20 numbers, those of 655 pixels
+]  # fmt: skip
 
 
-def test_many_tiles_give_what_one_gives():
-    """A tile holds 2^20 numbers: those of 655 pixels with |H| = 8 and 25 neighbors, of 680 here."""
-    tensors, window = operands(8, (34, 20), 5, batch=1, heads=1, channels=3, value_channels=2)
-    index = relation_index(cyclic(8), "ge_vit")
-    assert_same(attend(tensors, index, window), formula(tensors, index, window), tensors)
+@pytest.mark.parametrize("relation", ["ge_vit", "relative"])
+@pytest.mark.parametrize(("elements", "spatial", "size", "more", "dropout"), PATHS)
+def test_every_form_agrees(elements, spatial, size, more, dropout, relation, device):
+    """Factorised, direct (a full encoding) and plain, in one tile or several, images and volumes."""
+    tensors, window = operands(elements, spatial, size, device=device, **more)
+    group = GROUPS["D2"] if elements == 4 else cyclic(elements)
+    tensors, index = with_biases(tensors), relation_index(group, relation).to(device)
+
+    def attend_by(form, backend):
+        torch.manual_seed(3)
+        return biased(tensors, index, window, form, backend=backend, dropout=dropout)
+
+    for form in (tuple, as_full):
+        assert_same(attend_by(form, "torch"), attend_by(tuple, "plain"), tensors)
 
 
 @pytest.mark.parametrize("relation", ["ge_vit", "relative"])
@@ -55,7 +72,8 @@ def test_extreme_scores(form, extreme, relation, device):
     index = relation_index(cyclic(2), relation)
     exact, window = extreme(torch.float64)
     single = [x.detach().float().to(device).requires_grad_() for x in exact]
-    expected, out = formula(exact, index, window), attend(form(single), index.to(device), window)
+    expected = attend(exact, index, window, backend="plain")
+    out = attend(form(single), index.to(device), window)
     torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-3)
     for a, b in zip(gradients(out, single), gradients(expected, exact), strict=True):
         torch.testing.assert_close(a.cpu().double(), b, rtol=0, atol=2e-3 * max(1.0, float(b.abs().max())))

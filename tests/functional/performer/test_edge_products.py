@@ -38,8 +38,6 @@ def test_products_over_pairs(on_device, pairs):
     torch.testing.assert_close(gathered_edge_dot(query, key, p.row, p.col, chunk=7), expected)
     expected = torch.zeros(2, n, 5).double().index_add(1, p.row, weight[..., None] * key[:, p.col])
     torch.testing.assert_close(edge_sum(weight, key, p), expected)
-    for run, inputs in ((edge_dot, (query, key)), (edge_sum, (weight, key))):
-        assert torch.autograd.gradcheck(lambda *x, run=run: run(*x, p), inputs)
 
 
 def test_registered_operators():
@@ -50,11 +48,12 @@ def test_registered_operators():
     torch.library.opcheck(csr_edge_sum, (weight, key, *p.tensors), test_utils=checks)
 
 
+@pytest.mark.parametrize("pairs", [relation, often])
 @pytest.mark.parametrize("mkl", [True, False])
-def test_gradcheck(mkl, monkeypatch):
+def test_gradcheck(mkl, pairs, monkeypatch):
     """With torch's sampled product, and without it, as on processors MKL does not support."""
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
-    p, n = relation()
+    p, n = pairs("cpu")
     query, key, weight = (double(2, size, *rest).requires_grad_() for size, *rest in ((n, 2), (n, 2), (len(p.col),)))
     for run, inputs in ((edge_dot, (query, key)), (edge_sum, (weight, key))):
         assert torch.autograd.gradcheck(lambda *x, run=run: run(*x, p), inputs)
