@@ -194,9 +194,9 @@ def far_offsets(attention, means):
     return weight @ (products / (1 + products**2) ** 0.25)
 
 
-def performer_double_sum(attention, x, edge_index, offsets, batch, features=None, pos=None):
+def performer_double_sum(attention, x, edge_index, offsets, batch, features=None, pos=None, vectors=False):
     """A PerformerAttention, or a PositionalPerformerAttention, from its parameters: every weight of every pair by the
-    definition, one pair at a time."""
+    definition, one pair at a time; with the means of offsets (N, heads, dim) if ``vectors``."""
     heads, d, k = attention.heads, attention.head_channels, attention.cutoff
     position = getattr(attention, "position", "window")  # the paper's, or ours
     near_pairs, content = getattr(attention, "offset", None) is not None, attention.positions.key_heads
@@ -217,7 +217,7 @@ def performer_double_sum(attention, x, edge_index, offsets, batch, features=None
     edges |= {(i, i): torch.zeros(attention.pos_dim).to(x) for i in range(len(x))}
     if position == "clipped":
         phi_table = positive_features(attention.positions.distance_table / d**0.25, projection)
-    out = []
+    out, means = [], []
     for i in range(len(x)):
         total, normaliser, far = 0, 0, 0
         for j in range(len(x)):
@@ -247,8 +247,9 @@ def performer_double_sum(attention, x, edge_index, offsets, batch, features=None
                 far = far + weight[:, None] * (pos[j] - pos[i])
         out.append((total / normaliser[:, None]).flatten() @ attention.out.weight.T + attention.out.bias)
         if attention.far_offsets is not None:
-            out[-1] = out[-1] + far_offsets(attention, far / normaliser[:, None])
-    return torch.stack(out)
+            means.append(far / normaliser[:, None])
+            out[-1] = out[-1] + far_offsets(attention, means[-1])
+    return (torch.stack(out), torch.stack(means)) if vectors else torch.stack(out)
 
 
 def beyond(x, sizes):

@@ -157,15 +157,6 @@ def test_what_other_tokens_say_does_not_fade(name, fades):
         assert 0.05 < min(moves) < max(moves) < 3
 
 
-def test_reset_and_repr():
-    torch.manual_seed(0)
-    layer = SE3HyenaOperator(S, V, filter="lag", short_conv=3, causal=True, local_context=True)
-    before = layer.module.local.message.embed.weights[0].clone()
-    layer.reset_parameters()
-    assert not torch.equal(layer.module.local.message.embed.weights[0], before)
-    assert "taps=3, causal=True" in repr(layer)
-
-
 def test_parameters_as_published():
     for options in ({"hidden_scalars": 16, "hidden_vectors": 128, "depth": 3}, {}):
         assert 750_000 < sum(p.numel() for p in SE3Hyena(16, 128, **options).parameters()) < 900_000
@@ -177,22 +168,29 @@ def test_compiling_needs_the_sizes(make):
         torch.compile(make("plain"), fullgraph=True, backend="aot_eager")(**sample("plain", [7, 3]))
 
 
-def test_scalars_or_vectors_only(randomise):
-    x = sample("plain", [11])
-    scalars, vectors = randomise(SE3HyenaOperator(S, 0, out_vectors=0)).double()(x["scalars"], None)
-    assert scalars.shape == (11, S)
-    assert vectors.shape == (11, 0, 3)
-    layer = randomise(SE3HyenaOperator(S, 0, out_vectors=2, hidden_vectors=3)).double()
-    assert layer(x["scalars"], None, pos=x["pos"])[1].shape == (11, 2, 3)
+SCALARS = [{"out_vectors": 0}, {"out_vectors": 2, "hidden_vectors": 3}]
+VECTORS = [
+    {"hidden_scalars": 0, "short_conv": 3},
+    {"hidden_scalars": 0, "short_conv": 3, "filter": "lag"},
+    {"hidden_scalars": 2},
+]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"), [*(((S, 0), o) for o in SCALARS), *(((0, V), {"out_scalars": 2} | o) for o in VECTORS)]
+)
+def test_scalars_or_vectors_only(sizes, options, randomise):
+    """What is not there may be None, or have no channels."""
+    layer, x = randomise(SE3HyenaOperator(*sizes, **options)).double(), sample("plain", [11])
+    scalars, vectors = x["scalars"][:, : sizes[0]], x["vectors"][:, : sizes[1]]
+    out, grades = layer(scalars, vectors, pos=x["pos"]), layer.module.out_grades
+    assert [part.shape for part in out] == [(11, grades.scalars), (11, grades.vectors, 3)]
+    close(out, layer(scalars if sizes[0] else None, vectors if sizes[1] else None, pos=x["pos"]), 0)
+
+
+def test_vectors_from_scalars_need_positions():
     with pytest.raises(ValueError, match=r"^pos must be given"):
-        layer(x["scalars"], None)
-    for options in ({"filter": "lag", "short_conv": 3}, {"short_conv": 3}):
-        layer = randomise(SE3HyenaOperator(0, V, out_scalars=2, hidden_scalars=0, **options)).double()
-        assert layer(None, x["vectors"])[0].shape == (11, 2)
-    layer = randomise(SE3HyenaOperator(0, V, out_scalars=1, hidden_scalars=2)).double()
-    assert layer(None, x["vectors"])[0].shape == (11, 1)
-    empty = layer(x["scalars"][:, :0], x["vectors"])
-    close(empty, layer(None, x["vectors"]), 0)
+        SE3HyenaOperator(S, 0, out_vectors=2, hidden_vectors=3)(torch.ones(11, S), None)
 
 
 @pytest.mark.parametrize("cls", [VectorSelfAttention, SE3HyenaOperator])

@@ -1,10 +1,8 @@
 """Offsets of all nodes in values, by definition; pairs and random features by the size of each graph; dropout."""
 
-import itertools
-
 import pytest
 import torch
-from oracles import positive_features
+from oracles import performer_double_sum
 from space import batch_of, motion
 
 from tg_equiattn.nn import PerformerAttention
@@ -54,47 +52,16 @@ def cloud():
     return torch.randn(len(pos), CHANNELS).double(), pos, batch, call
 
 
-def weights_of(layer, x, pos, batch):
-    """The share (N, N, heads) that every node has in what a node attends to, from the layer's own values: each node's
-    indicator in turn is the value of a head."""
-    d, shares = OUT // HEADS, torch.zeros(len(x), len(x), HEADS).double()
-    features = layer.features()
-    query, key = (project(x).unflatten(-1, (HEADS, d)) for project in (layer.query, layer.key))
-    of_query, of_key = (positive_features(t / d**0.25, features) for t in (query, key))
-    far = torch.einsum("ihm,jhm->ijh", of_query, of_key) / len(features)
-    for i, j in itertools.product(range(len(x)), repeat=2):
-        if batch[i] != batch[j]:
-            continue
-        if not layer.needs_neighbors:
-            shares[i, j] = far[i, j]
-            continue
-        shares[i, j] = far[i, j] * layer.positions.far_bias.exp()
-        offset = (pos[j] - pos[i])[None]
-        if i == j or float(offset.norm()) < 1.3:
-            bias = layer.positions.offset_bias(offset)[:, 0]
-            shares[i, j] += ((query[i] * key[j]).sum(-1) / d**0.5 + bias).exp()
-    return shares / shares.sum(1, keepdim=True)
-
-
 @pytest.mark.parametrize("kind", ["mlp", "distance", "no near pairs"])
 def test_by_definition(kind, make, cloud):
-    """The means of offsets, and what they add to the output of the layer without them."""
+    """Outputs, and the means of offsets."""
     layer, (x, pos, batch, call) = make(kind), cloud
-    out, vectors = call(layer, x, pos, return_vectors=True)
-    shares = weights_of(layer, x, pos, batch)
-    expected = torch.einsum("ijh,ijd->ihd", shares, pos[None] - pos[:, None])
-    torch.testing.assert_close(vectors, expected, rtol=0, atol=1e-12)
-    unit = expected / 1.3
-    if kind == "distance":
-        e, f = torch.triu_indices(HEADS, HEADS)
-        products = (unit[:, e] * unit[:, f]).sum(-1)
-        added = (products / (1 + products**2) ** 0.25) @ layer.far_offsets.map.weight.T
-    else:
-        added = unit.flatten(1) @ layer.far_offsets.map.weight.T
-    with torch.no_grad():
-        layer.far_offsets.map.weight.zero_()
-    torch.testing.assert_close(out - call(layer, x, pos), added, rtol=0, atol=1e-12)
-    assert added.abs().max() > 1e-2
+    edges, _ = near_pairs(pos, 1.3, batch=batch)
+    found = call(layer, x, pos, return_vectors=True)
+    offsets = pos[edges[0]] - pos[edges[1]]
+    expected = performer_double_sum(layer, x, edges, offsets, batch, pos=pos, vectors=True)
+    torch.testing.assert_close(list(found), list(expected), rtol=0, atol=1e-11)
+    assert found[1].abs().max() > 1e-2
 
 
 def test_a_new_layer_is_the_one_without(make, cloud):
@@ -208,19 +175,3 @@ def test_periodic_offsets_are_refused(make):
     offsets[3, 1] += 1
     with pytest.raises(ValueError, match="edge_offset must be differences of pos with values='offset'"):
         layer(x, pos=pos, neighbors=Pairs(edges, 12, offsets))
-
-
-def test_features_of_self_loops_are_of_nodes_with_themselves(make):
-    """As a bias of that node's own weight."""
-    layer = make("edge features", values="content")
-    x, edges = torch.randn(3, CHANNELS).double(), torch.tensor([[1, 1, 0, 2], [0, 1, 1, 2]])
-    features = torch.randn(4, 2).double()
-    out = layer(x, neighbors=Pairs(edges, 3, torch.zeros(4, DIM), features=features))
-    proper = torch.tensor([0, 2])
-    near = Pairs(edges[:, proper], 3, torch.zeros(2, DIM), features=features[proper])
-    without = layer(x, neighbors=near)
-    torch.testing.assert_close(out[0], without[0], rtol=0, atol=1e-12)  # which has none
-    assert (out[1:] - without[1:]).abs().amin(0).max() > 1e-3
-    near.self_features = torch.zeros(3, 2).double()
-    near.self_features[[1, 2]] = features[[1, 3]]
-    torch.testing.assert_close(out, layer(x, neighbors=near), rtol=0, atol=1e-12)

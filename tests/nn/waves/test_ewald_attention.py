@@ -233,13 +233,6 @@ TRACED = {"width": 1.5, "kernels": 2, "lmax": 1, "heads": 1, "error": 0.05, "max
 READ = {"batch_size": 3, "max_num_nodes": 7}
 
 
-@pytest.mark.slow
-def test_compiled_without_reading_the_number_of_waves(make):
-    layer, (x, more) = make(**TRACED), mixed()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert error(compiled(**x, **more, **READ), layer(**x, **more)) <= 1e-10
-
-
 def test_traced_without_reading_the_number_of_waves(make):
     """make_fx with symbols for sizes, of a batch of all kinds; too small a bound is noticed."""
 
@@ -270,7 +263,6 @@ def test_traced_without_reading_the_number_of_waves(make):
         ("width must be a positive number, got 0", {"width": 0}),
         (r"max_width must be at least an octave above width, 1.6, got 1", {"max_width": 1.0}),
         ("kernels must be a positive integer, got 0", {"kernels": 0}),
-        ("heads must be a positive integer", {"heads": 0}),
         ("lmax must be an integer from 0 on, got -1", {"lmax": -1}),
         ("avg_num_nodes must be a positive number", {"avg_num_nodes": 0}),
         (r"error must be in \[1e-14, 0.1\], got 1", {"error": 1.0}),
@@ -297,7 +289,6 @@ def test_bad_options(message, options):
         ("scalars must be torch.float64 as the parameters are", {"scalars": torch.ones(6, S)}),
         (r"pos must have shape \(6, 3\)", {"pos": torch.ones(5, 3)}),
         ("lengths must be None where the input is flat", {"lengths": torch.tensor([6])}),
-        ("batch must be sorted", {"batch": torch.tensor([1, 0, 0, 0, 0, 0])}),
         ("cell must be given with pbc", {"pbc": torch.tensor(CRYSTAL)}),
     ],
 )
