@@ -7,10 +7,9 @@ import pytest
 import torch
 from attention_operands import EXTREMES, Largest, as_full, assert_same, gradients, group_attention, operands
 from oracles import attention_materialised
-from small_groups import GROUPS
 
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional.group import direct, factorised, tiled_attention
+from tg_equiattn.functional.group import tiled_attention
 from tg_equiattn.groups import cyclic
 
 
@@ -54,8 +53,7 @@ PATHS = [  # elements, image, window, more of operands, dropout
 def test_every_form_agrees(elements, spatial, size, more, dropout, relation, device):
     """Factorised, direct (a full encoding) and plain, in one tile or several, images and volumes."""
     tensors, window = operands(elements, spatial, size, device=device, **more)
-    group = GROUPS["D2"] if elements == 4 else cyclic(elements)
-    tensors, index = with_biases(tensors), relation_index(group, relation).to(device)
+    tensors, index = with_biases(tensors), relation_index(cyclic(elements), relation).to(device)
 
     def attend_by(form, backend):
         torch.manual_seed(3)
@@ -63,6 +61,15 @@ def test_every_form_agrees(elements, spatial, size, more, dropout, relation, dev
 
     for form in (tuple, as_full):
         assert_same(attend_by(form, "torch"), attend_by(tuple, "plain"), tensors)
+
+
+@pytest.mark.parametrize(("kernel_size", "spatial"), [(5, (34, 40)), (3, (5, 6, 7)), (None, (12, 12))])
+def test_pointwise_tiles(kernel_size, spatial):
+    """More than one tile (2^17 scores of a query element), of images and volumes, local and global."""
+    tensors, neighbourhood = operands(8, spatial, kernel_size, batch=1, heads=2, channels=3, value_channels=2)
+    index = relation_index(cyclic(8), "relative")
+    outs = [group_attention(*tensors, index, neighbourhood=neighbourhood, backend=b) for b in ("torch", "plain")]
+    assert_same(*outs, tensors)
 
 
 @pytest.mark.parametrize("relation", ["ge_vit", "relative"])
@@ -77,31 +84,6 @@ def test_extreme_scores(form, extreme, relation, device):
     torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-3)
     for a, b in zip(gradients(out, single), gradients(expected, exact), strict=True):
         torch.testing.assert_close(a.cpu().double(), b, rtol=0, atol=2e-3 * max(1.0, float(b.abs().max())))
-
-
-def tile(dtype, size):
-    """Operands of the core for five queries: content and space prefer different neighbors by ``size``, or less."""
-    t, d, h, s, c, p = 2, 3, 2, 2, 3, 5
-    torch.manual_seed(3)
-    query, key, value = torch.randn(t, c, p), torch.randn(d, s, c, p), torch.randn(d, s, c, p)
-    space, group = torch.randn(t, d, h, p), torch.randn(t, s, p)
-    query[:, 0], key[0, :, 0], key[1, :, 0] = 1.0, size, -size
-    space[:, 0] -= size
-    space[:, 1] += size
-    index = relation_index(cyclic(2), "ge_vit")
-    return [x.to(dtype) for x in (query, key, value, space, group)], index
-
-
-@pytest.mark.parametrize("size", [1.0, 200.0])
-def test_factors_say_when_they_lost_precision(size):
-    """At the core: float32 factors of extreme scores are wrong and their normaliser says so, doubles are right."""
-    (query, key, value, space, group), index = tile(torch.float64, size)
-    exact, _ = direct.forward(query, key, value, space, group, index, None, None)
-    for dtype, right in ((torch.float64, True), (torch.float32, size < 2)):
-        operands, _ = tile(dtype, size)
-        out, smallest = factorised.forward(*operands, index, None, None)
-        assert bool(smallest >= factorised.SMALLEST_NORMALISER[dtype]) == right
-        assert bool((out.double() - exact).abs().max() < 1e-4) == right
 
 
 @pytest.mark.slow
@@ -185,3 +167,18 @@ def test_half_precision_operands(dtype, device):
     out = attend([x.detach().to(dtype) for x in tensors], index, neighbourhood)
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), attend(tensors, index, neighbourhood), rtol=0, atol=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("kernel_size", [3, None])
+def test_pointwise_compiled_equals_eager(kernel_size, full, dropout):
+    tensors, _ = operands(4, (6, 7), kernel_size, dtype=torch.float32)
+    index, outs = relation_index(cyclic(4), "relative"), []
+    for path in ("compiled", "eager"):
+        *features, rho_space, rho_group = as_full(tensors) if full else tensors
+        flat = *(x.flatten(0, 1) for x in features), rho_space, rho_space.new_zeros(0) if full else rho_group
+        settings = index, None, torch.tensor(5), kernel_size or 0, (), False, dropout, path
+        outs.append(torch.cat([x.flatten() for x in tiled_attention.group_attention_op(*flat, *settings)]))
+    assert_same(*outs, tensors, atol=1e-5)

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from attention_operands import EXTREMES, assert_same, gradients, group_attention, operands
+from attention_operands import EXTREMES, gradients, group_attention, operands
 
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.groups import cyclic
-
-SMALL = {"batch": 1, "heads": 2, "channels": 2, "value_channels": 1}
 
 
 def twice(out, tensors):
@@ -27,12 +25,8 @@ def test_plain_equals_the_operator(relation, spatial, device):
     """In many tiles, twice differentiated."""
     tensors, neighbourhood = operands(4, spatial, device=device)
     index = relation_index(cyclic(4), relation).to(device)
-
-    def attend(backend):
-        return group_attention(*tensors, index, neighbourhood=neighbourhood, backend=backend)
-
-    assert_same(attend("plain"), attend("torch"), tensors)
-    close(twice(attend("plain"), tensors), twice(attend("torch"), tensors), 1e-11)
+    outs = [group_attention(*tensors, index, neighbourhood=neighbourhood, backend=b) for b in ("plain", "torch")]
+    close(*(twice(out, tensors) for out in outs), 1e-11)
 
 
 @pytest.mark.parametrize("extreme", EXTREMES)
@@ -49,9 +43,8 @@ def test_extreme_scores_stay_finite(extreme):
 
 
 def test_third_derivatives():
-    tensors, neighbourhood = operands(2, (3, 3), **SMALL)
-    index = relation_index(cyclic(2), "ge_vit")
-    out = []
+    tensors, neighbourhood = operands(2, (3, 3), batch=1, heads=2, channels=2, value_channels=1)
+    index, out = relation_index(cyclic(2), "ge_vit"), []
     for backend in ("torch", "plain"):
         y = group_attention(*tensors, index, neighbourhood=neighbourhood, backend=backend)
         for _ in range(2):

@@ -13,16 +13,6 @@ def test_equals_pauli_matrices(device):
     torch.testing.assert_close(out.cpu(), pauli_product(x, y), rtol=1e-13, atol=1e-13)
 
 
-def test_basis_blades():
-    blades = torch.eye(8)
-    one, e1, e2, e3, e23, e31, e12, e123 = blades
-    for a, b, expected in [
-        (e1, e1, one), (e2, e3, e23), (e3, e1, e31), (e1, e2, e12), (e1, e23, e123), (e12, e12, -one),
-        (e23, e31, -e12), (e123, e123, -one), (e3, e2, -e23), (e123, e2, e31),
-    ]:  # fmt: skip
-        torch.testing.assert_close(geometric_product(a, b), expected, rtol=0, atol=0)
-
-
 def test_paths_and_their_weights():
     assert list(PATHS) == grade_paths()
     assert len(PATHS) == 20
