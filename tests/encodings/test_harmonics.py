@@ -18,19 +18,6 @@ def harmonics(u):
     return [[torch.ones_like(x)], [math.sqrt(3) * c for c in (x, y, z)], [*second, root * (z * z - x * x) / 2]]
 
 
-def product_rule(degree):
-    """A rule for means over the sphere: Gauss-Legendre in height, evenly spaced angles."""
-    n = degree // 2 + 1
-    place = torch.arange(1, n, dtype=torch.float64)
-    matrix = torch.diag(place / (4 * place**2 - 1).sqrt(), 1)
-    height, vectors = torch.linalg.eigh(matrix + matrix.T)
-    angle = 2 * math.pi * torch.arange(degree + 1, dtype=torch.float64) / (degree + 1)
-    ring = (1 - height**2).sqrt()[:, None]
-    grid = torch.stack([ring * angle.cos(), ring * angle.sin(), height[:, None].expand(n, degree + 1)], -1)
-    weights = (vectors[0] ** 2)[:, None].expand(n, degree + 1) / (degree + 1)
-    return grid.flatten(0, 1), weights.flatten()
-
-
 def test_low_degrees():
     x = torch.randn(7, 3, dtype=torch.float64)
     unit = torch.nn.functional.normalize(x, dim=-1)
@@ -40,20 +27,17 @@ def test_low_degrees():
     torch.testing.assert_close(solid_harmonics(x, 2), wanted * powers)
 
 
-def test_harmonics_are_orthonormal():
-    points, weights = product_rule(17)
-    values = solid_harmonics(points, 8)
-    torch.testing.assert_close(values.T @ (weights[:, None] * values), torch.eye(81).double(), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("degree", range(9))
 def test_rotations_mix_a_degree_within_itself(degree):
-    """By an orthogonal matrix, the same at all points; reflections give the sign of the degree."""
+    """By an orthogonal matrix, the same at all points, so that they are orthogonal on the sphere and of one size, which
+    the sum of squares says; reflections give the sign of the degree."""
     x, part = torch.randn(40, 3, dtype=torch.float64), slice(degree**2, (degree + 1) ** 2)
     before, after = (solid_harmonics(y, 8)[:, part] for y in (x, x @ motion().T))
     matrix = torch.linalg.lstsq(before, after).solution
     torch.testing.assert_close(before @ matrix, after, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(matrix @ matrix.T, torch.eye(2 * degree + 1).double(), rtol=0, atol=1e-9)
+    unit = solid_harmonics(torch.nn.functional.normalize(x, dim=-1), 8)[:, part]
+    torch.testing.assert_close(unit.square().sum(1), torch.full((40,), 2.0 * degree + 1).double())
     torch.testing.assert_close(solid_harmonics(-x, 8)[:, part], (-1) ** degree * before)
 
 

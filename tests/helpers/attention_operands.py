@@ -11,36 +11,36 @@ from tg_equiattn import functional
 from tg_equiattn.functional.group import attention, frames
 from tg_equiattn.grids import Neighbourhood
 
-DTYPE = torch.float64
 
-
-def operands(elements, spatial, kernel_size=3, *, outputs=None, batch=2, heads=3, channels=5, value_channels=7,
-             dtype=DTYPE, device="cpu", std=1.0):  # fmt: skip
+def operands(
+    elements, spatial, kernel_size=3, *, batch=2, heads=3, channels=5, value_channels=7, dtype=torch.float64,
+    device="cpu",
+):  # fmt: skip
     """Random query, key, value, rho_space and rho_group that require gradients."""
     neighbourhood = Neighbourhood(len(spatial), kernel_size)
     shapes = [
-        (batch, heads, channels, elements, *spatial),
-        (batch, heads, channels, elements, *spatial),
+        *[(batch, heads, channels, elements, *spatial)] * 2,
         (batch, heads, value_channels, elements, *spatial),
-        (outputs or elements, len(neighbourhood.offsets(spatial)), channels),
+        (elements, len(neighbourhood.offsets(spatial)), channels),
         (elements, channels),
     ]
-    tensors = [(std * torch.randn(s, dtype=dtype)).to(device).requires_grad_() for s in shapes]
+    tensors = [torch.randn(s, dtype=dtype).to(device).requires_grad_() for s in shapes]
     return tensors, neighbourhood
 
 
-def group_attention(*operands, backend="torch", **options):
-    """The public function, where asked by its plain composition of torch's operations, as under a transform."""
-    patched = mock.patch.object(attention, "use_plain", return_value=True)
-    with patched if backend == "plain" else contextlib.nullcontext():
-        return functional.group_attention(*operands, **options)
+def by_backend(module, function):
+    """A public function, where asked by its plain composition of torch's operations, as under a transform."""
+
+    def attention(*operands, backend="torch", **options):
+        patched = mock.patch.object(module, "use_plain", return_value=True)
+        with patched if backend == "plain" else contextlib.nullcontext():
+            return function(*operands, **options)
+
+    return attention
 
 
-def frame_attention(*operands, backend="torch", **options):
-    """As :func:`group_attention`."""
-    patched = mock.patch.object(frames, "use_plain", return_value=True)
-    with patched if backend == "plain" else contextlib.nullcontext():
-        return functional.frame_attention(*operands, **options)
+group_attention = by_backend(attention, functional.group_attention)
+frame_attention = by_backend(frames, functional.frame_attention)
 
 
 def as_full(tensors):

@@ -156,17 +156,21 @@ def positive_features(x, projection):
     return (x @ projection.T - x.square().sum(-1, keepdim=True) / 2).exp()
 
 
+def distance_waves(offset, cutoff):
+    """The distance u in cutoffs, and sin(pi n u) / (pi n u) for n from 1 to 16."""
+    u = math.sqrt(float((offset / cutoff).square().sum()))
+    waves = [math.sin(math.pi * n * u) / (math.pi * n * u) if u else 1.0 for n in range(1, 17)]
+    return u, torch.tensor(waves, dtype=offset.dtype, device=offset.device)
+
+
 def offset_bias(attention, offset):
     """b of one offset, for every head, read from the parameters."""
     bias, k = attention.positions.offset_bias, attention.cutoff
     if attention.offset == "mlp":
         return bias.last.weight @ F.silu(bias.first.weight @ (offset / k) + bias.first.bias) + bias.last.bias
     if attention.offset == "distance":
-        u = math.sqrt(float((offset / k).square().sum()))
-        if u >= 1:
-            return torch.full_like(bias.last.weight[:, 0], -math.inf)
-        waves = [math.sin(math.pi * n * u) / (math.pi * n * u) if u else 1.0 for n in range(1, 17)]
-        return bias.last.weight @ torch.tensor(waves, dtype=offset.dtype, device=offset.device) + 1 - 1 / (1 - u * u)
+        u, waves = distance_waves(offset, k)
+        return bias.last.weight @ waves + (1 - 1 / (1 - u * u) if u < 1 else -math.inf)
     x, y = (int(o) + k - 1 for o in offset)
     return bias.table.view(-1, 2 * k - 1, 2 * k - 1)[:, x, y]
 
@@ -175,9 +179,7 @@ def offset_value(attention, offset):
     """g of one offset, (heads, d)."""
     values, k = attention.positions.offset_values, attention.cutoff
     if attention.offset == "distance":
-        u = math.sqrt(float((offset / k).square().sum()))
-        features = [math.sin(math.pi * n * u) / (math.pi * n * u) if u else 1.0 for n in range(1, 17)]
-        features = torch.tensor(features, dtype=offset.dtype, device=offset.device)
+        _, features = distance_waves(offset, k)
     else:
         first = values.first if attention.offset == "table" else attention.positions.offset_bias.first
         features = F.silu(first.weight @ (offset / k) + first.bias)

@@ -238,22 +238,25 @@ def test_bad_arguments(message, change):
         ewald_attention(**given)
 
 
-def test_bad_kernels():
-    good = {"widths": torch.ones(2, 4), "gains": torch.ones(2, 4, 2), "bounds": BOUNDS, "gaussians": 2}
-    for message, change in (
+WAVES = {"wavenumbers": torch.ones(2, 2), "fastest": FASTEST, "gaussians": 1}
+
+
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
         ("widths must be", {"widths": torch.ones(4)}),
         ("bounds must be 4 pairs", {"bounds": BOUNDS[:3]}),
         (r"gaussians must be in \[0, 4\], got 5", {"gaussians": 5}),
+        (r"gaussians must be in \[0, 2\], got 3", WAVES | {"gaussians": 3}),
         (r"error must be in \[1e-14, 1\), got 1", {"error": 1}),
-    ):
-        with pytest.raises(ValueError, match=message):
-            EwaldKernels(**good | change)
-    waves = {"wavenumbers": torch.ones(2, 2), "fastest": FASTEST, "gaussians": 1}
-    for change in ({"fastest": (1.0,)}, {"fastest": (1.0, -1.0)}, {"wavenumbers": None}, {"fastest": ()}):
-        with pytest.raises(ValueError, match="wavenumbers must be"):
-            EwaldKernels(**good | waves | change)
-    with pytest.raises(ValueError, match=r"gaussians must be in \[0, 2\], got 3"):
-        EwaldKernels(**good | waves | {"gaussians": 3})
+        *(("wavenumbers must be", WAVES | {"fastest": fastest}) for fastest in ((1.0,), (1.0, -1.0), ())),
+        ("wavenumbers must be", WAVES | {"wavenumbers": None}),
+    ],
+)
+def test_bad_kernels(message, change):
+    good = {"widths": torch.ones(2, 4), "gains": torch.ones(2, 4, 2), "bounds": BOUNDS, "gaussians": 2}
+    with pytest.raises(ValueError, match=message):
+        EwaldKernels(**good | change)
 
 
 def test_mapped_over_positions():

@@ -99,12 +99,6 @@ def test_rotations(kind, make, cloud):
             assert (turned - out).abs().max() > 1e-3
 
 
-def test_single_nodes_and_nodes_at_one_place_have_no_offset(kind, make):
-    layer, x = make(kind, edge_dim=None), torch.randn(7, CHANNELS).double()
-    for batch, pos in ((torch.arange(7), 10 * torch.randn(7, DIM)), (torch.zeros(7).long(), torch.ones(7, DIM))):
-        assert layer(x, pos=pos.double(), batch=batch, return_vectors=True)[1].abs().max() < 1e-12
-
-
 @pytest.mark.parametrize("method", ["features", "pairs"])
 def test_padding_and_batch_mates(kind, method, make):
     """NaN in masked positions, and in another graph's, reaches nothing."""
