@@ -9,6 +9,7 @@ from attention_operands import EXTREMES, Largest, as_full, assert_same, gradient
 from oracles import attention_materialised
 
 from tg_equiattn.encodings import relation_index
+from tg_equiattn.functional import lifting_attention
 from tg_equiattn.functional.group import tiled_attention
 from tg_equiattn.groups import cyclic
 
@@ -37,6 +38,15 @@ def test_matches_materialised_formula(backend, relation, spatial, form, device):
     tensors, index = with_biases(tensors), relation_index(cyclic(3), relation).to(device)
     expected = attention_materialised(*tensors[:5], index, 3, 5**-0.5, *tensors[5:])
     assert_same(biased(tensors, index, window, form, backend=backend), expected, tensors)
+
+
+def test_lifting(device):
+    (*features, _, rho_group), window = operands(1, (5, 4), device=device)
+    rho_space, bias = (torch.randn(s).to(rho_group).requires_grad_() for s in ((4, 9, 5), (3, 4, 9)))
+    out = lifting_attention(*(x.squeeze(3) for x in features), rho_space, neighbourhood=window, space_bias=bias)
+    index = torch.zeros(4, 1, 1, dtype=torch.int64, device=device)
+    expected = attention_materialised(*features, rho_space, 0 * rho_group, index, 3, 5**-0.5, bias)
+    assert_same(out, expected, [*features, rho_space, bias])
 
 
 FEW = {"batch": 1, "heads": 1, "channels": 3, "value_channels": 2}

@@ -126,3 +126,9 @@ def test_operators_registered():
     q, k, v = (torch.randn(2, 5, 3).double().requires_grad_() for _ in range(3))
     for lengths in (None, torch.tensor([3, 5])):
         torch.library.opcheck(operator, (q, k, v, lengths, torch.ones(2).double()), test_utils=checks)
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([4, 2])])
+def test_gradgradcheck(lengths):
+    qkv = inputs(4, count=2)
+    assert torch.autograd.gradgradcheck(lambda *t: vector_attention(*t, lengths), qkv, fast_mode=True)

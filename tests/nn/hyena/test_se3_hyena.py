@@ -157,6 +157,15 @@ def test_what_other_tokens_say_does_not_fade(name, fades):
         assert 0.05 < min(moves) < max(moves) < 3
 
 
+def test_reset_and_repr():
+    torch.manual_seed(0)
+    layer = SE3HyenaOperator(S, V, filter="lag", short_conv=3, causal=True, local_context=True)
+    before = layer.module.local.message.embed.weights[0].clone()
+    layer.reset_parameters()
+    assert not torch.equal(layer.module.local.message.embed.weights[0], before)
+    assert "taps=3, causal=True" in repr(layer)
+
+
 def test_parameters_as_published():
     for options in ({"hidden_scalars": 16, "hidden_vectors": 128, "depth": 3}, {}):
         assert 750_000 < sum(p.numel() for p in SE3Hyena(16, 128, **options).parameters()) < 900_000
