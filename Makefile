@@ -88,7 +88,8 @@ studies: setup
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study --models "C4 G-CNN" --epochs 24 --seeds 0 1 2 --learning-rate 0.04
 	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models R4_SA --relation relative
 	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models R4_SA --relation frame --head-channels 1 --heads 15
-	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 --models R4_SA --relation ge_vit --locality None
+	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models R4_SA --relation ge_vit --locality None
+	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models R4_SA --relation gsa --locality None
 	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models "C4 G-CNN" --learning-rate 0.04
 	@[ ! -e mnist ] || $(RUN) -W ignore examples/studies/rotated_digits.py --study --data mnist --size 14 --blocks 2 --batch 32 --seeds 0 1 2 --models "C4 G-CNN" --learning-rate 0.04 --epochs 40
 	$(RUN) -W ignore examples/studies/rotated_digits.py --ablations
@@ -138,6 +139,8 @@ studies: setup
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --seeds 0 1
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --learning-rate 0.005
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --learning-rate 0.02
+	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --sets cumulenes --irreps "32x0e + 32x1o + 32x2e"
+	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --sets cumulenes --irreps "32x0e + 32x1o + 32x2e" --learning-rate 0.02
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after 1 --kernels 2 2 0 --epochs 100
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after energies --kernels 2 2 0

@@ -72,7 +72,7 @@ REFUSED = {
         ({"heads": 0}, "--heads must be positive, got 0"),
     ],
     "real_molecules": [
-        ({"after": 2}, "--after must be 0 or 1, got 2"),
+        ({"after": 2}, "--after must be 0, 1 or energies, got 2"),
         ({"kernels": (1, 2)}, "--kernels must be numbers of .* and of ripples, got \\[1, 2\\]"),
         ({"cutoff": 0.0}, "--cutoff must be positive, got 0"),
     ],
