@@ -141,9 +141,9 @@ studies: setup
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --learning-rate 0.02
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --sets cumulenes --irreps "32x0e + 32x1o + 32x2e"
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --sets cumulenes --irreps "32x0e + 32x1o + 32x2e" --learning-rate 0.02
-	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers
+	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --seeds 0 1
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after 1 --kernels 2 2 0 --epochs 100
-	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after energies --kernels 2 2 0
+	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after energies --kernels 2 2 0 --seeds 0 1
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets C9H4
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets SN2 --epochs 100
 	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets AcAc

@@ -111,11 +111,16 @@ def tensor(
     name: str, value: object, dtype: torch.dtype, shapes: Sequence[tuple], device: torch.device | None, shape: str = ""
 ) -> None:
     """Raise ValueError unless value is a tensor of this kind, of one of these shapes, on this device."""
-    if not isinstance(value, Tensor) or value.dtype != dtype or tuple(value.shape) not in shapes:
+    if not isinstance(value, Tensor) or value.dtype != dtype or not any(_same(value.shape, x) for x in shapes):
         shape = shape or str(tuple(map(int, shapes[0])))
         raise ValueError(f"{name} must be {str(dtype).removeprefix('torch.')} of shape {shape}, got {described(value)}")
     if device is not None and value.device != device:
         raise ValueError(f"{name} must be on {device} as the input is, got {value.device}")
+
+
+def _same(sizes: Sequence[int], others: Sequence[int]) -> bool:
+    """One by one, as tuples of symbols are never found equal while compiling."""
+    return len(sizes) == len(others) and all(a == b for a, b in zip(sizes, others, strict=True))
 
 
 def lengths(value: Tensor | None, count: int, longest: int, device: torch.device) -> None:

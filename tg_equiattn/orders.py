@@ -39,7 +39,7 @@ def radial_order(pos: Tensor, ragged: Ragged, scalars: Tensor | None = None) -> 
     keys = [
         (square.sqrt(), radius),
         ((x * skew).sum(1), 4 * radius**4),
-        (torch.einsum("tx,txy,ty->t", x, spread, x), 4 * radius**4),
+        (((spread * x[:, None]).sum(2) * x).sum(1), 4 * radius**4),
     ]
     tolerances = 3 * [(8 * rounding * size / radius).clamp(min=max(1e-12, 8 * rounding))]
     if scalars is not None and scalars.shape[1]:

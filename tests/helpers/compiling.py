@@ -64,6 +64,26 @@ def h100():
         yield
 
 
+@contextlib.contextmanager
+def differentiable():
+    """Within, operators that are made of others, where, FFTs and variances among them, are so on the device meta too.
+    torch has kernels for it beside, without derivatives, so that what lies before would never be counted."""
+    key = torch._C.DispatchKey
+    packets = (getattr(torch.ops.aten, name) for name in torch.ops.aten._dir)
+    ops = [getattr(packet, name) for packet in packets for name in packet.overloads()]
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    ops = [op for op in ops if key.Meta in op.py_kernels and has(op.name(), "CompositeImplicitAutograd")]
+    kernels = [op.py_kernels.pop(key.Meta) for op in ops]
+    try:
+        for op in ops:
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        for op, kernel in zip(ops, kernels, strict=True):
+            op.py_kernels[key.Meta] = kernel
+            op._dispatch_cache.clear()
+
+
 @dataclass
 class Compiled:
     """Launches of kernels inductor made and of libraries' (matrix products, FFTs, ...), the calls of this library's own
@@ -196,7 +216,7 @@ def _library(node: Any, out: Compiled) -> None:
         out.bytes -= node.get_read_write_buffers_sizes()
         called = kernel.fx_node if hasattr(kernel, "fx_node") else kernel.origin_node
         out.own.append((func, *tree_map(_shape, (called.args, called.kwargs))))
-    elif not isinstance(kernel, ir.MultiOutput):
+    elif not isinstance(kernel, ir.MultiOutput) and (func is None or not func.is_view):
         out.libraries.append(str(func or getattr(kernel, "python_kernel_name", None) or type(kernel).__name__))
 
 
@@ -210,6 +230,7 @@ def compiled(module: torch.nn.Module, inputs: dict[str, Any]) -> tuple[list[Comp
     return _graphs(module.to(META), tree_map(lambda x: x.to(META) if isinstance(x, torch.Tensor) else x, inputs))
 
 
+@differentiable()
 def _graphs(module: Any, inputs: dict[str, Any], training: bool = True) -> tuple[list[Compiled], list[Compiled]]:
     """As :func:`compiled`, of a module or function on the device meta."""
     found: list[list[Compiled]] = [[], []]

@@ -5,7 +5,9 @@ import itertools
 import pytest
 import torch
 from clouds import close, gradients
+from functorch.compile import make_boxed_func
 from oracles import beyond, long_convolution
+from torch._dynamo.backends.common import aot_autograd
 
 from tg_equiattn.functional import scalar_long_conv, vector_long_conv
 from tg_equiattn.functional.hyena import fft_convolution as transforms
@@ -151,3 +153,25 @@ def test_bilinear_of_nothing():
         for mode in SAME_LENGTH:
             out = bilinear_long_conv(torch.ones(b, n, 2).double(), torch.ones(b, n, 3).double(), Product(), None, mode)
             assert out.shape == (b, n, 5)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("mode", SAME_LENGTH)
+def test_as_compilers_for_accelerators_are_given_it(mode, ragged, monkeypatch):
+    """The operator's numbers and derivatives, in operations of torch that are seen."""
+    monkeypatch.setattr(transforms, "compiler_fuses", lambda x, _: torch.compiler.is_compiling())
+    lengths, seen = torch.tensor(LENGTHS[11]) if ragged else None, []
+
+    def backend(graph, _):
+        seen.extend(node.target for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    for kind in ("scalar", "vector"):
+        torch._dynamo.reset()
+        compiled = torch.compile(fft_convolution, fullgraph=True, backend=aot_autograd(fw_compiler=backend))
+        q, k = inputs(kind, 11)
+        compare(
+            compiled(q, k, lengths, mode), long_convolution(q, k, LENGTHS[11] if ragged else (11,) * B, mode), (q, k)
+        )
+    assert not any("tg_equiattn" in str(target) for target in seen)
+    assert sum("_fft_r2c" in str(target) for target in seen) >= 4

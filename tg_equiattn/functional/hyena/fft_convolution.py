@@ -9,13 +9,15 @@ one at lengths the FFT is slow at, or at several, is a linear one of which each 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ...modes import full_precision
-from ..backend import refuse_forward_mode, tile_numbers, use_plain
+from ..backend import compiler_fuses, refuse_forward_mode, tile_numbers, use_plain
 
 Length = TypeVar("Length", float, Tensor)
 BLOCK_NUMBERS = 1 << 22  # numbers of one operand transformed at a time on a CPU
@@ -101,6 +103,8 @@ def fft_convolution(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, nor
     if use_plain():
         with full_precision(a.device):
             return _convolve_block(a, b, lengths, mode, False, norm) if a.numel() else torch.zeros_like(a)
+    if compiler_fuses(a, 2 * a.numel()):  # at twice the length
+        return _Convolution.apply(a, b, lengths, mode, False, norm)
     return _operator(a, b, lengths, mode, False, norm)
 
 
@@ -114,8 +118,17 @@ def number_or_cross_product(a: Tensor, b: Tensor, vectors: bool) -> Tensor:
 
 def _convolve_block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, norm: str) -> Tensor:
     x, y, total = transform(a, b, lengths, mode)
-    product = number_or_cross_product(x.conj().resolve_conj() if correlate else x, y, a.ndim == 4)
+    product = _product_of_spectra(x, y, correlate, functools.partial(number_or_cross_product, vectors=a.ndim == 4))
     return invert(product, total, a.shape[1], lengths, mode, correlate, norm)
+
+
+def _product_of_spectra(x: Tensor, y: Tensor, conjugate: bool, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """A product of complex numbers, of the first one's conjugate for a correlation."""
+    if not torch.compiler.is_compiling():
+        return product(x.conj().resolve_conj() if conjugate else x, y)
+    (a, b), (c, d) = (torch.view_as_real(spectrum).unbind(-1) for spectrum in (x, y))  # compilers fuse real ones only
+    b = -b if conjugate else b
+    return torch.view_as_complex(torch.stack([product(a, c) - product(b, d), product(a, d) + product(b, c)], -1))
 
 
 def blocks(x: Tensor, total: int) -> list[tuple[slice, slice]]:
@@ -153,21 +166,36 @@ def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(a, b, lengths)
 
 
-def _gradient(ctx, grad: Tensor):
+def _gradient(ctx, grad: Tensor, convolve: Callable[..., Tensor] = _operator):
     a, b, lengths = ctx.saved_tensors
     sign = -1 if a.ndim == 4 else 1  # a cross product changes sign with the order of its factors
     grad_a = grad_b = None
     if ctx.correlate:
         if ctx.needs_input_grad[0]:
-            grad_a = sign * _operator(grad, b, lengths, ctx.mode, True, ctx.norm)
+            grad_a = sign * convolve(grad, b, lengths, ctx.mode, True, ctx.norm)
         if ctx.needs_input_grad[1]:
-            grad_b = _operator(grad, a, lengths, ctx.mode, False, ctx.norm)
+            grad_b = convolve(grad, a, lengths, ctx.mode, False, ctx.norm)
     else:
         if ctx.needs_input_grad[0]:
-            grad_a = _operator(b, grad, lengths, ctx.mode, True, ctx.norm)
+            grad_a = convolve(b, grad, lengths, ctx.mode, True, ctx.norm)
         if ctx.needs_input_grad[1]:
-            grad_b = sign * _operator(a, grad, lengths, ctx.mode, True, ctx.norm)
+            grad_b = sign * convolve(a, grad, lengths, ctx.mode, True, ctx.norm)
     return grad_a, grad_b, None, None, None, None
 
 
 _operator.register_autograd(_gradient, setup_context=_save)
+
+
+class _Convolution(torch.autograd.Function):
+    """The operator in operations that a compiler sees: transforms stay calls of a library, all else is fused."""
+
+    @staticmethod
+    def forward(ctx, *operands) -> Tensor:
+        _save(ctx, operands, None)
+        with full_precision(operands[0].device):
+            return _convolve_block(*operands)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        with full_precision(grad.device):
+            return _gradient(ctx, grad, _convolve_block)

@@ -5,6 +5,7 @@ and k has parts in some of the grades j: twenty grade paths (i, k -> j)."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from ... import checks
 from ...modes import full_precision, transformed
 from ..backend import use_plain
 
+Components = Sequence[Tensor]
 GRADE_SIZES = (1, 3, 3, 1)
 GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # of each component
 COMPONENTS = 8
@@ -117,6 +119,35 @@ class _ChannelwiseProduct(torch.autograd.Function):
         return grad_x, grad_y, torch.stack(grad_weight)
 
 
+def _sums_of_products(x: Components, y: Components, weight: Callable[[int, int], Tensor]) -> Components:
+    """The product by components, with ``weight`` (C,) of output and left component."""
+    sums = []
+    for j, row in enumerate(RIGHT):
+        first, *others = (weight(j, i)[:, None] * x[i] * y[k] for i, k in enumerate(row))
+        sums.append(sum(others, first))
+    return tuple(sums)
+
+
+class _ProductOfComponents(torch.autograd.Function):
+    """For compilers for accelerators, which fuse expressions, but write into memory what is gathered. Derivatives are
+    such products."""
+
+    @staticmethod
+    def forward(ctx, weight: Tensor, *components: Tensor) -> Components:
+        ctx.save_for_backward(weight, *components)
+        return _sums_of_products(components[:COMPONENTS], components[COMPONENTS:], lambda j, i: weight[j, i])
+
+    @staticmethod
+    def backward(ctx, *grad: Tensor):
+        weight, *components = ctx.saved_tensors
+        x, y = components[:COMPONENTS], components[COMPONENTS:]
+        g, u, v = (torch.stack(part) for part in (grad, x, y))
+        right = v.index_select(0, _tables_like(v)[0]).unflatten(0, (COMPONENTS, COMPONENTS))
+        grad_x = _sums_of_products(grad, y, lambda i, j: weight[j, i])
+        grad_y = _sums_of_products(grad, x, lambda k, j: weight[j, RIGHT[j][k]])
+        return (g[:, None] * u * right).sum(-1), *grad_x, *grad_y
+
+
 def channelwise_product(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Products of multivectors (8, C, T) with weights by grade path (20, C)."""
     weight = _weights_by_component(weight)
@@ -124,6 +155,11 @@ def channelwise_product(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         right = y.index_select(0, _tables_like(y)[0]).unflatten(0, (COMPONENTS, COMPONENTS))
         return (right * weight[..., None] * x).sum(1)
     return _ChannelwiseProduct.apply(x, y, weight)
+
+
+def product_of_components(x: Components, y: Components, weight: Tensor) -> Components:
+    """As :func:`channelwise_product`, of (C, T) for each of the eight components."""
+    return _ProductOfComponents.apply(_weights_by_component(weight), *x, *y)
 
 
 def geometric_product(x: Tensor, y: Tensor) -> Tensor:

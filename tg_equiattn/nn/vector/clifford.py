@@ -3,12 +3,14 @@ sqrt(x^2 + eps), whose derivative is finite at zero."""
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.backend import tile_numbers
-from ...functional.vector.clifford import COMPONENTS, GRADE_SIZES, PATHS, channelwise_product
+from ...functional.backend import compiles_for_accelerator, tile_numbers
+from ...functional.vector.clifford import COMPONENTS, GRADE_SIZES, PATHS, channelwise_product, product_of_components
 from ...modes import full_precision
 from ...ragged import node_blocks
 from ..modules import reset_children
@@ -110,6 +112,26 @@ class CliffordBlock(nn.Module):
         size = (0.5 * z.square().sum(0) + _EPS).sqrt().mean(0)
         return z * (0.5**0.5 * self.scale[:, None] / (size + 1e-6))
 
+    def of_parts(self, parts: Parts) -> Parts:
+        """The same of parts by grade, in expressions that compilers fuse to few kernels."""
+        invariants = torch.cat([parts[0], *(part.square().sum(0, True) for part in parts[1:])])
+        gates = torch.sigmoid(torch.addcmul(self.gate_bias[..., None], self.gate[..., None], invariants))
+        x = torch.cat([part * gate for part, gate in zip(parts, gates, strict=True)])
+        y = _by_component(self.weight) @ x
+        grades = list(y.split(GRADE_SIZES))
+        if self.bias is not None:
+            grades[0] = grades[0] + self.bias[:, None]
+        norms = (torch.cat([part.square().sum(0, True) for part in grades]) + _EPS).sqrt()
+        divided = 1 / (torch.sigmoid(self.grade_norm)[..., None] * (norms - 1) + 1)
+        normal = [part * factor for part, factor in zip(grades, divided, strict=True)]
+        mapped, normed = ([c for part in some for c in part.unbind()] for some in (grades, normal))
+        products = product_of_components(x.unbind(), normed, self.paths)
+        z = [a + b for a, b in zip(mapped, products, strict=True)]
+        size = (0.5 * sum(c.square() for c in z) + _EPS).sqrt().mean(0)
+        scale = 0.5**0.5 * self.scale[:, None] / (size + 1e-6)
+        z = [c * scale for c in z]
+        return [z[0][None], torch.stack(z[1:4]), torch.stack(z[4:7]), z[7][None]]
+
     def extra_repr(self) -> str:
         return f"{self.channels}"
 
@@ -127,7 +149,12 @@ class MultivectorMLP(nn.Module):
         self.out = CliffordLinear(Grades(*[hidden] * 4), out_grades, bias)
 
     def forward(self, parts: Parts) -> Parts:
-        return self.out(list(self.blocks(torch.cat(self.embed(parts))).split(GRADE_SIZES)))
+        parts = self.embed(parts)
+        if compiles_for_accelerator(parts[0]):
+            for block in self.blocks:
+                parts = cast(CliffordBlock, block).of_parts(parts)
+            return self.out(parts)
+        return self.out(list(self.blocks(torch.cat(parts)).split(GRADE_SIZES)))
 
     def tokens_per_block(self, device: torch.device) -> int:
         """So many that what is between stays in the cache, or on a GPU in a tile; backward computes blocks again."""
