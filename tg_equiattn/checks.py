@@ -108,12 +108,12 @@ def described(x: object) -> str:
 
 
 def tensor(
-    name: str, value: object, dtype: torch.dtype, shapes: Sequence[tuple], device: torch.device | None, shape: str = ""
+    name: str, value: object, dtype: torch.dtype, shapes: Sequence[tuple], device: torch.device | None, note: str = ""
 ) -> None:
     """Raise ValueError unless value is a tensor of this kind, of one of these shapes, on this device."""
     if not isinstance(value, Tensor) or value.dtype != dtype or not any(_same(value.shape, x) for x in shapes):
-        shape = shape or str(tuple(map(int, shapes[0])))
-        raise ValueError(f"{name} must be {str(dtype).removeprefix('torch.')} of shape {shape}, got {described(value)}")
+        wanted = f"{str(dtype).removeprefix('torch.')} of shape {_any_of(shapes)}{note}"
+        raise ValueError(f"{name} must be {wanted}, got {described(value)}")
     if device is not None and value.device != device:
         raise ValueError(f"{name} must be on {device} as the input is, got {value.device}")
 
@@ -121,6 +121,14 @@ def tensor(
 def _same(sizes: Sequence[int], others: Sequence[int]) -> bool:
     """One by one, as tuples of symbols are never found equal while compiling."""
     return len(sizes) == len(others) and all(a == b for a, b in zip(sizes, others, strict=True))
+
+
+def _any_of(shapes: Sequence[tuple]) -> str:
+    """As (2 or 1, 5, 7), for an error."""
+    if len(shapes) == 1:
+        return str(tuple(map(int, shapes[0])))
+    sizes = (" or ".join(dict.fromkeys(str(int(n)) for n in some)) for some in zip(*shapes, strict=True))
+    return f"({', '.join(sizes)})"
 
 
 def lengths(value: Tensor | None, count: int, longest: int, device: torch.device) -> None:
@@ -141,8 +149,8 @@ def mask(value: Tensor | None, shape: tuple[int, ...], device: torch.device | No
 def pixel_mask(value: Tensor | None, batch_size: int, spatial: Sequence[int], device: torch.device) -> None:
     """Raise ValueError unless value is None or a boolean mask (B or 1, *spatial) of images on this device."""
     if value is not None:
-        shape = f"({', '.join([f'{batch_size} or 1', *map(str, spatial)])}), true where there are pixels"
-        tensor("mask", value, torch.bool, [(batch_size, *spatial), (1, *spatial)], device, shape)
+        shapes = [(batch_size, *spatial), (1, *spatial)]
+        tensor("mask", value, torch.bool, shapes, device, ", true where there are pixels")
 
 
 def values_are_free(x: Tensor) -> bool:
