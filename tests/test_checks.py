@@ -25,7 +25,7 @@ from tg_equiattn.nn.group.linear import Pointwise
 from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
 from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 from tg_equiattn.nn.performer.pixel_model import PixelEmbedding
-from tg_equiattn.pairs import Pairs, near_pairs
+from tg_equiattn.pairs import Pairs, near_pairs, read_lattice
 from tg_equiattn.testing import act, dilation_errors, equivariance_error
 
 C4, WINDOW, ONE = cyclic(4), Neighbourhood(2, 3), torch.ones(1, 2, 3, 4, 4)
@@ -210,3 +210,24 @@ def test_values_under_transforms():
     torch.vmap(torch.func.grad(record))(torch.ones(2, 3))
     torch.func.grad(lambda x: torch.vmap(record)(x).sum())(torch.ones(2, 3))
     assert seen == [(True, True), (False, True), (False, True), (False, True)]
+
+
+def test_sizes_that_are_symbols():
+    """One graph for images of all sizes, masks of one and of each, lengths and cells."""
+
+    def checked(x, mask, lengths, cell, pbc):
+        checks.pixel_mask(mask, x.shape[0], x.shape[1:], x.device)
+        checks.lengths(lengths, x.shape[0], x.shape[1], x.device)
+        return x + read_lattice(cell, pbc, x.shape[0], x)[0].sum()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(checked, fullgraph=True, dynamic=True, backend="eager")
+    for n, shape in enumerate([(2, 4, 5), (3, 6, 7), (5, 3, 4)]):
+        count, one = shape[0], torch.eye(3)
+        inputs = torch.rand(shape), torch.ones(shape) > 0, torch.ones(count).long(), one.expand(count, 3, 3), None
+        with torch._dynamo.config.patch(error_on_recompile=n > 0):
+            torch.testing.assert_close(compiled(*inputs), checked(*inputs))
+    with pytest.raises(
+        ValueError, match=r"mask must be bool of shape \(5 or 1, 3, 4\), true where there are pixels, got"
+    ):
+        checked(inputs[0], torch.ones(2, 3, 4) > 0, *inputs[2:])

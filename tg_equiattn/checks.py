@@ -111,16 +111,17 @@ def tensor(
     name: str, value: object, dtype: torch.dtype, shapes: Sequence[tuple], device: torch.device | None, note: str = ""
 ) -> None:
     """Raise ValueError unless value is a tensor of this kind, of one of these shapes, on this device."""
-    if not isinstance(value, Tensor) or value.dtype != dtype or not any(_same(value.shape, x) for x in shapes):
+    if not isinstance(value, Tensor) or value.dtype != dtype or not is_one_of(value.shape, shapes):
         wanted = f"{str(dtype).removeprefix('torch.')} of shape {_any_of(shapes)}{note}"
         raise ValueError(f"{name} must be {wanted}, got {described(value)}")
     if device is not None and value.device != device:
         raise ValueError(f"{name} must be on {device} as the input is, got {value.device}")
 
 
-def _same(sizes: Sequence[int], others: Sequence[int]) -> bool:
-    """One by one, as tuples of symbols are never found equal while compiling."""
-    return len(sizes) == len(others) and all(a == b for a, b in zip(sizes, others, strict=True))
+def is_one_of(shape: Sequence[int], shapes: Sequence[tuple]) -> bool:
+    """Size by size: a tuple of symbols is in no list of tuples while compiling."""
+    alike = (other for other in shapes if len(other) == len(shape))
+    return any(all(a == b for a, b in zip(shape, other, strict=True)) for other in alike)
 
 
 def _any_of(shapes: Sequence[tuple]) -> str:

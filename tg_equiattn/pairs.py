@@ -392,7 +392,7 @@ def read_lattice(cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor, di
     """Lattice vectors as rows, (graphs, dim, dim) in float64, zero where graphs do not repeat, and along which they do,
     bool (graphs, dim), checked: of one cell for all graphs, one a graph, or as PyG batches them, (dim graphs, dim)."""
     shapes = ((dim, dim), (1, dim, dim), (graphs, dim, dim), (dim * graphs, dim))
-    if not isinstance(cell, Tensor) or tuple(cell.shape) not in shapes:
+    if not isinstance(cell, Tensor) or not checks.is_one_of(cell.shape, shapes):
         came = str(tuple(cell.shape)) if isinstance(cell, Tensor) else type(cell).__name__
         raise ValueError(f"cell must be ({dim}, {dim}) or one a graph, ({graphs}, {dim}, {dim}), got {came}")
     if cell.device != like.device or not cell.is_floating_point():
@@ -401,7 +401,7 @@ def read_lattice(cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor, di
     periodic = (vectors != 0).any(2)
     if pbc is not None:
         fits = isinstance(pbc, Tensor) and pbc.dtype == torch.bool and pbc.device == like.device
-        if not fits or tuple(pbc.shape) not in ((dim,), (1, dim), (graphs, dim), (dim * graphs,)):
+        if not fits or not checks.is_one_of(pbc.shape, ((dim,), (1, dim), (graphs, dim), (dim * graphs,))):
             wanted = f"bool ({dim},) or ({graphs}, {dim}) on {like.device} as x is"
             raise ValueError(f"pbc must be {wanted}, got {checks.described(pbc)}")
         periodic = pbc.reshape(-1, dim).expand(graphs, dim)
