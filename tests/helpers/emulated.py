@@ -114,7 +114,7 @@ class WithBodies(TorchDispatchMode):
         raise NotImplementedError
 
 
-class _Calls(TorchFunctionMode):
+class Calls(TorchFunctionMode):
     """Tensors of numbers given in Python are made on the CPU and copied, as for any device but meta."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -134,7 +134,7 @@ class _Calls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Accelerator(WithBodies):
+class Accelerator(WithBodies):
     """Refuse what a GPU would wait for, and copies from the CPU, as a captured graph must. ``watch`` is told of every
     operator that ran on the accelerator: what, its arguments, what came out. Values are fakes of ``mode`` where there
     is one."""
@@ -144,7 +144,7 @@ class _Accelerator(WithBodies):
         self.watch, self.mode = watch, mode or contextlib.nullcontext()
 
     def inside(self):
-        return _Calls()
+        return Calls()
 
     def run(self, func, types, args, kwargs):
         if func._can_decompose():  # a few composite operators come whole
@@ -195,7 +195,7 @@ def accelerator(watch=None, mode=None):
     """Within, the device meta is the emulated accelerator; ``watch`` sees what runs on it, on fakes of a ``mode``."""
     _forget()
     try:
-        with _Calls(), _Accelerator(watch, mode):
+        with Calls(), Accelerator(watch, mode):
             yield
     finally:
         _forget()

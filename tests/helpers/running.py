@@ -11,9 +11,14 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(script, *arguments):
-    command = [sys.executable, "-W", "ignore", str(EXAMPLES / script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def run(script, *arguments, by=()):
+    command = [sys.executable, "-W", "ignore", *by, EXAMPLES / script, *arguments]
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+
+
+def run_on_accelerator(script, *arguments):
+    """The same on the emulated accelerator, as ``--device cuda``."""
+    return run(script, *arguments, by=[Path(__file__).with_name("on_accelerator.py")])
 
 
 def run_here(script, *arguments):
