@@ -11,6 +11,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from . import checks
+from .functional.backend import compiles_for_accelerator
 from .modes import transformed
 from .ranks import Ranks
 
@@ -327,8 +328,7 @@ class _Gather(torch.autograd.Function):
         ctx.save_for_backward(to, filled, back, there)
         if not x.shape[0]:
             return x.new_zeros(to.shape[0], *x.shape[1:])
-        out = x.index_select(0, to)
-        return out if filled is None else out.masked_fill_(_beside(~filled, x), 0)
+        return _selected(x, to, filled)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
@@ -337,10 +337,14 @@ class _Gather(torch.autograd.Function):
 
 
 def _gather(x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, there: Tensor | None) -> Tensor:
-    if not (torch.compiler.is_compiling() or transformed()):
+    if compiles_for_accelerator(x) or not (torch.compiler.is_compiling() or transformed()):
         return _Gather.apply(x, to, filled, back, there)
     if not x.shape[0]:
         x = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
+    return _selected(x, to, filled)
+
+
+def _selected(x: Tensor, to: Tensor, filled: Tensor | None) -> Tensor:
     out = x.index_select(0, to)
     return out if filled is None else torch.where(_beside(filled, x), out, 0.0)
 

@@ -37,7 +37,7 @@ def test_to_the_last_line_on_the_emulated_accelerator(tmp_path):
     changes, choices = re.split("## Choices|## linear_attention", text[text.index("## What would change") :])[:2]
     assert re.search("Nothing|is chosen", changes)
     rows = [line.split("|")[1:-1] for line in choices.splitlines() if line.startswith("| ")][1:]
-    found = [(row[0].strip(), re.findall(r"(\w[\w, ]*?) [\d.]+", row[4])) for row in rows]
+    found = [(row[0].strip(), re.findall(r"([A-Za-z][\w, ]*?) [\d.,]+", row[4])) for row in rows]
     assert found[::2] == found[1::2] == [
         ("graphs", ["pairs", "features"]), ("crystals", ["auto", "waves"]), ("clouds", ["auto", "pairs"]),
         ("frames", ["compiled", "compiled operator", "operator", "FlexAttention"]),

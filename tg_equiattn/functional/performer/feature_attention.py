@@ -88,8 +88,8 @@ def _sums(
     key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float, stabilise: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums over keys of exp(score - top), times the value (G, m, e) and alone (G, 1, m), and top, the largest or 0."""
-    content = value.new_zeros(len(key), len(projection), value.shape[-1])
-    sums = value.new_zeros(len(key), 1, len(projection))
+    content = value.new_zeros(key.shape[0], len(projection), value.shape[-1])
+    sums = value.new_zeros(key.shape[0], 1, len(projection))
     top = torch.full_like(sums, torch.finfo(key.dtype).min) if stabilise else torch.zeros_like(sums)
     for group, parts in chunks(key, len(projection)):
         for n, part in enumerate(parts):

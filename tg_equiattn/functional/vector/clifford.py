@@ -5,7 +5,7 @@ and k has parts in some of the grades j: twenty grade paths (i, k -> j)."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from ... import checks
 from ...modes import full_precision, transformed
 from ..backend import use_plain
 
-Components = Sequence[Tensor]
+Components = tuple[Tensor, ...]
 GRADE_SIZES = (1, 3, 3, 1)
 GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # of each component
 COMPONENTS = 8
@@ -133,19 +133,21 @@ class _ProductOfComponents(torch.autograd.Function):
     such products."""
 
     @staticmethod
-    def forward(ctx, weight: Tensor, *components: Tensor) -> Components:
-        ctx.save_for_backward(weight, *components)
-        return _sums_of_products(components[:COMPONENTS], components[COMPONENTS:], lambda j, i: weight[j, i])
+    def forward(ctx, weight: Tensor, x: Tensor, *y: Tensor) -> Components:
+        ctx.save_for_backward(weight, x, *y)
+        return _sums_of_products(x.unbind(), y, lambda j, i: SIGNS[j][i] * weight[PATH_OF[j][i]])
 
     @staticmethod
     def backward(ctx, *grad: Tensor):
-        weight, *components = ctx.saved_tensors
-        x, y = components[:COMPONENTS], components[COMPONENTS:]
-        g, u, v = (torch.stack(part) for part in (grad, x, y))
-        right = v.index_select(0, _tables_like(v)[0]).unflatten(0, (COMPONENTS, COMPONENTS))
-        grad_x = _sums_of_products(grad, y, lambda i, j: weight[j, i])
-        grad_y = _sums_of_products(grad, x, lambda k, j: weight[j, RIGHT[j][k]])
-        return (g[:, None] * u * right).sum(-1), *grad_x, *grad_y
+        weight, x, *y = ctx.saved_tensors
+        of_pair = lambda j, i: SIGNS[j][i] * weight[PATH_OF[j][i]]  # noqa: E731
+        grad_x = _sums_of_products(grad, y, lambda i, j: of_pair(j, i))
+        grad_y = _sums_of_products(grad, x.unbind(), lambda k, j: of_pair(j, RIGHT[j][k]))
+        right, signs, paths = _tables_like(x)
+        factors = torch.stack(y).index_select(0, right).unflatten(0, (COMPONENTS, COMPONENTS))
+        pairs = signs[..., None] * (torch.stack(grad)[:, None] * x * factors).sum(-1)
+        of_paths = torch.zeros_like(weight).index_add(0, paths, pairs.flatten(0, 1))
+        return of_paths, torch.stack(grad_x), *grad_y
 
 
 def channelwise_product(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -157,9 +159,9 @@ def channelwise_product(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return _ChannelwiseProduct.apply(x, y, weight)
 
 
-def product_of_components(x: Components, y: Components, weight: Tensor) -> Components:
-    """As :func:`channelwise_product`, of (C, T) for each of the eight components."""
-    return _ProductOfComponents.apply(_weights_by_component(weight), *x, *y)
+def product_of_components(x: Tensor, y: Components, weight: Tensor) -> Components:
+    """As :func:`channelwise_product`, with (C, T) for each of the eight components of ``y`` and the product."""
+    return _ProductOfComponents.apply(weight, x, *y)
 
 
 def geometric_product(x: Tensor, y: Tensor) -> Tensor:

@@ -3,6 +3,7 @@ sqrt(x^2 + eps), whose derivative is finite at zero."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -112,10 +113,13 @@ class CliffordBlock(nn.Module):
         size = (0.5 * z.square().sum(0) + _EPS).sqrt().mean(0)
         return z * (0.5**0.5 * self.scale[:, None] / (size + 1e-6))
 
-    def of_parts(self, parts: Parts) -> Parts:
-        """The same of parts by grade, in expressions that compilers fuse to few kernels."""
-        invariants = torch.cat([parts[0], *(part.square().sum(0, True) for part in parts[1:])])
-        gates = torch.sigmoid(torch.addcmul(self.gate_bias[..., None], self.gate[..., None], invariants))
+    def of_parts(self, parts: Parts, there: Sequence[int] = range(4)) -> Parts:
+        """The same of parts by grade, in expressions that compilers fuse to few kernels. Grades but those that are
+        ``there``, the first among them, are zero."""
+        invariants = [parts[g].square().sum(0, True) if g else parts[0] for g in there]
+        first, *others = (nn.functional.pad(x, (0, 0, 0, 0, g, 3 - g)) for g, x in zip(there, invariants, strict=True))
+        rows = sum(others, first)  # not a cat, of which each part would be a launch
+        gates = torch.sigmoid(torch.addcmul(self.gate_bias[..., None], self.gate[..., None], rows))
         x = torch.cat([part * gate for part, gate in zip(parts, gates, strict=True)])
         y = _by_component(self.weight) @ x
         grades = list(y.split(GRADE_SIZES))
@@ -124,8 +128,8 @@ class CliffordBlock(nn.Module):
         norms = (torch.cat([part.square().sum(0, True) for part in grades]) + _EPS).sqrt()
         divided = 1 / (torch.sigmoid(self.grade_norm)[..., None] * (norms - 1) + 1)
         normal = [part * factor for part, factor in zip(grades, divided, strict=True)]
-        mapped, normed = ([c for part in some for c in part.unbind()] for some in (grades, normal))
-        products = product_of_components(x.unbind(), normed, self.paths)
+        mapped, normed = (tuple(c for part in some for c in part.unbind()) for some in (grades, normal))
+        products = product_of_components(x, normed, self.paths)
         z = [a + b for a, b in zip(mapped, products, strict=True)]
         size = (0.5 * sum(c.square() for c in z) + _EPS).sqrt().mean(0)
         scale = 0.5**0.5 * self.scale[:, None] / (size + 1e-6)
@@ -151,8 +155,9 @@ class MultivectorMLP(nn.Module):
     def forward(self, parts: Parts) -> Parts:
         parts = self.embed(parts)
         if compiles_for_accelerator(parts[0]):
+            there: Sequence[int] = [g for g, n in enumerate(self.in_grades) if n or not g]
             for block in self.blocks:
-                parts = cast(CliffordBlock, block).of_parts(parts)
+                parts, there = cast(CliffordBlock, block).of_parts(parts, there), range(4)
             return self.out(parts)
         return self.out(list(self.blocks(torch.cat(parts)).split(GRADE_SIZES)))
 

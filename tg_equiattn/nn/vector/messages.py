@@ -31,15 +31,15 @@ class LocalContext(nn.Module):
 
     def forward(self, x: Tensor, pos: Tensor, edges: Pairs) -> Tensor:
         source, target = edges.source, edges.target
-        scalars = x.new_zeros(len(source), 0) if edges.features is None else edges.features.to(x.dtype)
+        scalars = x.new_zeros(source.shape[0], 0) if edges.features is None else edges.features.to(x.dtype)
         tokens, step = torch.cat([x, pos], 1), self.message.tokens_per_block(x.device)
-        sums = x.new_zeros(len(x), self.messages.dim)
+        sums = x.new_zeros(x.shape[0], self.messages.dim)
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
             sums = sums.index_add(0, target, self._messages(tokens, source, target, scalars))
         else:  # nothing of the size of all edges is kept
             for some in zip(*(y.split(16 * step) for y in (source, target, scalars)), strict=True):
                 sums.index_add_(0, some[1], self._messages(tokens, *some))
-        degree = x.new_zeros(len(x)).index_add(0, target, torch.ones_like(target, dtype=x.dtype))
+        degree = x.new_zeros(x.shape[0]).index_add(0, target, torch.ones_like(target, dtype=x.dtype))
         mean = sums / degree.clamp(min=1)[:, None]
         return node_blocks(self._update, self.update.tokens_per_block(x.device), (x, pos, mean))
 
