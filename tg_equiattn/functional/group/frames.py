@@ -18,7 +18,7 @@ from .hashed_dropout import draw_seed
 from .masks import zero_where_hidden
 from .operands import check_frame_attention
 from .plan import HIDDEN
-from .window import places_of_pairs, window
+from .window import in_square, places_of_pairs, window
 
 # Scores held at once where all pixels are keys; more are computed chunk by chunk, and again in backward.
 _WHOLE = 1 << 26
@@ -136,12 +136,7 @@ def checked_separable(value: Tensor, space_bias: Tensor, neighbourhood: Neighbou
         out = torch.einsum("ehij,bechj->bechi", pairs, value.flatten(4)).unflatten(-1, spatial)
         return zero_where_hidden(out, mask)
     side, dim = neighbourhood.kernel_size, neighbourhood.dim
-    if neighbourhood.selection:  # zeros at the corners of a disk
-        taps, none = (
-            dict(zip(neighbourhood.selection, weight.unbind(-1), strict=True)),
-            torch.zeros_like(weight[..., 0]),
-        )
-        weight = torch.stack([taps.get(place, none) for place in range(side**dim)], -1)
+    weight = in_square(weight, window(side, neighbourhood.selection, dim), side)  # zeros at the corners of a disk
     filters = weight.to(value.dtype)[:, None].expand(-1, value.shape[2], -1, -1).flatten(0, 2)
     convolve = F.conv2d if dim == 2 else F.conv3d
     x, padding = value.flatten(1, 3), side // 2

@@ -7,15 +7,13 @@ Backward makes scores again, from the queries' side and from the keys': nothing 
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
 from ...modes import full_precision
 from . import hashed_dropout
 from .plan import HIDDEN
-from .window import Window, window
+from .window import Window, in_square, window
 
 
 def fused_frame_attention(
@@ -29,26 +27,15 @@ def fused_frame_attention(
     if dropout:
         row, column = hashed_dropout.places(query.shape[0] * heads * spatial.numel(), elements * count, seed)
         row, column = row.view(-1, heads, 1, *spatial), _square(column.view(1, elements, count), places, kernel_size)
-    absent = _square(table.new_zeros(1, 1, count), places, kernel_size, HIDDEN)
+    absent = (1 - _square(table.new_ones(1, 1, count), places, kernel_size)) * HIDDEN
     table = _square(table.movedim(-1, 0), places, kernel_size)  # (C + 1, e, H, 1, .., 1, *window)
     value = value.view_as(value)  # a compiler takes no tensor twice
     return _Frames.apply(query, key, value, table, there, absent, row, column, square, kernel_size, circular, dropout)
 
 
-def _square(x: Tensor, places: Window, side: int, outside: float = 0.0) -> Tensor:
+def _square(x: Tensor, places: Window, side: int) -> Tensor:
     """What belongs to the places of a window (..., D) in the square around it: (..., 1, .., 1, *window)."""
-    parts, end = [], 0
-    for block in [*places.blocks, None]:
-        start = side**places.dim
-        if block is not None:
-            start = functools.reduce(lambda flat, step: flat * side + step, block.start, 0)
-        if start > end:
-            parts.append(x.new_full((*x.shape[:-1], start - end), outside))
-        if block is not None:
-            parts.append(x[..., block.places])
-            end = start + parts[-1].shape[-1]
-    whole = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
-    return whole.reshape(*x.shape[:-1], *[1] * places.dim, *[side] * places.dim)
+    return in_square(x, places, side).reshape(*x.shape[:-1], *[1] * places.dim, *[side] * places.dim)
 
 
 class _Windows:

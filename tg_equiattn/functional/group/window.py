@@ -102,6 +102,23 @@ def _window(kernel_size: int, selection: tuple[int, ...], dim: int, tail: int) -
     return Window(kernel_size // 2, dim, tuple(blocks), tail)
 
 
+def in_square(x: Tensor, places: Window, side: int) -> Tensor:
+    """What belongs to the places of a window (..., D), among those of the square around it (..., side^dim), zero at
+    the others."""
+    size, end, rows = side**places.dim, 0, []
+    for block in places.blocks:
+        start = functools.reduce(lambda flat, step: flat * side + step, block.start, 0)
+        rows.append((start, x[..., block.places]))
+    if torch.compiler.is_compiling():  # one expression; of a cat every part would be a launch
+        first, *others = (F.pad(row, (start, size - start - row.shape[-1])) for start, row in rows)
+        return sum(others, first)
+    none, parts = x.new_zeros(*x.shape[:-1], size), []
+    for start, row in rows:
+        parts += [none[..., end:start], row]
+        end = start + row.shape[-1]
+    return torch.cat([*parts, none[..., end:]], -1)
+
+
 def places_of_pairs(spatial: Sequence[int], device: torch.device, queries: slice = slice(None)) -> Tensor:
     """Where the offset of each pair (query, key) of pixels is among those of all pairs, (queries, pixels)."""
     axes = torch.meshgrid(*(torch.arange(n, device=device) for n in spatial), indexing="ij")
