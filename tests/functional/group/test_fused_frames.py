@@ -4,10 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+from tg_equiattn.encodings.group import relation_index
 from tg_equiattn.functional import frame_attention
+from tg_equiattn.functional.group import attention
 from tg_equiattn.functional.group.frame_windows import frame_attention_op
 from tg_equiattn.functional.group.fused_frames import fused_frame_attention
 from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.groups import cyclic
 
 FLOAT = 4
 CASES = {
@@ -32,6 +35,34 @@ def test_the_operators_numbers(name):
     grads = [torch.randn_like(x) * there.view(2, *[1] * (x.ndim - dim - 1), *spatial) for x in got]
     for a, b, shown in zip(got, expected, grads, strict=True):
         torch.testing.assert_close(a * (shown != 0), b * (shown != 0), rtol=0, atol=1e-12)
+    of_fused, of_operator = (torch.autograd.grad(x, operands, grads) for x in (got, expected))
+    torch.testing.assert_close(of_fused, of_operator, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("shape", ["square", "disk"])
+def test_pairs_of_elements(full, shape, monkeypatch):
+    """Relation "relative" as it is compiled, a third of the image hidden: outputs, levels and gradients."""
+    monkeypatch.setattr(attention, "compiler_fuses", lambda *_: torch.compiler.is_compiling())
+    window, mask, c4 = Neighbourhood(2, 5, shape), torch.rand(2, 5, 7) < 0.7, cyclic(4)
+    shapes = [(2, 2, channels, 4, 5, 7) for channels in (3, 3, 5)]
+    shapes += [(4, window.count(), 4, 3)] if full else [(4, window.count(), 3), (4, 3)]
+    shapes += [(2, 4, window.count()), (2, 4)]
+    operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    index = relation_index(c4, "relative")
+
+    def attend(*operands):
+        qkv, rho, biases = operands[:3], operands[3:-2], operands[-2:]
+        return attention.checked_group_attention(
+            *qkv, rho[0], None if full else rho[1], index, window, *biases, 0.0, mask
+        )
+
+    torch._dynamo.reset()
+    expected, got = attend(*operands), torch.compile(attend, fullgraph=True, backend="aot_eager")(*operands)
+    there = mask[:, None, None].expand_as(expected[1])
+    torch.testing.assert_close(got[0], expected[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(got[1] * there, expected[1] * there, rtol=0, atol=1e-12)
+    grads = [torch.randn_like(expected[0]), torch.randn_like(expected[1]) * there]
     of_fused, of_operator = (torch.autograd.grad(x, operands, grads) for x in (got, expected))
     torch.testing.assert_close(of_fused, of_operator, rtol=0, atol=1e-11)
 

@@ -6,12 +6,15 @@ import torch
 from torch import Tensor
 
 from ...grids import Neighbourhood
-from ..backend import use_plain
+from ..backend import compiler_fuses, use_plain
+from .fused_frames import fused_relative_attention
 from .hashed_dropout import draw_seed
 from .masks import zero_where_hidden
 from .operands import check_group_attention
 from .plan import plain_group_attention
 from .tiled_attention import group_attention_op
+
+_FUSED_ELEMENTS = 12  # of a group: compilers see each by itself
 
 
 def group_attention(
@@ -84,6 +87,16 @@ def checked_group_attention(
     path = "plain" if use_plain(plain) else path
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     rho_space, rho_group = rho_space.to(dtype), None if rho_group is None else rho_group.to(dtype)
+    window = neighbourhood.kernel_size or 0, neighbourhood.selection, neighbourhood.circular
+    scores = query.shape[0] * query.shape[1] * rho_space.shape[:2].numel() * query.shape[4:].numel()
+    fuses = index.ndim == 2 and len(index) <= _FUSED_ELEMENTS and window[0] and not dropout
+    if fuses and path == "compiled" and compiler_fuses(query, scores // 4):
+        query, key, features = (x.to(dtype) for x in (query * query.shape[2] ** -0.5, key, value))
+        space_bias, group_bias = (None if x is None else x.to(dtype) for x in (space_bias, group_bias))
+        out, level = fused_relative_attention(
+            query, key, features, rho_space, rho_group, index, space_bias, group_bias, mask, *window
+        )
+        return zero_where_hidden(out, mask).to(value.dtype), level
     if space_bias is not None or group_bias is not None:
         rho_space, rho_group = _with_biases(rho_space, rho_group, query.shape[1], space_bias, group_bias)
     batch_and_heads = query.shape[:2]
@@ -93,8 +106,7 @@ def checked_group_attention(
     out, level = attend(
         query * query.shape[1] ** -0.5, key, features, rho_space,
         rho_space.new_zeros(0) if rho_group is None else rho_group, index, there,
-        draw_seed(dropout, query.device), neighbourhood.kernel_size or 0, neighbourhood.selection,
-        neighbourhood.circular, dropout, path,
+        draw_seed(dropout, query.device), *window, dropout, path,
     )  # fmt: skip
     level = level.unflatten(0, batch_and_heads) if index.ndim == 2 else level
     return zero_where_hidden(out.unflatten(0, batch_and_heads), mask).to(value.dtype), level

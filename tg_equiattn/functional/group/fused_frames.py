@@ -33,6 +33,45 @@ def fused_frame_attention(
     return _Frames.apply(query, key, value, table, there, absent, row, column, square, kernel_size, circular, dropout)
 
 
+def fused_relative_attention(
+    query, key, value, rho_space, rho_group, index, space_bias, group_bias, mask, kernel_size, selection, circular
+) -> tuple[Tensor, Tensor]:
+    """:func:`.attention.checked_group_attention` with an ``index`` (H, H) of u = h^-1 s, without dropout: frames of
+    each u in turn, with keys of the elements s = h u, merged by the sums of their exponentials."""
+    members = index.argsort(-1)  # s of each (h, u)
+    queries, outs, levels = members.argsort(0), [], []  # h of each (s, u)
+    for u in range(len(index)):
+        rho = rho_space[:, :, u] if rho_group is None else rho_space + rho_group[u]
+        bias = sum(
+            (x for x in (space_bias, None if group_bias is None else group_bias[:, u, None, None]) if x is not None),
+            rho.new_zeros(query.shape[1], 1, 1),
+        )  # fmt: skip
+        table = torch.cat([rho.expand(query.shape[1], -1, -1, -1), bias.expand(-1, *rho.shape[:2])[..., None]], -1)
+        k, v = (_Permuted.apply(x, members[:, u], queries[:, u]) for x in (key, value))
+        out, level = fused_frame_attention(query, k, v, table, mask, None, kernel_size, selection, circular, 0.0)
+        outs.append(out)
+        levels.append(level)
+    total = torch.stack(levels).logsumexp(0)
+    shares = [(level - total).exp().unsqueeze(2) for level in levels]
+    return torch.stack([share * out for share, out in zip(shares, outs, strict=True)]).sum(0), total
+
+
+class _Permuted(torch.autograd.Function):
+    """Elements in another order, whose inverse is ``back``."""
+
+    @staticmethod
+    def forward(x, order, back):
+        return x.index_select(3, order)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.index_select(3, ctx.saved_tensors[1]), None, None
+
+
 def _square(x: Tensor, places: Window, side: int) -> Tensor:
     """What belongs to the places of a window (..., D) in the square around it: (..., 1, .., 1, *window)."""
     return in_square(x, places, side).reshape(*x.shape[:-1], *[1] * places.dim, *[side] * places.dim)

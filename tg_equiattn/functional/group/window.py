@@ -84,7 +84,8 @@ class Window:
 
 def window(kernel_size: int, selection: Sequence[int], dim: int, tail: int = 0) -> Window:
     """The window of a side, or of the chosen places of it."""
-    return _window(kernel_size, tuple(selection), dim, tail)
+    made = _window.__wrapped__ if torch.compiler.is_compiling() else _window  # dynamo warns of caches
+    return made(kernel_size, tuple(selection), dim, tail)
 
 
 @functools.lru_cache(maxsize=32)
