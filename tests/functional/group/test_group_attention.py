@@ -160,16 +160,6 @@ def test_no_tensor_holds_all_scores(relation, full):
     assert largest.count < (factors / 8 if relation == "relative" else scores / 8 if full else factors / 4)
 
 
-def test_operator_registration():
-    tensors, _ = operands(2, (3, 4), batch=1, heads=2)
-    features, mask = (
-        (x[0].detach().requires_grad_() for x in tensors[:3]),
-        torch.tensor([[[True, False, True, True]] * 3]),
-    )
-    settings = relation_index(cyclic(2), "ge_vit"), mask.expand(2, -1, -1).contiguous(), torch.tensor(0), 3, (), False
-    torch.library.opcheck(tiled_attention.group_attention_op, (*features, *tensors[3:], *settings, 0.0, "eager"))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_operands(dtype, device):
     tensors, neighbourhood = operands(3, (5, 6), dtype=torch.float32, device=device)

@@ -120,14 +120,6 @@ def test_higher_derivatives(n, lengths, order, tolerance, monkeypatch):
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
 
 
-def test_operators_registered():
-    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
-    operator = torch.ops.tg_equiattn.vector_attention.default
-    q, k, v = (torch.randn(2, 5, 3).double().requires_grad_() for _ in range(3))
-    for lengths in (None, torch.tensor([3, 5])):
-        torch.library.opcheck(operator, (q, k, v, lengths, torch.ones(2).double()), test_utils=checks)
-
-
 @pytest.mark.parametrize("lengths", [None, torch.tensor([4, 2])])
 def test_gradgradcheck(lengths):
     qkv = inputs(4, count=2)
