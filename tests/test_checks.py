@@ -19,7 +19,6 @@ from tg_equiattn.nn import (
     LiftingAttention,
     PerformerAttention,
     SE3Hyena,
-    SE3HyenaOperator,
 )
 from tg_equiattn.nn.group.linear import Pointwise
 from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
@@ -53,35 +52,21 @@ def turned_image(function):
 
 
 CASES = [
-    ("heads must be a positive integer, got 0", lambda: checks.positive(heads=0)),
     ("heads must be a positive integer, got True", lambda: checks.positive(heads=True)),
     ("heads must be a positive integer, got 2.0", lambda: checks.positive(heads=2.0)),
-    (r"dropout must be in \[0, 1\), got 1.0", lambda: checks.probability(dropout=1.0)),
-    (r"dropout must be in \[0, 1\), got 'a'", lambda: checks.probability(dropout="a")),
-    (r"mode must be one of \('a', 'b'\), got 'c'", lambda: checks.choice("mode", "c", ("a", "b"))),
     (r"input must be a torch.Tensor of shape \(B, 3, H, W\), got list", lambda: checks.features([1], 3, 2, None, X)),
-    (r"input must have shape \(B, 3, 8, H, W\), got \(5, 3\)", lambda: checks.features(X, 3, 2, 8, X)),
     ("at least one pixel on every spatial axis", lambda: checks.features(torch.ones(2, 3, 0, 5), 3, 2, None, X)),
     ("x must be a floating point tensor, got torch.int64", lambda: checks.same_kind(BATCH, X, "x")),
-    ("input must be torch.float32 as the parameters are, got torch.float64", lambda: checks.same_kind(X.double(), X)),
     ("input must be on cpu as the parameters are, got meta", lambda: checks.same_kind(X.to("meta"), X)),
-    (r"q must have 3 axes, got shape \(5, 3\)", lambda: checks.alike(3, q=X)),
-    (r"k must have the shape of q, \(5, 3\), got \(2, 3\)", lambda: checks.alike(2, q=X, k=X[:2])),
-    ("k must be torch.float32 on cpu as q is, got torch.float64 on cpu", lambda: checks.alike(2, q=X, k=X.double())),
     ("q must be a floating point tensor, got list", lambda: checks.alike(2, q=[1])),
-    ("q must be float32 or float64 on the CPU, or under torch.autocast", lambda: checks.alike(2, q=X.half())),
     (r"parameters must be float32 or float64 .*, got torch.float16", lambda: checks.full_parameters(X.half())),
     (r"lengths must be int64 of shape \(1,\), got list", lambda: checks.lengths([5], 1, 5, X.device)),
-    (r"lengths must be in \[0, 5\], got 6 to 6", lambda: checks.lengths(torch.tensor([6]), 1, 5, X.device)),
     ("lengths must be on cpu as the input", lambda: checks.lengths(torch.tensor([5], device="meta"), 1, 5, X.device)),
     (r"mask must be bool of shape \(5, 3\), got torch.float32", lambda: checks.mask(X, (5, 3), X.device)),
-    ("batch must be given where batch_size is 2, got None", lambda: checks.batch_index(None, 2, X)),
     (r"batch must be int64 of shape \(5,\), got torch.int64 of shape", lambda: checks.batch_index(BATCH[:4], None, X)),
-    ("batch must be sorted, got a graph index that decreases", lambda: checks.batch_index(BATCH.flip(0), None, X)),
     (r"batch must be in \[0, 1\), got 0 to 1", lambda: checks.batch_index(BATCH, 1, X)),
     ("batch_size must be a positive integer, got 0", lambda: checks.batch_index(BATCH, 0, X)),
     (r"pos must be given, of shape \(5, 2\): why; got None", lambda: checks.positions(None, (5, 2), X, "why")),
-    (r"pos must have shape \(5, 2\), got \(5, 3\)", lambda: checks.positions(X, (5, 2), X, "")),
     ("pos must be real numbers, got torch.bool", lambda: checks.positions(X > 0, (5, 3), X, "")),
     (r"matrices must have shape .* got \(2, 2\)", lambda: FiniteGroup(torch.zeros(2, 2))),
     ("at least the identity", lambda: FiniteGroup(torch.zeros(0, 2, 2))),
@@ -146,12 +131,6 @@ CASES = [
         torch.ones(1, 3, 4, 5, 5), "ab")),
     ("context_channels must be given with norm='batch'", lambda: GroupAttentionBlock(
         GroupAttention(C4, 3, 3, heads=1))(torch.ones(1, 3, 4, 5, 5), context=torch.ones(1, 3, 4, 5, 5))),
-    ("kernels must be a number, or of Gaussians", lambda: EwaldAttention(3, 2, width=1.0, kernels=(1, 2, 3, 4))),
-    ("max_waves must be a positive", lambda: EwaldAttention(3, 2, width=1.0, max_waves=(1, 0, 1))),
-    ("max_width must be at least an octave above width, 2, got 1.5", lambda: EwaldAttention(
-        3, 2, width=1.0, max_width=1.5)),
-    ("method must be 'auto', 'waves' or 'mesh' for graphs that repeat, got 'pairs'", lambda: EwaldAttention(
-        2, 2, width=1.0, method="pairs")(**FLAT, pos=torch.rand(5, 3), **BOX)),
     ("method must not be 'mesh' while a model is traced or mapped over", lambda: mapped("mesh")),
     ("method must be 'auto' or 'waves' with cell, got 'pairs'", lambda: mapped("pairs", **BOX)),
     ("max_waves must be given with cell while a model is traced or mapped over", lambda: mapped("waves", **BOX)),
@@ -170,7 +149,6 @@ CASES = [
     ("cutoff must be a positive integer", lambda: PerformerAttention(12, 15, 3, cutoff="auto")),
     ("cutoff must be a positive number or 'auto', got 'mean'", lambda: PerformerAttention(
         12, 15, 3, offset="mlp", cutoff="mean")),
-    ("pos must be given with order='radial'", lambda: SE3HyenaOperator(2, 2, order="radial")(**FLAT)),
     ("pos must be given with order='radial'", lambda: SE3Hyena(2, 2, order="radial")(**FLAT)),
 ]  # fmt: skip
 

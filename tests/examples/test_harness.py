@@ -61,9 +61,6 @@ def losses(toy, folder, **changes):
     return logged(toy.Toy(output=folder, **changes), "loss")
 
 
-# Settings
-
-
 def test_a_command_gives_its_settings(toy):
     changed = toy.Toy(seeds=(3, 5), widths=(4, 9), epochs=7, validate=False, patience=2, precision="bf16-mixed")
     words = command(changed).split()
@@ -114,9 +111,6 @@ def test_help_and_refusals_for_a_newcomer(toy, monkeypatch, capsys):
     assert end.value.code == "toy_study.py: --epochs must be positive, got 0"  # which python prints, and returns 1
 
 
-# Result rows
-
-
 @pytest.fixture
 def row():
     return results.Row(
@@ -149,9 +143,6 @@ def test_rows_are_found_by_their_settings(toy, row):
     assert [r.value for r in results.latest(rows, toy.Toy)] == [2.0]
     whole = dataclasses.replace(row, settings=settings.identity(), value=3.0)
     assert [r.value for r in results.latest([*rows, whole], toy.Toy)] == [3.0]
-
-
-# Checkpoints
 
 
 @pytest.mark.parametrize(("metric", "best"), [("accuracy", 0.03), ("error", 0.01)])
@@ -190,9 +181,6 @@ def test_damaged_checkpoints_are_named(tmp_path, damage):
         load(path)
 
 
-# Batches
-
-
 def gathered(batches, monkeypatch, world):
     """The batches of every rank."""
     shares = []
@@ -221,9 +209,6 @@ def test_processes_share_every_batch(monkeypatch, augment):
     assert gathered(batches, monkeypatch, 1) == [alone]
     assert tensor_batches([torch.arange(29)], 6, seed=4).size == 6
     assert gathered(tensor_batches([torch.arange(29)], 6, seed=4, augment=augment), monkeypatch, 1) != [alone]
-
-
-# Training
 
 
 @pytest.fixture(scope="module")

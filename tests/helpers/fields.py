@@ -4,9 +4,22 @@ import contextlib
 import io
 
 with contextlib.redirect_stdout(io.StringIO()):  # escnn reports the filling of its caches
-    from escnn import nn
+    from escnn import gspaces, nn
 
+import torch
 from tg_equiattn.integrations import escnn
+
+GSPACES = {
+    "rot4": gspaces.rot2dOnR2(4),
+    "rot8": gspaces.rot2dOnR2(8),
+    "flipRot4": gspaces.flipRot2dOnR2(4),
+    "flipRot2": gspaces.flipRot2dOnR2(2),
+    "flip": gspaces.flip2dOnR2(),
+    "flip_other_axis": gspaces.flip2dOnR2(axis=0.0),
+    "trivial": gspaces.trivialOnR2(),
+    "half turns": gspaces.dihedralOnR3(2),
+    "mirror": gspaces.mirOnR3(),
+}
 
 
 def trivial(gspace, n=3):
@@ -15,6 +28,11 @@ def trivial(gspace, n=3):
 
 def regular(gspace, n=6):
     return nn.FieldType(gspace, n * [gspace.regular_repr])
+
+
+def field(field_type, *shape):
+    """Random ones of so many images or volumes, in float64."""
+    return nn.GeometricTensor(torch.randn(*shape[:1], field_type.size, *shape[1:], dtype=torch.float64), field_type)
 
 
 def of(gspace, kind):

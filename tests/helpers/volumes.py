@@ -5,7 +5,6 @@ import functools
 import io
 
 import numpy as np
-import torch
 from fields import trivial
 
 with contextlib.redirect_stdout(io.StringIO()):
@@ -72,7 +71,3 @@ def lattice(gspace):
     """The elements that map voxels to voxels, with their indices."""
     group = group_from_gspace(gspace)
     return [(index, element) for index, element in enumerate(gspace.fibergroup.elements) if group.lattice[index]]
-
-
-def field(field_type, *shape):
-    return nn.GeometricTensor(torch.randn(*shape[:1], field_type.size, *shape[1:], dtype=torch.float64), field_type)

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 from escnn import gspaces, nn
-from fields import block, of, regular, sides, trivial
+from fields import GSPACES, block, of, regular, sides, trivial
 from tg_equiattn.integrations.escnn import (
     R2AttentionBlock,
     R2GroupAttention,
@@ -16,19 +16,6 @@ from tg_equiattn.integrations.escnn import (
     R2RegularLayerNorm,
     group_from_gspace,
 )
-
-GSPACES = {
-    "rot4": gspaces.rot2dOnR2(4),
-    "rot8": gspaces.rot2dOnR2(8),
-    "flipRot4": gspaces.flipRot2dOnR2(4),
-    "flipRot2": gspaces.flipRot2dOnR2(2),
-    "flip": gspaces.flip2dOnR2(),
-    "flip_other_axis": gspaces.flip2dOnR2(axis=0.0),
-    "trivial": gspaces.trivialOnR2(),
-    "volumes: half turns": gspaces.dihedralOnR3(2),
-    "volumes: mirror": gspaces.mirOnR3(),
-}
-
 
 JOINT = {"encoding": "joint"}
 

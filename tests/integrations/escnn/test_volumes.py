@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from fields import regular, trivial
+from fields import field, regular, trivial
 from tg_equiattn.integrations.escnn import (
     R3AttentionBlock,
     R3GlobalAttention,
@@ -14,7 +14,7 @@ from tg_equiattn.integrations.escnn import (
     R3RegularLayerNorm,
     group_from_gspace,
 )
-from volumes import GSPACES, IMAGES, field, gspace_of, lattice
+from volumes import GSPACES, IMAGES, gspace_of, lattice
 
 from tg_equiattn.groups import FiniteGroup
 from tg_equiattn.testing import act

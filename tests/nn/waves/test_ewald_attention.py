@@ -271,6 +271,7 @@ def called(**change):
         ("width must be a positive number, got 0", built(width=0)),
         (r"max_width must be at least an octave above width, 1.6, got 1", built(max_width=1.0)),
         ("kernels must be a positive integer, got 0", built(kernels=0)),
+        ("kernels must be a number, or of Gaussians", built(kernels=(1, 2, 3, 4))),
         ("lmax must be an integer from 0 on, got -1", built(lmax=-1)),
         ("avg_num_nodes must be a positive number", built(avg_num_nodes=0)),
         (r"error must be in \[1e-14, 0.1\], got 1", built(error=1.0)),
@@ -284,8 +285,6 @@ def called(**change):
         ("vectors must be given where scalars are None, got None", called(scalars=None, vectors=None)),
         ("scalars must be torch.float64 as the parameters are", called(scalars=torch.ones(6, S))),
         (r"pos must have shape \(6, 3\)", called(pos=torch.ones(5, 3))),
-        ("lengths must be None where the input is flat", called(lengths=torch.tensor([6]))),
-        ("cell must be given with pbc", called(pbc=torch.tensor(CRYSTAL))),
     ],
 )
 def test_refused(message, call, make):
