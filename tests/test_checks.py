@@ -1,6 +1,4 @@
-"""What the core refuses: checks, which modules and functions are wired to, groups, grids, pairs, measures, and what the
-tables of modules' own tests do not hold. Every message names the argument, what came and what is allowed. And when
-checks read values, and what they convert."""
+"""What the core refuses, but for what tables of modules hold; when checks read values, and what they convert."""
 
 import math
 

@@ -1,5 +1,4 @@
-"""The public names: each in one place, few, with few arguments; families that know only what they build on; and nobody
-imports a name that begins with an underscore."""
+"""The public names, few and of few arguments; families know what they build on; private names stay in their folder."""
 
 import ast
 import functools
@@ -20,7 +19,6 @@ DIALECT = re.compile(r"(^|_)(kept|fitting|shell|ways|reach)(_|$)")
 
 
 def file_of(place):
-    """The file of a public place, in the layout of the repository."""
     folder = ROOT if place.startswith("integrations") else ROOT / "tg_equiattn"
     path = folder.joinpath(*place.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
@@ -33,7 +31,6 @@ def nodes(path):
 
 
 def exported(path):
-    """The names of a file's ``__all__``."""
     for node in nodes(path)[0].body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
             return ast.literal_eval(node.value)
@@ -67,7 +64,6 @@ PAGES = [path for path in [*PAGES, *(ROOT / "examples").glob("*.py")] if "_build
 
 
 def imported(text):
-    """What a page's code imports from the library."""
     for place, names in re.findall(r"from tg_equiattn\.?([\w.]*) import ([\w, ]+|\([^)]+\))", text):
         yield from (f"{place}.{name}" for name in re.findall(r"\w+", names))
 

@@ -77,12 +77,12 @@ CASES = {
 }
 SHARED = [name for name in CASES if name not in ("clouds", "performer")]  # which others have in them
 SETTINGS = [(name, world, one) for world, one in ((2, True), (4, False)) for name in SHARED]  # one: of a single graph
-LONG = [("mesh", 4, False), ("irreps", 4, False)]
+LONG = [(name, 4, False) for name in ("mesh", "irreps", "performer with sinusoids", "message passing")]
+LONG.append(("performer with far offsets", 2, True))
 HOSTS = {"irreps": "e3nn", "message passing": "torch_geometric", "mesh": "pytorch_finufft"}
 
 
 def made(name, group=None):
-    """A layer in training mode, of random parameters."""
     torch.manual_seed(0)
     layer = CASES[name]()
     layer.process_group = group
@@ -115,8 +115,7 @@ def inputs(name, mine, one):
 
 
 def results(name, layer, given, one):
-    """Outputs of two steps, between which features are drawn; gradients of an energy of both by features and positions,
-    and those by parameters of it and its forces."""
+    """Outputs of two steps with a draw between; gradients of an energy, and by parameters of it and its forces."""
     more = {} if one else {"batch_size": GRAPHS}
     outs = [call(layer, **given, **more) for _ in range(2)]
     energy = sum(out.square().sum() for out in outs)
@@ -165,8 +164,7 @@ def check_refusals(number, device, group):
 
 
 def check_gradients_beside_data_parallel_training(number, device):
-    """Two pairs of processes have a graph each, beside each other. Each rank differentiates its nodes' part times the
-    ranks of a graph: the mean over graphs is what one process has."""
+    """Two pairs of processes, a graph each: the mean of gradients over graphs is what one process has."""
     mesh = dist.device_mesh.init_device_mesh(device.type, (2, 2), mesh_dim_names=("data", "nodes"))
     torch.manual_seed(number)  # ranks start unlike; DistributedDataParallel makes them alike
     model = PerformerAttention(15, 12, 3, offset=None, method="features").double().to(device)

@@ -60,8 +60,7 @@ def by_order_of_radii(positions):
 
 
 def test_smooth_energies_are_kept_and_others_jump():
-    """Exact forces and message passing of short range: fluctuations fall with dt^2. An energy that depends on the order
-    of radii: its forces are its derivatives almost everywhere, and it jumps where two points exchange radii."""
+    """Fluctuations fall with dt^2; an energy that hangs on the order of radii jumps where two are exchanged."""
     from data.soft_charges import alternating
     from data.verlet import trapped, velocity_verlet
     from dynamics import PRESETS, Model, exact, learned, measures

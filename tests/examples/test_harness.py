@@ -43,7 +43,6 @@ def start(*arguments, launcher=(), **environment):
 
 
 def start_here(toy, monkeypatch, *arguments):
-    """The toy study in this process."""
     monkeypatch.setattr(sys, "argv", [str(TOY), *map(str, arguments)])
     toy.study.main(toy.Toy(), toy.PRESETS, toy.__doc__, toy.train, toy.report)
 
@@ -309,7 +308,6 @@ def test_two_processes_learn_as_one(toy, tmp_path, monkeypatch, launcher, device
 
 
 def fitted(toy, **changes):
-    """One run in this process."""
     settings = toy.Toy(**changes)
     lightning.seed_everything(0, verbose=False)
     with contextlib.redirect_stderr(None):

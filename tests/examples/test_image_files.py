@@ -45,7 +45,6 @@ def test_files_are_read_as_they_were_written(tmp_path, name, options, held_out):
 @subsets
 @every
 def test_missing_files(tmp_path, name):
-    """Are named, with where they come from."""
     with pytest.raises(FileNotFoundError, match=f"must be a folder with the files of a data set.*{name}: .*and so on"):
         load(tmp_path)
     WRITERS[name](tmp_path)
@@ -70,8 +69,6 @@ def batch(**entries):
 
 
 class Calls:
-    """Pickles as a call."""
-
     def __init__(self, function, *arguments):
         self.value = function, arguments
 

@@ -34,8 +34,7 @@ def test_soft_charges():
 @pytest.mark.parametrize("task", ["fields", "forces"])
 @pytest.mark.parametrize("operator", ["none", "EwaldAttention", "all pairs"])
 def test_what_reaches_far(task, operator):
-    """Without a global operator a far charge changes nothing; with one it does. Forces are derivatives, and turn with
-    the cloud."""
+    """A far charge is felt by a global operator alone. Forces are derivatives, and turn with the cloud."""
     from e3nn import o3
     from long_range import PRESETS, Model, predict
 

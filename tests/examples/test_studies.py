@@ -255,7 +255,6 @@ def test_a_quick_run(tmp_path, name, device):
 
 
 def test_it_starts_in_a_process_of_its_own():
-    """As a user starts it, from whatever folder."""
     result = run("studies/nbody.py", "--help")
     assert result.returncode == 0, result.stderr
     assert "usage: nbody.py" in result.stdout

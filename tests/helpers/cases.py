@@ -31,10 +31,7 @@ LOCAL = {"local_context": True, "edge_channels": EDGE}
 
 
 class Case(NamedTuple):
-    """A module, keyword arguments for it, and the package it needs; sizes are given, so that no values are read.
-
-    Where they vary, inputs are of other sizes for steps 0, 1, 2 ...: batches, images, graphs, nodes and edges.
-    """
+    """A module, inputs for it, of other sizes for steps 0, 1, 2 ... where they vary, and the host it needs."""
 
     make: Callable[[], nn.Module]
     inputs: Callable[[int], dict[str, Any]]
@@ -57,8 +54,6 @@ def _cast(x: Any, dtype: torch.dtype) -> Any:
 
 
 class Call(nn.Module):
-    """A function as a module."""
-
     def __init__(self, function: Callable, *parts: nn.Module) -> None:
         super().__init__()
         self.function, self.parts = function, nn.ModuleList(parts)
@@ -83,8 +78,7 @@ def function(call, **shapes):
 
 
 def layer(make, *shape, axes=(0, -2, -1), masked=False, context=None):
-    """A layer of features, with masks of images, and of a context of so many channels; ``axes`` are those that may have
-    any size."""
+    """A layer of features, masks of images and a context; ``axes`` may have any size."""
 
     def inputs(step):
         sizes = list(shape)
@@ -154,7 +148,6 @@ def periodic(make):
 
 
 def ragged(step):
-    """Sizes of graphs."""
     return [RAGGED[0] + step, RAGGED[1] - 2 * step, *RAGGED[2:], *[3] * step]
 
 
@@ -395,8 +388,6 @@ def on_fields(kind):
 
 
 def on_graphs(kind, **options):
-    """A layer of the PyG integration on a ragged batch of graphs."""
-
     def make():
         from tg_equiattn.integrations import pyg
 
@@ -426,8 +417,6 @@ def on_graphs(kind, **options):
 
 
 def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, **options):
-    """A module of the e3nn integration on a ragged batch of graphs."""
-
     def make():
         from tg_equiattn.integrations import e3nn
 

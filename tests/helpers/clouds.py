@@ -7,6 +7,10 @@ S, V, EDGE = 3, 2, 4  # scalars and vectors of a token, scalars of an edge
 SIZES = [5, 1, 23, 7, 1, 0, 40, 2, 7]
 
 
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
 def sample(name, sizes, dtype=torch.float64, device=None, edges=3):
     """Keyword arguments of a flat batch."""
     total = sum(sizes)
@@ -41,12 +45,10 @@ def permuted(x, p):
 
 
 def within(sizes):
-    """A random permutation of the tokens of every sequence."""
     return torch.cat([sum(sizes[:b]) + torch.randperm(n) for b, n in enumerate(sizes)])
 
 
 def one(x, b):
-    """One sequence of a sample, alone."""
     there = x["batch"] == b
     out = {key: x[key][there] for key in ("scalars", "vectors", "pos")}
     if "edge_index" in x:

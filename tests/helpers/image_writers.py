@@ -1,7 +1,4 @@
-"""Small image data sets in the formats of the published ones; each writer returns the arrays it wrote.
-
-Images are (N, C, H, W) and random, so that no two axes can be taken for one another; labels are 0, 1, 2 and so on.
-"""
+"""Small image data sets in the formats of the published ones; each writer returns the arrays it wrote."""
 
 import gzip
 import pickle

@@ -15,7 +15,6 @@ def motion(dtype=torch.float64, reflect=False, device=None):
 
 
 def move(x, r):
-    """Vectors (..., 3) turned by a matrix."""
     return x @ r.T
 
 

@@ -1,7 +1,4 @@
-"""A study of seconds for the tests of the examples' harness: a small regression that draws in every step.
-
-KILL_IN_EPOCH makes the process kill itself in the middle of that epoch.
-"""
+"""A study of seconds for the tests of the examples' harness: a small regression that draws in every step."""
 
 import dataclasses
 import os

@@ -42,7 +42,6 @@ def fields():
 
 
 def waves():
-    """Two clouds of other sizes."""
     pytest.importorskip("e3nn")
     from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 

@@ -51,8 +51,7 @@ class Attend(nn.Module):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # tracing on the device meta warns
 def test_what_a_compiler_makes_of_it_for_gpus(tmp_path):
-    """Few kernels, scores in registers forward; no binary spills, and each leaves a multiprocessor an eighth of its
-    threads."""
+    """Few kernels, scores in registers forward; no binary spills, and an eighth of the threads are live."""
     pytest.importorskip("triton")
     from building import TARGETS, build, kernels
     from compiling import compiled

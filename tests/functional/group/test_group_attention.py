@@ -143,8 +143,7 @@ def test_dropout_is_unbiased_and_seeded():
 
 @pytest.mark.parametrize(("relation", "full"), [("ge_vit", False), ("ge_vit", True), ("relative", False)])
 def test_no_tensor_holds_all_scores(relation, full):
-    """|H|^3 K^2 N scores are never in memory at once, forward or backward, nor |H|^2 K^2 N factors; of the pointwise
-    relation there are as many scores as factors."""
+    """Neither |H|^3 K^2 N scores nor |H|^2 K^2 N factors, which are as many as scores of the pointwise relation."""
     tensors, _ = operands(8, (24, 24), 5, batch=2, heads=3, channels=3, value_channels=2, dtype=torch.float32)
     query, key, value, rho_space, rho_group = (x.detach() for x in tensors)
     if full:

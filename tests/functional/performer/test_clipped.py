@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from clouds import gradients
+from clouds import double, gradients
 from oracles import positive_features
 
 from tg_equiattn.functional.performer.clipped import clipped_attention_of_nodes
@@ -11,10 +11,6 @@ from tg_equiattn.ragged import Ragged
 
 HEADS, D, E, M = 3, 5, 7, 11
 GRIDS = {"grid": PixelGrid((5, 7), 3), "torus": PixelGrid((5, 7), 3, periodic=True), "all near": PixelGrid((2, 3), 7)}
-
-
-def double(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def distance(i, j, grid):

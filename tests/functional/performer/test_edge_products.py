@@ -2,14 +2,11 @@
 
 import pytest
 import torch
+from clouds import double
 
 from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum, gathered_edge_dot
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.pairs import CSR
-
-
-def double(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def relation(device="cpu"):

@@ -4,16 +4,12 @@ import math
 
 import pytest
 import torch
-from clouds import gradients
+from clouds import double, gradients
 from space import batch_of
 
 from tg_equiattn.functional import linear_attention, orthogonal_projection, softmax_features
 
 B, HEADS, N, D, E, M = 3, 2, 13, 7, 5, 11
-
-
-def double(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 @pytest.fixture
@@ -23,7 +19,6 @@ def qkvw(device):
 
 
 def log_features(query, key, projection):
-    """Logarithms of the features of queries and keys, (..., N, m)."""
     scale = query.shape[-1] ** -0.5
     return [t * scale**0.5 @ projection.T - scale * t.square().sum(-1, keepdim=True) / 2 for t in (query, key)]
 
@@ -40,7 +35,6 @@ def flat(t):
 
 
 def equal(got, wanted, inputs, rtol=1e-10, atol=1e-11):
-    """Outputs and gradients."""
     torch.testing.assert_close(got, wanted, rtol=rtol / 100, atol=atol / 10)
     torch.testing.assert_close(*(gradients([x], inputs) for x in (got, wanted)), rtol=rtol, atol=atol)
 

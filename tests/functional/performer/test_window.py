@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from clouds import gradients
+from clouds import double, gradients
 from oracles import positive_features
 from space import batch_of
 
@@ -15,10 +15,6 @@ from tg_equiattn.pairs import Pairs
 HEADS, D, E, M, FAR = 3, 5, 7, 11, 0.3
 GRID = PixelGrid((5, 7), 3)
 TORUS = PixelGrid((5, 7), 3, periodic=True)
-
-
-def double(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def by_definition(query, key, value, projection, pair_bias, self_bias, neighbors, graph, far=FAR):

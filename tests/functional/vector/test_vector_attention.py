@@ -25,8 +25,7 @@ def plain(*arguments):
 @pytest.mark.parametrize("size", [1, 0.0, 200.0])
 @pytest.mark.parametrize("attention", [vector_attention, plain])
 def test_equals_the_definition(attention, size, sizes, device):
-    """With scores up to several hundred for the largest queries, where exponentials overflow unless stabilised. NaN
-    beyond the own lengths is never read."""
+    """With scores of several hundred, where exponentials overflow. NaN beyond the own lengths is never read."""
     q, k, v = inputs()
     qkv = (size * q).detach().requires_grad_(), k, v
     lengths, holes = None if min(sizes) == N else torch.tensor(sizes, device=device), [beyond(x, sizes) for x in qkv]
@@ -111,8 +110,7 @@ def derivatives(attention, qkv, lengths, order):
 
 @pytest.mark.parametrize(("n", "lengths", "order", "tolerance"), [(23, [20], 2, 1e-9), (4, None, 3, 1e-10)])
 def test_higher_derivatives(n, lengths, order, tolerance, monkeypatch):
-    """Second derivatives go through blocks of queries, here of 5, the last not full; those of the plain formula through
-    as many, checkpointed."""
+    """In blocks of queries, here of 5, the last not full; those of the plain formula checkpointed."""
     monkeypatch.setattr(f"{HERE}.plain_attention._BLOCK_PAIRS", 256)
     qkv, lengths = inputs(n, count=1), lengths and torch.tensor(lengths)
     found = zip(*(derivatives(f, qkv, lengths, order) for f in (vector_attention, plain)), strict=True)

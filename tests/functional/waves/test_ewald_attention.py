@@ -139,8 +139,7 @@ def test_potentials_of_crystals_are_ewalds():
 
 @pytest.mark.parametrize("method", ["waves", "mesh"])
 def test_potentials_of_slabs(method):
-    """A neutral slab is its crystal with a wide gap and a correction for its dipole (Yeh and Berkowitz), whichever of
-    the vectors points across and however long it is."""
+    """A neutral slab, across any vector, is its crystal with a gap, corrected for its dipole (Yeh and Berkowitz)."""
     ker, (_, _, v, pos) = kernels(lmax=0, heads=1, gaussians=0, error=1e-8), operands(6)
     one = torch.ones(6, 1, 4, 1, dtype=torch.float64)
     v = (v - v.mean(0))[:, :1]

@@ -55,7 +55,6 @@ def new_module():
 
 @pytest.fixture
 def make_module(randomise, new_module):
-    """The same, with random parameters."""
     return lambda *arguments: randomise(new_module(*arguments))
 
 
@@ -84,8 +83,6 @@ def graphs():
 
 @pytest.fixture
 def equal():
-    """Outputs agree within rounding, relative to the largest."""
-
     def check(got, wanted, tolerance=1e-12):
         assert got.shape == wanted.shape
         scale = max(1.0, float(wanted.detach().abs().max())) if wanted.numel() else 1.0

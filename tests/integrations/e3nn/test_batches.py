@@ -1,15 +1,12 @@
-"""Batches of graphs: alone, of any size, with none, permuted; what one graph holds stays in it.
-
-Other kinds equal the core's, whose tests have batches (test_equals_core.py).
-"""
+"""Batches of graphs: alone, of any size, with none, permuted; what one graph holds stays in it."""
 
 import torch
+from clouds import within
 
 SIZES = 13, 1, 5, 2, 11
 
 
 def parts(arguments, sizes):
-    """The arguments of each graph alone."""
     batch, start = arguments["batch"], 0
     for number, size in enumerate(sizes):
         alone = {name: arguments[name][batch == number] for name in ("x", "pos")}
@@ -18,12 +15,6 @@ def parts(arguments, sizes):
             alone |= {"edge_index": arguments["edge_index"][:, own] - start, "edge_attr": arguments["edge_attr"][own]}
         start += size
         yield alone
-
-
-def within(sizes):
-    """A random order of the nodes of every graph."""
-    starts = torch.tensor((0, *sizes)).cumsum(0).tolist()
-    return torch.cat([start + torch.randperm(n) for start, n in zip(starts, sizes, strict=False)])
 
 
 def permuted(arguments, order):

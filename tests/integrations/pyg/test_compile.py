@@ -24,8 +24,7 @@ ONE = (6,), (17,)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["auto", "mlp", "mlp values", "pairs", "block"])
 def test_compilations(kind, make_conv):
-    """One for batches of several graphs of any sizes, one for single graphs; and one more at first where the sizes are
-    not known to change."""
+    """One for several graphs, one for single ones; and one at first where sizes are not known to change."""
     options = {"offset": "mlp", "values": "offset", "method": kind} if kind in ("pairs", "auto") else EVERY.get(kind)
     if kind == "block":
         conv = RelativeGPSBlock(
@@ -50,7 +49,7 @@ def test_an_unsorted_batch_is_refused(make_conv):
     conv = make_conv(None)
     given = {**batch_of((3, 4)), "pos": torch.arange(7)[:, None].expand(7, 2) % 3}
     torch.compiler.reset()
-    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(conv, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(**given), conv(**given))
     with pytest.raises(RuntimeError, match="batch must be sorted"):
         compiled(**{**given, "batch": given["batch"].flip(0)})

@@ -102,7 +102,6 @@ def test_offsets_of_every_dtype(near_conv, point_graphs, equal):
 
 
 def test_repeated_pairs_of_a_coo_adjacency_stay_apart(make_conv, equal):
-    """Their features must not be added up."""
     conv, x = make_conv(edge_dim=2), torch.randn(5, 12, dtype=torch.float64)
     pos = torch.tensor([[0, 0], [1, 0], [1, 1], [2, 1], [0, 1]])
     edges = torch.tensor([[0, 0, 3], [1, 1, 2]])

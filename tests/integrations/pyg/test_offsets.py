@@ -14,7 +14,6 @@ LATTICE = torch.cartesian_prod(torch.arange(5), torch.arange(7))
 
 @pytest.fixture(params=["window", "clipped"])
 def whole_conv(request, make_conv):
-    """A layer that needs whole offsets."""
     return make_conv(request.param)
 
 

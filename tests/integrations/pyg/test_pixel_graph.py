@@ -115,7 +115,6 @@ def test_classifier_in_batches_and_on_a_grid(on_device, position, randomise, equ
 
 @pytest.mark.parametrize("position", ["window", "clipped", "absolute", None])
 def test_classifier_sees_rolls_by_its_position_alone(position, randomise):
-    """Invariant on periodic images, but for absolute positions."""
     model = randomise(make_classifier(position), 0.4).double().eval()
     image, transform = torch.rand(3, 5, 7).double(), PixelGraph(3, periodic=True)
     first, second = (model(**arguments(double(transform(Data(image=i))))) for i in (image, image.roll((2, 3), (1, 2))))

@@ -1,6 +1,4 @@
-"""Cross attention: queries of one feature map, keys and values of another on the same grid; and residual branches.
-
-Definition and symmetry are test_attention.py's."""
+"""Cross attention: queries of one feature map, keys and values of another on the same grid; and residual branches."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""Scales: lifting and group attention on the dilation group, times a finite group.
-
-Definition is test_attention.py's, masks are test_masks.py's."""
+"""Scales: lifting and group attention on the dilation group, times a finite group."""
 
 import math
 
@@ -85,8 +83,7 @@ def test_kinds_of_windows(name, randomise):
 
 
 def test_factors_as_printed(randomise):
-    """Negative control: outside of the softmax the factors of the paper, Eq. 20 and 21, on what heads put out at scale
-    h, break what they are meant to keep."""
+    """Negative control: the paper's factors (Eq. 20, 21) on what heads put out break what they should keep."""
     group = dyadic(3, cyclic(4))
     scales = 2.0 ** torch.arange(3).repeat_interleave(4)[:, None, None]
     for layer, power in ((lifting(group), 2), (attention(group, scale_window=1), 3)):

@@ -1,6 +1,4 @@
-"""Images of which only some pixels are there: keys, statistics and pools leave the others out.
-
-Definition and symmetry of layers are test_attention.py's."""
+"""Images of which only some pixels are there: keys, statistics and pools leave the others out."""
 
 import copy
 import functools
@@ -36,12 +34,10 @@ def made(name, group=D4, **options):
 
 
 def poisoned(x, mask):
-    """Not numbers where there are no pixels."""
     return x.masked_fill(~mask.view(len(mask), *[1] * (x.ndim - mask.ndim), *mask.shape[1:]), torch.nan)
 
 
 def outside(x):
-    """What is there where the rectangle is not."""
     x = x.detach().clone()
     x[INSIDE] = 0
     return x
@@ -76,7 +72,6 @@ def same_inside(module, alone, x, mask, atol=1e-10):
 @pytest.mark.parametrize(("name", "group", "options"), CASES)
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_rectangle_is_an_image_of_its_own(name, group, options, plain, randomise):
-    """By the plain composition, too."""
     layer = randomise(made(name, group, **options))
     masked = copy.deepcopy(layer)
     masked.plain = plain

@@ -40,7 +40,6 @@ def model(group=C4, **change):
 
 
 def given(layer, *shape, **options):
-    """A call of a layer with zeros."""
     return lambda: layer(torch.zeros(*shape, **options))
 
 

@@ -36,8 +36,7 @@ def test_equals_the_definition(name, n, make, device):
 
 @pytest.mark.parametrize(("dtype", "reflect"), [(torch.float64, False), (torch.float64, True), (torch.float32, True)])
 def test_equivariant(dtype, reflect, name, make, device):
-    """To motions of each sequence and at once, where it has no order or one by radius, to permutations of tokens and
-    edges; of two tokens, equally far from their centroid, scalars decide."""
+    """To motions and, where the order is none or by radius, permutations; of two tokens scalars decide."""
     sizes = [31, 1, 2, 17]
     layer, x = make(name, dtype).to(device), sample(name, sizes, dtype, device)
     r, shift = motion(dtype, reflect, device), torch.randn(4, 3, dtype=dtype, device=device)
@@ -105,8 +104,7 @@ def test_appended_tokens_change_nothing_earlier(name, make):
 
 
 def test_a_chain_among_zeros_is_as_alone(make):
-    """Wherever it stands. Neighbors on both sides spread keys to as many zeros next to the ends, which must be there;
-    the filter that is data knows places."""
+    """Wherever it stands, if neighbors reach as many zeros next to the ends; the filter that is data knows places."""
 
     def among_zeros(layer, x, start):
         scalars, vectors = torch.zeros(31, S).double(), torch.zeros(31, V, 3).double()
@@ -132,10 +130,9 @@ def test_a_chain_among_zeros_is_as_alone(make):
     [("lag", False), *(pytest.param(*x, marks=pytest.mark.slow) for x in (("plain", False), ("published", True)))],
 )
 def test_what_other_tokens_say_does_not_fade(name, fades):
-    """With parameters as they start, and tokens at random: changing all but a few moves these as much in a chain of
-    20,000 as in one of 20; with the paper's factor it does not."""
+    """As layers start, other tokens move a few as much in a chain of 20,000 as of 20; not with the paper's factor."""
     kind, options = OPTIONS["plain" if fades else name]
-    layers = [kind(16, 16, **options) for _ in range(3)]
+    layers = [kind(16, 16, **options) for _ in range(2)]
     for layer in layers if fades else []:
         layer.module.norm = "forward"
 
@@ -149,11 +146,11 @@ def test_what_other_tokens_say_does_not_fade(name, fades):
         sizes = sum(a.square().mean() for a, _ in pairs)
         return float(sum((a[kept] - b[kept]).square().mean() for a, b in pairs) / sizes) ** 0.5
 
-    moves = [sum(moved(layer, n) for layer in layers) / len(layers) for n in (20, 200, 2000, 20000)]
+    moves = [sum(moved(layer, n) for layer in layers) / len(layers) for n in (20, 200, 20000)]
     if fades:
-        assert moves[3] < moves[0] / 10
+        assert moves[-1] < moves[0] / 10
     else:
-        assert 0.5 * moves[0] < moves[3]
+        assert 0.5 * moves[0] < moves[-1]
         assert 0.05 < min(moves) < max(moves) < 3
 
 

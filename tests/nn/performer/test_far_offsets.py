@@ -54,7 +54,6 @@ def cloud():
 
 @pytest.mark.parametrize("kind", ["mlp", "distance", "no near pairs"])
 def test_by_definition(kind, make, cloud):
-    """Outputs, and the means of offsets."""
     layer, (x, pos, batch, call) = make(kind), cloud
     edges, _ = near_pairs(pos, 1.3, batch=batch)
     found = call(layer, x, pos, return_vectors=True)
@@ -65,7 +64,6 @@ def test_by_definition(kind, make, cloud):
 
 
 def test_a_new_layer_is_the_one_without(make, cloud):
-    """Offsets are learned from there."""
     layer, (x, pos, batch, call) = make("no near pairs"), cloud
     layer.reset_parameters()
     out = call(layer, x, pos)

@@ -166,7 +166,6 @@ def test_the_paper_counts_the_same_parameters(position, millions):
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 @pytest.mark.parametrize("position", ["window", "clipped", "absolute", None])
 def test_model_on_a_torus(on_device, position, norm, randomise):
-    """Class scores do not change when an image is rolled, but with absolute positions."""
     options = {"channels": 12, "depth": 2, "heads": 3, "cutoff": 3, "periodic": True, "norm": norm}
     model = randomise(RelativePerformer(2, 5, position=position, **options), 0.4).double().eval()
     image = torch.rand(3, 2, 5, 7).double()
