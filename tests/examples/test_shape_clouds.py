@@ -2,17 +2,11 @@
 
 import numpy as np
 import pytest
-
-
-@pytest.fixture(scope="module")
-def surfaces():
-    from data import surfaces
-
-    return surfaces
+from data import surfaces
 
 
 @pytest.mark.parametrize("name", ["ellipsoid", "box", "cylinder", "cone", "ring", "coil", "trefoil", "figure eight"])
-def test_surfaces_are_closed(surfaces, name):
+def test_surfaces_are_closed(name):
     """Every side of a triangle with an area belongs to two of them, and volumes are positive: normals point one way."""
     for seed in range(4):
         vertices, triangles = surfaces.SHAPES[name](np.random.default_rng(seed))

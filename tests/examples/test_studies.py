@@ -7,6 +7,8 @@ from importlib import import_module
 
 import pytest
 from devices import DEVICES
+from harness.settings import parse
+from harness.training import parameters
 from report import STUDIES, kind_of
 from running import rows_of, run, run_here
 
@@ -74,8 +76,6 @@ SIZES = {  # the largest model's parameters over the smallest's
 
 @pytest.mark.parametrize("name", SIZES)
 def test_models_are_of_one_size(name):
-    from harness.training import parameters
-
     module = import_module(name)
     for task in ("displacement", "distance") if name == "depots" else (None,):
         runs = kind_of(module)(**({"tasks": (task,)} if task else {})).runs()
@@ -228,8 +228,6 @@ FLAGS = {
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_quick_run(tmp_path, name, device):
     """A row for every run, tables that hold them, and figures."""
-    from harness.settings import parse
-
     module, folder = import_module(name), tmp_path / name
     flags = ["--quick", *map(str, FLAGS.get(name, [])), "--output", str(tmp_path), "--device", device]
     if name in ("nbody", "e3nn_mixed_model"):
