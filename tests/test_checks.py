@@ -10,12 +10,14 @@ from tg_equiattn import functional as F
 from tg_equiattn.grids import Neighbourhood, PixelGrid, transform_grid
 from tg_equiattn.groups import FiniteGroup, cyclic, dyadic, from_generators, trivial
 from tg_equiattn.nn import (
+    CliffordMLP,
     EwaldAttention,
     GlobalPooling,
     GroupAttention,
     GroupAttentionBlock,
     LiftingAttention,
     PerformerAttention,
+    RelativePerformer,
     SE3Hyena,
 )
 from tg_equiattn.nn.group.linear import Pointwise
@@ -33,6 +35,13 @@ FLAT = {"scalars": torch.ones(5, 2), "vectors": torch.ones(5, 2, 3)}
 IMAGE = torch.randn(1, 1, 3, 3)
 PAIR, CLOUD = torch.tensor([[1, 1], [0, 0]]), torch.randn(5, 3)
 TURN = [[math.cos(1), -math.sin(1)], [math.sin(1), math.cos(1)]]  # an irrational part of a turn never closes
+
+
+NODES = torch.ones(2, 35, 12)
+
+
+def near(**options):
+    return PerformerAttention(12, 15, 3, cutoff=3, **options)
 
 
 def mapped(method, **box):
@@ -54,10 +63,8 @@ CASES = [
     ("heads must be a positive integer, got 2.0", lambda: checks.positive(heads=2.0)),
     (r"input must be a torch.Tensor of shape \(B, 3, H, W\), got list", lambda: checks.features([1], 3, 2, None, X)),
     ("at least one pixel on every spatial axis", lambda: checks.features(torch.ones(2, 3, 0, 5), 3, 2, None, X)),
-    ("x must be a floating point tensor, got torch.int64", lambda: checks.same_kind(BATCH, X, "x")),
     ("input must be on cpu as the parameters are, got meta", lambda: checks.same_kind(X.to("meta"), X)),
     ("q must be a floating point tensor, got list", lambda: checks.alike(2, q=[1])),
-    (r"parameters must be float32 or float64 .*, got torch.float16", lambda: checks.full_parameters(X.half())),
     (r"lengths must be int64 of shape \(1,\), got list", lambda: checks.lengths([5], 1, 5, X.device)),
     ("lengths must be on cpu as the input", lambda: checks.lengths(torch.tensor([5], device="meta"), 1, 5, X.device)),
     (r"mask must be bool of shape \(5, 3\), got torch.float32", lambda: checks.mask(X, (5, 3), X.device)),
@@ -148,6 +155,35 @@ CASES = [
     ("cutoff must be a positive number or 'auto', got 'mean'", lambda: PerformerAttention(
         12, 15, 3, offset="mlp", cutoff="mean")),
     ("pos must be given with order='radial'", lambda: SE3Hyena(2, 2, order="radial")(**FLAT)),
+    ("heads must divide out_channels=15, got 4", lambda: PerformerAttention(12, 15, 4)),
+    ("position must be one of", lambda: PositionalPerformerAttention(12, 15, 3, position="rotary")),
+    ("channels must be a multiple of 4", lambda: RelativePerformer(1, 3, channels=10, position="absolute")),
+    ("method must be one of", lambda: near(method="exact")),
+    ("values must be one of", lambda: near(values="distance")),
+    ("edge_dim must be None with offset=None", lambda: near(offset=None, edge_dim=2)),
+    ("cutoff must be given with offset='distance'", lambda: PerformerAttention(12, 15, 3, offset="distance")),
+    ("pos must be given.*values='offset' needs it", lambda: near(offset=None, values="offset")(NODES)),
+    ("return_vectors must be with values='offset'", lambda: near()(NODES, pos=NODES[..., :2], return_vectors=True)),
+    ("input must be", lambda: near()(NODES[..., :5])),
+    ("pos must be given", lambda: PositionalPerformerAttention(12, 15, 3, position="sinusoid")(NODES)),
+    ("mask must be None", lambda: near()(NODES[0], pos=NODES[0, :, :2], mask=torch.ones(35, dtype=torch.bool))),
+    ("batch must be None", lambda: near()(NODES, pos=NODES[..., :2], batch=torch.zeros(2).long())),
+    ("grid must have 2 axes and as many pixels", lambda: near()(NODES, grid=PixelGrid((5, 6)))),
+    ("neighbors must be of 70 nodes", lambda: near()(NODES, neighbors=PixelGrid((5, 7), 3).neighbors())),
+    ("offsets .* must be below cutoff=3", lambda: near()(NODES, grid=PixelGrid((5, 7), 5))),
+    ("offset must be one of", lambda: near(offset="linear")),
+    ("norm must be", lambda: RelativePerformer(1, 10, norm="group")),
+    ("embedding must be", lambda: RelativePerformer(1, 10, embedding="patch")),
+    (r"input must be \(B, 1, H, W\)", lambda: RelativePerformer(1, 10, depth=1)(torch.ones(2, 3, 5, 7))),
+    ("in_channels must be a positive", lambda: CliffordMLP(0, 5)),
+    ("out_channels must be a positive", lambda: CliffordMLP(3, 0)),
+    ("hidden_channels must be a positive", lambda: CliffordMLP(3, 5, 0)),
+    ("num_blocks must be a positive", lambda: CliffordMLP(3, 5, num_blocks=0)),
+    (r"input must be \(..., 3, 8\)", lambda: CliffordMLP(3, 5)(torch.ones(2, 4, 8))),
+    ("input must be a floating point tensor, got torch.int64", lambda: CliffordMLP(3, 5)(torch.ones(3, 8).long())),
+    ("input must be torch.float32", lambda: CliffordMLP(3, 5)(torch.ones(3, 8).double())),
+    ("parameters must be float32 or float64 .*, got torch.float16", lambda: CliffordMLP(3, 5).half()(
+        torch.ones(3, 8).half())),
 ]  # fmt: skip
 
 

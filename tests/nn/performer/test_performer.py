@@ -181,43 +181,6 @@ def test_what_positions_need():
     assert [name for name, layer in needs.items() if layer.whole_offsets] == ["window", "values", "clipped"]
 
 
-def layer(**options):
-    return PerformerAttention(12, 15, 3, cutoff=3, **options)
-
-
-X, POS = torch.ones(2, 35, 12), torch.ones(2, 35, 2)
-
-
-@pytest.mark.parametrize(
-    ("message", "call"),
-    [
-        ("heads must divide out_channels=15, got 4", lambda: PerformerAttention(12, 15, 4)),
-        ("position must be one of", lambda: PositionalPerformerAttention(12, 15, 3, position="rotary")),
-        ("channels must be a multiple of 4", lambda: RelativePerformer(1, 3, channels=10, position="absolute")),
-        ("method must be one of", lambda: layer(method="exact")),
-        ("values must be one of", lambda: layer(values="distance")),
-        ("edge_dim must be None with offset=None", lambda: layer(offset=None, edge_dim=2)),
-        ("cutoff must be given with offset='distance'", lambda: PerformerAttention(12, 15, 3, offset="distance")),
-        ("pos must be given.*values='offset' needs it", lambda: layer(offset=None, values="offset")(X)),
-        ("return_vectors must be with values='offset'", lambda: layer()(X, pos=POS, return_vectors=True)),
-        ("input must be", lambda: layer()(X[..., :5])),
-        ("pos must be given", lambda: PositionalPerformerAttention(12, 15, 3, position="sinusoid")(X)),
-        ("mask must be None", lambda: layer()(X[0], pos=POS[0], mask=torch.ones(35, dtype=torch.bool))),
-        ("batch must be None", lambda: layer()(X, pos=POS, batch=torch.zeros(2).long())),
-        ("grid must have 2 axes and as many pixels", lambda: layer()(X, grid=PixelGrid((5, 6)))),
-        ("neighbors must be of 70 nodes", lambda: layer()(X, neighbors=GRID.neighbors(1))),
-        ("offsets .* must be below cutoff=3", lambda: layer()(X, grid=PixelGrid((5, 7), 5))),
-        ("offset must be one of", lambda: layer(offset="linear")),
-        ("norm must be", lambda: RelativePerformer(1, 10, norm="group")),
-        ("embedding must be", lambda: RelativePerformer(1, 10, embedding="patch")),
-        (r"input must be \(B, 1, H, W\)", lambda: RelativePerformer(1, 10, depth=1)(torch.ones(2, 3, 5, 7))),
-    ],
-)  # fmt: skip
-def test_bad_arguments(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 @pytest.mark.parametrize("kind", ["linear", "mlp", "lookup"])
 def test_pixel_embeddings(on_device, kind):
     embedding = PixelEmbedding(3, 8, kind)

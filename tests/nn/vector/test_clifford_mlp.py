@@ -72,24 +72,6 @@ def test_finite_derivatives_at_zero(make):
     assert all(part.isfinite().all() for part in (out, grad, x.grad))
 
 
-@pytest.mark.parametrize(
-    ("message", "call"),
-    [
-        ("in_channels must be a positive", lambda: CliffordMLP(0, 5)),
-        ("out_channels must be a positive", lambda: CliffordMLP(3, 0)),
-        ("hidden_channels must be a positive", lambda: CliffordMLP(3, 5, 0)),
-        ("num_blocks must be a positive", lambda: CliffordMLP(3, 5, num_blocks=0)),
-        (r"input must be \(..., 3, 8\)", lambda: CliffordMLP(3, 5)(torch.ones(2, 4, 8))),
-        ("input must be a floating", lambda: CliffordMLP(3, 5)(torch.ones(3, 8).long())),
-        ("input must be torch.float32", lambda: CliffordMLP(3, 5)(torch.ones(3, 8).double())),
-        ("parameters must be float32 or float64", lambda: CliffordMLP(3, 5).half()(torch.ones(3, 8).half())),
-    ],
-)
-def test_bad_arguments(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 @pytest.mark.parametrize("bias", [True, False])
 def test_as_compilers_for_accelerators_are_given_it(bias, randomise, monkeypatch):
     """The same numbers and derivatives, by components and with no product of all pairs of them."""
