@@ -7,6 +7,8 @@ import torch
 
 from tg_equiattn import checks
 from tg_equiattn import functional as F
+from tg_equiattn.encodings.group import GroupEncoding
+from tg_equiattn.encodings.locality import Locality
 from tg_equiattn.grids import Neighbourhood, PixelGrid, transform_grid
 from tg_equiattn.groups import FiniteGroup, cyclic, dyadic, from_generators, trivial
 from tg_equiattn.nn import (
@@ -82,10 +84,8 @@ CASES = [
     ("dim must be 2 or 3, got 4", lambda: trivial(4)),
     (r"matrices must have shape \(n, d, d\)", lambda: from_generators(torch.zeros(3))),
     ("max_order=200", lambda: from_generators([TURN])),
-    ("kernel_size must be a positive odd integer or None .* got 4", lambda: Neighbourhood(2, 4)),
     ("kernel_size must be .* got -3", lambda: Neighbourhood(2, -3)),
     ("dim must be 2 or 3, got 4", lambda: Neighbourhood(4, 3)),
-    ("neighbourhood must be one of .* got 'hexagon'", lambda: Neighbourhood(2, 3, "hexagon")),
     ("neighbourhood must be 'square' where kernel_size is None", lambda: Neighbourhood(2, None, "disk")),
     (r"at least one pixel .* got \(4, 0\)", lambda: Neighbourhood(2, 5).check((4, 0))),
     ("must have 2 spatial axes", lambda: Neighbourhood(2, 5).check((9, 9, 9))),
@@ -125,6 +125,9 @@ CASES = [
     ("group must be made by tg_equiattn.groups.dyadic", lambda: dilation_errors(torch.nn.Identity(), C4, ONE)),
     (r"module must give \(B, C, 8, \*spatial\), got shape \(1, 2, 3, 4, 4\)", lambda: dilation_errors(
         torch.nn.Identity(), dyadic(2, C4), ONE)),
+    *(("locality must be a finite number of at least 0, got", lambda x=x: Locality(2, WINDOW, x))
+      for x in (-1.0, math.inf, math.nan, "4", True, None)),
+    ("head_channels must be at least 3 for the axial encoding, got 2", lambda: GroupEncoding("axial", 2, 2, 4)),
     ("group must be a tg_equiattn.groups.FiniteGroup, got int", lambda: GroupAttention(4, 8, 8, heads=1)),
     ("options must be a mapping", lambda: LiftingAttention(C4, 3, 8, heads=1, options="axial")),
     ("attention must be a GroupAttention", lambda: GroupAttentionBlock(LiftingAttention(C4, 3, 3, heads=1))),

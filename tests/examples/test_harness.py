@@ -29,7 +29,6 @@ TOY = Path(__file__).parents[1] / "helpers/toy_study.py"
 
 
 def start(*arguments, launcher=(), **environment):
-    """The toy study in a process of its own."""
     command = [sys.executable, "-W", "ignore", *launcher, str(TOY), *map(str, arguments)]
     environment = {name: str(value) for name, value in environment.items()}
     always = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES / "studies")}
@@ -175,7 +174,6 @@ def test_damaged_checkpoints_are_named(tmp_path, damage):
 
 
 def gathered(batches, monkeypatch, world):
-    """The batches of every rank."""
     shares = []
     for rank in range(world):
         monkeypatch.setattr(loading, "rank_and_world", lambda rank=rank: (rank, world))

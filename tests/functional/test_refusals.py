@@ -1,4 +1,6 @@
-"""What functions refuse: each error names the argument. What repeats in space, which waves need, has its own table."""
+"""What functions refuse: each error names the argument."""
+
+import math
 
 import pytest
 import torch
@@ -21,6 +23,14 @@ WINDOW = {
 }  # fmt: skip
 FEW = dict.fromkeys(("query", "key", "value"), torch.ones(30, 3, 5))
 Q, W, V, S, X = torch.ones(2, 3, 5, 7), torch.ones(11, 7), torch.ones(3, 5, 2, 3), torch.ones(3, 5, 2), torch.ones(8)
+
+BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
+KERNELS = {"widths": torch.ones(2, 4), "gains": torch.ones(2, 4, 2), "bounds": BOUNDS, "gaussians": 2}
+RIPPLES = {"wavenumbers": torch.ones(2, 2), "fastest": (2.0, 4.0), "gaussians": 1}
+EWALD = dict.fromkeys(("query", "key"), torch.ones(6, 2, 4, 3)) | {
+    "value": torch.ones(6, 2, 2), "pos": torch.arange(18.0).view(6, 3).sin(), "kernels": F.EwaldKernels(**KERNELS),
+}  # fmt: skip
+CUBE = torch.eye(3)
 
 
 def group(name, value):
@@ -57,6 +67,14 @@ def vectors(x):
 
 def product(x, y):
     return lambda: F.geometric_product(x, y)
+
+
+def waves(**change):
+    return lambda: F.ewald_attention(**EWALD | change)
+
+
+def kernels(**change):
+    return lambda: F.EwaldKernels(**KERNELS | change)
 
 
 REFUSED = [
@@ -128,15 +146,39 @@ REFUSED = [
     ("x must be a floating", product(X.long(), X)),
     ("y must be a floating", product(X, X.long())),
     ("y must be torch.float32", product(X, X.double())),
-]
+    (r"query must be \(T, 2, 4, A\) as kernels are, got \(6, 2, 3, 3\)",
+     waves(**dict.fromkeys(("query", "key"), torch.ones(6, 2, 3, 3)))),
+    (r"value must be \(6, 2, V\), got \(5, 2, 2\)", waves(value=torch.ones(5, 2, 2))),
+    ("method must be one of", waves(method="fft")),
+    ("method must be 'auto', 'waves' or 'mesh' for graphs that repeat", waves(method="pairs", cell=CUBE)),
+    ("cell must be given with pbc, got None", waves(pbc=torch.ones(3) > 0)),
+    (r"cell must be \(3, 3\) or one a graph, \(1, 3, 3\), got \(2, 3, 3\)", waves(cell=torch.ones(2, 3, 3))),
+    ("cell must be floating point on cpu as x is, got torch.int64", waves(cell=CUBE.long())),
+    ("cell must be finite", waves(cell=CUBE * math.nan)),
+    ("cell must have a volume", waves(cell=torch.ones(3, 3) + 1e-9 * CUBE)),
+    ("pbc must let graph 0 repeat along three directions, two or none, got one: the potential of a wire",
+     waves(cell=CUBE, pbc=torch.tensor([True, False, False]))),
+    ("pbc must be bool", waves(cell=CUBE, pbc=torch.ones(3))),
+    (r"width must be larger, .* waves shorter than", waves(cell=1e4 * CUBE, method="waves")),
+    (r"max_waves must be at least \(\d+, \d+, \d+\)",
+     waves(cell=9 * CUBE, kernels=F.EwaldKernels(**KERNELS, max_waves=(2, 2, 2)))),
+    ("widths must be", kernels(widths=torch.ones(4))),
+    ("bounds must be 4 pairs", kernels(bounds=BOUNDS[:3])),
+    (r"gaussians must be in \[0, 4\], got 5", kernels(gaussians=5)),
+    (r"gaussians must be in \[0, 2\], got 3", kernels(**RIPPLES | {"gaussians": 3})),
+    (r"error must be in \[1e-14, 1\), got 1", kernels(error=1)),
+    *(("wavenumbers must be", kernels(**RIPPLES | {"fastest": x})) for x in ((1.0,), (1.0, -1.0), ())),
+    ("wavenumbers must be", kernels(**RIPPLES | {"wavenumbers": None})),
+]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:cell of graph 0 is far wider")
 @pytest.mark.parametrize(("message", "call"), REFUSED, ids=range(len(REFUSED)))
 def test_refused(message, call):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-@pytest.mark.parametrize("call", [group("dropout", 0.0), everywhere(), window()])
+@pytest.mark.parametrize("call", [group("dropout", 0.0), everywhere(), window(), waves()])
 def test_what_is_changed_is_good(call):
     call()

@@ -67,7 +67,6 @@ def d(*shape):
 
 
 def fixed(make, inputs):
-    """Where sizes do not vary."""
     return Case(make, lambda _: inputs(), varies=False)
 
 

@@ -12,7 +12,6 @@ def double(*shape):
 
 
 def sample(name, sizes, dtype=torch.float64, device=None, edges=3):
-    """Keyword arguments of a flat batch."""
     total = sum(sizes)
     out = {
         "scalars": torch.randn(total, S, dtype=dtype), "vectors": torch.randn(total, V, 3, dtype=dtype),
@@ -60,7 +59,6 @@ def one(x, b):
 
 
 def dense(x, sizes, longest, fill):
-    """Padded arguments of a flat sample."""
     out, there = {"lengths": torch.tensor(sizes)}, torch.arange(longest) < torch.tensor(sizes)[:, None]
     for key in ("scalars", "vectors", "pos"):
         out[key] = torch.full((*there.shape, *x[key].shape[1:]), fill, dtype=x[key].dtype)

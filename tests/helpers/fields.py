@@ -31,7 +31,6 @@ def regular(gspace, n=6):
 
 
 def field(field_type, *shape):
-    """Random ones of so many images or volumes, in float64."""
     return nn.GeometricTensor(torch.randn(*shape[:1], field_type.size, *shape[1:], dtype=torch.float64), field_type)
 
 
@@ -47,5 +46,4 @@ def sides(gspace, *image):
 
 
 def block(attention, **options):
-    """The residual block around an attention layer."""
     return of(attention.space, "AttentionBlock")(attention, **options)

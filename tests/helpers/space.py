@@ -36,7 +36,6 @@ def error(got, wanted):
 
 
 def batch_of(sizes):
-    """The sequence of each token."""
     return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
 

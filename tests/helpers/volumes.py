@@ -14,7 +14,6 @@ from tg_equiattn.integrations.escnn import group_from_gspace
 
 
 def restricted(make, subgroup):
-    """The gspace of fields that escnn restricts to a subgroup."""
     return nn.RestrictionModule(trivial(make()), subgroup).out_type.gspace
 
 

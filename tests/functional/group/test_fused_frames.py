@@ -37,8 +37,6 @@ def test_the_operators_numbers(name):
 
 
 class Attend(nn.Module):
-    """8 elements, 2 heads of 4, windows of 5 x 5."""
-
     def __init__(self):
         super().__init__()
         self.window = Neighbourhood(2, 5)

@@ -33,7 +33,6 @@ def inputs(kind, n, mode="circular", count=B):
 
 
 def by_definition(kind, x, y, own, mode):
-    """Sequence by sequence, zero beyond their lengths."""
     if kind in DATA:
         return long_convolution(x, y, own, mode)
     sums = [lag_sums(x[b, :n], y, first_lag(x.shape[1], mode == "causal")) for b, n in enumerate(own)]
@@ -112,6 +111,9 @@ def test_nothing_to_convolve(kind, mode):
             out = KINDS[kind](q, k, own, mode)
             assert out.shape[:3] == (count, max(0, 2 * n - 1) if mode == "linear" else n, C)
             out.sum().backward()
+        if kind == "scalar" and mode != "linear":
+            q, k = torch.ones(count, n, 2).double(), torch.ones(count, n, 3).double()
+            assert bilinear_long_conv(q, k, Product(), None, mode).shape == (count, n, 5)
     assert not KINDS[kind](*inputs(kind, 5), torch.zeros(B, dtype=torch.int64), mode).any()
 
 
@@ -151,13 +153,6 @@ def test_bilinear_equals_the_definition(mode, n, ragged, block, device):
     torch.testing.assert_close(
         [x.cpu() for x in gradients([out], (q, k, product.weight))], list(wanted), rtol=1e-11, atol=1e-12
     )
-
-
-def test_bilinear_of_nothing():
-    for b, n in ((0, 5), (3, 0), (0, 0)):
-        for mode in SAME_LENGTH:
-            out = bilinear_long_conv(torch.ones(b, n, 2).double(), torch.ones(b, n, 3).double(), Product(), None, mode)
-            assert out.shape == (b, n, 5)
 
 
 @pytest.mark.parametrize("ragged", [False, True])

@@ -82,9 +82,6 @@ X = HIDDEN(torch.randn(1, 24, 5, 5))
         ("options must leave context_channels to context_type, got both",
          lambda: R2GroupAttention(HIDDEN, HIDDEN, options={"context_channels": 3})),
         ("options must be of .* got eps", lambda: R2GroupAttention(HIDDEN, HIDDEN, options={"eps": 3})),
-        ("kernel_size must be", lambda: R2GroupAttention(HIDDEN, HIDDEN, kernel_size=4)),
-        ("locality must be a finite number of at least 0, got -1.0",
-         lambda: R2LiftingAttention(IMAGE, HIDDEN, locality=-1.0)),
         # inputs
         ("input must be a GeometricTensor of type", lambda: LAYER(X.tensor)),
         ("input must be a GeometricTensor of type", lambda: LAYER(IMAGE(torch.randn(1, 3, 5, 5)))),

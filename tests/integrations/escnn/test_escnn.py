@@ -85,7 +85,6 @@ def test_shapes_and_exports(gspace, randomise):
 
 
 def mixed(gspace):
-    """Our layers between escnn's convolution, norm, nonlinearity and pooling."""
     image, hidden = trivial(gspace), regular(gspace)
     return nn.SequentialModule(
         nn.R2Conv(image, image, 3, padding=1),

@@ -82,7 +82,6 @@ def test_maps_are_those_of_the_core(kind, name, randomise):
 
 
 def types(gspace):
-    """Trivial, irreducible, regular, quotient and mixed fields."""
     irreps = [r for r in gspace.fibergroup.irreps() if not r.is_trivial()]
     group = gspace.fibergroup
     quotient = [gspace.quotient_repr(2)] if group.name == "C4" else []

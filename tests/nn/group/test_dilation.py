@@ -2,12 +2,12 @@
 
 import math
 
+import group_layers
 import pytest
 import torch
-from group_layers import layer as small_layer
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic, trivial
-from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention
+from tg_equiattn.nn import GEViT, LiftingAttention
 from tg_equiattn.testing import TOLERANCE, dilation_errors, equivariance_error
 
 ISOMETRIES = {"none": trivial(2), "C4": cyclic(4), "D4": dihedral(4), "volume": trivial(3)}
@@ -15,11 +15,11 @@ SIZES = {2: (5, 6), 3: (3, 4, 2)}
 
 
 def lifting(group, **arguments):
-    return small_layer(LiftingAttention, group, 2, 6, **{"head_channels": 5} | arguments).double()
+    return group_layers.lifting(group, **arguments).double()
 
 
 def attention(group, **arguments):
-    return small_layer(GroupAttention, group, 3, 6, **{"head_channels": 5} | arguments).double()
+    return group_layers.attention(group, **arguments).double()
 
 
 def given(layer, spatial=None, batch=2):

@@ -174,25 +174,3 @@ def test_models(attention, randomise):
     for element in range(8):
         torch.testing.assert_close(model(*moved(x, mask, D4, element)), cropped, rtol=0, atol=1e-10)
     assert (model(act(x, D4, 1), moved(x, mask, D4, 3)[1]) - cropped).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"dtype": torch.float32}, r"mask must be bool of shape \(2 or 1, 5, 6\), .* got torch.float32 of shape"),
-     ({"device": "meta"}, "mask must be on cpu as the input is, got meta")],
-)  # fmt: skip
-def test_bad_masks(change, message):
-    mask = torch.ones(2, 5, 6, dtype=torch.bool).to(**change)
-    block = small_block(GROUPS["C4"], 3, 3, heads=1)
-    others = [norm(3) for norm in NORMS] + [GlobalPooling(), SpatialMaxPool(1), SpatialCrop(1)]
-    x = image(GROUPS["C4"], (5, 6), True, torch.float32)
-    for module in (
-        LAYERS["ge_vit"](GROUPS["C4"]),
-        block,
-        *others,
-        lambda x, mask: block.attention_map(x, (1, 1), mask),
-    ):
-        with pytest.raises(ValueError, match=message):
-            module(x, mask)
-    with pytest.raises(ValueError, match=message):
-        GEViT(GROUPS["C4"], 3, 2, channels=(4,), heads=1, kernel_size=3)(x[:, :, 0], mask)
