@@ -100,15 +100,13 @@ def gevit(group=C4, in_channels=1, *, shape=(5, 6), masked=False, **options):
     return layer(lambda: layers.GEViT(group, in_channels, 3, **options), 2, in_channels, *shape, masked=masked)
 
 
-def group_attention(relation, kernel_size, full=False):
-    spatial, window = (4, 5), Neighbourhood(2, kernel_size)
-    count = window.count(spatial)
-    call = lambda rho_group=None, **t: F.group_attention(**t, rho_group=rho_group, neighbourhood=window)  # noqa: E731
-    pixel = (2, 2, 5, 3, *spatial)
-    shapes = {"query": pixel, "key": pixel, "value": (2, 2, 7, 3, *spatial)}
-    shapes |= {"rho_space": (3, count, *([3] if full else []), 5), "space_bias": (2, 3, count), "group_bias": (2, 3)}
-    shapes |= {} if full else {"rho_group": (3, 5)}
-    return function(call, **shapes, index=lambda: relation_index(cyclic(3), relation))
+def group_attention():
+    pixel, window = (2, 2, 5, 3, 4, 5), Neighbourhood(2, 3)
+    return function(
+        lambda **t: F.group_attention(**t, neighbourhood=window), query=pixel, key=pixel, value=(2, 2, 7, 3, 4, 5),
+        rho_space=(3, 9, 5), space_bias=(2, 3, 9), group_bias=(2, 3), rho_group=(3, 5),
+        index=lambda: relation_index(cyclic(3), "ge_vit"),
+    )  # fmt: skip
 
 
 def lengths():
@@ -209,23 +207,12 @@ def window_inputs():
     return {**tensors, **biases, **pairs, "batch": batch_of(RAGGED)}
 
 
-def linear(**options):
-    def call(query, key, value, projection, **more):
-        return F.linear_attention(query, key, value, projection.detach(), **more, **options)
-
-    return call
-
-
 QKV = {"query": (3, 2, 13, 5), "key": (3, 2, 13, 5), "value": (3, 2, 13, 7), "projection": (11, 5)}
-FLAT = {"query": (25, 2, 5), "key": (25, 2, 5), "value": (25, 2, 7), "projection": (11, 5)}
 SCALARS = {"q": (3, 11, 2), "k": (3, 11, 2)}
 VECTORS = {"q": (3, 11, 2, 3), "k": (3, 11, 2, 3)}
 
 CORE = {
-    "group_attention": group_attention("ge_vit", 3),
-    "group_attention global": group_attention("lifted", None),
-    "group_attention relative": group_attention("relative", 3),
-    "group_attention full": group_attention("ge_vit", 3, full=True),
+    "group_attention": group_attention(),
     "global_group_attention": function(
         lambda projection, far_bias, **t: F.global_group_attention(
             **t, projection=projection.detach(), neighbourhood=Neighbourhood(2, 3, padding_mode="circular"),
@@ -239,9 +226,9 @@ CORE = {
         lambda **t: F.lifting_attention(**t, neighbourhood=Neighbourhood(2, 3)),
         query=(2, 2, 5, 4, 6), key=(2, 2, 5, 4, 6), value=(2, 2, 7, 4, 6), rho_space=(3, 9, 5), space_bias=(2, 3, 9),
     ),
-    "linear_attention": function(linear(), **QKV),
-    "linear_attention masked": function(linear(), **QKV, mask=lambda: torch.rand(3, 13) < 0.7),
-    "linear_attention ragged": function(linear(batch_size=len(RAGGED)), **FLAT, batch=flat_batch(RAGGED)),
+    "linear_attention": function(
+        lambda projection, **t: F.linear_attention(**t, projection=projection.detach()), **QKV
+    ),
     "window_attention": fixed(lambda: Call(window), window_inputs),
     "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
     "geometric_product": function(F.geometric_product, x=(5, 1, 7, 8), y=(3, 7, 8)),
@@ -250,17 +237,12 @@ CORE = {
     "vector_long_conv": function(F.vector_long_conv, **VECTORS),
     "vector_long_conv causal": function(lambda **t: F.vector_long_conv(**t, mode="causal"), **VECTORS, lengths=lengths),
     "vector_attention": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3)),
-    "vector_attention ragged": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3), lengths=lengths),
     "LiftingAttention": attention(layers.LiftingAttention, 4, 6, locality=4.0),
     "LiftingAttention volume": attention(layers.LiftingAttention, 3, 4, 5, group=octahedral(), heads=1),
     "frame_attention": function(
         lambda **t: F.frame_attention(**t, neighbourhood=Neighbourhood(2, 3)),
         query=(2, 2, 5, 3, 4, 6), key=(2, 2, 5, 3, 4, 6), value=(2, 2, 7, 3, 4, 6), rho_space=(3, 9, 5),
         space_bias=(2, 3, 9), mask=lambda: torch.rand(1, 4, 6) < 0.7,
-    ),
-    "frame_attention global": function(
-        lambda **t: F.frame_attention(**t, neighbourhood=Neighbourhood(2, None)),
-        query=(2, 2, 5, 3, 2, 3), key=(2, 2, 5, 3, 2, 3), value=(2, 2, 7, 3, 2, 3), rho_space=(3, 15, 5),
     ),
     "GroupAttention": attention(layers.GroupAttention, 4, 4, 6),
     "GroupAttention ge_vit": attention(layers.GroupAttention, 4, 4, 6, relation="ge_vit"),

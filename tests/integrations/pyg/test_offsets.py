@@ -17,13 +17,9 @@ def whole_conv(request, make_conv):
     return make_conv(request.param)
 
 
-def lattice_edges():
-    return near_pairs(LATTICE, 3, metric="manhattan")[0]
-
-
 def ways(conv, x, pos):
     """Calls that have offsets of positions: found, along edges, and given for edges."""
-    edges = lattice_edges()
+    edges, _ = near_pairs(LATTICE, 3, metric="manhattan")
     return {
         "found": lambda: conv(x, pos=pos),
         "edges": lambda: conv(x, edges, pos=pos),

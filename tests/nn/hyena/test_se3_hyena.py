@@ -168,12 +168,6 @@ def test_parameters_as_published():
         assert 750_000 < sum(p.numel() for p in SE3Hyena(16, 128, **options).parameters()) < 900_000
 
 
-def test_compiling_needs_the_sizes(make):
-    torch.compiler.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="batch_size and max_num_nodes must be given"):
-        torch.compile(make("plain"), fullgraph=True, backend="aot_eager")(**sample("plain", [7, 3]))
-
-
 SCALARS = [{"out_vectors": 0}, {"out_vectors": 2, "hidden_vectors": 3}]
 VECTORS = [
     {"hidden_scalars": 0, "short_conv": 3},

@@ -256,41 +256,6 @@ def test_traced_without_reading_the_number_of_waves(lmax, make):
         traced(make())
 
 
-def built(**options):
-    return lambda _: EwaldAttention(**{"scalar_channels": S, "vector_channels": V, "width": 0.8} | options)
-
-
-def called(**change):
-    return lambda layer: layer(**nodes() | change)
-
-
-@pytest.mark.parametrize(
-    ("message", "call"),
-    [
-        ("width must be a positive number, got 0", built(width=0)),
-        (r"max_width must be at least an octave above width, 1.6, got 1", built(max_width=1.0)),
-        ("kernels must be a positive integer, got 0", built(kernels=0)),
-        ("kernels must be a number, or of Gaussians", built(kernels=(1, 2, 3, 4))),
-        ("lmax must be an integer from 0 on, got -1", built(lmax=-1)),
-        ("avg_num_nodes must be a positive number", built(avg_num_nodes=0)),
-        (r"error must be in \[1e-14, 0.1\], got 1", built(error=1.0)),
-        ("method must be one of", built(method="directions")),
-        ("max_waves must be three numbers", built(max_waves=5)),
-        ("max_waves must be a positive integer", built(max_waves=(1, 0, 1))),
-        ("out_channels must be reachable .* lmax=0", built(lmax=0, vector_channels=0, out_channels=(1, 1))),
-        (r"out_channels must be two numbers from 0 on, not both 0, got \(0, 0\)", built(out_channels=(0, 0))),
-        (r"scalars must be \(B, N, 3\), or \(T, 3\) with batch", called(scalars=torch.ones(6, 4).double())),
-        ("vectors must be .* alike in both, got NoneType", called(vectors=None)),
-        ("vectors must be given where scalars are None, got None", called(scalars=None, vectors=None)),
-        ("scalars must be torch.float64 as the parameters are", called(scalars=torch.ones(6, S))),
-        (r"pos must have shape \(6, 3\)", called(pos=torch.ones(5, 3))),
-    ],
-)
-def test_refused(message, call, make):
-    with pytest.raises(ValueError, match=message):
-        call(make())
-
-
 def test_ripples():
     """Wavenumbers in their bands, learned; no parameter more without them. Symmetries are those of all kernels."""
     layer = EwaldAttention(3, 2, width=1.0, kernels=(1, 1, 3)).double()
