@@ -65,10 +65,11 @@ def test_translation(name, make, dtype, device):
     """Positions moved: exact for the window and strategy 2 whatever is drawn; the others see it, or have none."""
     layer = make(name, dtype).to(device)
     x, pos = (t.to(device) for t in pixels(dtype))
-    for tau in ([3, -2], [-100, 41], [0.25, 0.5]):
+    for tau in ([3, -2], [-100, 41], [0.25, 0.5], [1e6, -1e6]):
         layer.redraw_features()
         expected = layer(x, pos=pos)
-        moved = error(layer(x, pos=pos + torch.tensor(tau).to(pos)), expected)
+        start = pos.double() if tau[0] == 1e6 else pos  # float32 does not hold such positions
+        moved = error(layer(x, pos=start + torch.tensor(tau).to(start)), expected)
         if name in (*EXACT, "None"):
             assert moved < TOLERANCE[dtype]
         else:
@@ -121,6 +122,13 @@ def test_padding_changes_nothing(on_device, name, make, grid):
     for parameter in layer.parameters():
         assert parameter.grad.isfinite().all()
     assert holes.grad[1, 20:].nan_to_num(0).abs().max() == 0
+    if layer.far_offsets is not None:
+        vectors = layer(holes, mask=mask, return_vectors=True, **place)[1]
+        assert vectors[1, 20:].abs().max() == 0
+        torch.testing.assert_close(vectors[:1], layer(x[:1], pos=pos[:1], return_vectors=True)[1], rtol=0, atol=1e-12)
+    if name == "far values":  # where no near pairs are looked for, positions of batch mates may be no numbers
+        other = torch.cat([pos[:1], torch.full_like(pos[:1], torch.nan)])
+        torch.testing.assert_close(layer(x, pos=other)[0], layer(x[:1], pos=pos[:1])[0], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dim", [1, 3])
