@@ -26,7 +26,9 @@ from tg_equiattn.nn.group.linear import Pointwise
 from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
 from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 from tg_equiattn.nn.performer.pixel_model import PixelEmbedding
+from tg_equiattn.orders import check_order
 from tg_equiattn.pairs import Pairs, near_pairs, read_lattice
+from tg_equiattn.ragged import Ragged
 from tg_equiattn.testing import act, dilation_errors, equivariance_error
 
 C4, WINDOW, ONE = cyclic(4), Neighbourhood(2, 3), torch.ones(1, 2, 3, 4, 4)
@@ -136,6 +138,13 @@ CASES = [
     *(("locality must be a finite number of at least 0, got", lambda x=x: Locality(2, WINDOW, x))
       for x in (-1.0, math.inf, math.nan, "4", True, None)),
     ("head_channels must be at least 3 for the axial encoding, got 2", lambda: GroupEncoding("axial", 2, 2, 4)),
+    *((message, lambda order=order: check_order(order, Ragged.flat(X, BATCH))) for message, order in (
+        (r"order must be int64 of shape \(5,\)", torch.arange(5).int()),
+        (r"order must be int64 of shape \(5,\)", torch.arange(4)),
+        *(("order must be a permutation", torch.tensor(x)) for x in ([0, 0, 2, 3, 4], [0, 5, 2, 3, 4], [0, 2, 1, 3, 4]))
+    )),
+    ("order must keep padding", lambda: check_order(
+        torch.tensor([0, 1, 3, 2, 4]), Ragged.dense(1, 5, torch.tensor([3]), X.device))),
     ("group must be a tg_equiattn.groups.FiniteGroup, got int", lambda: GroupAttention(4, 8, 8, heads=1)),
     ("options must be a mapping", lambda: LiftingAttention(C4, 3, 8, heads=1, options="axial")),
     ("attention must be a GroupAttention", lambda: GroupAttentionBlock(LiftingAttention(C4, 3, 3, heads=1))),

@@ -192,21 +192,16 @@ def test_processes_give_what_one_does(settings, tmp_path):
     hosts = ["tg_equiattn.integrations.e3nn", "tg_equiattn.integrations.pyg", "pytorch_finufft"]
     ranks.run(functools.partial(on_ranks, settings=settings), tmp_path, 4, imports=hosts)
     for name, world, one in settings:
-        check_outputs_and_gradients(name, world, one, tmp_path)
-
-
-def check_outputs_and_gradients(name, world, one, folder):
-    """Gradients by features and positions, and by parameters through forces, too."""
-    layer = made(name)
-    by_node, by_parameter = results(name, layer, inputs(name, torch.ones(NODES, dtype=torch.bool), one), one)
-    there = shares(world)[data()["batch"] == 2] if one else shares(world)
-    for number in range(world):
-        got, summed = torch.load(f"{folder}/{name} {world} {one} {number}.pt", weights_only=True)
-        for a, b in zip([*got, *summed], [*(x[there == number] for x in by_node), *by_parameter], strict=True):
-            scale = max(1.0, float(b.detach().abs().max())) if b.numel() else 1.0
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * scale, msg=lambda text: f"{name}, {world}: {text}")
-    alone = call(layer, **inputs(name, shares(world) == 0, one), **({} if one else {"batch_size": GRAPHS}))
-    assert (alone - by_node[1][there == 0]).abs().max() > 1e-3  # the other ranks' nodes count
+        layer = made(name)
+        by_node, by_parameter = results(name, layer, inputs(name, torch.ones(NODES, dtype=torch.bool), one), one)
+        there = shares(world)[data()["batch"] == 2] if one else shares(world)
+        for number in range(world):
+            got, summed = torch.load(f"{tmp_path}/{name} {world} {one} {number}.pt", weights_only=True)
+            for a, b in zip([*got, *summed], [*(x[there == number] for x in by_node), *by_parameter], strict=True):
+                scale = max(1.0, float(b.detach().abs().max())) if b.numel() else 1.0
+                torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * scale, msg=lambda s, n=name: f"{n}: {s}")
+        alone = call(layer, **inputs(name, shares(world) == 0, one), **({} if one else {"batch_size": GRAPHS}))
+        assert (alone - by_node[1][there == 0]).abs().max() > 1e-3  # the other ranks' nodes count
 
 
 def convolution():

@@ -77,6 +77,12 @@ def gradients(out, inputs, seed=0):
     return torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
 
 
+def equal(got, wanted, inputs, rtol=1e-10, atol=1e-11):
+    """Outputs and gradients."""
+    torch.testing.assert_close(got, wanted, rtol=rtol / 100, atol=atol / 10)
+    torch.testing.assert_close(*(gradients([x], inputs) for x in (got, wanted)), rtol=rtol, atol=atol)
+
+
 def close(got, wanted, tolerance=1e-12):
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)

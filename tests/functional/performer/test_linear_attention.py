@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from clouds import double, gradients
+from clouds import double, equal
 from space import batch_of
 
 from tg_equiattn.functional import linear_attention, orthogonal_projection, softmax_features
@@ -32,11 +32,6 @@ def by_definition(query, key, value, projection):
 
 def flat(t):
     return t.transpose(1, 2).flatten(0, 1)
-
-
-def equal(got, wanted, inputs, rtol=1e-10, atol=1e-11):
-    torch.testing.assert_close(got, wanted, rtol=rtol / 100, atol=atol / 10)
-    torch.testing.assert_close(*(gradients([x], inputs) for x in (got, wanted)), rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("size", [1, 60], ids=["plain", "stabilised"])

@@ -18,12 +18,9 @@ def perceptron():
 LOCAL = {
     "GINEConv": lambda: GINEConv(perceptron(), edge_dim=BONDS),
     "GATv2Conv": lambda: pyg.GATv2Conv(CHANNELS, CHANNELS // HEADS, HEADS, edge_dim=BONDS),
-    "TransformerConv": lambda: pyg.TransformerConv(CHANNELS, CHANNELS // HEADS, HEADS, edge_dim=BONDS),
     "GCNConv": lambda: pyg.GCNConv(CHANNELS, CHANNELS),
-    "GraphConv": lambda: pyg.GraphConv(CHANNELS, CHANNELS),
     "SAGEConv": lambda: pyg.SAGEConv(CHANNELS, CHANNELS),
     "PointTransformerConv": lambda: pyg.PointTransformerConv(CHANNELS, CHANNELS, torch.nn.Linear(2, CHANNELS)),
-    "ResGatedGraphConv": lambda: pyg.ResGatedGraphConv(CHANNELS, CHANNELS, edge_dim=BONDS),
     "None": lambda: None,
 }
 

@@ -79,14 +79,12 @@ REFUSED = [
     ("must be torch.float32 as the parameters are", given(attention(C4), 2, 3, 4, 5, 5, dtype=torch.float64)),
     ("pixel must be 2 whole numbers, or several times so many", pixel(1, 2, 3)),
     (r"pixel must be in an image of \(4, 5\) pixels, got \(4, 0\)", pixel(4, 0)),
-    # over all pixels
     ("kernel_size must be a positive odd integer: the window .* got None", far(kernel_size=None)),
     (r"relation must be one of \('frame', 'relative'\), got 'ge_vit'", far(relation="ge_vit")),
     ("options must be of .*redraw_interval, got scale_window", far(scale_window=3)),
     ("num_features must be a positive integer, got 0", far(num_features=0)),
     ("redraw_interval must be a positive integer, got -1", far(redraw_interval=-1)),
     ("context_channels must be a positive integer, got 0", far(context_channels=0)),
-    # scales
     *((f"relation must be 'relative'.*got '{r}'.*different pixels", scaled(relation=r))
       for r in ("ge_vit", "lifted", "gsa")),
     *(("kernel_size must be a positive odd integer for groups of scales", scaled(kind, kernel_size=None))
@@ -106,7 +104,6 @@ REFUSED = [
     (r"input sides must be multiples of the largest scale, 4.*\(4, 6\)", circular(SCALES, 3, 4, 6)),
     ("kernel_size must be at most", circular(SCALES, 5, 4, 4)),
     (r"input must have shape \(B, 3, 12, H, W\)", given(attention(SCALES), 2, 3, 8, 5, 6)),
-    # blocks and models
     (r"dropout must be in \[0, 1\), got 1.0", lambda: GroupAttentionBlock(attention(C4), dropout=1.0)),
     ("channels must hold the width of at least one block, got 8", model(channels=8)),
     (r"channels\[1\] must be a positive integer, got 0", model(channels=(8, 0))),
@@ -120,7 +117,6 @@ REFUSED = [
     ("norm must be one of .* got 'group'", model(norm="group")),
     (r"input must have shape \(B, 1, H, W\), got \(2, 3, 8, 8\)", given(model()(), 2, 3, 8, 8)),
     ("multiples of the pool's kernel_size=2", given(model(pools=(0,))(), 2, 1, 9, 9)),
-    # masks and contexts
     *((message, lambda module=module, change=change: module()(X, torch.ones(2, 4, 5, dtype=torch.bool).to(**change)))
       for message, change in ((r"mask must be bool of shape \(2 or 1, 4, 5\), .* got torch.float32 of shape",
                                {"dtype": torch.float32}),
@@ -137,7 +133,6 @@ REFUSED = [
           ("context must be given, with context_channels=5, got None", None),
           ("context must be a torch.Tensor of shape .* got str", "x"))
       for kind in (attention, block) for mask in (None, torch.ones(2, 4, 5, dtype=torch.bool))),
-    # linear maps, norms, pools
     ("in_channels must be", lambda: GroupLinear(C4, 0, 3)),
     ("out_channels must be", lambda: GroupLinear(C4, 3, 0)),
     (r"input must have shape \(B, 3, 4, ...\), got \(2, 3, 5, 6\)", given(GroupLinear(C4, 3, 5), 2, 3, 5, 6)),
@@ -150,7 +145,6 @@ REFUSED = [
     ("crop must be a non-negative integer, got -1", lambda: SpatialCrop(-1)),
     ("in_channels must be a positive integer, got 0", lambda: Pointwise(0, 2)),
     ("exceed twice the crop=2", given(SpatialCrop(2), 1, 1, 1, 4, 6)),
-    # the check of rotations off the lattice
     ("odd number of pixels a side", errors(torch.nn.Identity(), 2, 3, 8, 8)),
     (r"module must give invariants .* got shape \(2,\)", errors(lambda x: x[:, 0, 0, 0, 0], 2, 3, 8, 9, 9)),
     (r"shape must have 4 axes .* or 5 .* got \(2, 3, 9\)", errors(torch.nn.Identity(), 2, 3, 9)),
