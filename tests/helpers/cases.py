@@ -248,11 +248,7 @@ CORE = {
     "GroupAttention ge_vit": attention(layers.GroupAttention, 4, 4, 6, relation="ge_vit"),
     "GroupAttention all pixels": attention(layers.GroupAttention, 4, 3, 4, kernel_size=None),
     "GroupAttention disk": attention(layers.GroupAttention, 4, 6, 5, kernel_size=5, neighbourhood="disk"),
-    "GroupAttention global": attention(
-        layers.GroupAttention, 4, 3, 4, kernel_size=None, relation="relative", locality=0.5
-    ),
     "GroupAttention full": attention(layers.GroupAttention, 4, 4, 3, relation="ge_vit", encoding="full", locality=4.0),
-    "GroupAttention local": attention(layers.GroupAttention, 4, 4, 6, relation="lifted", locality=4.0),
     "GroupAttention relative": attention(layers.GroupAttention, 4, 4, 6, relation="relative", locality=1.0),
     "LiftingAttention scales": attention(layers.LiftingAttention, 5, 6, group=dyadic(3)),
     "GroupAttention scales": attention(layers.GroupAttention, 4, 5, 6, group=dyadic(2, cyclic(2))),
@@ -303,7 +299,6 @@ CORE = {
     "RelativePerformer": relative_performer(),
     "RelativePerformer clipped": relative_performer(position="clipped"),
     "RelativePerformer batch": relative_performer(position=None, norm="batch", depth=1),
-    "RelativePerformer absolute": relative_performer(position="absolute"),
     "CliffordMLP": layer(lambda: layers.CliffordMLP(3, 5, num_blocks=2), 11, 3, 8, axes=(0,)),
     "SE3HyenaOperator": tokens(lambda: layers.SE3HyenaOperator(S, V)),
     "SE3HyenaOperator flat": tokens(lambda: layers.SE3HyenaOperator(S, V, causal=True), flat=True),
@@ -315,7 +310,6 @@ CORE = {
         lambda: layers.SE3HyenaOperator(S, V, filter="lag", causal=True, short_conv=3), flat=True
     ),
     "SE3Hyena": tokens(lambda: layers.SE3Hyena(S, V, depth=2, pool="mean", **SMALL)),
-    "SE3Hyena local": tokens(lambda: layers.SE3Hyena(S, V, depth=1, options=LOCAL, **SMALL), edges=True),
     "VectorSelfAttention": tokens(lambda: layers.VectorSelfAttention(S, V)),
     "VectorSelfAttention local": tokens(lambda: layers.VectorSelfAttention(S, V, **LOCAL), flat=True, edges=True),
     "ewald_attention": function(
@@ -331,7 +325,6 @@ CORE = {
         lambda: layers.EwaldAttention(S, V, width=1.0, kernels=2, lmax=0, error=0.01, max_waves=(4, 4, 4))
     ),
     "VectorTransformer": tokens(lambda: layers.VectorTransformer(S, V, 0, 1, depth=1, pool="mean", **SMALL)),
-    "VectorTransformer flat": tokens(lambda: layers.VectorTransformer(S, V, depth=1, **SMALL), flat=True),
 }  # fmt: skip
 
 

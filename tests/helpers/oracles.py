@@ -38,15 +38,13 @@ def attention_by_definition(
     query, key, value, rho, matrices, *, argument, inside, scale, strides=None, bias=None, there=None, circular=False,
     far=None,
 ):  # fmt: skip
-    """Group self-attention, one (image, head, pixel, h, t) at a time.
+    """Group self-attention of (B, heads, C, T, *spatial), one (image, head, pixel, h, t) at a time.
 
-    query, key, value: (B, heads, C, T, *spatial); ``rho(offset, u)`` the encoding of an already rotated offset;
-    ``argument(h, t, s)`` is u, or None where they do not meet; ``inside(offset)`` whether an offset belongs to the
-    neighbourhood; ``strides``, one an h, what its offsets are multiples of; ``bias(offset, u)``, of a rotated offset
-    too, (heads,) to add to the score; ``there``, true for the pixels that are keys, flattened; with ``circular`` the
-    image goes on at the other side; ``far(query, key, u)``, (B, heads, keys, S) from (B, heads, C),
-    (B, heads, C, S, keys) and a list of u, weighs all keys, to which windows add exp(score).
-    """
+    ``rho(offset, u)`` is the encoding of an already rotated offset; ``argument(h, t, s)`` is u, or None where they do
+    not meet; ``inside(offset)`` whether an offset belongs to the neighbourhood; ``strides``, one an h, what its offsets
+    are multiples of; ``bias(offset, u)``, (heads,) to add to the score; ``there``, true for the pixels that are keys;
+    with ``circular`` the image goes on at the other side; ``far(query, key, u)`` (B, heads, keys, S) weighs all keys,
+    (B, heads, C, S, keys), to which windows add exp(score)."""
     batch, heads, _, elements, *spatial = query.shape
     rho, bias = _remembered(rho), None if bias is None else _remembered(bias)
     place = positions(spatial)

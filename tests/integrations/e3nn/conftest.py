@@ -93,10 +93,7 @@ def equal():
 
 @pytest.fixture
 def check_equivariant():
-    """e3nn's own check, and a tighter one, relative to the largest output; no irrep of which may be zero.
-
-    Translated float32 positions are rounded at the length of the translation: e3nn's tolerance is all one can ask.
-    """
+    """e3nn's own check, and a tighter one but for translated float32 positions, which are rounded; no irrep is zero."""
 
     def check(function, arguments, irreps_in, irreps_out):
         irreps_out = o3.Irreps(irreps_out)

@@ -1,6 +1,7 @@
 """Graphs and layers for the PyG tests. Sizes are distinct primes, but for 12 channels."""
 
 import pytest
+import space
 import torch
 from performers import EVERY, NEAR, positional_conv
 from tg_equiattn.integrations.pyg import RelativePerformerConv
@@ -83,7 +84,4 @@ def equal():
 
 @pytest.fixture
 def error():
-    def measure(actual, expected):
-        return float(((actual - expected).abs().max() / expected.abs().max()).detach())
-
-    return measure
+    return space.error

@@ -89,10 +89,7 @@ conv = functools.partial(RelativePerformerConv, 11, 35, 5)
         (lambda: conv(aggr="mean"), "aggr must be 'sum', got 'mean'"),
         (lambda: conv(aggr=["sum"]), "aggr must be 'sum'"),
         (lambda: conv(flow="both"), "flow"),
-        (
-            lambda: RelativePerformerConv((11, 13), 35, 5),
-            r"in_channels must be one number, got \(11, 13\): .* bipartite",
-        ),
+        (lambda: RelativePerformerConv((11, 13), 35, 5), r"in_channels must be one number, got \(11, 13\): "),
         (lambda: conv(node_dim=1), "node_dim must be 0"),
         (lambda: conv(cutoff=0), "cutoff must be"),
         (lambda: conv(offset=None, cutoff="auto"), "cutoff must be a positive number"),
@@ -110,10 +107,7 @@ conv = functools.partial(RelativePerformerConv, 11, 35, 5)
         (lambda: PixelGraph(0), "max_distance must be a positive number, got 0"),
         (lambda: PixelGraph(3, periodic="no"), "periodic must be True or False"),
         (lambda: PixelGraph(3, spacing=0.0), "spacing must be a positive number"),
-        (
-            lambda: PixelGraph(3, spacing=(1.0, 1.0, 1.0)).grid(5, 7),
-            "spacing must be one number or 2, one for each axis",
-        ),
+        (lambda: PixelGraph(3, spacing=(1.0, 1.0, 1.0)).grid(5, 7), "spacing must be one number or 2, one for each"),
     ],
 )
 def test_bad_options(make, message):

@@ -58,26 +58,23 @@ def test_attention_to_repeated_pixels(isometries, window, randomise):
         assert error <= TOLERANCE[torch.float64] if exact else error > 1e-3
 
 
-@pytest.mark.parametrize("name", ["disk", "circular", "no locality", "masked"])
-def test_kinds_of_windows(name, randomise):
-    group = dyadic(3, cyclic(4))
-    options = {
-        "disk": {"kernel_size": 5, "neighbourhood": "disk"},
-        "circular": {"padding_mode": "circular"},
-        "no locality": {"locality": None, "kernel_size": 5},
-        "masked": {},
-    }[name]
+DISK, CIRCULAR = {"kernel_size": 5, "neighbourhood": "disk"}, {"padding_mode": "circular"}
+
+
+@pytest.mark.parametrize(
+    ("options", "masked"), [(DISK, False), (CIRCULAR, False), ({"locality": None, "kernel_size": 5}, False), ({}, True)]
+)
+def test_kinds_of_windows(options, masked, randomise):
+    group, there = dyadic(3, cyclic(4)), torch.rand(2, 4, 8) < 0.7
     for layer in (lifting(group, **options), attention(group, scale_window=1, **options)):
-        x, module = given(randomise(layer, 0.5), (4, 8)), layer
-        if name == "masked":
-            mask = torch.rand(2, 4, 8) < 0.7
 
-            def module(x, layer=layer, mask=mask):
-                times = x.shape[-1] // 8
-                return layer(x, mask.repeat_interleave(times, 1).repeat_interleave(times, 2))
+        def module(x, layer=layer):
+            times = x.shape[-1] // 8
+            return layer(x, there.repeat_interleave(times, 1).repeat_interleave(times, 2) if masked else None)
 
+        x = given(randomise(layer, 0.5), (4, 8))
         assert max(dilation_errors(module, group, x)) <= TOLERANCE[torch.float64]
-        if name == "circular":
+        if options is CIRCULAR:
             rolled = layer(x.roll((1, -3), (-2, -1)))
             torch.testing.assert_close(rolled, layer(x).roll((1, -3), (-2, -1)), rtol=0, atol=1e-12)
 

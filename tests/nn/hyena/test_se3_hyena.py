@@ -169,11 +169,7 @@ def test_parameters_as_published():
 
 
 SCALARS = [{"out_vectors": 0}, {"out_vectors": 2, "hidden_vectors": 3}]
-VECTORS = [
-    {"hidden_scalars": 0, "short_conv": 3},
-    {"hidden_scalars": 0, "short_conv": 3, "filter": "lag"},
-    {"hidden_scalars": 2},
-]
+VECTORS = [*({"hidden_scalars": 0, "short_conv": 3, "filter": f} for f in ("data", "lag")), {"hidden_scalars": 2}]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from space import error
 
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn import PerformerAttention, RelativePerformer
@@ -35,12 +36,12 @@ def name(request):
     return request.param
 
 
-def layer_of(name, *sizes, **options):
-    """Of sizes as in most tests, or others; by random features, where not by pairs."""
+def layer_of(name, **options):
+    """By random features, where not by pairs."""
     options = {"num_random_features": M, "cutoff": REACH, **POSITIONS[name], **options}
     if "position" in options:
-        return PositionalPerformerAttention(*(sizes or (CHANNELS, OUT, HEADS)), **options)
-    return PerformerAttention(*(sizes or (CHANNELS, OUT, HEADS)), **{"method": "features", **options})
+        return PositionalPerformerAttention(CHANNELS, OUT, HEADS, **options)
+    return PerformerAttention(CHANNELS, OUT, HEADS, **{"method": "features", **options})
 
 
 @pytest.fixture
@@ -49,10 +50,6 @@ def make(randomise):
         return randomise(layer_of(name, **options), 0.4).to(dtype).eval()
 
     return build
-
-
-def error(actual, expected):
-    return float(((actual - expected).abs().max() / expected.abs().max()).detach())
 
 
 def pixels(dtype=torch.float64, batch=2):
