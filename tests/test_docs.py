@@ -114,7 +114,6 @@ def test_every_page_is_in_a_table_of_contents():
 
 
 def blocks(page):
-    """The page's Python blocks, by the line they begin in."""
     text = page.read_text()
     return [
         pytest.param(match[1], id=f"{page.stem}:{text[: match.start()].count(chr(10)) + 1}")

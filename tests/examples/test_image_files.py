@@ -138,7 +138,6 @@ DAMAGE = {
     "cut pickle": ("data_batch_2", cut, "a damaged file: .*truncated"),
     "another dictionary": ("data_batch_2", lambda path: path.write_bytes(pickle.dumps({})), "a damaged file: b'data'"),
     "system": ("data_batch_2", batch(data=Calls(os.system, "touch written")), "system is refused"),
-    "eval": ("data_batch_2", batch(labels=Calls(eval, "open('written', 'w')")), "eval is refused"),
     "objects": ("data_batch_2", batch(data=np.array([Calls(os.system, "touch written")], object)), "is refused"),
 }  # fmt: skip
 

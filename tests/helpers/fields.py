@@ -47,3 +47,20 @@ def sides(gspace, *image):
 
 def block(attention, **options):
     return of(attention.space, "AttentionBlock")(attention, **options)
+
+
+def layers(gspace, few=False):
+    """Every module; the costly relations where the group is small."""
+    image, hidden, wider = trivial(gspace, 2), regular(gspace, 2), regular(gspace, 3)
+    lifting, group, everywhere, norm = (
+        of(gspace, kind) for kind in ("LiftingAttention", "GroupAttention", "GlobalAttention", "RegularLayerNorm")
+    )
+    options = {"heads": 4 - gspace.dimensionality, "head_channels": 4, "kernel_size": 3}
+    made = [lifting(image, hidden, **options), group(hidden, wider, relation="relative", **options), norm(hidden)]
+    if not few:
+        made += [everywhere(hidden, wider, num_features=5, **options), group(hidden, wider, **options)]
+        made.append(block(group(hidden, wider, relation="lifted", **options), crop=1))
+    if gspace.dimensionality == 2:
+        options |= {"kernel_size": None, "relation": "relative", "options": {"encoding": "joint"}}
+        made.append(group(hidden, hidden, **options))
+    return made

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 
+import fields
 import numpy as np
 from fields import trivial
 
@@ -26,14 +27,10 @@ def turned(angle_axis):
 
 HALF = np.sqrt(0.5)
 IMAGES = {  # with the number of elements, and how many of them map pixels to pixels
-    "rot2d of images": (lambda: gspaces.rot2dOnR2(4), 4, 4),
     "SO(2) to C8": (lambda: restricted(lambda: gspaces.rot2dOnR2(-1), 8), 8, 4),
-    "flipRot4": (lambda: gspaces.flipRot2dOnR2(4), 8, 8),
-    "flipRot2": (lambda: gspaces.flipRot2dOnR2(2), 4, 4),
-    "flip": (gspaces.flip2dOnR2, 2, 2),
-    "flip, other axis": (lambda: gspaces.flip2dOnR2(axis=0.0), 2, 2),
-    "trivial of images": (gspaces.trivialOnR2, 1, 1),
-}
+    **{f"{name} of images": (lambda name=name: fields.GSPACES[name], order, order) for name, order in (
+        ("rot4", 4), ("flipRot4", 8), ("flipRot2", 4), ("flip", 2), ("flip_other_axis", 2), ("trivial", 1))},
+}  # fmt: skip
 GSPACES = {
     "octa": (gspaces.octaOnR3, 24, 24),
     "fullOcta": (gspaces.fullOctaOnR3, 48, 48),

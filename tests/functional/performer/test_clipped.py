@@ -14,7 +14,6 @@ GRIDS = {"grid": PixelGrid((5, 7), 3), "torus": PixelGrid((5, 7), 3, periodic=Tr
 
 
 def distance(i, j, grid):
-    """Manhattan distance of two pixels, the shortest one on a torus."""
     height, width = grid.shape
     dx, dy = abs(j % width - i % width), abs(j // width - i // width)
     return min(dx, width - dx) + min(dy, height - dy) if grid.periodic else dx + dy

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 from escnn import gspaces, nn
-from fields import GSPACES, block, of, regular, sides, trivial
+from fields import GSPACES, layers, regular, sides, trivial
 from tg_equiattn.integrations.escnn import (
     R2AttentionBlock,
     R2GroupAttention,
@@ -16,21 +16,6 @@ from tg_equiattn.integrations.escnn import (
     R2RegularLayerNorm,
     group_from_gspace,
 )
-
-JOINT = {"encoding": "joint"}
-
-
-def layers(gspace):
-    image, hidden, wider = trivial(gspace), regular(gspace), regular(gspace, 8)
-    return [
-        of(gspace, "LiftingAttention")(image, hidden, heads=2, kernel_size=3),
-        of(gspace, "GroupAttention")(hidden, wider, heads=2, kernel_size=3),
-        of(gspace, "GroupAttention")(hidden, hidden, heads=2, kernel_size=None, relation="relative", options=JOINT),
-        of(gspace, "GlobalAttention")(hidden, wider, heads=2, kernel_size=3),
-        block(of(gspace, "GroupAttention")(hidden, wider, heads=2, kernel_size=3), crop=1),
-        of(gspace, "RegularLayerNorm")(hidden),
-    ]
-
 
 IN_THE_GATE = ("rot8", "flipRot2", "flip_other_axis", "trivial")  # one of each kind
 

@@ -39,8 +39,6 @@ def test_the_correct_call(position):
 @pytest.mark.parametrize(
     ("message", "position", "arguments"),
     [
-        ("pos must be given", "sinusoid", {"pos": None}),
-        ("pos or edge_offset must be given", "window", {"pos": None, "edge_offset": None}),
         (r"edge_offset must be real numbers of shape \(6, 2\), .* \(6, 1\)", "window", {"edge_offset": OFFSET[:, :1]}),
         ("edge_offset must hold whole numbers", "window", {"edge_offset": OFFSET + 0.5, "pos": None}),
         ("edge_offset.* must be below cutoff=3", "window", {"edge_offset": 3 * OFFSET, "pos": None}),
@@ -59,7 +57,6 @@ def test_the_correct_call(position):
         (r"x must be one tensor of shape \(N, 12\)", None, {"x": X[None]}),
         ("batch must be a tensor, got list", None, {"batch": [0] * 7}),
         ("batch must be None where grid is given", "window", {"neighbors": GRID}),
-        ("must not join a pair twice", "clipped", {"edge_index": EDGES[:, [0, 0, 1, 3, 4, 5]], "pos": None}),
         (r"\(N, 12\)", None, {"x": X[:, :11]}),
         (r"x must be one tensor .* bipartite graphs have two", "window", {"x": (X, X[:5])}),
         (r"edge_attr must be None without edge_dim, got shape \(6, 2\)", "window", {"edge_attr": OFFSET}),

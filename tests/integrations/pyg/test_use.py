@@ -1,4 +1,4 @@
-"""The layers within PyG: GPSConv, Sequential, loaders, compilation, half precision, copies."""
+"""The layers within PyG: GPSConv, Sequential, HeteroConv, clusters of one graph."""
 
 import pytest
 import torch

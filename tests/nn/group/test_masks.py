@@ -48,7 +48,6 @@ def moved(x, mask, group, element):
 
 
 def mask_error(module, x, mask, group):
-    """The worst equivariance error where the mask is moved with the image."""
     expected, worst = module(x, mask), 0.0
     for element in group.lattice.nonzero().flatten().tolist():
         out = module(*moved(x, mask, group, element))
@@ -92,15 +91,13 @@ def test_masks_of_batches(randomise):
         torch.testing.assert_close(layer(x, mask)[[0, 2]], expected[[0, 2]], rtol=0, atol=1e-12)
 
 
-NORMS = [RegularGlobalNorm, RegularLayerNorm, RegularBatchNorm]
-
-
-OTHERS = [functools.partial(RegularBatchNorm, momentum=m, affine=False, track_running_stats=t)
-          for m, t in ((None, True), (0.1, False))]  # fmt: skip
+NORMS = [RegularGlobalNorm, RegularLayerNorm, RegularBatchNorm, *(
+    functools.partial(RegularBatchNorm, momentum=m, affine=False, track_running_stats=t)
+    for m, t in ((None, True), (0.1, False)))]  # fmt: skip
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("norm", NORMS + OTHERS)
+@pytest.mark.parametrize("norm", NORMS)
 def test_norms(norm, training, randomise):
     """Statistics of a rectangle are those of the image cut out, the running ones too."""
     given, alone = (norm(3).double().train(training) for _ in range(2))

@@ -38,7 +38,6 @@ KINDS = ["ewald", "hyena", "radial", "lag", "model", "attention", "tensor", "ten
 
 
 def evaluate(layer, x):
-    """The root mean square of each irrep of the output."""
     out = layer(x, 2 * torch.randn(NODES, 3, dtype=x.dtype)).detach()
     return torch.stack([out[:, place].square().mean().sqrt() for place in layer.irreps_out.slices()])
 
