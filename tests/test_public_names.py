@@ -116,14 +116,14 @@ def test_families_build_on_no_others():
 def test_names_are_the_words_of_the_field():
     """And no class has the name of another."""
     found, classes = [path for path in LIBRARY if DIALECT.search(path.stem)], []
-    for path in LIBRARY:
-        for node in nodes(path):
-            name = getattr(
-                node, {ast.arg: "arg", ast.ClassDef: "name", ast.FunctionDef: "name"}.get(type(node), ""), ""
-            )
-            if DIALECT.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()):
-                found.append(f"{path.relative_to(ROOT)}: {name}")
-            classes += [name] if isinstance(node, ast.ClassDef) and not private(name) else []
+    for path, node in ((p, node) for p in LIBRARY for node in nodes(p)):
+        name = node.arg if isinstance(node, ast.arg) else ""
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            name = node.name
+        if isinstance(node, ast.ClassDef) and not private(name):
+            classes.append(name)
+        if DIALECT.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()):
+            found.append(f"{path.relative_to(ROOT)}: {name}")
     assert found == []
     assert [name for name in classes if classes.count(name) > 1] == []
 
