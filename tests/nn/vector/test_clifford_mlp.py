@@ -72,7 +72,7 @@ def test_finite_derivatives_at_zero(make):
     assert all(part.isfinite().all() for part in (out, grad, x.grad))
 
 
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bias", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_as_compilers_for_accelerators_are_given_it(bias, randomise, monkeypatch):
     """The same numbers and derivatives, by components and with no product of all pairs of them."""
     monkeypatch.setattr(clifford, "compiles_for_accelerator", lambda _: torch.compiler.is_compiling())
