@@ -77,8 +77,7 @@ CASES = {
 }
 SHARED = [name for name in CASES if name not in ("clouds", "performer")]  # which others have in them
 SETTINGS = [(name, world, one) for world, one in ((2, True), (4, False)) for name in SHARED]  # one: of a single graph
-LONG = [(name, 4, False) for name in ("mesh", "irreps", "performer with sinusoids", "message passing")]
-LONG.append(("performer with far offsets", 2, True))
+LONG = [("mesh", 4, False), ("irreps", 4, False)]
 HOSTS = {"irreps": "e3nn", "message passing": "torch_geometric", "mesh": "pytorch_finufft"}
 
 
