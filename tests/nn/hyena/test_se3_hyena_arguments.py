@@ -20,6 +20,7 @@ ATTR = {"edge_attr": torch.ones(2, EDGE)}
         (r"vectors must be \(B, N, 2, 3\)", "plain", X | {"vectors": torch.ones(2, 5, V, 2)}),
         ("^vectors must be given", "plain", {"scalars": None, "vectors": None}),
         ("^vectors must be torch.float32", "plain", X | {"vectors": X["vectors"].double()}),
+        ("batch must be None", "plain", X | {"batch": torch.zeros(10).long()}),
         ("lengths must be None", "plain", F | {"lengths": torch.tensor([3, 3])}),
         ("max_num_nodes must be at least 3", "plain", F | {"batch_size": 2, "max_num_nodes": 2}),
         (r"^pos must have shape \(6, 3\)", "plain", F | {"pos": torch.ones(6, 2)}),
@@ -51,6 +52,7 @@ def test_bad_input(message, name, arguments, make):
         ("short_conv must be None or an odd number", {"short_conv": 4}),
         ("order must be one of", {"order": "random"}),
         ("edge_channels must be 0 without local_context", {"edge_channels": 2}),
+        ("edge_channels must be an integer", {"local_context": True, "edge_channels": -1}),
     ],
 )
 @pytest.mark.parametrize("kind", [SE3HyenaOperator, SE3Hyena, VectorSelfAttention, VectorTransformer])
