@@ -22,7 +22,6 @@ def _alike():
 
 @pytest.fixture
 def double():
-    """float64 where nothing else is said."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     yield
@@ -61,7 +60,6 @@ def device(request):
 
 @pytest.fixture(params=CASES)
 def case(request):
-    """Each public module and function with inputs for it."""
     pytest.importorskip(CASES[request.param].host)
     return CASES[request.param]
 

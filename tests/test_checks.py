@@ -1,6 +1,4 @@
-"""What the core refuses: checks, which modules and functions are wired to, groups, grids, pairs, measures, and what the
-tables of modules' own tests do not hold. Every message names the argument, what came and what is allowed. And when
-checks read values, and what they convert."""
+"""What the core refuses, but for what tables of modules hold; when checks read values, and what they convert."""
 
 import math
 
@@ -9,23 +7,28 @@ import torch
 
 from tg_equiattn import checks
 from tg_equiattn import functional as F
+from tg_equiattn.encodings.group import GroupEncoding
+from tg_equiattn.encodings.locality import Locality
 from tg_equiattn.grids import Neighbourhood, PixelGrid, transform_grid
 from tg_equiattn.groups import FiniteGroup, cyclic, dyadic, from_generators, trivial
 from tg_equiattn.nn import (
+    CliffordMLP,
     EwaldAttention,
     GlobalPooling,
     GroupAttention,
     GroupAttentionBlock,
     LiftingAttention,
     PerformerAttention,
+    RelativePerformer,
     SE3Hyena,
-    SE3HyenaOperator,
 )
 from tg_equiattn.nn.group.linear import Pointwise
 from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
 from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 from tg_equiattn.nn.performer.pixel_model import PixelEmbedding
+from tg_equiattn.orders import check_order
 from tg_equiattn.pairs import Pairs, near_pairs, read_lattice
+from tg_equiattn.ragged import Ragged
 from tg_equiattn.testing import act, dilation_errors, equivariance_error
 
 C4, WINDOW, ONE = cyclic(4), Neighbourhood(2, 3), torch.ones(1, 2, 3, 4, 4)
@@ -36,6 +39,21 @@ FLAT = {"scalars": torch.ones(5, 2), "vectors": torch.ones(5, 2, 3)}
 IMAGE = torch.randn(1, 1, 3, 3)
 PAIR, CLOUD = torch.tensor([[1, 1], [0, 0]]), torch.randn(5, 3)
 TURN = [[math.cos(1), -math.sin(1)], [math.sin(1), math.cos(1)]]  # an irrational part of a turn never closes
+
+
+NODES = torch.ones(2, 35, 12)
+
+
+def near(**options):
+    return PerformerAttention(12, 15, 3, cutoff=3, **options)
+
+
+def waves(**change):
+    return lambda: EwaldAttention(**{"scalar_channels": 2, "vector_channels": 2, "width": 0.8} | change)
+
+
+def called(**change):
+    return lambda: waves()()(**FLAT | {"pos": X} | change)
 
 
 def mapped(method, **box):
@@ -53,35 +71,19 @@ def turned_image(function):
 
 
 CASES = [
-    ("heads must be a positive integer, got 0", lambda: checks.positive(heads=0)),
     ("heads must be a positive integer, got True", lambda: checks.positive(heads=True)),
     ("heads must be a positive integer, got 2.0", lambda: checks.positive(heads=2.0)),
-    (r"dropout must be in \[0, 1\), got 1.0", lambda: checks.probability(dropout=1.0)),
-    (r"dropout must be in \[0, 1\), got 'a'", lambda: checks.probability(dropout="a")),
-    (r"mode must be one of \('a', 'b'\), got 'c'", lambda: checks.choice("mode", "c", ("a", "b"))),
     (r"input must be a torch.Tensor of shape \(B, 3, H, W\), got list", lambda: checks.features([1], 3, 2, None, X)),
-    (r"input must have shape \(B, 3, 8, H, W\), got \(5, 3\)", lambda: checks.features(X, 3, 2, 8, X)),
     ("at least one pixel on every spatial axis", lambda: checks.features(torch.ones(2, 3, 0, 5), 3, 2, None, X)),
-    ("x must be a floating point tensor, got torch.int64", lambda: checks.same_kind(BATCH, X, "x")),
-    ("input must be torch.float32 as the parameters are, got torch.float64", lambda: checks.same_kind(X.double(), X)),
     ("input must be on cpu as the parameters are, got meta", lambda: checks.same_kind(X.to("meta"), X)),
-    (r"q must have 3 axes, got shape \(5, 3\)", lambda: checks.alike(3, q=X)),
-    (r"k must have the shape of q, \(5, 3\), got \(2, 3\)", lambda: checks.alike(2, q=X, k=X[:2])),
-    ("k must be torch.float32 on cpu as q is, got torch.float64 on cpu", lambda: checks.alike(2, q=X, k=X.double())),
     ("q must be a floating point tensor, got list", lambda: checks.alike(2, q=[1])),
-    ("q must be float32 or float64 on the CPU, or under torch.autocast", lambda: checks.alike(2, q=X.half())),
-    (r"parameters must be float32 or float64 .*, got torch.float16", lambda: checks.full_parameters(X.half())),
     (r"lengths must be int64 of shape \(1,\), got list", lambda: checks.lengths([5], 1, 5, X.device)),
-    (r"lengths must be in \[0, 5\], got 6 to 6", lambda: checks.lengths(torch.tensor([6]), 1, 5, X.device)),
     ("lengths must be on cpu as the input", lambda: checks.lengths(torch.tensor([5], device="meta"), 1, 5, X.device)),
     (r"mask must be bool of shape \(5, 3\), got torch.float32", lambda: checks.mask(X, (5, 3), X.device)),
-    ("batch must be given where batch_size is 2, got None", lambda: checks.batch_index(None, 2, X)),
     (r"batch must be int64 of shape \(5,\), got torch.int64 of shape", lambda: checks.batch_index(BATCH[:4], None, X)),
-    ("batch must be sorted, got a graph index that decreases", lambda: checks.batch_index(BATCH.flip(0), None, X)),
     (r"batch must be in \[0, 1\), got 0 to 1", lambda: checks.batch_index(BATCH, 1, X)),
     ("batch_size must be a positive integer, got 0", lambda: checks.batch_index(BATCH, 0, X)),
     (r"pos must be given, of shape \(5, 2\): why; got None", lambda: checks.positions(None, (5, 2), X, "why")),
-    (r"pos must have shape \(5, 2\), got \(5, 3\)", lambda: checks.positions(X, (5, 2), X, "")),
     ("pos must be real numbers, got torch.bool", lambda: checks.positions(X > 0, (5, 3), X, "")),
     (r"matrices must have shape .* got \(2, 2\)", lambda: FiniteGroup(torch.zeros(2, 2))),
     ("at least the identity", lambda: FiniteGroup(torch.zeros(0, 2, 2))),
@@ -92,10 +94,8 @@ CASES = [
     ("dim must be 2 or 3, got 4", lambda: trivial(4)),
     (r"matrices must have shape \(n, d, d\)", lambda: from_generators(torch.zeros(3))),
     ("max_order=200", lambda: from_generators([TURN])),
-    ("kernel_size must be a positive odd integer or None .* got 4", lambda: Neighbourhood(2, 4)),
     ("kernel_size must be .* got -3", lambda: Neighbourhood(2, -3)),
     ("dim must be 2 or 3, got 4", lambda: Neighbourhood(4, 3)),
-    ("neighbourhood must be one of .* got 'hexagon'", lambda: Neighbourhood(2, 3, "hexagon")),
     ("neighbourhood must be 'square' where kernel_size is None", lambda: Neighbourhood(2, None, "disk")),
     (r"at least one pixel .* got \(4, 0\)", lambda: Neighbourhood(2, 5).check((4, 0))),
     ("must have 2 spatial axes", lambda: Neighbourhood(2, 5).check((9, 9, 9))),
@@ -110,14 +110,11 @@ CASES = [
     ("offsets .* must be finite", lambda: Pairs(PAIR, 3, torch.full((2, 2), torch.nan))),
     (r"nodes in \[0, 3\)", lambda: Pairs(3 * PAIR, 3)),
     ("must not join a pair twice", lambda: Pairs(PAIR, 3, torch.tensor([[1, 0], [2, 0]])).bins(3)),
-    ("weights must not be negative", lambda: Pairs(EDGES, 3, torch.ones(1, 1), weights=-torch.ones(1))),
-    ("weights must not be negative", lambda: Pairs(EDGES, 3, torch.ones(1, 1), weights=torch.tensor([torch.nan]))),
-    ("neighbors must be of 4 nodes.*, got 3 in 1", lambda: Pairs(EDGES, 3, torch.ones(1, 1)).check_nodes(4)),
+    *(("weights must not be negative", lambda x=x: Pairs(EDGES, 3, torch.ones(1, 1), weights=torch.tensor([x])))
+      for x in (-1.0, math.nan)),
     ("neighbors must be of 4 nodes.*, got 3 in 1", lambda: Pairs(EDGES, 3, torch.ones(1, 1)).check_nodes(4, 1)),
     ("neighbors must be of 3 nodes.*, got 3 in 1", lambda: Pairs(EDGES, 3, torch.ones(1, 1)).check_nodes(3, 2)),
     ("cell must be", lambda: near_pairs(CLOUD, 1.0, cell=torch.eye(2))),
-    ("cell must have a volume", lambda: near_pairs(CLOUD, 1.0, cell=torch.ones(3, 3))),
-    ("pbc must be bool", lambda: near_pairs(CLOUD, 1.0, cell=torch.eye(3), pbc=torch.ones(3))),
     ("cutoff must be", lambda: near_pairs(CLOUD, 0)),
     ("metric must be", lambda: near_pairs(CLOUD, 1.0, metric="l2")),
     ("element must be a lattice element", lambda: act(IMAGE, cyclic(8), 1)),
@@ -135,6 +132,16 @@ CASES = [
     ("group must be made by tg_equiattn.groups.dyadic", lambda: dilation_errors(torch.nn.Identity(), C4, ONE)),
     (r"module must give \(B, C, 8, \*spatial\), got shape \(1, 2, 3, 4, 4\)", lambda: dilation_errors(
         torch.nn.Identity(), dyadic(2, C4), ONE)),
+    *(("locality must be a finite number of at least 0, got", lambda x=x: Locality(2, WINDOW, x))
+      for x in (-1.0, math.inf, math.nan, "4", True, None)),
+    ("head_channels must be at least 3 for the axial encoding, got 2", lambda: GroupEncoding("axial", 2, 2, 4)),
+    *((message, lambda order=order: check_order(order, Ragged.flat(X, BATCH))) for message, order in (
+        (r"order must be int64 of shape \(5,\)", torch.arange(5).int()),
+        (r"order must be int64 of shape \(5,\)", torch.arange(4)),
+        *(("order must be a permutation", torch.tensor(x)) for x in ([0, 0, 2, 3, 4], [0, 5, 2, 3, 4], [0, 2, 1, 3, 4]))
+    )),
+    ("order must keep padding", lambda: check_order(
+        torch.tensor([0, 1, 3, 2, 4]), Ragged.dense(1, 5, torch.tensor([3]), X.device))),
     ("group must be a tg_equiattn.groups.FiniteGroup, got int", lambda: GroupAttention(4, 8, 8, heads=1)),
     ("options must be a mapping", lambda: LiftingAttention(C4, 3, 8, heads=1, options="axial")),
     ("attention must be a GroupAttention", lambda: GroupAttentionBlock(LiftingAttention(C4, 3, 3, heads=1))),
@@ -146,14 +153,25 @@ CASES = [
         torch.ones(1, 3, 4, 5, 5), "ab")),
     ("context_channels must be given with norm='batch'", lambda: GroupAttentionBlock(
         GroupAttention(C4, 3, 3, heads=1))(torch.ones(1, 3, 4, 5, 5), context=torch.ones(1, 3, 4, 5, 5))),
-    ("kernels must be a number, or of Gaussians", lambda: EwaldAttention(3, 2, width=1.0, kernels=(1, 2, 3, 4))),
-    ("max_waves must be a positive", lambda: EwaldAttention(3, 2, width=1.0, max_waves=(1, 0, 1))),
-    ("max_width must be at least an octave above width, 2, got 1.5", lambda: EwaldAttention(
-        3, 2, width=1.0, max_width=1.5)),
-    ("method must be 'auto', 'waves' or 'mesh' for graphs that repeat, got 'pairs'", lambda: EwaldAttention(
-        2, 2, width=1.0, method="pairs")(**FLAT, pos=torch.rand(5, 3), **BOX)),
     ("method must not be 'mesh' while a model is traced or mapped over", lambda: mapped("mesh")),
     ("method must be 'auto' or 'waves' with cell, got 'pairs'", lambda: mapped("pairs", **BOX)),
+    ("width must be a positive number, got 0", waves(width=0)),
+    (r"max_width must be at least an octave above width, 1.6, got 1", waves(max_width=1.0)),
+    ("kernels must be a positive integer, got 0", waves(kernels=0)),
+    ("kernels must be a number, or of Gaussians", waves(kernels=(1, 2, 3, 4))),
+    ("lmax must be an integer from 0 on, got -1", waves(lmax=-1)),
+    ("avg_num_nodes must be a positive number", waves(avg_num_nodes=0)),
+    (r"error must be in \[1e-14, 0.1\], got 1", waves(error=1.0)),
+    ("method must be one of", waves(method="directions")),
+    ("max_waves must be three numbers", waves(max_waves=5)),
+    ("max_waves must be a positive integer", waves(max_waves=(1, 0, 1))),
+    ("out_channels must be reachable .* lmax=0", waves(lmax=0, vector_channels=0, out_channels=(1, 1))),
+    (r"out_channels must be two numbers from 0 on, not both 0, got \(0, 0\)", waves(out_channels=(0, 0))),
+    (r"scalars must be \(B, N, 2\), or \(T, 2\) with batch", called(scalars=X[:, :1])),
+    ("vectors must be .* alike in both, got NoneType", called(vectors=None)),
+    ("vectors must be given where scalars are None, got None", called(scalars=None, vectors=None)),
+    ("scalars must be torch.float32 as the parameters are", called(scalars=FLAT["scalars"].double())),
+    (r"pos must have shape \(5, 3\)", called(pos=X[:2])),
     ("max_waves must be given with cell while a model is traced or mapped over", lambda: mapped("waves", **BOX)),
     ("cell must have a lattice vector wherever pbc is true", lambda: near_pairs(
         torch.randn(3, 3), 1.0, cell=torch.tensor([[1.0, 0, 0], [0, 0, 0], [0, 0, 1]]), pbc=torch.ones(3).bool())),
@@ -170,8 +188,37 @@ CASES = [
     ("cutoff must be a positive integer", lambda: PerformerAttention(12, 15, 3, cutoff="auto")),
     ("cutoff must be a positive number or 'auto', got 'mean'", lambda: PerformerAttention(
         12, 15, 3, offset="mlp", cutoff="mean")),
-    ("pos must be given with order='radial'", lambda: SE3HyenaOperator(2, 2, order="radial")(**FLAT)),
+    ("pool must be None or 'mean', got 'max'", lambda: SE3Hyena(2, 2, pool="max")),
     ("pos must be given with order='radial'", lambda: SE3Hyena(2, 2, order="radial")(**FLAT)),
+    ("heads must divide out_channels=15, got 4", lambda: PerformerAttention(12, 15, 4)),
+    ("position must be one of", lambda: PositionalPerformerAttention(12, 15, 3, position="rotary")),
+    ("channels must be a multiple of 4", lambda: RelativePerformer(1, 3, channels=10, position="absolute")),
+    ("method must be one of", lambda: near(method="exact")),
+    ("values must be one of", lambda: near(values="distance")),
+    ("edge_dim must be None with offset=None", lambda: near(offset=None, edge_dim=2)),
+    ("cutoff must be given with offset='distance'", lambda: PerformerAttention(12, 15, 3, offset="distance")),
+    ("pos must be given.*values='offset' needs it", lambda: near(offset=None, values="offset")(NODES)),
+    ("return_vectors must be with values='offset'", lambda: near()(NODES, pos=NODES[..., :2], return_vectors=True)),
+    ("input must be", lambda: near()(NODES[..., :5])),
+    ("pos must be given", lambda: PositionalPerformerAttention(12, 15, 3, position="sinusoid")(NODES)),
+    ("mask must be None", lambda: near()(NODES[0], pos=NODES[0, :, :2], mask=torch.ones(35, dtype=torch.bool))),
+    ("batch must be None", lambda: near()(NODES, pos=NODES[..., :2], batch=torch.zeros(2).long())),
+    ("grid must have 2 axes and as many pixels", lambda: near()(NODES, grid=PixelGrid((5, 6)))),
+    ("neighbors must be of 70 nodes", lambda: near()(NODES, neighbors=PixelGrid((5, 7), 3).neighbors())),
+    ("offsets .* must be below cutoff=3", lambda: near()(NODES, grid=PixelGrid((5, 7), 5))),
+    ("offset must be one of", lambda: near(offset="linear")),
+    ("norm must be", lambda: RelativePerformer(1, 10, norm="group")),
+    ("embedding must be", lambda: RelativePerformer(1, 10, embedding="patch")),
+    (r"input must be \(B, 1, H, W\)", lambda: RelativePerformer(1, 10, depth=1)(torch.ones(2, 3, 5, 7))),
+    ("in_channels must be a positive", lambda: CliffordMLP(0, 5)),
+    ("out_channels must be a positive", lambda: CliffordMLP(3, 0)),
+    ("hidden_channels must be a positive", lambda: CliffordMLP(3, 5, 0)),
+    ("num_blocks must be a positive", lambda: CliffordMLP(3, 5, num_blocks=0)),
+    (r"input must be \(..., 3, 8\)", lambda: CliffordMLP(3, 5)(torch.ones(2, 4, 8))),
+    ("input must be a floating point tensor, got torch.int64", lambda: CliffordMLP(3, 5)(torch.ones(3, 8).long())),
+    ("input must be torch.float32", lambda: CliffordMLP(3, 5)(torch.ones(3, 8).double())),
+    ("parameters must be float32 or float64 .*, got torch.float16", lambda: CliffordMLP(3, 5).half()(
+        torch.ones(3, 8).half())),
 ]  # fmt: skip
 
 

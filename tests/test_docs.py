@@ -114,7 +114,6 @@ def test_every_page_is_in_a_table_of_contents():
 
 
 def blocks(page):
-    """The page's Python blocks, by the line they begin in."""
     text = page.read_text()
     return [
         pytest.param(match[1], id=f"{page.stem}:{text[: match.start()].count(chr(10)) + 1}")
@@ -155,8 +154,7 @@ def test_tutorials_run(path, tmp_path):
 
 @pytest.mark.slow
 def test_docs_build_without_a_warning(tmp_path):
-    """The tutorials are laid out and not executed. Built from a copy, which leaves the tree as it is, without the
-    theme, whose menus of every page take as long as all the rest."""
+    """From a copy, tutorials laid out and not executed, without the theme, whose menus take as long as all the rest."""
     for package in ("sphinx", "myst_parser", "sphinx_gallery", *(HOSTS[host] for host in ("escnn", "pyg", "e3nn"))):
         pytest.importorskip(package)
     generated = shutil.ignore_patterns("_build", "generated", "tutorials", "__pycache__")

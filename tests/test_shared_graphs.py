@@ -82,7 +82,6 @@ HOSTS = {"irreps": "e3nn", "message passing": "torch_geometric", "mesh": "pytorc
 
 
 def made(name, group=None):
-    """A layer in training mode, of random parameters."""
     torch.manual_seed(0)
     layer = CASES[name]()
     layer.process_group = group
@@ -115,8 +114,7 @@ def inputs(name, mine, one):
 
 
 def results(name, layer, given, one):
-    """Outputs of two steps, between which features are drawn; gradients of an energy of both by features and positions,
-    and those by parameters of it and its forces."""
+    """Outputs of two steps with a draw between; gradients of an energy, and by parameters of it and its forces."""
     more = {} if one else {"batch_size": GRAPHS}
     outs = [call(layer, **given, **more) for _ in range(2)]
     energy = sum(out.square().sum() for out in outs)
@@ -165,8 +163,7 @@ def check_refusals(number, device, group):
 
 
 def check_gradients_beside_data_parallel_training(number, device):
-    """Two pairs of processes have a graph each, beside each other. Each rank differentiates its nodes' part times the
-    ranks of a graph: the mean over graphs is what one process has."""
+    """Two pairs of processes, a graph each: the mean of gradients over graphs is what one process has."""
     mesh = dist.device_mesh.init_device_mesh(device.type, (2, 2), mesh_dim_names=("data", "nodes"))
     torch.manual_seed(number)  # ranks start unlike; DistributedDataParallel makes them alike
     model = PerformerAttention(15, 12, 3, offset=None, method="features").double().to(device)
@@ -194,21 +191,16 @@ def test_processes_give_what_one_does(settings, tmp_path):
     hosts = ["tg_equiattn.integrations.e3nn", "tg_equiattn.integrations.pyg", "pytorch_finufft"]
     ranks.run(functools.partial(on_ranks, settings=settings), tmp_path, 4, imports=hosts)
     for name, world, one in settings:
-        check_outputs_and_gradients(name, world, one, tmp_path)
-
-
-def check_outputs_and_gradients(name, world, one, folder):
-    """Gradients by features and positions, and by parameters through forces, too."""
-    layer = made(name)
-    by_node, by_parameter = results(name, layer, inputs(name, torch.ones(NODES, dtype=torch.bool), one), one)
-    there = shares(world)[data()["batch"] == 2] if one else shares(world)
-    for number in range(world):
-        got, summed = torch.load(f"{folder}/{name} {world} {one} {number}.pt", weights_only=True)
-        for a, b in zip([*got, *summed], [*(x[there == number] for x in by_node), *by_parameter], strict=True):
-            scale = max(1.0, float(b.detach().abs().max())) if b.numel() else 1.0
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * scale, msg=lambda text: f"{name}, {world}: {text}")
-    alone = call(layer, **inputs(name, shares(world) == 0, one), **({} if one else {"batch_size": GRAPHS}))
-    assert (alone - by_node[1][there == 0]).abs().max() > 1e-3  # the other ranks' nodes count
+        layer = made(name)
+        by_node, by_parameter = results(name, layer, inputs(name, torch.ones(NODES, dtype=torch.bool), one), one)
+        there = shares(world)[data()["batch"] == 2] if one else shares(world)
+        for number in range(world):
+            got, summed = torch.load(f"{tmp_path}/{name} {world} {one} {number}.pt", weights_only=True)
+            for a, b in zip([*got, *summed], [*(x[there == number] for x in by_node), *by_parameter], strict=True):
+                scale = max(1.0, float(b.detach().abs().max())) if b.numel() else 1.0
+                torch.testing.assert_close(a, b, rtol=0, atol=1e-10 * scale, msg=lambda s, n=name: f"{n}: {s}")
+        alone = call(layer, **inputs(name, shares(world) == 0, one), **({} if one else {"batch_size": GRAPHS}))
+        assert (alone - by_node[1][there == 0]).abs().max() > 1e-3  # the other ranks' nodes count
 
 
 def convolution():

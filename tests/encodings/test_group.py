@@ -58,8 +58,3 @@ def test_autocast_keeps_geometry_in_float32(randomise):
     with torch.autocast("cpu", torch.bfloat16):
         space, _ = module(offsets)
     torch.testing.assert_close(space, module(offsets)[0], rtol=0, atol=0)
-
-
-def test_few_channels():
-    with pytest.raises(ValueError, match="head_channels must be at least 3 for the axial encoding, got 2"):
-        GroupEncoding("axial", 2, 2, 4)

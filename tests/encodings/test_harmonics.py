@@ -29,8 +29,7 @@ def test_low_degrees():
 
 @pytest.mark.parametrize("degree", range(9))
 def test_rotations_mix_a_degree_within_itself(degree):
-    """By an orthogonal matrix, the same at all points, so that they are orthogonal on the sphere and of one size, which
-    the sum of squares says; reflections give the sign of the degree."""
+    """By an orthogonal matrix, one for all points; squares sum to a constant; reflections give the degree's sign."""
     x, part = torch.randn(40, 3, dtype=torch.float64), slice(degree**2, (degree + 1) ** 2)
     before, after = (solid_harmonics(y, 8)[:, part] for y in (x, x @ motion().T))
     matrix = torch.linalg.lstsq(before, after).solution

@@ -87,11 +87,3 @@ def test_half_precision_is_finite():
     space, _ = module(torch.full((1, 1, 2), 64.0, dtype=torch.float64))
     assert space.dtype == torch.float32
     assert bool(space.isfinite().all())
-
-
-def test_bad_arguments():
-    for value in (-1.0, math.inf, math.nan, "4", True, None):
-        with pytest.raises(ValueError, match="locality must be a finite number of at least 0, got"):
-            Locality(2, Neighbourhood(2, 3), value)
-    with pytest.raises(ValueError, match="heads must be a positive integer, got 0"):
-        Locality(0, Neighbourhood(2, 3), 4.0)

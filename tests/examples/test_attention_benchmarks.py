@@ -9,7 +9,6 @@ from tg_equiattn.nn import GroupAttention
 
 
 def test_benchmark_baselines_compute_the_same():
-    """The gathered double sum and the dense bias are the layers they are measured against."""
     code = """
 import torch
 from linear_attention import CHANNELS, CLIPPED, HEADS, WINDOW, GatheredClipped, PerformerAttention, PixelGrid, bias_of

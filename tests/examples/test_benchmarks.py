@@ -24,7 +24,6 @@ def test_pairs_of_pixels():
 
 
 def products(function, *inputs):
-    """Operations of the matrix products, forward and backward."""
     with FlopCounterMode(display=False) as counter:
         function(*inputs).sum().backward()
     return counter.get_total_flops()

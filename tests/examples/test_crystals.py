@@ -42,7 +42,6 @@ def test_energies_of_salts():
 
 
 def test_ewald(few):
-    """Against torch-pme and its derivatives."""
     for charges, positions, cell, energy, forces in zip(*few, strict=True):
         places = positions.clone().requires_grad_()
         wanted = by_torch_pme(charges, places, cell, 0.4)

@@ -5,6 +5,9 @@ import math
 
 import pytest
 import torch
+from data.soft_charges import alternating
+from data.verlet import trapped, velocity_verlet
+from dynamics import PRESETS, Model, exact, learned, measures
 
 
 def springs(positions):
@@ -18,8 +21,6 @@ def start(*shape):
 
 
 def test_velocity_verlet_is_of_second_order_and_reversible():
-    from data.verlet import velocity_verlet
-
     positions, velocities = start(2, 3)
     errors, scatter = [], []
     for steps in (40, 80):
@@ -38,9 +39,6 @@ def test_velocity_verlet_is_of_second_order_and_reversible():
 @pytest.mark.parametrize("operator", ["none", "EwaldAttention", "SE3HyenaOperator", "VectorSelfAttention"])
 def test_forces_are_derivatives_of_energies(operator):
     """The exact ones' and those of a model with each operator, in the units they learn in."""
-    from data.soft_charges import alternating
-    from dynamics import PRESETS, Model, exact, learned
-
     settings = dataclasses.replace(PRESETS["quick"], operators=(operator,))
     charges, (positions, way) = alternating(2, 6), start(2, 6)
     model = Model(settings).eval().double().requires_grad_(False)
@@ -60,12 +58,7 @@ def by_order_of_radii(positions):
 
 
 def test_smooth_energies_are_kept_and_others_jump():
-    """Exact forces and message passing of short range: fluctuations fall with dt^2. An energy that depends on the order
-    of radii: its forces are its derivatives almost everywhere, and it jumps where two points exchange radii."""
-    from data.soft_charges import alternating
-    from data.verlet import trapped, velocity_verlet
-    from dynamics import PRESETS, Model, exact, learned, measures
-
+    """Fluctuations fall with dt^2; an energy that hangs on the order of radii jumps where two are exchanged."""
     charges, (positions, velocities) = alternating(1, 6), start(1, 6)
     settings = dataclasses.replace(PRESETS["quick"], operators=("none",))
     model = Model(settings).eval().double().requires_grad_(False)

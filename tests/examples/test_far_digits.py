@@ -4,29 +4,17 @@ import dataclasses
 
 import pytest
 import torch
+from data.far_digits import far_digits
 
 
-@pytest.fixture(scope="module")
-def canvases():
-    from data.far_digits import far_digits
-
-    return far_digits(40, 30, 32, 14)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["window attention", "global attention", "global, starting near", "exact attention", "G-CNN", "G-CNN + mean"],
-)
-def test_who_sees_the_other_digit(study, canvases, name):
-    """With windows and convolutions alone a digit's score does not depend on the other one; turns change no score."""
+@pytest.mark.parametrize("name", ["window attention", "global attention", "exact attention", "G-CNN", "G-CNN + mean"])
+def test_who_sees_the_other_digit(study, name):
+    """With windows and convolutions alone a digit's score does not depend on the other one."""
     model = study.build(dataclasses.replace(study.PRESETS["quick"], models=(name,))).eval()
-    batch = study.Canvases(*(x[:6] for x in canvases[1]))
+    batch = study.Canvases(*(x[:6] for x in far_digits(40, 30, 32, 14)[1]))
     batch = batch._replace(images=batch.images.clone().requires_grad_())
     logits, _ = study.predict(model, batch)
     (gradient,) = torch.autograd.grad(logits.unflatten(0, (-1, 2))[:, 0].sum(), batch.images)
     own, other = (gradient[:, 0] * batch.masks[:, digit] for digit in (0, 1))
     assert own.abs().max() > 1e-6
     assert bool(other.any()) == (name not in ("window attention", "G-CNN"))
-    with torch.no_grad():
-        there, _ = study.predict(model, study.turned(batch, 1))
-    assert (there - logits).abs().max() < 1e-5 * logits.abs().max()

@@ -14,6 +14,7 @@ from pathlib import Path
 import lightning
 import pytest
 import torch
+import toy_study as toy
 from devices import DEVICES
 from harness import loading, results
 from harness.loading import tensor_batches
@@ -27,23 +28,14 @@ SLOW = pytest.mark.slow
 TOY = Path(__file__).parents[1] / "helpers/toy_study.py"
 
 
-@pytest.fixture(scope="module")
-def toy():
-    import toy_study
-
-    return toy_study
-
-
 def start(*arguments, launcher=(), **environment):
-    """The toy study in a process of its own."""
     command = [sys.executable, "-W", "ignore", *launcher, str(TOY), *map(str, arguments)]
     environment = {name: str(value) for name, value in environment.items()}
     always = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES / "studies")}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | always | environment)
 
 
-def start_here(toy, monkeypatch, *arguments):
-    """The toy study in this process."""
+def start_here(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", [str(TOY), *map(str, arguments)])
     toy.study.main(toy.Toy(), toy.PRESETS, toy.__doc__, toy.train, toy.report)
 
@@ -57,14 +49,11 @@ def run_folder(folder):
     return one
 
 
-def losses(toy, folder, **changes):
+def losses(folder, **changes):
     return logged(toy.Toy(output=folder, **changes), "loss")
 
 
-# Settings
-
-
-def test_a_command_gives_its_settings(toy):
+def test_a_command_gives_its_settings():
     changed = toy.Toy(seeds=(3, 5), widths=(4, 9), epochs=7, validate=False, patience=2, precision="bf16-mixed")
     words = command(changed).split()
     assert words[:2] == ["python", "examples/studies/toy_study.py"]
@@ -97,24 +86,21 @@ def test_every_preset_of_every_example_has_a_command():
         (["--quick", "--full"], "--quick and --full exclude each other"),
     ],
 )
-def test_settings_that_cannot_be(toy, flags, said):
+def test_settings_that_cannot_be(flags, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         parse(toy.Toy(), toy.PRESETS | {"full": toy.Toy()}, "", flags)
 
 
-def test_help_and_refusals_for_a_newcomer(toy, monkeypatch, capsys):
+def test_help_and_refusals_for_a_newcomer(monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
-        start_here(toy, monkeypatch, "--help")
+        start_here(monkeypatch, "--help")
     assert end.value.code == 0
     said = capsys.readouterr().out
     for words in ("A study of seconds", "--quick", "seconds: does it run?", "--learning-rate FLOAT", "of Adam, at the"):
         assert words in said
     with pytest.raises(SystemExit) as end:
-        start_here(toy, monkeypatch, "--epochs", 0)
+        start_here(monkeypatch, "--epochs", 0)
     assert end.value.code == "toy_study.py: --epochs must be positive, got 0"  # which python prints, and returns 1
-
-
-# Result rows
 
 
 @pytest.fixture
@@ -139,7 +125,7 @@ def test_rows_come_back_and_one_cut_short_is_overwritten(tmp_path, row, capsys):
     assert [r.value for r in results.read(path)] == [0.125, 3.0]
 
 
-def test_rows_are_found_by_their_settings(toy, row):
+def test_rows_are_found_by_their_settings(row):
     settings = toy.Toy()
     old = {name: value for name, value in settings.identity().items() if name != "dropout"}  # a field came later
     rows = [dataclasses.replace(row, settings=old, value=1.0), dataclasses.replace(row, settings=old, value=2.0)]
@@ -149,9 +135,6 @@ def test_rows_are_found_by_their_settings(toy, row):
     assert [r.value for r in results.latest(rows, toy.Toy)] == [2.0]
     whole = dataclasses.replace(row, settings=settings.identity(), value=3.0)
     assert [r.value for r in results.latest([*rows, whole], toy.Toy)] == [3.0]
-
-
-# Checkpoints
 
 
 @pytest.mark.parametrize(("metric", "best"), [("accuracy", 0.03), ("error", 0.01)])
@@ -190,11 +173,7 @@ def test_damaged_checkpoints_are_named(tmp_path, damage):
         load(path)
 
 
-# Batches
-
-
 def gathered(batches, monkeypatch, world):
-    """The batches of every rank."""
     shares = []
     for rank in range(world):
         monkeypatch.setattr(loading, "rank_and_world", lambda rank=rank: (rank, world))
@@ -223,14 +202,11 @@ def test_processes_share_every_batch(monkeypatch, augment):
     assert gathered(tensor_batches([torch.arange(29)], 6, seed=4, augment=augment), monkeypatch, 1) != [alone]
 
 
-# Training
-
-
 @pytest.fixture(scope="module")
-def uninterrupted(toy, tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
-        start_here(toy, patch, "--output", folder)
+        start_here(patch, "--output", folder)
     return folder
 
 
@@ -238,60 +214,60 @@ def checkpoint(folder, name="last"):
     return load(run_folder(folder) / f"{name}.ckpt")["state_dict"]
 
 
-def assert_same(toy, folder, other):
+def assert_same(folder, other):
     for name in ("last", "best"):
         ours, theirs = checkpoint(folder, name), checkpoint(other, name)
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-    assert losses(toy, folder) == losses(toy, other)
+    assert losses(folder) == losses(other)
     (ours,), (theirs,) = toy_rows(folder), toy_rows(other)
     assert (ours.value, ours.more, ours.command) == (theirs.value, theirs.more, theirs.command)
 
 
-def test_what_a_run_leaves(toy, uninterrupted):
+def test_what_a_run_leaves(uninterrupted):
     (row,) = toy_rows(uninterrupted)
     assert row.metric == "error"
     assert 0 < row.value < 2
     assert row.parameters == 8 * 4 + 9
     assert row.command == "python examples/studies/toy_study.py"
     assert [epoch for epoch, _ in row.more["curve"]] == [1, 2, 3, 4]
-    assert sorted(losses(toy, uninterrupted)) == [0, 1, 2, 3]
+    assert sorted(losses(uninterrupted)) == [0, 1, 2, 3]
     assert list(run_folder(uninterrupted).glob("tensorboard/*/events*"))
     assert (uninterrupted / "toy_study" / "errors.md").read_text().startswith("| widths | error |")
 
 
 @SLOW
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_killed_run_resumes_to_the_same_result(toy, tmp_path, uninterrupted, device):
+def test_a_killed_run_resumes_to_the_same_result(tmp_path, uninterrupted, device):
     killed = start("--device", device, "--output", tmp_path, KILL_IN_EPOCH=2)
     assert killed.returncode == -9
     assert not toy_rows(tmp_path)
     resumed = start("--device", device, "--output", tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     if device == "cpu":
-        assert_same(toy, tmp_path, uninterrupted)
+        assert_same(tmp_path, uninterrupted)
     logs = sorted(run_folder(tmp_path).glob("csv/version_*/metrics.csv"))
     assert len(logs) == 2  # and it did not begin anew
     assert "\n0," not in logs[1].read_text()
 
 
-def test_rows_are_not_made_twice(toy, tmp_path, monkeypatch, capsys, uninterrupted):
+def test_rows_are_not_made_twice(tmp_path, monkeypatch, capsys, uninterrupted):
     file = uninterrupted / "toy_study" / "results.csv"
-    start_here(toy, monkeypatch, "--output", tmp_path, "--results", file)
+    start_here(monkeypatch, "--output", tmp_path, "--results", file)
     assert "[1/1]" not in capsys.readouterr().out
     assert not (tmp_path / "toy_study" / "runs").exists()
     assert len(toy_rows(uninterrupted)) == 1
 
 
-def test_a_corrupt_checkpoint_is_refused(toy, tmp_path, monkeypatch, uninterrupted):
+def test_a_corrupt_checkpoint_is_refused(tmp_path, monkeypatch, uninterrupted):
     folder = shutil.copytree(uninterrupted, tmp_path / "copy")
     (folder / "toy_study" / "results.csv").unlink()
     last = run_folder(folder) / "last.ckpt"
     last.write_bytes(last.read_bytes()[:-100])
     with pytest.raises(SystemExit) as refused:
-        start_here(toy, monkeypatch, "--output", folder)
+        start_here(monkeypatch, "--output", folder)
     assert refused.value.code.startswith(f"toy_study.py: {last} is not a whole checkpoint")
     assert "--again" in refused.value.code
-    start_here(toy, monkeypatch, "--output", folder, "--again")
+    start_here(monkeypatch, "--output", folder, "--again")
     assert len(toy_rows(folder)) == 1
 
 
@@ -304,15 +280,15 @@ def test_a_corrupt_checkpoint_is_refused(toy, tmp_path, monkeypatch, uninterrupt
     ],
 )
 @SLOW
-def test_two_processes_learn_as_one(toy, tmp_path, monkeypatch, launcher, device):
+def test_two_processes_learn_as_one(tmp_path, monkeypatch, launcher, device):
     """On the CPU by gloo, with two GPUs by NCCL."""
     flags = ("--device", device, "--dropout", 0, "--output")  # each process drops on its own
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     slurm = {"SLURM_NTASKS": 1, "SLURM_JOB_NAME": "toy", "SLURM_PROCID": 0, "SLURM_LOCALID": 0}  # as in a batch script
-    start_here(toy, monkeypatch, *flags, alone)
+    start_here(monkeypatch, *flags, alone)
     result = start(*flags, shared, *(() if launcher else ("--devices", 2)), launcher=launcher, **slurm)
     assert result.returncode == 0, result.stderr
-    one, two = (losses(toy, f, dropout=0.0, devices=n) for n, f in ((1, alone), (2, shared)))
+    one, two = (losses(f, dropout=0.0, devices=n) for n, f in ((1, alone), (2, shared)))
     assert sorted(one) == sorted(two) == [0, 1, 2, 3]
     assert two == pytest.approx(one, rel=1e-5)
     (first,), (second,) = toy_rows(alone), toy_rows(shared)
@@ -323,26 +299,25 @@ def test_two_processes_learn_as_one(toy, tmp_path, monkeypatch, launcher, device
         torch.testing.assert_close(others[name], weights[name], rtol=1e-4, atol=1e-6)
 
 
-def fitted(toy, **changes):
-    """One run in this process."""
+def fitted(**changes):
     settings = toy.Toy(**changes)
     lightning.seed_everything(0, verbose=False)
     with contextlib.redirect_stderr(None):
         return toy.train(settings)
 
 
-def test_early_stopping(toy, tmp_path):
-    stopped = fitted(toy, output=tmp_path, epochs=40, patience=2, learning_rate=0.3)
+def test_early_stopping(tmp_path):
+    stopped = fitted(output=tmp_path, epochs=40, patience=2, learning_rate=0.3)
     points = [value for _, value in stopped.more["curve"]]
     assert len(points) < 20
     assert min(points) not in points[-2:]
     with pytest.raises(ValueError, match="--patience needs validation data"):
-        fitted(toy, output=tmp_path, patience=2, validate=False)
+        fitted(output=tmp_path, patience=2, validate=False)
 
 
-def test_mixed_precision_stays_close(toy, tmp_path, device):
+def test_mixed_precision_stays_close(tmp_path, device):
     halves = ("bf16-mixed", "16-mixed") if device == "cuda" else ("bf16-mixed",)
-    full, *others = (fitted(toy, output=tmp_path, device=device, precision=p) for p in ("32-true", *halves))
+    full, *others = (fitted(output=tmp_path, device=device, precision=p) for p in ("32-true", *halves))
     for half in others:
         assert half.value != full.value
         assert half.value == pytest.approx(full.value, rel=0.1)

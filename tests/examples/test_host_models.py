@@ -57,8 +57,7 @@ def test_crystal(tmp_path):
 
 
 def test_mace_run_train(tmp_path):
-    """MACE's own command with long range: from flags, going on from a checkpoint as it was, from a foundation model.
-    What it saves runs in a process that knows nothing of it."""
+    """MACE's own command: from flags, a checkpoint, a foundation model. What it saves runs without it."""
 
     def run(*command):
         return said("mace", tmp_path, *command, needs="ase")

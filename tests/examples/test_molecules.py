@@ -45,7 +45,6 @@ def test_energies_are_the_sum_over_pairs(molecules):
 
 
 def test_forces_are_derivatives(molecules):
-    """Of a model in float64."""
     from molecules import PRESETS, Potential, build, graphs
     from torch_geometric.data import Batch
 

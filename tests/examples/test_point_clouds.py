@@ -1,15 +1,8 @@
 """The charged particles against a slow simulation and known errors of linear motion; the point cloud examples run."""
 
-import pytest
 import torch
+from data import charged_particles as particles
 from running import evaluate_here
-
-
-@pytest.fixture(scope="module")
-def particles():
-    from data import charged_particles
-
-    return charged_particles
 
 
 def slow_force(positions, charges, i):
@@ -21,7 +14,7 @@ def slow_force(positions, charges, i):
     return total.clamp(-100, 100)
 
 
-def test_simulation_equals_a_slow_one(particles):
+def test_simulation_equals_a_slow_one():
     short = particles.simulate(3, seed=7, particles=4, steps=100, progress=False)
     for system in range(3):
         position, velocity = short.positions[system, 0].clone(), short.velocities[system, 0].clone()
@@ -36,7 +29,7 @@ def test_simulation_equals_a_slow_one(particles):
         torch.testing.assert_close(short.velocities[system, 1], velocity, rtol=1e-9, atol=1e-9)
 
 
-def test_linear_motion_on_the_standard_task(particles):
+def test_linear_motion_on_the_standard_task():
     """Frame 30 to 40: 0.112 to 0.115 with t = 1, and 0.087 to 0.088 with the best t, about 0.73."""
     data = particles.simulate(1500, seed=1, steps=4200, progress=False)
     task = data.positions[:, 31], data.velocities[:, 31], data.positions[:, 41]

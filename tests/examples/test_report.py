@@ -8,14 +8,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import report
+from harness import front_page, results, study
+from harness.settings import parse
+from harness.tables import check_cells
 from running import EXAMPLES
 
 WITH_ROWS = sorted(path.parent.name for path in (EXAMPLES / "results").glob("*/results.csv"))
-
-
-@pytest.fixture(scope="module")
-def report():
-    return import_module("report")
 
 
 @pytest.fixture
@@ -25,11 +24,8 @@ def unpainted(monkeypatch):
 
 
 @pytest.mark.parametrize("name", WITH_ROWS)
-def test_tables_and_commands_are_what_the_rows_say(report, tmp_path, name, unpainted):
+def test_tables_and_commands_are_what_the_rows_say(tmp_path, name, unpainted):
     """Commands that differ in their seed alone are read once."""
-    from harness import results, study
-    from harness.settings import parse
-
     tables = report.build(name, tmp_path)
     for title, table in tables.items():
         for page in report.pages():
@@ -54,7 +50,7 @@ def figures(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_ROWS)
-def test_figures_are_painted(report, tmp_path, name):
+def test_figures_are_painted(tmp_path, name):
     report.build(name, tmp_path)
     assert all(path.stat().st_size > 5000 for path in tmp_path.glob("*.png"))
 
@@ -62,10 +58,7 @@ def test_figures_are_painted(report, tmp_path, name):
 STUDY_LINES = re.findall(r"examples/studies/(\w+)\.py (--study.*)", (EXAMPLES.parent / "Makefile").read_text())
 
 
-def test_make_studies_finds_all_its_rows(report):
-    from harness import results, study
-    from harness.settings import parse
-
+def test_make_studies_finds_all_its_rows():
     assert {name for name, _ in STUDY_LINES} == set(report.STUDIES)
     for name, flags in STUDY_LINES:
         module = import_module(name)
@@ -74,7 +67,7 @@ def test_make_studies_finds_all_its_rows(report):
         assert not [run.folder.name for run in runs if results.find(rows, run) is None], flags
 
 
-def test_every_place_in_a_page_belongs_to_a_table(report):
+def test_every_place_in_a_page_belongs_to_a_table():
     assert set(WITH_ROWS) <= set(report.STUDIES)
     for page in report.pages():
         places = re.findall(r"^<!-- (?:(\w+)/(\w+)|end) -->$", page.read_text(), re.MULTILINE)
@@ -85,7 +78,7 @@ def test_every_place_in_a_page_belongs_to_a_table(report):
             assert (EXAMPLES / "results" / name / f"{title}.md").is_file()
 
 
-def test_pages_of_the_docs_are_filled_and_checked(report, tmp_path, monkeypatch, capsys, unpainted):
+def test_pages_of_the_docs_are_filled_and_checked(tmp_path, monkeypatch, capsys, unpainted):
     """README.md and every Markdown page below docs/, but for built ones; without docs/ too."""
     places = "<!-- e3nn_mixed_model/errors -->\nold\n<!-- end -->\n"
     (tmp_path / "README.md").write_text(places)
@@ -116,17 +109,14 @@ def test_pages_of_the_docs_are_filled_and_checked(report, tmp_path, monkeypatch,
     report.main()
 
 
-def test_a_table_is_put_in_its_place_only(report):
+def test_a_table_is_put_in_its_place_only():
     text = "a\n<!-- x/y -->\n\nold\n\n<!-- end -->\nb\n<!-- x/z -->\n\nkept\n\n<!-- end -->\n"
     wanted = "a\n<!-- x/y -->\n| new |\n<!-- end -->\nb\n<!-- x/z -->\n\nkept\n\n<!-- end -->\n"
     assert report.filled(text, "x/y", "| new |") == wanted
     assert report.filled(text, "x/other", "| new |") == text
 
 
-def test_rows_that_would_share_a_cell_are_refused(report):
-    from harness import results, study
-    from harness.tables import check_cells
-
+def test_rows_that_would_share_a_cell_are_refused():
     rows = results.read(study.committed("e3nn_mixed_model"))
     kind = report.kind_of(import_module("e3nn_mixed_model"))
     check_cells(rows, kind)
@@ -135,7 +125,7 @@ def test_rows_that_would_share_a_cell_are_refused(report):
         check_cells([*rows, other], kind)
 
 
-def test_figures_in_the_pages_are_there(report):
+def test_figures_in_the_pages_are_there():
     figures = [page.parent / figure for page in report.pages()
                for figure in re.findall(r"!\[[^\]]+\]\((?!http)([^)]+)\)", page.read_text())]  # fmt: skip
     assert len(figures) >= 3
@@ -143,8 +133,6 @@ def test_figures_in_the_pages_are_there(report):
 
 
 def test_the_front_page_is_drawn_from_the_tables(tmp_path):
-    from harness import front_page
-
     assert front_page.number(front_page.cells("matching/accuracy", "frames")["4 cells"]) == 91.1
     front_page.draw(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 20_000

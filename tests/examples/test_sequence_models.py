@@ -28,7 +28,6 @@ def sample(b, n):
 
 
 def slow(model, scalars, vectors, pos):
-    """One sequence, token by token where tokens meet."""
     model = model.module
     x = model.embed(torch.cat([scalars, vectors.flatten(1), pos - pos.mean(0)], -1))
     for layer in model.operators:

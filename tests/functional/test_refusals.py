@@ -1,4 +1,6 @@
-"""What functions refuse: each error names the argument. What repeats in space, which waves need, has its own table."""
+"""What functions refuse: each error names the argument."""
+
+import math
 
 import pytest
 import torch
@@ -21,6 +23,14 @@ WINDOW = {
 }  # fmt: skip
 FEW = dict.fromkeys(("query", "key", "value"), torch.ones(30, 3, 5))
 Q, W, V, S, X = torch.ones(2, 3, 5, 7), torch.ones(11, 7), torch.ones(3, 5, 2, 3), torch.ones(3, 5, 2), torch.ones(8)
+
+BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
+KERNELS = {"widths": torch.ones(2, 4), "gains": torch.ones(2, 4, 2), "bounds": BOUNDS, "gaussians": 2}
+RIPPLES = {"wavenumbers": torch.ones(2, 2), "fastest": (2.0, 4.0), "gaussians": 1}
+EWALD = dict.fromkeys(("query", "key"), torch.ones(6, 2, 4, 3)) | {
+    "value": torch.ones(6, 2, 2), "pos": torch.arange(18.0).view(6, 3).sin(), "kernels": F.EwaldKernels(**KERNELS),
+}  # fmt: skip
+CUBE = torch.eye(3)
 
 
 def group(name, value):
@@ -59,6 +69,14 @@ def product(x, y):
     return lambda: F.geometric_product(x, y)
 
 
+def waves(**change):
+    return lambda: F.ewald_attention(**EWALD | change)
+
+
+def kernels(**change):
+    return lambda: F.EwaldKernels(**KERNELS | change)
+
+
 REFUSED = [
     ("query must have shape", group("query", torch.ones(3, 5, 4, 5, 6))),
     ("key must have the shape of query", group("key", torch.ones(2, 3, 5, 4, 5, 5))),
@@ -80,8 +98,6 @@ REFUSED = [
     ("must have 3 spatial axes", group("neighbourhood", Neighbourhood(3, 3))),
     (r"space_bias must have shape \(3, 4, 9\), got \(3, 4, 8\)", group("space_bias", torch.zeros(3, 4, 8))),
     (r"group_bias must have shape \(3, 4\), got \(3, 5\)", group("group_bias", torch.zeros(3, 5))),
-    ("group_bias must be a floating point tensor, got torch.int64", group("group_bias", torch.zeros(3, 4).long())),
-    ("group_bias must be on cpu as query is, got meta", group("group_bias", torch.zeros(3, 4, device="meta"))),
     ("index must have shape .*'relative'", everywhere(index=GROUP["index"])),
     (r"projection must be \(m, 5\), got \(7, 4\)", everywhere(projection=torch.ones(7, 4))),
     (r"far_bias must have shape \(3, 4\), got \(3, 3\)", everywhere(biases=(None, None, torch.ones(3, 3)))),
@@ -93,8 +109,8 @@ REFUSED = [
     ("mask must be bool", linear(Q, Q, Q, W, mask=torch.ones(2, 5))),
     ("mask must be None", flat(mask=torch.ones(3, dtype=torch.bool))),
     ("batch must be None", linear(Q, Q, Q, W, batch=torch.zeros(2).long())),
-    ("batch must be sorted", flat(batch=torch.tensor([0, 1, 0]))),
-    ("batch must be given", flat(batch_size=2)),
+    ("batch must be sorted, got a graph index that decreases", flat(batch=torch.tensor([0, 1, 0]))),
+    ("batch must be given where batch_size is 2, got None", flat(batch_size=2)),
     ("query, key and value must be", window(key=torch.ones(5, 3, 5))),
     ("projection must be", window(projection=torch.ones(11, 2))),
     (r"pair_bias must have shape \(3, \d+\), got \(2,", window(pair_bias=WINDOW["pair_bias"][:2])),
@@ -103,40 +119,59 @@ REFUSED = [
     ("neighbors must be of 30 nodes, got 35", window(**FEW)),
     ("batch must be sorted", window(batch=torch.arange(35).flip(0))),
     ("q must hold vectors, 3 components", attention(V[..., :2], V[..., :2], V[..., :2])),
-    ("q must have 4 axes", attention(V[0], V[0], V[0])),
-    ("k must have the shape of q", attention(V, V[:, :4], V)),
+    (r"q must have 4 axes, got shape \(5, 2, 3\)", attention(V[0], V[0], V[0])),
+    (r"k must have the shape of q, \(3, 5, 2, 3\), got \(3, 4, 2, 3\)", attention(V, V[:, :4], V)),
     ("v must have the shape of q", attention(V, V, V[:, :, :1])),
     ("q must be a floating", attention(V.long(), V, V)),
     ("v must be a floating", attention(V, V, V.int())),
-    ("v must be torch.float32", attention(V, V, V.double())),
-    ("q must be float32 or float64", attention(V.half(), V.half(), V.half())),
+    ("v must be torch.float32 on cpu as q is, got torch.float64 on cpu", attention(V, V, V.double())),
+    ("q must be float32 or float64 on the CPU, or under torch.autocast", attention(V.half(), V.half(), V.half())),
     (r"lengths must be int64 of shape \(3,\)", attention(V, V, V, torch.ones(3))),
-    (r"lengths must be in \[0, 5\]", attention(V, V, V, torch.tensor([6, 1, 1]))),
+    (r"lengths must be in \[0, 5\], got 1 to 6", attention(V, V, V, torch.tensor([6, 1, 1]))),
     ("q must hold vectors, 3 components", vectors(V[..., :2])),
     ("q must have 4 axes", vectors(S)),
     ("q must have 3 axes", scalars(V, V)),
     ("q must be a floating", scalars(S.long(), S.long())),
-    ("k must be a floating", scalars(S, S.long())),
     ("k must have the shape of q", scalars(S, S[:, :, :1])),
-    ("k must be torch.float32", scalars(S, S.double())),
-    ("q must be float32 or float64", scalars(S.half(), S.half())),
     ("mode must be one of", scalars(S, S, None, "cyclic")),
-    (r"lengths must be int64 of shape \(3,\)", scalars(S, S, torch.ones(3))),
-    (r"lengths must be in \[0, 5\]", scalars(S, S, torch.tensor([1, 2, 6]))),
     ("x must have 8 components", product(torch.ones(3, 7), torch.ones(3, 8))),
     ("y must have 8 components", product(torch.ones(3, 8), torch.ones(8, 3))),
     ("x must be a floating", product(X.long(), X)),
     ("y must be a floating", product(X, X.long())),
     ("y must be torch.float32", product(X, X.double())),
-]
+    (r"query must be \(T, 2, 4, A\) as kernels are, got \(6, 2, 3, 3\)",
+     waves(**dict.fromkeys(("query", "key"), torch.ones(6, 2, 3, 3)))),
+    (r"value must be \(6, 2, V\), got \(5, 2, 2\)", waves(value=torch.ones(5, 2, 2))),
+    ("method must be one of", waves(method="fft")),
+    ("method must be 'auto', 'waves' or 'mesh' for graphs that repeat", waves(method="pairs", cell=CUBE)),
+    ("cell must be given with pbc, got None", waves(pbc=torch.ones(3) > 0)),
+    (r"cell must be \(3, 3\) or one a graph, \(1, 3, 3\), got \(2, 3, 3\)", waves(cell=torch.ones(2, 3, 3))),
+    ("cell must be floating point on cpu as x is, got torch.int64", waves(cell=CUBE.long())),
+    ("cell must be finite", waves(cell=CUBE * math.nan)),
+    ("cell must have a volume", waves(cell=torch.ones(3, 3) + 1e-9 * CUBE)),
+    ("pbc must let graph 0 repeat along three directions, two or none, got one: the potential of a wire",
+     waves(cell=CUBE, pbc=torch.tensor([True, False, False]))),
+    ("pbc must be bool", waves(cell=CUBE, pbc=torch.ones(3))),
+    (r"width must be larger, .* waves shorter than", waves(cell=1e4 * CUBE, method="waves")),
+    (r"max_waves must be at least \(\d+, \d+, \d+\)",
+     waves(cell=9 * CUBE, kernels=F.EwaldKernels(**KERNELS, max_waves=(2, 2, 2)))),
+    ("widths must be", kernels(widths=torch.ones(4))),
+    ("bounds must be 4 pairs", kernels(bounds=BOUNDS[:3])),
+    (r"gaussians must be in \[0, 4\], got 5", kernels(gaussians=5)),
+    (r"gaussians must be in \[0, 2\], got 3", kernels(**RIPPLES | {"gaussians": 3})),
+    (r"error must be in \[1e-14, 1\), got 1", kernels(error=1)),
+    *(("wavenumbers must be", kernels(**RIPPLES | {"fastest": x})) for x in ((1.0,), (1.0, -1.0), ())),
+    ("wavenumbers must be", kernels(**RIPPLES | {"wavenumbers": None})),
+]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:cell of graph 0 is far wider")
 @pytest.mark.parametrize(("message", "call"), REFUSED, ids=range(len(REFUSED)))
 def test_refused(message, call):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-@pytest.mark.parametrize("call", [group("dropout", 0.0), everywhere(), window()])
+@pytest.mark.parametrize("call", [group("dropout", 0.0), everywhere(), window(), waves()])
 def test_what_is_changed_is_good(call):
     call()

@@ -18,7 +18,6 @@ def slab():
 
 
 def waters(distance):
-    """Two molecules of water so far from each other."""
     first, second = molecule("H2O"), molecule("H2O")
     second.positions += [distance, 0, 0]
     return first + second

@@ -16,7 +16,6 @@ def operands(
     elements, spatial, kernel_size=3, *, batch=2, heads=3, channels=5, value_channels=7, dtype=torch.float64,
     device="cpu",
 ):  # fmt: skip
-    """Random query, key, value, rho_space and rho_group that require gradients."""
     neighbourhood = Neighbourhood(len(spatial), kernel_size)
     shapes = [
         *[(batch, heads, channels, elements, *spatial)] * 2,

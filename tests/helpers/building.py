@@ -33,7 +33,6 @@ class Built(NamedTuple):
 
 
 def kernels(code: str) -> dict[str, str]:
-    """The sources of a graph's kernels by name."""
     return dict(re.findall(r"async_compile\.triton\('(\w+)', '''\n(.*?)\n''', device_str", code, re.DOTALL))
 
 

@@ -31,10 +31,7 @@ LOCAL = {"local_context": True, "edge_channels": EDGE}
 
 
 class Case(NamedTuple):
-    """A module, keyword arguments for it, and the package it needs; sizes are given, so that no values are read.
-
-    Where they vary, inputs are of other sizes for steps 0, 1, 2 ...: batches, images, graphs, nodes and edges.
-    """
+    """A module, inputs for it, of other sizes for steps 0, 1, 2 ... where they vary, and the host it needs."""
 
     make: Callable[[], nn.Module]
     inputs: Callable[[int], dict[str, Any]]
@@ -57,8 +54,6 @@ def _cast(x: Any, dtype: torch.dtype) -> Any:
 
 
 class Call(nn.Module):
-    """A function as a module."""
-
     def __init__(self, function: Callable, *parts: nn.Module) -> None:
         super().__init__()
         self.function, self.parts = function, nn.ModuleList(parts)
@@ -72,7 +67,6 @@ def d(*shape):
 
 
 def fixed(make, inputs):
-    """Where sizes do not vary."""
     return Case(make, lambda _: inputs(), varies=False)
 
 
@@ -83,8 +77,7 @@ def function(call, **shapes):
 
 
 def layer(make, *shape, axes=(0, -2, -1), masked=False, context=None):
-    """A layer of features, with masks of images, and of a context of so many channels; ``axes`` are those that may have
-    any size."""
+    """A layer of features, masks of images and a context; ``axes`` may have any size."""
 
     def inputs(step):
         sizes = list(shape)
@@ -107,15 +100,13 @@ def gevit(group=C4, in_channels=1, *, shape=(5, 6), masked=False, **options):
     return layer(lambda: layers.GEViT(group, in_channels, 3, **options), 2, in_channels, *shape, masked=masked)
 
 
-def group_attention(relation, kernel_size, full=False):
-    spatial, window = (4, 5), Neighbourhood(2, kernel_size)
-    count = window.count(spatial)
-    call = lambda rho_group=None, **t: F.group_attention(**t, rho_group=rho_group, neighbourhood=window)  # noqa: E731
-    pixel = (2, 2, 5, 3, *spatial)
-    shapes = {"query": pixel, "key": pixel, "value": (2, 2, 7, 3, *spatial)}
-    shapes |= {"rho_space": (3, count, *([3] if full else []), 5), "space_bias": (2, 3, count), "group_bias": (2, 3)}
-    shapes |= {} if full else {"rho_group": (3, 5)}
-    return function(call, **shapes, index=lambda: relation_index(cyclic(3), relation))
+def group_attention():
+    pixel, window = (2, 2, 5, 3, 4, 5), Neighbourhood(2, 3)
+    return function(
+        lambda **t: F.group_attention(**t, neighbourhood=window), query=pixel, key=pixel, value=(2, 2, 7, 3, 4, 5),
+        rho_space=(3, 9, 5), space_bias=(2, 3, 9), group_bias=(2, 3), rho_group=(3, 5),
+        index=lambda: relation_index(cyclic(3), "ge_vit"),
+    )  # fmt: skip
 
 
 def lengths():
@@ -154,7 +145,6 @@ def periodic(make):
 
 
 def ragged(step):
-    """Sizes of graphs."""
     return [RAGGED[0] + step, RAGGED[1] - 2 * step, *RAGGED[2:], *[3] * step]
 
 
@@ -217,23 +207,12 @@ def window_inputs():
     return {**tensors, **biases, **pairs, "batch": batch_of(RAGGED)}
 
 
-def linear(**options):
-    def call(query, key, value, projection, **more):
-        return F.linear_attention(query, key, value, projection.detach(), **more, **options)
-
-    return call
-
-
 QKV = {"query": (3, 2, 13, 5), "key": (3, 2, 13, 5), "value": (3, 2, 13, 7), "projection": (11, 5)}
-FLAT = {"query": (25, 2, 5), "key": (25, 2, 5), "value": (25, 2, 7), "projection": (11, 5)}
 SCALARS = {"q": (3, 11, 2), "k": (3, 11, 2)}
 VECTORS = {"q": (3, 11, 2, 3), "k": (3, 11, 2, 3)}
 
 CORE = {
-    "group_attention": group_attention("ge_vit", 3),
-    "group_attention global": group_attention("lifted", None),
-    "group_attention relative": group_attention("relative", 3),
-    "group_attention full": group_attention("ge_vit", 3, full=True),
+    "group_attention": group_attention(),
     "global_group_attention": function(
         lambda projection, far_bias, **t: F.global_group_attention(
             **t, projection=projection.detach(), neighbourhood=Neighbourhood(2, 3, padding_mode="circular"),
@@ -247,9 +226,9 @@ CORE = {
         lambda **t: F.lifting_attention(**t, neighbourhood=Neighbourhood(2, 3)),
         query=(2, 2, 5, 4, 6), key=(2, 2, 5, 4, 6), value=(2, 2, 7, 4, 6), rho_space=(3, 9, 5), space_bias=(2, 3, 9),
     ),
-    "linear_attention": function(linear(), **QKV),
-    "linear_attention masked": function(linear(), **QKV, mask=lambda: torch.rand(3, 13) < 0.7),
-    "linear_attention ragged": function(linear(batch_size=len(RAGGED)), **FLAT, batch=flat_batch(RAGGED)),
+    "linear_attention": function(
+        lambda projection, **t: F.linear_attention(**t, projection=projection.detach()), **QKV
+    ),
     "window_attention": fixed(lambda: Call(window), window_inputs),
     "softmax_features": function(F.softmax_features, x=(3, 5), projection=(11, 5)),
     "geometric_product": function(F.geometric_product, x=(5, 1, 7, 8), y=(3, 7, 8)),
@@ -258,7 +237,6 @@ CORE = {
     "vector_long_conv": function(F.vector_long_conv, **VECTORS),
     "vector_long_conv causal": function(lambda **t: F.vector_long_conv(**t, mode="causal"), **VECTORS, lengths=lengths),
     "vector_attention": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3)),
-    "vector_attention ragged": function(F.vector_attention, **VECTORS, v=(3, 11, 2, 3), lengths=lengths),
     "LiftingAttention": attention(layers.LiftingAttention, 4, 6, locality=4.0),
     "LiftingAttention volume": attention(layers.LiftingAttention, 3, 4, 5, group=octahedral(), heads=1),
     "frame_attention": function(
@@ -266,19 +244,11 @@ CORE = {
         query=(2, 2, 5, 3, 4, 6), key=(2, 2, 5, 3, 4, 6), value=(2, 2, 7, 3, 4, 6), rho_space=(3, 9, 5),
         space_bias=(2, 3, 9), mask=lambda: torch.rand(1, 4, 6) < 0.7,
     ),
-    "frame_attention global": function(
-        lambda **t: F.frame_attention(**t, neighbourhood=Neighbourhood(2, None)),
-        query=(2, 2, 5, 3, 2, 3), key=(2, 2, 5, 3, 2, 3), value=(2, 2, 7, 3, 2, 3), rho_space=(3, 15, 5),
-    ),
     "GroupAttention": attention(layers.GroupAttention, 4, 4, 6),
     "GroupAttention ge_vit": attention(layers.GroupAttention, 4, 4, 6, relation="ge_vit"),
     "GroupAttention all pixels": attention(layers.GroupAttention, 4, 3, 4, kernel_size=None),
     "GroupAttention disk": attention(layers.GroupAttention, 4, 6, 5, kernel_size=5, neighbourhood="disk"),
-    "GroupAttention global": attention(
-        layers.GroupAttention, 4, 3, 4, kernel_size=None, relation="relative", locality=0.5
-    ),
     "GroupAttention full": attention(layers.GroupAttention, 4, 4, 3, relation="ge_vit", encoding="full", locality=4.0),
-    "GroupAttention local": attention(layers.GroupAttention, 4, 4, 6, relation="lifted", locality=4.0),
     "GroupAttention relative": attention(layers.GroupAttention, 4, 4, 6, relation="relative", locality=1.0),
     "LiftingAttention scales": attention(layers.LiftingAttention, 5, 6, group=dyadic(3)),
     "GroupAttention scales": attention(layers.GroupAttention, 4, 5, 6, group=dyadic(2, cyclic(2))),
@@ -329,7 +299,6 @@ CORE = {
     "RelativePerformer": relative_performer(),
     "RelativePerformer clipped": relative_performer(position="clipped"),
     "RelativePerformer batch": relative_performer(position=None, norm="batch", depth=1),
-    "RelativePerformer absolute": relative_performer(position="absolute"),
     "CliffordMLP": layer(lambda: layers.CliffordMLP(3, 5, num_blocks=2), 11, 3, 8, axes=(0,)),
     "SE3HyenaOperator": tokens(lambda: layers.SE3HyenaOperator(S, V)),
     "SE3HyenaOperator flat": tokens(lambda: layers.SE3HyenaOperator(S, V, causal=True), flat=True),
@@ -341,7 +310,6 @@ CORE = {
         lambda: layers.SE3HyenaOperator(S, V, filter="lag", causal=True, short_conv=3), flat=True
     ),
     "SE3Hyena": tokens(lambda: layers.SE3Hyena(S, V, depth=2, pool="mean", **SMALL)),
-    "SE3Hyena local": tokens(lambda: layers.SE3Hyena(S, V, depth=1, options=LOCAL, **SMALL), edges=True),
     "VectorSelfAttention": tokens(lambda: layers.VectorSelfAttention(S, V)),
     "VectorSelfAttention local": tokens(lambda: layers.VectorSelfAttention(S, V, **LOCAL), flat=True, edges=True),
     "ewald_attention": function(
@@ -357,7 +325,6 @@ CORE = {
         lambda: layers.EwaldAttention(S, V, width=1.0, kernels=2, lmax=0, error=0.01, max_waves=(4, 4, 4))
     ),
     "VectorTransformer": tokens(lambda: layers.VectorTransformer(S, V, 0, 1, depth=1, pool="mean", **SMALL)),
-    "VectorTransformer flat": tokens(lambda: layers.VectorTransformer(S, V, depth=1, **SMALL), flat=True),
 }  # fmt: skip
 
 
@@ -395,8 +362,6 @@ def on_fields(kind):
 
 
 def on_graphs(kind, **options):
-    """A layer of the PyG integration on a ragged batch of graphs."""
-
     def make():
         from tg_equiattn.integrations import pyg
 
@@ -426,8 +391,6 @@ def on_graphs(kind, **options):
 
 
 def on_irreps(kind, irreps_in="3x0o+2x1e+4x0e+3x1o", *arguments, **options):
-    """A module of the e3nn integration on a ragged batch of graphs."""
-
     def make():
         from tg_equiattn.integrations import e3nn
 

@@ -7,8 +7,11 @@ S, V, EDGE = 3, 2, 4  # scalars and vectors of a token, scalars of an edge
 SIZES = [5, 1, 23, 7, 1, 0, 40, 2, 7]
 
 
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
 def sample(name, sizes, dtype=torch.float64, device=None, edges=3):
-    """Keyword arguments of a flat batch."""
     total = sum(sizes)
     out = {
         "scalars": torch.randn(total, S, dtype=dtype), "vectors": torch.randn(total, V, 3, dtype=dtype),
@@ -41,12 +44,10 @@ def permuted(x, p):
 
 
 def within(sizes):
-    """A random permutation of the tokens of every sequence."""
     return torch.cat([sum(sizes[:b]) + torch.randperm(n) for b, n in enumerate(sizes)])
 
 
 def one(x, b):
-    """One sequence of a sample, alone."""
     there = x["batch"] == b
     out = {key: x[key][there] for key in ("scalars", "vectors", "pos")}
     if "edge_index" in x:
@@ -58,7 +59,6 @@ def one(x, b):
 
 
 def dense(x, sizes, longest, fill):
-    """Padded arguments of a flat sample."""
     out, there = {"lengths": torch.tensor(sizes)}, torch.arange(longest) < torch.tensor(sizes)[:, None]
     for key in ("scalars", "vectors", "pos"):
         out[key] = torch.full((*there.shape, *x[key].shape[1:]), fill, dtype=x[key].dtype)
@@ -75,6 +75,12 @@ def gradients(out, inputs, seed=0):
     directions = [torch.randn(o.shape, generator=generator, dtype=o.dtype, device="cpu").to(o.device) for o in out]
     total = sum((o * d).sum() for o, d in zip(out, directions, strict=True))
     return torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
+
+
+def equal(got, wanted, inputs, rtol=1e-10, atol=1e-11):
+    """Outputs and gradients."""
+    torch.testing.assert_close(got, wanted, rtol=rtol / 100, atol=atol / 10)
+    torch.testing.assert_close(*(gradients([x], inputs) for x in (got, wanted)), rtol=rtol, atol=atol)
 
 
 def close(got, wanted, tolerance=1e-12):

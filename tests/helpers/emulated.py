@@ -2,9 +2,7 @@
 
 ``Emulated`` tensors report the device meta and hold a CPU tensor; within :func:`accelerator` factory functions make
 them too. Synchronisation, mixing with the CPU's tensors and copies between the two raise an AssertionError that names
-the operator. :class:`Tf32` rounds what a GPU's matrix products round in that mode. Bodies of
-this library's own operators run under both.
-"""
+the operator. Bodies of this library's own operators run as well."""
 
 import contextlib
 import sys
@@ -60,8 +58,7 @@ SPARSE = {aten.sparse_compressed_tensor, aten.sparse_sampled_addmm, aten.values}
 
 
 def sparse_fake(packet, matrix, *args, **_):
-    """What comes of operators on CSR matrices where values are fakes, which cannot be sparse: such a matrix is a number
-    expanded to its shape that says as ``csr`` what it is made of."""
+    """CSR matrices of fakes, which cannot be sparse: a number expanded to their shape, made of what is its ``csr``."""
     if packet is aten.values:
         return emulated(matrix.inner.csr[2])
     if packet is aten.sparse_sampled_addmm:
@@ -136,8 +133,7 @@ class Calls(TorchFunctionMode):
 
 class Accelerator(WithBodies):
     """Refuse what a GPU would wait for, and copies from the CPU, as a captured graph must. ``watch`` is told of every
-    operator that ran on the accelerator: what, its arguments, what came out. Values are fakes of ``mode`` where there
-    is one."""
+    operator there: what, its arguments, what came out. Values are fakes of ``mode`` where there is one."""
 
     def __init__(self, watch=None, mode=None):
         super().__init__()
@@ -227,8 +223,7 @@ GEOMETRY = 72  # numbers of float64 for a point, a pixel's offset or a wave: 24 
 
 
 class Exactly:
-    """A watch that refuses float64 but for geometry, and where algorithms have to be deterministic those that are not;
-    ``atomic`` says which ran that are so because they have to be."""
+    """Refuses float64 but for geometry, and orders that are not fixed; ``atomic`` are those that a flag has to fix."""
 
     def __init__(self):
         self.atomic = set()

@@ -60,8 +60,7 @@ LAYERS = {
 
 
 def oracle(layer, x, relation, context=None, there=None):
-    """The layer by its definition, one (pixel, h, t) at a time, with the encoding evaluated offset by offset; ``there``
-    (pixels,) is the mask of all images. Scales go from one to the next, of each all isometries."""
+    """The layer by its definition, one (pixel, h, t) at a time, offset by offset; ``there`` (pixels,) is the mask."""
     lifts, scales = isinstance(layer, LiftingAttention), getattr(layer.group, "scales", None)
     isometries = layer.group.isometries if scales else layer.group
     matrices, each = isometries.matrices.repeat(scales or 1, 1, 1), len(isometries)

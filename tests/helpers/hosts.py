@@ -6,7 +6,6 @@ HOSTS = {"escnn": "escnn", "pyg": "torch_geometric", "e3nn": "e3nn", "mace": "ma
 
 
 def missing(integration):
-    """Whether the host of an integration cannot be imported."""
     try:
         return importlib.util.find_spec(HOSTS[integration]) is None
     except ModuleNotFoundError:

@@ -18,7 +18,6 @@ NUMBERS = [1, 6, 8, 11, 17]
 
 
 def make_mace(kind="ScaleShiftMACE", hidden="4x0e+4x1o", blocks=2, heads=("Default",)):
-    """A MACE of two blocks."""
     block = modules.interaction_classes["RealAgnosticResidualInteractionBlock"]
     options = {
         "r_max": 3.0, "num_bessel": 4, "num_polynomial_cutoff": 5, "max_ell": 2, "interaction_cls": block,
@@ -48,7 +47,6 @@ def batch_of(*systems):
 
 
 def mixed():
-    """Molecules, a crystal and a slab."""
     return [molecule("CH3CH2OH"), salt(), molecule("H2O"), slab()]
 
 

@@ -38,15 +38,13 @@ def attention_by_definition(
     query, key, value, rho, matrices, *, argument, inside, scale, strides=None, bias=None, there=None, circular=False,
     far=None,
 ):  # fmt: skip
-    """Group self-attention, one (image, head, pixel, h, t) at a time.
+    """Group self-attention of (B, heads, C, T, *spatial), one (image, head, pixel, h, t) at a time.
 
-    query, key, value: (B, heads, C, T, *spatial); ``rho(offset, u)`` the encoding of an already rotated offset;
-    ``argument(h, t, s)`` is u, or None where they do not meet; ``inside(offset)`` whether an offset belongs to the
-    neighbourhood; ``strides``, one an h, what its offsets are multiples of; ``bias(offset, u)``, of a rotated offset
-    too, (heads,) to add to the score; ``there``, true for the pixels that are keys, flattened; with ``circular`` the
-    image goes on at the other side; ``far(query, key, u)``, (B, heads, keys, S) from (B, heads, C),
-    (B, heads, C, S, keys) and a list of u, weighs all keys, to which windows add exp(score).
-    """
+    ``rho(offset, u)`` is the encoding of an already rotated offset; ``argument(h, t, s)`` is u, or None where they do
+    not meet; ``inside(offset)`` whether an offset belongs to the neighbourhood; ``strides``, one an h, what its offsets
+    are multiples of; ``bias(offset, u)``, (heads,) to add to the score; ``there``, true for the pixels that are keys;
+    with ``circular`` the image goes on at the other side; ``far(query, key, u)`` (B, heads, keys, S) weighs all keys,
+    (B, heads, C, S, keys), to which windows add exp(score)."""
     batch, heads, _, elements, *spatial = query.shape
     rho, bias = _remembered(rho), None if bias is None else _remembered(bias)
     place = positions(spatial)
@@ -84,11 +82,8 @@ def attention_by_definition(
 
 
 def separable_by_definition(value, matrices, *, inside, bias, offsets, there=None, circular=False):
-    """What a head that looks by place alone puts out, a pixel and an element at a time.
-
-    value: (B, heads, C, H, *spatial); ``bias(offset)`` (heads,) of a rotated offset; ``offsets`` all there are, whether
-    in the image or not; the others as :func:`attention_by_definition`'s.
-    """
+    """What a head that looks by place alone puts out, a pixel at a time: value (B, heads, C, H, *spatial),
+    ``bias(offset)`` (heads,) of a rotated offset, all ``offsets`` there are, in the image or not."""
     spatial = value.shape[4:]
     place = [tuple(p.tolist()) for p in positions(spatial)]
     number, flat, out = {p: i for i, p in enumerate(place)}, value.flatten(4), torch.zeros_like(value.flatten(4))
@@ -123,12 +118,8 @@ def _remembered(function):
 def attention_materialised(
     query, key, value, rho_space, rho_group, index, kernel_size, scale, space_bias=None, group_bias=None
 ):
-    """The direct formula on images with every tensor in memory, as published code computes it.
-
-    Content scores are formed once and shared by all output elements, as in the published code; then every score of
-    every (h, t, s, neighbour) exists at once, is normalised and multiplied with unfolded values. Shapes as
-    tg_equiattn.functional.group_attention, local square windows only.
-    """
+    """Attention of images in square windows as published code computes it: content scores are shared by all output
+    elements, and every score of every (h, t, s, neighbour) exists at once."""
     radius = kernel_size // 2
 
     def unfold(x):
@@ -197,8 +188,7 @@ def far_offsets(attention, means):
 
 
 def performer_double_sum(attention, x, edge_index, offsets, batch, features=None, pos=None, vectors=False):
-    """A PerformerAttention, or a PositionalPerformerAttention, from its parameters: every weight of every pair by the
-    definition, one pair at a time; with the means of offsets (N, heads, dim) if ``vectors``."""
+    """A Performer layer from its parameters, one pair at a time; ``vectors``: and means of offsets (N, heads, dim)."""
     heads, d, k = attention.heads, attention.head_channels, attention.cutoff
     position = getattr(attention, "position", "window")  # the paper's, or ours
     near_pairs, content = getattr(attention, "offset", None) is not None, attention.positions.key_heads

@@ -22,11 +22,3 @@ PUBLIC = {
     "integrations.nequip": "LongRange LongRangeNequIPGNNModel",
 }
 PUBLIC = {place: names.split() for place, names in PUBLIC.items()}
-# what public files define besides, for the library itself
-OWN = {
-    "groups": "DilationGroup check_group",
-    "grids": "NEIGHBOURHOODS PADDING_MODES transform_grid",
-    "pairs": "CSR GIVEN MAX_PAIRS check_edges offsets_between read_lattice whole_offsets",
-    "testing": "Action Group TOLERANCE",
-}
-OWN = {place: names.split() for place, names in OWN.items()}

@@ -1,5 +1,4 @@
-"""The published GSA-Nets and GE-ViT networks in plain torch, in eval mode: from the papers and the configurations of
-their released models, sharing no code with the library.
+"""The published GSA-Nets and GE-ViT networks in plain torch, in eval mode, sharing no code with the library.
 
 Positions are (row, column). Head e's channel c of a projection is its channel c * heads + e. Scores are divided by the
 square root of the layer's input channels; the "layer norm" is one mean and variance an image; space is summed up.
@@ -100,11 +99,8 @@ class PublishedBlock(nn.Module):
 
 
 class PublishedNetwork(nn.Module):
-    """Lifting, then groups of blocks with 2 x 2 pools between them, and after the last where ``pool_last``.
-
-    ``groups`` holds the numbers of blocks, the first of which has the width ``widths`` says for its group; ``crops`` is
-    one a block. With ``norm_between`` every block is followed by norm and swish.
-    """
+    """Lifting, then groups of so many blocks, pools between them, and after the last where ``pool_last``; ``crops`` is
+    one a block. With ``norm_between`` every block is followed by norm and swish."""
 
     def __init__(
         self, matrices, in_channels, classes, *, heads, window, lifting, groups, widths, crops, norm_between, pool_last

@@ -18,8 +18,7 @@ def backend(world=WORLD):
 
 
 def run(function, folder, world=WORLD, seconds=600, imports=("torch",)):
-    """Call ``function(rank, device, folder)`` in every rank at once; it has to be importable. Ranks wait for each other
-    for so many seconds, and begin with what is imported, once for all of them."""
+    """Call ``function(rank, device, folder)``, which is importable, in every rank; each waits so many seconds."""
     multiprocessing.set_forkserver_preload(list(imports))
     arguments = function, str(folder), world, seconds
     mp.start_processes(_rank, arguments, nprocs=world, start_method="forkserver")

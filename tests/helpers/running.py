@@ -38,7 +38,6 @@ def run_here(script, *arguments):
 
 
 def rows_of(folder, study):
-    """The result rows of a study whose output is in this folder."""
     from harness import results
 
     return results.read(folder / study / "results.csv")

@@ -15,7 +15,6 @@ def motion(dtype=torch.float64, reflect=False, device=None):
 
 
 def move(x, r):
-    """Vectors (..., 3) turned by a matrix."""
     return x @ r.T
 
 
@@ -37,7 +36,6 @@ def error(got, wanted):
 
 
 def batch_of(sizes):
-    """The sequence of each token."""
     return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
 

@@ -1,7 +1,4 @@
-"""A study of seconds for the tests of the examples' harness: a small regression that draws in every step.
-
-KILL_IN_EPOCH makes the process kill itself in the middle of that epoch.
-"""
+"""A study of seconds for the tests of the examples' harness: a small regression that draws in every step."""
 
 import dataclasses
 import os
@@ -28,8 +25,6 @@ class Toy(Settings):
     """of it"""
     validate: bool = True
     """choose the epoch by held out data"""
-    rising: bool = False
-    """the first epoch is the best, whatever the model does"""
     epochs: int = 4
     batch: int = 8
     learning_rate: float = 0.01
@@ -40,10 +35,6 @@ PRESETS = {"quick": Toy(epochs=1)}
 
 
 class Learner(Regressor):
-    def measure(self, out, target):
-        error = super().measure(out, target)
-        return error * (1 + self.current_epoch) if self.settings.rising and self.trainer.validating else error
-
     def training_step(self, batch, number):
         if number == 2 and self.current_epoch == int(os.environ.get("KILL_IN_EPOCH", -1)):
             os.kill(os.getpid(), signal.SIGKILL)

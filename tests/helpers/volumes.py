@@ -4,8 +4,8 @@ import contextlib
 import functools
 import io
 
+import fields
 import numpy as np
-import torch
 from fields import trivial
 
 with contextlib.redirect_stdout(io.StringIO()):
@@ -15,7 +15,6 @@ from tg_equiattn.integrations.escnn import group_from_gspace
 
 
 def restricted(make, subgroup):
-    """The gspace of fields that escnn restricts to a subgroup."""
     return nn.RestrictionModule(trivial(make()), subgroup).out_type.gspace
 
 
@@ -28,14 +27,10 @@ def turned(angle_axis):
 
 HALF = np.sqrt(0.5)
 IMAGES = {  # with the number of elements, and how many of them map pixels to pixels
-    "rot2d of images": (lambda: gspaces.rot2dOnR2(4), 4, 4),
     "SO(2) to C8": (lambda: restricted(lambda: gspaces.rot2dOnR2(-1), 8), 8, 4),
-    "flipRot4": (lambda: gspaces.flipRot2dOnR2(4), 8, 8),
-    "flipRot2": (lambda: gspaces.flipRot2dOnR2(2), 4, 4),
-    "flip": (gspaces.flip2dOnR2, 2, 2),
-    "flip, other axis": (lambda: gspaces.flip2dOnR2(axis=0.0), 2, 2),
-    "trivial of images": (gspaces.trivialOnR2, 1, 1),
-}
+    **{f"{name} of images": (lambda name=name: fields.GSPACES[name], order, order) for name, order in (
+        ("rot4", 4), ("flipRot4", 8), ("flipRot2", 4), ("flip", 2), ("flip_other_axis", 2), ("trivial", 1))},
+}  # fmt: skip
 GSPACES = {
     "octa": (gspaces.octaOnR3, 24, 24),
     "fullOcta": (gspaces.fullOctaOnR3, 48, 48),
@@ -72,7 +67,3 @@ def lattice(gspace):
     """The elements that map voxels to voxels, with their indices."""
     group = group_from_gspace(gspace)
     return [(index, element) for index, element in enumerate(gspace.fibergroup.elements) if group.lattice[index]]
-
-
-def field(field_type, *shape):
-    return nn.GeometricTensor(torch.randn(*shape[:1], field_type.size, *shape[1:], dtype=torch.float64), field_type)

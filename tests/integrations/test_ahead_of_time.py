@@ -41,21 +41,24 @@ def fields():
     )
 
 
+class Pair(torch.nn.Module):
+    """A layer of two clouds of nine nodes at most, whose tensors have these names."""
+
+    def __init__(self, layer, names):
+        super().__init__()
+        self.layer, self.names = layer.eval(), names.split()
+
+    def forward(self, *tensors):
+        return self.layer(**dict(zip(self.names, tensors, strict=True)), batch_size=2, max_num_nodes=9)
+
+
 def waves():
-    """Two clouds of other sizes."""
     pytest.importorskip("e3nn")
     from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 
-    class Waves(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = IrrepsEwaldAttention("4x0e+2x1o", "4x0e+2x1o", width=1.0)
-
-        def forward(self, x, pos, batch):
-            return self.layer(x, pos, batch=batch, batch_size=2, max_num_nodes=9)
-
     batches = [(torch.randn(n, 10), torch.randn(n, 3), (torch.arange(n) >= n // 2).long()) for n in (10, 14)]
-    return Waves().eval(), batches, ({0: AUTO},) * 3
+    layer = IrrepsEwaldAttention("4x0e+2x1o", "4x0e+2x1o", width=1.0)
+    return Pair(layer, "x pos batch"), batches, (({0: AUTO},) * 3,)
 
 
 def graphs():
@@ -63,19 +66,12 @@ def graphs():
     pytest.importorskip("torch_geometric")
     from tg_equiattn.integrations.pyg import RelativePerformerConv
 
-    class Graphs(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = RelativePerformerConv(8, 8, heads=2, offset="distance", cutoff=1.5, method="pairs")
-
-        def forward(self, x, edge_index, batch, pos):
-            return self.layer(x, edge_index, batch, pos=pos, batch_size=2, max_num_nodes=9)
-
     batches = []
     for n in (10, 14):
         edges, batch = torch.randint(n // 2, (2, 3 * n)), (torch.arange(n) >= n // 2).long()
         batches.append((torch.randn(n, 8), edges, batch, torch.randn(n, 2)))
-    return Graphs().eval(), batches, ({0: AUTO}, {1: AUTO}, {0: AUTO}, {0: AUTO})
+    layer = RelativePerformerConv(8, 8, heads=2, offset="distance", cutoff=1.5, method="pairs")
+    return Pair(layer, "x edge_index batch pos"), batches, (({0: AUTO}, {1: AUTO}, {0: AUTO}, {0: AUTO}),)
 
 
 @pytest.mark.parametrize("make", [fields, graphs, waves])

@@ -68,8 +68,6 @@ def test_pairs_of_elements(full, shape, monkeypatch):
 
 
 class Attend(nn.Module):
-    """8 elements, 2 heads of 4, windows of 5 x 5."""
-
     def __init__(self):
         super().__init__()
         self.window = Neighbourhood(2, 5)
@@ -82,8 +80,7 @@ class Attend(nn.Module):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # tracing on the device meta warns
 def test_what_a_compiler_makes_of_it_for_gpus(tmp_path):
-    """Few kernels, scores in registers forward; no binary spills, and each leaves a multiprocessor an eighth of its
-    threads."""
+    """Few kernels, scores in registers forward; no binary spills, and an eighth of the threads are live."""
     pytest.importorskip("triton")
     from building import TARGETS, build, kernels
     from compiling import compiled

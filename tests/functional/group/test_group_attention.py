@@ -143,8 +143,7 @@ def test_dropout_is_unbiased_and_seeded():
 
 @pytest.mark.parametrize(("relation", "full"), [("ge_vit", False), ("ge_vit", True), ("relative", False)])
 def test_no_tensor_holds_all_scores(relation, full):
-    """|H|^3 K^2 N scores are never in memory at once, forward or backward, nor |H|^2 K^2 N factors; of the pointwise
-    relation there are as many scores as factors."""
+    """Neither |H|^3 K^2 N scores nor |H|^2 K^2 N factors, which are as many as scores of the pointwise relation."""
     tensors, _ = operands(8, (24, 24), 5, batch=2, heads=3, channels=3, value_channels=2, dtype=torch.float32)
     query, key, value, rho_space, rho_group = (x.detach() for x in tensors)
     if full:
@@ -158,16 +157,6 @@ def test_no_tensor_holds_all_scores(relation, full):
         tiled_attention.group_attention_backward_op._init_fn(out, level, *flat, *options)
     factors, scores = (8**n * 25 * 24 * 24 * len(flat[0]) for n in (2, 3))
     assert largest.count < (factors / 8 if relation == "relative" else scores / 8 if full else factors / 4)
-
-
-def test_operator_registration():
-    tensors, _ = operands(2, (3, 4), batch=1, heads=2)
-    features, mask = (
-        (x[0].detach().requires_grad_() for x in tensors[:3]),
-        torch.tensor([[[True, False, True, True]] * 3]),
-    )
-    settings = relation_index(cyclic(2), "ge_vit"), mask.expand(2, -1, -1).contiguous(), torch.tensor(0), 3, (), False
-    torch.library.opcheck(tiled_attention.group_attention_op, (*features, *tensors[3:], *settings, 0.0, "eager"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

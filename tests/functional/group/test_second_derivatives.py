@@ -9,7 +9,6 @@ from tg_equiattn.groups import cyclic
 
 
 def twice(out, tensors):
-    """Gradients of a function of the gradients."""
     first = torch.autograd.grad((out * out).sum(), tensors, create_graph=True)
     return gradients(torch.cat([g.flatten() for g in first]), tensors)
 

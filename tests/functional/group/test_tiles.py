@@ -17,8 +17,7 @@ from tg_equiattn.functional.group.tiles import LocalTiling
     ],
 )
 def test_windows_and_their_gradients(spatial, kernel_size, selection, device):
-    """Without gradients windows are views of the image and gradients are added one axis after the other; with them
-    every neighbour is a slice and autograd adds. The last tile has fewer rows."""
+    """With gradients, by slices, and without, by views and sums axis after axis. The last tile has fewer rows."""
     reference = torch.zeros((), device=device, dtype=torch.float64)
     lanes, rows = 2, 3
     width = lanes * rows * (torch.Size(spatial[1:]).numel())

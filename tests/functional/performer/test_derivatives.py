@@ -59,8 +59,7 @@ def test_vmap_over_backward(problem):
 
 @pytest.mark.parametrize("norm", [1.0, 100.0])
 def test_extreme_scores_stay_finite(problem, norm):
-    """In float32, of scores up to ten thousand, by the operators and by the plain compositions; outputs are means of
-    values."""
+    """In float32, of scores up to ten thousand, by operators and plain compositions; outputs are means of values."""
     call, shapes = problem
     inputs = [(norm * torch.nn.functional.normalize(torch.randn(s), dim=-1)).requires_grad_() for s in shapes]
     energy, everything = lambda *x: call(*x).square().sum(), tuple(range(len(inputs)))

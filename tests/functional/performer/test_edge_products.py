@@ -2,20 +2,11 @@
 
 import pytest
 import torch
+from clouds import double
 
-from tg_equiattn.functional.performer.edge_products import (
-    csr_edge_dot,
-    csr_edge_sum,
-    edge_dot,
-    edge_sum,
-    gathered_edge_dot,
-)
+from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum, gathered_edge_dot
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.pairs import CSR
-
-
-def double(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def relation(device="cpu"):
@@ -38,14 +29,6 @@ def test_products_over_pairs(on_device, pairs):
     torch.testing.assert_close(gathered_edge_dot(query, key, p.row, p.col, chunk=7), expected)
     expected = torch.zeros(2, n, 5).double().index_add(1, p.row, weight[..., None] * key[:, p.col])
     torch.testing.assert_close(edge_sum(weight, key, p), expected)
-
-
-def test_registered_operators():
-    p, n = relation()
-    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
-    query, key, weight = (double(2, *s).requires_grad_() for s in ((n, 3), (n, 3), (len(p.col),)))
-    torch.library.opcheck(csr_edge_dot, (query, key, *p.tensors), test_utils=checks)
-    torch.library.opcheck(csr_edge_sum, (weight, key, *p.tensors), test_utils=checks)
 
 
 @pytest.mark.parametrize("pairs", [relation, often])

@@ -4,17 +4,12 @@ import math
 
 import pytest
 import torch
-from clouds import gradients
+from clouds import double, equal
 from space import batch_of
 
 from tg_equiattn.functional import linear_attention, orthogonal_projection, softmax_features
-from tg_equiattn.functional.performer.feature_attention import chunked_readout, chunked_summary
 
 B, HEADS, N, D, E, M = 3, 2, 13, 7, 5, 11
-
-
-def double(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 @pytest.fixture
@@ -24,7 +19,6 @@ def qkvw(device):
 
 
 def log_features(query, key, projection):
-    """Logarithms of the features of queries and keys, (..., N, m)."""
     scale = query.shape[-1] ** -0.5
     return [t * scale**0.5 @ projection.T - scale * t.square().sum(-1, keepdim=True) / 2 for t in (query, key)]
 
@@ -38,12 +32,6 @@ def by_definition(query, key, value, projection):
 
 def flat(t):
     return t.transpose(1, 2).flatten(0, 1)
-
-
-def equal(got, wanted, inputs, rtol=1e-10, atol=1e-11):
-    """Outputs and gradients."""
-    torch.testing.assert_close(got, wanted, rtol=rtol / 100, atol=atol / 10)
-    torch.testing.assert_close(*(gradients([x], inputs) for x in (got, wanted)), rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("size", [1, 60], ids=["plain", "stabilised"])
@@ -147,20 +135,3 @@ def test_unbiased_with_an_error_of_one_over_root_m():
     assert slopes == pytest.approx([0.5, 0.5], abs=0.12)
     independent = torch.randn(draws, 8, 8, generator=generator, dtype=torch.float64)
     assert errors[8] < float((estimated(independent) / exact - 1).square().mean().sqrt())
-
-
-def test_registered_operators():
-    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
-    key, value, projection = double(2, 5, 3).requires_grad_(), double(2, 5, 7).requires_grad_(), double(11, 3)
-    torch.library.opcheck(chunked_summary, (key, value, projection, None, 0.5), test_utils=checks)
-    content, level = double(2, 11, 7).requires_grad_(), double(2, 11).requires_grad_()
-    torch.library.opcheck(chunked_readout, (key, projection, content, level), test_utils=checks)
-
-
-def test_memory_does_not_grow_with_scores():
-    """Nothing of size (N, m) is saved for backward."""
-    saved = []
-    query, key, value = (torch.randn(1, 2, 999, 8).requires_grad_() for _ in range(3))
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
-        linear_attention(query, key, value, torch.randn(50, 8))
-    assert max(saved) <= 2 * 999 * 8

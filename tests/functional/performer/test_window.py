@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from clouds import gradients
+from clouds import double, equal
 from oracles import positive_features
 from space import batch_of
 
@@ -17,18 +17,10 @@ GRID = PixelGrid((5, 7), 3)
 TORUS = PixelGrid((5, 7), 3, periodic=True)
 
 
-def double(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
-
-
 def by_definition(query, key, value, projection, pair_bias, self_bias, neighbors, graph, far=FAR):
-    """Every weight of every pair of nodes (N, heads, d) with a graph index; a node of graph -1 does not exist."""
+    """Every weight of every pair of nodes (N, heads, d) with a graph index."""
     pairs, n = neighbors.csr, len(query)
-    if neighbors.exists is not None:  # those that do not exist stay where values are not read
-        pair_bias = pair_bias.masked_fill(~neighbors.exists, -torch.inf)
-    graph = torch.as_tensor(graph, device=query.device)
     phi_query, phi_key = (positive_features(t / D**0.25, projection) for t in (query, key))
-    same = (graph[:, None] == graph) & (graph >= 0)
     weights = math.exp(far) * torch.einsum("ihm,jhm->hij", phi_query, phi_key) / M
     exact = torch.einsum("ihd,jhd->hij", query, key) / D**0.5
     each = torch.arange(n, device=query.device)
@@ -39,20 +31,13 @@ def by_definition(query, key, value, projection, pair_bias, self_bias, neighbors
     weights = weights + torch.zeros_like(weights).index_put(
         (torch.arange(HEADS)[:, None], each, each), (exact[:, each, each] + self_bias[:, None]).exp()
     )
-    weights = weights * same
-    total = weights.sum(-1, keepdim=True)
-    mean = weights / torch.where(total > 0, total, torch.ones_like(total))
-    return torch.einsum("hij,jhe->ihe", mean, value)
+    weights = weights * (graph[:, None] == graph)
+    return torch.einsum("hij,jhe->ihe", weights / weights.sum(-1, keepdim=True), value)
 
 
 def operands(n, near):
     query, key, value = (double(n, HEADS, width).requires_grad_() for width in (D, D, E))
     return query, key, value, double(HEADS, len(near.offsets)).requires_grad_(), double(HEADS).requires_grad_()
-
-
-def equal(out, expected, inputs):
-    torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(*(gradients([x], inputs) for x in (out, expected)), rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("far", [FAR, None, -1e3])

@@ -62,7 +62,6 @@ def derived(r, function, s):
 
 @pytest.mark.parametrize(("method", "ripples"), [("pairs", False), ("waves", False), ("mesh", False), ("pairs", True)])
 def test_definition(method, ripples):
-    """Every pair of nodes, one at a time."""
     ker, (q, k, v, pos) = kernels(lmax=2, heads=1, ripples=ripples), operands(4, heads=1)
     expected = torch.zeros(4, 2, 9, dtype=torch.float64)
     for (i, j), c in itertools.product(itertools.permutations(range(4), 2), range(4)):
@@ -139,8 +138,7 @@ def test_potentials_of_crystals_are_ewalds():
 
 @pytest.mark.parametrize("method", ["waves", "mesh"])
 def test_potentials_of_slabs(method):
-    """A neutral slab is its crystal with a wide gap and a correction for its dipole (Yeh and Berkowitz), whichever of
-    the vectors points across and however long it is."""
+    """A neutral slab, across any vector, is its crystal with a gap, corrected for its dipole (Yeh and Berkowitz)."""
     ker, (_, _, v, pos) = kernels(lmax=0, heads=1, gaussians=0, error=1e-8), operands(6)
     one = torch.ones(6, 1, 4, 1, dtype=torch.float64)
     v = (v - v.mean(0))[:, :1]
@@ -205,58 +203,6 @@ def test_blocks_change_nothing(side, monkeypatch):
     whole, along = torch.func.jvp(torch.func.grad(energy), (pos,), (probe,))
     assert error(slope, whole) <= 1e-10
     assert error(bend, along) <= 1e-10
-
-
-@pytest.mark.filterwarnings("ignore:cell of graph 0 is far wider")
-@pytest.mark.parametrize(
-    ("message", "change"),
-    [
-        (r"query must be \(T, 2, 4, A\) as kernels are, got \(6, 2, 3, 3\)",
-            dict.fromkeys(("query", "key"), torch.ones(6, 2, 3, 3))),
-        (r"value must be \(6, 2, V\), got \(5, 2, 2\)", {"value": torch.ones(5, 2, 2)}),
-        ("method must be one of", {"method": "fft"}),
-        ("method must be 'auto', 'waves' or 'mesh' for graphs that repeat", {"method": "pairs", "cell": torch.eye(3)}),
-        ("cell must be given with pbc, got None", {"pbc": torch.ones(3, dtype=torch.bool)}),
-        (r"cell must be \(3, 3\) or one a graph, \(1, 3, 3\), got \(2, 3, 3\)", {"cell": torch.ones(2, 3, 3)}),
-        ("cell must be floating point on cpu as x is, got torch.int64", {"cell": torch.ones(3, 3).long()}),
-        ("cell must be finite", {"cell": torch.eye(3) * math.nan}),
-        ("cell must have a volume", {"cell": torch.ones(3, 3) + 1e-9 * torch.eye(3)}),
-        ("pbc must let graph 0 repeat along three directions, two or none, got one: the potential of a wire",
-            {"cell": torch.eye(3), "pbc": torch.tensor([True, False, False])}),
-        ("pbc must be bool", {"cell": torch.eye(3), "pbc": torch.ones(3)}),
-        (r"width must be larger, .* waves shorter than", {"cell": 1e4 * torch.eye(3), "method": "waves"}),
-        (r"max_waves must be at least \(\d+, \d+, \d+\)",
-            {"cell": 9 * torch.eye(3), "kernels": kernels(max_waves=(2, 2, 2))}),
-    ],
-)  # fmt: skip
-def test_bad_arguments(message, change):
-    q, k, v, pos = (x.float() for x in operands(6))
-    ker = kernels()
-    ker = EwaldKernels(ker.widths.float(), ker.gains.float(), BOUNDS, 2)
-    given = {"query": q, "key": k, "value": v, "pos": pos, "kernels": ker} | change
-    with pytest.raises(ValueError, match=message):
-        ewald_attention(**given)
-
-
-WAVES = {"wavenumbers": torch.ones(2, 2), "fastest": FASTEST, "gaussians": 1}
-
-
-@pytest.mark.parametrize(
-    ("message", "change"),
-    [
-        ("widths must be", {"widths": torch.ones(4)}),
-        ("bounds must be 4 pairs", {"bounds": BOUNDS[:3]}),
-        (r"gaussians must be in \[0, 4\], got 5", {"gaussians": 5}),
-        (r"gaussians must be in \[0, 2\], got 3", WAVES | {"gaussians": 3}),
-        (r"error must be in \[1e-14, 1\), got 1", {"error": 1}),
-        *(("wavenumbers must be", WAVES | {"fastest": fastest}) for fastest in ((1.0,), (1.0, -1.0), ())),
-        ("wavenumbers must be", WAVES | {"wavenumbers": None}),
-    ],
-)
-def test_bad_kernels(message, change):
-    good = {"widths": torch.ones(2, 4), "gains": torch.ones(2, 4, 2), "bounds": BOUNDS, "gaussians": 2}
-    with pytest.raises(ValueError, match=message):
-        EwaldKernels(**good | change)
 
 
 def test_mapped_over_positions():

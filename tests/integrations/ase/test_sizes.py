@@ -90,8 +90,7 @@ def test_fragments_through_potentials(calculator):
 
 
 def test_dynamics(calculator):
-    """Stress is a derivative; energies are kept in NVE as well as by the host's own model (gain 0), and four times as
-    well at half the step."""
+    """Stress is a derivative; NVE keeps energies as the host's own model does (gain 0), and better at half the step."""
     far, own, kept = calculator(), calculator(gain=0.0), []
     for calculator, step in ((own, 2.0), (far, 2.0), (far, 1.0)):
         atoms = salt()

@@ -55,13 +55,12 @@ def new_module():
 
 @pytest.fixture
 def make_module(randomise, new_module):
-    """The same, with random parameters."""
     return lambda *arguments: randomise(new_module(*arguments))
 
 
-@pytest.fixture(params=["local", "tensor", "tensor lag", "tensor radial"])
+@pytest.fixture(params=["tensor", "tensor lag", "tensor radial"])
 def any_module(request, double, make_module):
-    """A float64 module of each way through: by the core's tokens, with all there is, and by products of irreps."""
+    """A float64 module of products of irreps; others equal the core's, whose tests have batches."""
     return make_module(request.param)
 
 
@@ -84,8 +83,6 @@ def graphs():
 
 @pytest.fixture
 def equal():
-    """Outputs agree within rounding, relative to the largest."""
-
     def check(got, wanted, tolerance=1e-12):
         assert got.shape == wanted.shape
         scale = max(1.0, float(wanted.detach().abs().max())) if wanted.numel() else 1.0
@@ -96,10 +93,7 @@ def equal():
 
 @pytest.fixture
 def check_equivariant():
-    """e3nn's own check, and a tighter one, relative to the largest output; no irrep of which may be zero.
-
-    Translated float32 positions are rounded at the length of the translation: e3nn's tolerance is all one can ask.
-    """
+    """e3nn's own check, and a tighter one but for translated float32 positions, which are rounded; no irrep is zero."""
 
     def check(function, arguments, irreps_in, irreps_out):
         irreps_out = o3.Irreps(irreps_out)

@@ -1,34 +1,13 @@
-"""Batches of graphs: alone, of any size, with none, permuted; what one graph holds stays in it.
-
-Other kinds equal the core's, whose tests have batches (test_equals_core.py).
-"""
+"""Batches of graphs: alone, of any size, with none, permuted; what one graph holds stays in it."""
 
 import torch
+from clouds import within
 
 SIZES = 13, 1, 5, 2, 11
 
 
-def parts(arguments, sizes):
-    """The arguments of each graph alone."""
-    batch, start = arguments["batch"], 0
-    for number, size in enumerate(sizes):
-        alone = {name: arguments[name][batch == number] for name in ("x", "pos")}
-        if "edge_index" in arguments:
-            own = batch[arguments["edge_index"][0]] == number
-            alone |= {"edge_index": arguments["edge_index"][:, own] - start, "edge_attr": arguments["edge_attr"][own]}
-        start += size
-        yield alone
-
-
-def within(sizes):
-    """A random order of the nodes of every graph."""
-    starts = torch.tensor((0, *sizes)).cumsum(0).tolist()
-    return torch.cat([start + torch.randperm(n) for start, n in zip(starts, sizes, strict=False)])
-
-
 def permuted(arguments, order):
-    out = arguments | {name: arguments[name][order] for name in ("x", "pos", "batch")}
-    return out | ({"edge_index": order.argsort()[out["edge_index"]]} if "edge_index" in out else {})
+    return arguments | {name: arguments[name][order] for name in ("x", "pos", "batch")}
 
 
 def test_alone_equals_in_a_batch(on_device, any_module, graphs, equal):
@@ -36,7 +15,8 @@ def test_alone_equals_in_a_batch(on_device, any_module, graphs, equal):
     arguments = graphs(any_module, SIZES)
     out = any_module(**arguments)
     assert out.isfinite().all()
-    for alone, wanted in zip(parts(arguments, SIZES), out.split(SIZES), strict=True):
+    for number, wanted in enumerate(out.split(SIZES)):
+        alone = {name: arguments[name][arguments["batch"] == number] for name in ("x", "pos")}
         equal(any_module(**alone), wanted)
         equal(any_module(**alone, batch=torch.zeros(len(wanted), dtype=torch.int64)), wanted)
     for batch, count in ((2 * arguments["batch"] + 1, 11), (arguments["batch"] + 3 * (arguments["batch"] > 1), 8)):

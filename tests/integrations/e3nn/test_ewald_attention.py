@@ -44,8 +44,7 @@ def test_equivariance(name, default_dtype, make, check_equivariant):
 
 
 def test_turns_of_what_is_far_are_seen(double, randomise):
-    """An invariant of one end changes as the other end turns: inner products of vectors and tensors reach through
-    scalars' values; not where queries of scalars alone are left."""
+    """An invariant of one end changes as the other end turns, but with queries of scalars alone."""
     module = randomise(IrrepsEwaldAttention("2x0e+2x1o+1x2e", "3x0e", width=1.0, lmax=0))
     x, pos = module.irreps_in.randn(2, -1), torch.tensor([[0.0, 0, 0], [9.0, 0, 0]])
     turn = module.irreps_in.D_from_matrix(o3.rand_matrix())

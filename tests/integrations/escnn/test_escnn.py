@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 from escnn import gspaces, nn
-from fields import block, of, regular, sides, trivial
+from fields import GSPACES, layers, regular, sides, trivial
 from tg_equiattn.integrations.escnn import (
     R2AttentionBlock,
     R2GroupAttention,
@@ -16,34 +16,6 @@ from tg_equiattn.integrations.escnn import (
     R2RegularLayerNorm,
     group_from_gspace,
 )
-
-GSPACES = {
-    "rot4": gspaces.rot2dOnR2(4),
-    "rot8": gspaces.rot2dOnR2(8),
-    "flipRot4": gspaces.flipRot2dOnR2(4),
-    "flipRot2": gspaces.flipRot2dOnR2(2),
-    "flip": gspaces.flip2dOnR2(),
-    "flip_other_axis": gspaces.flip2dOnR2(axis=0.0),
-    "trivial": gspaces.trivialOnR2(),
-    "volumes: half turns": gspaces.dihedralOnR3(2),
-    "volumes: mirror": gspaces.mirOnR3(),
-}
-
-
-JOINT = {"encoding": "joint"}
-
-
-def layers(gspace):
-    image, hidden, wider = trivial(gspace), regular(gspace), regular(gspace, 8)
-    return [
-        of(gspace, "LiftingAttention")(image, hidden, heads=2, kernel_size=3),
-        of(gspace, "GroupAttention")(hidden, wider, heads=2, kernel_size=3),
-        of(gspace, "GroupAttention")(hidden, hidden, heads=2, kernel_size=None, relation="relative", options=JOINT),
-        of(gspace, "GlobalAttention")(hidden, wider, heads=2, kernel_size=3),
-        block(of(gspace, "GroupAttention")(hidden, wider, heads=2, kernel_size=3), crop=1),
-        of(gspace, "RegularLayerNorm")(hidden),
-    ]
-
 
 IN_THE_GATE = ("rot8", "flipRot2", "flip_other_axis", "trivial")  # one of each kind
 
@@ -98,7 +70,6 @@ def test_shapes_and_exports(gspace, randomise):
 
 
 def mixed(gspace):
-    """Our layers between escnn's convolution, norm, nonlinearity and pooling."""
     image, hidden = trivial(gspace), regular(gspace)
     return nn.SequentialModule(
         nn.R2Conv(image, image, 3, padding=1),

@@ -260,8 +260,7 @@ def test_hessian(far):
 
 
 def test_mace_trains_it(far, tmp_path):
-    """MACE's own loop and optimizer, with its checkpoints, logger and average: the loss falls, and every parameter of
-    ours moves; a checkpoint is as good as the model."""
+    """By MACE's own loop the loss falls, and every parameter of ours moves; a checkpoint is as good as the model."""
     from torch_ema import ExponentialMovingAverage
 
     systems = []

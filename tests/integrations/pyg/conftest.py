@@ -1,6 +1,7 @@
 """Graphs and layers for the PyG tests. Sizes are distinct primes, but for 12 channels."""
 
 import pytest
+import space
 import torch
 from performers import EVERY, NEAR, positional_conv
 from tg_equiattn.integrations.pyg import RelativePerformerConv
@@ -32,20 +33,17 @@ def make_conv(randomise):
 
 @pytest.fixture(params=list(NEAR))
 def near_conv(request, make_conv):
-    """A layer of each kind that needs near pairs."""
     return make_conv(**NEAR[request.param])
 
 
 @pytest.fixture(params=list(EVERY))
 def any_conv(request, make_conv):
-    """A layer of each kind."""
     return make_conv(**EVERY[request.param])
 
 
 @pytest.fixture
 def arbitrary_graphs():
-    """A batch of graphs with any edges, self-loops among them, whose nodes share few places, so that edges of one
-    offset and of none are among them."""
+    """Graphs of any edges, self-loops too, whose nodes share few places, so that offsets repeat and vanish."""
 
     def make(sizes):
         graphs = []
@@ -78,8 +76,6 @@ def point_graphs():
 
 @pytest.fixture
 def equal():
-    """Outputs agree to float64's precision."""
-
     def check(actual, expected, tolerance=1e-12):
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
@@ -88,9 +84,4 @@ def equal():
 
 @pytest.fixture
 def error():
-    """Largest difference, relative to the largest number."""
-
-    def measure(actual, expected):
-        return float(((actual - expected).abs().max() / expected.abs().max()).detach())
-
-    return measure
+    return space.error

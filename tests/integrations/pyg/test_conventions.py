@@ -63,8 +63,6 @@ def test_flow(position, make_conv, graph, equal):
 
 
 class Model(torch.nn.Module):
-    """One layer before the mean of every graph."""
-
     def __init__(self, layer):
         super().__init__()
         self.layer, self.head = layer, Linear(-1, 1)

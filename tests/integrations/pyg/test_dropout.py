@@ -16,7 +16,6 @@ KINDS = {
 
 @pytest.fixture(params=list(KINDS))
 def layer(request, make_conv, point_graphs):
-    """A layer in training mode, with arguments of a call."""
     data = point_graphs((7, 1, 5))
     conv = make_conv(dropout=0.3, **KINDS[request.param]).train()
     return conv, {"x": data.x, "edge_index": data.edge_index, "batch": data.batch, "pos": data.pos}

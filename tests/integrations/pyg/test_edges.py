@@ -8,7 +8,7 @@ from performers import NEAR
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.transforms import ToSparseTensor
-from torch_geometric.utils import to_torch_coo_tensor, to_torch_csc_tensor, to_torch_csr_tensor
+from torch_geometric.utils import to_torch_coo_tensor, to_torch_csc_tensor
 
 SIZES = (13, 2, 17)
 
@@ -56,20 +56,17 @@ WAYS = {
     "int32": lambda edges, attr, n: (edges.int(), attr),
     "EdgeIndex of int32": lambda edges, attr, n: (EdgeIndex(edges.int(), sparse_size=(n, n)), attr),
     "EdgeIndex by row": edge_index_sorted,
-    "torch COO": of(lambda e, a, n: torch.sparse_coo_tensor(*permuted(e.flip(0), a), (n, n, a.shape[1]))),
     "torch CSR": of(lambda edges, attr, n: compressed(CSR, edges, attr, n)[0]),
     "torch CSC": of(lambda edges, attr, n: compressed(CSC, edges.flip(0), attr, n)[0]),
     "torch CSR beside edge_attr": lambda edges, attr, n: compressed(CSR, edges, attr, n, torch.rand(len(attr))),
     "PyG COO": of(lambda edges, attr, n: to_torch_coo_tensor(edges.flip(0), attr, (n, n))),
-    "PyG CSR": of(lambda edges, attr, n: to_torch_csr_tensor(edges.flip(0), attr, (n, n))),
     "PyG CSC": of(lambda edges, attr, n: to_torch_csc_tensor(edges.flip(0), attr, (n, n))),
-    "adj_t COO": lambda *graph: adj_t_of(*graph, torch.sparse_coo),
     "adj_t CSR": lambda *graph: adj_t_of(*graph, torch.sparse_csr),
     "SparseTensor": torch_sparse,
 }
 
 
-ALONE = "permuted", "int32", "EdgeIndex", "EdgeIndex of int32", "PyG COO", "PyG CSR", "PyG CSC"
+ALONE = "permuted", "int32", "EdgeIndex", "EdgeIndex of int32", "PyG COO", "PyG CSC"
 CASES = [("features", way) for way in WAYS] + [(kind, way) for kind in ("window", "distance values") for way in ALONE]
 
 
@@ -102,7 +99,6 @@ def test_offsets_of_every_dtype(near_conv, point_graphs, equal):
 
 
 def test_repeated_pairs_of_a_coo_adjacency_stay_apart(make_conv, equal):
-    """Their features must not be added up."""
     conv, x = make_conv(edge_dim=2), torch.randn(5, 12, dtype=torch.float64)
     pos = torch.tensor([[0, 0], [1, 0], [1, 1], [2, 1], [0, 1]])
     edges = torch.tensor([[0, 0, 3], [1, 1, 2]])

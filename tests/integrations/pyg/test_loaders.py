@@ -12,7 +12,6 @@ NODES, PARTS = 101, 7
 
 @pytest.fixture
 def graph():
-    """Points in a square, joined where near, far from the origin; which node of the graph each is."""
     pos = 10 * torch.rand(NODES, 2, dtype=torch.float64)
     edges = (torch.cdist(pos, pos) < 1.8).fill_diagonal_(False).nonzero().T
     x = torch.randn(NODES, 12, dtype=torch.float64)

@@ -14,17 +14,12 @@ LATTICE = torch.cartesian_prod(torch.arange(5), torch.arange(7))
 
 @pytest.fixture(params=["window", "clipped"])
 def whole_conv(request, make_conv):
-    """A layer that needs whole offsets."""
     return make_conv(request.param)
-
-
-def lattice_edges():
-    return near_pairs(LATTICE, 3, metric="manhattan")[0]
 
 
 def ways(conv, x, pos):
     """Calls that have offsets of positions: found, along edges, and given for edges."""
-    edges = lattice_edges()
+    edges, _ = near_pairs(LATTICE, 3, metric="manhattan")
     return {
         "found": lambda: conv(x, pos=pos),
         "edges": lambda: conv(x, edges, pos=pos),

@@ -7,41 +7,18 @@ import torch
 from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier
 from torch_geometric.data import Batch, Data
 
+from tg_equiattn.grids import PixelGrid
+
 POSITIONS = ["window", "clipped", "sinusoid", "absolute", None]
 
 
-def brute_force(height, width, distance, periodic):
-    """{(source, target): offset} of all near pixels, by trying every pair and every shortest way around."""
-    edges = {}
-    pixels = [(row, column) for row in range(height) for column in range(width)]
-    for i, (row, column) in enumerate(pixels):
-        for j, (other_row, other_column) in enumerate(pixels):
-            ways = [
-                (other_column - column + width * n, row - other_row + height * m)  # x right, y up
-                for n in ((-1, 0, 1) if periodic else (0,))
-                for m in ((-1, 0, 1) if periodic else (0,))
-            ]
-            x, y = min(ways, key=lambda way: abs(way[0]) + abs(way[1]))
-            if i != j and abs(x) + abs(y) < distance:
-                edges[j, i] = (x, y)
-    return edges
-
-
-@pytest.mark.parametrize("periodic", [False, True])
-@pytest.mark.parametrize(("shape", "distance"), [((5, 7), 3), ((3, 11), 4), ((7, 5), 2), ((5, 3), 2.5), ((1, 5), 3)])
-def test_edges_are_all_near_pairs(shape, distance, periodic):
-    """Sides are odd, so that the shortest way around is one."""
+@pytest.mark.parametrize(("shape", "distance", "periodic"), [((5, 7), 3, True), ((7, 5), 2.5, False)])
+def test_edges_are_those_of_the_grid(shape, distance, periodic):
+    """Which are all near pairs in tests/test_pairs.py."""
     data = PixelGraph(distance, periodic)(Data(image=torch.rand(3, *shape)))
-    expected = brute_force(*shape, distance, periodic)
-    found = {
-        tuple(e): tuple(o) for e, o in zip(data.edge_index.T.tolist(), data.edge_offset.int().tolist(), strict=True)
-    }
-    assert data.edge_index.shape == (2, len(expected))
-    assert found == expected
-    assert bool((data.edge_index[1].diff() >= 0).all())
-    if not periodic:
-        source, target = data.edge_index
-        torch.testing.assert_close(data.edge_offset, data.pos[source] - data.pos[target], rtol=0, atol=0)
+    edges, offsets = PixelGrid(shape, distance, periodic).edges()
+    assert torch.equal(data.edge_index, edges)
+    assert torch.equal(data.edge_offset, offsets.to(data.edge_offset))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +92,6 @@ def test_classifier_in_batches_and_on_a_grid(on_device, position, randomise, equ
 
 @pytest.mark.parametrize("position", ["window", "clipped", "absolute", None])
 def test_classifier_sees_rolls_by_its_position_alone(position, randomise):
-    """Invariant on periodic images, but for absolute positions."""
     model = randomise(make_classifier(position), 0.4).double().eval()
     image, transform = torch.rand(3, 5, 7).double(), PixelGraph(3, periodic=True)
     first, second = (model(**arguments(double(transform(Data(image=i))))) for i in (image, image.roll((2, 3), (1, 2))))

@@ -89,7 +89,6 @@ def test_auto_measures_the_first_edges_once(name, make, cloud, equal):
 @pytest.mark.parametrize("reflect", [False, True])
 @pytest.mark.parametrize("name", OFFSETS)
 def test_distances_are_invariant_to_motions(name, reflect, make, cloud, error):
-    """And mean offsets turn along."""
     conv, data, turn = make(name), cloud(), motion(torch.float64, reflect)
     for given in (data, {"x": data["x"], "pos": data["pos"]}):
         moved = {**given, "pos": given["pos"] @ turn.T + 3}
@@ -102,8 +101,7 @@ def test_distances_are_invariant_to_motions(name, reflect, make, cloud, error):
 
 @pytest.mark.parametrize("name", ["distance", "distance values", "mlp"])
 def test_distances_are_smooth_where_a_pair_comes_near(name, make, error):
-    """Outputs and their derivatives; an MLP of the offset jumps. Means of far offsets change along with positions,
-    smoothly: by as little as the step."""
+    """With derivatives; an MLP of the offset jumps. Means of far offsets change by as little as the step."""
     conv = make(name)
     x = torch.randn(3, 12, dtype=torch.float64)
     places = torch.tensor([[0.0, 0, 0], [0.5, 0, 0], [0, 0, 0]], dtype=torch.float64)

@@ -1,10 +1,9 @@
-"""The layers within PyG: GPSConv, Sequential, loaders, compilation, half precision, copies."""
+"""The layers within PyG: GPSConv, Sequential, HeteroConv, clusters of one graph."""
 
 import pytest
 import torch
 from performers import positional_conv
-from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier, RelativeGPSBlock, RelativePerformerConv
-from torch_geometric.data import Batch, Data
+from tg_equiattn.integrations.pyg import PixelGraphClassifier, RelativeGPSBlock, RelativePerformerConv
 from torch_geometric.nn import GPSConv, HeteroConv, Sequential, global_add_pool
 
 
@@ -48,21 +47,6 @@ def test_sequential(make_conv, point_graphs, equal):
     graph = data.edge_index, data.batch
     expected = second(torch.nn.functional.gelu(first(data.x, *graph, pos=data.pos)), *graph, pos=data.pos)
     equal(model(data.x, *graph, None, data.pos), global_add_pool(expected, data.batch), 0)
-
-
-def test_shared_neighbors(near_conv, point_graphs, equal):
-    data = point_graphs((11, 1, 23))
-    expected = near_conv(data.x, data.edge_index, data.batch, pos=data.pos)
-    near = near_conv.neighbors(data.edge_index, data.batch, pos=data.pos, num_nodes=35)
-    for _ in range(2):
-        equal(near_conv(data.x, pos=data.pos, batch=data.batch, neighbors=near), expected, 0)
-
-
-def test_grid_stands_for_edges(any_conv, equal):
-    transform = PixelGraph(3)
-    data = Batch.from_data_list([transform(Data(image=torch.randn(12, 5, 7).double())) for _ in range(3)])
-    expected = any_conv(data.x, data.edge_index, data.batch, pos=data.pos.double())
-    equal(any_conv(data.x, neighbors=transform.grid(5, 7)), expected)
 
 
 def two_clusters():

@@ -20,7 +20,6 @@ def made(name, group, **options):
 
 
 def compare_with_oracle(layer, name, x, masks=None, context=None):
-    """Outputs and gradients, image by image."""
     relation = {"lifting": None, "global": "relative", "global frame": "frame"}.get(name, name)
     parts = [
         oracle(layer, x[n : n + 1], relation, context=None if context is None else context[n : n + 1],

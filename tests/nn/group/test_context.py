@@ -1,11 +1,9 @@
-"""Cross attention: queries of one feature map, keys and values of another on the same grid; and residual branches.
-
-Definition and symmetry are test_attention.py's."""
+"""Cross attention: queries of one feature map, keys and values of another on the same grid; and residual branches."""
 
 import pytest
 import torch
-from group_layers import LAYERS, image
 from group_layers import block as small_block
+from group_layers import image
 from small_groups import GROUPS
 
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention
@@ -31,25 +29,6 @@ def test_blocks(channels, kind, randomise):
     assert equivariance_error(both, D4, torch.cat([x, context], 1)) <= 1e-10
     square = torch.randn(2, context.shape[1], 8, 5, 5, dtype=torch.float64)
     assert equivariance_error(lambda x: block(x, context=square), D4, image(D4, (5, 5), True)) > 1e-3
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(
-    ("context", "message"),
-    [
-        (torch.randn(2, 3, 8, 4, 5), r"context must have shape \(B, 5, 8, H, W\), got \(2, 3, 8, 4, 5\)"),
-        (torch.randn(2, 5, 8, 5, 4), r"context must have the batch and the pixels of the input, \(2, 3, 8, 4, 5\)"),
-        (torch.randn(2, 5, 8, 4, 5).double(), "context must be torch.float32 as the parameters are"),
-        (None, "context must be given, with context_channels=5, got None"),
-        ("x", r"context must be a torch.Tensor of shape .* got str"),
-    ],
-)
-def test_bad_contexts(context, message, masked):
-    mask = torch.ones(2, 4, 5, dtype=torch.bool) if masked else None
-    block = small_block(D4, 3, 3, heads=1, context_channels=5)
-    for module in (LAYERS["ge_vit"](D4, context_channels=5), block):
-        with pytest.raises(ValueError, match=message):
-            module(torch.randn(2, 3, 8, 4, 5), mask, context=context)
 
 
 def test_layer_scale_and_drop_path():

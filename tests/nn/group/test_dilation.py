@@ -1,15 +1,13 @@
-"""Scales: lifting and group attention on the dilation group, times a finite group.
-
-Definition is test_attention.py's, masks are test_masks.py's."""
+"""Scales: lifting and group attention on the dilation group, times a finite group."""
 
 import math
 
+import group_layers
 import pytest
 import torch
-from group_layers import layer as small_layer
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic, trivial
-from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention
+from tg_equiattn.nn import GEViT, LiftingAttention
 from tg_equiattn.testing import TOLERANCE, dilation_errors, equivariance_error
 
 ISOMETRIES = {"none": trivial(2), "C4": cyclic(4), "D4": dihedral(4), "volume": trivial(3)}
@@ -17,11 +15,11 @@ SIZES = {2: (5, 6), 3: (3, 4, 2)}
 
 
 def lifting(group, **arguments):
-    return small_layer(LiftingAttention, group, 2, 6, **{"head_channels": 5} | arguments).double()
+    return group_layers.lifting(group, **arguments).double()
 
 
 def attention(group, **arguments):
-    return small_layer(GroupAttention, group, 3, 6, **{"head_channels": 5} | arguments).double()
+    return group_layers.attention(group, **arguments).double()
 
 
 def given(layer, spatial=None, batch=2):
@@ -60,33 +58,29 @@ def test_attention_to_repeated_pixels(isometries, window, randomise):
         assert error <= TOLERANCE[torch.float64] if exact else error > 1e-3
 
 
-@pytest.mark.parametrize("name", ["disk", "circular", "no locality", "masked"])
-def test_kinds_of_windows(name, randomise):
-    group = dyadic(3, cyclic(4))
-    options = {
-        "disk": {"kernel_size": 5, "neighbourhood": "disk"},
-        "circular": {"padding_mode": "circular"},
-        "no locality": {"locality": None, "kernel_size": 5},
-        "masked": {},
-    }[name]
+DISK, CIRCULAR = {"kernel_size": 5, "neighbourhood": "disk"}, {"padding_mode": "circular"}
+
+
+@pytest.mark.parametrize(
+    ("options", "masked"), [(DISK, False), (CIRCULAR, False), ({"locality": None, "kernel_size": 5}, False), ({}, True)]
+)
+def test_kinds_of_windows(options, masked, randomise):
+    group, there = dyadic(3, cyclic(4)), torch.rand(2, 4, 8) < 0.7
     for layer in (lifting(group, **options), attention(group, scale_window=1, **options)):
-        x, module = given(randomise(layer, 0.5), (4, 8)), layer
-        if name == "masked":
-            mask = torch.rand(2, 4, 8) < 0.7
 
-            def module(x, layer=layer, mask=mask):
-                times = x.shape[-1] // 8
-                return layer(x, mask.repeat_interleave(times, 1).repeat_interleave(times, 2))
+        def module(x, layer=layer):
+            times = x.shape[-1] // 8
+            return layer(x, there.repeat_interleave(times, 1).repeat_interleave(times, 2) if masked else None)
 
+        x = given(randomise(layer, 0.5), (4, 8))
         assert max(dilation_errors(module, group, x)) <= TOLERANCE[torch.float64]
-        if name == "circular":
+        if options is CIRCULAR:
             rolled = layer(x.roll((1, -3), (-2, -1)))
             torch.testing.assert_close(rolled, layer(x).roll((1, -3), (-2, -1)), rtol=0, atol=1e-12)
 
 
 def test_factors_as_printed(randomise):
-    """Negative control: outside of the softmax the factors of the paper, Eq. 20 and 21, on what heads put out at scale
-    h, break what they are meant to keep."""
+    """Negative control: the paper's factors (Eq. 20, 21) on what heads put out break what they should keep."""
     group = dyadic(3, cyclic(4))
     scales = 2.0 ** torch.arange(3).repeat_interleave(4)[:, None, None]
     for layer, power in ((lifting(group), 2), (attention(group, scale_window=1), 3)):

@@ -1,6 +1,4 @@
-"""Group attention over all pixels: exact within a window, random features beyond.
-
-Definition and symmetry are test_attention.py's, batches test_masks.py's."""
+"""Group attention over all pixels: exact within a window, random features beyond."""
 
 import torch
 from attention_operands import Largest

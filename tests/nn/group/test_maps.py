@@ -14,7 +14,6 @@ OPTIONS = [{}, {"kernel_size": 5, "neighbourhood": "disk"}, {"padding_mode": "ci
 
 
 def heads_of(layer, x, mask=None, context=None):
-    """What heads put out, and the values they weigh."""
     query, key, value = layer._operands(x, mask, context)
     return layer._weigh(query, key, value, layer.index, mask, 0.0), value
 

@@ -61,8 +61,7 @@ def smooth(*shape):
 )
 @pytest.mark.slow
 def test_trained_layers_turn_too(kind, options):
-    """The mean of two layers in frames is below one percent at the start, and below three when they have learned
-    squared slopes of images, for which heads move apart and sharpen."""
+    """In frames: below one percent at the start, below three where heads moved apart to learn squared slopes."""
     lifts, starts, trained = kind is LiftingAttention, [], []
     shape = (4, 3, 11, 11) if lifts else (4, 4, 8, 11, 11)
     many = (16, *shape[1:])

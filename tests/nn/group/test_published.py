@@ -106,24 +106,18 @@ def networks(preset, name, window, sizes, randomise, eps=1e-12, **change):
 
 
 WHOLE = [
-    ("rotmnist", "C4", 5), ("rotmnist", "C4", 9), ("rotmnist", "C8", 3), ("cifar10", "mirror", 5),
-    ("patchcamelyon", "C4", 3),
+    *((preset, name, window, LIKE[preset]) for preset, name, window in (
+        ("rotmnist", "C4", 5), ("rotmnist", "C4", 9), ("rotmnist", "C8", 3), ("cifar10", "mirror", 5),
+        ("patchcamelyon", "C4", 3))),
+    *(pytest.param(preset, name, 5, TRUE[preset], marks=pytest.mark.slow) for preset, name in (
+        ("rotmnist", "C4"), ("rotmnist", "C8"), ("cifar10", "mirror"), ("patchcamelyon", "C4"))),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("preset", "name", "window"), WHOLE)
-def test_whole_models(preset, name, window, randomise):
-    """Same structure, crops and pools as the published configurations, fewer channels and heads."""
-    assert difference(*networks(preset, name, window, LIKE[preset], randomise)) < 1e-12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("preset", "name"), [("rotmnist", "C4"), ("rotmnist", "C8"), ("cifar10", "mirror"), ("patchcamelyon", "C4")]
-)
-def test_presets_in_full_size(preset, name, randomise):
-    """PatchCamelyon with our crops, as the published ones leave a side of 7 to the last pool."""
-    assert difference(*networks(preset, name, 5, TRUE[preset], randomise)) < 1e-12
+@pytest.mark.parametrize(("preset", "name", "window", "sizes"), WHOLE)
+def test_whole_models(preset, name, window, sizes, randomise):
+    """Crops (of PatchCamelyon ours: 7 pixels are left to the last pool) and pools as published, few channels or all."""
+    assert difference(*networks(preset, name, window, sizes, randomise)) < 1e-12
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What layers, blocks and models of images refuse: each error names the argument. Contexts and masks have their own."""
+"""What layers, blocks and models of images refuse: each error names the argument."""
 
 import pytest
 import torch
@@ -13,12 +13,15 @@ from tg_equiattn.nn import (
     GroupAttentionBlock,
     GroupLinear,
     RegularGlobalNorm,
+    RegularLayerNorm,
 )
 from tg_equiattn.nn.group.linear import Pointwise
+from tg_equiattn.nn.group.norm import RegularBatchNorm
 from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
 from tg_equiattn.testing import off_lattice_errors
 
-C4, SCALES = cyclic(4), dyadic(3, cyclic(4))
+C4, SCALES, X = cyclic(4), dyadic(3, cyclic(4)), torch.zeros(2, 3, 4, 4, 5)
+NORMS = RegularGlobalNorm, RegularLayerNorm, RegularBatchNorm
 FINITE = "group must be finite, without scales"
 
 
@@ -40,7 +43,6 @@ def model(group=C4, **change):
 
 
 def given(layer, *shape, **options):
-    """A call of a layer with zeros."""
     return lambda: layer(torch.zeros(*shape, **options))
 
 
@@ -70,7 +72,6 @@ REFUSED = [
     ("content_heads must be heads=2 without locality", made(content_heads=1, locality=None)),
     ("content_heads must be None but for relation 'frame', got 1", made(content_heads=1, relation="ge_vit")),
     ("locality must be .*a finite number of at least 0, got '4'", made(locality="4")),
-    ("locality must be .*a finite number of at least 0, got -1", lambda: lifting(C4, locality=-1.0)),
     ("padding_mode must be 'mask' where kernel_size is None", made(padding_mode="circular", kernel_size=None)),
     (r"padding_mode must be one of \('mask', 'circular'\), got 'zeros'", lambda: lifting(C4, padding_mode="zeros")),
     (r"kernel_size must be at most 5 with padding_mode='circular' .* got 7", circular(C4, 7, 2, 5)),
@@ -78,15 +79,12 @@ REFUSED = [
     ("must be torch.float32 as the parameters are", given(attention(C4), 2, 3, 4, 5, 5, dtype=torch.float64)),
     ("pixel must be 2 whole numbers, or several times so many", pixel(1, 2, 3)),
     (r"pixel must be in an image of \(4, 5\) pixels, got \(4, 0\)", pixel(4, 0)),
-    # over all pixels
     ("kernel_size must be a positive odd integer: the window .* got None", far(kernel_size=None)),
     (r"relation must be one of \('frame', 'relative'\), got 'ge_vit'", far(relation="ge_vit")),
     ("options must be of .*redraw_interval, got scale_window", far(scale_window=3)),
     ("num_features must be a positive integer, got 0", far(num_features=0)),
     ("redraw_interval must be a positive integer, got -1", far(redraw_interval=-1)),
-    ("padding_mode must be one of .* got 'zeros'", far(padding_mode="zeros")),
     ("context_channels must be a positive integer, got 0", far(context_channels=0)),
-    # scales
     *((f"relation must be 'relative'.*got '{r}'.*different pixels", scaled(relation=r))
       for r in ("ge_vit", "lifted", "gsa")),
     *(("kernel_size must be a positive odd integer for groups of scales", scaled(kind, kernel_size=None))
@@ -106,14 +104,12 @@ REFUSED = [
     (r"input sides must be multiples of the largest scale, 4.*\(4, 6\)", circular(SCALES, 3, 4, 6)),
     ("kernel_size must be at most", circular(SCALES, 5, 4, 4)),
     (r"input must have shape \(B, 3, 12, H, W\)", given(attention(SCALES), 2, 3, 8, 5, 6)),
-    # blocks and models
     (r"dropout must be in \[0, 1\), got 1.0", lambda: GroupAttentionBlock(attention(C4), dropout=1.0)),
     ("channels must hold the width of at least one block, got 8", model(channels=8)),
     (r"channels\[1\] must be a positive integer, got 0", model(channels=(8, 0))),
     ("lifting_channels must be a positive integer, got 0", model(options={"lifting_channels": 0})),
     ("pools must be block numbers from 0 to 2", model(pools=(1.5,))),
     (r"crops must be one number or 2 \(one a block\), got \(1,\)", model(options={"crops": (1,)})),
-    ("crop must be a non-negative integer, got -1", model(options={"crops": -1})),
     (r"input_dropout must be in \[0, 1\), got 1.5", model(options={"input_dropout": 1.5})),
     ("num_classes must be a positive integer, got 0", model(num_classes=0)),
     ("options must be of lifting_channels, crops, .* got crop", model(options={"crop": 1})),
@@ -121,7 +117,22 @@ REFUSED = [
     ("norm must be one of .* got 'group'", model(norm="group")),
     (r"input must have shape \(B, 1, H, W\), got \(2, 3, 8, 8\)", given(model()(), 2, 3, 8, 8)),
     ("multiples of the pool's kernel_size=2", given(model(pools=(0,))(), 2, 1, 9, 9)),
-    # linear maps, norms, pools
+    *((message, lambda module=module, change=change: module()(X, torch.ones(2, 4, 5, dtype=torch.bool).to(**change)))
+      for message, change in ((r"mask must be bool of shape \(2 or 1, 4, 5\), .* got torch.float32 of shape",
+                               {"dtype": torch.float32}),
+                              ("mask must be on cpu as the input is, got meta", {"device": "meta"}))
+      for module in (lambda: attention(C4), lambda: block(C4), *(lambda n=n: n(3) for n in NORMS), GlobalPooling,
+                     lambda: SpatialMaxPool(1), lambda: SpatialCrop(1),
+                     lambda: lambda x, mask: block(C4).attention_map(x, (1, 1), mask),
+                     lambda: lambda x, mask: model(in_channels=3)()(x[:, :, 0], mask))),
+    *((message, lambda kind=kind, mask=mask, context=context: kind(C4, context_channels=5)(X, mask, context=context))
+      for message, context in (
+          (r"context must have shape \(B, 5, 4, H, W\), got \(2, 3, 4, 4, 5\)", X),
+          (r"context must have the batch and the pixels of the input, \(2, 3, 4, 4, 5\)", torch.ones(2, 5, 4, 5, 4)),
+          ("context must be torch.float32 as the parameters are", torch.ones(2, 5, 4, 4, 5).double()),
+          ("context must be given, with context_channels=5, got None", None),
+          ("context must be a torch.Tensor of shape .* got str", "x"))
+      for kind in (attention, block) for mask in (None, torch.ones(2, 4, 5, dtype=torch.bool))),
     ("in_channels must be", lambda: GroupLinear(C4, 0, 3)),
     ("out_channels must be", lambda: GroupLinear(C4, 3, 0)),
     (r"input must have shape \(B, 3, 4, ...\), got \(2, 3, 5, 6\)", given(GroupLinear(C4, 3, 5), 2, 3, 5, 6)),
@@ -134,7 +145,6 @@ REFUSED = [
     ("crop must be a non-negative integer, got -1", lambda: SpatialCrop(-1)),
     ("in_channels must be a positive integer, got 0", lambda: Pointwise(0, 2)),
     ("exceed twice the crop=2", given(SpatialCrop(2), 1, 1, 1, 4, 6)),
-    # the check of rotations off the lattice
     ("odd number of pixels a side", errors(torch.nn.Identity(), 2, 3, 8, 8)),
     (r"module must give invariants .* got shape \(2,\)", errors(lambda x: x[:, 0, 0, 0, 0], 2, 3, 8, 9, 9)),
     (r"shape must have 4 axes .* or 5 .* got \(2, 3, 9\)", errors(torch.nn.Identity(), 2, 3, 9)),

@@ -17,7 +17,7 @@ def without(x, *names):
     return {key: part for key, part in x.items() if key not in names}
 
 
-@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_equals_the_definition(name, n, make, device):
     layer, x = make(name), sample(name, [n])
     inputs = [x[key].requires_grad_() for key in ("scalars", "vectors", "pos")] + list(layer.parameters())
@@ -36,8 +36,7 @@ def test_equals_the_definition(name, n, make, device):
 
 @pytest.mark.parametrize(("dtype", "reflect"), [(torch.float64, False), (torch.float64, True), (torch.float32, True)])
 def test_equivariant(dtype, reflect, name, make, device):
-    """To motions of each sequence and at once, where it has no order or one by radius, to permutations of tokens and
-    edges; of two tokens, equally far from their centroid, scalars decide."""
+    """To motions and, where the order is none or by radius, permutations; of two tokens scalars decide."""
     sizes = [31, 1, 2, 17]
     layer, x = make(name, dtype).to(device), sample(name, sizes, dtype, device)
     r, shift = motion(dtype, reflect, device), torch.randn(4, 3, dtype=dtype, device=device)
@@ -105,8 +104,7 @@ def test_appended_tokens_change_nothing_earlier(name, make):
 
 
 def test_a_chain_among_zeros_is_as_alone(make):
-    """Wherever it stands. Neighbors on both sides spread keys to as many zeros next to the ends, which must be there;
-    the filter that is data knows places."""
+    """Wherever it stands, if neighbors reach as many zeros next to the ends; the filter that is data knows places."""
 
     def among_zeros(layer, x, start):
         scalars, vectors = torch.zeros(31, S).double(), torch.zeros(31, V, 3).double()
@@ -132,10 +130,9 @@ def test_a_chain_among_zeros_is_as_alone(make):
     [("lag", False), *(pytest.param(*x, marks=pytest.mark.slow) for x in (("plain", False), ("published", True)))],
 )
 def test_what_other_tokens_say_does_not_fade(name, fades):
-    """With parameters as they start, and tokens at random: changing all but a few moves these as much in a chain of
-    20,000 as in one of 20; with the paper's factor it does not."""
+    """As layers start, other tokens move a few as much in a chain of 20,000 as of 20; not with the paper's factor."""
     kind, options = OPTIONS["plain" if fades else name]
-    layers = [kind(16, 16, **options) for _ in range(3)]
+    layers = [kind(16, 16, **options) for _ in range(2)]
     for layer in layers if fades else []:
         layer.module.norm = "forward"
 
@@ -149,11 +146,11 @@ def test_what_other_tokens_say_does_not_fade(name, fades):
         sizes = sum(a.square().mean() for a, _ in pairs)
         return float(sum((a[kept] - b[kept]).square().mean() for a, b in pairs) / sizes) ** 0.5
 
-    moves = [sum(moved(layer, n) for layer in layers) / len(layers) for n in (20, 200, 2000, 20000)]
+    moves = [sum(moved(layer, n) for layer in layers) / len(layers) for n in (20, 200, 20000)]
     if fades:
-        assert moves[3] < moves[0] / 10
+        assert moves[-1] < moves[0] / 10
     else:
-        assert 0.5 * moves[0] < moves[3]
+        assert 0.5 * moves[0] < moves[-1]
         assert 0.05 < min(moves) < max(moves) < 3
 
 
@@ -171,18 +168,8 @@ def test_parameters_as_published():
         assert 750_000 < sum(p.numel() for p in SE3Hyena(16, 128, **options).parameters()) < 900_000
 
 
-def test_compiling_needs_the_sizes(make):
-    torch.compiler.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="batch_size and max_num_nodes must be given"):
-        torch.compile(make("plain"), fullgraph=True, backend="aot_eager")(**sample("plain", [7, 3]))
-
-
 SCALARS = [{"out_vectors": 0}, {"out_vectors": 2, "hidden_vectors": 3}]
-VECTORS = [
-    {"hidden_scalars": 0, "short_conv": 3},
-    {"hidden_scalars": 0, "short_conv": 3, "filter": "lag"},
-    {"hidden_scalars": 2},
-]
+VECTORS = [*({"hidden_scalars": 0, "short_conv": 3, "filter": f} for f in ("data", "lag")), {"hidden_scalars": 2}]
 
 
 @pytest.mark.parametrize(

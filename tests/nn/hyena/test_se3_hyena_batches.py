@@ -50,8 +50,7 @@ def test_nan_stays_in_its_sequence(on_device, name, bad, make):
 
 @pytest.mark.parametrize("name", ["plain", "local", "radial local", "lag", "attention", "attention, local"])
 def test_blocks_of_tokens_change_nothing(name, make, monkeypatch):
-    """A batch of which every MLP takes several blocks of tokens, which cut its sequences, against each sequence
-    alone, in one. Of the smallest blocks there are, of 64 tokens."""
+    """Several blocks of 64 tokens, the smallest there are, which cut sequences, against each sequence in one."""
     monkeypatch.setattr(clifford, "BLOCK_NUMBERS", 1)
     layer, sizes = make(name, std=0.2), [57, 17, 61]
     network = layer.module.operators[0] if name == "radial local" else layer.module

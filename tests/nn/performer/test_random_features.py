@@ -1,6 +1,7 @@
 """When features are drawn, from what, and that every rank draws alike."""
 
 import copy
+import functools
 
 import pytest
 import ranks
@@ -12,7 +13,6 @@ from tg_equiattn.nn.performer.random_features import RandomFeatures
 
 
 def draws(features, steps):
-    """Which steps see other features than the step before."""
     seen, changes = features.projection.clone(), []
     for step in range(steps):
         now = features()
@@ -91,44 +91,36 @@ def test_dtype_and_meta_device():
         assert RandomFeatures(11, 5).projection.is_meta
 
 
-def model():
+IMAGES = torch.linspace(0, 1, 4 * 35, dtype=torch.float64).view(4, 1, 5, 7).sin()
+
+
+def trained(seed, images, wrap=lambda net: net):
+    """The last gradients of some training steps, between which features are drawn, and the features."""
+    torch.manual_seed(seed)
     options = {"channels": 12, "depth": 2, "heads": 3, "cutoff": 2, "dropout": 0.0}
-    return RelativePerformer(1, 3, **options, attn_kwargs={"redraw_interval": 2}).double()
-
-
-def images():
-    generator = torch.Generator().manual_seed(0)
-    return torch.rand(4, 1, 5, 7, generator=generator, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
-
-
-def steps(net, image, label, count=5):
-    """Gradients of the last of some training steps, between which features are drawn."""
+    model = RelativePerformer(1, 3, **options, attn_kwargs={"redraw_interval": 2}).double().to(images.device)
+    net = wrap(model)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    for _ in range(count):
+    for _ in range(5):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(net(image), label).backward()
+        net(images).square().mean().backward()
         optimizer.step()
-    return [p.grad.clone() for p in net.parameters()]
+    return [p.grad.cpu() for p in net.parameters()], model.blocks[1].attention.features.projection.cpu()
 
 
 def train_rank(number, device, folder):
-    torch.manual_seed(number)  # ranks start unlike; DistributedDataParallel makes them alike
     ids = [device.index] if device.type == "cuda" else None
-    net = torch.nn.parallel.DistributedDataParallel(model().to(device), device_ids=ids)
-    image, label = (x[2 * number : 2 * number + 2].to(device) for x in images())
-    grads = [grad.cpu() for grad in steps(net, image, label)]
-    torch.save((grads, net.module.blocks[1].attention.features.projection.cpu()), f"{folder}/{number}.pt")
+    wrap = functools.partial(torch.nn.parallel.DistributedDataParallel, device_ids=ids)  # makes unlike ranks alike
+    torch.save(trained(number, IMAGES[2 * number :][:2].to(device), wrap), f"{folder}/{number}.pt")
 
 
 @pytest.mark.slow
 def test_two_processes_give_the_gradients_of_one(tmp_path):
     ranks.run(train_rank, tmp_path)
-    torch.manual_seed(0)
-    single = model()
-    expected = steps(single, *images())
+    expected, drawn = trained(0, IMAGES)
     for number in range(ranks.WORLD):
         grads, projection = torch.load(tmp_path / f"{number}.pt", weights_only=True)
-        assert torch.equal(projection, single.blocks[1].attention.features.projection)
+        assert torch.equal(projection, drawn)
         torch.testing.assert_close(grads, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -174,7 +166,6 @@ def test_ensembles_draw_outside():
 
 
 def test_no_nodes_are_a_step():
-    """As on ranks that have none."""
     layer = PerformerAttention(8, 8, 2, offset=None, redraw_interval=1)
     before = layer(torch.zeros(1, 3, 8)), layer.features.projection.clone()
     assert layer(torch.zeros(0, 8), batch=torch.zeros(0, dtype=torch.int64)).shape == (0, 8)

@@ -36,7 +36,6 @@ def test_equals_the_definition(name, make, device):
 
 
 def test_some_grades_only(randomise):
-    """Grades without channels, in and out."""
     mlp = randomise(MultivectorMLP(Grades(2, 3), Grades(0, 1, 2, 0), 5)).double()
     x = [torch.randn(11, c, n, dtype=torch.float64) for c, n in zip((2, 3, 0, 0), SIZES, strict=True)]
     out = mlp([part.permute(2, 1, 0) for part in x])
@@ -73,32 +72,14 @@ def test_finite_derivatives_at_zero(make):
     assert all(part.isfinite().all() for part in (out, grad, x.grad))
 
 
-@pytest.mark.parametrize(
-    ("message", "call"),
-    [
-        ("in_channels must be a positive", lambda: CliffordMLP(0, 5)),
-        ("out_channels must be a positive", lambda: CliffordMLP(3, 0)),
-        ("hidden_channels must be a positive", lambda: CliffordMLP(3, 5, 0)),
-        ("num_blocks must be a positive", lambda: CliffordMLP(3, 5, num_blocks=0)),
-        (r"input must be \(..., 3, 8\)", lambda: CliffordMLP(3, 5)(torch.ones(2, 4, 8))),
-        ("input must be a floating", lambda: CliffordMLP(3, 5)(torch.ones(3, 8).long())),
-        ("input must be torch.float32", lambda: CliffordMLP(3, 5)(torch.ones(3, 8).double())),
-        ("parameters must be float32 or float64", lambda: CliffordMLP(3, 5).half()(torch.ones(3, 8).half())),
-    ],
-)
-def test_bad_arguments(message, call):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bias", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_as_compilers_for_accelerators_are_given_it(bias, randomise, monkeypatch):
     """The same numbers and derivatives, by components and with no product of all pairs of them."""
     monkeypatch.setattr(clifford, "compiles_for_accelerator", lambda _: torch.compiler.is_compiling())
-    mlp = randomise(clifford.MultivectorMLP(Grades(2, 3, 1, 2), Grades(3, 2, 2, 1), 4, 2, bias)).double()
+    mlp = randomise(clifford.MultivectorMLP(Grades(2, 3, 1, 2), Grades(3, 2, 2, 1), 4, bias=bias)).double()
     parts = [torch.randn(n, c, 5, dtype=torch.float64, requires_grad=True) for n, c in ((1, 2), (3, 3), (3, 1), (1, 2))]
     torch._dynamo.reset()
-    compiled = torch.compile(mlp, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(mlp, fullgraph=True, backend="eager")
     got, wanted = compiled(parts), mlp(parts)
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
     grads = [torch.randn_like(x) for x in wanted]

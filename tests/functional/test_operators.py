@@ -1,0 +1,72 @@
+"""Registered operators by torch's own check of schemas, fakes and dispatch; and what functions save for backward."""
+
+import itertools
+
+import pytest
+import torch
+from attention_operands import operands
+from torch.library import opcheck
+
+from tg_equiattn import functional as F
+from tg_equiattn.encodings import relation_index
+from tg_equiattn.functional.group.tiled_attention import group_attention_op
+from tg_equiattn.functional.hyena.lag_convolution import first_lag, lag_convolution
+from tg_equiattn.functional.performer.edge_products import csr_edge_dot, csr_edge_sum
+from tg_equiattn.functional.performer.feature_attention import chunked_readout, chunked_summary
+from tg_equiattn.grids import PixelGrid
+from tg_equiattn.groups import cyclic
+
+OURS = torch.ops.tg_equiattn
+NEAR = PixelGrid((3, 4), 2).neighbors().csr
+
+
+def d(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def of_groups():
+    tensors, _ = operands(2, (3, 4), batch=1, heads=2)
+    mask = torch.tensor([[[True, False, True, True]] * 3]).expand(2, -1, -1).contiguous()
+    features = (x[0].detach().requires_grad_() for x in tensors[:3])
+    index, seed = relation_index(cyclic(2), "ge_vit"), torch.tensor(0)
+    return *features, *tensors[3:], index, mask, seed, 3, (), False, 0.0, "eager"
+
+
+def ragged(*sizes):
+    return None, torch.tensor(sizes)
+
+
+OPERATORS = [
+    (group_attention_op, of_groups),
+    (chunked_summary, lambda: (d(2, 5, 3), d(2, 5, 7), d(11, 3).detach(), None, 0.5)),
+    (chunked_readout, lambda: (d(2, 5, 3), d(11, 3).detach(), d(2, 11, 7), d(2, 11))),
+    (csr_edge_dot, lambda: (d(2, 12, 3), d(2, 12, 3), *NEAR.tensors)),
+    (csr_edge_sum, lambda: (d(2, len(NEAR.col)), d(2, 12, 3), *NEAR.tensors)),
+    *((OURS.vector_attention.default, lambda n=n: (*(d(2, 5, 3) for _ in range(3)), n, torch.ones(2).double()))
+      for n in ragged(3, 5)),
+    *((OURS.lag_convolution.default, lambda n=n: (d(3, 5, 2, 3), d(9, 2), n, -4)) for n in ragged(5, 2, 0)),
+    *((OURS.lag_correlation.default, lambda n=n: (d(3, 5, 2, 3), d(3, 5, 2, 3), n, -4, 9)) for n in ragged(5, 2, 0)),
+    *((OURS.fft_convolution.default, lambda s=s, n=n, c=c: (d(*s), d(*s), n, "circular", c, "ortho"))
+      for s, n, c in itertools.product(((3, 5, 2), (3, 5, 2, 3)), ragged(5, 2, 0), (False, True))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("operator", "given"), OPERATORS, ids=range(len(OPERATORS)))
+def test_registered(operator, given):
+    opcheck(operator, given())
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "measure"),
+    [
+        (lambda *qkv: F.linear_attention(*qkv, torch.randn(50, 8)), [(1, 2, 999, 8)] * 3, max),  # no node's features
+        (F.vector_long_conv, [(2, 997, 3, 3)] * 2, sum),
+        (lambda x, h: lag_convolution(x, h, None, first_lag(997, False)), [(3, 997, 2, 3), (1993, 2)], sum),
+    ],
+)
+def test_no_more_than_inputs_is_saved(function, shapes, measure):
+    """No tensor larger than an input; of convolutions, no more than the inputs in all."""
+    saved, inputs = [], [torch.randn(shape, requires_grad=True) for shape in shapes]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        function(*inputs)
+    assert measure(saved) <= measure(x.numel() for x in inputs)
