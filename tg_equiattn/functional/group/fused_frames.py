@@ -78,16 +78,20 @@ def _square(x: Tensor, places: Window, side: int) -> Tensor:
 
 
 class _Windows:
-    """What windows around every pixel hold; with ``back``, what the pixels in whose windows it stands do."""
+    """What windows around every pixel hold; with ``back``, what the pixels in whose windows it stands do. In backward
+    it is written the other way round (``again``): compilers keep from forward what looks alike, all scores' size."""
 
-    def __init__(self, spatial: torch.Size, places: Window, side: int, circular: bool, device: torch.device) -> None:
+    def __init__(
+        self, spatial: torch.Size, places: Window, side: int, circular: bool, device: torch.device, again: bool = False
+    ) -> None:
         self.places, self.circular, self.dim = places, circular, len(spatial)
         self.indices: list[Tensor] = []
         for back in (False, True):
             flat: Tensor | int = 0
             for axis, n in enumerate(spatial):
                 step = torch.arange(side, device=device)
-                along = torch.arange(n, device=device)[:, None] + (2 * places.radius - step if back else step)
+                step, pixel = 2 * places.radius - step if back else step, torch.arange(n, device=device)[:, None]
+                along = step + pixel if again else pixel + step
                 shape = [1] * (2 * self.dim)
                 shape[axis], shape[self.dim + axis] = n, side
                 flat = flat * (n + 2 * places.radius) + along.view(shape)
@@ -131,7 +135,7 @@ class _Frames(torch.autograd.Function):
     def backward(ctx, grad, grad_level):
         query, key, value, table, there, absent, row, column, out, level = ctx.saved_tensors
         places, side, circular, dropout = ctx.settings
-        at = _Windows(query.shape[4:], places, side, circular, query.device)
+        at = _Windows(query.shape[4:], places, side, circular, query.device, again=True)
         elements, window_axes = table.shape[2], tuple(range(-at.dim, 0))
         over = window_axes if query.shape[3] == elements else (2, *window_axes)  # lifting: of all output elements
         mean = (grad * out).sum(2) - grad_level
