@@ -328,7 +328,8 @@ class _Gather(torch.autograd.Function):
         ctx.save_for_backward(to, filled, back, there)
         if not x.shape[0]:
             return x.new_zeros(to.shape[0], *x.shape[1:])
-        return _selected(x, to, filled)
+        out = x.index_select(0, to)
+        return out if filled is None else out.masked_fill_(_beside(~filled, x), 0)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
@@ -341,10 +342,6 @@ def _gather(x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, there: T
         return _Gather.apply(x, to, filled, back, there)
     if not x.shape[0]:
         x = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
-    return _selected(x, to, filled)
-
-
-def _selected(x: Tensor, to: Tensor, filled: Tensor | None) -> Tensor:
     out = x.index_select(0, to)
     return out if filled is None else torch.where(_beside(filled, x), out, 0.0)
 

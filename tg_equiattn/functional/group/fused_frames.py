@@ -42,11 +42,12 @@ def fused_relative_attention(
     queries, outs, levels = members.argsort(0), [], []  # h of each (s, u)
     for u in range(len(index)):
         rho = rho_space[:, :, u] if rho_group is None else rho_space + rho_group[u]
-        bias = sum(
-            (x for x in (space_bias, None if group_bias is None else group_bias[:, u, None, None]) if x is not None),
-            rho.new_zeros(query.shape[1], 1, 1),
-        )  # fmt: skip
-        table = torch.cat([rho.expand(query.shape[1], -1, -1, -1), bias.expand(-1, *rho.shape[:2])[..., None]], -1)
+        bias = rho.new_zeros(query.shape[1], *rho.shape[:2])
+        if space_bias is not None:
+            bias = bias + space_bias
+        if group_bias is not None:
+            bias = bias + group_bias[:, u, None, None]
+        table = torch.cat([rho.expand(len(bias), -1, -1, -1), bias[..., None]], -1)
         k, v = (_Permuted.apply(x, members[:, u], queries[:, u]) for x in (key, value))
         out, level = fused_frame_attention(query, k, v, table, mask, None, kernel_size, selection, circular, 0.0)
         outs.append(out)

@@ -106,15 +106,16 @@ def _window(kernel_size: int, selection: tuple[int, ...], dim: int, tail: int) -
 def in_square(x: Tensor, places: Window, side: int) -> Tensor:
     """What belongs to the places of a window (..., D), among those of the square around it (..., side^dim), zero at
     the others."""
-    size, end, rows = side**places.dim, 0, []
-    for block in places.blocks:
-        start = functools.reduce(lambda flat, step: flat * side + step, block.start, 0)
-        rows.append((start, x[..., block.places]))
+    size, counts = side**places.dim, [block.places.stop - block.places.start for block in places.blocks]
+    starts = [functools.reduce(lambda flat, step: flat * side + step, block.start, 0) for block in places.blocks]
+    if counts == [size]:
+        return x
     if torch.compiler.is_compiling():  # one expression; of a cat every part would be a launch
-        first, *others = (F.pad(row, (start, size - start - row.shape[-1])) for start, row in rows)
-        return sum(others, first)
-    none, parts = x.new_zeros(*x.shape[:-1], size), []
-    for start, row in rows:
+        each = zip(places.blocks, starts, counts, strict=True)
+        rows = [F.pad(x[..., block.places], (start, size - start - count)) for block, start, count in each]
+        return functools.reduce(torch.add, rows)
+    none, parts, end = x.new_zeros(*x.shape[:-1], size), [], 0
+    for start, row in zip(starts, x.split(counts, -1), strict=True):
         parts += [none[..., end:start], row]
         end = start + row.shape[-1]
     return torch.cat([*parts, none[..., end:]], -1)

@@ -128,6 +128,11 @@ def _sums_of_products(x: Components, y: Components, weight: Callable[[int, int],
     return tuple(sums)
 
 
+def _of_pairs(weight: Tensor) -> Callable[[int, int], Tensor]:
+    """Weights by grade path (20, C) as those of output and left components, with the product's signs."""
+    return lambda j, i: SIGNS[j][i] * weight[PATH_OF[j][i]]
+
+
 class _ProductOfComponents(torch.autograd.Function):
     """For compilers for accelerators, which fuse expressions, but write into memory what is gathered. Derivatives are
     such products."""
@@ -135,12 +140,12 @@ class _ProductOfComponents(torch.autograd.Function):
     @staticmethod
     def forward(ctx, weight: Tensor, x: Tensor, *y: Tensor) -> Components:
         ctx.save_for_backward(weight, x, *y)
-        return _sums_of_products(x.unbind(), y, lambda j, i: SIGNS[j][i] * weight[PATH_OF[j][i]])
+        return _sums_of_products(x.unbind(), y, _of_pairs(weight))
 
     @staticmethod
     def backward(ctx, *grad: Tensor):
         weight, x, *y = ctx.saved_tensors
-        of_pair = lambda j, i: SIGNS[j][i] * weight[PATH_OF[j][i]]  # noqa: E731
+        of_pair = _of_pairs(weight)
         grad_x = _sums_of_products(grad, y, lambda i, j: of_pair(j, i))
         grad_y = _sums_of_products(grad, x.unbind(), lambda k, j: of_pair(j, RIGHT[j][k]))
         right, signs, paths = _tables_like(x)
