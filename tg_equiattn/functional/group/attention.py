@@ -88,9 +88,8 @@ def checked_group_attention(
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     rho_space, rho_group = rho_space.to(dtype), None if rho_group is None else rho_group.to(dtype)
     window = neighbourhood.kernel_size or 0, neighbourhood.selection, neighbourhood.circular
-    scores = query.shape[0] * query.shape[1] * rho_space.shape[:2].numel() * query.shape[4:].numel()
-    fuses = index.ndim == 2 and len(index) <= _FUSED_ELEMENTS and window[0] and not dropout
-    if fuses and path == "compiled" and compiler_fuses(query, scores // 4):
+    fuses = path == "compiled" and index.ndim == 2 and len(index) <= _FUSED_ELEMENTS and window[0] and not dropout
+    if fuses and compiler_fuses(query, query[:, :, 0].numel() * rho_space.shape[1] // 4):
         query, key, features = (x.to(dtype) for x in (query * query.shape[2] ** -0.5, key, value))
         space_bias, group_bias = (None if x is None else x.to(dtype) for x in (space_bias, group_bias))
         out, level = fused_relative_attention(
