@@ -189,7 +189,6 @@ CASES = [
     ("cutoff must be a positive number or 'auto', got 'mean'", lambda: PerformerAttention(
         12, 15, 3, offset="mlp", cutoff="mean")),
     ("pool must be None or 'mean', got 'max'", lambda: SE3Hyena(2, 2, pool="max")),
-    ("pos must be given with order='radial'", lambda: SE3Hyena(2, 2, order="radial")(**FLAT)),
     ("heads must divide out_channels=15, got 4", lambda: PerformerAttention(12, 15, 4)),
     ("position must be one of", lambda: PositionalPerformerAttention(12, 15, 3, position="rotary")),
     ("channels must be a multiple of 4", lambda: RelativePerformer(1, 3, channels=10, position="absolute")),
