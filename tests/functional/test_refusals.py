@@ -94,7 +94,6 @@ REFUSED = [
     ("index must be on cpu as query is, got meta", group("index", GROUP["index"].to("meta"))),
     (r"dropout must be in \[0, 1\), got 1.0", group("dropout", 1.0)),
     ("neighbourhood must be a tg_equiattn.grids.Neighbourhood, got int", group("neighbourhood", 3)),
-    ("rho_space must have 49 offsets on axis 1", group("neighbourhood", Neighbourhood(2, 7))),
     ("must have 3 spatial axes", group("neighbourhood", Neighbourhood(3, 3))),
     (r"space_bias must have shape \(3, 4, 9\), got \(3, 4, 8\)", group("space_bias", torch.zeros(3, 4, 8))),
     (r"group_bias must have shape \(3, 4\), got \(3, 5\)", group("group_bias", torch.zeros(3, 5))),

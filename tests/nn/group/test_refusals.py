@@ -103,7 +103,6 @@ REFUSED = [
     ("pools must be .* for groups of scales.*twice as large", model(SCALES, pools=(1,))),
     (r"input sides must be multiples of the largest scale, 4.*\(4, 6\)", circular(SCALES, 3, 4, 6)),
     ("kernel_size must be at most", circular(SCALES, 5, 4, 4)),
-    (r"input must have shape \(B, 3, 12, H, W\)", given(attention(SCALES), 2, 3, 8, 5, 6)),
     (r"dropout must be in \[0, 1\), got 1.0", lambda: GroupAttentionBlock(attention(C4), dropout=1.0)),
     ("channels must hold the width of at least one block, got 8", model(channels=8)),
     (r"channels\[1\] must be a positive integer, got 0", model(channels=(8, 0))),
