@@ -17,6 +17,7 @@ IRREPS = {
     "odd scalars": ("3x0o+2x1e", "5x0e+2x1o+3x0o", "2x0e+3x1o+2x1e+1x0o"),
 }
 OTHERS = ["causal", "radial", "model", "pooled", "lag", "attention", "local", "model local", "attention local"]
+OTHERS += ["hyena, alone", "attention, alone"]  # without positions
 OF_PRODUCTS = {
     "tensor": [("2x0e+1x1o+1x2e+1x3o", "1x2e+2x0e+1x3o+1x1o", None)],
     "tensor radial": [
@@ -32,19 +33,12 @@ KINDS = [("hyena", irreps) for irreps in IRREPS.values()] + [(kind, IRREPS["repe
 )
 def test_operators(kind, irreps, default_dtype, device, make_module, graphs, check_equivariant):
     """Features of edges are scalars."""
-    module = make_module(kind, *irreps).to(device)
-    moving = graphs(module, SIZES, device)
-    fixed = {name: moving.pop(name) for name in ("batch", "edge_index") if name in moving}
-    inside = [irreps[0], "cartesian_points", "2x0e"][: len(moving)]
+    module = make_module(kind.removesuffix(", alone"), *irreps).to(device)
+    given, of = graphs(module, SIZES, device), {"x": irreps[0], "pos": "cartesian_points", "edge_attr": "2x0e"}
+    moving = {name: given[name] for name in of if name in given and not (name == "pos" and "alone" in kind)}
+    fixed = {name: given[name] for name in given if name not in of}
     call = lambda *tensors: module(**dict(zip(moving, tensors, strict=True)), **fixed)  # noqa: E731
-    check_equivariant(call, list(moving.values()), inside, irreps[1])
-
-
-@pytest.mark.parametrize("kind", ["hyena", "attention"])
-def test_without_positions(kind, default_dtype, make_module, graphs, check_equivariant):
-    module = make_module(kind)
-    x, _, batch = graphs(module, SIZES).values()
-    check_equivariant(lambda x: module(x, batch=batch), [x], [module.irreps_in], module.irreps_out)
+    check_equivariant(call, list(moving.values()), [of[name] for name in moving], irreps[1])
 
 
 @pytest.mark.parametrize(
