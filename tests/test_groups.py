@@ -5,10 +5,11 @@ import torch
 
 from tg_equiattn.groups import FiniteGroup, cyclic, dihedral, from_generators, icosahedral, mirror, octahedral, trivial
 
+QUARTER = [[0.0, -1.0], [1.0, 0.0]]
 ORDERS = [
     (trivial(2), 1), (trivial(3), 1), (mirror(), 2), (mirror(3), 2), (cyclic(3), 3), (cyclic(12), 12),
     (dihedral(1), 2), (dihedral(4), 8), (dihedral(7), 14), (octahedral(), 24), (octahedral(reflections=True), 48),
-    (icosahedral(), 60),
+    (icosahedral(), 60), (from_generators([QUARTER]), 4), (from_generators([QUARTER, [[-1.0, 0.0], [0.0, 1.0]]]), 8),
 ]  # fmt: skip
 
 
@@ -45,9 +46,3 @@ def test_default_device_does_not_matter():
         assert len(from_generators(group.matrices)) == 8
     assert group == dihedral(4)
     assert group.cayley.device.type == "cpu"
-
-
-def test_from_generators():
-    quarter = [[0.0, -1.0], [1.0, 0.0]]
-    assert len(from_generators([quarter])) == 4
-    assert len(from_generators([quarter, [[-1.0, 0.0], [0.0, 1.0]]])) == 8

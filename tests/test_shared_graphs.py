@@ -215,8 +215,7 @@ NO_GROUP = r"process_group must be a torch\.distributed\.ProcessGroup that this 
     [
         (lambda: PerformerAttention(4, 4, offset=None), NO_GROUP),
         (convolution, NO_GROUP),
-        (lambda: PerformerAttention(4, 4), "process_group must be None with near pairs"),
-        (lambda: PositionalPerformerAttention(4, 4), "near pairs, which may be of two processes"),
+        (lambda: PerformerAttention(4, 4), "process_group must be None with near pairs, which may be of two processes"),
         (lambda: PerformerAttention(4, 4, offset=None, method="pairs"), "method='pairs'"),
         (lambda: EwaldAttention(4, 0, width=1.0, method="pairs"), "method='pairs'"),
     ],

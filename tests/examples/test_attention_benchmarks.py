@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from frames import peak
 from running import evaluate_here
 
 from tg_equiattn.groups import cyclic
@@ -30,8 +31,6 @@ print("equal")
 
 def test_memory_is_the_most_that_is_held_at_once():
     """Not the sum of all that is allocated, and nothing that was there before."""
-    from frames import peak
-
     x = torch.ones(1000)
     assert peak(lambda: x.exp()) == 4000
     assert peak(lambda: (x.exp(), x.exp())) == 8000
@@ -41,8 +40,6 @@ def test_memory_is_the_most_that_is_held_at_once():
 @pytest.mark.parametrize("content", [1, 4])
 def test_frames_hold_at_most_four_tensors_of_scores(content):
     """Forward and backward, gradients included."""
-    from frames import peak
-
     layer = GroupAttention(cyclic(8), 8, 8, heads=4, head_channels=4, options={"content_heads": content})
     x = torch.randn(2, 8, 8, 32, 32)
     places = layer.neighbourhood.count()

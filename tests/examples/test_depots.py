@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from data.depots import depots
 from torch_geometric.data import Batch
 
 
@@ -14,8 +15,6 @@ def small(study, task, name):
 @pytest.mark.parametrize("nodes", [13, 52])
 def test_every_colour_has_one_depot(nodes):
     """Places fill a square of one node a unit of area; targets lead to the flagged node of the same colour."""
-    from data.depots import depots
-
     drawn = depots(7, nodes, 5, 3, seed=1)
     for pos, colours, flagged, neighbors, targets in zip(*drawn, strict=True):
         assert pos.min() >= 0

@@ -75,7 +75,6 @@ def test_every_preset_of_every_example_has_a_command():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--epochs", "0"], "--epochs must be positive, got 0"),
         (["--learning-rate", "nan"], "--learning-rate must be positive, got nan"),
         (["--patience", "-2"], "--patience must not be negative, got -2"),
         (["--seeds", "1", "1"], "--seeds must be one or more different values, got [1, 1]"),

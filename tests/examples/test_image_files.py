@@ -59,7 +59,6 @@ def write_cifar(folder, count=2, protocol=2):
 
 WRITERS = {"rotated MNIST": write_rotmnist, "MNIST or Fashion-MNIST": write_mnist, "CIFAR-10": write_cifar}
 subsets = pytest.mark.filterwarnings("ignore:.*a subset:UserWarning")
-every = pytest.mark.parametrize("name", WRITERS)
 
 
 @subsets
@@ -91,7 +90,7 @@ def test_files_are_read_as_they_were_written(tmp_path, name, options, held_out):
 
 
 @subsets
-@every
+@pytest.mark.parametrize("name", WRITERS)
 def test_missing_files(tmp_path, name):
     with pytest.raises(FileNotFoundError, match=f"must be a folder with the files of a data set.*{name}: .*and so on"):
         load(tmp_path)

@@ -5,13 +5,15 @@ import math
 
 import pytest
 import torch
+from baselines.ewald_message_passing import SCALE, EwaldMessagePassing
+from data.soft_charges import soft_charges
+from e3nn import o3
+from long_range import PRESETS, Model, predict
 from running import number, run
 
 
 def test_soft_charges():
     """Sums over pairs, forces as derivatives of energies, neutral clouds in their box, the same ones every time."""
-    from data.soft_charges import soft_charges
-
     clouds = soft_charges(3, 6, side=4.0, softness=0.5, seed=1)
     assert (clouds.charges.sum(1) == 0).all()
     assert clouds.positions.min() >= 0
@@ -36,9 +38,6 @@ def test_soft_charges():
 @pytest.mark.parametrize("operator", ["none", "EwaldAttention", "all pairs"])
 def test_what_reaches_far(task, operator):
     """A far charge is felt by a global operator alone. Forces are derivatives, and turn with the cloud."""
-    from e3nn import o3
-    from long_range import PRESETS, Model, predict
-
     settings = dataclasses.replace(PRESETS["quick"], task=(task,), operators=(operator,))
     model = Model(settings).double().eval()
     charges = torch.tensor([[1.0, -1.0, 1.0, -1.0]]).double()
@@ -55,8 +54,6 @@ def test_what_reaches_far(task, operator):
 
 def test_ewald_message_passing():
     """Against the sum over pairs and waves, one by one, k and -k alike; and charges far apart see each other."""
-    from baselines.ewald_message_passing import SCALE, EwaldMessagePassing
-
     layer = EwaldMessagePassing(3, max_wavenumber=1.0, spacing=0.4).double()
     x, pos = torch.randn(2, 5, 3).double(), 6 * torch.rand(2, 5, 3).double()
     grid = torch.cartesian_prod(*[torch.arange(-3, 4.0)] * 3).double() * 0.4

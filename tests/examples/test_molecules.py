@@ -5,20 +5,20 @@ import math
 
 import pytest
 import torch
+from data.lennard_jones import DEPTHS, LENGTHS, SIZES, STIFFNESSES, lennard_jones
+from data.lennard_jones import Potential as LennardJones
+from molecules import PRESETS, Potential, build, graphs
+from scipy.spatial.transform import Rotation
+from torch_geometric.data import Batch
 
 
 @pytest.fixture(scope="module")
 def molecules():
-    from data.lennard_jones import lennard_jones
-
     return lennard_jones(5, 4, 9, seed=1, steps=60)
 
 
 def test_energies_are_the_sum_over_pairs(molecules):
     """Atom by atom; forces are minus the gradient; turning, shifting and mirroring changes no energy."""
-    from data.lennard_jones import DEPTHS, LENGTHS, SIZES, STIFFNESSES, Potential
-    from scipy.spatial.transform import Rotation
-
     for species, bonds, pos, energy, forces in zip(*molecules, strict=True):
         there = int((species >= 0).sum())
         places = pos[:there].clone().requires_grad_()
@@ -39,15 +39,12 @@ def test_energies_are_the_sum_over_pairs(molecules):
         assert (pos[there:] == 0).all()
     turn = torch.tensor(Rotation.random(rng=3).as_matrix())
     moved = molecules.positions @ turn.T + 7.0
-    potential = Potential(molecules.species, molecules.bonds)
+    potential = LennardJones(molecules.species, molecules.bonds)
     for positions in (moved, -moved):
         torch.testing.assert_close(potential.energies(positions), molecules.energies, rtol=1e-9, atol=1e-9)
 
 
 def test_forces_are_derivatives(molecules):
-    from molecules import PRESETS, Potential, build, graphs
-    from torch_geometric.data import Batch
-
     batch = Batch.from_data_list(graphs(molecules, 2.0, torch.zeros(5).double(), (1.0, 1.0)))
     batch = batch.apply(lambda x: x.double() if x.is_floating_point() else x)
     for name in ("ours", "dense"):

@@ -2,6 +2,7 @@
 
 import torch
 from data import charged_particles as particles
+from nbody import PRESETS, build, predict
 from running import evaluate_here
 
 
@@ -42,8 +43,6 @@ def test_linear_motion_on_the_standard_task():
 
 def test_nbody_with_ewald_attention_is_equivariant():
     """To rotations, translations and any order of the particles; and every particle notices where the others are."""
-    from nbody import PRESETS, build, predict
-
     model = build("Ewald attention", PRESETS["study"]).double()
     charges = torch.tensor([[1.0, 1.0, -1.0, 1.0, -1.0, -1.0, 1.0]]).double()
     velocities, positions = torch.randn(2, 1, 7, 3, dtype=torch.float64)

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from data.published_molecules import SETS, Molecule, load, read_xyz
+from real_molecules import RealMoleculesStudy, Units, build, molecules
 
 HEADER = "Properties=species:S:1:pos:R:3:forces:R:3 nC=1 config_type=in-domain energy=-3.5"
 LATTICE = ' Lattice="9 0 0 0 9 0 0 0 9" pbc='
@@ -16,8 +18,6 @@ def write(path, *headers, atoms=ATOMS):
 
 
 def test_extended_xyz(tmp_path):
-    from data.published_molecules import read_xyz
-
     write(tmp_path / "some.xyz", HEADER + LATTICE + '"F F F"', HEADER + LATTICE + '"T T T"')
     first, second = read_xyz(tmp_path / "some.xyz")
     assert first.numbers.tolist() == [6, 17]
@@ -34,9 +34,6 @@ def test_extended_xyz(tmp_path):
 
 
 def test_missing_files_are_named(tmp_path):
-    from data.published_molecules import SETS, load
-    from real_molecules import RealMoleculesStudy, molecules
-
     with pytest.raises(ValueError, match="--data must be the folder of the files of AcAc, got none"):
         molecules(RealMoleculesStudy(sets=("AcAc",)))
     for name in SETS:
@@ -49,18 +46,16 @@ def test_mace(name):
     """With and without attention: forces are slopes, and atoms far apart know of each other with it alone."""
     pytest.importorskip("mace")
     from baselines.molecular_potentials import batch_of
-    from data.published_molecules import Molecule
-    from real_molecules import RealMoleculesStudy, Units, build
 
     torch.manual_seed(0)
     random = np.random.default_rng(0)
     cell = 20 * np.eye(3) if name == "dimers" else None
     far = np.array([[0, 0, 0], [1.0, 0, 0], [0, 8.0, 0], [0, 8.0, 1.0]])
     shapes = [far + 0.2 * random.normal(size=(4, 3)) for _ in range(3)]
-    molecules = [Molecule(np.array([1, 6, 8, 1]), x, 1.0, random.normal(size=(4, 3)), {}, cell) for x in shapes]
-    units = Units.of(molecules)
+    systems = [Molecule(np.array([1, 6, 8, 1]), x, 1.0, random.normal(size=(4, 3)), {}, cell) for x in shapes]
+    units = Units.of(systems)
     for run in RealMoleculesStudy(sets=(name,), data="anywhere", kernels=(1, 1, 1)).runs():
-        graphs = [units.graph(molecule, run.cutoff) for molecule in molecules]
+        graphs = [units.graph(molecule, run.cutoff) for molecule in systems]
         model = build(run, graphs, units).eval()
         forces = model(batch_of(graphs)).detach()[:4, 1:]
         steps = 0.02 * torch.tensor([[[0, 0, 0]] * 2 + [[0, n, 0]] * 2 for n in (-1.0, 1.0)])

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from data import surfaces
+from data.solids import shapes, volumes
+from scipy.spatial.transform import Rotation
 
 from tg_equiattn.groups import octahedral
 from tg_equiattn.testing import act
@@ -24,9 +26,6 @@ def test_surfaces_are_closed(name):
 
 def test_turning_a_shape_permutes_its_voxels():
     """For every symmetry of the cube, mirrors included; any other rotation does not, but keeps the volume."""
-    from data.solids import shapes, volumes
-    from scipy.spatial.transform import Rotation
-
     cube, (solids, _) = octahedral(reflections=True), shapes(8, 3)
     boxes = volumes(solids, 8)
     for element, matrix in enumerate(cube.matrices.numpy()):

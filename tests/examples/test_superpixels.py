@@ -6,14 +6,12 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-pytest.importorskip("skimage")
+Superpixels = pytest.importorskip("data.superpixels").Superpixels
 
 
 @pytest.fixture(scope="module")
 def graph():
     """Of an image with structure: on noise SLIC merges most segments."""
-    from data.superpixels import Superpixels
-
     torch.manual_seed(0)
     image = torch.nn.functional.interpolate(torch.rand(1, 3, 4, 4), (23, 29), mode="bilinear")[0]
     return image, Superpixels(41, k=5)(Data(image=image))
@@ -40,8 +38,6 @@ def test_edges_are_the_nearest(graph):
 
 def test_segments_follow_the_image():
     """Two halves of different intensity: no segment lies in both; y is up."""
-    from data.superpixels import Superpixels
-
     image = torch.zeros(1, 20, 20)
     image[:, 7:] = 1
     data = Superpixels(16)(Data(image=image))

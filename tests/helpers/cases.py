@@ -8,6 +8,7 @@ import group_layers
 import pytest
 import torch
 from clouds import EDGE, S, V, dense, sample
+from clouds import double as d
 from space import batch_of
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -60,10 +61,6 @@ class Call(nn.Module):
 
     def forward(self, **inputs):
         return self.function(*self.parts, **inputs)
-
-
-def d(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def fixed(make, inputs):

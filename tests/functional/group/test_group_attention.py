@@ -56,11 +56,13 @@ PATHS = [  # elements, image, window, more of operands, dropout
     (4, (4, 5), 3, {}, 0.4), (4, (4, 5), None, {}, 0.4),
     (8, (34, 20), 5, FEW, 0.0),  # a tile holds 2^20 numbers, those of 655 pixels
 ]  # fmt: skip
+MANY = [(8, s, k, FEW | {"heads": 2}, 0.0) for s, k in (((34, 40), 5), ((5, 6, 7), 3), ((12, 12), None))]
+FORMS = [(relation, *path) for relation in ("ge_vit", "relative") for path in PATHS]
+FORMS += [("relative", *path) for path in MANY]  # more than one tile of 2^17 scores of a query element
 
 
-@pytest.mark.parametrize("relation", ["ge_vit", "relative"])
-@pytest.mark.parametrize(("elements", "spatial", "size", "more", "dropout"), PATHS)
-def test_every_form_agrees(elements, spatial, size, more, dropout, relation, device):
+@pytest.mark.parametrize(("relation", "elements", "spatial", "size", "more", "dropout"), FORMS)
+def test_every_form_agrees(relation, elements, spatial, size, more, dropout, device):
     """Factorised, direct (a full encoding) and plain, in one tile or several, images and volumes."""
     tensors, window = operands(elements, spatial, size, device=device, **more)
     tensors, index = with_biases(tensors), relation_index(cyclic(elements), relation).to(device)
@@ -71,15 +73,6 @@ def test_every_form_agrees(elements, spatial, size, more, dropout, relation, dev
 
     for form in (tuple, as_full):
         assert_same(attend_by(form, "torch"), attend_by(tuple, "plain"), tensors)
-
-
-@pytest.mark.parametrize(("kernel_size", "spatial"), [(5, (34, 40)), (3, (5, 6, 7)), (None, (12, 12))])
-def test_pointwise_tiles(kernel_size, spatial):
-    """More than one tile (2^17 scores of a query element), of images and volumes, local and global."""
-    tensors, neighbourhood = operands(8, spatial, kernel_size, batch=1, heads=2, channels=3, value_channels=2)
-    index = relation_index(cyclic(8), "relative")
-    outs = [group_attention(*tensors, index, neighbourhood=neighbourhood, backend=b) for b in ("torch", "plain")]
-    assert_same(*outs, tensors)
 
 
 @pytest.mark.parametrize("relation", ["ge_vit", "relative"])

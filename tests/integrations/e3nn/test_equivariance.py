@@ -16,34 +16,29 @@ IRREPS = {
     "from positions": ("2x0e", "3x1o+1x0e", "3x0e+5x1o"),
     "odd scalars": ("3x0o+2x1e", "5x0e+2x1o+3x0o", "2x0e+3x1o+2x1e+1x0o"),
 }
-OTHERS = ["causal", "radial", "model", "pooled", "lag", "attention"]
+OTHERS = ["causal", "radial", "model", "pooled", "lag", "attention", "local", "model local", "attention local"]
+OTHERS += ["hyena, alone", "attention, alone"]  # without positions
+OF_PRODUCTS = {
+    "tensor": [("2x0e+1x1o+1x2e+1x3o", "1x2e+2x0e+1x3o+1x1o", None)],
+    "tensor radial": [
+        ("1x1o+3x0e+1x2e+1x1o+1x3o", "1x3o+2x2e", "2x0e+1x1o+1x2e+1x3o+1x1e"),
+        ("2x0o+1x1e+2x0e", "2x0e+1x1e+1x0o", None),
+    ],
+}
+KINDS = [("hyena", irreps) for irreps in IRREPS.values()] + [(kind, IRREPS["repeated"]) for kind in OTHERS]
 
 
 @pytest.mark.parametrize(
-    ("kind", "irreps"), [*(("hyena", irreps) for irreps in IRREPS), *((kind, "repeated") for kind in OTHERS)]
+    ("kind", "irreps"), KINDS + [(kind, irreps) for kind, those in OF_PRODUCTS.items() for irreps in those]
 )
 def test_operators(kind, irreps, default_dtype, device, make_module, graphs, check_equivariant):
-    inside, outside, hidden = IRREPS[irreps]
-    module = make_module(kind, inside, outside, hidden).to(device)
-    x, pos, batch = graphs(module, SIZES, device).values()
-    check_equivariant(lambda x, pos: module(x, pos, batch), [x, pos], [inside, "cartesian_points"], outside)
-
-
-@pytest.mark.parametrize("kind", ["local", "model local", "attention local"])
-def test_local_context(kind, default_dtype, device, make_module, graphs, check_equivariant):
-    module = make_module(kind).to(device)
-    x, pos, batch, edges, attr = graphs(module, SIZES, device).values()
-    irreps = [module.irreps_in, "cartesian_points", "2x0e"]
-    check_equivariant(
-        lambda x, pos, attr: module(x, pos, batch, edges, attr), [x, pos, attr], irreps, module.irreps_out
-    )
-
-
-@pytest.mark.parametrize("kind", ["hyena", "attention"])
-def test_without_positions(kind, default_dtype, make_module, graphs, check_equivariant):
-    module = make_module(kind)
-    x, _, batch = graphs(module, SIZES).values()
-    check_equivariant(lambda x: module(x, batch=batch), [x], [module.irreps_in], module.irreps_out)
+    """Features of edges are scalars."""
+    module = make_module(kind.removesuffix(", alone"), *irreps).to(device)
+    given, of = graphs(module, SIZES, device), {"x": irreps[0], "pos": "cartesian_points", "edge_attr": "2x0e"}
+    moving = {name: given[name] for name in of if name in given and not (name == "pos" and "alone" in kind)}
+    fixed = {name: given[name] for name in given if name not in of}
+    call = lambda *tensors: module(**dict(zip(moving, tensors, strict=True)), **fixed)  # noqa: E731
+    check_equivariant(call, list(moving.values()), [of[name] for name in moving], irreps[1])
 
 
 @pytest.mark.parametrize(
@@ -60,21 +55,6 @@ def test_long_tensor_product(irreps, causal, default_dtype, device, randomise, c
     batch = batch_of((7, 1, 11, 2)).to(device)
     x1, x2 = (o3.Irreps(inside).randn(len(batch), -1).to(device) for inside in irreps[:2])
     check_equivariant(lambda x1, x2: conv(x1, x2, batch), [x1, x2], list(irreps[:2]), irreps[2])
-
-
-@pytest.mark.parametrize(
-    ("irreps", "order"),
-    [
-        (("2x0e+1x1o+1x2e+1x3o", "1x2e+2x0e+1x3o+1x1o", None), "input"),
-        (("1x1o+3x0e+1x2e+1x1o+1x3o", "1x3o+2x2e", "2x0e+1x1o+1x2e+1x3o+1x1e"), "radial"),
-        (("2x0o+1x1e+2x0e", "2x0e+1x1e+1x0o", None), "radial"),
-    ],
-)
-def test_tensor_product_hyena(irreps, order, default_dtype, device, randomise, graphs, check_equivariant):
-    inside, outside, hidden = irreps
-    module = randomise(TensorProductHyenaOperator(inside, outside, hidden, order=order)).to(device)
-    x, pos, batch = graphs(module, SIZES, device).values()
-    check_equivariant(lambda x, pos: module(x, pos, batch), [x, pos], [inside, "cartesian_points"], outside)
 
 
 @pytest.mark.parametrize(("claimed", "parity_only"), [("3x0e+2x1e", True), ("3x0o+2x1o", True), ("9x0e", False)])

@@ -140,13 +140,6 @@ def test_equals_the_sum_over_all_pairs(name, make, cloud, equal):
     assert torch.autograd.grad((conv(**data, edge_attr=features) * direction).sum(), pos)[0].abs().max() > 1e-3
 
 
-def test_pairs_of_two_graphs_are_refused(make_conv, point_graphs):
-    conv, data = make_conv(method="pairs", offset="mlp"), point_graphs((5, 4))
-    near = conv.neighbors(torch.tensor([[0], [7]]), pos=data.pos, num_nodes=9)
-    with pytest.raises(ValueError, match="neighbors must not join nodes of different graphs"):
-        conv(data.x, batch=data.batch, neighbors=near)
-
-
 def test_pairs_given_twice(make_conv):
     """In float32 as in float64, whatever their biases."""
     x, pos = torch.randn(4, 12, dtype=torch.float64), torch.rand(4, 2, dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from performers import positional_conv
 from tg_equiattn.integrations.pyg import PixelGraphClassifier, RelativeGPSBlock, RelativePerformerConv
 from torch_geometric.nn import GPSConv, HeteroConv, Sequential, global_add_pool
 
@@ -85,8 +84,6 @@ def test_hetero_conv(make_conv, equal):
 def test_scripting_is_refused():
     message = r"does not support TorchScript .* use torch\.compile, or torch\.export"
     for model in (
-        RelativePerformerConv(12, 12, 3),
-        positional_conv(12, 12, 3),
         RelativeGPSBlock(12, None, 3),
         PixelGraphClassifier(12, 5, channels=12, num_layers=1, heads=3),
         GPSConv(12, RelativePerformerConv(12, 12, 3), heads=2),

@@ -52,9 +52,6 @@ def test_permutations_are_seen_in_input_order(name, make):
     layer, x, p = make(name), sample(name, [31]), torch.randperm(31)
     scalars, vectors = layer(**x)
     assert error(layer(**permuted(x, p)), (scalars[p], vectors[p])) > 1e-3
-    if name == "plain":
-        with pytest.raises(ValueError, match=r"^pos must be given"):
-            make("radial")(**without(x, "batch", "pos"))
 
 
 @pytest.mark.parametrize("name", ["plain", "attention"])

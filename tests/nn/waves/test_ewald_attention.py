@@ -252,8 +252,6 @@ def test_traced_without_reading_the_number_of_waves(lmax, make):
         program(*given[:4], more["cell"] * 20, more["pbc"])
     with pytest.raises(RuntimeError, match="three directions, two or none"):
         program(*given[:5], torch.tensor([CRYSTAL, OPEN, (True, False, False)]))
-    with pytest.raises(ValueError, match="max_waves must be given with cell while a model is traced"):
-        traced(make())
 
 
 def test_ripples():
