@@ -115,3 +115,8 @@ def test_higher_derivatives(n, lengths, order, tolerance, monkeypatch):
     found = zip(*(derivatives(f, qkv, lengths, order) for f in (vector_attention, plain)), strict=True)
     for got, wanted in found:
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()))
+
+
+def test_gradgradcheck():
+    qkv, lengths = inputs(4, count=2), torch.tensor([4, 2])
+    assert torch.autograd.gradgradcheck(lambda *t: vector_attention(*t, lengths), qkv, fast_mode=True)
