@@ -3,28 +3,19 @@
 import argparse
 import re
 
+import first_gpu
 from running import run_on_accelerator
-
-ROWS = {  # of each benchmark, one that has to be there
-    "linear_attention": "| window |", "graph_attention": "| dense |", "global_attention": "| 6 x 6 |",
-    "long_context": "| SE(3)-Hyena |", "clifford_product": "| 50 |",
-    "group_attention, 14 x 14": "| eager |", "group_attention, 28 x 28": "| eager |",
-    "group_attention, 56 x 56": "| eager |",
-}  # fmt: skip
 
 
 def test_what_would_change():
-    from first_gpu import verdict
-
     times = {"pairs": 0.003, "features": 0.002}
-    change = verdict("graphs", 128, "forward", {"chosen": "pairs", "seconds": times})
+    change = first_gpu.verdict("graphs", 128, "forward", {"chosen": "pairs", "seconds": times})
     assert change == "- graphs, 128, forward: 'pairs' is chosen, 3.00 ms; 'features' takes 0.67 times that"
-    assert not verdict("graphs", 512, "forward", {"chosen": "features", "seconds": times})
-    assert not verdict("escnn", 64, "forward", {"chosen": "", "seconds": times})
+    assert not first_gpu.verdict("graphs", 512, "forward", {"chosen": "features", "seconds": times})
+    assert not first_gpu.verdict("escnn", 64, "forward", {"chosen": "", "seconds": times})
 
 
 def test_to_the_last_line_on_the_emulated_accelerator(tmp_path):
-    """Tests, every choice and benchmark, and a table with the name of the device."""
     done = run_on_accelerator(
         "benchmarks/first_gpu.py", "--tiny", "--repeats", 1, "--rates", 1e10, 1e11, 1e9, "--output", tmp_path,
         "--tests", "tests/test_grids.py", "--device", "cuda",
@@ -43,13 +34,11 @@ def test_to_the_last_line_on_the_emulated_accelerator(tmp_path):
         ("frames", ["compiled", "compiled operator", "operator", "FlexAttention"]),
         ("vectors", ["compiled", "compiled operator", "operator"]), ("escnn", ["R2Conv", "frames", "frames, compiled"]),
     ]  # fmt: skip
-    for name, row in ROWS.items():
-        assert row in text[text.index(f"## {name}\n") :].split("\n## ")[0], name
+    for name in first_gpu.BENCHMARKS:  # head, line and rows
+        assert text[text.index(f"## {name}\n") :].split("\n## ")[0].count("\n|") > 2, name
 
 
 def test_what_fails_is_said_and_stops_nothing(tmp_path, monkeypatch):
-    import first_gpu
-
     def fails(*_):
         raise SystemExit("failed:\nValueError: no luck")
 

@@ -46,12 +46,3 @@ def rows_of(folder, study):
 def number(text):
     """A table's number, thousands set off by commas and perhaps more behind it."""
     return float(text.split()[0].replace(",", ""))
-
-
-def evaluate_here(code):
-    """Standard output of Python code that may import from the benchmarks."""
-    out = io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stdout(out):
-        warnings.simplefilter("ignore")
-        exec(compile(code, "code", "exec"), {"__name__": "code"})
-    return out.getvalue().strip()
