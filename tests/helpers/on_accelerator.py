@@ -61,8 +61,6 @@ def there(x):
 
 
 class Event:
-    """A point of time."""
-
     def __init__(self, enable_timing):
         assert enable_timing
 

@@ -52,10 +52,8 @@ def test_pairs_of_elements(full, shape, monkeypatch):
     index = relation_index(c4, "relative")
 
     def attend(*operands):
-        qkv, rho, biases = operands[:3], operands[3:-2], operands[-2:]
-        return attention.checked_group_attention(
-            *qkv, rho[0], None if full else rho[1], index, window, *biases, 0.0, mask
-        )
+        qkv, rho, biases = operands[:3], (*operands[3:-2], None)[:2], operands[-2:]
+        return attention.checked_group_attention(*qkv, *rho, index, window, *biases, 0.0, mask)
 
     expected = attend(*operands)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
