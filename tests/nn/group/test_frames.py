@@ -122,7 +122,7 @@ def test_all_pixels_are_keys_in_chunks(monkeypatch):
     operands, mask = [torch.randn(s).double().requires_grad_() for s in sizes], torch.rand(2, 3, 4) < 0.8
     both = []
     for most in (1 << 26, 1):
-        monkeypatch.setattr(frames, "_WHOLE", most)
+        monkeypatch.setattr(frames, "WHOLE_NUMBERS", most)
         out = frames.frame_attention(*operands, neighbourhood=Neighbourhood(2, None), mask=mask)
         both.append((out, *torch.autograd.grad(out.square().sum(), operands)))
     torch.testing.assert_close(*both, rtol=0, atol=1e-12)

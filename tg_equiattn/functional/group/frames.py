@@ -21,7 +21,7 @@ from .plan import HIDDEN
 from .window import in_square, places_of_pairs, window
 
 # Scores held at once where all pixels are keys; more are computed chunk by chunk, and again in backward.
-_WHOLE = 1 << 26
+WHOLE_NUMBERS = 1 << 26
 
 
 def frame_attention(
@@ -97,11 +97,11 @@ def _global(
     with full_precision(query.device):
         relative = places_of_pairs(spatial, query.device)
         rho, bias = rho_space[:, relative], bias[..., relative]  # (|H|, N, N, C), (heads, |H|, N, N)
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or batch * bias.numel() <= _WHOLE:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or batch * bias.numel() <= WHOLE_NUMBERS:
             return _all_pairs(query, key, value, rho, bias, mask, dropout)
         again = torch.is_grad_enabled() and not transformed()
         parts = []
-        for chunk in chunks(batch, heads, bias[0].numel(), _WHOLE):
+        for chunk in chunks(batch, heads, bias[0].numel(), WHOLE_NUMBERS):
             there = mask if mask is None or len(mask) == 1 else mask[chunk.images]
             part = query[chunk], key[chunk], value[chunk], rho, bias[chunk.heads], there, dropout
             out = checkpoint(_all_pairs, *part, use_reentrant=False) if again else _all_pairs(*part)
