@@ -40,11 +40,11 @@ def test_the_operators_numbers(name):
 
 
 @pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("shape", ["square", "disk"])
-def test_pairs_of_elements(full, shape, monkeypatch):
+@pytest.mark.parametrize("kind", [("square", "mask"), ("disk", "mask"), ("disk", "circular")])
+def test_pairs_of_elements(full, kind, monkeypatch):
     """Relation "relative" as it is compiled, a third of the image hidden: outputs, levels and gradients."""
     monkeypatch.setattr(attention, "compiler_fuses", lambda *_: True)
-    window, mask, c4 = Neighbourhood(2, 5, shape), torch.rand(2, 5, 7) < 0.7, cyclic(4)
+    window, mask, c4 = Neighbourhood(2, 5, *kind), torch.rand(2, 5, 7) < 0.7, cyclic(4)
     shapes = [(2, 2, channels, 4, 5, 7) for channels in (3, 3, 5)]
     shapes += [(4, window.count(), 4, 3)] if full else [(4, window.count(), 3), (4, 3)]
     shapes += [(2, 4, window.count()), (2, 4)]

@@ -22,15 +22,20 @@ def fused_frame_attention(
     """As :func:`.frame_windows.frame_attention_op`, once differentiable."""
     spatial, (heads, elements, count) = query.shape[4:], table.shape[:3]
     places, square = window(kernel_size, selection, len(spatial)), window(kernel_size, (), len(spatial))
-    there = query.new_ones(1, *spatial) if mask is None else mask.to(query.dtype)
     column = row = None
     if dropout:
         row, column = hashed_dropout.places(query.shape[0] * heads * spatial.numel(), elements * count, seed)
         row, column = row.view(-1, heads, 1, *spatial), _square(column.view(1, elements, count), places, kernel_size)
-    absent = (1 - _square(table.new_ones(1, 1, count), places, kernel_size)) * HIDDEN
     table = _square(table.movedim(-1, 0), places, kernel_size)  # (C + 1, e, H, 1, .., 1, *window)
     value = value.view_as(value)  # a compiler takes no tensor twice
-    return _Frames.apply(query, key, value, table, there, absent, row, column, square, kernel_size, circular, dropout)
+    missing = _missing(query, mask, places, kernel_size, count)
+    return _Frames.apply(query, key, value, table, *missing, row, column, square, kernel_size, circular, dropout)
+
+
+def _missing(query: Tensor, mask: Tensor | None, places: Window, side: int, count: int) -> tuple[Tensor, Tensor]:
+    """1 where there are pixels, else 0; the score of what is outside of the window, else 0."""
+    there = query.new_ones(1, *query.shape[4:]) if mask is None else mask.to(query.dtype)
+    return there, (1 - _square(query.new_ones(1, 1, count), places, side)) * HIDDEN
 
 
 def fused_relative_attention(
@@ -38,6 +43,9 @@ def fused_relative_attention(
 ) -> tuple[Tensor, Tensor]:
     """:func:`.attention.checked_group_attention` with an ``index`` (H, H) of u = h^-1 s, without dropout: frames of
     each u in turn, with keys of the elements s = h u, merged by the sums of their exponentials."""
+    dim, count = query.ndim - 4, rho_space.shape[1]
+    places, square = window(kernel_size, selection, dim), window(kernel_size, (), dim)
+    missing = _missing(query, mask, places, kernel_size, count)
     members = index.argsort(-1)  # s of each (h, u)
     queries, outs, levels = members.argsort(0), [], []  # h of each (s, u)
     for u in range(len(index)):
@@ -47,9 +55,10 @@ def fused_relative_attention(
             bias = bias + space_bias
         if group_bias is not None:
             bias = bias + group_bias[:, u, None, None]
-        table = torch.cat([rho.expand(len(bias), -1, -1, -1), bias[..., None]], -1)
+        table = torch.cat([rho.movedim(-1, 0)[:, None].expand(-1, len(bias), -1, -1), bias[None]])
+        table = _square(table, places, kernel_size)
         k, v = (_Permuted.apply(x, members[:, u], queries[:, u]) for x in (key, value))
-        out, level = fused_frame_attention(query, k, v, table, mask, None, kernel_size, selection, circular, 0.0)
+        out, level = _Frames.apply(query, k, v, table, *missing, None, None, square, kernel_size, circular, 0.0)
         outs.append(out)
         levels.append(level)
     total = torch.stack(levels).logsumexp(0)
@@ -90,21 +99,26 @@ class _Windows:
         for back in (False, True):
             flat: Tensor | int = 0
             for axis, n in enumerate(spatial):
-                step = torch.arange(side, device=device)
-                step, pixel = 2 * places.radius - step if back else step, torch.arange(n, device=device)[:, None]
-                along = step + pixel if again else pixel + step
+                step, pixel = torch.arange(side, device=device), torch.arange(n, device=device)[:, None]
+                step = 2 * places.radius - step if back else step
+                along, width = step + pixel if again else pixel + step, n + 2 * places.radius
+                if circular:
+                    along, width = (along - places.radius) % n, n
                 shape = [1] * (2 * self.dim)
                 shape[axis], shape[self.dim + axis] = n, side
-                flat = flat * (n + 2 * places.radius) + along.view(shape)
+                flat = flat * width + along.view(shape)
             self.indices.append(torch.as_tensor(flat))
+
+    def _flat(self, x: Tensor) -> Tensor:
+        """What indices are of: pixels and, unless they go round, zeros about them."""
+        return (x if self.circular else self.places.pad(x)).flatten(-self.dim)
 
     def __call__(self, x: Tensor, back: bool = False) -> Tensor:
         """(..., *spatial) to (..., *spatial, *window)."""
-        return self.places.pad(x, self.circular).flatten(-self.dim)[..., self.indices[back]]
+        return self._flat(x)[..., self.indices[back]]
 
     def channels(self, x: Tensor, back: bool = False) -> list[Tensor]:
-        padded = self.places.pad(x, self.circular).flatten(-self.dim)
-        return [channel[..., self.indices[back]] for channel in padded.unbind(2)]
+        return [channel[..., self.indices[back]] for channel in self._flat(x).unbind(2)]
 
     def pixels(self, x: Tensor) -> Tensor:
         """(..., *spatial) to (..., *spatial, 1, .., 1)."""
