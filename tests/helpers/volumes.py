@@ -10,6 +10,7 @@ from fields import trivial
 
 with contextlib.redirect_stdout(io.StringIO()):
     from escnn import gspaces, nn
+    from escnn.group import o3_group
 
 from tg_equiattn.integrations.escnn import group_from_gspace
 
@@ -20,8 +21,6 @@ def restricted(make, subgroup):
 
 def turned(angle_axis):
     """Four turns about another axis than z: an element of O(3) that escnn conjugates by."""
-    from escnn.group import o3_group
-
     return gspaces.rot2dOnR3(4, adjoint=o3_group().element((0, np.array(angle_axis)), "Q"))
 
 
