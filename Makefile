@@ -15,7 +15,8 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready-examples
 READY_ALL := $(VENV)/.ready-all
 SETUP := PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) TORCH=$(TORCH) bash .ci/setup
-TESTS := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist worksteal
+PYTEST := -m pytest --numprocesses auto --dist worksteal
+TESTS := OMP_NUM_THREADS=1 $(RUN) $(PYTEST)
 
 .PHONY: demo test test-all test-hosts lint test-cuda first-gpu docs bench studies report setup setup-all clean
 
@@ -38,10 +39,10 @@ test-all: lint test-hosts
 test-hosts:
 	@for host in mace nequip; do \
 		PYTHON=$(PYTHON) VENV=$(VENV)-$$host TORCH=$(TORCH) bash .ci/setup $$host,xtb,test && \
-		OMP_NUM_THREADS=1 $(VENV)-$$host/bin/python -m pytest tests/integrations/$$host tests/integrations/ase \
+		OMP_NUM_THREADS=1 $(VENV)-$$host/bin/python $(PYTEST) tests/integrations/$$host tests/integrations/ase \
 			tests/examples/test_host_models.py || exit 1; \
 	done
-	TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 OMP_NUM_THREADS=1 $(VENV)-mace/bin/python -m pytest tests/integrations/e3nn
+	TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 OMP_NUM_THREADS=1 $(VENV)-mace/bin/python $(PYTEST) tests/integrations/e3nn
 
 lint: setup-all
 	$(VENV)/bin/ruff check .

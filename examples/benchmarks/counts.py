@@ -11,7 +11,10 @@ does its output's gradient, that of a sum, take any memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from tg_equiattn.functional.vector.clifford import PATHS
 
 FLOAT = 4
 
@@ -140,10 +143,11 @@ def clifford_linear(inside: tuple[int, ...], outside: tuple[int, ...]) -> int:
 
 
 def clifford_mlp(inside: tuple[int, ...], outside: tuple[int, ...], width: int, backward: bool) -> int:
-    """A Clifford MLP of one block, a token."""
-    full = (width,) * 4
-    linear = clifford_linear(inside, full) + clifford_linear(full, full) + clifford_linear(full, outside)
-    return linear * (3 if backward else 1) + clifford_product_flops(width, backward)
+    """A Clifford MLP of one block, a token, of the grades that are there."""
+    grades = [g for g, channels in enumerate(inside) if channels or not g]
+    there = tuple(width * (g in grades) for g in range(4))
+    linear = clifford_linear(inside, there) + clifford_linear(there, there) + clifford_linear((width,) * 4, outside)
+    return linear * (3 if backward else 1) + clifford_product_flops(width, backward, grades)
 
 
 def geometric_layer(kind: str, tokens: int, scalars: int, vectors: int, backward: bool) -> Floor:
@@ -177,16 +181,24 @@ def vector_convolution(tokens: int, batch: int, backward: bool) -> Floor:
 # The Clifford product
 
 
-def clifford_product_flops(channels: int, backward: bool) -> int:
-    """Channelwise products with weights, a token.
+def clifford_product_flops(channels: int, backward: bool, grades: Sequence[int] = range(4)) -> int:
+    """Channelwise products of some grades with weights, a token.
 
-    64 products x_i y_k fall into 44 groups of one output component and path: summed (20), weighted (44), summed (36).
-    Backward: g w (44), times y and x (128) and summed (112), and for the weights g times the groups (44), summed (24).
+    Of all grades, 64 products x_i y_k fall into 44 groups of one output component and path: summed (20), weighted (44),
+    summed (36). Backward: g w (44), times y and x (128) and summed (112), and for the weights g times the groups (44),
+    summed (24).
     """
-    return channels * (164 + (352 if backward else 0))
+    sizes = (1, 3, 3, 1)
+    paths = [path for path in PATHS if {path[0], path[1]} <= set(grades)]
+    products = sum(6 if (sizes[i], sizes[k], sizes[j]) == (3, 3, 3) else max(sizes[i], sizes[k]) for i, k, j in paths)
+    groups, made = sum(sizes[j] for _, _, j in paths), sum(sizes[j] for j in {path[2] for path in paths})
+    there = sum(sizes[g] for g in grades)
+    forward = products + (products - groups) + groups + (groups - made)
+    back = groups + 2 * products + 2 * (products - there) + groups + (groups - len(paths))
+    return channels * (forward + (back if backward else 0))
 
 
 def clifford_product(channels: int, tokens: int, backward: bool) -> Floor:
     """x, y read and the product written; backward x and y read and two gradients written."""
-    return Floor(FLOAT * 8 * channels * tokens * (7 if backward else 3), tokens * clifford_product_flops(channels,
-                 backward))  # fmt: skip
+    flops = tokens * clifford_product_flops(channels, backward)
+    return Floor(FLOAT * 8 * channels * tokens * (7 if backward else 3), flops)

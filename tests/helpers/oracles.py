@@ -381,7 +381,8 @@ def clifford_block(block, x):
 
 def clifford_mlp(mlp, grades):
     """A MultivectorMLP from its parameters, of four tensors (N, channels, components)."""
-    x = torch.cat(clifford_linear(mlp.embed, grades), -1)
+    embedded = clifford_linear(mlp.embed, grades)
+    x = torch.cat([x if x.shape[1] else x.new_zeros(len(x), mlp.hidden, x.shape[2]) for x in embedded], -1)
     for block in mlp.blocks:
         x = clifford_block(block, x)
     return clifford_linear(mlp.out, x.split(SIZES, -1))

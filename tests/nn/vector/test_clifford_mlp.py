@@ -7,7 +7,6 @@ from oracles import SIZES, clifford_mlp
 from space import error, flipped_sign, motion, move_multivectors
 
 from tg_equiattn.nn import CliffordMLP
-from tg_equiattn.nn.vector import clifford
 from tg_equiattn.nn.vector.clifford import MultivectorMLP
 from tg_equiattn.nn.vector.grades import Grades
 from tg_equiattn.testing import TOLERANCE
@@ -70,18 +69,3 @@ def test_finite_derivatives_at_zero(make):
     (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
     grad.square().sum().backward()
     assert all(part.isfinite().all() for part in (out, grad, x.grad))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_as_compilers_for_accelerators_are_given_it(bias, randomise, monkeypatch):
-    """The same numbers and derivatives, by components and with no product of all pairs of them."""
-    mlp = randomise(clifford.MultivectorMLP(Grades(2, 3, 1, 2), Grades(3, 2, 2, 1), 4, bias=bias)).double()
-    parts = [torch.randn(n, c, 5, dtype=torch.float64, requires_grad=True) for n, c in ((1, 2), (3, 3), (3, 1), (1, 2))]
-    wanted = mlp(parts)
-    monkeypatch.setattr(clifford, "compiles_for_accelerator", lambda _: True)
-    got = mlp(parts)
-    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
-    grads = [torch.randn_like(x) for x in wanted]
-    inputs = [*parts, *mlp.parameters()]
-    of_compiled, expected = (torch.autograd.grad(x, inputs, grads) for x in (got, wanted))
-    torch.testing.assert_close(of_compiled, expected, rtol=1e-10, atol=1e-11)

@@ -4,14 +4,15 @@ and k has parts in some of the grades j: twenty grade paths (i, k -> j)."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ... import checks
-from ...modes import full_precision, transformed
+from ...modes import full_precision
 from ..backend import use_plain
 
 Components = tuple[Tensor, ...]
@@ -55,118 +56,138 @@ RIGHT, SIGNS = _blade_tables()
 PATHS = tuple(
     sorted({(GRADE_OF[i], GRADE_OF[RIGHT[j][i]], GRADE_OF[j]) for j in range(COMPONENTS) for i in range(COMPONENTS)})
 )
-PATH_OF = [
-    [PATHS.index((GRADE_OF[i], GRADE_OF[RIGHT[j][i]], GRADE_OF[j])) for i in range(COMPONENTS)]
-    for j in range(COMPONENTS)
-]
+_Pair = tuple[int, int, int]  # components (j, i, k) of the product and its factors
+_Group = tuple[int, int, list[_Pair]]
 
 
-def _on_device(table: list[list[int]], device: torch.device) -> Tensor:
-    """A table (8, 8) of numbers from 0 to 31, each row sent as one integer: a tensor would have to be copied there."""
-    bits = 5 * torch.arange(COMPONENTS, device=device)
-    rows = [sum(number << 5 * place for place, number in enumerate(row)) for row in table]
-    return torch.stack([(torch.full_like(bits, row) >> bits) & 31 for row in rows])
+def _grouped(grades: Collection[int], place: int) -> list[_Group]:
+    """The pairs of components of some grades, by one of their components and by path."""
+    groups: dict[tuple[int, int], list[_Pair]] = {}
+    for j, row in enumerate(RIGHT):
+        for i, k in enumerate(row):
+            path = GRADE_OF[i], GRADE_OF[k], GRADE_OF[j]
+            if path[0] in grades and path[1] in grades:
+                groups.setdefault(((j, i, k)[place], PATHS.index(path)), []).append((j, i, k))
+    return [(component, path, pairs) for (component, path), pairs in sorted(groups.items())]
 
 
-def _make_tables(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    with torch.inference_mode(False):  # may be asked for in evaluation first, and trained with later
-        signs = _on_device([[sign + 1 for sign in row] for row in SIGNS], device) - 1
-        return _on_device(RIGHT, device).flatten(), signs.to(dtype), _on_device(PATH_OF, device).flatten()
+_GROUPS = {
+    some: tuple(_grouped(some, place) for place in range(3))
+    for count in range(1, 5)
+    for some in itertools.combinations(range(4), count)
+}
+"""Of multivectors of some grades, by component of the product, of its left and of its right factor."""
 
 
-@functools.lru_cache(maxsize=32)
-def product_tables(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Right components (64,), signs (8, 8), and paths (64,), by output and left component; kept, and shared by all."""
-    return _make_tables(device, dtype)
+def components(grades: Iterable[int]) -> list[int]:
+    """Of some grades."""
+    return [n for n, grade in enumerate(GRADE_OF) if grade in set(grades)]
 
 
-def _tables_like(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # dynamo warns of caches, and what is made under a transform is of no use after it
-    make = _make_tables if torch.compiler.is_compiling() or transformed() else product_tables
-    return make(x.device, x.dtype)
+def grades_of_products(grades: Iterable[int]) -> list[int]:
+    """That products of multivectors of some grades have."""
+    return sorted({j for i, k, j in PATHS if {i, k} <= set(grades)})
 
 
-def _weights_by_component(weight: Tensor) -> Tensor:
-    """Weights by grade path (20, C) spread over pairs of components, with the product's signs: (8, 8, C)."""
-    _, signs, paths = _tables_like(weight)
-    return weight.index_select(0, paths).unflatten(0, (COMPONENTS, COMPONENTS)) * signs[..., None]
+def _add(sums: dict[int, Tensor], key: int, a: Tensor, b: Tensor) -> None:
+    sums[key] = torch.addcmul(sums[key], a, b) if key in sums else a * b
+
+
+def _sum(products: Iterable[tuple[int, Tensor, Tensor]]) -> Tensor:
+    """Of products with signs."""
+    (sign, a, b), *others = products
+    total = a * b if sign > 0 else -a * b
+    for sign, a, b in others:
+        total = torch.addcmul(total, a, b, value=sign)
+    return total
+
+
+def _products(grades: tuple[int, ...], weight: Tensor, x: Tensor, y: Sequence[Tensor]) -> Components:
+    weights = weight[..., None].unbind()
+    sums: dict[int, Tensor] = {}
+    left, right = (dict(zip(components(grades), factor, strict=True)) for factor in (x.unbind(), y))
+    for j, path, pairs in _GROUPS[grades][0]:
+        _add(sums, j, _sum((SIGNS[j][i], left[i], right[k]) for j, i, k in pairs), weights[path])
+    return tuple(sums[j] for j in sorted(sums))
+
+
+def _summed(terms: list[Tensor] | Components) -> Tensor:
+    """Sums (terms, C) over the tokens of terms (C, T). Compilers make one kernel for eight that are stacked."""
+    if not torch.compiler.is_compiling():
+        return torch.stack([term.sum(-1) for term in terms])
+    return torch.cat([torch.stack(terms[n : n + 8]).sum(-1) for n in range(0, len(terms), 8)])
+
+
+def _placed(rows: Tensor, places: Sequence[int], count: int) -> Tensor:
+    """Rows (rows, C) among zeros, (count, C)."""
+    if len(places) == count:
+        return rows
+    first, *others = (F.pad(row[None], (0, 0, n, count - 1 - n)) for n, row in zip(places, rows, strict=True))
+    return sum(others, first)
+
+
+class _RowsForTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *arguments) -> Components:  # all in one: dynamo (2.13) drops ctx where as many come as have names
+        rows, tokens, *parameters = arguments
+        ctx.rows, ctx.counts = rows, tuple(len(parameter) for parameter in parameters)
+        every = (parameter[n] for parameter, some in zip(parameters, rows, strict=True) for n in some)
+        return tuple(row[:, None].expand(-1, tokens.shape[-1]) for row in every)
+
+    @staticmethod
+    def backward(ctx, *grad: Tensor):
+        sums = _summed(grad).split([len(some) for some in ctx.rows])
+        return None, None, *(_placed(*which) for which in zip(sums, ctx.rows, ctx.counts, strict=True))
+
+
+def rows_for_tokens(tokens: Tensor, *wanted: tuple[Tensor, Sequence[int]]) -> list[Components]:
+    """Some rows of parameters (rows, C), as (C, T) for tokens (..., T); gradients of all are one sum."""
+    parameters, rows = zip(*wanted, strict=True)
+    if use_plain():
+        return [tuple(parameter[n][:, None] for n in some) for parameter, some in wanted]
+    found = iter(_RowsForTokens.apply(tuple(tuple(some) for some in rows), tokens, *parameters))
+    return [tuple(next(found) for _ in some) for some in rows]
 
 
 class _ChannelwiseProduct(torch.autograd.Function):
-    """One output component at a time, so that nothing of 64 components exists. The right component that goes with left
-    component i for an output goes with i in turn: gathers undo themselves."""
+    """One component and path at a time, so that nothing of all pairs exists; expressions that compilers fuse."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, y, weight)
-        right = _tables_like(y)[0].unflatten(0, (COMPONENTS, COMPONENTS))
-        out = torch.empty_like(x)
-        for j in range(COMPONENTS):
-            torch.sum(y.index_select(0, right[j]).mul_(weight[j, ..., None]).mul_(x), 0, out=out[j])
-        return out
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, y, weight = ctx.saved_tensors
-        right = _tables_like(y)[0].unflatten(0, (COMPONENTS, COMPONENTS))
-        grad_x, grad_y, grad_weight = torch.zeros_like(x), torch.zeros_like(y), []
-        for j in range(COMPONENTS):
-            product = y.index_select(0, right[j]).mul_(grad[j])
-            grad_weight.append((product * x).sum(-1))
-            grad_x = grad_x.addcmul_(product, weight[j, ..., None])
-            product = x.index_select(0, right[j]).mul_(grad[j])
-            grad_y = grad_y.addcmul_(product, weight[j].index_select(0, right[j])[..., None])
-        return grad_x, grad_y, torch.stack(grad_weight)
-
-
-def _sums_of_products(x: Components, y: Components, weight: Callable[[int, int], Tensor]) -> Components:
-    """The product by components, with ``weight`` (C,) of output and left component."""
-    sums = []
-    for j, row in enumerate(RIGHT):
-        first, *others = (weight(j, i)[:, None] * x[i] * y[k] for i, k in enumerate(row))
-        sums.append(sum(others, first))
-    return tuple(sums)
-
-
-def _of_pairs(weight: Tensor) -> Callable[[int, int], Tensor]:
-    """Weights by grade path (20, C) as those of output and left components, with the product's signs."""
-    return lambda j, i: SIGNS[j][i] * weight[PATH_OF[j][i]]
-
-
-class _ProductOfComponents(torch.autograd.Function):
-    """For compilers for accelerators, which fuse expressions, but write into memory what is gathered. Derivatives are
-    such products."""
-
-    @staticmethod
-    def forward(ctx, weight: Tensor, x: Tensor, *y: Tensor) -> Components:
+    def forward(ctx, *arguments) -> Components:  # all in one, as above
+        grades, weight, x, *y = arguments
+        ctx.grades = grades
         ctx.save_for_backward(weight, x, *y)
-        return _sums_of_products(x.unbind(), y, _of_pairs(weight))
+        return _products(grades, weight, x, y)
 
     @staticmethod
     def backward(ctx, *grad: Tensor):
         weight, x, *y = ctx.saved_tensors
-        of_pair = _of_pairs(weight)
-        grad_x = _sums_of_products(grad, y, lambda i, j: of_pair(j, i))
-        grad_y = _sums_of_products(grad, x.unbind(), lambda k, j: of_pair(j, RIGHT[j][k]))
-        right, signs, paths = _tables_like(x)
-        factors = torch.stack(y).index_select(0, right).unflatten(0, (COMPONENTS, COMPONENTS))
-        pairs = signs[..., None] * (torch.stack(grad)[:, None] * x * factors).sum(-1)
-        of_paths = torch.zeros_like(weight).index_add(0, paths, pairs.flatten(0, 1))
-        return of_paths, torch.stack(grad_x), *grad_y
+        places, weights = components(ctx.grades), weight[..., None].unbind()
+        of_x: dict[int, Tensor] = {}
+        of_y: dict[int, Tensor] = {}
+        of_path: dict[int, Tensor] = {}
+        left, right = (dict(zip(places, factor, strict=True)) for factor in (x.unbind(), y))
+        out = dict(zip(components(grades_of_products(ctx.grades)), grad, strict=True))
+        _, by_left, by_right = _GROUPS[ctx.grades]
+        for i, path, pairs in by_left:
+            total = _sum((SIGNS[j][i], out[j], right[k]) for j, i, k in pairs)
+            _add(of_x, i, total, weights[path])
+            _add(of_path, path, total, left[i])
+        for k, path, pairs in by_right:
+            _add(of_y, k, _sum((SIGNS[j][i], out[j], left[i]) for j, i, k in pairs), weights[path])
+        found = sorted(of_path)
+        of_weight = _placed(_summed([of_path[n] for n in found]), found, len(PATHS))
+        return None, of_weight, torch.stack([of_x[n] for n in places]), *(of_y[n] for n in places)
 
 
-def channelwise_product(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """Products of multivectors (8, C, T) with weights by grade path (20, C)."""
-    weight = _weights_by_component(weight)
-    if use_plain() or torch.compiler.is_compiling():  # which fuses, and keeps nothing either
-        right = y.index_select(0, _tables_like(y)[0]).unflatten(0, (COMPONENTS, COMPONENTS))
-        return (right * weight[..., None] * x).sum(1)
-    return _ChannelwiseProduct.apply(x, y, weight)
+def channelwise_product(grades: Sequence[int], weight: Tensor, x: Tensor, y: Components) -> Components:
+    """Products of multivectors that have some grades alone, with weights by grade path (20, C).
 
-
-def product_of_components(x: Tensor, y: Components, weight: Tensor) -> Components:
-    """As :func:`channelwise_product`, with (C, T) for each of the eight components of ``y`` and the product."""
-    return _ProductOfComponents.apply(weight, x, *y)
+    Components that there are lie one after the other in ``x``, (components, C, T); those of ``y`` and of the product,
+    whose grades are :func:`grades_of_products`, are (C, T) each.
+    """
+    grades = tuple(grades)
+    return _products(grades, weight, x, y) if use_plain() else _ChannelwiseProduct.apply(grades, weight, x, *y)
 
 
 def geometric_product(x: Tensor, y: Tensor) -> Tensor:
@@ -205,6 +226,6 @@ def geometric_product(x: Tensor, y: Tensor) -> Tensor:
     if x.dtype != y.dtype or x.device != y.device:
         raise ValueError(f"y must be {x.dtype} on {x.device} as x is, got {y.dtype} on {y.device}")
     with full_precision(x.device):
-        right, signs, _ = _tables_like(y)
-        factors = y.index_select(-1, right).unflatten(-1, (COMPONENTS, COMPONENTS))
-        return (factors * signs * x[..., None, :]).sum(-1)
+        left, right = x.unbind(-1), y.unbind(-1)
+        by_component = [[(SIGNS[j][i], left[i], right[k]) for i, k in enumerate(row)] for j, row in enumerate(RIGHT)]
+        return torch.stack([_sum(products) for products in by_component], -1)

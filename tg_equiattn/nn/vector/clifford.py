@@ -4,21 +4,28 @@ sqrt(x^2 + eps), whose derivative is finite at zero."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.backend import compiles_for_accelerator, tile_numbers
-from ...functional.vector.clifford import COMPONENTS, GRADE_SIZES, PATHS, channelwise_product, product_of_components
+from ...functional.backend import tile_numbers
+from ...functional.vector.clifford import (
+    COMPONENTS,
+    GRADE_SIZES,
+    PATHS,
+    channelwise_product,
+    components,
+    grades_of_products,
+    rows_for_tokens,
+)
 from ...modes import full_precision
 from ...ragged import node_blocks
 from ..modules import reset_children
 from .grades import Grades, Parts
 
 _EPS = 1e-12
-BLOCK_NUMBERS = 30_000  # channels times tokens of a block on a CPU; no power of 2, which caches mind
+BLOCK_NUMBERS = 120_000  # channels times tokens of a block on a CPU
 
 
 class CliffordLinear(nn.Module):
@@ -40,11 +47,13 @@ class CliffordLinear(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, parts: Parts) -> Parts:
-        weights = iter(self.weights)
-        out = [
-            next(weights) @ part if o and part.shape[1] else part.new_zeros(len(part), o, part.shape[2])
-            for part, o in zip(parts, self.out_grades, strict=True)
-        ]
+        weights, out = iter(self.weights), []
+        for part, i, o in zip(parts, self.in_grades, self.out_grades, strict=True):
+            mixed = part.new_zeros(len(part), o, part.shape[2])
+            if i and o:
+                weight = next(weights)
+                mixed = weight @ part if part.shape[1] else mixed
+            out.append(mixed)
         if self.bias is not None:
             out[0] = out[0] + self.bias[:, None]
         return out
@@ -53,19 +62,14 @@ class CliffordLinear(nn.Module):
         return f"{tuple(self.in_grades)}, {tuple(self.out_grades)}"
 
 
-def _by_component(x: Tensor) -> Tensor:
-    """(4, ...) of grades to (8, ...) of their components."""
-    return torch.cat([x[g : g + 1].expand(n, *x.shape[1:]) for g, n in enumerate(GRADE_SIZES)])
-
-
-def _square_norms(x: Tensor) -> Tensor:
-    """Squared norms of the four grades of multivectors: (8, ...) to (4, ...)."""
-    square = x.square()
-    return torch.stack([square[0], square[1:4].sum(0), square[4:7].sum(0), square[7]])
+def _square_norm(every: Sequence[Tensor]) -> Tensor:
+    """Of components (C, T); one by one, as compilers compute products again for backward, but keep sums."""
+    first, *others = (x * x for x in every)
+    return sum(others, first)
 
 
 class CliffordBlock(nn.Module):
-    r"""Activation, linear map, geometric product, layer normalisation of multivectors (8, C, T), C channels.
+    r"""Activation, linear map, geometric product, layer normalisation of multivectors by grade, C channels.
 
     With x the activated input (each grade times sigmoid(a inv + b), inv the scalar or the grade's squared norm),
     y = linear(x) and n = y with each grade divided by sigmoid(a)(\|y\| - 1) + 1,
@@ -73,7 +77,8 @@ class CliffordBlock(nn.Module):
     .. math:: z_j = \tfrac{1}{\sqrt 2} \Big( y_j + \sum_{i,k} w^{j}_{ik} \langle x_i\, n_k \rangle_j \Big)
 
     over the twenty grade paths, channel by channel; then z is divided by its mean norm over channels and scaled.
-    Without ``bias`` zero stays zero. Source: Ruhe et al. (2023), Clifford Group Equivariant Neural Networks.
+    Grades that are not there (parts without channels) stay zero until a product makes them. Without ``bias`` zero stays
+    zero. Source: Ruhe et al. (2023), Clifford Group Equivariant Neural Networks.
     """
 
     def __init__(self, channels: int, bias: bool = True) -> None:
@@ -98,68 +103,56 @@ class CliffordBlock(nn.Module):
         nn.init.normal_(self.paths, std=0.5)  # four grades enter each
         nn.init.ones_(self.scale)
 
-    def forward(self, x: Tensor) -> Tensor:
-        squares = _square_norms(x)
-        invariants = torch.cat([x[:1], squares[1:]])
-        x = x * _by_component(torch.sigmoid(torch.addcmul(self.gate_bias[..., None], self.gate[..., None], invariants)))
-        if self.bias is None:
-            y = _by_component(self.weight) @ x
-        else:
-            bias = nn.functional.pad(self.bias[None, :, None], (0, 0, 0, 0, 0, COMPONENTS - 1))
-            y = torch.baddbmm(bias, _by_component(self.weight), x)
-        norms = (_square_norms(y) + _EPS).sqrt()
-        normal = y * _by_component(1 / (torch.sigmoid(self.grade_norm)[..., None] * (norms - 1) + 1))
-        z = y + channelwise_product(x, normal, self.paths)
-        size = (0.5 * z.square().sum(0) + _EPS).sqrt().mean(0)
-        return z * (0.5**0.5 * self.scale[:, None] / (size + 1e-6))
-
-    def of_parts(self, parts: Parts, there: Sequence[int] = range(4)) -> Parts:
-        """The same of parts by grade, in expressions that compilers fuse to few kernels. Grades but those that are
-        ``there``, the first among them, are zero."""
-        invariants = [parts[g].square().sum(0, True) if g else parts[0] for g in there]
-        first, *others = (nn.functional.pad(x, (0, 0, 0, 0, g, 3 - g)) for g, x in zip(there, invariants, strict=True))
-        rows = sum(others, first)  # not a cat, of which each part would be a launch
-        gates = torch.sigmoid(torch.addcmul(self.gate_bias[..., None], self.gate[..., None], rows))
-        x = torch.cat([part * gate for part, gate in zip(parts, gates, strict=True)])
-        y = _by_component(self.weight) @ x
-        grades = list(y.split(GRADE_SIZES))
-        if self.bias is not None:
-            grades[0] = grades[0] + self.bias[:, None]
-        norms = (torch.cat([part.square().sum(0, True) for part in grades]) + _EPS).sqrt()
-        divided = 1 / (torch.sigmoid(self.grade_norm)[..., None] * (norms - 1) + 1)
-        normal = [part * factor for part, factor in zip(grades, divided, strict=True)]
+    def forward(self, parts: Parts) -> Parts:
+        there = [g for g, part in enumerate(parts) if part.shape[1]]
+        gates, gate_biases = rows_for_tokens(parts[0], (self.gate, there), (self.gate_bias, there))
+        gated = []
+        for g, gate, bias in zip(there, gates, gate_biases, strict=True):
+            invariant = _square_norm(parts[g].unbind()) if g else parts[g][0]
+            gated.append(parts[g] * torch.sigmoid(torch.addcmul(bias, gate, invariant)))
+        x = torch.cat(gated)
+        weight = torch.cat([self.weight[g : g + 1].expand(GRADE_SIZES[g], -1, -1) for g in there])
+        grades = list((weight @ x).split([GRADE_SIZES[g] for g in there]))
+        wanted = [(torch.sigmoid(self.grade_norm), there)] + ([] if self.bias is None else [(self.bias[None], [0])])
+        shares, *biases = rows_for_tokens(x, *wanted)
+        for (bias,) in biases:
+            grades[0] = grades[0] + bias
+        normal = []
+        for part, share in zip(grades, shares, strict=True):
+            norm = (_square_norm(part.unbind()) + _EPS).sqrt()
+            normal.append(part * (1 / (share * (norm - 1) + 1)))
         mapped, normed = (tuple(c for part in some for c in part.unbind()) for some in (grades, normal))
-        products = product_of_components(x, normed, self.paths)
-        z = [a + b for a, b in zip(mapped, products, strict=True)]
-        size = (0.5 * sum(c.square() for c in z) + _EPS).sqrt().mean(0)
+        made = grades_of_products(there)
+        z = dict(zip(components(made), channelwise_product(there, self.paths, x, normed), strict=True))
+        for n, component in zip(components(there), mapped, strict=True):
+            z[n] = z[n] + component
+        size = (0.5 * _square_norm(list(z.values())) + _EPS).sqrt().mean(0)
         scale = 0.5**0.5 * self.scale[:, None] / (size + 1e-6)
-        z = [c * scale for c in z]
-        return [z[0][None], torch.stack(z[1:4]), torch.stack(z[4:7]), z[7][None]]
+        return [
+            torch.stack([z[n] * scale for n in components([g])]) if g in made else part  # which is empty
+            for g, part in enumerate(parts)
+        ]
 
     def extra_repr(self) -> str:
         return f"{self.channels}"
 
 
 class MultivectorMLP(nn.Module):
-    """Linear map into ``hidden`` full multivectors, blocks, linear map out; on parts. No ``bias``: zero stays zero."""
+    """Linear map into ``hidden`` multivectors, blocks, linear map out; on parts. No ``bias``: zero stays zero."""
 
     def __init__(
         self, in_grades: Grades, out_grades: Grades, hidden: int, num_blocks: int = 1, bias: bool = True
     ) -> None:
         super().__init__()
         self.in_grades, self.out_grades, self.hidden = in_grades, out_grades, hidden
-        self.embed = CliffordLinear(in_grades, Grades(*[hidden] * 4), bias)
+        self.embed = CliffordLinear(
+            in_grades, Grades(*(hidden if n or not g else 0 for g, n in enumerate(in_grades))), bias
+        )
         self.blocks = nn.Sequential(*(CliffordBlock(hidden, bias) for _ in range(num_blocks)))
         self.out = CliffordLinear(Grades(*[hidden] * 4), out_grades, bias)
 
     def forward(self, parts: Parts) -> Parts:
-        parts = self.embed(parts)
-        if compiles_for_accelerator(parts[0]):
-            there: Sequence[int] = [g for g, n in enumerate(self.in_grades) if n or not g]
-            for block in self.blocks:
-                parts, there = cast(CliffordBlock, block).of_parts(parts, there), range(4)
-            return self.out(parts)
-        return self.out(list(self.blocks(torch.cat(parts)).split(GRADE_SIZES)))
+        return self.out(self.blocks(self.embed(parts)))
 
     def tokens_per_block(self, device: torch.device) -> int:
         """So many that what is between stays in the cache, or on a GPU in a tile; backward computes blocks again."""
