@@ -69,6 +69,7 @@ bench: setup
 	$(RUN) examples/benchmarks/clifford_product.py
 	$(RUN) -W ignore examples/benchmarks/waves.py
 
+PUBLISHED = @[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore
 # Only runs without a row in examples/results are trained; from nothing that takes hours on two cores.
 studies: setup
 	$(RUN) -W ignore examples/studies/rotated_digits.py --study
@@ -137,18 +138,30 @@ studies: setup
 	$(RUN) -W ignore examples/studies/molecules.py --study --seeds 0 --learning-rate 0.02 --models SchNet
 	$(RUN) -W ignore examples/studies/molecules.py --study --learning-rate 0.02 --models "local only" Performer "Performer + positions" dense ours "ours, exact" "ours, far part off"
 	$(RUN) -W ignore examples/studies/molecules.py --study --models SchNet
-	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --seeds 0 1
-	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --learning-rate 0.005
-	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --learning-rate 0.02
-	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --sets cumulenes --irreps "32x0e + 32x1o + 32x2e"
-	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --sets cumulenes --irreps "32x0e + 32x1o + 32x2e" --learning-rate 0.02
-	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --seeds 0 1
-	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after 1 --kernels 2 2 0 --epochs 100
-	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after energies --kernels 2 2 0 --seeds 0 1
-	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets C9H4
-	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets SN2 --epochs 100
-	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets AcAc
-	@[ -z "$(MOLECULES)" ] || $(VENV)-mace/bin/python -W ignore examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets chains salt clusters --epochs 20
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --seeds 0 1
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --learning-rate 0.005
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --learning-rate 0.02
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --sets cumulenes --irreps "32x0e + 32x1o + 32x2e"
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --batch 4 --sets cumulenes --irreps "32x0e + 32x1o + 32x2e" --learning-rate 0.02
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --seeds 0 1
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after 1 --kernels 2 2 0 --epochs 100
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after energies --kernels 2 2 0 --seeds 0 1
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after energies --kernels 2 2 0 --learning-rate 0.02
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after energies --kernels 2 2 0 --learning-rate 0.005
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets dimers --after energies --kernels 2 2 0 --irreps 64x0e
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets C9H4
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets SN2 --epochs 100
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets AcAc --seeds 0 1
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets chains salt clusters --epochs 20
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets C9H4 --learning-rate 0.02
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets SN2 --epochs 100 --learning-rate 0.02
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets AcAc --seeds 0 1 --learning-rate 0.02
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets chains salt clusters --epochs 20 --learning-rate 0.02
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets C9H4 --learning-rate 0.005
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets SN2 --epochs 100 --learning-rate 0.04
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets AcAc --seeds 0 1 --learning-rate 0.005
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets chains salt --epochs 20 --learning-rate 0.04
+	$(PUBLISHED) examples/studies/real_molecules.py --study --data "$(MOLECULES)" --sets clusters --epochs 20 --learning-rate 0.005
 	$(RUN) -W ignore examples/studies/far_digits.py --study
 	$(RUN) -W ignore examples/studies/far_digits.py --study --models "global, no rotations" --learning-rate 0.01
 	$(RUN) -W ignore examples/studies/far_digits.py --study --models "exact attention" --seeds 0
