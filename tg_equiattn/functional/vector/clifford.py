@@ -127,6 +127,8 @@ def _placed(rows: Tensor, places: Sequence[int], count: int) -> Tensor:
 
 
 class _RowsForTokens(torch.autograd.Function):
+    """Expanded, so that backward is given what is yet to be summed, of all parameters at once."""
+
     @staticmethod
     def forward(ctx, *arguments) -> Components:  # all in one: dynamo (2.13) drops ctx where as many come as have names
         rows, tokens, *parameters = arguments

@@ -145,11 +145,10 @@ class MultivectorMLP(nn.Module):
     ) -> None:
         super().__init__()
         self.in_grades, self.out_grades, self.hidden = in_grades, out_grades, hidden
-        self.embed = CliffordLinear(
-            in_grades, Grades(*(hidden if n or not g else 0 for g, n in enumerate(in_grades))), bias
-        )
+        full = Grades(*[hidden] * 4)
+        self.embed = CliffordLinear(in_grades, full.only(in_grades.reachable(0)), bias)
         self.blocks = nn.Sequential(*(CliffordBlock(hidden, bias) for _ in range(num_blocks)))
-        self.out = CliffordLinear(Grades(*[hidden] * 4), out_grades, bias)
+        self.out = CliffordLinear(full, out_grades, bias)
 
     def forward(self, parts: Parts) -> Parts:
         return self.out(self.blocks(self.embed(parts)))

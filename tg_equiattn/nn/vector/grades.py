@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...functional.vector.clifford import GRADE_SIZES, PATHS
+from ...functional.vector.clifford import GRADE_SIZES, grades_of_products
 
 Parts = list[Tensor]
 
@@ -57,7 +57,7 @@ class Grades(NamedTuple):
         """Which grades so many geometric products can make of these; a bias makes scalars of nothing."""
         found = {0} | {grade for grade, channels in enumerate(self) if channels}
         for _ in range(products):
-            found |= {j for i, k, j in PATHS if i in found and k in found}
+            found |= set(grades_of_products(found))
         return tuple(grade in found for grade in range(4))  # type: ignore[return-value]
 
 
