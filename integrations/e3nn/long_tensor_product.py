@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from e3nn import o3
@@ -12,7 +13,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from tg_equiattn.functional.hyena.long_conv import bilinear_long_conv
 from tg_equiattn.modes import full_precision
-from tg_equiattn.nn.modules import NotScriptable
+from tg_equiattn.nn.modules import NotScriptable, StoresSettings
 from tg_equiattn.orders import check_order
 from tg_equiattn.ragged import Ragged, Rows
 
@@ -20,7 +21,7 @@ from .layout import Features, check_features
 
 
 @compile_mode("unsupported")
-class LongTensorProduct(NotScriptable, torch.nn.Module):
+class LongTensorProduct(NotScriptable, StoresSettings):
     r"""Tensor-product long convolution over the nodes of each graph, with learned path weights.
 
     .. math::
@@ -57,8 +58,6 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
     torch.Size([12, 16])
     """
 
-    _reference: Tensor
-
     def __init__(
         self,
         irreps_in1: o3.Irreps | str,
@@ -80,7 +79,14 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
         self.irreps_in1, self.irreps_in2 = self.tensor_product.irreps_in1, self.tensor_product.irreps_in2
         self.irreps_out = self.tensor_product.irreps_out
         self._features = Features.of(self.irreps_in1), Features.of(self.irreps_in2)
-        self.register_buffer("_reference", torch.empty(0), persistent=False)  # dtype and device, without weights too
+
+    def settings(self) -> dict[str, Any]:
+        return {"causal": self.mode == "causal"}
+
+    @property
+    def _reference(self) -> Tensor:
+        """What has the dtype and the device of the module, weights or not."""
+        return self.tensor_product.weight
 
     @property
     def instructions(self):

@@ -197,7 +197,7 @@ def performer_double_sum(attention, x, edge_index, offsets, batch, features=None
     value = (x @ attention.value.weight.T).view(-1, heads, d)
     small = [attention.features is None] * len(x)
     if attention.features is not None:
-        projection, m = attention.features.projection, len(attention.features.projection)
+        projection, m = attention.features.directions(x.device, x.dtype), attention.features.num_features
         phi_query, phi_key = (positive_features(t / d**0.25, projection) for t in (query, key))
         if attention.method == "auto":
             small = [sum(batch[j] == batch[i] for j in range(len(x))) <= 2 * m for i in range(len(x))]

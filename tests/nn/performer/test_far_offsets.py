@@ -4,6 +4,7 @@ import pytest
 import torch
 from oracles import performer_double_sum
 from space import batch_of, motion
+from states import take_weights
 
 from tg_equiattn.nn import PerformerAttention
 from tg_equiattn.pairs import Pairs, near_pairs
@@ -88,7 +89,7 @@ def test_each_graph_by_its_own_size(kind, form, make):
     """With "auto", small graphs by pairs and large ones by features, as each alone: 22 nodes and 23 are told apart."""
     layers = {method: make(kind, edge_dim=None, method=method) for method in ("auto", "pairs", "features")}
     for layer in layers.values():
-        layer.load_state_dict(layers["auto"].state_dict(), strict=False)
+        take_weights(layer, layers["auto"])
     sizes = (30, 5, 23, 22, 1)
     batch = batch_of(sizes)
     x, pos = torch.randn(len(batch), CHANNELS).double(), 2 * torch.randn(len(batch), DIM).double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from typing import Any, cast
@@ -14,7 +15,8 @@ from ...grids import PixelGrid
 from ...modes import full_precision
 from ...pairs import Pairs
 from ...ranks import Shared
-from ..modules import NotScriptable, reset_children
+from ...tables import Tables
+from ..modules import NotScriptable, StoresSettings, reset_children
 from .nodes import Nodes
 from .positions import ClippedPosition, Position, SinusoidPosition
 from .random_features import RandomFeatures
@@ -28,7 +30,7 @@ FEATURES = 64  # random features at least: see docs/graph_settings.md for their 
 PAIRS = 2  # as many nodes for each feature a graph has at most whose pairs are less work: see the same page
 
 
-class KernelAttention(Shared, NotScriptable, nn.Module):
+class KernelAttention(Shared, NotScriptable, StoresSettings):
     """Projections, features and outputs around a kind of positions; ``far_offsets`` has heads attend to offsets."""
 
     def __init__(
@@ -67,6 +69,10 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
         """Channels of the input; -1 where they are not known yet."""
         weight = self.query.weight
         return -1 if isinstance(weight, nn.UninitializedParameter) else weight.shape[1]
+
+    def settings(self) -> dict[str, Any]:
+        values = "content" if self.far_offsets is None else "offset"
+        return {"heads": self.heads, "pos_dim": self.pos_dim, "method": self.method, "values": values}
 
     def reset_parameters(self) -> None:
         """Give every parameter a new initial value and draw the random features again."""
@@ -119,7 +125,9 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
         nodes = Nodes(x, self.positions, self.far_offsets is not None, self._most, self.ranks, *given)
         if self.method == "auto" and not torch.compiler.is_compiling():
             self._watch({graphs.pairs for graphs in nodes.graphs})
-        projection = None if self.features is None else self.features()
+        projection = None
+        if self.features is not None:
+            projection = self.features(x.device, torch.promote_types(x.dtype, torch.float32))
         if not x.numel() and self.ranks is None:  # this counted a training step, as on ranks that have nodes
             out = self.out(self.value(x))
             return (out, out.new_zeros(*x.shape[:-1], self.heads, self.pos_dim)) if return_vectors else out
@@ -256,6 +264,10 @@ class PerformerAttention(KernelAttention):
         )  # fmt: skip
         self.cutoff, self.offset = cutoff, offset
 
+    def settings(self) -> dict[str, Any]:
+        cutoff = None if self.offset is None and self.far_offsets is None else self.cutoff
+        return super().settings() | {"offset": self.offset, "cutoff": cutoff}
+
     def extra_repr(self) -> str:
         values = "" if self.far_offsets is None else ", values='offset'"
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, offset={self.offset!r}{values}"
@@ -286,6 +298,9 @@ class PositionalPerformerAttention(KernelAttention):
         super().__init__(in_channels, out_channels, positions, num_random_features, redraw_interval)
         self.position, self.cutoff = position, cutoff
 
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"position": self.position, "cutoff": self.cutoff}
+
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, position={self.position!r}"
 
@@ -294,13 +309,11 @@ class FarOffsets(nn.Module):
     r"""Outputs from each head's weighted mean :math:`o_e` of offsets, (N, heads, dim): a linear map of them, or where
     ``invariant`` of :math:`g / (1 + g^2)^{1/4}`, g their inner products between heads, smooth. It starts at zero."""
 
-    pairs: Tensor
-
     def __init__(self, heads: int, pos_dim: int, out_channels: int, invariant: bool) -> None:
         super().__init__()
         self.invariant = invariant
         if invariant:
-            self.register_buffer("pairs", torch.triu_indices(heads, heads), persistent=False)
+            self.pairs = Tables(functools.partial(torch.triu_indices, heads, heads))
         self.map = nn.Linear(heads * (heads + 1) // 2 if invariant else heads * pos_dim, out_channels, bias=False)
         self.reset_parameters()
 
@@ -312,7 +325,7 @@ class FarOffsets(nn.Module):
             means = means.to(self.map.weight.dtype)
             if not self.invariant:
                 return self.map(means.flatten(1))
-            first, second = self.pairs
+            first, second = self.pairs(means.device)
             products = (means @ means.mT)[:, first, second]
             return self.map(products * (1 + products.square()) ** -0.25)
 

@@ -4,8 +4,10 @@
 
 import collections
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,8 @@ from ...functional.waves.lattices import cells_of
 from ...modes import full_precision
 from ...ragged import Ragged
 from ...ranks import Shared
-from ..modules import ExactTables, NotScriptable, reset_children
+from ...tables import Tables
+from ..modules import NotScriptable, StoresSettings, reset_children
 from .spherical_features import Coupling, HarmonicProduct, Irrep
 
 _CONTENT = 0.1  # how much of queries and keys hangs on features at the start, where the rest is 1
@@ -86,11 +89,9 @@ class EwaldOptions:
         return tuple((n * largest / count, (n + 1) * largest / count) for n in range(count))
 
 
-class EwaldNetwork(ExactTables):
+class EwaldNetwork(StoresSettings):
     """Query, key and value of each node, of features in blocks of irreps; attention through kernels; with several heads
     a map of what they found. At the start queries and keys of invariants are near 1, others near 0."""
-
-    lows: Tensor
 
     def __init__(
         self, given: Sequence[Irrep], wanted: Sequence[Irrep], coupling: Coupling, options: EwaldOptions, name: str
@@ -111,7 +112,7 @@ class EwaldNetwork(ExactTables):
         self.query_key_bias = nn.Parameter(torch.empty(2, heads, count))
         self.value = _maps((irrep.channels, heads * v.channels) for irrep, v in zip(self.inside, values, strict=True))
         self._bounds = options.bounds
-        self.add_table("lows", torch.tensor([low for low, _ in self._bounds], dtype=torch.float64))
+        self.lows = Tables(functools.partial(_lowest_widths, self._bounds))
         self.octaves = nn.Parameter(torch.empty(heads, count))
         self.bands = nn.Parameter(torch.empty(heads, options.counts[2])) if options.counts[2] else None
         self.gains = nn.Parameter(torch.empty(heads, count, options.lmax + 1))
@@ -131,9 +132,18 @@ class EwaldNetwork(ExactTables):
             nn.init.zeros_(self.bands)
         nn.init.constant_(self.gains, self.octaves.shape[1] ** -0.5)
 
+    def settings(self) -> dict[str, Any]:
+        options = self.options
+        bounds = [round(low, 6) for low, _ in self._bounds]
+        return {
+            "kernels": str(options.counts), "width": options.width, "widths": str(bounds), "heads": options.heads,
+            "avg_num_nodes": float(options.avg_num_nodes),
+        }  # fmt: skip
+
     def kernels(self) -> EwaldKernels:
         """As they are now: each width within its octave, each wavenumber within its band."""
-        widths, options = self.lows * torch.exp2(self.octaves.sigmoid()), self.options
+        options, lows = self.options, self.lows(self.octaves.device, self.octaves.dtype)
+        widths = lows * torch.exp2(self.octaves.sigmoid())
         given = (widths, self.gains, self._bounds, options.counts[0], options.error, options.max_waves)
         if self.bands is None:
             return EwaldKernels(*given)
@@ -185,6 +195,10 @@ class EwaldLayer(Shared, NotScriptable, nn.Module):
 
     def reset_parameters(self) -> None:
         self.attention.reset_parameters()
+
+
+def _lowest_widths(bounds: tuple[tuple[float, float], ...]) -> Tensor:
+    return torch.tensor([low for low, _ in bounds], dtype=torch.float64)
 
 
 def _each_once(irreps: Sequence[Irrep]) -> tuple[Irrep, ...]:
