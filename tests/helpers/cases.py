@@ -271,7 +271,10 @@ CORE = {
     "GlobalPooling": layer(layers.GlobalPooling, 2, 7, 4, 3, 5),
     "SpatialMaxPool": layer(lambda: SpatialMaxPool(2), 2, 7, 4, 6, 4),
     "SpatialCrop": layer(lambda: SpatialCrop(1), 2, 7, 4, 6, 4),
-    "RandomFeatures": fixed(lambda: RandomFeatures(11, 5, redraw_interval=3), dict),
+    "RandomFeatures": fixed(
+        lambda: Call(lambda features, x: features(x.device, x.dtype), RandomFeatures(11, 5, redraw_interval=3)),
+        lambda: {"x": d(1)},
+    ),
     "PerformerAttention": performer(offset=None),
     "PerformerAttention window": performer(),
     "PerformerAttention mlp": performer(offset="mlp", values="offset"),
@@ -456,9 +459,9 @@ OF_HOSTS = (
 GATE = {name for name in FIRST if CASES[name].host == "torch" or name in OF_HOSTS}
 
 
-def besides(kept):
-    """All cases, slow but for those that are kept."""
-    return [name if name in kept else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+def besides(kept, names=CASES):
+    """These cases, slow but for those that are kept."""
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 ONE_A_NAME = besides(GATE)
