@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import torch
@@ -51,6 +52,11 @@ def channels(irreps: o3.Irreps) -> list[int]:
     """The channel of each column of a feature: one irrep of one multiplicity."""
     sizes = [ir.dim for mul, ir in irreps for _ in range(mul)]
     return [channel for channel, size in enumerate(sizes) for _ in range(size)]
+
+
+def like_its_copies(product: o3.TensorProduct) -> o3.TensorProduct:
+    """A product whose buffers are those of its copies: e3nn adds some to a copy, and averages pair buffers by order."""
+    return copy.deepcopy(product)
 
 
 class Features(NamedTuple):

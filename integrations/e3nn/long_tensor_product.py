@@ -17,7 +17,7 @@ from tg_equiattn.nn.modules import NotScriptable, StoresSettings
 from tg_equiattn.orders import check_order
 from tg_equiattn.ragged import Ragged, Rows
 
-from .layout import Features, check_features
+from .layout import Features, check_features, like_its_copies
 
 
 @compile_mode("unsupported")
@@ -70,9 +70,10 @@ class LongTensorProduct(NotScriptable, StoresSettings):
         super().__init__()
         irreps = o3.Irreps(irreps_in1), o3.Irreps(irreps_in2), o3.Irreps(irreps_out)
         if instructions is None:
-            self.tensor_product = o3.FullyConnectedTensorProduct(*irreps, shared_weights=True)
+            product: o3.TensorProduct = o3.FullyConnectedTensorProduct(*irreps, shared_weights=True)
         else:
-            self.tensor_product = o3.TensorProduct(*irreps, instructions, shared_weights=True)
+            product = o3.TensorProduct(*irreps, instructions, shared_weights=True)
+        self.tensor_product = like_its_copies(product)
         if not self.tensor_product.instructions:
             raise ValueError(f"irreps_out must have a path from {irreps[0]} x {irreps[1]}, got {irreps[2]}")
         self.mode, self.norm = "causal" if causal else "circular", "forward"

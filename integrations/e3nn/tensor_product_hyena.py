@@ -22,7 +22,7 @@ from tg_equiattn.orders import ORDERS
 from tg_equiattn.ragged import Ragged
 from tg_equiattn.tables import Tables
 
-from .layout import Features, channels, check_features, describe, filter_columns
+from .layout import Features, channels, check_features, describe, filter_columns, like_its_copies
 from .long_tensor_product import LongTensorProduct
 
 
@@ -96,7 +96,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         if filter == "lag":
             self.lag_filter = LagFilter(hidden.num_irreps, causal)
             self._channels = Tables(functools.partial(filter_columns, str(hidden)))
-            self.tensor_product = o3.FullyConnectedTensorProduct(hidden, hidden, hidden)
+            self.tensor_product = like_its_copies(o3.FullyConnectedTensorProduct(hidden, hidden, hidden))
         else:
             self.convolution = LongTensorProduct(hidden, hidden, hidden, causal=causal)
             self.convolution.norm = norm_of(order)
@@ -105,7 +105,7 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         invariants = hidden.num_irreps + sum(part.stop - part.start for part in self._scalars)
         self.gate = torch.nn.Linear(invariants, hidden.num_irreps)
         self.apply_gate = o3.ElementwiseTensorProduct(hidden, o3.Irreps([(hidden.num_irreps, (0, 1))]))
-        self.multiply = o3.FullyConnectedTensorProduct(hidden, hidden, hidden)
+        self.multiply = like_its_copies(o3.FullyConnectedTensorProduct(hidden, hidden, hidden))
         self.shortcut = o3.Linear(self.irreps_in, hidden)
         self.out = o3.Linear(hidden, self.irreps_out)
         found, without_pos = (

@@ -446,6 +446,9 @@ CASES = {
     "TensorProductHyenaOperator lag": on_irreps(
         "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", filter="lag", short_conv=3
     ),
+    "TensorProductHyenaOperator lag axial": on_irreps(
+        "TensorProductHyenaOperator", *["3x0e+2x1o+2x1e"] * 3, filter="lag", short_conv=3
+    ),
     "TensorProductHyenaOperator radial": on_irreps(
         "TensorProductHyenaOperator", "2x2e+3x0e", "2x1o+3x0e", "2x0e+1x1o", order="radial"
     ),
