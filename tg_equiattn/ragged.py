@@ -321,7 +321,10 @@ class _Slots(NamedTuple):
 
 
 class _Gather(torch.autograd.Function):
-    """x[to], zero where ``filled`` is false; ``back`` says where each node went, so backward is a gather too."""
+    """x[to], zero where ``filled`` is false; ``back`` says where each node went.
+
+    It has a backward of its own, a gather too: autograd's would add rows up one by one.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, there: Tensor | None) -> Tensor:

@@ -39,7 +39,7 @@ def ragged(*sizes):
 OPERATORS = [
     (group_attention_op, of_groups),
     (chunked_summary, lambda: (d(2, 5, 3), d(2, 5, 7), d(11, 3).detach(), None, 0.5)),
-    (chunked_readout, lambda: (d(2, 5, 3), d(11, 3).detach(), d(2, 11, 7), d(2, 11))),
+    (chunked_readout, lambda: (d(2, 5, 3), d(2, 11, 7), d(2, 11), d(11, 3).detach())),
     (csr_edge_dot, lambda: (d(2, 12, 3), d(2, 12, 3), *NEAR.tensors)),
     (csr_edge_sum, lambda: (d(2, len(NEAR.col)), d(2, 12, 3), *NEAR.tensors)),
     *((OURS.vector_attention.default, lambda n=n: (*(d(2, 5, 3) for _ in range(3)), n, torch.ones(2).double()))

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...modes import full_precision, transformed
 from ...pairs import CSR
 from ..backend import compiler_fuses, refuse_forward_mode, tile_numbers
+from ..second_derivatives import register_derivatives
 
 with warnings.catch_warnings():  # torch says once in a process that CSR tensors are in beta
     warnings.simplefilter("ignore")
@@ -119,27 +120,31 @@ def _(weight: Tensor, value: Tensor, crow: Tensor, *rest: Tensor) -> Tensor:
     return value.new_empty(value.shape[0], crow.shape[0] - 1, value.shape[-1])
 
 
-def _save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
+def _query_gradient(grad: Tensor, query: Tensor, key: Tensor, *tensors: Tensor) -> Tensor:
+    return edge_sum(grad, key, CSR(*tensors))
 
 
-def _dot_gradient(ctx, grad: Tensor):
-    query, key, *tensors = ctx.saved_tensors
+def _key_gradient(grad: Tensor, query: Tensor, key: Tensor, *tensors: Tensor) -> Tensor:
     relation = CSR(*tensors)
-    back = relation.transposed()
-    grad_query = edge_sum(grad, key, relation) if ctx.needs_input_grad[0] else None
-    grad_key = edge_sum(grad[:, relation.order], query, back) if ctx.needs_input_grad[1] else None
-    return grad_query, grad_key, *[None] * len(tensors)
+    return edge_sum(grad[:, relation.order], query, relation.transposed())
 
 
-def _sum_gradient(ctx, grad: Tensor):
-    weight, value, *tensors = ctx.saved_tensors
+def _weight_gradient(grad: Tensor, weight: Tensor, value: Tensor, *tensors: Tensor) -> Tensor:
+    return edge_dot(grad.contiguous(), value, CSR(*tensors))
+
+
+def _value_gradient(grad: Tensor, weight: Tensor, value: Tensor, *tensors: Tensor) -> Tensor:
     relation = CSR(*tensors)
-    back, grad = relation.transposed(), grad.contiguous()
-    grad_weight = edge_dot(grad, value, relation) if ctx.needs_input_grad[0] else None
-    grad_value = edge_sum(weight[:, relation.order], grad, back) if ctx.needs_input_grad[1] else None
-    return grad_weight, grad_value, *[None] * len(tensors)
+    return edge_sum(weight[:, relation.order], grad.contiguous(), relation.transposed())
 
 
-csr_edge_dot.register_autograd(_dot_gradient, setup_context=_save)
-csr_edge_sum.register_autograd(_sum_gradient, setup_context=_save)
+def _plain_dot(query: Tensor, key: Tensor, *tensors: Tensor) -> Tensor:
+    return gathered_edge_dot(query, key, tensors[2], tensors[1])
+
+
+def _plain_sum(weight: Tensor, value: Tensor, *tensors: Tensor) -> Tensor:
+    return gathered_edge_sum(weight, value, tensors[2], tensors[1], len(tensors[0]) - 1)
+
+
+register_derivatives(csr_edge_dot, (_query_gradient, _key_gradient), _plain_dot, 2)
+register_derivatives(csr_edge_sum, (_weight_gradient, _value_gradient), _plain_sum, 2)

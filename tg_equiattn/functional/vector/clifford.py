@@ -127,7 +127,10 @@ def _placed(rows: Tensor, places: Sequence[int], count: int) -> Tensor:
 
 
 class _RowsForTokens(torch.autograd.Function):
-    """Expanded, so that backward is given what is yet to be summed, of all parameters at once."""
+    """Rows of parameters, expanded over tokens.
+
+    It has a backward of its own, one sum over tokens for all parameters: autograd's would be one for each.
+    """
 
     @staticmethod
     def forward(ctx, *arguments) -> Components:  # all in one: dynamo (2.13) drops ctx where as many come as have names
@@ -152,7 +155,10 @@ def rows_for_tokens(tokens: Tensor, *wanted: tuple[Tensor, Sequence[int]]) -> li
 
 
 class _ChannelwiseProduct(torch.autograd.Function):
-    """One component and path at a time, so that nothing of all pairs exists; expressions that compilers fuse."""
+    """Products one component and path at a time, in expressions that compilers fuse.
+
+    It has a backward of its own because autograd would keep the products of all pairs of components.
+    """
 
     @staticmethod
     def forward(ctx, *arguments) -> Components:  # all in one, as above

@@ -22,10 +22,10 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -
     q, k, v = (x[:, None].contiguous() for x in (q, k, v))  # as kernels in O(N) memory want them
     if use_plain():
         out = _plain_attention(q, k, v, mask)
-    elif torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     else:
-        out = _TorchAttention.apply(q, k, v, mask)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            out = _SecondDerivatives.apply(out, q, k, v, mask)
     return out[:, 0]
 
 
@@ -43,26 +43,25 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Te
     return node_blocks(of_queries, step, (q.movedim(2, 0),)).movedim(0, 2)
 
 
-class _TorchAttention(torch.autograd.Function):
-    """torch's attention, whose fast kernels have no second derivatives: where they may be wanted, as gradients are
-    being recorded in backward, those come from the plain formula."""
+class _SecondDerivatives(torch.autograd.Function):
+    """The output of torch's attention as it is, but for its gradients where they are recorded.
+
+    torch's fast kernels have no second derivatives. Autograd has no other place for this choice: the gradient goes on
+    through torch's attention, or if gradients are being recorded in backward, through the plain formula.
+    """
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        needed = ctx.needs_input_grad[:3]
-        a, b, c = (x.detach().requires_grad_(wants) for x, wants in zip((q, k, v), needed, strict=True))
-        with torch.enable_grad():
-            out = F.scaled_dot_product_attention(a, b, c, attn_mask=mask)
-        ctx.save_for_backward(q, k, v, mask, a, b, c, out)
-        return out.detach()
+    def forward(ctx, out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(q, k, v, mask)
+        return out.view_as(out)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        q, k, v, mask, *inside, out = ctx.saved_tensors
-        recorded, needed = torch.is_grad_enabled(), ctx.needs_input_grad[:3]
-        if recorded:
-            a, b, c = inside = [x.view_as(x) for x in (q, k, v)]
-            out = _plain_attention(a, b, c, mask)
-        wanted = [x for x, wants in zip(inside, needed, strict=True) if wants]
-        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=recorded, retain_graph=True))
-        return *(next(found) if wants else None for wants in needed), None
+        if not torch.is_grad_enabled():
+            return grad, None, None, None, None
+        q, k, v, mask = ctx.saved_tensors
+        q, k, v = (x.view_as(x) for x in (q, k, v))
+        needed = ctx.needs_input_grad[1:4]
+        wanted = [x for x, wants in zip((q, k, v), needed, strict=True) if wants]
+        found = iter(torch.autograd.grad(_plain_attention(q, k, v, mask), wanted, grad, create_graph=True))
+        return None, *(next(found) if wants else None for wants in needed), None
