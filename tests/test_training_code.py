@@ -104,7 +104,7 @@ SETTINGS = {
     "heads": (lambda heads=2: layers.PerformerAttention(8, 8, heads, offset=None), {"heads": 4}, "heads=4"),
     "method": (
         lambda method="features": layers.PerformerAttention(8, 8, 2, offset=None, method=method),
-        {"method": "auto"}, "method='auto'",
+        {"method": "pairs"}, "method='pairs'",
     ),
     "offset": (
         lambda **change: layers.PerformerAttention(8, 8, 2, **{"offset": "mlp", "cutoff": 2.0, **change}),

@@ -3,7 +3,7 @@ have been chosen where this library chooses by itself.
 
 A choice is right if nothing beside it takes less than nine tenths of its time; the table says which are not:
 
-graphs              random features or all pairs, by ``method="auto"`` of graph attention
+graphs              random features or all pairs, as graph attention suggests
 crystals, clouds    waves or a mesh, pairs or a mesh, by ``method="auto"`` of Ewald attention, eager
 frames              what a compiler gets for windows in frames, the form that it fuses or the operator; beside them
                     the operator in eager mode, and torch's FlexAttention with positions by ``score_mod``

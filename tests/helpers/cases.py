@@ -288,7 +288,9 @@ CORE = {
     "PositionalPerformerAttention masked": performer("clipped", "masked"),
     "PositionalPerformerAttention ragged": performer("clipped", "ragged"),
     "PositionalPerformerAttention ragged sinusoid": performer("sinusoid", "ragged"),
-    "PerformerBlock": on_grid(lambda: PerformerBlock(layers.PerformerAttention(12, 12, 3, cutoff=3), 12)),
+    "PerformerBlock": on_grid(
+        lambda: PerformerBlock(layers.PerformerAttention(12, 12, 3, cutoff=3, method="features"), 12)
+    ),
     "PixelEmbedding": layer(lambda: PixelEmbedding(3, 5, "mlp"), 2, 7, 3, axes=(0, 1)),
     "PixelEmbedding lookup": fixed(
         lambda: PixelEmbedding(3, 5, "lookup"), lambda: {"x": torch.randint(256, (2, 7, 3))}

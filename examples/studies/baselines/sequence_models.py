@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tg_equiattn import checks
 from tg_equiattn.functional.hyena.fft_convolution import fft_convolution
-from tg_equiattn.functional.vector.softmax_attention import softmax_attention
+from tg_equiattn.functional.softmax_attention import softmax_attention
 from tg_equiattn.nn.vector.grades import Grades, grades_of_channels
 from tg_equiattn.nn.vector.network import TokenNetwork
 from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
