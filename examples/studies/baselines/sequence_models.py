@@ -63,7 +63,7 @@ class SelfAttention(SequenceOperator):
     """By softmax attention, all channels one head."""
 
     def mix(self, ragged: Ragged, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return ragged.mix(lambda q, k, v, rows: softmax_attention(q, k, v, rows.lengths), query, key, value)
+        return ragged.mix(lambda q, k, v, rows: softmax_attention(q, k, v, rows.mask), query, key, value)
 
 
 def _mlp(inside: int, hidden: int, outside: int) -> nn.Sequential:
