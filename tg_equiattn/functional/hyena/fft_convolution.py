@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...modes import full_precision
 from ..backend import compiler_fuses, refuse_forward_mode, tile_numbers, use_plain
+from ..flops import flop_formula, real_ffts
 from ..second_derivatives import register_derivatives
 
 Length = TypeVar("Length", float, Tensor)
@@ -159,6 +160,14 @@ def _operator(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate
 @_operator.register_fake
 def _(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, norm: str) -> Tensor:
     return a.new_empty(a.shape)
+
+
+@flop_formula("fft_convolution")
+def _(a, b, lengths, mode, correlate, norm, out_shape) -> int:
+    """Two transforms, and one back."""
+    if not a.numel():
+        return 0
+    return real_ffts(3 * a.numel() // a[1], transform_length(a[1], lengths is not None, mode))
 
 
 def _gradient_of_first(

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...modes import full_precision, transformed
 from ...pairs import CSR
 from ..backend import compiler_fuses, refuse_forward_mode, tile_numbers
+from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
 
 with warnings.catch_warnings():  # torch says once in a process that CSR tensors are in beta
@@ -99,6 +100,11 @@ def _(query: Tensor, key: Tensor, crow: Tensor, col: Tensor, *rest: Tensor) -> T
     return query.new_empty(query.shape[0], col.shape[0])
 
 
+@flop_formula("edge_dot")
+def _(query, key, *tensors, out_shape) -> int:
+    return 2 * out_shape.numel() * query[-1]
+
+
 @torch.library.custom_op("tg_equiattn::edge_sum", mutates_args=())
 def csr_edge_sum(
     weight: Tensor, value: Tensor, crow: Tensor, col: Tensor, row: Tensor,
@@ -118,6 +124,11 @@ def csr_edge_sum(
 @csr_edge_sum.register_fake
 def _(weight: Tensor, value: Tensor, crow: Tensor, *rest: Tensor) -> Tensor:
     return value.new_empty(value.shape[0], crow.shape[0] - 1, value.shape[-1])
+
+
+@flop_formula("edge_sum")
+def _(weight, value, *tensors, out_shape) -> int:
+    return 2 * weight.numel() * value[-1]
 
 
 def _query_gradient(grad: Tensor, query: Tensor, key: Tensor, *tensors: Tensor) -> Tensor:

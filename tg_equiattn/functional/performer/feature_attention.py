@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...modes import full_precision
 from ..backend import compiler_fuses, refuse_forward_mode, use_plain
+from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
 from .feature_formulas import (
     Tensors,
@@ -115,6 +116,11 @@ def _(key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm:
     return value.new_empty(groups, features, value.shape[-1]), value.new_empty(groups, features)
 
 
+@flop_formula("feature_summary")
+def _(key, value, projection, mask, norm, out_shape) -> int:
+    return 2 * projection[0] * (key.numel() + value.numel())
+
+
 @torch.library.custom_op("tg_equiattn::feature_summary_backward", mutates_args=())
 def chunked_summary_backward(
     grad_content: Tensor, grad_level: Tensor, content: Tensor, level: Tensor,
@@ -133,6 +139,11 @@ def _(
     grad_content: Tensor, grad_level: Tensor, content: Tensor, level: Tensor, key: Tensor, value: Tensor, *rest: object
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(key), torch.empty_like(value)
+
+
+@flop_formula("feature_summary_backward")
+def _(grad_content, grad_level, content, level, key, value, projection, mask, norm, out_shape) -> int:
+    return 4 * projection[0] * (key.numel() + value.numel())
 
 
 @torch.library.custom_op("tg_equiattn::feature_readout", mutates_args=())
@@ -164,6 +175,11 @@ def _(query: Tensor, content: Tensor, level: Tensor, projection: Tensor) -> tupl
     return query.new_empty(*query.shape[:2], content.shape[-1]), query.new_empty(*query.shape[:2])
 
 
+@flop_formula("feature_readout")
+def _(query, content, level, projection, out_shape) -> int:
+    return 2 * projection[0] * (query.numel() + out_shape[0].numel())
+
+
 @torch.library.custom_op("tg_equiattn::feature_readout_backward", mutates_args=())
 def chunked_readout_backward(
     grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor,
@@ -183,6 +199,11 @@ def _(
     projection: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     return torch.empty_like(query), torch.empty_like(content), torch.empty_like(level)
+
+
+@flop_formula("feature_readout_backward")
+def _(grad_out, grad_lse, out, lse, query, content, level, projection, out_shape) -> int:
+    return 4 * projection[0] * (query.numel() + out.numel())
 
 
 def _summary_second(operands, given, cotangents, projection, mask, norm) -> tuple[Tensor, ...]:

@@ -13,8 +13,8 @@ from ...functional.group.masks import zero_where_hidden
 from .attention import GroupAttention
 from .attention_layer import AttentionLayer
 from .global_attention import GlobalGroupAttention
-from .linear import Masked, MaskedSequential, Pointwise
-from .norm import RegularBatchNorm, make_norm
+from .linear import Masked, MaskedSequential, Pointwise, call_masked
+from .norm import make_norm
 from .options import check_scales
 from .pooling import SpatialCrop
 
@@ -59,7 +59,9 @@ class GroupAttentionBlock(Masked, nn.Module):
         attention: a :class:`GroupAttention`, or a :class:`GlobalGroupAttention`.
         norm: ``"batch"``, one mean and variance a channel (as ``torch.nn.BatchNorm1d``), which trains best and, in eval
             mode, mixes no pixels; ``"layer"`` (:class:`RegularLayerNorm`); or ``"global"`` (:class:`RegularGlobalNorm`,
-            as published), which mixes all pixels of an image, and scales, with which it is refused.
+            as published), which mixes all pixels of an image, and scales, with which it is refused. To add up the
+            statistics of several processes, ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` converts ``"batch"``;
+            the model then takes no masks.
         dropout: probability of dropping an output of the attention in training.
         crop: pixels to remove at each side before the bottleneck; none with scales.
         drop_path: probability of leaving out each of the two branches of an image in training (stochastic depth).
@@ -126,7 +128,7 @@ class GroupAttentionBlock(Masked, nn.Module):
         checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
         x = zero_where_hidden(x, mask)
         seen, context = self._normalised(x, mask, context)
-        branch = drop(swish(norm(attention(seen, mask, context=context), mask)))
+        branch = drop(swish(call_masked(norm, attention(seen, mask, context=context), mask)))
         x = self.crop(attended(self.shortcut(x), branch), mask)
         mask = None if mask is None else self.crop.mask_after(mask)
         return zero_where_hidden(bottlenecked(x, self.mlp(x, mask)), mask)
@@ -152,10 +154,10 @@ class GroupAttentionBlock(Masked, nn.Module):
         norm, swish, attention, *_ = self.attention
         cast(AttentionLayer, attention).check_context(x, context)
         if context is not None:
-            if self.context_norm is None and isinstance(norm, RegularBatchNorm):
+            if self.context_norm is None and isinstance(norm, nn.modules.batchnorm._BatchNorm):
                 raise ValueError(
                     "context_channels must be given with norm='batch', so that the context's statistics are its own, "
                     "got None and a context"
                 )
-            context = swish((self.context_norm or norm)(context, mask))
-        return swish(norm(x, mask)), context
+            context = swish(call_masked(self.context_norm or norm, context, mask))
+        return swish(call_masked(norm, x, mask)), context

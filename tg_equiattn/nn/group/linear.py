@@ -119,15 +119,31 @@ class Masked:
         return mask
 
 
+def call_masked(module: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Call a module with the mask, if there is one and the module takes masks.
+
+    RuntimeError for a mask and a batch norm of torch, such as ``SyncBatchNorm.convert_sync_batchnorm`` makes of ours:
+    its statistics would be those of hidden pixels too.
+    """
+    if mask is None:
+        return module(x)
+    if isinstance(module, Masked):
+        return module(x, mask)  # type: ignore[operator]
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        raise RuntimeError(
+            f"mask must be None with {type(module).__name__}, which takes no masks, got a mask; build the model with "
+            "norm='layer' to train it with masks on several processes"
+        )
+    return module(x)
+
+
 class MaskedSequential(Masked, nn.Sequential):
     """Modules in turn; those that can be told are told which pixels there are."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         for module in self:
-            if mask is None or not isinstance(module, Masked):
-                x = module(x)
-            else:
-                x, mask = module(x, mask), module.mask_after(mask)  # type: ignore[operator]
+            x = call_masked(module, x, mask)
+            mask = module.mask_after(mask) if mask is not None and isinstance(module, Masked) else mask
         return x
 
     def mask_after(self, mask: Tensor) -> Tensor:

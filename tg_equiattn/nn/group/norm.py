@@ -103,6 +103,7 @@ class RegularBatchNorm(Masked, nn.BatchNorm1d):
     """One mean and variance a channel, over images, group elements and pixels, of the pixels there are.
 
     In small networks much easier to train than :class:`RegularLayerNorm`. The same as ``escnn.nn.InnerBatchNorm``.
+    ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` makes it one that takes no masks.
     """
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
