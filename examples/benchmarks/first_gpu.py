@@ -40,7 +40,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import pad
 
 from tg_equiattn import functional
-from tg_equiattn.functional.group import frames
+from tg_equiattn.functional.group import attention
 from tg_equiattn.functional.vector import attention as vectors
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.nn.performer.attention import PAIRS
@@ -127,7 +127,7 @@ def attention_in_frames(side: int, backward: bool, device: str) -> tuple[str, di
         *tensors, bias = operands
         return functional.frame_attention(*tensors, neighbourhood=window, space_bias=bias)
 
-    calls = {"compiled": compiled(ours), "compiled operator": compiled(ours, frames), "operator": ours}
+    calls = {"compiled": compiled(ours), "compiled operator": compiled(ours, attention), "operator": ours}
     if is_cuda(device) or not backward:  # FlexAttention has no backward on the CPU
         calls["FlexAttention"] = functools.partial(by_flex_attention(side, device), *operands)
     return "compiled", {name: step(operands, call, backward) for name, call in calls.items()}

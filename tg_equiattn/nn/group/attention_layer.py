@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from ... import checks
 from ...encodings.group import GroupEncoding, relation_index, rotated_offsets
 from ...encodings.locality import CONTENT, Locality
-from ...functional.group.attention import checked_group_attention
-from ...functional.group.dilation import checked_dilation_attention
-from ...functional.group.frames import checked_frame_attention, checked_separable
-from ...functional.group.masks import attention_weights, zero_where_hidden
+from ...functional.group.attention import group_attention_impl
+from ...functional.group.dilation import dilation_attention_impl
+from ...functional.group.masks import attention_weights, zero_where_masked
+from ...functional.group.separable import separable_attention_impl
 from ...grids import Neighbourhood
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ...tables import Tables
@@ -173,7 +173,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         """
         query, key, value = self._operands(x, mask, context)
         out = self._weigh(query, key, value, self.index(x.device), mask, self.dropout if self.training else 0.0)
-        return zero_where_hidden(self.out(out.flatten(1, 2)), mask)
+        return zero_where_masked(self.out(out.flatten(1, 2)), mask)
 
     def attention_map(
         self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Tensor | None = None, *,
@@ -215,7 +215,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         maps = torch.stack([of_query_elements(slice(t, t + 1)) for t in range(count)], 4)
         if self.frames:  # which see values of their own element alone
             maps = maps.diagonal(0, 3, 5).movedim(-1, 3).unsqueeze(5)
-        maps = zero_where_hidden(maps, mask)
+        maps = zero_where_masked(maps, mask)
         return maps[:, 0] if one else maps
 
     def _operands(self, x: Tensor, mask: Tensor | None, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -233,8 +233,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             self.neighbourhood.check([side // largest for side in spatial])
         checks.pixel_mask(mask, x.shape[0], spatial, x.device)
         self.check_context(x, context)
-        context = None if context is None else zero_where_hidden(context, mask)
-        query, key, value = self.project(zero_where_hidden(x, mask), context)
+        context = None if context is None else zero_where_masked(context, mask)
+        query, key, value = self.project(zero_where_masked(x, mask), context)
         return (query.unsqueeze(3), key.unsqueeze(3), value.unsqueeze(3)) if self.lifts else (query, key, value)
 
     def check_context(self, x: Tensor, context: Tensor | None) -> None:
@@ -279,16 +279,16 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             if rho_group is None and rho_space.ndim == 3:  # lifting: one element
                 rho_group = rho_space.new_zeros(1, self.head_channels)
             options |= {"scales": self.group.scales, "scale_window": self.scale_window, **biases}
-            return checked_dilation_attention(query, key, value, rho_space, rho_group, index, **options)
+            return dilation_attention_impl(query, key, value, rho_space, rho_group, index, **options)
         if not self.lifts and not self.frames:
-            return checked_group_attention(query, key, value, rho_space, rho_group, index, **options, **biases)[0]
+            return group_attention_impl(query, key, value, rho_space, rho_group, index, **options, **biases)[0]
         count, parts = self.content_heads, []  # pixels of one element, seen from each one's frame
         if rho_space is not None:
             options["space_bias"] = None if space_bias is None else space_bias[:count]
-            parts.append(checked_frame_attention(query, key, value[:, :count], rho_space, **options)[0])
+            parts.append(group_attention_impl(query, key, value[:, :count], rho_space, None, None, **options)[0])
         if count < self.heads:  # the others, by place alone
-            there = zero_where_hidden(value[:, count:], mask)  # a bias is everywhere
-            parts.append(checked_separable(there, space_bias[count:], self.neighbourhood, mask))
+            there = zero_where_masked(value[:, count:], mask)  # a bias is everywhere
+            parts.append(separable_attention_impl(there, space_bias[count:], self.neighbourhood, mask))
         return torch.cat(parts, 1)
 
     def _options(self, mask: Tensor | None, dropout: float) -> dict[str, Any]:

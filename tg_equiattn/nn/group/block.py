@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.group.masks import zero_where_hidden
+from ...functional.group.masks import zero_where_masked
 from .attention import GroupAttention
 from .attention_layer import AttentionLayer
 from .global_attention import GlobalGroupAttention
@@ -126,12 +126,12 @@ class GroupAttentionBlock(Masked, nn.Module):
         attended, bottlenecked = self.residuals
         _, _, attention, norm, swish, drop = self.attention
         checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
-        x = zero_where_hidden(x, mask)
+        x = zero_where_masked(x, mask)
         seen, context = self._normalised(x, mask, context)
         branch = drop(swish(call_masked(norm, attention(seen, mask, context=context), mask)))
         x = self.crop(attended(self.shortcut(x), branch), mask)
         mask = None if mask is None else self.crop.mask_after(mask)
-        return zero_where_hidden(bottlenecked(x, self.mlp(x, mask)), mask)
+        return zero_where_masked(bottlenecked(x, self.mlp(x, mask)), mask)
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
         """Draw new random features, where there are any; see :meth:`GlobalGroupAttention.redraw_features`."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.group.masks import zero_where_hidden
+from ...functional.group.masks import zero_where_masked
 from ...groups import DilationGroup, FiniteGroup
 from ..modules import StoresSettings
 from .attention import GroupAttention, LiftingAttention
@@ -170,7 +170,7 @@ class GEViT(StoresSettings):
         """The regular feature map before the classifier, ``(B, channels[-1], |H|, *spatial)``."""
         if mask is not None:  # before the dropout of what is not there
             checks.pixel_mask(mask, x.shape[0], x.shape[2:], x.device)
-            x = zero_where_hidden(x, mask)
+            x = zero_where_masked(x, mask)
         return self.blocks(self.lifting(x, mask), mask)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.group.global_attention import checked_global_frame_attention, checked_global_group_attention
+from ...functional.group.global_attention import global_frame_attention_impl, global_group_attention_impl
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..performer.random_features import RandomFeatures
 from .attention_layer import AttentionLayer
@@ -105,8 +105,8 @@ class GlobalGroupAttention(AttentionLayer):
         options = {"space_bias": space_bias, **self._options(mask, dropout)}
         projection = self.features.directions(query.device, torch.promote_types(query.dtype, torch.float32))
         if self.frames:
-            return checked_global_frame_attention(query, key, value, projection, rho_space, self.far_bias, **options)
-        return checked_global_group_attention(
+            return global_frame_attention_impl(query, key, value, projection, rho_space, self.far_bias, **options)
+        return global_group_attention_impl(
             query, key, value, projection, rho_space, rho_group, index, self.far_bias, group_bias=group_bias, **options
         )
 
