@@ -185,7 +185,8 @@ class Exported(nn.Module):
 
 def export(module: EquivariantModule) -> nn.Module:
     """``module.export()`` of any escnn module, a ``SequentialModule`` too, on standard operators of torch alone, slower
-    and in more memory: for ``torch.jit.trace`` and ``torch.onnx.export(..., dynamo=True)``. What it was copied from stays as it is.
+    and in more memory: for ``torch.jit.trace`` and for ONNX by ``torch.onnx.export(..., dynamo=True)``. What it was
+    copied from stays as it is.
 
     Args:
         module (EquivariantModule): whatever escnn can export. It is put in eval mode.
