@@ -170,7 +170,7 @@ class IrrepsEwaldAttention(Shared, NotScriptable, torch.nn.Module):
 
 
 def _layout(name: str, irreps: o3.Irreps) -> tuple[list[Irrep], Tensor]:
-    """Each degree and parity once, in rising order, and the column of a feature that each number of a row comes from."""
+    """Each degree and parity once, in rising order, and the column of a feature for each number of a row."""
     found: dict[tuple[int, int], list[Tensor]] = {}
     for (mul, ir), part in zip(irreps, irreps.slices(), strict=True):
         if mul:

@@ -30,7 +30,7 @@ class Cells(NamedTuple):
         return self if graphs is None else Cells(*(x.index_select(0, graphs) for x in self))
 
     def normals(self) -> Tensor:
-        """Unit vectors (B, 3, 3) along directions that do not repeat: the normal of a slab; x, y, z of an open graph."""
+        """Unit vectors (B, 3, 3) along directions that do not repeat: the normal of a slab, or x, y and z."""
         across = torch.linalg.cross(self.vectors.roll(-1, 1), self.vectors.roll(-2, 1))  # the other two, for each
         length = across.square().sum(2, keepdim=True)
         across = across / torch.where(length > 0, length, 1.0).sqrt()

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .kernel import Kernel, Reach, per_wavenumber
+from .kernel import Kernel, Range, per_wavenumber
 from .special_functions import boys_functions
 
 
@@ -38,7 +38,7 @@ class Coulomb(Kernel):
 
     long_range: ClassVar[bool] = True
 
-    def split(self, width: float) -> tuple["ShortRangeCoulomb", "Coulomb"]:
+    def split(self, width: float) -> tuple[ShortRangeCoulomb, Coulomb]:
         """Two kernels with this one as their sum: one that decays as a Gaussian, and the potential of charges of a
         larger width, which needs few reciprocal vectors."""
         short = ShortRangeCoulomb(self.widths, self.gains, tuple((low, width) for low, _ in self.bounds))
@@ -46,16 +46,16 @@ class Coulomb(Kernel):
         return short, Coulomb(torch.full_like(self.widths, width), gains, ((width, width),) * self.count)
 
     @staticmethod
-    def split_reach(low: float, width: float, scaled_cutoff: float) -> list[Reach]:
-        """:meth:`Kernel.reach` of the two kernels of :meth:`split`, for a kernel with this smallest width: no tensor is
-        made, as many widths are tried."""
-        short = Reach(scaled_cutoff / low, scaled_cutoff * width, long_range=False)
-        return [short, Reach(scaled_cutoff / width, scaled_cutoff * width, long_range=True)]
+    def split_ranges(low: float, width: float, scaled_cutoff: float) -> list[Range]:
+        """:meth:`Kernel.ranges` of the two kernels of :meth:`split`, for one kernel with the smallest width ``low``. No
+        tensor is made, as many widths are tried."""
+        short = Range(scaled_cutoff / low, scaled_cutoff * width, long_range=False)
+        return [short, Range(scaled_cutoff / width, scaled_cutoff * width, long_range=True)]
 
     def _radial(self, t: Tensor) -> Tensor:
         return math.sqrt(2 / math.pi) * boys_functions(t, self.lmax)
 
-    def _transform(self, square: Tensor, coulomb: Tensor | None, index: Tensor) -> Tensor:
+    def _transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
         widths = per_wavenumber(self.widths, index, square)
         return widths * (-square * widths.square() / 2).exp() * coulomb
 
@@ -78,7 +78,7 @@ class ShortRangeCoulomb(Kernel):
         powers = torch.stack([ratio ** (2 * degree + 1) for degree in range(self.lmax + 1)])[:, None]
         return math.sqrt(2 / math.pi) * (own - powers * outer)
 
-    def _transform(self, square: Tensor, coulomb: Tensor | None, index: Tensor) -> Tensor:
+    def _transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
         widths = per_wavenumber(self.widths, index, square)
         excess, zero = (self._outer**2 - widths.square()) / 2, square == 0
         safe = torch.where(zero, 1.0, square)

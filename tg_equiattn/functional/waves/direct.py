@@ -11,12 +11,12 @@ from ...encodings.harmonics import solid_harmonics
 from ...modes import transformed
 from ..backend import compiles_for_accelerator, tile_numbers
 from .blocks import in_one_piece, recomputed
-from .interaction import Interaction, Nodes
+from .interaction import EwaldNodes, Interaction
 
 _PAIRS = 1 << 21  # pairs times kernels of a block on a CPU
 
 
-def direct_sums(nodes: Nodes, interaction: Interaction) -> Tensor:
+def direct_sums(nodes: EwaldNodes, interaction: Interaction) -> Tensor:
     """Exact sums (B, N, heads, E), by blocks of graphs or of nodes that attend, which backward computes again."""
     pos, query, key, value = nodes.pos.to(nodes.value.dtype), *nodes[1:]
     block, compiles = functools.partial(_block, interaction), compiles_for_accelerator(pos) and not transformed()

@@ -12,7 +12,7 @@ from ...modes import full_precision, transformed
 from ...ragged import Ragged, Rows, readable
 from .cells import Cells, cells_of
 from .direct import direct_sums
-from .interaction import Interaction, Nodes, every_product
+from .interaction import EwaldNodes, Interaction, every_product
 from .kernel import Kernel
 from .methods import METHODS, Choice, choose
 from .nufft import nufft_available
@@ -72,8 +72,8 @@ def ewald_attention(
         ValueError: if an argument has another shape, dtype or device than stated, if the method cannot be used for
             these graphs, or if ``max_hkl`` is too small for a cell.
 
-    Source: Ewald 1921; attention in linear time by plane waves, Frank et al. (arXiv 2412.08541); in crystals, Kosmala et
-    al. (arXiv 2303.04791); truncated potentials, Vico, Greengard and Ferrando 2016.
+    Source: Ewald 1921; attention in linear time by plane waves, Frank et al. (arXiv 2412.08541); in crystals, Kosmala
+    et al. (arXiv 2303.04791); truncated potentials, Vico, Greengard and Ferrando 2016.
 
     Example:
         >>> import torch
@@ -97,12 +97,12 @@ def ewald_attention(
     cells = cells_of(cell, pbc, ragged.count, query)
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
-        return attention_of_nodes(Nodes(pos, *(x.to(dtype) for x in (query, key, value))), interaction, ragged, cells, method)
+        return attention_of_nodes(
+            EwaldNodes(pos, *(x.to(dtype) for x in (query, key, value))), interaction, ragged, cells, method
+        )
 
 
-def _checked(
-    query: Tensor, kernels: Sequence[Kernel], error: float, max_hkl: Sequence[int] | None
-) -> Interaction:
+def _checked(query: Tensor, kernels: Sequence[Kernel], error: float, max_hkl: Sequence[int] | None) -> Interaction:
     """Kernels that fit queries, and every product of a value with a harmonic."""
     kernels = tuple(kernels)
     if not kernels or any(kernel.gains.shape[::2] != kernels[0].gains.shape[::2] for kernel in kernels):
@@ -117,7 +117,7 @@ def _checked(
 
 
 def attention_of_nodes(
-    nodes: Nodes, interaction: Interaction, ragged: Ragged, cells: Cells | None, method: str
+    nodes: EwaldNodes, interaction: Interaction, ragged: Ragged, cells: Cells | None, method: str
 ) -> Tensor:
     """:func:`ewald_attention` of checked arguments, with any product of values with harmonics of a degree that is
     linear in both: (T, heads, E)."""
@@ -150,12 +150,12 @@ def attention_of_nodes(
 
     def kernel(pos: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
         choice, _ = single or rows.key
-        return _sums(choice, rows, Nodes(pos, query, key, value), interaction, cells)
+        return _sums(choice, rows, EwaldNodes(pos, query, key, value), interaction, cells)
 
     return ragged.mix(kernel, *nodes, groups=None if single else chosen)
 
 
-def _sums(choice: Choice, rows: Rows, nodes: Nodes, interaction: Interaction, cells: Cells | None) -> Tensor:
+def _sums(choice: Choice, rows: Rows, nodes: EwaldNodes, interaction: Interaction, cells: Cells | None) -> Tensor:
     """Sums (b, n, heads, E) over some graphs by one method."""
     if choice.method == "direct":
         return direct_sums(nodes, interaction)
@@ -165,7 +165,7 @@ def _sums(choice: Choice, rows: Rows, nodes: Nodes, interaction: Interaction, ce
 
 
 def _without_reading(
-    nodes: Nodes, interaction: Interaction, ragged: Ragged, cells: Cells | None, method: str
+    nodes: EwaldNodes, interaction: Interaction, ragged: Ragged, cells: Cells | None, method: str
 ) -> Tensor:
     """All graphs in one group, by both methods if some may repeat and others not."""
     if method == "nufft" or ragged.ranks is not None:
@@ -174,7 +174,7 @@ def _without_reading(
     if method == "direct" and cells is not None:
         raise ValueError("method must be 'auto' or 'ewald' with cell, got 'direct'")
     rows = ragged.rows(whole=True)
-    packed = Nodes(*map(rows.pack, nodes))
+    packed = EwaldNodes(*map(rows.pack, nodes))
 
     def run(method: str, cells: Cells | None) -> Tensor:
         return rows.unpack(_sums(Choice(method), rows, packed, interaction, cells))

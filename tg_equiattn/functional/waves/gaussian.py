@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from .kernel import Kernel, Reach, per_wavenumber
+from .kernel import Kernel, Range, per_wavenumber
 from .special_functions import cosine_functions
 
 
@@ -36,7 +36,7 @@ class Gaussian(Kernel):
     def _radial(self, t: Tensor) -> Tensor:
         return (-t).exp()[None]
 
-    def _transform(self, square: Tensor, coulomb: Tensor | None, index: Tensor) -> Tensor:
+    def _transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
         widths = per_wavenumber(self.widths, index, square)
         return (2 * math.pi) ** 1.5 * widths**3 * (-square * widths.square() / 2).exp()
 
@@ -83,9 +83,9 @@ class OscillatingGaussian(Kernel):
     def unit(self) -> Tensor:
         return self.widths * (1 + (self.widths * self.wavenumbers).square()).rsqrt()
 
-    def reach(self, scaled_cutoff: float) -> list[Reach]:
-        own = zip(super().reach(scaled_cutoff), self.largest, strict=True)
-        return [reach._replace(cutoff=reach.cutoff + largest) for reach, largest in own]
+    def ranges(self, scaled_cutoff: float) -> list[Range]:
+        pairs = zip(super().ranges(scaled_cutoff), self.largest, strict=True)
+        return [own._replace(cutoff=own.cutoff + largest) for own, largest in pairs]
 
     def _radial(self, t: Tensor) -> Tensor:
         # f_l = e^{-t} sum_m binomial(l, m) (s kappa)^2m C_m, by Leibniz' rule, with C_m the derivatives of the cosine
@@ -95,7 +95,7 @@ class OscillatingGaussian(Kernel):
         out = [sum(math.comb(degree, m) * terms[m] for m in range(degree + 1)) for degree in range(self.lmax + 1)]
         return torch.stack(out) * decay
 
-    def _transform(self, square: Tensor, coulomb: Tensor | None, index: Tensor) -> Tensor:
+    def _transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
         widths, wavenumbers = (per_wavenumber(x, index, square) for x in (self.widths, self.wavenumbers))
         zero = square == 0
         safe = torch.where(zero, 1.0, square).sqrt()

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .kernel import Kernel, Reach
+from .kernel import Kernel, Range
 
 Product = Callable[[Tensor, Tensor, int], Tensor]
 
 
-class Nodes(NamedTuple):
+class EwaldNodes(NamedTuple):
     """Positions (..., 3) in double precision, queries and keys (..., heads, C, A) and values (..., heads, V): of flat
     nodes (T, ...), or of packed graphs (B, N, ...) with zeros for padding."""
 
@@ -38,7 +38,7 @@ class Interaction(NamedTuple):
         return self.kernels[0].lmax
 
     @property
-    def count(self) -> int:
+    def num_kernels(self) -> int:
         """Kernels of all kinds for each head."""
         return sum(kernel.count for kernel in self.kernels)
 
@@ -46,13 +46,13 @@ class Interaction(NamedTuple):
         """Each kernel as an object of its own."""
         return [kernel.single(c) for kernel in self.kernels for c in range(kernel.count)]
 
-    def bounds_of(self, reach: Sequence[Reach], scaled: float) -> list[tuple[int, int, int]] | None:
+    def bounds_of(self, ranges: Sequence[Range], scaled: float) -> list[tuple[int, int, int]] | None:
         """Largest Miller indices of each kernel: ``max_hkl`` in proportion to the cutoffs."""
         if self.max_hkl is None:
             return None
-        largest = max(own.cutoff for kernel in self.kernels for own in kernel.reach(scaled))
+        largest = max(own.cutoff for kernel in self.kernels for own in kernel.ranges(scaled))
         h, k, l = self.max_hkl  # noqa: E741
-        ratios = [own.cutoff / largest - 1e-9 for own in reach]  # less a rounding error
+        ratios = [own.cutoff / largest - 1e-9 for own in ranges]  # less a rounding error
         return [(math.ceil(h * r), math.ceil(k * r), math.ceil(l * r)) for r in ratios]
 
 

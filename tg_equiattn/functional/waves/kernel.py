@@ -4,7 +4,7 @@
 
 import dataclasses
 import math
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 Bounds = tuple[tuple[float, float], ...]
 
 
-class Reach(NamedTuple):
+class Range(NamedTuple):
     """Wavenumber ``cutoff`` and distance ``margin`` beyond which a kernel is below the promised error. A ``long_range``
     kernel decays as 1 / r beyond its margin and has to be truncated along directions that do not repeat."""
 
@@ -78,13 +78,13 @@ class Kernel:
 
     def single(self, kernel: int) -> "Kernel":
         """One of the C kernels, as an object with C = 1."""
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         these = slice(kernel, kernel + 1)
         return type(self)(**{k: x[:, these] if isinstance(x, Tensor) else x[these] for k, x in own.items()})
 
-    def reach(self, scaled_cutoff: float) -> list[Reach]:
+    def ranges(self, scaled_cutoff: float) -> list[Range]:
         """Cutoff and margin of each of the C kernels, for a :func:`scaled_cutoff`."""
-        return [Reach(scaled_cutoff / low, scaled_cutoff * high, self.long_range) for low, high in self.bounds]
+        return [Range(scaled_cutoff / low, scaled_cutoff * high, self.long_range) for low, high in self.bounds]
 
     def real_space(self, square: Tensor) -> Tensor:
         """R_l(r) of squared distances, with :math:`g_l u^l Y_l(\\nabla) K = R_l(r) Y_l(r)`: ``(B, n, m)`` to
@@ -94,14 +94,14 @@ class Kernel:
         scale = scale.movedim(2, 0)[:, None, :, :, None, None]
         return self._radial(square[:, None, None] / (2 * widths.square()[..., None, None])) * scale
 
-    def reciprocal(self, square: Tensor, coulomb: Tensor | None, index: Tensor) -> Tensor:
+    def reciprocal(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
         r"""Fourier transforms :math:`g_l u^l \hat K(k)`, without the :math:`Y_l(i k)` that follows from
         :math:`Y_l(\nabla)`.
 
         Args:
             square: ``(B, D)``, squared wavenumbers.
-            coulomb: ``(B, D)``, 4 pi / k² as it is truncated along directions that do not repeat; only long-range
-                kernels need it.
+            coulomb: ``(B, D)``, 4 pi / k² as it is truncated along directions that do not repeat, for long-range
+                kernels.
             index: int64 ``(D,)`` or ``(1,)``, the kernel that each wavenumber is for.
 
         Returns:
@@ -109,7 +109,7 @@ class Kernel:
         """
         amplitudes = self.gains * self.unit[..., None] ** self._degrees()
         amplitudes = amplitudes.movedim(1, 0).to(square.dtype)[index]
-        transform = self._transform(square[..., None], None if coulomb is None else coulomb[..., None], index)
+        transform = self._transform(square[..., None], coulomb[..., None], index)
         return transform[..., None] * amplitudes
 
     def _degrees(self) -> Tensor:
@@ -120,7 +120,7 @@ class Kernel:
         degrees come first, one axis of size 1 if all f_l are equal."""
         raise NotImplementedError
 
-    def _transform(self, square: Tensor, coulomb: Tensor | None, index: Tensor) -> Tensor:
+    def _transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
         """Fourier transform ``(B, D, heads)`` at squared wavenumbers ``(B, D, 1)``."""
         raise NotImplementedError
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ... import checks
 from ...modes import ordinary_tensors
 from .cells import Cells
-from .kernel import Reach
+from .kernel import Range
 
 _MOST = 2**23  # reciprocal vectors of one graph and kernel: a larger table would not fit into memory
 TAPER = 1.1  # weights fade to zero between the cutoff and this times the cutoff
@@ -25,21 +25,21 @@ class Lattice(NamedTuple):
     The phase k . x of a node is the product of its ``angles`` (B, N, 3), 2 pi times its fractions in the box of the
     first kernel, with ``numbers`` (B, D, 3), Miller indices times the ratio of boxes. In double precision there are
     ``wavevectors`` (B, D, 3); ``weights`` (B, D), how many of k and -k there are, over the volume, fading towards the
-    end; and ``coulomb`` (B, D), 4 pi / k² truncated along directions that do not repeat, ``None`` if no kernel has a
-    long range. ``kernel`` (D,), or (1,) for a single one, says which kernel k is for, ``counts`` how many k each has.
+    end; and ``coulomb`` (B, D), 4 pi / k² truncated along directions that do not repeat, zeros if no kernel has a long
+    range. ``kernel`` (D,), or (1,) for a single one, says which kernel k is for, ``counts`` how many k each has.
     """
 
     angles: Tensor
     numbers: Tensor
     wavevectors: Tensor
     weights: Tensor
-    coulomb: Tensor | None
+    coulomb: Tensor
     kernel: Tensor
     counts: list[int]
 
 
 def lattice_of(
-    cells: Cells, pos: Tensor, extent: Tensor, reach: Sequence[Reach], dtype: torch.dtype,
+    cells: Cells, pos: Tensor, extent: Tensor, ranges: Sequence[Range], dtype: torch.dtype,
     bounds: Sequence[tuple[int, int, int]] | None = None,
 ) -> Lattice:  # fmt: skip
     r"""Reciprocal vectors up to the cutoffs of some kernels, for nodes (B, N, 3) with extents (B, 3).
@@ -54,12 +54,12 @@ def lattice_of(
     extent, R and the margin, those of slabs 2 R. Boxes depend on positions without gradients, as sums do not depend on
     the box beyond the promised error. Boxes of several kernels differ by factors, so one set of fractions does.
     """
-    periodic, normals = cells.periodic, cells.normals()
-    table = _table([(TAPER * own.cutoff, own.margin, own.long_range) for own in reach], torch.float64, pos.device)
+    periodic, normals, truncates = cells.periodic, cells.normals(), any(own.long_range for own in ranges)
+    table = _table([(TAPER * own.cutoff, own.margin, own.long_range) for own in ranges], torch.float64, pos.device)
     cutoff, margin, truncated = table.unbind(1)  # P
     radius = extent.norm(dim=1)[:, None] + margin  # B, P
     box = extent[:, None] + margin[:, None]  # B, P, 3
-    if any(own.long_range for own in reach):
+    if truncates:
         slab = periodic.any(1)[:, None, None]
         wide = torch.where(slab, 2 * radius[..., None], box + radius[..., None])
         box = torch.where(truncated[:, None] != 0, wide, box)
@@ -69,17 +69,18 @@ def lattice_of(
     fractions = torch.einsum("bnx,bxa->bna", pos, inverse)
     fractions = fractions - torch.where(periodic[:, None], fractions.detach().round(), 0.0)
     if bounds is None:
-        numbers, stands = _found(full, TAPER * reach[0].cutoff)
+        numbers, stands = _found(full, TAPER * ranges[0].cutoff)
         kernel, counts = torch.zeros(1, dtype=torch.int64, device=pos.device), [numbers.shape[1]]
     else:
         numbers, stands, kernel, counts = _bounded(full.detach().norm(dim=2)[:, None] / ratio, bounds, cutoff)
-        kernel = kernel[:1] if len(reach) == 1 else kernel
+        kernel = kernel[:1] if len(ranges) == 1 else kernel
     own = [radius, ratio, volume[:, None] / ratio.prod(2)]
-    radius, ratio, volume = own if len(reach) == 1 else [x.index_select(1, kernel) for x in own]  # B, D or 1, ...
+    radius, ratio, volume = own if len(ranges) == 1 else [x.index_select(1, kernel) for x in own]  # B, D or 1, ...
     steps = numbers.to(full.dtype) * ratio
     vectors = 2 * math.pi * steps @ inverse.mT
-    weights, coulomb = stands.to(full.dtype) / volume * _taper(vectors, cutoff[kernel]), None
-    if any(own.long_range for own in reach):
+    weights = stands.to(full.dtype) / volume * _taper(vectors, cutoff[kernel])
+    coulomb = torch.zeros_like(weights)
+    if truncates:
         normal = torch.where(periodic[..., None], 0.0, normals).sum(1, keepdim=True)  # of slabs, which have one
         coulomb = _coulomb(numbers, vectors, radius, normal, periodic)
     return Lattice((2 * math.pi * fractions).to(dtype), steps, vectors, weights, coulomb, kernel, counts)

@@ -14,7 +14,7 @@ from ...ragged import Ragged
 from .cells import Cells
 from .coulomb import Coulomb
 from .interaction import Interaction
-from .kernel import Reach, scaled_cutoff
+from .kernel import Range, scaled_cutoff
 from .lattices import TAPER, count_of_vectors
 
 METHODS = ("auto", "direct", "ewald", "nufft")
@@ -22,8 +22,8 @@ _WIDE = 1000  # reciprocal vectors per node that no crystal has: its cell is far
 _WARNED = 1e6  # nanoseconds from which on a wide cell is a warning
 _ALWAYS_DIRECT = 512  # nodes of an open graph up to which nothing else is counted
 
-# Nanoseconds on one core of a CPU: for a value of a kernel, for a product in a matrix product, for a phase, for spreading
-# a node to one cell of the grid of its transform, for a cell of the grid in a fast Fourier transform.
+# Nanoseconds on one core of a CPU: for a value of a kernel, for a product in a matrix product, for a phase, for
+# spreading a node to one cell of the grid of its transform, for a cell of the grid in a fast Fourier transform.
 _KERNEL, _PRODUCT, _PHASE, _SPREAD, _GRID = 8.0, 0.04, 4.0, 1.8, 10.0
 
 
@@ -63,7 +63,7 @@ def choose(
     if open_ and ragged.ranks is None:
         kernel = _KERNEL * (interaction.lmax + 1) + contracted * _PRODUCT
         harmonics = (interaction.lmax + 1) ** 2
-        times["direct"] = size**2 * heads * (interaction.count * kernel + harmonics * channels * _PRODUCT)
+        times["direct"] = size**2 * heads * (interaction.num_kernels * kernel + harmonics * channels * _PRODUCT)
     if nufft:
         spread = (1 - math.log10(interaction.error)) ** 3  # grid cells of a node
         times["nufft"] = sum(width / 2 * (size * spread * _SPREAD + 30 * n * _GRID) for n in vectors)
@@ -75,19 +75,21 @@ def _vectors(volume: float, sides: list[float], interaction: Interaction) -> tup
     number of reciprocal vectors of each kernel."""
     scaled = scaled_cutoff(interaction.error, interaction.lmax)
 
-    def count(reach: Sequence[Reach]) -> list[float]:
-        return [count_of_vectors(volume * _box(sides, own), TAPER * own.cutoff) for own in reach]
+    def count(ranges: Sequence[Range]) -> list[float]:
+        return [count_of_vectors(volume * _box(sides, own), TAPER * own.cutoff) for own in ranges]
 
     splits: list[float] = []
     counts: list[float] = []
     for kernel in interaction.kernels:
         if len(sides) < 3 or not isinstance(kernel, Coulomb):
-            counts += count(kernel.reach(scaled))
+            counts += count(kernel.ranges(scaled))
             continue
         for low, high in kernel.bounds:
-            tried = {high * 2 ** (n / 2): count(Coulomb.split_reach(low, high * 2 ** (n / 2), scaled)) for n in range(20)}
-            splits.append(min(tried, key=lambda width: sum(tried[width])))
-            counts += tried[splits[-1]]
+            widths = [high * 2 ** (n / 2) for n in range(20)]
+            tried = [(count(kernel.split_ranges(low, width, scaled)), width) for width in widths]
+            fewest, width = min(tried, key=lambda found: sum(found[0]))
+            splits.append(width)
+            counts += fewest
     return tuple(splits), counts
 
 
@@ -101,11 +103,11 @@ def _extents(graph: int, pos: Tensor, ragged: Ragged, cells: Cells | None) -> tu
     return float(volume), sides[~cell.periodic[0]].tolist()
 
 
-def _box(sides: list[float], reach: Reach) -> float:
+def _box(sides: list[float], own: Range) -> float:
     """The volume, or for slabs the thickness, of the box that :func:`.lattices.lattice_of` makes."""
-    if not reach.long_range:
-        return math.prod(side + reach.margin for side in sides)
-    radius = math.hypot(*sides) + reach.margin
+    if not own.long_range:
+        return math.prod(side + own.margin for side in sides)
+    radius = math.hypot(*sides) + own.margin
     if len(sides) == 1:
         return 2 * radius
-    return math.prod(side + radius + reach.margin for side in sides)
+    return math.prod(side + radius + own.margin for side in sides)

@@ -13,7 +13,7 @@ from ..backend import tile_numbers
 from .blocks import in_one_piece, recomputed
 from .cells import Cells
 from .coulomb import Coulomb
-from .interaction import Interaction, Nodes, Product
+from .interaction import EwaldNodes, Interaction, Product
 from .kernel import Kernel, scaled_cutoff
 from .lattices import Lattice, lattice_of
 from .nufft import sums_at_nodes, sums_over_nodes
@@ -22,13 +22,13 @@ _VECTORS = 1 << 22  # numbers in the largest tensor of a block of reciprocal vec
 
 
 def reciprocal_sums(
-    nodes: Nodes, mask: Tensor | None, interaction: Interaction, cells: Cells, splits: Sequence[float] = (),
+    nodes: EwaldNodes, mask: Tensor | None, interaction: Interaction, cells: Cells, splits: Sequence[float] = (),
     nufft: bool = False, ranks: Ranks | None = None,
 ) -> Tensor:  # fmt: skip
     r"""Sums over the nodes of each graph and all their images, (B, N, heads, E).
 
-    .. math:: \mathrm{out}_i = \sum_{c, l} q_i^c \cdot \frac{1}{V} \sum_k g_{c l}\, u_c^l\, \hat K_c(k)\, e^{i k \cdot x_i}
-        \Big[ \sum_j e^{-i k \cdot x_j}\, k_j^c\, v_j \Big] \otimes Y_l(i k)
+    .. math:: \mathrm{out}_i = \sum_{c, l} q_i^c \cdot \frac{1}{V} \sum_k g_{c l}\, u_c^l\, \hat K_c(k)\,
+        e^{i k \cdot x_i} \Big[ \sum_j e^{-i k \cdot x_j}\, k_j^c\, v_j \Big] \otimes Y_l(i k)
 
     Every kernel has reciprocal vectors of its own. If ``splits`` are given, the Coulomb kernels of open graphs are
     split at these widths, one for each. With ``nufft``, sums are non-uniform fast Fourier transforms. In a traced
@@ -44,8 +44,8 @@ def reciprocal_sums(
         return _mixed(sums if ranks is None else ranks.sum(sums), weights, harmonics, interaction.product)
 
     for these, group in _groups(interaction, splits, interaction.max_hkl is not None and in_one_piece(pos)):
-        reach = [own for kernel in group for own in kernel.reach(scaled)]
-        lattice = lattice_of(cells, pos, extent, reach, value.dtype, interaction.bounds_of(reach, scaled))
+        ranges = [own for kernel in group for own in kernel.ranges(scaled)]
+        lattice = lattice_of(cells, pos, extent, ranges, value.dtype, interaction.bounds_of(ranges, scaled))
         weights = (lattice.weights[..., None, None] * _transforms(group, lattice)).to(value.dtype)  # B, D, H, L
         harmonics = solid_harmonics(lattice.wavevectors, interaction.lmax).to(value.dtype)
         scores = key[:, :, :, these].permute(0, 1, 3, 4, 2)[..., None]
@@ -63,13 +63,12 @@ def _groups(
 ) -> Iterator[tuple[slice, tuple[Kernel, ...]]]:
     """Kernels that go through one expression, and their places among the kernels of queries and keys."""
     if together:
-        yield slice(interaction.count), interaction.kernels
+        yield slice(interaction.num_kernels), interaction.kernels
         return
     widths = iter(splits)
     for c, kernel in enumerate(interaction.singles()):
-        split = isinstance(kernel, Coulomb) and splits
-        for own in kernel.split(next(widths)) if split else (kernel,):
-            yield slice(c, c + 1), (own,)
+        parts = kernel.split(next(widths)) if isinstance(kernel, Coulomb) and splits else (kernel,)
+        yield from ((slice(c, c + 1), (own,)) for own in parts)
 
 
 def _transforms(group: Sequence[Kernel], lattice: Lattice) -> Tensor:
@@ -80,8 +79,8 @@ def _transforms(group: Sequence[Kernel], lattice: Lattice) -> Tensor:
     out, first, start = [], 0, 0
     for kernel in group:
         end = start + sum(lattice.counts[first : first + kernel.count])
-        coulomb = None if lattice.coulomb is None else lattice.coulomb[:, start:end]
-        out.append(kernel.reciprocal(square[:, start:end], coulomb, lattice.kernel[start:end] - first))
+        own = square[:, start:end], lattice.coulomb[:, start:end], lattice.kernel[start:end] - first
+        out.append(kernel.reciprocal(*own))
         first, start = first + kernel.count, end
     return _joined(out, 1)
 

@@ -57,9 +57,9 @@ class EwaldAttention(Shared, NotScriptable, nn.Module):
             reciprocal vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra
             ``nufft``. ``"auto"`` takes for every graph the method that needs least time
             (:func:`tg_equiattn.functional.ewald_attention`).
-        max_hkl: Largest Miller indices along the lattice vectors a, b, c, for the kernel with the largest cutoff k: each
-            above :math:`|a| k / 2 \pi`. If one is too small, an error names what is needed. If given, cells are not
-            read, which torch.compile needs.
+        max_hkl: Largest Miller indices along the lattice vectors a, b, c, for the kernel with the largest cutoff k:
+            each above :math:`|a| k / 2 \pi`. If one is too small, an error names what is needed. If given, cells are
+            not read, which torch.compile needs.
 
     Shapes:
         ``(B, N, S)``, ``(B, N, V, 3)`` and positions ``(B, N, 3)``, or flat ``(T, S)``, ``(T, V, 3)`` and ``(T, 3)``
@@ -104,11 +104,11 @@ class EwaldAttention(Shared, NotScriptable, nn.Module):
             width, max_width, num_gaussians, num_coulomb, num_oscillating, heads, lmax, avg_num_nodes, error, method,
             max_hkl,
         )  # fmt: skip
-        irreps = (
+        irreps_in, irreps_out = (
             [irrep for irrep in (Irrep(0, 1, scalars), Irrep(1, -1, vectors)) if irrep.channels]
             for scalars, vectors in (self.in_channels, self.out_channels)
         )
-        self.attention = EwaldNetwork(*irreps, gaunt_coupling, options, "out_channels")
+        self.attention = EwaldNetwork(irreps_in, irreps_out, gaunt_coupling, options, "out_channels")
 
     def forward(
         self,

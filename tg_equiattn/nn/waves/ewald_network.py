@@ -12,7 +12,7 @@ from ...functional.waves.cells import cells_of
 from ...functional.waves.coulomb import Coulomb
 from ...functional.waves.ewald_attention import attention_of_nodes
 from ...functional.waves.gaussian import Gaussian, OscillatingGaussian
-from ...functional.waves.interaction import Interaction, Nodes
+from ...functional.waves.interaction import EwaldNodes, Interaction
 from ...functional.waves.kernel import Kernel
 from ...modes import full_precision
 from ...ragged import Ragged
@@ -74,16 +74,18 @@ class EwaldNetwork(ExactTables):
 
     def kernels(self) -> tuple[Kernel, ...]:
         """Kernels of each kind, with widths within their octaves and wavenumbers within their bands."""
-        counts, out, start = self.options.counts, [], 0
+        counts, bounds, band = self.options.counts, self._bounds, self.options.band
         widths, gains = (self.lows * torch.exp2(self.octaves.sigmoid())).split(counts, 1), self.gains.split(counts, 1)
-        for kind, count, width, gain in zip((Gaussian, Coulomb, OscillatingGaussian), counts, widths, gains, strict=True):
-            common, start = (width, gain, self._bounds[start : start + count]), start + count
-            if kind is OscillatingGaussian and self.bands is not None:
-                band, place = self.options.band, torch.arange(count, device=gain.device)
-                largest = tuple((n + 1) * band for n in range(count))
-                out.append(OscillatingGaussian(*common, band * (place + self.bands.sigmoid()), largest))
-            elif count:
-                out.append(kind(*common))
+        first, last = counts[0], counts[0] + counts[1]
+        out: list[Kernel] = []
+        if counts[0]:
+            out.append(Gaussian(widths[0], gains[0], bounds[:first]))
+        if counts[1]:
+            out.append(Coulomb(widths[1], gains[1], bounds[first:last]))
+        if self.bands is not None:
+            wavenumbers = band * (torch.arange(counts[2], device=self.bands.device) + self.bands.sigmoid())
+            largest = tuple(band * (n + 1) for n in range(counts[2]))
+            out.append(OscillatingGaussian(widths[2], gains[2], bounds[last:], wavenumbers, largest))
         return tuple(out)
 
     def forward(self, x: Tensor, pos: Tensor, ragged: Ragged, cell: Tensor | None, pbc: Tensor | None) -> Tensor:
@@ -101,7 +103,7 @@ class EwaldNetwork(ExactTables):
             if not any(irrep.invariant for irrep in self.irreps_in):
                 scores.append(self.query_key_bias.expand(pos.shape[0], 1, -1, -1, -1))
             query, key = torch.cat(scores, 1).movedim(1, 4).unbind(1)  # T, H, C, A
-            nodes = Nodes(pos, query, key, torch.cat(values, 2) / self.options.avg_num_nodes)
+            nodes = EwaldNodes(pos, query, key, torch.cat(values, 2) / self.options.avg_num_nodes)
             interaction = Interaction(self.kernels(), self.product, self.options.error, self.options.max_hkl)
             found = attention_of_nodes(nodes, interaction, ragged, cells, self.options.method)
             if self.out is None:
