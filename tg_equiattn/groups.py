@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 
@@ -34,6 +35,12 @@ class _Elements:
 
     def __len__(self) -> int:
         return self.order
+
+    @property
+    def digest(self) -> str:
+        """A digest of the elements, by which checkpoints of layers tell groups apart."""
+        exact = (1e6 * self.matrices).round().to(torch.int64).flatten().tolist()
+        return hashlib.sha256(repr(exact).encode()).hexdigest()[:16]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and torch.equal(self.matrices, other.matrices)

@@ -169,14 +169,6 @@ class Ragged:
         out.order = order
         return out
 
-    def select(self, chosen: Tensor) -> tuple[Ragged, Tensor]:
-        """The graphs that are chosen, bool (B,), alone, without padding; and their nodes among all, int64, rising."""
-        here = chosen[self.batch] if self.mask is None else chosen[self.batch] & self.mask
-        index = here.nonzero()[:, 0]
-        batch = (chosen.cumsum(0) - 1)[self.batch[index]]
-        sizes = self.sizes[chosen]
-        return Ragged(index.shape[0], sizes, batch, known=sizes.tolist()), index
-
     def rows(self, whole: bool = False) -> Rows:
         """Rows of one length: a graph each, or, unless they have to be ``whole``, graphs cut into several, so that a
         long graph among short ones costs no padding to its length."""

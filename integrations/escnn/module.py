@@ -160,6 +160,14 @@ class RdModule(EquivariantModule):
         before = nn.Identity() if self.lifts else nn.Unflatten(1, (-1, len(self.group)))
         return Exported(before, copy.deepcopy(self.core), nn.Flatten(1, 2)).eval()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> RdModule:
+        """A copy that shares the field types, which nothing changes: escnn's elements of O(3) cannot be copied."""
+        for shared in (self.space, self.in_type, self.out_type, self.context_type):
+            memo[id(shared)] = shared
+        memo[id(self)] = copied = type(self).__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
     def extra_repr(self) -> str:
         return f"{self.in_type}, {self.out_type}"
 

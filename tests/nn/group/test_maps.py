@@ -15,7 +15,7 @@ OPTIONS = [{}, {"kernel_size": 5, "neighbourhood": "disk"}, {"padding_mode": "ci
 
 def heads_of(layer, x, mask=None, context=None):
     query, key, value = layer._operands(x, mask, context)
-    return layer._weigh(query, key, value, layer.index, mask, 0.0), value
+    return layer._weigh(query, key, value, layer.index(x.device), mask, 0.0), value
 
 
 @pytest.mark.parametrize("masked", [False, True])

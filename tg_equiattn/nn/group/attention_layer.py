@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -21,7 +19,8 @@ from ...functional.group.frames import checked_frame_attention, checked_separabl
 from ...functional.group.masks import attention_weights, zero_where_hidden
 from ...grids import Neighbourhood
 from ...groups import DilationGroup, FiniteGroup, check_group
-from ..modules import NotScriptable
+from ...tables import Tables
+from ..modules import NotScriptable, StoresSettings
 from .linear import GroupLinear, Masked, Pointwise
 from .options import SHARED, AttentionOptions, default_relation, default_scale_window, make_options
 
@@ -41,11 +40,24 @@ def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], boo
     return several, pixels.ndim == 1
 
 
-class AttentionLayer(NotScriptable, Masked, nn.Module):
+def _geometry(group: FiniteGroup, neighbourhood: Neighbourhood) -> Tensor:
+    """Offsets of a window seen from every element, in float64; of all pixels, whose offsets depend on the grid, the
+    elements themselves."""
+    return group.matrices if neighbourhood.is_global else rotated_offsets(group.matrices, neighbourhood)
+
+
+def _index(group: FiniteGroup, relation: str | None) -> Tensor:
+    """The group element u of each output, query and key element; zero where there is no group encoding."""
+    if relation is None:  # lifting
+        return torch.zeros(len(group), 1, 1, dtype=torch.int64)
+    if relation == "frame":
+        return torch.zeros(len(group), 1, dtype=torch.int64)
+    return relation_index(group, relation)
+
+
+class AttentionLayer(NotScriptable, Masked, StoresSettings):
     """A layer of self-attention or cross attention; see :class:`LiftingAttention` and :class:`GroupAttention`."""
 
-    geometry: Tensor
-    index: Tensor
     plain = False  # whether it runs on torch's standard operators alone, for tracers
     lifts = False
     separable = False  # whether by default some heads look by place alone
@@ -123,14 +135,8 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         if sharpness is not None:
             preferring = self.relation == "relative"
             self.locality = Locality(heads, self.neighbourhood, sharpness, elements=elements, preferring=preferring)
-        exact = isometries.matrices
-        exact = exact if kernel_size is None else rotated_offsets(exact, self.neighbourhood)
-        self.register_buffer("geometry", exact.to(self.out.weight.device), persistent=False)
-        if self.relation is None or self.frames:
-            index = torch.zeros(len(isometries), 1, *([1] if self.lifts else []), dtype=torch.int64)
-        else:
-            index = relation_index(isometries, self.relation)
-        self.register_buffer("index", index.to(self.out.weight.device), persistent=False)
+        self.geometry = Tables(functools.partial(_geometry, isometries, self.neighbourhood))
+        self.index = Tables(functools.partial(_index, isometries, self.relation))
         if self.relation == "gsa":
             warnings.warn(
                 "relation='gsa' (GSA-Nets section 5.2) is not equivariant; it is kept to reproduce the comparison, "
@@ -138,40 +144,22 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
                 stacklevel=2,
             )
 
-    def _apply(self, fn, recurse=True):
-        """Geometry goes where parameters go and stays float64: rounded offsets of two elements no longer agree."""
-        exact = self.geometry
-        super()._apply(fn, recurse)
-        self.geometry = exact.to(self.geometry.device)
-        return self
+    def settings(self) -> dict[str, Any]:
+        """Any number of scales may share weights, so the group is compared without them."""
+        window, isometries = self.neighbourhood, self.group.isometries
+        return {
+            "relation": self.relation, "kernel_size": window.kernel_size,
+            "group": (isometries.digest, repr(isometries)),
+            "neighbourhood": None if window.is_global else window.shape,
+            "padding_mode": "circular" if window.circular else "mask", "heads": self.heads,
+            "encoding": self.options.encoding, "content_heads": self.content_heads,
+        }  # fmt: skip
 
-    def _geometry(self) -> dict[str, Any]:
-        """What weights are for, as JSON has it; with scales, whatever their number."""
-        exact = (1e6 * self.group.isometries.matrices).round().long().flatten().tolist()
-        digest = hashlib.sha256(json.dumps(exact).encode()).hexdigest()[:16]
-        size, group = self.neighbourhood.kernel_size, repr(self.group.isometries)
-        return {"relation": self.relation, "kernel_size": size, "group": group, "elements": digest}
-
-    def get_extra_state(self) -> Tensor:
-        """Relation, kernel size and group, for the checkpoint: JSON as bytes, since some tools take tensors alone."""
-        return torch.tensor(list(json.dumps(self._geometry()).encode()), dtype=torch.uint8, device="cpu")
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """ValueError for weights of a layer of another relation, kernel size or group."""
-        saved, mine = json.loads(bytes(state.tolist())), self._geometry()
-        for name in ("relation", "kernel_size", "group"):
-            compared = "elements" if name == "group" else name
-            if saved[compared] != mine[compared]:
-                raise ValueError(
-                    f"state_dict must be of a layer with {name}={mine[name]!r}, as this one, got {saved[name]!r}"
-                )
-
-    def offsets(self, spatial: tuple[int, ...]) -> Tensor:
+    def offsets(self, spatial: tuple[int, ...], device: torch.device) -> Tensor:
         """Offsets seen from every element, ``(|H|, D, d)`` float64, for a grid of this size; with scales those of the
         isometries, which all scales share."""
-        if self.neighbourhood.is_global:
-            return rotated_offsets(self.geometry, self.neighbourhood, spatial)
-        return self.geometry
+        geometry = self.geometry(device)
+        return rotated_offsets(geometry, self.neighbourhood, spatial) if self.neighbourhood.is_global else geometry
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
         """Attend.
@@ -184,7 +172,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
                 those of x, where ``context_channels`` were not given.
         """
         query, key, value = self._operands(x, mask, context)
-        out = self._weigh(query, key, value, self.index, mask, self.dropout if self.training else 0.0)
+        out = self._weigh(query, key, value, self.index(x.device), mask, self.dropout if self.training else 0.0)
         return zero_where_hidden(self.out(out.flatten(1, 2)), mask)
 
     def attention_map(
@@ -214,15 +202,16 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
                 mask, context = (None if t is None else t.clone() for t in (mask, context))
                 return self.attention_map(x.clone(), pixel, mask, context=context)
         query, key, value = self._operands(x, mask, context)
+        table = self.index(x.device)
         several, one = _pixels(pixel, tuple(value.shape[4:]))
 
         def of_query_elements(t: slice) -> Tensor:
-            index = self.index if self.index.ndim == 2 else self.index[:, t]
-            part = query if self.index.ndim == 2 else query[:, :, :, t]
+            index = table if table.ndim == 2 else table[:, t]
+            part = query if table.ndim == 2 else query[:, :, :, t]
             weigh = functools.partial(self._weigh, part, key, index=index, mask=mask, dropout=0.0)
             return attention_weights(weigh, value, len(self.group), several)
 
-        count = 1 if self.index.ndim == 2 else query.shape[3]
+        count = 1 if table.ndim == 2 else query.shape[3]
         maps = torch.stack([of_query_elements(slice(t, t + 1)) for t in range(count)], 4)
         if self.frames:  # which see values of their own element alone
             maps = maps.diagonal(0, 3, 5).movedim(-1, 3).unsqueeze(5)
@@ -271,10 +260,10 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         split = (self.content_heads, -1)
         return self.query(x).unflatten(1, split), self.key(context).unflatten(1, split), value
 
-    def _scores(self, spatial: tuple[int, ...]) -> tuple[Any, ...]:
+    def _scores(self, spatial: tuple[int, ...], device: torch.device) -> tuple[Any, ...]:
         """rho_space and rho_group, and biases of offsets and of the group, for a grid of this size; None where there
         are none."""
-        offsets = self.offsets(spatial)
+        offsets = self.offsets(spatial, device)
         rho = (None, None) if self.encoding is None else self.encoding(offsets)
         scale = self.neighbourhood.scale(spatial)
         return *rho, *((None, None) if self.locality is None else self.locality(offsets * scale))
@@ -284,7 +273,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
     ) -> Tensor:
         """What heads put out, ``(B, heads, channels, |H|, *spatial)``: linear in the value, which may have any number
         of channels."""
-        rho_space, rho_group, space_bias, group_bias = self._scores(tuple(value.shape[4:]))
+        rho_space, rho_group, space_bias, group_bias = self._scores(tuple(value.shape[4:]), value.device)
         options, biases = self._options(mask, dropout), {"space_bias": space_bias, "group_bias": group_bias}
         if isinstance(self.group, DilationGroup):
             if rho_group is None and rho_space.ndim == 3:  # lifting: one element

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ... import checks
 from ...functional.group.masks import zero_where_hidden
 from ...groups import DilationGroup, FiniteGroup
+from ..modules import StoresSettings
 from .attention import GroupAttention, LiftingAttention
 from .block import GroupAttentionBlock
 from .global_attention import GlobalGroupAttention
@@ -62,7 +63,7 @@ def _make_attention(kind: Any, *channels: Any, **arguments: Any) -> Any:
     return kind(*channels, **arguments, options=options)
 
 
-class GEViT(nn.Module):
+class GEViT(StoresSettings):
     r"""Lifting attention, norm, swish, group attention blocks, a pointwise classifier, pooling over space and group.
 
     The logits are invariant under the group and, up to borders, crops and pools, under translations. With
@@ -132,6 +133,7 @@ class GEViT(nn.Module):
         inner: dict[str, Any] = {"heads": heads, "kernel_size": kernel_size, "dropout": dropout, **given}
         lifting = {name: value for name, value in inner.items() if name not in WINDOW + EVERYWHERE}
         self.group, self.in_channels, self.num_classes = group, in_channels, num_classes
+        self.pools, self.crops = sorted(pools), margins
         self.lifting = MaskedSequential(
             nn.Dropout(more.input_dropout),
             _make_attention(LiftingAttention, group, in_channels, width, **lifting),
@@ -154,6 +156,9 @@ class GEViT(nn.Module):
         self.blocks = MaskedSequential(*stages)
         self.classifier = Pointwise(width, num_classes)
         self.pooling = GlobalPooling(space="mean", group="max")
+
+    def settings(self) -> dict[str, Any]:
+        return {"pools": str(self.pools), "crops": str(self.crops)}
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
         """Draw new random features where there are any; see :meth:`GlobalGroupAttention.redraw_features`."""

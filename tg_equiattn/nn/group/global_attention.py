@@ -95,15 +95,15 @@ class GlobalGroupAttention(AttentionLayer):
         self.features.redraw_features(generator)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
-        self.features()  # counts a training step
+        self.features(x.device, torch.promote_types(x.dtype, torch.float32))  # counts a training step
         return super().forward(x, mask, context=context)
 
     def _weigh(
         self, query: Tensor, key: Tensor, value: Tensor, index: Tensor, mask: Tensor | None, dropout: float
     ) -> Tensor:
-        rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]))
+        rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]), query.device)
         options = {"space_bias": space_bias, **self._options(mask, dropout)}
-        projection = self.features.projection
+        projection = self.features.directions(query.device, torch.promote_types(query.dtype, torch.float32))
         if self.frames:
             return checked_global_frame_attention(query, key, value, projection, rho_space, self.far_bias, **options)
         return checked_global_group_attention(
@@ -111,4 +111,4 @@ class GlobalGroupAttention(AttentionLayer):
         )
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, num_features={self.features.projection.shape[0]}"
+        return f"{super().extra_repr()}, num_features={self.features.num_features}"

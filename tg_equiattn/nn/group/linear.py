@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 from ... import checks
 from ...encodings import relation_index
 from ...groups import FiniteGroup, check_group
+from ...tables import Tables
+from ..modules import StoresSettings
 
 
 def columns(x: Tensor) -> Tensor:
@@ -42,7 +46,7 @@ class Pointwise(nn.Conv1d):
         return f"{self.in_channels}, {self.out_channels}"
 
 
-class GroupLinear(nn.Module):
+class GroupLinear(StoresSettings):
     r"""A linear map of channels and group elements, the same at every pixel, that commutes with the group: a group
     convolution with a window of one pixel.
 
@@ -71,8 +75,6 @@ class GroupLinear(nn.Module):
         torch.Size([2, 5, 8, 9, 7])
     """
 
-    index: Tensor
-
     def __init__(self, group: FiniteGroup, in_channels: int, out_channels: int, bias: bool = True) -> None:
         super().__init__()
         check_group(group)
@@ -80,8 +82,7 @@ class GroupLinear(nn.Module):
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, len(group)))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
-        index = relation_index(group, "relative").to(self.weight.device)
-        self.register_buffer("index", index, persistent=False)
+        self.index = Tables(functools.partial(relation_index, group, "relative"))  # h^-1 s
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -89,9 +90,12 @@ class GroupLinear(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def settings(self) -> dict[str, Any]:
+        return {"group": (self.group.digest, repr(self.group))}
+
     def matrix(self) -> Tensor:
         """The map as one matrix, ``(out_channels |H|, in_channels |H|)``."""
-        return self.weight[:, :, self.index].transpose(1, 2).flatten(2).flatten(0, 1)
+        return self.weight[:, :, self.index(self.weight.device)].transpose(1, 2).flatten(2).flatten(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         elements = self.weight.shape[-1]

@@ -67,6 +67,9 @@ class HyenaOperator(TokenOperator):
             kinds = {"scalars": self.scalars, "vectors": self.vectors}
             self.filters = nn.ModuleDict({kind: LagFilter(n, causal) for kind, n in kinds.items() if n})
 
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"filter": "data" if self.filters is None else "lag"}
+
     def mix(self, query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) -> Tensor:
         def kernel(q: Tensor, k: Tensor, rows: Rows) -> Tensor:
             return fft_convolution(q, k, rows.lengths, self.mode, self.norm)

@@ -1,7 +1,8 @@
-"""Features that turn with space by degree and parity, how rows hold them, and their products with harmonics."""
+"""Features of each degree and parity, their layout in rows, and their products with solid harmonics."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,13 +12,14 @@ from torch import Tensor, nn
 
 from ...encodings.harmonics import solid_harmonics
 from ...modes import ordinary_tensors
-from ..modules import ExactTables
+from ...tables import Tables
 
 Coupling = Callable[[int, int, int], Tensor]
 
 
 class Irrep(NamedTuple):
-    """Channels of one degree l and parity; in rows, the 2 l + 1 components in turn, each of all channels."""
+    """Channels of one degree l and parity. A row holds its 2 l + 1 components one after the other, each with all
+    channels."""
 
     degree: int
     parity: int
@@ -30,7 +32,13 @@ class Irrep(NamedTuple):
 
     @property
     def rows(self) -> int:
+        """Numbers of all components and channels."""
         return self.size * self.channels
+
+    @property
+    def invariant(self) -> bool:
+        """True for scalars that keep their sign in a reflection."""
+        return (self.degree, self.parity) == (0, 1)
 
     def shared(self, heads: int) -> Irrep:
         """The channels of a head."""
@@ -39,8 +47,8 @@ class Irrep(NamedTuple):
 
 @ordinary_tensors()
 def gaunt_coupling(first: int, second: int, out: int) -> Tensor:
-    """Of degrees whose sum is even and at most 5, the components (2 l + 1, 2 l' + 1, 2 l'' + 1) of their only invariant
-    product, of norm 1: the mean of three harmonics over the sphere, and so over the corners of an icosahedron."""
+    """The only invariant product (2 l + 1, 2 l' + 1, 2 l'' + 1) of three degrees, with norm 1, for degrees with an even
+    sum up to 5: the mean of three harmonics over the sphere, which is that over the corners of an icosahedron."""
     golden = (1 + math.sqrt(5)) / 2
     corners = [(0.0, a, b * golden) for a in (-1, 1) for b in (-1, 1)]
     points = torch.cat([torch.tensor(corners, dtype=torch.float64).roll(n, 1) for n in range(3)])
@@ -49,9 +57,20 @@ def gaunt_coupling(first: int, second: int, out: int) -> Tensor:
     return mean / mean.norm()
 
 
-class HarmonicProduct(ExactTables):
-    r"""Products of a head's features with harmonics up to lmax, mixed by weights: a bilinear, equivariant map, with
-    couplings C of three degrees, of norm 1.
+def _couplings(
+    inside: tuple[Irrep, ...], outside: tuple[Irrep, ...], paths: Sequence[tuple[int, int, int]], coupling: Coupling
+) -> tuple[Tensor, ...]:
+    """For each path, a float64 matrix from components of harmonics to pairs of components of input and output."""
+    tables = []
+    for a, degree, b in paths:
+        exact = coupling(inside[a].degree, degree, outside[b].degree).to(torch.float64) * math.sqrt(outside[b].size)
+        tables.append(exact.permute(1, 0, 2).reshape(2 * degree + 1, -1))
+    return tuple(tables)
+
+
+class HarmonicProduct(nn.Module):
+    r"""A bilinear, equivariant map: products of a head's features with harmonics up to lmax, mixed by weights, with
+    couplings C of three degrees that have norm 1.
 
     .. math:: \mathrm{out}^{c'}_{m'} = \sum_{\text{paths}} \sum_{c, m, n} w_{c c'}\,
         \sqrt{2 l'' + 1}\, C_{m n m'}\, x^c_m\, Y_n
@@ -70,17 +89,14 @@ class HarmonicProduct(ExactTables):
             if abs(first.degree - degree) <= out.degree <= first.degree + degree
             and first.parity * (-1) ** degree == out.parity
         ]
-        for n, (a, degree, b) in enumerate(self.paths):
-            first, out = self.inside[a], self.outside[b]
-            exact = coupling(first.degree, degree, out.degree).to(torch.float64) * math.sqrt(out.size)
-            self.add_table(f"coupling_{n}", exact.permute(1, 0, 2).reshape(2 * degree + 1, -1))
+        self.couplings = Tables(functools.partial(_couplings, self.inside, self.outside, tuple(self.paths), coupling))
         self.weights = nn.ParameterList(
             torch.empty(heads, inside[a].channels, outside[b].channels) for a, _, b in self.paths
         )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal with the variance that keeps that of the features."""
+        """Normal weights, with the variance that keeps the variance of features."""
         for (_, _, b), weight in zip(self.paths, self.weights, strict=True):
             into = sum(self.inside[a].channels for a, _, other in self.paths if other == b)
             nn.init.normal_(weight, std=into**-0.5)
@@ -90,13 +106,14 @@ class HarmonicProduct(ExactTables):
         parts = features.split([irrep.rows for irrep in self.inside], -1)
         shape = torch.broadcast_shapes(features.shape[:-1], harmonics.shape[:-1])
         found: dict[int, Tensor] = {}
+        couplings = self.couplings(features.device, features.dtype)
         for n, (a, path_degree, b) in enumerate(self.paths):
             if path_degree != degree:
                 continue
             size, wide = self.inside[a].size, self.outside[b].size
             x = parts[a].unflatten(-1, (size, -1))
-            matrix = (harmonics[..., None] * getattr(self, f"coupling_{n}")).sum(-2).unflatten(-1, (size, wide)).mT
-            first = size < wide  # mix before or after, where there are fewer components
+            matrix = (harmonics[..., None] * couplings[n]).sum(-2).unflatten(-1, (size, wide)).mT
+            first = size < wide  # mix channels where there are fewer components
             x = _apply(matrix, _mix(x, self.weights[n]) if first else x)
             x = x if first else _mix(x, self.weights[n])
             found[b] = found[b] + x if b in found else x

@@ -1,4 +1,4 @@
-"""Softmax attention of scalars along sequences, beside attention of vectors by cross products."""
+"""Softmax attention over all pairs of a row: torch's own kernels, with second derivatives."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...ragged import node_blocks
-from ..backend import tile_numbers, use_plain
+from ..ragged import node_blocks
+from .backend import tile_numbers, use_plain
 
 _BLOCK_PAIRS = 1 << 20  # of a block on a CPU
 
 
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-    """Softmax attention of (B, N, C) of own lengths (B,), None where all are N; all channels are one head."""
-    mask = None
-    if lengths is not None:
-        inside = torch.arange(q.shape[1], device=q.device) < lengths.clamp(min=1)[:, None]  # one key at least: no NaN
-        q, k, v = (torch.where(inside[..., None], x, 0.0) for x in (q, k, v))
-        mask = inside[:, None, None]
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax attention within rows (B, N, C), all channels one head, over the keys of a bool ``mask`` (B, N).
+
+    ``None`` means all keys. Outputs of a row without keys, and of queries outside the mask, are finite.
+    """
+    if mask is not None:
+        q, k, v = (torch.where(mask[..., None], x, 0.0) for x in (q, k, v))
+        mask = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # a softmax over no keys would be NaN
     q, k, v = (x[:, None].contiguous() for x in (q, k, v))  # as kernels in O(N) memory want them
     if use_plain():
         out = _plain_attention(q, k, v, mask)
@@ -30,7 +31,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Of (B, 1, N, C) with keys that exist (B, 1, 1, N), block of queries by block."""
+    """The formula on (B, 1, N, C) with a mask of keys (B, 1, 1, N), in blocks of queries."""
     scale = max(1, q.shape[-1]) ** -0.5
 
     def of_queries(q: Tensor) -> Tensor:
