@@ -48,12 +48,12 @@ def near(**options):
     return PerformerAttention(12, 15, 3, cutoff=3, **{"method": "features", **options})
 
 
-def waves(**change):
+def ewald(**change):
     return lambda: EwaldAttention(**{"scalar_channels": 2, "vector_channels": 2, "width": 0.8} | change)
 
 
 def called(**change):
-    return lambda: waves()()(**FLAT | {"pos": X} | change)
+    return lambda: ewald()()(**FLAT | {"pos": X} | change)
 
 
 def mapped(method, **box):
@@ -151,25 +151,27 @@ CASES = [
         torch.ones(1, 3, 4, 5, 5), "ab")),
     ("context_channels must be given with norm='batch'", lambda: GroupAttentionBlock(
         GroupAttention(C4, 3, 3, heads=1))(torch.ones(1, 3, 4, 5, 5), context=torch.ones(1, 3, 4, 5, 5))),
-    ("method must not be 'mesh' while a model is traced or mapped over", lambda: mapped("mesh")),
-    ("method must be 'auto' or 'waves' with cell, got 'pairs'", lambda: mapped("pairs", **BOX)),
-    ("width must be a positive number, got 0", waves(width=0)),
-    (r"max_width must be at least an octave above width, 1.6, got 1", waves(max_width=1.0)),
-    ("kernels must be a positive integer, got 0", waves(kernels=0)),
-    ("kernels must be a number, or of Gaussians", waves(kernels=(1, 2, 3, 4))),
-    ("lmax must be an integer from 0 on, got -1", waves(lmax=-1)),
-    ("avg_num_nodes must be a positive number", waves(avg_num_nodes=0)),
-    (r"error must be in \[1e-14, 0.1\], got 1", waves(error=1.0)),
-    ("method must be one of", waves(method="directions")),
-    ("max_waves must be three numbers", waves(max_waves=5)),
-    ("max_waves must be a positive integer", waves(max_waves=(1, 0, 1))),
-    ("out_channels must be reachable .* lmax=0", waves(lmax=0, vector_channels=0, out_channels=(1, 1))),
-    (r"out_channels must be two numbers from 0 on, not both 0, got \(0, 0\)", waves(out_channels=(0, 0))),
+    ("method must not be 'nufft' while a model is traced or mapped over", lambda: mapped("nufft")),
+    ("method must be 'auto' or 'ewald' with cell, got 'direct'", lambda: mapped("direct", **BOX)),
+    ("width must be a positive number, got 0", ewald(width=0)),
+    (r"max_width must be at least an octave above width, 1.6, got 1", ewald(max_width=1.0)),
+    ("num_gaussians must be an integer from 0 on, got -1", ewald(num_gaussians=-1)),
+    ("num_coulomb must be an integer from 0 on, got 1.5", ewald(num_coulomb=1.5)),
+    ("num_oscillating must be an integer from 0 on, got True", ewald(num_oscillating=True)),
+    ("num_gaussians, num_coulomb or num_oscillating must be positive", ewald(num_gaussians=0, num_coulomb=0)),
+    ("lmax must be an integer from 0 on, got -1", ewald(lmax=-1)),
+    ("avg_num_nodes must be a positive number", ewald(avg_num_nodes=0)),
+    (r"error must be in \[1e-14, 0.1\], got 1", ewald(error=1.0)),
+    ("method must be one of", ewald(method="directions")),
+    ("max_hkl must be three integers", ewald(max_hkl=5)),
+    ("max_hkl must be a positive integer", ewald(max_hkl=(1, 0, 1))),
+    ("out_channels must be reachable .* lmax=0", ewald(lmax=0, vector_channels=0, out_channels=(1, 1))),
+    (r"out_channels must be two numbers from 0 on, not both 0, got \(0, 0\)", ewald(out_channels=(0, 0))),
     (r"scalars must be \(B, N, 2\), or \(T, 2\) with batch", called(scalars=X[:, :1])),
     ("vectors must be .* alike in both, got NoneType", called(vectors=None)),
     ("scalars must be torch.float32 as the parameters are", called(scalars=FLAT["scalars"].double())),
     (r"pos must have shape \(5, 3\)", called(pos=X[:2])),
-    ("max_waves must be given with cell while a model is traced or mapped over", lambda: mapped("waves", **BOX)),
+    ("max_hkl must be given with cell while a model is traced or mapped over", lambda: mapped("ewald", **BOX)),
     ("cell must have a lattice vector wherever pbc is true", lambda: near_pairs(
         torch.randn(3, 3), 1.0, cell=torch.tensor([[1.0, 0, 0], [0, 0, 0], [0, 0, 1]]), pbc=torch.ones(3).bool())),
     ("edge_index must be on meta as the input is", lambda: Pairs.from_edges(

@@ -11,7 +11,7 @@ from small_groups import GROUPS
 from torch import nn
 
 from tg_equiattn.encodings.group import rotated_offsets
-from tg_equiattn.functional import EwaldKernels, ewald_attention, scalar_long_conv, vector_attention, vector_long_conv
+from tg_equiattn.functional import Gaussian, ewald_attention, scalar_long_conv, vector_attention, vector_long_conv
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention, LiftingAttention
@@ -170,13 +170,13 @@ def test_long_convolutions_have_no_products_to_round(mode):
 
 
 @pytest.mark.filterwarnings("ignore:cell of graph 0 is far wider")
-@pytest.mark.parametrize("method", ["pairs", "waves"])
+@pytest.mark.parametrize("method", ["direct", "ewald"])
 def test_places(method):
     """A kernel is far narrower than a cloud is wide: rounded positions would be elsewhere."""
     far = torch.tensor([5.43656, -2.82843, 6.28318])
     pos = torch.stack([0 * far, far, far + torch.tensor([0.07, 0.02, -0.07])])
-    kernel = EwaldKernels(torch.tensor([[0.08]]), torch.ones(1, 1, 1), ((0.08, 0.08),), gaussians=1, error=0.01)
-    more = {"method": method, "cell": None if method == "pairs" else 7 * torch.eye(3)}
+    kernel = [Gaussian(torch.tensor([[0.08]]), torch.ones(1, 1, 1), ((0.08, 0.08),))]
+    more = {"method": method, "cell": None if method == "direct" else 7 * torch.eye(3), "error": 0.01}
     ones = torch.ones(3, 1, 1, 1), torch.ones(3, 1, 1, 1), torch.ones(3, 1, 1)
     wanted = ewald_attention(*ones, pos, kernel, **more)
     assert relative(ewald_attention(*ones, round_to_tf32(pos), kernel, **more), wanted) > 4e-3

@@ -46,13 +46,17 @@ def shares(world):
 
 
 def ewald(**options):
-    return EwaldAttention(6, 3, width=0.8, out_channels=(6, 4), **{"heads": 2, "kernels": 2, **options})
+    return EwaldAttention(
+        6, 3, width=0.8, out_channels=(6, 4), **{"heads": 2, "num_gaussians": 1, "num_coulomb": 1, **options}
+    )
 
 
 def of_irreps():
     from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 
-    return IrrepsEwaldAttention("6x0e + 3x1o", "5x0e + 2x2e", width=0.8, kernels=2, method="waves", lmax=2, error=0.05)
+    return IrrepsEwaldAttention(
+        "6x0e + 3x1o", "5x0e + 2x2e", width=0.8, num_gaussians=1, num_coulomb=1, method="ewald", lmax=2, error=0.05
+    )
 
 
 def performer(kind=PerformerAttention, **options):
@@ -66,9 +70,9 @@ def message_passing():
 
 
 CASES = {
-    "clouds, crystals and slabs": lambda: ewald(method="waves", error=0.01),
-    "clouds": lambda: ewald(method="waves", error=0.01),
-    "mesh": lambda: ewald(method="mesh", error=1e-9, heads=1, kernels=(0, 1), lmax=0),
+    "clouds, crystals and slabs": lambda: ewald(method="ewald", error=0.01),
+    "clouds": lambda: ewald(method="ewald", error=0.01),
+    "nufft": lambda: ewald(method="nufft", error=1e-9, heads=1, num_gaussians=0, lmax=0),
     "irreps": of_irreps,
     "performer": lambda: performer(offset=None, method="features"),
     "performer with far offsets": lambda: performer(**FAR, method="features"),
@@ -77,8 +81,8 @@ CASES = {
 }
 SHARED = [name for name in CASES if name not in ("clouds", "performer")]  # which others have in them
 SETTINGS = [(name, world, one) for world, one in ((2, True), (4, False)) for name in SHARED]  # one: of a single graph
-LONG = [("mesh", 4, False), ("irreps", 4, False)]
-HOSTS = {"irreps": "e3nn", "message passing": "torch_geometric", "mesh": "pytorch_finufft"}
+LONG = [("nufft", 4, False), ("irreps", 4, False)]
+HOSTS = {"irreps": "e3nn", "message passing": "torch_geometric", "nufft": "pytorch_finufft"}
 
 
 def made(name, group=None):
@@ -107,7 +111,7 @@ def inputs(name, mine, one):
     given = data()
     mine = mine & (given["batch"] == 2) if one else mine
     cell = None if name == "clouds" else given["cell"][2:3] if one else given["cell"]
-    if name == "mesh" and not one:  # no boxes, whose waves would be many at so small an error
+    if name == "nufft" and not one:  # no boxes, whose reciprocal vectors would be many at so small an error
         cell = cell[2:3].expand(GRAPHS, 3, 3)
     x, pos = (given[key][mine].requires_grad_() for key in ("x", "pos"))
     return {"x": x, "pos": pos, "batch": None if one else given["batch"][mine], "cell": cell}
@@ -217,7 +221,7 @@ NO_GROUP = r"process_group must be a torch\.distributed\.ProcessGroup that this 
         (convolution, NO_GROUP),
         (lambda: PerformerAttention(4, 4), "process_group must be None with near pairs, which may be of two processes"),
         (lambda: PerformerAttention(4, 4, offset=None, method="pairs"), "method='pairs'"),
-        (lambda: EwaldAttention(4, 0, width=1.0, method="pairs"), "method='pairs'"),
+        (lambda: EwaldAttention(4, 0, width=1.0, method="direct"), "method='direct'"),
     ],
 )
 def test_bad_arguments(make, message):

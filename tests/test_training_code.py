@@ -125,7 +125,10 @@ SETTINGS = {
         {"pool": "mean"}, "pool='mean'",
     ),
     "width": (lambda width=1.0: layers.EwaldAttention(3, 2, width=width), {"width": 1.5}, "width=1.5"),
-    "kernels": (lambda kernels=2: layers.EwaldAttention(3, 2, width=1.0, kernels=kernels), {"kernels": (2, 0)}, "k"),
+    "kernels": (
+        lambda **change: layers.EwaldAttention(3, 2, width=1.0, **{"num_gaussians": 1, "num_coulomb": 1, **change}),
+        {"num_gaussians": 2, "num_coulomb": 0}, "num_gaussians=2",
+    ),
 }  # fmt: skip
 
 

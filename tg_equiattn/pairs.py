@@ -307,6 +307,7 @@ def _of_edges(name: str, given: Tensor | None, edge_index: Tensor, width: int | 
     return given
 
 
+@checks.python_numbers
 def near_pairs(
     pos: Tensor, cutoff: float, *, batch: Tensor | None = None, cell: Tensor | None = None, pbc: Tensor | None = None,
     max_pairs: int = MAX_PAIRS, metric: str = "euclidean",

@@ -4,7 +4,7 @@ have been chosen where this library chooses by itself.
 A choice is right if nothing beside it takes less than nine tenths of its time; the table says which are not:
 
 graphs              random features or all pairs, as graph attention suggests
-crystals, clouds    waves or a mesh, pairs or a mesh, by ``method="auto"`` of Ewald attention, eager
+crystals, clouds    Ewald sums, direct sums or NUFFTs, by ``method="auto"`` of Ewald attention, eager
 frames              what a compiler gets for windows in frames, the form that it fuses or the operator; beside them
                     the operator in eager mode, and torch's FlexAttention with positions by ``score_mod``
 vectors             the same of vector attention
@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import importlib.util
 import io
 import json
 import re
@@ -68,7 +67,7 @@ SIZES = {  # of choices: nodes of a graph, points, pixels a side, tokens, pixels
     "escnn": ((16, 64, 128), (6,)),
 }
 ENOUGH = 0.9  # of the time of what is chosen: whatever takes less is told
-LEAST = 1_000  # points of a mesh
+LEAST = 1_000  # points of a NUFFT
 PATIENCE = 900  # seconds of a benchmark
 FEATURES, HEADS, WIDTH, ELEMENTS, SIDE = 64, 8, 4, 8, 5
 
@@ -81,17 +80,19 @@ def graphs(nodes: int, backward: bool, device: str) -> tuple[str, dict[str, Call
     return "pairs" if nodes <= PAIRS * FEATURES else "features", calls
 
 
-def waves(
+def ewald(
     points: int, backward: bool, device: str, *, crystal: bool = True
 ) -> tuple[str, dict[str, Callable[[], None]]]:
     from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention
 
+    from tg_equiattn.functional.waves.nufft import nufft_available
+
     irreps, side = "32x0e+16x1o", points ** (1 / 3)
     x, pos = torch.randn(points, 80, device=device), side * torch.rand(points, 3, device=device)
     more = {"cell": side * torch.eye(3, device=device)} if crystal else {}
-    methods = ["auto", "waves" if crystal else "pairs"]
-    if points >= LEAST and importlib.util.find_spec("pytorch_finufft"):
-        methods.append("mesh")
+    methods = ["auto", "ewald" if crystal else "direct"]
+    if points >= LEAST and nufft_available(torch.device(device).type):
+        methods.append("nufft")
     calls = {}
     for method in methods:
         torch.manual_seed(0)
@@ -194,8 +195,8 @@ def beside_escnn(side: int, backward: bool, device: str) -> tuple[str, dict[str,
 
 CHOICES = {
     "graphs": graphs,
-    "crystals": waves,
-    "clouds": functools.partial(waves, crystal=False),
+    "crystals": ewald,
+    "clouds": functools.partial(ewald, crystal=False),
     "frames": attention_in_frames,
     "vectors": vector_attention,
     "escnn": beside_escnn,

@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 4000, 10000], help="points of the large graphs")
     parser.add_argument("--kinds", nargs="+", default=["crystal", "open"], choices=["crystal", "open"])
-    parser.add_argument("--methods", nargs="+", default=["auto", "mesh"], choices=["auto", "pairs", "waves", "mesh"])
+    parser.add_argument("--methods", nargs="+", default=["auto", "nufft"], choices=["auto", "direct", "ewald", "nufft"])
     parser.add_argument("--gradients", action="store_true", help="backward, too, by features' weights and positions")
     parser.add_argument("--repeats", type=int, default=7)
     settings = parser.parse_args()

@@ -42,7 +42,7 @@ from torch import Tensor, nn
 SEED = 47  # of the data, which do not depend on the seed of training
 Operator = Literal["none", "EwaldAttention"]
 Kind = Literal["crystals", "clouds", "both"]
-ERROR = 0.01  # promised of attention's waves; energies of an atom were found within 1e-6
+ERROR = 0.01  # promised of attention's Ewald sums; energies of an atom were found within 1e-6
 FAR = 1e3  # beyond all clouds
 FEW = 16  # cells that changes are measured on, in float64, too
 SUPERCELLS = {"2 x 1 x 1": (2, 1, 1), "2 x 2 x 2": (2, 2, 2)}

@@ -53,7 +53,15 @@ class Cloud(nn.Module):
             )
         else:
             self.layer = EwaldAttention(
-                CHANNELS, 0, width=0.1, kernels=2, lmax=0, avg_num_nodes=1e5, error=1e-3, method=method
+                CHANNELS,
+                0,
+                width=0.1,
+                num_gaussians=1,
+                num_coulomb=1,
+                lmax=0,
+                avg_num_nodes=1e5,
+                error=1e-3,
+                method=method,
             )
         self.layer.process_group = group
 
@@ -157,7 +165,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=4_000_000)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--layer", choices=LAYERS, default=LAYERS[0])
-    parser.add_argument("--method", choices=("mesh", "waves"), default="mesh", help="of EwaldAttention")
+    parser.add_argument("--method", choices=("nufft", "ewald"), default="nufft", help="of EwaldAttention")
     parser.add_argument("--repeats", type=int, default=3, help="steps that are timed; the median counts")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which a lost process is an error")
     parser.add_argument("--output", type=Path, default=Path("out"), help="folder of the table and the figure")

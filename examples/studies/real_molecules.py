@@ -44,6 +44,7 @@ from torch import Tensor, nn
 SEED = 45  # of computed data
 COULOMB = 14.399645  # of two elementary charges, in eV A
 MACE = "cumulenes", "dimers"
+KINDS = "num_gaussians", "num_coulomb", "num_oscillating"
 Set = Literal["cumulenes", "dimers", "C9H4", "SN2", "clusters", "AcAc", "chains", "salt", "Lennard-Jones"]
 Model = Literal["without", "with"]
 
@@ -85,7 +86,7 @@ class RealMoleculesStudy(Settings):
     max_width: float | None = None
     """of its widest"""
     kernels: tuple[int, ...] | None = None
-    """Gaussians, potentials and ripples"""
+    """numbers of Gaussians, of Coulomb kernels and of oscillating Gaussians"""
     after: int | Literal["energies"] = 0
     """block of MACE behind whose product attention comes; behind the last, 1, all readouts are linear; "energies" adds
     energies of pairs to the last readout"""
@@ -103,7 +104,8 @@ class RealMoleculesStudy(Settings):
         self.positive("train", "layers", "cutoff", "width", "max_width")
         if self.kernels is not None and (len(self.kernels) != 3 or min(self.kernels) < 0 or not sum(self.kernels)):
             raise SettingsError(
-                f"--kernels must be numbers of Gaussians, of potentials and of ripples, got {list(self.kernels)}"
+                "--kernels must be numbers of Gaussians, of Coulomb kernels and of oscillating Gaussians, "
+                f"got {list(self.kernels)}"
             )
 
     def runs(self) -> Iterator[RealMoleculesStudy]:
@@ -234,6 +236,8 @@ def build(settings: RealMoleculesStudy, graphs: list[Graph], units: Units) -> Po
     """The model; attention measures the size of MACE's features on some of the graphs."""
     (name,), far = settings.sets, settings.models == ("with",)
     near, elements = neighbours(graphs), units.elements
+    kernels: dict[str, Any] = dict(zip(KINDS, settings.kernels or (4, 4, 0), strict=True))
+    kernels |= {"width": settings.width, "max_width": settings.max_width}
     if name in MACE:
         shape = settings.irreps, settings.layers, 2
         model = mace(elements, settings.cutoff, *shape, near, units.scale, linear=settings.after == 1).float()
@@ -241,14 +245,12 @@ def build(settings: RealMoleculesStudy, graphs: list[Graph], units: Units) -> Po
             from tg_equiattn.integrations.mace import add_long_range
 
             some = batch_of(graphs[:: max(1, len(graphs) // 40)])
-            widths = {"width": settings.width, "max_width": settings.max_width, "kernels": settings.kernels}
             after = settings.after if isinstance(settings.after, str) else (settings.after,)
-            add_long_range(model, after, batch=some, lmax=0, gain=0.5, **widths)
+            add_long_range(model, after, batch=some, lmax=0, gain=0.5, **kernels)
     else:
         attention: dict[str, Any] | None = None
         if far:
-            attention = {"width": settings.width, "max_width": settings.max_width, "kernels": settings.kernels}
-            attention["avg_num_nodes"] = float(np.mean([len(g["positions"]) for g in graphs]))
+            attention = kernels | {"avg_num_nodes": float(np.mean([len(g["positions"]) for g in graphs]))}
         model = SmallPotential(len(elements), settings.cutoff, near, settings.layers, units.scale, attention)
     return Potential(model, units.scale)
 

@@ -2,35 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
 from tg_equiattn import checks
-from tg_equiattn.nn.waves.ewald_network import EwaldLayer, EwaldNetwork, EwaldOptions
+from tg_equiattn.nn.modules import NotScriptable, reset_children
+from tg_equiattn.nn.waves.ewald_network import EwaldNetwork
+from tg_equiattn.nn.waves.options import EwaldOptions
 from tg_equiattn.nn.waves.spherical_features import Irrep
 from tg_equiattn.ragged import Ragged
+from tg_equiattn.ranks import Shared
 
 from .layout import Features, check_features, describe
 
 
 @compile_mode("unsupported")
-class IrrepsEwaldAttention(EwaldLayer):
-    r"""Attention in space through Gaussians and smeared Coulomb potentials: molecules, slabs, crystals, any size.
+@checks.python_numbers
+class IrrepsEwaldAttention(Shared, NotScriptable, torch.nn.Module):
+    r"""Global attention in molecules, slabs and crystals of any size, through Gaussian and Coulomb kernels.
 
-    :class:`tg_equiattn.nn.EwaldAttention`, which says what it computes, how exact, and its errors and sources, on any
-    irreps: queries, keys and values are linear maps of the features, inner products are over all their irreps, and
-    products of values with harmonics those of Clebsch and Gordan.
+    :class:`tg_equiattn.nn.EwaldAttention`, where the formula, its accuracy, errors and sources are, on any irreps:
+    queries, keys and values are linear maps of the features, inner products are over all their irreps, and products of
+    values with harmonics are Clebsch-Gordan products.
 
     Parameters
     ----------
     irreps_in, irreps_out : `e3nn.o3.Irreps`
         any irreps
 
-    width, max_width, kernels, heads, lmax, avg_num_nodes, error, method, max_waves
-        as there: ``width`` is that of the narrowest kernel, about half the cutoff of the messages beside it, ``lmax``
-        the highest l of spherical harmonics, ``avg_num_nodes`` what sums are divided by
+    width : float
+        width of the narrowest kernel, in the unit of positions; use about half of the message-passing cutoff, as
+        messages already model shorter distances
+
+    max_width : float, optional
+        width of the widest kernel, by default 8 ``width``; each width is learned within an octave of its own
+
+    num_gaussians : int
+        number of Gaussian kernels
+
+    num_coulomb : int
+        number of Coulomb kernels, which decay as 1 / r
+
+    num_oscillating : int
+        number of oscillating Gaussians, for properties that alternate with the distance; their wavelengths are learned
+        and reach down to 4/3 ``width``
+
+    heads : int
+        number of heads, each with its own queries, keys and widths and a share of the values
+
+    lmax : int
+        highest l of the spherical harmonics
+
+    avg_num_nodes : float
+        constant by which sums are divided: the number of nodes a node attends to on average
+
+    error : float
+        promised error of sums over reciprocal vectors, relative to the largest value of a kernel
+
+    method : str
+        ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, which takes for every graph what needs least time
+
+    max_hkl : sequence of 3 int, optional
+        largest Miller indices of the kernel with the largest cutoff; if given, cells are not read, which torch.compile
+        needs
 
     Examples
     --------
@@ -43,6 +81,9 @@ class IrrepsEwaldAttention(EwaldLayer):
     torch.Size([12, 40])
     """
 
+    columns_in: Tensor
+    columns_out: Tensor
+
     def __init__(
         self,
         irreps_in: o3.Irreps | str,
@@ -50,23 +91,28 @@ class IrrepsEwaldAttention(EwaldLayer):
         *,
         width: float,
         max_width: float | None = None,
-        kernels: int | tuple[int, ...] = 8,
+        num_gaussians: int = 4,
+        num_coulomb: int = 4,
+        num_oscillating: int = 0,
         heads: int = 1,
         lmax: int = 1,
         avg_num_nodes: float = 1.0,
         error: float = 1e-4,
         method: str = "auto",
-        max_waves: tuple[int, int, int] | None = None,
+        max_hkl: Sequence[int] | None = None,
     ) -> None:
-        irreps_in, irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
-        for name, irreps in (("irreps_in", irreps_in), ("irreps_out", irreps_out)):
-            if not irreps.dim:
-                raise ValueError(f"{name} must have at least one irrep, got {irreps}")
-        options = EwaldOptions(width, max_width, kernels, heads, lmax, avg_num_nodes, error, method, max_waves)
-        given, wanted = ([Irrep(ir.l, ir.p, mul) for mul, ir in irreps] for irreps in (irreps_in, irreps_out))
-        super().__init__(EwaldNetwork(given, wanted, _coupling, options, "irreps_out"))
-        self.irreps_in, self.irreps_out = irreps_in, irreps_out
-        self._features = Features.of(irreps_in)
+        super().__init__()
+        self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
+        options = EwaldOptions(
+            width, max_width, num_gaussians, num_coulomb, num_oscillating, heads, lmax, avg_num_nodes, error, method,
+            max_hkl,
+        )  # fmt: skip
+        inside, columns_in = _layout("irreps_in", self.irreps_in)
+        outside, columns_out = _layout("irreps_out", self.irreps_out)
+        self.attention = EwaldNetwork(inside, outside, _coupling, options, "irreps_out")
+        self.register_buffer("columns_in", columns_in, persistent=False)
+        self.register_buffer("columns_out", columns_out.argsort(), persistent=False)
+        self._features = Features.of(self.irreps_in)
 
     def forward(
         self,
@@ -79,19 +125,62 @@ class IrrepsEwaldAttention(EwaldLayer):
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
     ) -> Tensor:
-        """Evaluate on features of shape ``(nodes, irreps_in.dim)`` and positions of shape ``(nodes, 3)``, to
-        ``(nodes, irreps_out.dim)``; other arguments as of :class:`tg_equiattn.nn.EwaldAttention`, but as PyG batches
-        them, cells may be ``(3 graphs, 3)`` and pbc ``(3 graphs,)``."""
-        given = self.attention.given
+        """Evaluate.
+
+        Parameters
+        ----------
+        x : `torch.Tensor`
+            features of shape ``(nodes, irreps_in.dim)``
+
+        pos : `torch.Tensor`
+            positions of shape ``(nodes, 3)``; give large coordinates in float64, whatever the features are
+
+        batch : `torch.Tensor`, optional
+            sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
+
+        cell : `torch.Tensor`, optional
+            lattice vectors as rows, of shape ``(3, 3)``, ``(graphs, 3, 3)`` or ``(3 graphs, 3)``
+
+        pbc : `torch.Tensor`, optional
+            bool of shape ``(3,)``, ``(graphs, 3)`` or ``(3 graphs,)``, the lattice vectors along which graphs repeat:
+            three, two or none; by default all that are not zero
+
+        batch_size, max_num_nodes : int, optional
+            number of graphs, and a bound of their sizes; read from ``batch`` if not given, which torch.compile cannot,
+            and which waits for the device on CUDA
+
+        Returns
+        -------
+        `torch.Tensor`
+            features of shape ``(nodes, irreps_out.dim)``
+        """
         check_features("x", x, self._features, self.attention.octaves)
         pos = checks.positions(pos, (x.shape[0], 3), x, "attention depends on them")
         ragged = Ragged.flat(x, batch, batch_size, max_num_nodes, self.ranks)
-        blocks = x.split([irrep.rows for irrep in given], 1)
-        blocks = [block.unflatten(1, (irrep.channels, irrep.size)) for block, irrep in zip(blocks, given, strict=True)]
-        return torch.cat([block.flatten(1) for block in self.attention(blocks, pos, ragged, cell, pbc)], 1)
+        x = self.attention(x.index_select(1, self.columns_in), pos, ragged, cell, pbc)
+        return x.index_select(1, self.columns_out)
+
+    def why_not_shared(self) -> str | None:
+        return self.attention.options.why_not_shared
+
+    def reset_parameters(self) -> None:
+        reset_children(self)
 
     def __repr__(self) -> str:
         return describe(self)
+
+
+def _layout(name: str, irreps: o3.Irreps) -> tuple[list[Irrep], Tensor]:
+    """Each degree and parity once, in rising order, and the column of a feature for each number of a row."""
+    found: dict[tuple[int, int], list[Tensor]] = {}
+    for (mul, ir), part in zip(irreps, irreps.slices(), strict=True):
+        if mul:
+            found.setdefault((ir.l, ir.p), []).append(torch.arange(part.start, part.stop).view(mul, ir.dim))
+    if not found:
+        raise ValueError(f"{name} must have at least one irrep, got {irreps}")
+    columns = [torch.cat(found[kind]) for kind in sorted(found)]
+    rows = [Irrep(*kind, len(own)) for kind, own in zip(sorted(found), columns, strict=True)]
+    return rows, torch.cat([own.T.flatten() for own in columns])
 
 
 def _coupling(first: int, second: int, out: int) -> Tensor:

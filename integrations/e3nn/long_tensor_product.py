@@ -11,6 +11,7 @@ from e3nn.util.jit import compile_mode
 from torch import Tensor
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
+from tg_equiattn.checks import python_numbers
 from tg_equiattn.functional.hyena.long_conv import bilinear_long_conv
 from tg_equiattn.modes import full_precision
 from tg_equiattn.nn.modules import NotScriptable, StoresSettings
@@ -21,6 +22,7 @@ from .layout import Features, check_features, like_its_copies
 
 
 @compile_mode("unsupported")
+@python_numbers
 class LongTensorProduct(NotScriptable, StoresSettings):
     r"""Tensor-product long convolution over the nodes of each graph, with learned path weights.
 

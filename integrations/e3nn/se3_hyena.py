@@ -11,6 +11,7 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
+from tg_equiattn.checks import python_numbers
 from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator, HyenaOptions
 from tg_equiattn.nn.modules import NotScriptable
 from tg_equiattn.nn.vector.grades import Grades
@@ -106,6 +107,7 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
 
 
 @compile_mode("unsupported")
+@python_numbers
 class IrrepsSE3HyenaOperator(IrrepsModule):
     r"""Global geometric context in :math:`O(N \log N)`: every node of a graph sees every other one.
 
@@ -159,6 +161,7 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
 
 
 @compile_mode("unsupported")
+@python_numbers
 class IrrepsSE3Hyena(IrrepsModule):
     r"""Linear embedding, :class:`IrrepsSE3HyenaOperator` s with residual connections, and a Clifford MLP.
 
@@ -201,6 +204,7 @@ class IrrepsSE3Hyena(IrrepsModule):
 
 
 @compile_mode("unsupported")
+@python_numbers
 class IrrepsVectorSelfAttention(IrrepsModule):
     r"""Equivariant self-attention over the nodes of a graph: vectors by cross products, scalars by softmax attention.
 

@@ -27,6 +27,7 @@ from .long_tensor_product import LongTensorProduct
 
 
 @compile_mode("unsupported")
+@checks.python_numbers
 class TensorProductHyenaOperator(NotScriptable, StoresSettings):
     r"""Global geometric context in :math:`O(N \log N)` on features of any irreps.
 

@@ -179,7 +179,12 @@ class Exported(nn.Module):
         super().__init__()
         self.before, self.core, self.after = before, core, after
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, context: Tensor | None = None) -> Tensor:
+        if torch.onnx.is_in_onnx_export() and torch.jit.is_tracing():
+            raise RuntimeError(
+                "the ONNX exporter that traces to TorchScript (dynamo=False) would make a file for images of one size; "
+                "use torch.onnx.export(model, inputs, dynamo=True)"
+            )
         options = {} if mask is None else {"mask": mask}
         if context is not None:
             options["context"] = self.before(context)
@@ -188,7 +193,8 @@ class Exported(nn.Module):
 
 def export(module: EquivariantModule) -> nn.Module:
     """``module.export()`` of any escnn module, a ``SequentialModule`` too, on standard operators of torch alone, slower
-    and in more memory: for ``torch.jit.trace`` and ONNX. What it was copied from stays as it is.
+    and in more memory: for ``torch.jit.trace`` and for ONNX by ``torch.onnx.export(..., dynamo=True)``. What it was
+    copied from stays as it is.
 
     Args:
         module (EquivariantModule): whatever escnn can export. It is put in eval mode.

@@ -1,4 +1,4 @@
-"""Ewald attention behind the products of a MACE model, or beside its last readout."""
+"""Ewald attention after the product blocks of a MACE model, or beside its last readout."""
 
 from __future__ import annotations
 
@@ -13,54 +13,55 @@ from mace.modules.models import MACE, ScaleShiftMACE
 from mace.modules.wrapper_ops import get_layout
 from torch import Tensor
 
+from tg_equiattn.checks import python_numbers
+
 from ..e3nn import IrrepsEwaldAttention
 
 
+@python_numbers
 def add_long_range(
     model: MACE,
     after: Sequence[int] | Literal["energies"] = (0,),
     *,
     batch: Any,
     width: float | None = None,
-    max_width: float | None = None,
-    kernels: int | tuple[int, ...] = 8,
-    heads: int = 1,
-    lmax: int = 1,
-    error: float = 1e-4,
-    method: str = "auto",
     gain: float = 0.0,
+    **attn_kwargs: Any,
 ) -> MACE:
-    r"""Let the atoms of a MACE model see all others: Ewald attention behind some of its products, in place.
+    r"""Add Ewald attention between all atoms to a MACE model, after some of its product blocks, in place.
 
     Features x of a block become
 
     .. math:: x' = x + g\, \sigma\, \mathrm{attention}(x / \sigma)
 
-    with :math:`\sigma` their root mean square on ``batch``, one for each irrep; attention is divided by its own on the
-    same batch, so that the learned ``gain`` g says how large it is beside what is near. All parameters and buffers of
-    the model keep their names and values: checkpoints made before load with ``strict=False``, and a trained model
-    predicts as it did until g has moved from 0.
+    with :math:`\sigma` their root mean square on ``batch``, one for each irrep. Attention is divided by its own root
+    mean square on the same batch, so the learned ``gain`` g says how large it is relative to x. All parameters and
+    buffers of the model keep their names and values: older checkpoints load with ``strict=False``, and a trained model
+    predicts as before until g moves from 0.
 
     With ``after="energies"`` x stays as it is: attention of the last block's features is an energy of each atom, added
-    in the same way to the last readout's. What is far is then a sum over pairs of what both atoms hold, as with
-    charges, and parts of a system that are far from each other add up.
+    in the same way to the energies of the last readout. Long-range energies are then sums over pairs of features of
+    both atoms, as with charges, and energies of distant fragments add up.
 
-    Forces, virials and stress are derivatives of all of it: cells are strained as positions are. Only those directions
-    repeat that ``pbc`` says: the wide cells that MACE puts around open directions are not read. Save with
+    Forces, virials and stress include attention: cells are strained as positions are. Graphs repeat along the lattice
+    vectors that ``pbc`` names; the wide cells that MACE puts around open directions are not read. Save with
     ``torch.save(model, path)``, run with ``MACECalculator``. TorchScript, ``compile_mode``, cuequivariance's layout,
-    LAMMPS and what MACE shares among edges (atomic stresses) are refused.
+    LAMMPS and quantities that MACE shares among edges (atomic stresses) are refused.
 
     Args:
-        model: a ``MACE`` or ``ScaleShiftMACE``, trained or not.
-        after: the blocks behind whose products attention comes, from 0 on, or "energies". Behind the last block it
-            changes scalars alone.
-        batch: some of the data, as MACE's loaders give it; the more like what comes later the better.
-        width: of the narrowest kernel, in the unit of positions; ``None`` means half the model's ``r_max``.
-        max_width, kernels, heads, lmax, error, method: of :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`.
-        gain: at the start.
+        model: A ``MACE`` or ``ScaleShiftMACE``, trained or not.
+        after: Product blocks, counted from 0, that attention follows, or "energies". After the last block it changes
+            scalars alone.
+        batch: Sample of the training data, as MACE's loaders give it, on which the scales are measured. It should be
+            typical of the data.
+        width: Width of the narrowest kernel, in the unit of positions. ``None`` means half of the model's ``r_max``.
+        gain: Initial value of the learned gain.
+        attn_kwargs: Keyword arguments of :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`:
+            ``num_gaussians``, ``num_coulomb``, ``num_oscillating``, ``max_width``, ``heads``, ``lmax``, ``error``,
+            ``method``. ``avg_num_nodes`` has no effect, as the scale is measured.
 
     Returns:
-        The same model, whose class is now one of long range.
+        The same model, with a class that says that it has long range.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -97,7 +98,7 @@ def add_long_range(
         irreps = o3.Irreps(model.interactions[n].hidden_irreps)
         attention = IrrepsEwaldAttention(
             irreps, "0e" if energies else irreps, width=float(model.r_max) / 2 if width is None else width,
-            max_width=max_width, kernels=kernels, heads=heads, lmax=lmax, error=error, method=method,
+            **attn_kwargs,
         )  # fmt: skip
         layers.append(LongRangeFeatures(attention.to(like.device, like.dtype), gain, x, near, _atoms(data, None)))
     for place, layer in zip(places, layers, strict=True):
@@ -107,7 +108,7 @@ def add_long_range(
 
 
 class LongRangeFeatures(torch.nn.Module):
-    """What is near and, times ``gain``, attention of features, in scales that were measured once, on these atoms."""
+    """Output of MACE's own block plus ``gain`` times attention, with scales that are measured once, on these atoms."""
 
     scale_in: Tensor
     scale_out: Tensor
@@ -128,7 +129,7 @@ class LongRangeFeatures(torch.nn.Module):
 
 
 class LongRangeProduct(EquivariantProductBasisBlock):
-    """MACE's product, and what is far."""
+    """MACE's product block, followed by attention."""
 
     long_range: LongRangeFeatures
 
@@ -145,11 +146,11 @@ class _WithEnergies(torch.nn.Module):
 
 
 class LongRangeReadout(_WithEnergies, NonLinearReadoutBlock):
-    """MACE's readout, and the energy of what is far."""
+    """MACE's readout, plus energies by attention."""
 
 
 class LongRangeLinearReadout(_WithEnergies, LinearReadoutBlock):
-    """MACE's linear readout, and the energy of what is far."""
+    """MACE's linear readout, plus energies by attention."""
 
 
 _WITH: dict[type, type] = {
@@ -160,7 +161,7 @@ _WITH: dict[type, type] = {
 
 
 class _Refusal:
-    """In place of e3nn's word for how a module is compiled: where it is read, the reason why it cannot be."""
+    """Replaces e3nn's attribute that says how a module is compiled: reading it raises the reason why it cannot be."""
 
     def __get__(self, module: object, owner: type) -> NoReturn:
         raise NotImplementedError(
@@ -171,14 +172,14 @@ class _Refusal:
 
 
 class _LongRangeModel(MACE):
-    """What a model has to do for its products: to give them the data, and the strain, which MACE keeps to itself."""
+    """Gives the data and the strain to the product blocks, which MACE does not."""
 
     __e3nn_compile_mode__ = __prepare_scriptable__ = _Refusal()
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         raise NotImplementedError(
             f"{type(self).__name__} is made by add_long_range(model, ...) alone: compile_mode, cuequivariance and "
-            "whatever else builds a model anew from its configuration would lose its long range"
+            "everything else that builds a model from its configuration would lose the long range"
         )
 
     def forward(self, data: Mapping[str, Any], training: bool = False, compute_force: bool = True,
@@ -190,8 +191,8 @@ class _LongRangeModel(MACE):
             )
         if more.get("compute_edge_forces") or more.get("compute_atomic_stresses"):
             raise NotImplementedError(
-                "compute_edge_forces and compute_atomic_stresses share forces and stress among edges, which carry only "
-                "what is near: ask a model with long range for forces, virials and stress of whole systems"
+                "compute_edge_forces and compute_atomic_stresses share forces and stress among edges, which carry the "
+                "short range only: ask a model with long range for forces, virials and stress of whole systems"
             )
         data, strained = dict(data), compute_virials or compute_stress or compute_displacement
         if strained and data.get("displacement") is None:
@@ -209,11 +210,11 @@ class _LongRangeModel(MACE):
 
 
 class LongRangeMACE(_LongRangeModel):
-    """MACE with attention behind some of its products."""
+    """MACE with attention after some of its product blocks."""
 
 
 class LongRangeScaleShiftMACE(_LongRangeModel, ScaleShiftMACE):
-    """ScaleShiftMACE with attention behind some of its products."""
+    """ScaleShiftMACE with attention after some of its product blocks."""
 
 
 _LONG_RANGE = {MACE: LongRangeMACE, ScaleShiftMACE: LongRangeScaleShiftMACE}
@@ -221,7 +222,7 @@ _DATA: contextvars.ContextVar[tuple[dict[str, Any], Tensor | None]] = contextvar
 
 
 def _atoms(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
-    """Arguments of attention: positions, which MACE has strained in its dictionary, and cells, which it has not."""
+    """Arguments of attention. MACE strains positions in its dictionary, but not cells, so they are strained here."""
     if data.get("pbc") is None:
         raise ValueError("data must have pbc, which AtomicData.from_config takes of configurations, got none")
     cell = data["cell"].view(-1, 3, 3)
@@ -237,7 +238,7 @@ def _atoms(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
 
 
 def _seen(model: MACE, data: dict[str, Any], places: Sequence[torch.nn.Module]) -> list[tuple[Tensor, Tensor]]:
-    """Of these products and readouts, the features that attention will see and what they give."""
+    """For these product blocks and readouts, the features that attention will see and their own output."""
     found: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
 
     def see(place: torch.nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
@@ -253,7 +254,7 @@ def _seen(model: MACE, data: dict[str, Any], places: Sequence[torch.nn.Module]) 
 
 
 def _sizes(x: Tensor, irreps: o3.Irreps) -> Tensor:
-    """The root mean square of each irrep, for each of its columns: (irreps.dim,), 1 where there is nothing."""
+    """The root mean square of each irrep, for each of its columns: (irreps.dim,), 1 if all features are 0."""
     sizes = [x[:, place].square().mean().sqrt().expand(place.stop - place.start) for place in irreps.slices()]
     size = torch.cat(sizes)
     return torch.where(size > 0, size, 1.0)

@@ -1,4 +1,4 @@
-"""What is far, for NequIP models: Ewald attention as a graph module, and a builder of models with it."""
+"""Long range for NequIP models: Ewald attention as a graph module, and a builder of models with it."""
 
 from .._host import require
 

@@ -1,9 +1,9 @@
-"""Ewald attention as a graph module of NequIP's: what nequip-package takes along, so it imports little."""
+"""Ewald attention as a graph module of NequIP. nequip-package takes this file along, so it imports little."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from e3nn import o3
@@ -16,27 +16,34 @@ from tg_equiattn import checks
 from ..e3nn.ewald_attention import IrrepsEwaldAttention
 
 
+@checks.python_numbers
 class LongRange(GraphModuleMixin, torch.nn.Module):
-    r"""Let all atoms of a frame see each other: a graph module for :class:`nequip.nn.SequentialGraphNetwork`.
+    r"""Ewald attention between all atoms of a frame: a graph module for :class:`nequip.nn.SequentialGraphNetwork`.
 
     .. math:: x' = x + g\, B\, \mathrm{attention}(A x)
 
-    with a learned ``gain`` g and linear maps A to fewer features and B back. Forces, virials and stress come of it as
-    of any module of NequIP's, which strains positions and cells. Frames repeat along the lattice vectors that ``pbc``
-    says. NequIP's compiled models do not get it: there they repeat along those that edges cross; one that no edge
-    crosses is refused, as it may be either, unless ``nequip-compile --modifiers`` says what all frames are:
-    ``far_crystals``, ``far_slabs`` (along a and b) or ``far_molecules``.
+    with a learned ``gain`` g and linear maps A to fewer features and B back. NequIP strains positions and cells, so
+    forces, virials and stress include it. Frames repeat along the lattice vectors that ``pbc`` names. NequIP's compiled
+    models do not get ``pbc``: there frames repeat along the lattice vectors that edges cross. If no edge crosses a
+    lattice vector, we cannot tell a molecule in a box from a crystal with vacuum, so the frame is refused, unless
+    ``nequip-compile --modifiers`` says what all frames are: ``far_crystals``, ``far_slabs`` (along a and b) or
+    ``far_molecules``.
 
     Args:
-        width: of the narrowest kernel, in the unit of positions: about half the model's ``r_max``.
-        max_width, kernels, lmax, avg_num_nodes, error, method, max_waves: of
-            :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`. Compiled models need ``max_waves`` where frames
-            repeat; ``method="waves"`` leaves out what open frames would need, ``"pairs"`` what crystals would.
-        features: how many of each irrep attend, at most: what attention costs grows with it; ``None`` for all.
-        gain: at the start.
-        max_num_nodes: atoms of the largest frame, for models compiled for batches: without it each frame costs what all
-            atoms of the batch would.
-        irreps_in: of fields, as NequIP's modules pass them on.
+        width: Width of the narrowest kernel, in the unit of positions. Use about half of the model's ``r_max``:
+            messages already model shorter distances.
+        method: ``"direct"``, ``"ewald"``, ``"nufft"`` or ``"auto"``, as in
+            :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`. In compiled models ``"ewald"`` leaves out what
+            open frames would need, ``"direct"`` what crystals would, and ``"auto"`` computes both.
+        max_hkl: Largest Miller indices of the kernel with the largest cutoff. Compiled models need it if frames repeat.
+        features: Number of channels of each irrep that attend, at most: time grows with it. ``None`` means all.
+        gain: Initial value of the learned gain.
+        max_num_nodes: Atoms of the largest frame, for models that are compiled for batches. Without it each frame takes
+            as long as one with all atoms of the batch.
+        irreps_in: Irreps of fields, as NequIP's modules pass them on.
+        attn_kwargs: Keyword arguments of :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`:
+            ``num_gaussians``, ``num_coulomb``, ``num_oscillating``, ``max_width``, ``heads``, ``lmax``,
+            ``avg_num_nodes``, ``error``.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -51,17 +58,13 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         self,
         width: float,
         *,
-        max_width: float | None = None,
-        kernels: int | Sequence[int] = 8,
-        lmax: int = 1,
-        avg_num_nodes: float = 1.0,
-        error: float = 1e-4,
         method: str = "auto",
-        max_waves: Sequence[int] | None = None,
+        max_hkl: Sequence[int] | None = None,
         features: int | None = 16,
         gain: float = 0.0,
         max_num_nodes: int | None = None,
         irreps_in: Mapping[str, Any],
+        **attn_kwargs: Any,
     ) -> None:
         super().__init__()
         field = AtomicDataDict.NODE_FEATURES_KEY
@@ -75,15 +78,12 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         checks.positive(**{name: n for name, n in given.items() if n is not None})
         irreps = o3.Irreps(irreps_in[field])
         few = irreps if features is None else o3.Irreps([(min(mul, features), ir) for mul, ir in irreps])
-        self.attention = IrrepsEwaldAttention(
-            few, few, width=width, max_width=max_width, lmax=lmax, avg_num_nodes=avg_num_nodes, error=error,
-            kernels=kernels if isinstance(kernels, int) else cast(Any, tuple(kernels)), method=method,
-            max_waves=None if max_waves is None else cast(Any, tuple(max_waves)),
-        )  # fmt: skip
+        max_hkl = None if max_hkl is None else tuple(max_hkl)  # lists of configuration files cannot be packaged
+        self.attention = IrrepsEwaldAttention(few, few, width=width, method=method, max_hkl=max_hkl, **attn_kwargs)
         self.before, self.after = o3.Linear(irreps, few), o3.Linear(few, irreps)
         self.gain = torch.nn.Parameter(torch.tensor(float(gain)))
         self.max_num_nodes = max_num_nodes
-        self.repeats: tuple[bool, ...] | None = (False,) * 3 if method == "pairs" else None
+        self.repeats: tuple[bool, ...] | None = (False,) * 3 if method == "direct" else None
 
     def forward(self, data: AtomicDataDict.Type) -> AtomicDataDict.Type:
         if AtomicDataDict.LMP_MLIAP_DATA_KEY in data or AtomicDataDict.NUM_LOCAL_GHOST_NODES_KEY in data:
@@ -105,7 +105,7 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
         return data
 
     def _repeating(self, data: AtomicDataDict.Type, cell: Tensor, pbc: Tensor | None) -> tuple[Any, Any]:
-        """The cell, and along which of its vectors (graphs, 3) frames repeat, by edges where ``pbc`` is not there."""
+        """The cell and the lattice vectors (graphs, 3) along which frames repeat, from edges if there is no ``pbc``."""
         if pbc is None:
             crossing = (data[AtomicDataDict.EDGE_CELL_SHIFT_KEY] != 0).to(cell.dtype)
             batch, source = data.get(AtomicDataDict.BATCH_KEY), data[AtomicDataDict.EDGE_INDEX_KEY][0]
@@ -145,5 +145,5 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
     @model_modifier(persistent=False)
     @classmethod
     def far_molecules(cls, model: torch.nn.Module) -> torch.nn.Module:
-        """For compiling: no frame repeats, whatever cells are."""
+        """For compiling: no frame repeats, whatever its cell is."""
         return cls._all_are(model, False, False, False)

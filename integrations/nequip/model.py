@@ -16,13 +16,13 @@ from .long_range import LongRange
 def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
     after: Sequence[int] = (0,), long_range: Mapping[str, Any] | None = None, **model: Any
 ) -> GraphModuleMixin:
-    """NequIP's ``NequIPGNNModel`` with :class:`LongRange` behind some of its layers: a builder for configuration files.
+    """NequIP's ``NequIPGNNModel`` with :class:`LongRange` after some of its layers: a builder for configuration files.
 
     Args:
-        after: the layers, from 0 on. The last has scalars alone.
-        long_range: arguments of :class:`LongRange`. Without ``width`` it is half of ``r_max``; without
-            ``avg_num_nodes`` the mean of the model's ``avg_num_neighbors``, where there are any.
-        model: of :func:`nequip.model.NequIPGNNModel`.
+        after: Layers, counted from 0, that attention follows. The last one has scalars alone.
+        long_range: Arguments of :class:`LongRange`. ``width`` is half of ``r_max`` by default, ``avg_num_nodes`` the
+            mean of the model's ``avg_num_neighbors``, if it has any.
+        model: Arguments of :func:`nequip.model.NequIPGNNModel`.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
@@ -32,7 +32,7 @@ def LongRangeNequIPGNNModel(  # noqa: N802  (as NequIP's builders are called)
         model:
           _target_: tg_equiattn.integrations.nequip.LongRangeNequIPGNNModel
           after: [0]
-          long_range: {kernels: 8}
+          long_range: {num_gaussians: 4, num_coulomb: 4}
           seed: 0
           model_dtype: float32
           type_names: [H, C, O]

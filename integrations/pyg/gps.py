@@ -17,6 +17,7 @@ from .conv import RelativePerformerConv
 from .graph import plain_edges
 
 
+@checks.python_numbers
 class RelativeGPSBlock(torch.nn.Module):
     r"""The layer of the `"Recipe for a General, Powerful, Scalable Graph Transformer"
     <https://arxiv.org/abs/2205.12454>`_ paper, as :class:`~torch_geometric.nn.conv.GPSConv` computes it, with

@@ -30,7 +30,7 @@ def test_to_the_last_line_on_the_emulated_accelerator(tmp_path):
     rows = [line.split("|")[1:-1] for line in choices.splitlines() if line.startswith("| ")][1:]
     found = [(row[0].strip(), re.findall(r"([A-Za-z][\w, ]*?) [\d.,]+", row[4])) for row in rows]
     assert found[::2] == found[1::2] == [
-        ("graphs", ["pairs", "features"]), ("crystals", ["auto", "waves"]), ("clouds", ["auto", "pairs"]),
+        ("graphs", ["pairs", "features"]), ("crystals", ["auto", "ewald"]), ("clouds", ["auto", "direct"]),
         ("frames", ["compiled", "compiled operator", "operator", "FlexAttention"]),
         ("vectors", ["compiled", "compiled operator", "operator"]), ("escnn", ["R2Conv", "frames", "frames, compiled"]),
     ]  # fmt: skip

@@ -48,7 +48,11 @@ REFUSED = [
     ("scaled_digits", {"train_images": 1500}, "must be 1700 of 1797 at most together, got 1900"),
     ("matching", {"cells": (4, 10)}, "--cells must be in 2 ... 9, got 10"),
     ("real_molecules", {"after": 2}, "--after must be 0, 1 or energies, got 2"),
-    ("real_molecules", {"kernels": (1, 2)}, "--kernels must be numbers of .* and of ripples, got \\[1, 2\\]"),
+    (
+        "real_molecules",
+        {"kernels": (1, 2)},
+        "--kernels must be numbers of .* and of oscillating Gaussians, got \\[1, 2\\]",
+    ),
     ("depots", {"nodes": 8}, "--nodes must be at least --colours 6 and more than --k 8, got 8"),
     ("depots", {"heads": 5}, "--channels must divide among --heads 5, got 64"),
 ]

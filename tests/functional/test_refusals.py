@@ -25,10 +25,10 @@ FEW = dict.fromkeys(("query", "key", "value"), torch.ones(30, 3, 5))
 Q, W, V, S, X = torch.ones(2, 3, 5, 7), torch.ones(11, 7), torch.ones(3, 5, 2, 3), torch.ones(3, 5, 2), torch.ones(8)
 
 BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
-KERNELS = {"widths": torch.ones(2, 4), "gains": torch.ones(2, 4, 2), "bounds": BOUNDS, "gaussians": 2}
-RIPPLES = {"wavenumbers": torch.ones(2, 2), "fastest": (2.0, 4.0), "gaussians": 1}
+KERNELS = {"widths": torch.ones(2, 4), "gains": torch.ones(2, 4, 2), "bounds": BOUNDS}
+OSCILLATING = KERNELS | {"wavenumbers": torch.ones(2, 4), "largest": (2.0, 4.0, 2.0, 4.0)}
 EWALD = dict.fromkeys(("query", "key"), torch.ones(6, 2, 4, 3)) | {
-    "value": torch.ones(6, 2, 2), "pos": torch.arange(18.0).view(6, 3).sin(), "kernels": F.EwaldKernels(**KERNELS),
+    "value": torch.ones(6, 2, 2), "pos": torch.arange(18.0).view(6, 3).sin(), "kernels": [F.Coulomb(**KERNELS)],
 }  # fmt: skip
 CUBE = torch.eye(3)
 
@@ -69,12 +69,16 @@ def product(x, y):
     return lambda: F.geometric_product(x, y)
 
 
-def waves(**change):
+def ewald(**change):
     return lambda: F.ewald_attention(**EWALD | change)
 
 
 def kernels(**change):
-    return lambda: F.EwaldKernels(**KERNELS | change)
+    return lambda: F.Gaussian(**KERNELS | change)
+
+
+def oscillating(**change):
+    return lambda: F.OscillatingGaussian(**OSCILLATING | change)
 
 
 REFUSED = [
@@ -137,28 +141,28 @@ REFUSED = [
     ("y must be a floating", product(X, X.long())),
     ("y must be torch.float32", product(X, X.double())),
     (r"query must be \(T, 2, 4, A\) as kernels are, got \(6, 2, 3, 3\)",
-     waves(**dict.fromkeys(("query", "key"), torch.ones(6, 2, 3, 3)))),
-    (r"value must be \(6, 2, V\), got \(5, 2, 2\)", waves(value=torch.ones(5, 2, 2))),
-    ("method must be one of", waves(method="fft")),
-    ("method must be 'auto', 'waves' or 'mesh' for graphs that repeat", waves(method="pairs", cell=CUBE)),
-    ("cell must be given with pbc, got None", waves(pbc=torch.ones(3) > 0)),
-    (r"cell must be \(3, 3\) or one a graph, \(1, 3, 3\), got \(2, 3, 3\)", waves(cell=torch.ones(2, 3, 3))),
-    ("cell must be floating point on cpu as x is, got torch.int64", waves(cell=CUBE.long())),
-    ("cell must be finite", waves(cell=CUBE * math.nan)),
-    ("cell must have a volume", waves(cell=torch.ones(3, 3) + 1e-9 * CUBE)),
+     ewald(**dict.fromkeys(("query", "key"), torch.ones(6, 2, 3, 3)))),
+    (r"value must be \(6, 2, V\), got \(5, 2, 2\)", ewald(value=torch.ones(5, 2, 2))),
+    ("method must be one of", ewald(method="fft")),
+    ("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat", ewald(method="direct", cell=CUBE)),
+    ("cell must be given with pbc, got None", ewald(pbc=torch.ones(3) > 0)),
+    (r"cell must be \(3, 3\) or one a graph, \(1, 3, 3\), got \(2, 3, 3\)", ewald(cell=torch.ones(2, 3, 3))),
+    ("cell must be floating point on cpu as x is, got torch.int64", ewald(cell=CUBE.long())),
+    ("cell must be finite", ewald(cell=CUBE * math.nan)),
+    ("cell must have a volume", ewald(cell=torch.ones(3, 3) + 1e-9 * CUBE)),
     ("pbc must let graph 0 repeat along three directions, two or none, got one: the potential of a wire",
-     waves(cell=CUBE, pbc=torch.tensor([True, False, False]))),
-    ("pbc must be bool", waves(cell=CUBE, pbc=torch.ones(3))),
-    (r"width must be larger, .* waves shorter than", waves(cell=1e4 * CUBE, method="waves")),
-    (r"max_waves must be at least \(\d+, \d+, \d+\)",
-     waves(cell=9 * CUBE, kernels=F.EwaldKernels(**KERNELS, max_waves=(2, 2, 2)))),
+     ewald(cell=CUBE, pbc=torch.tensor([True, False, False]))),
+    ("pbc must be bool", ewald(cell=CUBE, pbc=torch.ones(3))),
+    (r"width must be larger, .* reciprocal vectors shorter than", ewald(cell=1e4 * CUBE, method="ewald")),
+    (r"max_hkl must be at least \(\d+, \d+, \d+\)", ewald(cell=9 * CUBE, max_hkl=(2, 2, 2))),
     ("widths must be", kernels(widths=torch.ones(4))),
     ("bounds must be 4 pairs", kernels(bounds=BOUNDS[:3])),
-    (r"gaussians must be in \[0, 4\], got 5", kernels(gaussians=5)),
-    (r"gaussians must be in \[0, 2\], got 3", kernels(**RIPPLES | {"gaussians": 3})),
-    (r"error must be in \[1e-14, 1\), got 1", kernels(error=1)),
-    *(("wavenumbers must be", kernels(**RIPPLES | {"fastest": x})) for x in ((1.0,), (1.0, -1.0), ())),
-    ("wavenumbers must be", kernels(**RIPPLES | {"wavenumbers": None})),
+    (r"error must be in \[1e-14, 1\), got 1", ewald(error=1)),
+    (r"kernels must have gains .* with the same heads and lmax, got \[\]", ewald(kernels=[])),
+    (r"kernels must have gains .*, got \[\(2, 4, 2\), \(2, 4, 3\)\]",
+     ewald(kernels=[F.Gaussian(**KERNELS), F.Gaussian(**KERNELS | {"gains": torch.ones(2, 4, 3)})])),
+    (r"wavenumbers must be \(2, 4\) as widths are", oscillating(wavenumbers=torch.ones(2, 3))),
+    *(("largest must be 4 positive wavenumbers", oscillating(largest=x)) for x in ((1.0,), (1.0, -1.0, 1.0, 1.0))),
 ]  # fmt: skip
 
 
@@ -169,6 +173,6 @@ def test_refused(message, call):
         call()
 
 
-@pytest.mark.parametrize("call", [group("dropout", 0.0), everywhere(), window(), waves()])
+@pytest.mark.parametrize("call", [group("dropout", 0.0), everywhere(), window(), ewald()])
 def test_what_is_changed_is_good(call):
     call()

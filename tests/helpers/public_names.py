@@ -6,9 +6,9 @@ PUBLIC = {
     "pairs": "Pairs mean_edge_length near_pairs",
     "encodings": "relation_index",
     "testing": "act dilation_errors equivariance_error off_lattice_errors",
-    "functional": "EwaldKernels ewald_attention frame_attention geometric_product global_group_attention "
-    "group_attention lifting_attention linear_attention orthogonal_projection scalar_long_conv softmax_features "
-    "vector_attention vector_long_conv window_attention",
+    "functional": "Coulomb Gaussian OscillatingGaussian ewald_attention frame_attention geometric_product "
+    "global_group_attention group_attention lifting_attention linear_attention orthogonal_projection "
+    "scalar_long_conv softmax_features vector_attention vector_long_conv window_attention",
     "nn": "CliffordMLP EwaldAttention GEViT GlobalGroupAttention GlobalPooling GroupAttention GroupAttentionBlock "
     "GroupLinear LiftingAttention PerformerAttention RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena "
     "SE3HyenaOperator VectorSelfAttention VectorTransformer",

@@ -8,11 +8,14 @@ from .performer.random_features import orthogonal_projection, softmax_features
 from .performer.window import window_attention
 from .vector.attention import vector_attention
 from .vector.clifford import geometric_product
+from .waves.coulomb import Coulomb
 from .waves.ewald_attention import ewald_attention
-from .waves.kernels import EwaldKernels
+from .waves.gaussian import Gaussian, OscillatingGaussian
 
 __all__ = [
-    "EwaldKernels",
+    "Coulomb",
+    "Gaussian",
+    "OscillatingGaussian",
     "ewald_attention",
     "frame_attention",
     "geometric_product",

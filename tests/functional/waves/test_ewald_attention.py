@@ -1,6 +1,5 @@
-"""Ewald attention: its kernels by their definition, waves and meshes against pairs and images, each graph by itself."""
+"""Ewald attention: direct sums by the definition, reciprocal sums and NUFFTs against direct sums over images."""
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -12,24 +11,24 @@ import torch
 from space import batch_of, error
 
 from tg_equiattn.encodings.harmonics import solid_harmonics
-from tg_equiattn.functional import EwaldKernels, ewald_attention
-from tg_equiattn.functional.waves import sums
+from tg_equiattn.functional import Coulomb, Gaussian, OscillatingGaussian, ewald_attention
 
 BOUNDS = ((0.8, 1.0), (1.0, 1.2), (0.8, 1.0), (1.0, 1.2))
-FASTEST = 2.0, 4.0
+LARGEST = 2.0, 4.0
 PROMISED = 1e-4
 
 
-def kernels(lmax=1, heads=2, error=PROMISED, narrow=False, gaussians=2, max_waves=None, ripples=False):
-    """Two Gaussians and two potentials a head, or one of either and two ripples; as narrow as they may be, if so."""
+def kernels(lmax=1, heads=2, narrow=False, kinds=(Gaussian, Coulomb)):
+    """Two kernels of each of two kinds for each head; as narrow as they may be, if ``narrow``."""
     lows = torch.tensor([low for low, _ in BOUNDS], dtype=torch.float64)
     widths = lows * (1 if narrow else 1 + 0.2 * torch.rand(heads, 4, dtype=torch.float64))
-    widths = widths.expand(heads, 4).contiguous()
-    gains, more = torch.randn(heads, 4, lmax + 1, dtype=torch.float64), {}
-    if ripples:
-        waves = torch.tensor(FASTEST, dtype=torch.float64) * (0.5 + 0.5 * torch.rand(heads, 2, dtype=torch.float64))
-        gaussians, more = 1, {"wavenumbers": waves, "fastest": FASTEST}
-    return EwaldKernels(widths, gains, BOUNDS, gaussians, error, max_waves, **more)
+    widths, gains = widths.expand(heads, 4), torch.randn(heads, 4, lmax + 1, dtype=torch.float64)
+    made = []
+    for kind, these in zip(kinds, (slice(0, 2), slice(2, 4)), strict=True):
+        numbers = torch.tensor(LARGEST, dtype=torch.float64) * (0.5 + 0.5 * torch.rand(heads, 2, dtype=torch.float64))
+        more = {"wavenumbers": numbers, "largest": LARGEST} if kind is OscillatingGaussian else {}
+        made.append(kind(widths[:, these], gains[:, these], BOUNDS[these], **more))
+    return made
 
 
 def operands(count, heads=2, contracted=3, channels=2, spread=2.0):
@@ -37,14 +36,18 @@ def operands(count, heads=2, contracted=3, channels=2, spread=2.0):
     return q, k, torch.randn(count, heads, channels, dtype=torch.float64), spread * torch.rand(count, 3).double()
 
 
-def kernel(ker, c):
-    """K of offsets (3,) by its definition, and the length that its derivatives come with."""
-    s, gaussian = ker.widths[0, c], lambda r: (-r.square().sum() / (2 * ker.widths[0, c] ** 2)).exp()
-    if c < ker.gaussians:
+def definition(kernel, c):
+    """K(r) of a kernel as a function of an offset (3,), and the unit of length of its derivatives."""
+    s = kernel.widths[0, c]
+
+    def gaussian(r):
+        return (-r.square().sum() / (2 * s**2)).exp()
+
+    if isinstance(kernel, Gaussian):
         return gaussian, s
-    if ker.wavenumbers is None or c < 2:
+    if isinstance(kernel, Coulomb):
         return lambda r: s * torch.erf(r.norm() / (math.sqrt(2) * s)) / r.norm(), s
-    number = ker.wavenumbers[0, c - 2]
+    number = kernel.wavenumbers[0, c]
     return lambda r: gaussian(r) * (number * r.norm()).cos(), (s**-2 + number**2) ** -0.5
 
 
@@ -60,36 +63,46 @@ def derived(r, function, s):
     return torch.cat([function(r)[None], s * slope @ first, s**2 * bend.flatten() @ second])
 
 
-@pytest.mark.parametrize(("method", "ripples"), [("pairs", False), ("waves", False), ("mesh", False), ("pairs", True)])
-def test_definition(method, ripples):
-    ker, (q, k, v, pos) = kernels(lmax=2, heads=1, ripples=ripples), operands(4, heads=1)
+KINDS = [
+    ("direct", (Gaussian, Coulomb)),
+    ("direct", (Coulomb, OscillatingGaussian)),
+    ("ewald", (Gaussian, Coulomb)),
+    ("nufft", (Gaussian, Coulomb)),
+]
+
+
+@pytest.mark.parametrize(("method", "kinds"), KINDS)
+def test_definition(method, kinds):
+    ker, (q, k, v, pos) = kernels(lmax=2, heads=1, kinds=kinds), operands(4, heads=1)
     expected = torch.zeros(4, 2, 9, dtype=torch.float64)
     for (i, j), c in itertools.product(itertools.permutations(range(4), 2), range(4)):
-        gains = ker.gains[0, c].repeat_interleave(torch.tensor([1, 3, 5]))
-        found = derived(pos[i] - pos[j], *kernel(ker, c))
+        own = ker[c // 2]
+        gains = own.gains[0, c % 2].repeat_interleave(torch.tensor([1, 3, 5]))
+        found = derived(pos[i] - pos[j], *definition(own, c % 2))
         expected[i] += (q[i, 0, c] @ k[j, 0, c]) * torch.outer(v[j, 0], gains * found)
     others = ewald_attention(q, k, v, pos, ker, method=method)
-    for i in range(4):  # with itself, a node has K(0) and what is even
+    for i in range(4):  # a node attends to itself with K(0) and the even derivatives
         others[i] -= ewald_attention(*(x[i : i + 1] for x in (q, k, v, pos)), ker, method=method)[0]
-    assert error(others.view(4, 2, 9), expected) <= (1e-10 if method == "pairs" else PROMISED)
+    assert error(others.view(4, 2, 9), expected) <= (1e-10 if method == "direct" else PROMISED)
 
 
-OPEN = [(m, {"narrow": True}) for m in ("waves", "mesh")] + [("waves", {"ripples": True, "lmax": 2})]
+OPEN = [(m, {"narrow": True}) for m in ("ewald", "nufft")]
+OPEN += [("ewald", {"kinds": (Coulomb, OscillatingGaussian), "lmax": 2})]
 
 
 @pytest.mark.parametrize(
-    ("method", "options"), [*OPEN, *(pytest.param(m, {}, marks=pytest.mark.slow) for m in ("waves", "mesh"))]
+    ("method", "options"), [*OPEN, *(pytest.param(m, {}, marks=pytest.mark.slow) for m in ("ewald", "nufft"))]
 )
-def test_open_clouds_by_waves(method, options):
-    """Outputs, slopes and second derivatives are those of pairs to what is promised; a looser promise is felt."""
+def test_open_clouds_by_reciprocal_sums(method, options):
+    """Outputs, slopes and second derivatives equal those of direct sums to the promised error."""
     for promised in (1e-2, PROMISED if options else 1e-5):
-        ker = kernels(error=promised, heads=1, **options)
+        ker = kernels(heads=1, **options)
         q, k, v, pos = operands(11, heads=1)
         pos.requires_grad_()
         found = []
-        for one in ("pairs", method):
+        for one in ("direct", method):
             torch.manual_seed(3)
-            out = ewald_attention(q, k, v, pos, ker, method=one)
+            out = ewald_attention(q, k, v, pos, ker, method=one, error=promised)
             (slope,) = torch.autograd.grad((out * torch.randn_like(out)).sum(), pos, create_graph=True)
             (bend,) = torch.autograd.grad((slope * torch.randn_like(slope)).sum(), pos)
             found.append([out, slope, bend])
@@ -103,12 +116,10 @@ CELL = [[3.1, 0.2, 0.1], [0.3, 3.6, -0.2], [-0.4, 0.5, 2.9]]
 
 
 @pytest.mark.parametrize("pbc", [(True, True, True), (True, False, True)])
-@pytest.mark.parametrize(("method", "ripples"), [("waves", False), ("mesh", False), ("auto", True)])
-def test_sums_over_images(pbc, method, ripples):
-    """Crystals and slabs, of all kernels but potentials, which go on for ever."""
-    ker, (q, k, v, pos) = kernels(lmax=2, gaussians=4, ripples=ripples), operands(4)
-    if ripples:
-        q[:, :, 1] = 0
+@pytest.mark.parametrize(("method", "kind"), [("ewald", Gaussian), ("nufft", Gaussian), ("auto", OscillatingGaussian)])
+def test_sums_over_images(pbc, method, kind):
+    """Crystals and slabs, with all kernels that have a finite range."""
+    ker, (q, k, v, pos) = kernels(lmax=2, kinds=(Gaussian, kind)), operands(4)
     cell = torch.tensor(CELL, dtype=torch.float64)
     shifts = ewald.lattice(cell, 11.0)
     numbers = (shifts @ torch.linalg.inv(cell)).round()
@@ -118,7 +129,7 @@ def test_sums_over_images(pbc, method, ripples):
     # the cloud itself, and all images as sources
     far = torch.cat([q, torch.zeros_like(everywhere[0])])
     source, values = (torch.cat([torch.zeros_like(x[:4]), x]) for x in everywhere)
-    wanted = ewald_attention(far, source, values, torch.cat([pos, places]), ker, method="pairs")[:4]
+    wanted = ewald_attention(far, source, values, torch.cat([pos, places]), ker, method="direct")[:4]
     got = ewald_attention(q, k, v, pos, ker, cell=cell, pbc=torch.tensor(pbc), method=method)
     assert error(got, wanted) <= PROMISED
 
@@ -128,36 +139,37 @@ def test_potentials_of_crystals_are_ewalds():
     charges, pos, cell, nearest = ewald.rock_salt()
     one = torch.ones(8, 1, 1, 1, dtype=torch.float64)
     for s, wanted in ((0.5, None), (0.12, ewald.ROCK_SALT)):
-        ker = EwaldKernels(torch.tensor([[s]]).double(), torch.ones(1, 1, 1).double(), ((s, 2 * s),), 0, 1e-10)
-        potential = ewald_attention(one, one, charges[:, None, None], pos, ker, cell=cell).flatten() / s
+        ker = [Coulomb(torch.tensor([[s]]).double(), torch.ones(1, 1, 1).double(), ((s, 2 * s),))]
+        potential = ewald_attention(one, one, charges[:, None, None], pos, ker, cell=cell, error=1e-10).flatten() / s
         energy = (charges * potential).sum() / 2 - charges.square().sum() * math.sqrt(2 / math.pi) / (2 * s)
         if wanted is None:
             wanted = -2 * float(ewald.by_torch_pme(charges, pos, cell, s / math.sqrt(2))) / 8
         torch.testing.assert_close(-2 * float(energy) / 8 * nearest, wanted, rtol=1e-7, atol=0)
 
 
-@pytest.mark.parametrize("method", ["waves", "mesh"])
+@pytest.mark.parametrize("method", ["ewald", "nufft"])
 def test_potentials_of_slabs(method):
     """A neutral slab, across any vector, is its crystal with a gap, corrected for its dipole (Yeh and Berkowitz)."""
-    ker, (_, _, v, pos) = kernels(lmax=0, heads=1, gaussians=0, error=1e-8), operands(6)
+    ker, (_, _, v, pos) = kernels(lmax=0, heads=1, kinds=(Coulomb, Coulomb)), operands(6)
     one = torch.ones(6, 1, 4, 1, dtype=torch.float64)
     v = (v - v.mean(0))[:, :1]
+    options = {"method": method, "error": 1e-8}
     for place in range(3):
-        turned = torch.tensor(CELL, dtype=torch.float64)
-        a, b = turned[(place + 1) % 3], turned[(place + 2) % 3]
+        cell = torch.tensor(CELL, dtype=torch.float64)
+        a, b = cell[(place + 1) % 3], cell[(place + 2) % 3]
         normal = torch.linalg.cross(a, b)
         area, normal = normal.norm(), normal / normal.norm()
-        gap = turned.clone()
+        gap = cell.clone()
         gap[place] = 40 * normal
         pbc = torch.ones(3, dtype=torch.bool)
         pbc[place] = False
-        crystal = ewald_attention(one, one, v, pos, ker, cell=gap, method=method)
-        slabs = [ewald_attention(one, one, v, pos, ker, cell=c, pbc=pbc, method=method) for c in (gap, turned)]
+        crystal = ewald_attention(one, one, v, pos, ker, cell=gap, **options)
+        slabs = [ewald_attention(one, one, v, pos, ker, cell=c, pbc=pbc, **options) for c in (gap, cell)]
         height = pos @ normal
         moments = [(v[:, 0] * height[:, None] ** n).sum(0) for n in (1, 2)]
-        # of all slabs above and below: quadratic in the height, 2 pi / V (2 z M - Q), times s of each kernel
+        # field of all slabs above and below: quadratic in the height, 2 pi / V (2 z M - Q), times s of each kernel
         correction = 4 * math.pi / (40 * area) * (height[:, None] * moments[0] - moments[1] / 2)
-        strength = (ker.widths[0] * ker.gains[0, :, 0]).sum()
+        strength = sum((own.widths[0] * own.gains[0, :, 0]).sum() for own in ker)
         assert error(slabs[1], slabs[0]) <= 1e-7
         assert error(slabs[0][:, 0], crystal[:, 0] + strength * correction) <= 1e-6
         assert error(slabs[0][:, 0], crystal[:, 0]) > 1e-3
@@ -170,7 +182,7 @@ def test_each_graph_by_itself():
     q, k, v, pos = operands(sum(sizes))
     cell = torch.tensor(CELL).double() + 0.3 * torch.randn(5, 3, 3).double()
     pbc = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]]).bool()
-    for method in ("auto", "waves", "mesh"):
+    for method in ("auto", "ewald", "nufft"):
         together = ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, method=method, batch_size=5)
         for graph, size in enumerate(sizes):
             if size:
@@ -179,26 +191,28 @@ def test_each_graph_by_itself():
                 assert error(together[here], alone) <= 1e-12
     flat = ewald_attention(q, k, v, pos, ker, batch, cell=cell.flatten(0, 1), pbc=pbc.flatten(), batch_size=5)
     assert error(flat, ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, batch_size=5)) <= 1e-12
-    ker = dataclasses.replace(ker, max_waves=(6, 6, 17))
-    bounded = ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, batch_size=5, max_num_nodes=11)
+    sizes = {"batch_size": 5, "max_num_nodes": 11}
+    bounded = ewald_attention(q, k, v, pos, ker, batch, cell=cell, pbc=pbc, max_hkl=(6, 6, 17), **sizes)
     assert error(bounded, flat) <= 1e-6
 
 
-@pytest.mark.parametrize("side", [None, 8.0])
-def test_blocks_change_nothing(side, monkeypatch):
-    """Blocks, which backward computes again, are as one piece, which torch.func has."""
-    ker, (q, k, v, pos) = kernels(lmax=0, heads=1), operands(40, heads=1, contracted=1, channels=1, spread=6.0)
+@pytest.mark.parametrize(("nodes", "side"), [(191, None), (193, 17.0)])
+def test_blocks_change_nothing(nodes, side):
+    """Sums in blocks, which backward computes again, equal sums in one piece, which torch.func takes."""
+    heads = 16 if side is None else 1
+    ker = kernels(lmax=0, heads=heads, kinds=(Gaussian, Gaussian))
+    q, k, v, pos = operands(nodes, heads, contracted=1, channels=1, spread=6.0)
     cell = None if side is None else side * torch.eye(3, dtype=torch.float64)
-    probe, again = torch.randn(40, 3, dtype=torch.float64), mock.Mock(wraps=sums.again)
-    for name, new in (("_PAIRS", 2000), ("_WAVES", 50_000), ("again", again)):
-        monkeypatch.setattr(sums, name, new)
+    probe = torch.randn(nodes, 3, dtype=torch.float64)
 
     def energy(x):
-        return ewald_attention(q, k, v, x, ker, cell=cell, method="pairs" if side is None else "waves").square().sum()
+        return ewald_attention(q, k, v, x, ker, cell=cell, method="direct" if side is None else "ewald").square().sum()
 
     x = pos.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(energy(x), x, create_graph=True)
-    assert again.call_count > 3
+    checkpoint = torch.utils.checkpoint.checkpoint
+    with mock.patch.object(torch.utils.checkpoint, "checkpoint", wraps=checkpoint) as blocks:
+        (slope,) = torch.autograd.grad(energy(x), x, create_graph=True)
+    assert blocks.call_count > 1
     (bend,) = torch.autograd.grad((slope * probe).sum(), x)
     whole, along = torch.func.jvp(torch.func.grad(energy), (pos,), (probe,))
     assert error(slope, whole) <= 1e-10
@@ -206,14 +220,28 @@ def test_blocks_change_nothing(side, monkeypatch):
 
 
 def test_mapped_over_positions():
-    """With a bound of waves, as no values are read; where it is too small outputs are no numbers."""
+    """With bounded Miller indices no values are read; if the bound is too small outputs are NaN."""
     q, k, v, pos = operands(6)
-    cell, some = torch.tensor(CELL, dtype=torch.float64), torch.stack([pos, 0.9 * pos])
+    cell, some, ker = torch.tensor(CELL, dtype=torch.float64), torch.stack([pos, 0.9 * pos]), kernels()
     for bound in (9, 1):
-        ker = kernels(error=1e-2, max_waves=(bound,) * 3)
-        call = functools.partial(ewald_attention, q, k, v, kernels=ker, method="waves", batch_size=1, max_num_nodes=6)
+        options = {"method": "ewald", "error": 1e-2, "max_hkl": (bound,) * 3, "batch_size": 1, "max_num_nodes": 6}
+        call = functools.partial(ewald_attention, q, k, v, kernels=ker, **options)
         got = torch.vmap(lambda pos, cell, call=call: call(pos=pos, cell=cell))(some, cell.expand(2, 3, 3))
         if bound == 1:
             assert bool(got.isnan().all())
         else:
             assert error(got, torch.stack([call(pos=x, cell=cell) for x in some])) <= 1e-10
+
+
+@pytest.mark.parametrize("method", ["direct", "ewald", "nufft"])
+def test_inside_a_checkpoint(method):
+    """Activation checkpointing of the caller: saved tensors are unpacked once, and gradients stay."""
+    ker, (q, k, v, pos) = kernels(lmax=1, kinds=(Coulomb, OscillatingGaussian)), operands(7)
+    pos.requires_grad_()
+
+    def call(pos):
+        return ewald_attention(q, k, v, pos, ker, method=method, error=1e-2)
+
+    wanted = torch.autograd.grad(call(pos).square().sum(), pos)[0]
+    again = torch.utils.checkpoint.checkpoint(call, pos, use_reentrant=False)
+    assert error(torch.autograd.grad(again.square().sum(), pos)[0], wanted) <= 1e-12

@@ -58,9 +58,9 @@ def energy(atoms, calculator):
     return atoms.get_potential_energy()
 
 
-@pytest.mark.parametrize("kernels", [(4, 0), (0, 4)])
-def test_supercells(kernels, calculator):
-    calculator = calculator(kernels=kernels)
+@pytest.mark.parametrize("other", ["num_gaussians", "num_coulomb"])
+def test_supercells(other, calculator):
+    calculator = calculator(**{other: 0})
     one, many = energy(salt(), calculator), energy(salt().repeat((2, 1, 2)), calculator)
     assert abs(many / one / 4 - 1) < 1e-6
 
@@ -75,13 +75,13 @@ def apart(distance, calculator):
 
 
 def test_fragments_through_gaussians(calculator):
-    difference, alone = apart(200.0, calculator(kernels=(4, 0)))
+    difference, alone = apart(200.0, calculator(num_coulomb=0))
     assert abs(difference) < 1e-6 * abs(alone)
 
 
-def test_fragments_through_potentials(calculator):
+def test_fragments_through_coulomb_kernels(calculator):
     """What is left falls as one over the distance, as between charges: sums of values are not 0."""
-    calculator = calculator(kernels=(0, 4))
+    calculator = calculator(num_gaussians=0)
     products = np.array([distance * apart(distance, calculator)[0] for distance in (200.0, 400.0, 800.0)])
     assert abs(products).min() > 1e-4
     assert np.ptp(products) < 0.1 * abs(products[2])

@@ -1,4 +1,4 @@
-"""Ewald attention on irreps: e3nn's checker, the core's numbers, what far queries see, what is refused."""
+"""Ewald attention on irreps: e3nn's checker, the core's numbers, distant nodes, what is refused."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ IRREPS = {
     "heads": (INSIDE, INSIDE, {"heads": 2}),
     "scalars": ("5x0e", "3x0e+2x1o", {}),
     "odd scalars": ("3x0o", "2x0o+1x1e", {}),
-    "vectors": ("3x1o", "2x0e+1x1e+2x1o+1x2e", {"kernels": (3, 1)}),
+    "vectors": ("3x1o", "2x0e+1x1e+2x1o+1x2e", {"num_gaussians": 3, "num_coulomb": 1}),
     "high": ("2x3e+1x4o", "2x3e+1x2o", {"lmax": 2}),
 }
 
@@ -25,7 +25,11 @@ IRREPS = {
 def make(randomise):
     def make(name="all", **options):
         inside, outside, more = IRREPS[name]
-        return randomise(IrrepsEwaldAttention(inside, outside, **{"width": 1.0, "kernels": 4, **more, **options}))
+        return randomise(
+            IrrepsEwaldAttention(
+                inside, outside, **{"width": 1.0, "num_gaussians": 2, "num_coulomb": 2, **more, **options}
+            )
+        )
 
     return make
 
@@ -43,22 +47,22 @@ def test_equivariance(name, default_dtype, make, check_equivariant):
     check_equivariant(lambda x, pos: module(x, pos, batch), [x, pos], arguments[:2], arguments[2])
 
 
-def test_turns_of_what_is_far_are_seen(double, randomise):
-    """An invariant of one end changes as the other end turns, but with queries of scalars alone."""
+def test_rotations_of_distant_nodes_are_seen(double, randomise):
+    """An invariant of one node changes as a distant node rotates, except with queries of scalars alone."""
     module = randomise(IrrepsEwaldAttention("2x0e+2x1o+1x2e", "3x0e", width=1.0, lmax=0))
     x, pos = module.irreps_in.randn(2, -1), torch.tensor([[0.0, 0, 0], [9.0, 0, 0]])
     turn = module.irreps_in.D_from_matrix(o3.rand_matrix())
     other = torch.stack([x[0], x[1] @ turn.T])
     assert error(module(other, pos)[0], module(x, pos)[0]) > 1e-3
     with torch.no_grad():
-        for irrep, weight in zip(module.attention.inside, module.attention.query_key, strict=True):
+        for irrep, weight in zip(module.attention.irreps_in, module.attention.query_key, strict=True):
             weight *= irrep.degree == 0
     assert error(module(other, pos)[0], module(x, pos)[0]) <= 1e-10
 
 
 def test_scalars_and_vectors_are_the_cores(double, randomise):
-    """Of a molecule, a crystal and a slab in one batch, too, for which the core's tests turn cells along."""
-    options = {"width": 1.0, "lmax": 2, "heads": 2, "kernels": 4}
+    """Of a molecule, a crystal and a slab in one batch, too, for which the core's tests rotate cells."""
+    options = {"width": 1.0, "lmax": 2, "heads": 2, "num_gaussians": 2, "num_coulomb": 2}
     core = randomise(nn.EwaldAttention(3, 2, **options)).double()
     module = IrrepsEwaldAttention("3x0e+2x1o", "3x0e+2x1o", **options)
     module.attention.load_state_dict(core.attention.state_dict())

@@ -31,10 +31,10 @@ def boxed(name):
     return atoms
 
 
-@pytest.mark.parametrize("method", ["waves", "pairs"])
+@pytest.mark.parametrize("method", ["ewald", "direct"])
 def test_compiled_model(method, tmp_path):
-    crystals = method == "waves"
-    bound = {"max_waves": (12, 7, 7)} if crystals else {}
+    crystals = method == "ewald"
+    bound = {"max_hkl": (12, 7, 7)} if crystals else {}
     model = make_nequip(options={"method": method, **bound}, num_features=4)
     systems = [salt((2, 1, 1)), salt()] if crystals else [boxed("CH3CH2OH"), boxed("H2O")]
     loaded = compiled(model, frame(systems[0]), tmp_path)
@@ -42,6 +42,6 @@ def test_compiled_model(method, tmp_path):
         wanted, got = model(frame(atoms)), loaded(frame(atoms))
         for name in ("total_energy", "forces") + crystals * ("stress",):
             torch.testing.assert_close(got[name], wanted[name], rtol=1e-9, atol=1e-12)
-    refused, message = (salt((4, 1, 1)), "max_waves") if crystals else (salt(), "no edge must cross")
+    refused, message = (salt((4, 1, 1)), "max_hkl") if crystals else (salt(), "no edge must cross")
     with pytest.raises(RuntimeError, match=message):
         loaded(frame(refused))

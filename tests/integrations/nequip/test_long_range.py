@@ -116,7 +116,7 @@ def test_float32_and_copies():
 
 def test_packages(tmp_path):
     """As nequip-package writes them: with this library's code, which loads without it."""
-    model, path = make_nequip(options={"kernels": 2}), tmp_path / "far.nequip.zip"
+    model, path = make_nequip(options={"num_gaussians": 1, "num_coulomb": 1}), tmp_path / "far.nequip.zip"
     with torch.package.PackageExporter(path) as exporter:
         exporter.mock([f"{name}.**" for name in _package_utils._MOCK_MODULES])
         exporter.extern([f"{name}.**" for name in _package_utils._EXTERNAL_MODULES])
@@ -146,7 +146,7 @@ def test_what_is_refused():
         ({"width": 0.0}, "width must be a positive number"),
         ({"features": -1}, "features must be a positive integer"),
         ({"max_num_nodes": -1}, "max_num_nodes must be a positive integer"),
-        ({"max_waves": [1, 2]}, "max_waves must be three numbers"),
+        ({"max_hkl": [1, 2]}, "max_hkl must be three integers"),
     ):
         with pytest.raises(ValueError, match=message):
             make_nequip(options=options)

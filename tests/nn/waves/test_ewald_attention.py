@@ -28,7 +28,7 @@ def cell_of(name="skewed", dtype=torch.float64):
 @pytest.fixture
 def make(randomise):
     def make(dtype=torch.float64, **options):
-        options = {"width": 0.8, "heads": 2, "kernels": 4, "lmax": 2} | options
+        options = {"width": 0.8, "heads": 2, "num_gaussians": 2, "num_coulomb": 2, "lmax": 2} | options
         return randomise(EwaldAttention(S, V, **options).to(dtype))
 
     return make
@@ -51,11 +51,17 @@ def mixed(sizes=(6, 4, 5)):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
-    "options", [{}, {"heads": 1, "kernels": (3, 0)}, {"kernels": (0, 2), "lmax": 0}, {"kernels": (1, 1, 3)}]
+    "options",
+    [
+        {},
+        {"heads": 1, "num_gaussians": 3, "num_coulomb": 0},
+        {"num_gaussians": 0, "lmax": 0},
+        {"num_gaussians": 1, "num_coulomb": 1, "num_oscillating": 3},
+    ],
 )
 def test_symmetries_of_clouds(options, dtype, make):
-    """Motions of each graph and permutations, by pairs exactly; rings and cubes, whose points are alike, too."""
-    layer, x = make(dtype, method="pairs", **options), sample("plain", SIZES, dtype)
+    """Motions of each graph and permutations, by direct sums exactly; rings and cubes, whose points are alike, too."""
+    layer, x = make(dtype, method="direct", **options), sample("plain", SIZES, dtype)
     out, allowed = layer(**x), TOLERANCE[dtype]
     for reflect in (False, True):
         r, shift = motion(dtype, reflect), torch.randn(len(SIZES), 3, dtype=dtype)
@@ -136,7 +142,7 @@ def test_molecules_in_growing_boxes(make):
 @pytest.mark.slow
 @pytest.mark.parametrize("pbc", [CRYSTAL, SLAB])
 def test_smooth_in_the_cell(pbc, make):
-    """A cell grows by a fifth, step by step: waves come in, and neither the energy nor its slope has a jump."""
+    """A cell grows by a fifth: reciprocal vectors are added, and neither the energy nor its slope has a jump."""
     layer, cell = make(lmax=1, heads=1), cell_of()
     x = nodes(5, cell=cell)
     steps = torch.linspace(1, 1.2, 81, dtype=torch.float64)
@@ -152,7 +158,7 @@ def test_smooth_in_the_cell(pbc, make):
 
 @pytest.mark.parametrize("pbc", [CRYSTAL, SLAB])
 def test_forces_and_stress(pbc, make):
-    """Derivatives by positions and strain are those of finite differences; what turns alone costs nothing."""
+    """Derivatives by positions and strain are finite differences; a rotation alone changes no energy."""
     layer, cell, pbc = make(), cell_of(), torch.tensor(pbc)
     x, step = nodes(6, cell=cell), 1e-5
 
@@ -171,7 +177,7 @@ def test_forces_and_stress(pbc, make):
             end[at] = end[at] + sign * step * direction
         slope = (energy(*ends[0]) - energy(*ends[1])) / (2 * step)
         torch.testing.assert_close((grad * direction).sum(), slope, rtol=1e-6, atol=1e-7)
-    # waves of a slab's box hang on positions without gradients, so there strain is exact to what is promised
+    # the box of a slab depends on positions without gradients, so there stress is symmetric to the promised error
     torch.testing.assert_close(stress, stress.T, rtol=0, atol=1e-4 * float(stress.abs().max()))
     torch.testing.assert_close(forces.sum(0), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-8)
 
@@ -227,12 +233,12 @@ def test_far_from_home(make):
     assert error(layer(**x | {"pos": near.float()}, cell=cell.float()), home) <= 1e-4
 
 
-TRACED = {"width": 1.5, "kernels": 2, "heads": 1, "error": 0.05, "max_waves": (3, 14, 3)}
+TRACED = {"width": 1.5, "num_gaussians": 1, "num_coulomb": 1, "heads": 1, "error": 0.05, "max_hkl": (3, 14, 3)}
 READ = {"batch_size": 3, "max_num_nodes": 7}
 
 
 @pytest.mark.parametrize("lmax", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_traced_without_reading_the_number_of_waves(lmax, make):
+def test_traced_without_reading_cells(lmax, make):
     """make_fx with symbols for sizes, of a batch of all kinds; too small a bound is noticed."""
 
     def traced(layer):
@@ -248,18 +254,18 @@ def test_traced_without_reading_the_number_of_waves(lmax, make):
     slopes, program = traced(make(**TRACED, lmax=lmax))
     other = *given[:2], x["pos"] + 0.1 * torch.randn_like(x["pos"]), x["batch"], more["cell"] * 1.01, more["pbc"]
     assert error(program(*other), slopes(*other)) <= 1e-10
-    with pytest.raises(RuntimeError, match="max_waves must be larger for these cells"):
+    with pytest.raises(RuntimeError, match="max_hkl must be larger for these cells"):
         program(*given[:4], more["cell"] * 20, more["pbc"])
     with pytest.raises(RuntimeError, match="three directions, two or none"):
         program(*given[:5], torch.tensor([CRYSTAL, OPEN, (True, False, False)]))
 
 
-def test_ripples():
-    """Wavenumbers in their bands, learned; no parameter more without them. Symmetries are those of all kernels."""
-    layer = EwaldAttention(3, 2, width=1.0, kernels=(1, 1, 3)).double()
-    made = layer.attention.kernels()
+def test_oscillating_gaussians():
+    """Wavenumbers are learned, each within its band; without these kernels there is no parameter for them."""
+    layer = EwaldAttention(3, 2, width=1.0, num_gaussians=1, num_coulomb=1, num_oscillating=3).double()
+    made = layer.attention.kernels()[2]
     torch.testing.assert_close(made.wavenumbers * 6 / (1.5 * torch.pi), torch.tensor([[1.0, 3.0, 5.0]]).double())
-    assert made.fastest[-1] == pytest.approx(1.5 * torch.pi)
+    assert made.largest[-1] == pytest.approx(1.5 * torch.pi)
     layer(**nodes())[0].square().sum().backward()
     assert layer.attention.bands.grad.abs().min() > 0
     assert "attention.bands" not in EwaldAttention(3, 2, width=1.0).state_dict()
@@ -269,8 +275,8 @@ def test_ripples():
 def test_balls_of_one_sign_grow_where_crystals_do_not(make):
     """Stated: potentials of open balls of one sign grow with the square of the radius; Gaussians do not."""
     found = {}
-    for name, kernels in (("potentials", (0, 1)), ("Gaussians", (1, 0))):
-        layer = make(kernels=kernels, heads=1, lmax=0, method="pairs")
+    for name, counts in (("Coulomb", (0, 1)), ("Gaussians", (1, 0))):
+        layer = make(num_gaussians=counts[0], num_coulomb=counts[1], heads=1, lmax=0, method="direct")
         for radius in (4.0, 8.0):
             axis = torch.arange(-radius, radius + 1, dtype=torch.float64)
             pos = torch.cartesian_prod(axis, axis, axis)
@@ -278,12 +284,12 @@ def test_balls_of_one_sign_grow_where_crystals_do_not(make):
             x = neutral(layer, len(pos))
             out = layer(x["scalars"].abs(), x["vectors"], pos=pos)[0]
             found[name, radius] = float(out[pos.norm(dim=1) == 0].detach().abs().max())
-    assert 3 < found["potentials", 8.0] / found["potentials", 4.0] < 5.5
+    assert 3 < found["Coulomb", 8.0] / found["Coulomb", 4.0] < 5.5
     assert 0.99 < found["Gaussians", 8.0] / found["Gaussians", 4.0] < 1.05
 
 
 def test_fragments_far_apart(make):
-    """Gaussians do not reach; of neutral fragments potentials fall with the third power of the distance at least."""
+    """Gaussians do not reach; potentials of neutral fragments decay with the third power of the distance at least."""
     layer = make(heads=1, lmax=1)
     x = neutral(layer) | {"pos": torch.randn(6, 3, dtype=torch.float64)}
     alone, both = layer(**x)[0], {key: torch.cat([part, part]) for key, part in x.items()}
@@ -292,15 +298,17 @@ def test_fragments_far_apart(make):
         pos = torch.cat([x["pos"], x["pos"] + torch.tensor([distance, 0, 0], dtype=torch.float64)])
         differences.append(float((layer(**both | {"pos": pos})[0][:6] - alone).detach().abs().max()))
     assert differences[1] < differences[0] / 3
-    gaussians = make(kernels=(3, 0), heads=1)
+    gaussians = make(num_gaussians=3, num_coulomb=0, heads=1)
     far = {key: torch.cat([part, part]) for key, part in x.items()} | {"pos": pos}
     assert error(gaussians(**far)[0][:6], gaussians(**x)[0]) <= 1e-12
 
 
 def test_cells_far_wider_than_their_nodes_are_told(make):
-    """As some hosts put around molecules, whose waves cost minutes; silent where pbc says that nothing repeats."""
+    """As some hosts put around molecules, which take minutes; silent if pbc says that nothing repeats."""
     layer, x, cell = make(width=1.0), nodes(2), 25 * torch.eye(3).double()
-    with pytest.warns(UserWarning, match=r"cell of graph 0 is far wider than its 2 nodes: [\d,]+ waves, about .* s"):
+    with pytest.warns(
+        UserWarning, match=r"cell of graph 0 is far wider than its 2 nodes: [\d,]+ reciprocal vectors, about .* s"
+    ):
         layer(**x, cell=cell)
     layer(**x, cell=cell, pbc=torch.tensor(OPEN))
     layer(**nodes(9, cell=cell_of()), cell=cell_of())

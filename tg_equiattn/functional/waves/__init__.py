@@ -1,1 +1,1 @@
-"""Attention through waves: pairs, reciprocal lattices, meshes."""
+"""Ewald attention: direct sums, sums over reciprocal vectors, non-uniform fast Fourier transforms."""

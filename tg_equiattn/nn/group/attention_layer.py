@@ -55,6 +55,7 @@ def _index(group: FiniteGroup, relation: str | None) -> Tensor:
     return relation_index(group, relation)
 
 
+@checks.python_numbers
 class AttentionLayer(NotScriptable, Masked, StoresSettings):
     """A layer of self-attention or cross attention; see :class:`LiftingAttention` and :class:`GroupAttention`."""
 

@@ -43,6 +43,7 @@ class Residual(nn.Module):
         return f"layer_scale={self.start}, drop_path={self.drop_path}"
 
 
+@checks.python_numbers
 class GroupAttentionBlock(Masked, nn.Module):
     r"""Norm, swish, group attention, norm, swish, dropout, shortcut; then a pointwise bottleneck, norm, shortcut.
 

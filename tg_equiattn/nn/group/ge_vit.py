@@ -63,6 +63,7 @@ def _make_attention(kind: Any, *channels: Any, **arguments: Any) -> Any:
     return kind(*channels, **arguments, options=options)
 
 
+@checks.python_numbers
 class GEViT(StoresSettings):
     r"""Lifting attention, norm, swish, group attention blocks, a pointwise classifier, pooling over space and group.
 

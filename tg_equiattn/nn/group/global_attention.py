@@ -19,6 +19,7 @@ from .options import SHARED
 FAR = 4.0  # f of every second head at the start; weights of a window with sharp places sum to about e^2 or e^3
 
 
+@checks.python_numbers
 class GlobalGroupAttention(AttentionLayer):
     r"""Global group self-attention of regular features: exact within a window, by random features beyond.
 

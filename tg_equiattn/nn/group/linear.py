@@ -46,6 +46,7 @@ class Pointwise(nn.Conv1d):
         return f"{self.in_channels}, {self.out_channels}"
 
 
+@checks.python_numbers
 class GroupLinear(StoresSettings):
     r"""A linear map of channels and group elements, the same at every pixel, that commutes with the group: a group
     convolution with a window of one pixel.

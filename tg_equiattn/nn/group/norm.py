@@ -40,6 +40,7 @@ def _scaled(centred: Tensor, variance: Tensor, norm: nn.Module, like: Tensor, ma
     return zero_where_masked(out.to(like.dtype), mask)
 
 
+@checks.python_numbers
 class RegularGlobalNorm(Masked, nn.GroupNorm):
     r"""One mean and variance an image, over channels, group elements and pixels.
 
@@ -67,6 +68,7 @@ class RegularGlobalNorm(Masked, nn.GroupNorm):
         return f"{self.num_channels}, eps={self.eps}"
 
 
+@checks.python_numbers
 class RegularLayerNorm(Masked, nn.Module):
     r"""Layer normalisation over channels, separately at every group element and pixel.
 

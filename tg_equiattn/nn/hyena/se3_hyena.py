@@ -90,6 +90,7 @@ class HyenaOperator(TokenOperator):
         return scalars, torch.linalg.cross(vector_gates * mixed_vectors, vectors, dim=0)
 
 
+@checks.python_numbers
 class SE3HyenaOperator(ScalarVectorModule):
     r"""The SE(3)-Hyena operator: every token sees every other one in O(N log N), equivariantly.
 
@@ -177,6 +178,7 @@ class SE3HyenaOperator(ScalarVectorModule):
         super().__init__(HyenaOperator(inside, outside, options, hidden, order=order))
 
 
+@checks.python_numbers
 class SE3Hyena(ScalarVectorModule):
     r"""Linear embedding, SE(3)-Hyena operators with residual connections, and an equivariant MLP (Figure 2b).
 

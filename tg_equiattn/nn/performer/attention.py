@@ -162,6 +162,7 @@ class KernelAttention(Shared, NotScriptable, StoresSettings):
             )
 
 
+@checks.python_numbers
 class PerformerAttention(KernelAttention):
     r"""Global attention in linear time by random features, with translation-equivariant relative positions.
 
@@ -271,6 +272,7 @@ class PerformerAttention(KernelAttention):
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, offset={self.offset!r}{values}"
 
 
+@checks.python_numbers
 class PositionalPerformerAttention(KernelAttention):
     """Attention by random features with the positions that the Relative Performer's paper compares, ``"clipped"`` and
     ``"sinusoid"``: see :class:`RelativePerformer`. Other arguments as of :class:`PerformerAttention`."""

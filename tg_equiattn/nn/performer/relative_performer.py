@@ -15,6 +15,7 @@ from .attention import CUTOFF
 from .pixel_model import PixelModel
 
 
+@checks.python_numbers
 class RelativePerformer(PixelModel, StoresSettings):
     r"""An image classifier whose tokens are pixels: embedding, Performer blocks, mean over pixels, linear.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ... import checks
 from ...functional.softmax_attention import softmax_attention
 from ...functional.vector.attention import attend_to_vectors
 from ...ragged import Ragged, Rows
@@ -33,6 +34,7 @@ class VectorAttentionOperator(TokenOperator):
         return mixed_scalars, mixed_vectors
 
 
+@checks.python_numbers
 class VectorSelfAttention(ScalarVectorModule):
     r"""Equivariant self-attention: vectors by cross products, scalars by softmax attention.
 
@@ -80,6 +82,7 @@ class VectorSelfAttention(ScalarVectorModule):
         super().__init__(VectorAttentionOperator(inside, outside, options, hidden))
 
 
+@checks.python_numbers
 class VectorTransformer(ScalarVectorModule):
     r"""Linear embedding, vector self-attention with residual connections, and an equivariant MLP.
 

@@ -1,1 +1,1 @@
-"""Modules of attention through waves."""
+"""Modules of Ewald attention."""

@@ -2,55 +2,73 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
 
 from ... import checks
+from ...ranks import Shared
+from ..modules import NotScriptable, reset_children
 from ..tokens import read_tokens
-from .ewald_network import EwaldLayer, EwaldNetwork, EwaldOptions
+from .ewald_network import EwaldNetwork
+from .options import EwaldOptions
 from .spherical_features import Irrep, gaunt_coupling
 
 
-class EwaldAttention(EwaldLayer):
-    r"""Attention in space through Gaussians and smeared Coulomb potentials: molecules, slabs, crystals, any size.
+class EwaldAttention(Shared, NotScriptable, nn.Module):
+    r"""Global attention in molecules, slabs and crystals of any size, through Gaussian and Coulomb kernels.
 
-    Query, key and value are linear maps of scalars and vectors; inner products are of both. With kernels K of learned
-    widths s (:class:`tg_equiattn.functional.EwaldKernels`) and a linear map W of products of values with solid
-    harmonics Y to scalars and vectors,
+    Query, key and value are linear maps of scalars and vectors; inner products are over both. With kernels K of learned
+    widths s (:class:`tg_equiattn.functional.Gaussian`, :class:`~tg_equiattn.functional.Coulomb`,
+    :class:`~tg_equiattn.functional.OscillatingGaussian`) and a linear map W of products of values with solid harmonics
+    Y to scalars and vectors,
 
     .. math:: \mathrm{out}_i = \frac{1}{\bar N} \sum_j \sum_{c, l} g_{c l}\, \langle q_i, k_j \rangle_c\;
         W \big[ v_j \otimes s_c^l\, Y_l(\nabla) K_c(x_i - x_j) \big]
 
-    The sum includes the node itself and, where a graph repeats, all images of all nodes; one batch may hold molecules,
-    slabs and crystals. A new layer gives potentials and fields of its values: queries and keys are near 1. The output
-    has no residual connection and is extensive: see ``avg_num_nodes``. Equivariant to rotations, reflections,
-    translations and permutations; smooth in positions and cells, with derivatives of any order. By pairs it is exact;
-    by waves of a cell exact but for ``error`` in what they approximate; by waves of a box, around a large open graph,
-    to ``error`` (:doc:`/crystals`). Under autocast it is computed and returned in float32.
+    The sum includes the node itself and, if a graph repeats, all images of all nodes; one batch may hold molecules,
+    slabs and crystals. In a new layer queries and keys are near 1, so it computes potentials and fields of its values.
+    The output has no residual connection and is extensive: see ``avg_num_nodes``. Equivariant to rotations,
+    reflections, translations and permutations; smooth in positions and cells, with derivatives of any order. Direct
+    sums are exact. Sums over the reciprocal vectors of a cell have exact symmetries and approximate to ``error``; those
+    of a box around a large open graph have symmetries to ``error`` too (:doc:`/crystals`). Under autocast everything is
+    computed and returned in float32.
 
     Args:
-        scalar_channels, vector_channels: of the input.
-        width, max_width: of the narrowest kernel, about half the cutoff of the messages beside it, and of the widest,
-            ``None`` for 8 ``width``, in the unit of positions. Each width has its own octave between them.
-        out_channels: scalars and vectors of the output; ``None`` means those of the input.
-        kernels: how many, half Gaussians and half potentials, or numbers of each and, third, of ripples: Gaussians
-            times cosines of the distance, whose wavelengths reach down to 4/3 ``width``.
-        heads, lmax: heads, each with own queries, keys and widths and a share of values; highest degree of harmonics.
-        avg_num_nodes: nodes that a node attends to, by which sums are divided, the same for all graphs.
-        error: what is promised of sums by waves, relative to the largest value of a kernel.
-        method: ``"pairs"``, ``"waves"``, ``"mesh"`` (which needs the extra ``mesh``), or ``"auto"``: for every graph by
-            itself whichever is least work (:func:`tg_equiattn.functional.ewald_attention`).
-        max_waves: three integers, along the lattice vectors a, b, c, that bound those of waves of the narrowest kernel:
-            each above :math:`|a| k / 2 \pi`, with k the largest wavenumber, which an error names; given, cells are
+        scalar_channels: Scalars of the input.
+        vector_channels: Vectors of the input.
+        width: Width of the narrowest kernel, in the unit of ``pos``. Use about half of the message-passing cutoff:
+            messages already model shorter distances.
+        max_width: Width of the widest kernel. ``None`` means 8 ``width``. Each width is learned within an octave of its
+            own between the two.
+        out_channels: Scalars and vectors of the output. ``None`` means those of the input.
+        num_gaussians: Number of Gaussian kernels.
+        num_coulomb: Number of Coulomb kernels, which decay as 1 / r.
+        num_oscillating: Number of oscillating Gaussians, Gaussians of the widest width times cosines of the distance.
+            Their wavelengths are learned and reach down to 4/3 ``width``. Use them for properties that alternate with
+            the distance.
+        heads: Number of heads, each with its own queries, keys and widths and a share of the values.
+        lmax: Highest degree of the solid harmonics.
+        avg_num_nodes: Constant by which sums are divided: the number of nodes a node attends to on average. It is the
+            same for all graphs.
+        error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel.
+        method: ``"direct"`` sums over all pairs of nodes, in graphs that do not repeat. ``"ewald"`` sums over
+            reciprocal vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra
+            ``nufft``. ``"auto"`` takes for every graph the method that needs least time
+            (:func:`tg_equiattn.functional.ewald_attention`).
+        max_hkl: Largest Miller indices along the lattice vectors a, b, c, for the kernel with the largest cutoff k:
+            each above :math:`|a| k / 2 \pi`. If one is too small, an error names what is needed. If given, cells are
             not read, which torch.compile needs.
 
     Shapes:
         ``(B, N, S)``, ``(B, N, V, 3)`` and positions ``(B, N, 3)``, or flat ``(T, S)``, ``(T, V, 3)`` and ``(T, 3)``
-        with ``batch``, to scalars and vectors again.
+        with ``batch``, to scalars and vectors again. Positions, cells and widths have one unit of length.
 
     Raises:
         ValueError: naming the argument, what came and what is allowed.
 
-    Source: that of :func:`tg_equiattn.functional.ewald_attention`.
+    Source: as :func:`tg_equiattn.functional.ewald_attention`.
 
     Example:
         >>> import torch
@@ -69,20 +87,28 @@ class EwaldAttention(EwaldLayer):
         width: float,
         max_width: float | None = None,
         out_channels: tuple[int, int] | None = None,
-        kernels: int | tuple[int, ...] = 8,
+        num_gaussians: int = 4,
+        num_coulomb: int = 4,
+        num_oscillating: int = 0,
         heads: int = 1,
         lmax: int = 1,
         avg_num_nodes: float = 1.0,
         error: float = 1e-4,
         method: str = "auto",
-        max_waves: tuple[int, int, int] | None = None,
+        max_hkl: Sequence[int] | None = None,
     ) -> None:
-        given = _channels("scalar_channels, vector_channels", (scalar_channels, vector_channels))
-        wanted = given if out_channels is None else _channels("out_channels", out_channels)
-        options = EwaldOptions(width, max_width, kernels, heads, lmax, avg_num_nodes, error, method, max_waves)
-        inside, outside = ([Irrep(0, 1, own[0]), Irrep(1, -1, own[1])] for own in (given, wanted))
-        super().__init__(EwaldNetwork(inside, outside, gaunt_coupling, options, "out_channels"))
-        self.in_channels, self.out_channels = given, wanted
+        super().__init__()
+        self.in_channels = _channels("scalar_channels, vector_channels", (scalar_channels, vector_channels))
+        self.out_channels = self.in_channels if out_channels is None else _channels("out_channels", out_channels)
+        options = EwaldOptions(
+            width, max_width, num_gaussians, num_coulomb, num_oscillating, heads, lmax, avg_num_nodes, error, method,
+            max_hkl,
+        )  # fmt: skip
+        irreps_in, irreps_out = (
+            [irrep for irrep in (Irrep(0, 1, scalars), Irrep(1, -1, vectors)) if irrep.channels]
+            for scalars, vectors in (self.in_channels, self.out_channels)
+        )
+        self.attention = EwaldNetwork(irreps_in, irreps_out, gaunt_coupling, options, "out_channels")
 
     def forward(
         self,
@@ -100,27 +126,36 @@ class EwaldAttention(EwaldLayer):
         """Scalars and vectors of the nodes.
 
         Args:
-            scalars, vectors: ``(B, N, S)`` and ``(B, N, V, 3)``, or flat ``(T, S)`` and ``(T, V, 3)``; ``None`` where
-                there are no such channels.
-            lengths: int64 ``(B,)``, the own length of each graph; what lies beyond is never read, and zero.
+            scalars: ``(B, N, S)``, or flat ``(T, S)``. ``None`` if there are no scalar channels.
+            vectors: ``(B, N, V, 3)``, or flat ``(T, V, 3)``. ``None`` if there are no vector channels.
+            lengths: int64 ``(B,)``, the number of nodes of each padded graph. Padding is never read; its output is 0.
             pos: ``(B, N, 3)`` or ``(T, 3)``. Give large coordinates in float64, whatever the features are.
-            batch: sorted int64 ``(T,)``, the graph of each flat node; ``None`` means one.
-            cell, pbc: lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``; bool ``(3,)`` or ``(B, 3)``, along which of
-                them graphs repeat: three, two or none; ``None`` for those that are not zero.
-            batch_size, max_num_nodes: number of flat graphs and a bound of their sizes, read from ``batch`` where not
-                given, which torch.compile cannot.
+            batch: Sorted int64 ``(T,)``, the graph of each flat node. ``None`` means one graph.
+            cell: Lattice vectors as rows, ``(3, 3)`` or ``(B, 3, 3)``.
+            pbc: bool ``(3,)`` or ``(B, 3)``, the lattice vectors along which graphs repeat: three, two or none.
+                ``None`` means all that are not zero.
+            batch_size: Number of flat graphs. ``None`` reads it from ``batch``, which torch.compile cannot.
+            max_num_nodes: Bound of the number of nodes of a flat graph. ``None`` reads it from ``batch``.
         """
-        reference = self.attention.octaves
         shape, scalars, vectors, ragged = read_tokens(
-            scalars, vectors, self.in_channels, reference, lengths, batch, batch_size, max_num_nodes, self.ranks
-        )
+            scalars, vectors, self.in_channels, self.attention.octaves, lengths, batch, batch_size, max_num_nodes,
+            self.ranks,
+        )  # fmt: skip
         pos = checks.positions(pos, (*shape, 3), scalars, "attention depends on them").reshape(-1, 3)
-        scalars, vectors = self.attention([scalars[..., None], vectors], pos, ragged, cell, pbc)
-        return scalars.reshape(*shape, scalars.shape[1]), vectors.contiguous().view(*shape, *vectors.shape[1:])
+        out = self.attention(torch.cat([scalars, vectors.mT.flatten(1)], 1), pos, ragged, cell, pbc)
+        scalars, vectors = out.split([self.out_channels[0], 3 * self.out_channels[1]], 1)
+        vectors = vectors.unflatten(1, (3, self.out_channels[1])).mT.contiguous()
+        return scalars.reshape(*shape, scalars.shape[1]), vectors.view(*shape, *vectors.shape[1:])
+
+    def why_not_shared(self) -> str | None:
+        return self.attention.options.why_not_shared
+
+    def reset_parameters(self) -> None:
+        reset_children(self)
 
     def extra_repr(self) -> str:
         options = self.attention.options
-        return f"{self.in_channels} -> {self.out_channels}, width={options.width}, kernels={options.kernels}"
+        return f"{self.in_channels} -> {self.out_channels}, width={options.width}, kernels={options.counts}"
 
 
 def _channels(name: str, given: tuple[int, int]) -> tuple[int, int]:

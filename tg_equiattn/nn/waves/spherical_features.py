@@ -1,4 +1,4 @@
-"""Features that turn with space by degree and parity, how rows hold them, and their products with harmonics."""
+"""Features of each degree and parity, their layout in rows, and their products with solid harmonics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Coupling = Callable[[int, int, int], Tensor]
 
 
 class Irrep(NamedTuple):
-    """Channels of one degree l and parity; in rows, the 2 l + 1 components in turn, each of all channels."""
+    """Channels of one degree l and parity. A row holds its 2 l + 1 components one after the other, each with all
+    channels."""
 
     degree: int
     parity: int
@@ -31,7 +32,13 @@ class Irrep(NamedTuple):
 
     @property
     def rows(self) -> int:
+        """Numbers of all components and channels."""
         return self.size * self.channels
+
+    @property
+    def invariant(self) -> bool:
+        """True for scalars that keep their sign in a reflection."""
+        return (self.degree, self.parity) == (0, 1)
 
     def shared(self, heads: int) -> Irrep:
         """The channels of a head."""
@@ -40,8 +47,8 @@ class Irrep(NamedTuple):
 
 @ordinary_tensors()
 def gaunt_coupling(first: int, second: int, out: int) -> Tensor:
-    """Of degrees whose sum is even and at most 5, the components (2 l + 1, 2 l' + 1, 2 l'' + 1) of their only invariant
-    product, of norm 1: the mean of three harmonics over the sphere, and so over the corners of an icosahedron."""
+    """The only invariant product (2 l + 1, 2 l' + 1, 2 l'' + 1) of three degrees, with norm 1, for degrees with an even
+    sum up to 5: the mean of three harmonics over the sphere, which is that over the corners of an icosahedron."""
     golden = (1 + math.sqrt(5)) / 2
     corners = [(0.0, a, b * golden) for a in (-1, 1) for b in (-1, 1)]
     points = torch.cat([torch.tensor(corners, dtype=torch.float64).roll(n, 1) for n in range(3)])
@@ -53,7 +60,7 @@ def gaunt_coupling(first: int, second: int, out: int) -> Tensor:
 def _couplings(
     inside: tuple[Irrep, ...], outside: tuple[Irrep, ...], paths: Sequence[tuple[int, int, int]], coupling: Coupling
 ) -> tuple[Tensor, ...]:
-    """Of each path, a matrix from components of harmonics to pairs of components of input and output, in float64."""
+    """For each path, a float64 matrix from components of harmonics to pairs of components of input and output."""
     tables = []
     for a, degree, b in paths:
         exact = coupling(inside[a].degree, degree, outside[b].degree).to(torch.float64) * math.sqrt(outside[b].size)
@@ -62,8 +69,8 @@ def _couplings(
 
 
 class HarmonicProduct(nn.Module):
-    r"""Products of a head's features with harmonics up to lmax, mixed by weights: a bilinear, equivariant map, with
-    couplings C of three degrees, of norm 1.
+    r"""A bilinear, equivariant map: products of a head's features with harmonics up to lmax, mixed by weights, with
+    couplings C of three degrees that have norm 1.
 
     .. math:: \mathrm{out}^{c'}_{m'} = \sum_{\text{paths}} \sum_{c, m, n} w_{c c'}\,
         \sqrt{2 l'' + 1}\, C_{m n m'}\, x^c_m\, Y_n
@@ -89,7 +96,7 @@ class HarmonicProduct(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal with the variance that keeps that of the features."""
+        """Normal weights, with the variance that keeps the variance of features."""
         for (_, _, b), weight in zip(self.paths, self.weights, strict=True):
             into = sum(self.inside[a].channels for a, _, other in self.paths if other == b)
             nn.init.normal_(weight, std=into**-0.5)
@@ -106,7 +113,7 @@ class HarmonicProduct(nn.Module):
             size, wide = self.inside[a].size, self.outside[b].size
             x = parts[a].unflatten(-1, (size, -1))
             matrix = (harmonics[..., None] * couplings[n]).sum(-2).unflatten(-1, (size, wide)).mT
-            first = size < wide  # mix before or after, where there are fewer components
+            first = size < wide  # mix channels where there are fewer components
             x = _apply(matrix, _mix(x, self.weights[n]) if first else x)
             x = x if first else _mix(x, self.weights[n])
             found[b] = found[b] + x if b in found else x

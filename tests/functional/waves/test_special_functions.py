@@ -1,8 +1,8 @@
-"""The functions of the distance that kernels are made of, and their derivatives."""
+"""Boys functions and cosines: their values and their derivatives of all orders."""
 
 import torch
 
-from tg_equiattn.functional.waves.radial import boys_functions, cosine_functions
+from tg_equiattn.functional.waves.special_functions import boys_functions, cosine_functions
 
 
 def test_boys_functions():

@@ -1,0 +1,131 @@
+"""What every kernel of Ewald attention has: a form in real and one in reciprocal space, a cutoff and a margin."""
+
+# No string annotations: torch.package, with which NequIP packages models, cannot load dataclasses that have them.
+
+import dataclasses
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+Bounds = tuple[tuple[float, float], ...]
+
+
+class Range(NamedTuple):
+    """Wavenumber ``cutoff`` and distance ``margin`` beyond which a kernel is below the promised error. A ``long_range``
+    kernel decays as 1 / r beyond its margin and has to be truncated along directions that do not repeat."""
+
+    cutoff: float
+    margin: float
+    long_range: bool
+
+
+def scaled_cutoff(error: float, lmax: int) -> float:
+    """The x beyond which :math:`x^{l_{max} + 2} e^{-x^2 / 2}` is below ``error``: outputs and their second derivatives
+    are that small at s k = x in reciprocal space, and at r / s = x in real space."""
+    x = 2 * math.sqrt(lmax + 2)  # beyond the maximum
+    for _ in range(40):
+        x = math.sqrt(2 * math.log(1 / error) + 2 * (lmax + 2) * math.log(x))
+    return x
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kernel:
+    r"""C kernels of one kind for each head, with widths s: functions K(r) that enter attention as
+    :math:`g_l\, u^l\, Y_l(\nabla) K`, with a gain for each degree of the solid harmonics Y and a unit of length u.
+
+    Args:
+        widths: ``(heads, C)``, the widths s in the unit of positions, each within its bounds.
+        gains: ``(heads, C, lmax + 1)``, the factor g of each degree.
+        bounds: the smallest and the largest width of each of the C kernels, as numbers: the number of reciprocal
+            vectors depends on these alone.
+
+    Raises:
+        ValueError: if shapes do not fit or a bound is not positive.
+    """
+
+    widths: Tensor
+    gains: Tensor
+    bounds: Bounds
+
+    long_range: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        heads, count = self.widths.shape if self.widths.ndim == 2 else (0, 0)
+        if not heads or self.gains.ndim != 3 or self.gains.shape[:2] != (heads, count):
+            raise ValueError(
+                "widths must be (heads, C) and gains (heads, C, lmax + 1), "
+                f"got {tuple(self.widths.shape)} and {tuple(self.gains.shape)}"
+            )
+        if len(self.bounds) != count or not all(0 < low <= high < math.inf for low, high in self.bounds):
+            raise ValueError(f"bounds must be {count} pairs of a smallest and a largest width, got {self.bounds}")
+
+    @property
+    def count(self) -> int:
+        """Kernels of each head."""
+        return len(self.bounds)
+
+    @property
+    def lmax(self) -> int:
+        """Highest degree of the solid harmonics."""
+        return self.gains.shape[2] - 1
+
+    @property
+    def unit(self) -> Tensor:
+        """Unit of length u of the derivatives, ``(heads, C)``."""
+        return self.widths
+
+    def single(self, kernel: int) -> "Kernel":
+        """One of the C kernels, as an object with C = 1."""
+        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        these = slice(kernel, kernel + 1)
+        one: dict[str, Any] = {k: x[:, these] if isinstance(x, Tensor) else x[these] for k, x in own.items()}
+        return type(self)(**one)
+
+    def ranges(self, scaled_cutoff: float) -> list[Range]:
+        """Cutoff and margin of each of the C kernels, for a :func:`scaled_cutoff`."""
+        return [Range(scaled_cutoff / low, scaled_cutoff * high, self.long_range) for low, high in self.bounds]
+
+    def real_space(self, square: Tensor) -> Tensor:
+        """R_l(r) of squared distances, with :math:`g_l u^l Y_l(\\nabla) K = R_l(r) Y_l(r)`: ``(B, n, m)`` to
+        ``(lmax + 1, B, heads, C, n, m)``."""
+        widths, gains, unit = (x.to(square.dtype) for x in (self.widths, self.gains, self.unit))
+        scale = gains * (-unit / widths.square())[..., None] ** self._degrees()
+        scale = scale.movedim(2, 0)[:, None, :, :, None, None]
+        return self._radial(square[:, None, None] / (2 * widths.square()[..., None, None])) * scale
+
+    def reciprocal(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
+        r"""Fourier transforms :math:`g_l u^l \hat K(k)`, without the :math:`Y_l(i k)` that follows from
+        :math:`Y_l(\nabla)`.
+
+        Args:
+            square: ``(B, D)``, squared wavenumbers.
+            coulomb: ``(B, D)``, 4 pi / k² as it is truncated along directions that do not repeat, for long-range
+                kernels.
+            index: int64 ``(D,)`` or ``(1,)``, the kernel that each wavenumber is for.
+
+        Returns:
+            ``(B, D, heads, lmax + 1)``.
+        """
+        amplitudes = self.gains * self.unit[..., None] ** self._degrees()
+        amplitudes = amplitudes.movedim(1, 0).to(square.dtype)[index]
+        transform = self._transform(square[..., None], coulomb[..., None], index)
+        return transform[..., None] * amplitudes
+
+    def _degrees(self) -> Tensor:
+        return torch.arange(self.lmax + 1, device=self.gains.device)
+
+    def _radial(self, t: Tensor) -> Tensor:
+        """f_l of t = r² / 2 s² ``(B, heads, C, n, m)``, with :math:`Y_l(\\nabla) K = (-1 / s^2)^l f_l(t) Y_l(r)`; the
+        degrees come first, one axis of size 1 if all f_l are equal."""
+        raise NotImplementedError
+
+    def _transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
+        """Fourier transform ``(B, D, heads)`` at squared wavenumbers ``(B, D, 1)``."""
+        raise NotImplementedError
+
+
+def per_wavenumber(x: Tensor, index: Tensor, like: Tensor) -> Tensor:
+    """Numbers of each kernel ``(heads, C)`` for each reciprocal vector: ``(D, heads)`` or ``(1, heads)``."""
+    return x.mT.to(like.dtype)[index]

@@ -1,0 +1,126 @@
+"""Sums over nodes and reciprocal vectors by non-uniform fast Fourier transforms (FINUFFT)."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+import torch
+from torch import Tensor
+
+_TOGETHER = 16  # transforms, of two real channels each, whose grids are in memory at once
+_LIBRARIES = {"cpu": "finufft", "cuda": "cufinufft"}
+
+
+@functools.cache
+def nufft_available(kind: str) -> bool:
+    """Whether the libraries for non-uniform fast Fourier transforms on a kind of device can be imported."""
+    try:
+        for name in ("pytorch_finufft", _LIBRARIES[kind]):
+            importlib.import_module(name)
+    except (ImportError, KeyError):
+        return False
+    return True
+
+
+def sums_over_nodes(angles: Tensor, indices: Tensor, sources: Tensor, error: float) -> Tensor:
+    """Sums over nodes at any angles (B, N, 3) for integers n (B, D, 3), to a relative error: for c (B, N, M) both
+    sum_j cos(n_k . x_j) c_j and sum_j sin(n_k . x_j) c_j, (B, 2, D, M)."""
+    return _Sums.apply(_over_nodes, _at_nodes, angles, indices, sources, error)
+
+
+def sums_at_nodes(angles: Tensor, indices: Tensor, table: Tensor, error: float) -> Tensor:
+    """Sums over reciprocal vectors at nodes: for T (B, 2, D, M) sum_k cos(n_k . x_i) T^cos_k + sin(n_k . x_i) T^sin_k,
+    (B, N, M)."""
+    return _Sums.apply(_at_nodes, _over_nodes, angles, indices, table, error)
+
+
+class _Sums(torch.autograd.Function):
+    """One of the two sums of each graph. The other one is its transpose, so derivatives are made of both again.
+
+    No registered operator: its backward calls this function itself with the two sums swapped, and so has derivatives of
+    any order, for which operators would need a backward operator each. Nothing traces it: reciprocal vectors are read.
+    """
+
+    @staticmethod
+    def forward(ctx, sums, transpose, angles: Tensor, indices: Tensor, x: Tensor, error: float) -> Tensor:
+        ctx.save_for_backward(angles, indices, x)
+        ctx.sums, ctx.transpose, ctx.error = sums, transpose, error
+        return torch.stack([sums(*graph, error) for graph in zip(angles, indices, x, strict=True)])
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        angles, indices, x = ctx.saved_tensors
+        of_angles = of_x = None
+        if ctx.needs_input_grad[4]:
+            of_x = _Sums.apply(ctx.transpose, ctx.sums, angles, indices, grad, ctx.error)
+        if ctx.needs_input_grad[2]:
+            table, at_nodes = (grad, x) if ctx.sums is _over_nodes else (x, grad)
+            of_angles = _slopes(angles, indices, table, at_nodes, ctx.error)
+        return None, None, of_angles, None, of_x, None
+
+
+def _slopes(angles: Tensor, indices: Tensor, table: Tensor, at_nodes: Tensor, error: float) -> Tensor:
+    """Derivatives by the angles of sum_im at_nodes_im f_im, with f the sums over the table at nodes."""
+    rotated = torch.stack([table[:, 1], -table[:, 0]], 1)
+    steps = indices.to(table.dtype)
+    along = (rotated * steps[:, None, :, None, axis] for axis in range(3))
+    return torch.stack([(sums_at_nodes(angles, indices, x, error) * at_nodes).sum(2) for x in along], 2)
+
+
+def _over_nodes(angles: Tensor, indices: Tensor, sources: Tensor, error: float) -> Tensor:
+    """Sums of one graph, (2, D, M): pairs of channels are the real and imaginary parts of one transform."""
+    import pytorch_finufft.functional as transform
+
+    sides, place, opposite = _grid(indices)
+    real, imaginary = _in_pairs(sources.T).unbind(1)
+    pairs = torch.complex(real, imaginary).contiguous()
+    out = []
+    for part in pairs.split(_TOGETHER):
+        modes = transform.finufft_type1(angles.T.contiguous(), part, sides, **_options(error, part, -1)).flatten(1)
+        plus, minus = modes[:, place], modes[:, opposite].conj()
+        first, second = (plus + minus) / 2, (plus - minus) / 2j
+        out.append(torch.stack([first, second], 1).flatten(0, 1))  # sums of exp(-i n x), as cosines minus i sines
+    sums = torch.cat(out)[: sources.shape[1]]
+    return torch.stack([sums.real, -sums.imag]).mT
+
+
+def _at_nodes(angles: Tensor, indices: Tensor, table: Tensor, error: float) -> Tensor:
+    """Sums of one graph, (N, M): the real parts of sums of exp(i n x) (T^cos - i T^sin). A pair of channels is the real
+    and imaginary part of one transform, each with modes that are conjugate at opposite vectors."""
+    import pytorch_finufft.functional as transform
+
+    sides, place, opposite = _grid(indices)
+    modes = _in_pairs(torch.complex(table[0], -table[1]).T / 2)  # pairs, 2, D
+    out = []
+    for part in modes.split(_TOGETHER):
+        first, second = part.unbind(1)
+        grid = part.new_zeros(len(part), sides[0] * sides[1] * sides[2])
+        grid.index_add_(1, place, first + 1j * second)
+        grid.index_add_(1, opposite, first.conj() + 1j * second.conj())
+        grid = grid.unflatten(1, sides)
+        values = transform.finufft_type2(angles.T.contiguous(), grid, **_options(error, part, 1))
+        out.append(torch.stack([values.real, values.imag], 1).flatten(0, 1))
+    return torch.cat(out)[: table.shape[2]].T.contiguous()
+
+
+def _in_pairs(channels: Tensor) -> Tensor:
+    """Channels (M, ...) two by two, the last one with zeros if M is odd."""
+    return torch.nn.functional.pad(channels, (0, 0, 0, channels.shape[0] % 2)).unflatten(0, (-1, 2))
+
+
+def _grid(indices: Tensor) -> tuple[tuple[int, int, int], Tensor, Tensor]:
+    """Sides of the grid of modes, and the places of n and of -n on it."""
+    half = indices.abs().amax(0)
+    first, second, third = (2 * half + 1).tolist()
+    strides = indices.new_tensor([second * third, third, 1])
+    place, opposite = (((half + n) * strides).sum(1) for n in (indices, -indices))  # CUDA has no integer matrix product
+    return (first, second, third), place, opposite
+
+
+def _options(error: float, like: Tensor, sign: int) -> dict[str, float]:
+    """Options of the library: a third of the promised error, as far as the precision allows, and the smaller of its
+    grids if that is accurate enough."""
+    tolerance = max(error / 3, 3e-5 if like.dtype == torch.complex64 else 1e-13)
+    options = {"eps": tolerance, "upsampfac": 1.25 if tolerance > 1e-8 else 2.0, "isign": sign, "modeord": 0}
+    return options | ({"nthreads": torch.get_num_threads()} if like.device.type == "cpu" else {})

@@ -1,0 +1,101 @@
+"""Boys functions and derivatives of cosines: the radial functions of kernels and their derivatives of any order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...modes import transformed
+
+Functions = Callable[[Tensor, int], Tensor]
+
+
+class _Ladder(torch.autograd.Function):
+    """Functions f_0 to f_l of t with df_l / dt = -f_{l+1}, so backward is a product with values that are known.
+
+    No registered operator: its backward would need another operator for every order of derivatives, while this one
+    calls itself with one degree more, and so has derivatives of any order, at t = 0 too.
+    """
+
+    @staticmethod
+    def forward(ctx, functions: Functions, t: Tensor, lmax: int) -> Tensor:
+        out = functions(t, lmax + 1)
+        ctx.save_for_backward(t, out)
+        ctx.functions, ctx.lmax = functions, lmax
+        return out[:-1]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        t, known = ctx.saved_tensors
+        # to be differentiated again, the slopes have to be a function of t in the graph
+        slopes = _Ladder.apply(ctx.functions, t, ctx.lmax + 1) if torch.is_grad_enabled() else known
+        return None, -(grad * slopes[1:]).sum(0), None
+
+
+def _ladder(functions: Functions, t: Tensor, lmax: int) -> Tensor:
+    """Through :class:`_Ladder`, except where compilers and transforms need plain operations."""
+    plain = torch.compiler.is_compiling() or transformed()
+    return functions(t, lmax) if plain else _Ladder.apply(functions, t, lmax)
+
+
+def boys_functions(t: Tensor, lmax: int) -> Tensor:
+    r""":math:`F_l(t) = \int_0^1 u^{2 l} e^{-t u^2} du` for t >= 0, with degrees 0 to ``lmax`` as a new first axis."""
+    return _ladder(_boys, t, lmax)
+
+
+def _boys(t: Tensor, lmax: int) -> Tensor:
+    """Below ``edge`` the series of the highest degree, whose terms are all positive, and the recursion down; above it
+    the error function and the recursion up. Both can be differentiated by autograd."""
+    edge = 1.5 + lmax
+    small = t < edge
+    near = torch.where(small, t, 0.0)
+    exponential = (-near).exp()
+    terms = [1 / (2 * lmax + 1)]  # F_l(t) exp(t) = sum_k (2 t)^k / (2 l + 1)(2 l + 3)...(2 l + 2 k + 1)
+    while terms[-1] * edge ** (len(terms) - 1) > torch.finfo(t.dtype).eps / 8 * terms[0]:
+        terms.append(terms[-1] * 2 / (2 * lmax + 2 * len(terms) + 1))
+    down = [exponential * _polynomial(terms, near)]
+    for degree in range(lmax, 0, -1):
+        down.append((2 * near * down[-1] + exponential) / (2 * degree - 1))
+    far = torch.where(small, edge, t)
+    exponential, root = (-far).exp(), far.sqrt()
+    up = [math.sqrt(math.pi) / 2 * torch.erf(root) / root]
+    for degree in range(lmax):
+        up.append(((2 * degree + 1) * up[-1] - exponential) / (2 * far))
+    return torch.stack([torch.where(small, a, b) for a, b in zip(reversed(down), up, strict=True)])
+
+
+def cosine_functions(y: Tensor, lmax: int) -> Tensor:
+    r""":math:`C_l(y) = (-d / dy)^l \cos \sqrt{2 y}` for y >= 0, with degrees 0 to ``lmax`` as a new first axis. From
+    :math:`C_1 = \sin x / x` on, these are spherical Bessel functions :math:`j_{l-1}(x) / x^{l-1}` of
+    :math:`x = \sqrt{2 y}`."""
+    return _ladder(_cosine, y, lmax)
+
+
+def _cosine(y: Tensor, lmax: int) -> Tensor:
+    """Below ``edge`` the series, above it the recursion. Both can be differentiated by autograd."""
+    edge = (lmax + 2) ** 2 / 2
+    small = y < edge
+    near, far = torch.where(small, y, 0.0), torch.where(small, edge, y)
+    root = (2 * far).sqrt()
+    up = [root.cos(), root.sin() / root]
+    for degree in range(1, lmax):
+        up.append(((2 * degree - 1) * up[-1] - up[-2]) / (2 * far))
+    out = []
+    for degree in range(lmax + 1):
+        terms = [2.0**degree * math.factorial(degree) / math.factorial(2 * degree)]
+        while abs(terms[-1]) * edge ** (len(terms) - 1) > torch.finfo(y.dtype).eps / 8 * terms[0]:
+            n = len(terms) + degree
+            terms.append(-terms[-1] * n / len(terms) * 2 / (2 * n * (2 * n - 1)))
+        out.append(torch.where(small, _polynomial(terms, near), up[degree]))
+    return torch.stack(out)
+
+
+def _polynomial(coefficients: Sequence[float], t: Tensor) -> Tensor:
+    """The polynomial with these coefficients, the constant first, by Horner's rule."""
+    out = torch.full_like(t, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        out = out * t + coefficient
+    return out
