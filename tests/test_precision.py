@@ -127,7 +127,7 @@ def test_offsets_off_the_lattice_are_exact(kernel_size, shape):
     layer = GroupAttention(group, 3, 7, heads=2, kernel_size=kernel_size, options={"neighbourhood": shape})
     with Tf32():
         assert torch.equal(rotated_offsets(group.matrices, neighbourhood, (5, 6)), wanted)
-        assert torch.equal(layer.offsets((5, 6)), wanted)
+        assert torch.equal(layer.offsets((5, 6), torch.device("cpu")), wanted)
 
 
 ROOT = 31**0.5  # times that, scores are those of scale 1

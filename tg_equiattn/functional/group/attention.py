@@ -74,27 +74,29 @@ def group_attention(
         query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask
     )
     query, key, value = (zero_where_masked(x, mask) for x in (query, key, value))
-    return group_attention_impl(
+    out, _ = group_attention_impl(
         query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask
-    )[0]
+    )
+    return zero_where_masked(out, mask)
 
 
 def group_attention_impl(
     query, key, value, rho_space, rho_group, index, neighbourhood, space_bias=None, group_bias=None, dropout=0.0,
-    mask=None, plain=False,
+    key_mask=None, plain=False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """:func:`group_attention` without checks, of operands with finite numbers at masked pixels.
 
-    ``index`` ``None`` means frames, or lifting with one element of queries, keys and values. Second come the
-    log-sum-exps ``(B, heads, |H|, *spatial)`` of each query's scores, or with a sum over t ``(B, heads, |H|, |H|,
-    *spatial)``; over all pixels, where no caller needs them, an empty tensor.
+    ``index`` ``None`` means frames, or lifting with one element of queries, keys and values. ``key_mask`` is true where
+    there are keys; outputs are not masked. Over all pixels encodings may be ``None``, and keys may then lie on another
+    grid. Second come the log-sum-exps ``(B, heads, |H|, *spatial)`` of each query's scores, or with a sum over t ``(B,
+    heads, |H|, |H|, *spatial)``; over all pixels, where no caller needs them, an empty tensor.
     """
     dtype, kind = torch.promote_types(query.dtype, torch.float32), value.dtype
     query, key, value = (x.to(dtype) for x in (query * query.shape[2] ** -0.5, key, value))
     if neighbourhood.kernel_size is None:
         encodings = [None if x is None else x.to(dtype) for x in (rho_space, rho_group, space_bias, group_bias)]
-        out = dense_attention(query, key, value, index, *encodings, key_mask=mask, dropout=dropout)
-        return zero_where_masked(out, mask).to(kind), query.new_zeros(0)
+        out = dense_attention(query, key, value, index, *encodings, key_mask=key_mask, dropout=dropout)
+        return out.to(kind), query.new_zeros(0)
     tables = _tables(query.shape[1], dtype, rho_space, rho_group, space_bias, group_bias)
     window = neighbourhood.kernel_size, neighbourhood.selection, neighbourhood.circular
     # what the form for compilers keeps of backward: gradients of logits of offsets
@@ -106,9 +108,8 @@ def group_attention_impl(
         attend = windowed_attention_definition
     elif compiler_fuses(query, logits // 4):
         attend = windowed_attention_fusable
-    out, lse = attend(query, key, value, *tables, index, mask, draw_seed(dropout, query.device), *window, dropout)
-    lse = lse.squeeze(3)
-    return zero_where_masked(out, mask).to(kind), lse
+    out, lse = attend(query, key, value, *tables, index, key_mask, draw_seed(dropout, query.device), *window, dropout)
+    return out.to(kind), lse.squeeze(3)
 
 
 def _tables(
@@ -206,6 +207,7 @@ def frame_attention(
     """
     check_frame_attention(query, key, value, rho_space, neighbourhood, space_bias, dropout, mask)
     query, key, value = (zero_where_masked(x, mask) for x in (query, key, value))
-    return group_attention_impl(
+    out, _ = group_attention_impl(
         query, key, value, rho_space, None, None, neighbourhood, space_bias, None, dropout, mask
-    )[0]
+    )
+    return zero_where_masked(out, mask)

@@ -61,10 +61,10 @@ def dilation_attention_impl(
     over offsets D of the window and scales l in ``scale_window`` around j. As :func:`group_attention`, but query, key
     and value may have one element in place of ``|H|`` (lifting); rho_space, the same at all scales, is ``(|M|, D, C)``
     or full ``(|M|, D, U, C)``; rho_group ``(U, C)``, U = ``scale_window`` |M|, scales first, or 1 (lifting); index
-    ``(|M|, |M|)`` of relation "relative" or ``(|M|, 1, 1)`` (lifting); biases ``(heads, |M|, D)`` and ``(heads, U)``.
+    ``(|M|, |M|)`` of relation "relative" or ``None`` (lifting); biases ``(heads, |M|, D)`` and ``(heads, U)``.
     """
-    lifts = index.ndim == 3
-    batch, spatial, elements = query.shape[0], tuple(query.shape[4:]), index.shape[-1]
+    lifts = index is None
+    batch, spatial, elements = query.shape[0], tuple(query.shape[4:]), len(rho_space)
 
     def of_scale(x: Tensor, axis: int, number: int) -> Tensor:
         """The elements of one scale; lifting has one element for all scales."""

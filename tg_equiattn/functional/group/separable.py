@@ -8,13 +8,10 @@ from torch import Tensor
 
 from ...grids import Neighbourhood
 from ...modes import full_precision
-from .masks import zero_where_masked
 from .window import in_square, offsets_of_pairs, window
 
 
-def separable_attention_impl(
-    value: Tensor, space_bias: Tensor, neighbourhood: Neighbourhood, mask: Tensor | None
-) -> Tensor:
+def separable_attention_impl(value: Tensor, space_bias: Tensor, neighbourhood: Neighbourhood) -> Tensor:
     """out(i, h) = sum_D softmax_D(b(h^-1 D)) v(i + D, h) of values (B, heads, Cv, |H|, *spatial) and biases (heads,
     |H|, D), with zeros outside of the image.
 
@@ -26,8 +23,7 @@ def separable_attention_impl(
         weight = space_bias.to(torch.promote_types(space_bias.dtype, torch.float32)).softmax(-1)
     if neighbourhood.kernel_size is None:
         pairs = weight[..., offsets_of_pairs(spatial, value.device)].to(value.dtype)  # (heads, |H|, N, N)
-        out = torch.einsum("ehij,bechj->bechi", pairs, value.flatten(4)).unflatten(-1, spatial)
-        return zero_where_masked(out, mask)
+        return torch.einsum("ehij,bechj->bechi", pairs, value.flatten(4)).unflatten(-1, spatial)
     side, dim = neighbourhood.kernel_size, neighbourhood.dim
     weight = in_square(weight, window(side, neighbourhood.selection, dim), side)  # zeros at the corners of a disk
     filters = weight.to(value.dtype)[:, None].expand(-1, value.shape[2], -1, -1).flatten(0, 2)
@@ -36,4 +32,4 @@ def separable_attention_impl(
     if neighbourhood.circular:
         x, padding = window(side, (), dim).pad(x, circular=True), 0
     out = convolve(x, filters.unflatten(1, (1, *[side] * dim)), padding=padding, groups=len(filters))
-    return zero_where_masked(out.unflatten(1, value.shape[1:4]), mask)
+    return out.unflatten(1, value.shape[1:4])

@@ -122,14 +122,18 @@ class GroupAttentionBlock(Masked, nn.Module):
     def mask_after(self, mask: Tensor) -> Tensor:
         return self.crop.mask_after(mask)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
-        """``mask`` and ``context`` as those of :meth:`GroupAttention.forward`."""
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """``mask``, ``context`` and ``context_mask`` as those of :meth:`GroupAttention.forward`."""
         attended, bottlenecked = self.residuals
         _, _, attention, norm, swish, drop = self.attention
         checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
         x = zero_where_masked(x, mask)
-        seen, context = self._normalised(x, mask, context)
-        branch = drop(swish(call_masked(norm, attention(seen, mask, context=context), mask)))
+        seen, context = self._normalised(x, mask, context, context_mask)
+        attended_to = attention(seen, mask, context=context, context_mask=context_mask)
+        branch = drop(swish(call_masked(norm, attended_to, mask)))
         x = self.crop(attended(self.shortcut(x), branch), mask)
         mask = None if mask is None else self.crop.mask_after(mask)
         return zero_where_masked(bottlenecked(x, self.mlp(x, mask)), mask)
@@ -142,23 +146,25 @@ class GroupAttentionBlock(Masked, nn.Module):
 
     def attention_map(
         self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Tensor | None = None, *,
-        context: Tensor | None = None,
+        context: Tensor | None = None, context_mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """The weights of the block's attention; see :meth:`GroupAttention.attention_map`. In training, batch norms
         count the call as any other."""
-        x, context = self._normalised(x, mask, context)
+        x, context = self._normalised(x, mask, context, context_mask)
         attention: Any = self.attention[2]
-        return attention.attention_map(x, pixel, mask, context=context)
+        return attention.attention_map(x, pixel, mask, context=context, context_mask=context_mask)
 
-    def _normalised(self, x: Tensor, mask: Tensor | None, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _normalised(
+        self, x: Tensor, mask: Tensor | None, context: Tensor | None, context_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """What attention sees of the input and of a context."""
         norm, swish, attention, *_ = self.attention
-        cast(AttentionLayer, attention).check_context(x, context)
+        context_mask = cast(AttentionLayer, attention).mask_of_context(x, mask, context, context_mask)
         if context is not None:
             if self.context_norm is None and isinstance(norm, nn.modules.batchnorm._BatchNorm):
                 raise ValueError(
                     "context_channels must be given with norm='batch', so that the context's statistics are its own, "
                     "got None and a context"
                 )
-            context = swish(call_masked(self.context_norm or norm, context, mask))
+            context = swish(call_masked(self.context_norm or norm, context, context_mask))
         return swish(call_masked(norm, x, mask)), context

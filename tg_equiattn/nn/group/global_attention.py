@@ -87,7 +87,7 @@ class GlobalGroupAttention(AttentionLayer):
         width = self.head_channels
         num_features = max(16, int(width * math.log(width))) if num_features is None else num_features
         self.features = RandomFeatures(num_features, width, self.options.redraw_interval)
-        self.far_bias = nn.Parameter(torch.zeros(heads, 1 if self.frames else len(group)))
+        self.far_bias = nn.Parameter(torch.zeros(heads, 1 if self.relation == "frame" else len(group)))
         with torch.no_grad():
             self.far_bias[1::2] = FAR
 
@@ -95,17 +95,23 @@ class GlobalGroupAttention(AttentionLayer):
         """Draw new random features: the seed's next, or from a CPU ``generator`` (give every rank an equal one)."""
         self.features.redraw_features(generator)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         self.features(x.device, torch.promote_types(x.dtype, torch.float32))  # counts a training step
-        return super().forward(x, mask, context=context)
+        return super().forward(x, mask, context=context, context_mask=context_mask)
 
     def _weigh(
-        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor, mask: Tensor | None, dropout: float
+        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, key_mask: Tensor | None, dropout: float
     ) -> Tensor:
         rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]), query.device)
-        options = {"space_bias": space_bias, **self._options(mask, dropout)}
+        options: dict[str, Any] = {
+            "space_bias": space_bias, "neighbourhood": self.neighbourhood, "dropout": dropout, "mask": key_mask,
+            "plain": self.plain,
+        }  # fmt: skip
         projection = self.features.directions(query.device, torch.promote_types(query.dtype, torch.float32))
-        if self.frames:
+        if index is None:
             return global_frame_attention_impl(query, key, value, projection, rho_space, self.far_bias, **options)
         return global_group_attention_impl(
             query, key, value, projection, rho_space, rho_group, index, self.far_bias, group_bias=group_bias, **options
