@@ -179,7 +179,7 @@ class _LongRangeModel(MACE):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         raise NotImplementedError(
             f"{type(self).__name__} is made by add_long_range(model, ...) alone: compile_mode, cuequivariance and "
-            "everything else that builds a model from its configuration would lose the long range"
+            "everything else that builds a model from its configuration would lose its long range"
         )
 
     def forward(self, data: Mapping[str, Any], training: bool = False, compute_force: bool = True,

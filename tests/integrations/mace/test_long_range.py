@@ -308,7 +308,7 @@ def test_what_is_refused(far, make):
         model(batch.to_dict(), lammps_mliap=True)
     for name in ("compute_edge_forces", "compute_atomic_stresses"):
         with pytest.raises(
-            NotImplementedError, match="share forces and stress among edges, which carry only what is near"
+            NotImplementedError, match="share forces and stress among edges, which carry the short range only"
         ):
             model(batch.to_dict(), **{name: True})
     with pytest.raises(NotImplementedError, match=r"compile_mode, cuequivariance .* would lose its long range"):

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .kernel import Kernel, Range, per_wavenumber
+from .kernel import Kernel, Range, degrees, per_wavenumber
 from .special_functions import boys_functions
 
 
@@ -42,7 +42,7 @@ class Coulomb(Kernel):
         """Two kernels with this one as their sum: one that decays as a Gaussian, and the potential of charges of a
         larger width, which needs few reciprocal vectors."""
         short = ShortRangeCoulomb(self.widths, self.gains, tuple((low, width) for low, _ in self.bounds))
-        gains = self.gains * (self.widths / width)[..., None] ** (self._degrees() + 1)
+        gains = self.gains * (self.widths / width)[..., None] ** (degrees(self.gains) + 1)
         return short, Coulomb(torch.full_like(self.widths, width), gains, ((width, width),) * self.count)
 
     @staticmethod

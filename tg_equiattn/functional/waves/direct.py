@@ -12,6 +12,7 @@ from ...modes import transformed
 from ..backend import compiles_for_accelerator, tile_numbers
 from .blocks import in_one_piece, recomputed
 from .interaction import EwaldNodes, Interaction
+from .kernel import real_space
 
 _PAIRS = 1 << 21  # pairs times kernels of a block on a CPU
 
@@ -40,8 +41,8 @@ def _block(interaction: Interaction, pos_i: Tensor, query: Tensor, pos: Tensor, 
     offsets = pos_i[:, :, None] - pos[:, None]  # B, n, N, 3
     square = offsets.square().sum(3)
     scores = query.permute(0, 2, 3, 1, 4) @ key.permute(0, 2, 3, 4, 1)  # B, H, C, n, N
-    each = zip(scores.split([kernel.count for kernel in interaction.kernels], 2), interaction.kernels, strict=True)
-    parts = [(own * kernel.real_space(square)).sum(3) for own, kernel in each]
+    each = scores.split([kernel.count for kernel in interaction.kernels], 2)
+    parts = [(own * radial).sum(3) for own, radial in zip(each, real_space(interaction.kernels, square), strict=True)]
     weights = sum(parts[1:], parts[0])  # L, B, H, n, N
     harmonics = solid_harmonics(offsets, interaction.lmax).movedim(3, 1)[:, None]  # B, 1, harmonics, n, N
     value = value.movedim(2, 1)[:, :, None]  # B, H, 1, N, V

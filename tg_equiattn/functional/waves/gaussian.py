@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from .kernel import Kernel, Range, per_wavenumber
+from .kernel import Kernel, Range, degrees, per_wavenumber
 from .special_functions import cosine_functions
 
 
@@ -79,9 +79,9 @@ class OscillatingGaussian(Kernel):
         if len(self.largest) != self.count or not all(0 < x < math.inf for x in self.largest):
             raise ValueError(f"largest must be {self.count} positive wavenumbers, got {self.largest}")
 
-    @property
-    def unit(self) -> Tensor:
-        return self.widths * (1 + (self.widths * self.wavenumbers).square()).rsqrt()
+    def unit_gains(self) -> Tensor:
+        ratio = 1 + (self.widths * self.wavenumbers).square()  # (s / u)²
+        return self.gains * ratio[..., None] ** (-degrees(self.gains) / 2)
 
     def ranges(self, scaled_cutoff: float) -> list[Range]:
         pairs = zip(super().ranges(scaled_cutoff), self.largest, strict=True)

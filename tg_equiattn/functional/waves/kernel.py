@@ -4,6 +4,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -71,29 +72,27 @@ class Kernel:
         """Highest degree of the solid harmonics."""
         return self.gains.shape[2] - 1
 
-    @property
-    def unit(self) -> Tensor:
-        """Unit of length u of the derivatives, ``(heads, C)``."""
-        return self.widths
+    def unit_gains(self) -> Tensor:
+        """Gains ``(heads, C, lmax + 1)`` relative to the unit s: g (u / s)^l."""
+        return self.gains
 
     def single(self, kernel: int) -> "Kernel":
         """One of the C kernels, as an object with C = 1."""
-        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         these = slice(kernel, kernel + 1)
-        one: dict[str, Any] = {k: x[:, these] if isinstance(x, Tensor) else x[these] for k, x in own.items()}
-        return type(self)(**one)
+        own: dict[str, Any] = {}
+        for name in (field.name for field in dataclasses.fields(self)):
+            x = getattr(self, name)
+            own[name] = x[:, these] if isinstance(x, Tensor) else x[these]
+        return type(self)(**own)
 
     def ranges(self, scaled_cutoff: float) -> list[Range]:
         """Cutoff and margin of each of the C kernels, for a :func:`scaled_cutoff`."""
         return [Range(scaled_cutoff / low, scaled_cutoff * high, self.long_range) for low, high in self.bounds]
 
     def real_space(self, square: Tensor) -> Tensor:
-        """R_l(r) of squared distances, with :math:`g_l u^l Y_l(\\nabla) K = R_l(r) Y_l(r)`: ``(B, n, m)`` to
+        """R_l(r) at squared distances, with :math:`g_l u^l Y_l(\\nabla) K = R_l(r) Y_l(r)`: ``(B, n, m)`` to
         ``(lmax + 1, B, heads, C, n, m)``."""
-        widths, gains, unit = (x.to(square.dtype) for x in (self.widths, self.gains, self.unit))
-        scale = gains * (-unit / widths.square())[..., None] ** self._degrees()
-        scale = scale.movedim(2, 0)[:, None, :, :, None, None]
-        return self._radial(square[:, None, None] / (2 * widths.square()[..., None, None])) * scale
+        return real_space([self], square)[0]
 
     def reciprocal(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
         r"""Fourier transforms :math:`g_l u^l \hat K(k)`, without the :math:`Y_l(i k)` that follows from
@@ -108,13 +107,10 @@ class Kernel:
         Returns:
             ``(B, D, heads, lmax + 1)``.
         """
-        amplitudes = self.gains * self.unit[..., None] ** self._degrees()
+        amplitudes = self.unit_gains() * self.widths[..., None] ** degrees(self.gains)
         amplitudes = amplitudes.movedim(1, 0).to(square.dtype)[index]
         transform = self._transform(square[..., None], coulomb[..., None], index)
         return transform[..., None] * amplitudes
-
-    def _degrees(self) -> Tensor:
-        return torch.arange(self.lmax + 1, device=self.gains.device)
 
     def _radial(self, t: Tensor) -> Tensor:
         """f_l of t = r² / 2 s² ``(B, heads, C, n, m)``, with :math:`Y_l(\\nabla) K = (-1 / s^2)^l f_l(t) Y_l(r)`; the
@@ -124,6 +120,27 @@ class Kernel:
     def _transform(self, square: Tensor, coulomb: Tensor, index: Tensor) -> Tensor:
         """Fourier transform ``(B, D, heads)`` at squared wavenumbers ``(B, D, 1)``."""
         raise NotImplementedError
+
+
+def real_space(kernels: Sequence[Kernel], square: Tensor) -> list[Tensor]:
+    """:meth:`Kernel.real_space` of several kinds of kernels. Their widths and gains go through each operation together:
+    these tensors are small, and what counts is the number of operations."""
+    widths = _joined([kernel.widths for kernel in kernels]).to(square.dtype)
+    gains = _joined([kernel.unit_gains() for kernel in kernels]).to(square.dtype)
+    t = square[:, None, None] / (2 * widths.square()[..., None, None])
+    scale = (gains * (-widths)[..., None] ** -degrees(gains)).movedim(2, 0)[:, None, :, :, None, None]
+    counts = [kernel.count for kernel in kernels]
+    each = zip(kernels, t.split(counts, 2), scale.split(counts, 3), strict=True)
+    return [kernel._radial(own) * factor for kernel, own, factor in each]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def degrees(gains: Tensor) -> Tensor:
+    """Degrees 0 to lmax of gains ``(heads, C, lmax + 1)``."""
+    return torch.arange(gains.shape[2], device=gains.device)
 
 
 def per_wavenumber(x: Tensor, index: Tensor, like: Tensor) -> Tensor:
