@@ -90,7 +90,7 @@ def window(kernel_size: int, selection: Sequence[int], dim: int, tail: int = 0) 
 
 @functools.lru_cache(maxsize=32)
 def _window(kernel_size: int, selection: tuple[int, ...], dim: int, tail: int) -> Window:
-    every = list(itertools.product(range(kernel_size), repeat=dim))
+    every = list(itertools.product(*[range(kernel_size)] * dim))
     if not selection:
         whole = Block((0,) * dim, (kernel_size,) * dim, slice(0, len(every)))
         return Window(kernel_size // 2, dim, (whole,), tail)
