@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd import forward_ad
@@ -43,6 +43,16 @@ def ordinary_tensors(*inputs: Tensor) -> Iterator[None]:
 def is_ordinary(x: Tensor) -> bool:
     """Whether a tensor has values of its own, here: not on the meta device, fake, or of a transform."""
     return type(x) in (Tensor, nn.Parameter) and x.device.type != "meta" and not is_functorch_wrapped_tensor(x)
+
+
+def as_numbers(x: Tensor) -> list:
+    """``x.tolist()``, of a tensor of a transform too, whose numbers torch 2.8 does not read by itself."""
+    if torch.compiler.is_compiling() or not _functorch():
+        return x.tolist()
+    while is_functorch_wrapped_tensor(x):
+        x = get_unwrapped(x)
+    with temporarily_clear_interpreter_stack():
+        return x.tolist()
 
 
 def as_fake(x: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -199,7 +198,9 @@ class Pairs:
     def restricted(self, mask: Tensor) -> Pairs:
         """Only the pairs between nodes that exist, bool ``(N,)``: the same pairs in order, the others passed over."""
         exists = mask[self.target] & mask[self.source]
-        out = copy.copy(self)
+        out = Pairs.__new__(Pairs)  # copy.copy is nothing that compilers before torch 2.13 know
+        out.nodes, out.offsets, out.features, out.weights = self.nodes, self.offsets, self.features, self.weights
+        out.csr, out.self_features, out.between_positions = self.csr, self.self_features, self.between_positions
         out.exists = exists if self.exists is None else exists & self.exists
         out._cache = {}
         return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from . import checks
 from .functional.backend import compiles_for_accelerator
 from .merging import merge_attentions
-from .modes import transformed
+from .modes import as_numbers, transformed
 from .ranks import Ranks
 
 _UNREAD = "batch_size and max_num_nodes must be given with batch that is traced or that torch.vmap goes over, got None"
@@ -62,7 +61,7 @@ class Ragged:
             count = 1 if nodes or batch_size else 0
             return cls(nodes, torch.full((count,), nodes, device=x.device), None, nodes)
         sizes = torch.searchsorted(batch, torch.arange(count + 1, device=x.device)).diff()
-        known = sizes.tolist() if ranks is not None or (whole and not sized) else None
+        known = as_numbers(sizes) if ranks is not None or (whole and not sized) else None
         out = cls(nodes, sizes, batch, max_num_nodes, None, ranks, known)
         if max_num_nodes is None:
             return out
@@ -114,7 +113,7 @@ class Ragged:
     def known(self) -> list[int] | None:
         """The sizes as numbers; ``None`` where they have not been read."""
         if self._known is None and checks.values_are_free(self.sizes):
-            self._known = self.sizes.tolist()
+            self._known = as_numbers(self.sizes)
         elif self._known is None and self.even and self.mask is None and readable(self.sizes):
             self._known = [self.longest] * self.count
         return self._known
@@ -131,7 +130,7 @@ class Ragged:
         if self.known is None:
             if not readable(self.sizes):
                 raise ValueError(_UNREAD)
-            self._known = self.sizes.tolist()
+            self._known = as_numbers(self.sizes)
         return self._known or []
 
     def zero_padding(self, x: Tensor) -> Tensor:
@@ -166,8 +165,9 @@ class Ragged:
 
     def ordered(self, order: Tensor) -> Ragged:
         """The same graphs, which :meth:`mix` and rows get in another order: at place p comes node ``order[p]``."""
-        out = copy.copy(self)
-        out.order = order
+        batch = None if self.even else self._batch
+        out = Ragged(self.nodes, self.sizes, batch, self._longest, self.mask, self.ranks, self._known)
+        out.order, out._batch, out._starts, out._totals = order, self._batch, self._starts, self._totals
         return out
 
     def rows(self, whole: bool = False) -> Rows:

@@ -485,7 +485,9 @@ def run(module, inputs):
     out = [x for x in tree_leaves(module(**inputs)) if isinstance(x, torch.Tensor)]
     wanted = [x for x in (*inputs.values(), *module.parameters()) if isinstance(x, torch.Tensor) and x.requires_grad]
     total = sum((x * _probe(x)).sum() for x in out if x.requires_grad)
-    return out, torch.autograd.grad(total, wanted, allow_unused=True) if wanted else ()
+    return out, torch.autograd.grad(total, wanted, allow_unused=True) if wanted and isinstance(
+        total, torch.Tensor
+    ) else ()
 
 
 def _leaf(x):

@@ -97,4 +97,4 @@ def check_batch_equals_each_alone(layer, x, sizes, tolerance=1e-9):
     close(got, wanted, tolerance)
     parameters = list(layer.parameters())
     for a, b in zip(gradients(got, parameters), gradients(wanted, parameters), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, float(b.abs().max())))
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, float(b.detach().abs().max())))

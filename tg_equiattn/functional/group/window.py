@@ -82,7 +82,7 @@ def window(kernel_size: int, selection: Sequence[int], dim: int) -> Window:
 
 @functools.lru_cache(maxsize=32)
 def _window(kernel_size: int, selection: tuple[int, ...], dim: int) -> Window:
-    every = list(itertools.product(range(kernel_size), repeat=dim))
+    every = list(itertools.product(*[range(kernel_size)] * dim))
     if not selection:
         whole = Block((0,) * dim, (kernel_size,) * dim, slice(0, len(every)))
         return Window(kernel_size // 2, dim, (whole,))

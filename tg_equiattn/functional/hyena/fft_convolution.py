@@ -63,10 +63,15 @@ def zero_beyond(x: Tensor, lengths: Tensor | None) -> Tensor:
     return x.masked_fill(along(torch.arange(x.shape[1], device=x.device) >= lengths[:, None], x), 0)
 
 
+def _with_strides(x: Tensor) -> Tensor:
+    """Sequences whose values lie apart: MKL's FFT of torch 2.8 refuses expanded ones, as the gradients of a sum are."""
+    return x if x.stride(1) or x.shape[1] < 2 else x.contiguous()
+
+
 def transform(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str) -> tuple[Tensor, Tensor, int]:
     """Spectra of sequences (B, N, ...), the second divided by the length they are taken at, which comes third."""
     total = transform_length(a.shape[1], lengths is not None, mode)
-    a, b = zero_beyond(a, lengths), zero_beyond(b, lengths)
+    a, b = (_with_strides(zero_beyond(x, lengths)) for x in (a, b))
     return torch.fft.rfft(a, total, dim=1), torch.fft.rfft(b, total, dim=1, norm="forward"), total
 
 
