@@ -38,8 +38,8 @@ class LiftingAttention(AttentionLayer):
             offset), ``"full"`` (one of offset and element) or ``None``, which needs ``kernel_size=None``: attention by
             content alone, whose context may have a size of its own; ``neighbourhood``, ``"square"`` or ``"disk"``, by
             default the disk where the group has elements that do not map the pixel grid to itself (rotations by 45
-            degrees), which a square window serves badly; ``context_channels`` of the ``context`` of cross attention, which every
-            call then needs, where without them the layer still takes one with ``in_channels``.
+            degrees), which a square window serves badly; ``context_channels`` of the ``context`` of cross attention,
+            which every call then needs, where without them the layer still takes one with ``in_channels``.
 
     Shapes:
         ``(B, in_channels, H, W)`` or ``(B, in_channels, D, H, W)`` -> ``(B, out_channels, |H|, *spatial)``.
