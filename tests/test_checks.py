@@ -45,7 +45,7 @@ NODES = torch.ones(2, 35, 12)
 
 
 def near(**options):
-    return PerformerAttention(12, 15, 3, cutoff=3, **options)
+    return PerformerAttention(12, 15, 3, cutoff=3, **{"method": "features", **options})
 
 
 def ewald(**change):
@@ -184,8 +184,8 @@ CASES = [
     ("input must", lambda: PixelEmbedding(3, 5, "lookup")(torch.full((2, 7, 3), 300))),
     ("pos must be on cpu as the input is, got meta", lambda: PositionalPerformerAttention(
         12, 15, 3, position="sinusoid")(torch.ones(2, 5, 12), pos=torch.ones(2, 5, 2, device="meta"))),
-    ("cutoff must be a positive integer", lambda: PerformerAttention(12, 15, 3, cutoff="auto")),
-    ("cutoff must be a positive number or 'auto', got 'mean'", lambda: PerformerAttention(
+    ("cutoff must be a positive integer", lambda: PerformerAttention(12, 15, 3, cutoff="mean")),
+    ("cutoff must be a positive number, got 'mean'", lambda: PerformerAttention(
         12, 15, 3, offset="mlp", cutoff="mean")),
     ("pool must be None or 'mean', got 'max'", lambda: SE3Hyena(2, 2, pool="max")),
     ("heads must divide out_channels=15, got 4", lambda: PerformerAttention(12, 15, 4)),

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.pairs import Pairs, near_pairs
+from tg_equiattn.pairs import Pairs, mean_edge_length, near_pairs
 
 
 def as_set(target, source, offsets):
@@ -169,3 +169,12 @@ def test_edges_as_given():
     ]:
         with pytest.raises(ValueError, match=message):
             Pairs.from_edges(edge_index, 3, **options)
+
+
+def test_mean_edge_length():
+    pos = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]])
+    edges = torch.tensor([[0, 1, 1, 2, 2], [1, 0, 2, 1, 2]])
+    assert mean_edge_length(pos, edges) == 3.0
+    for bad in (edges[:, :0], edges[:, 4:]):
+        with pytest.raises(ValueError, match="edge_index must join nodes at different pos"):
+            mean_edge_length(pos, bad)

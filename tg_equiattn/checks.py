@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .modes import has_autocast
+
+_Constructor = TypeVar("_Constructor", bound=Callable[..., Any])
+
+
+def python_numbers(made: _Constructor) -> _Constructor:
+    """Decorate a class or a function: numbers of numpy among its arguments become Python's, inside tuples, lists and
+    dictionaries too. Saved settings and compilers know no others."""
+    function = cast(Callable[..., Any], made.__init__ if isinstance(made, type) else made)  # type: ignore[misc]
+
+    @functools.wraps(function)
+    def converted(*arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():  # which has Python's numbers alone
+            return function(*arguments, **named)
+        return function(*map(_python_number, arguments), **_python_number(named))
+
+    if not isinstance(made, type):
+        return cast(_Constructor, converted)
+    made.__init__ = converted  # type: ignore[misc]
+    return made
+
+
+def _python_number(x: Any) -> Any:
+    if type(x) in (tuple, list):
+        return type(x)(map(_python_number, x))
+    if type(x) is dict:
+        return {name: _python_number(value) for name, value in x.items()}
+    if isinstance(x, Integral):
+        return x if isinstance(x, int) else int(x)
+    return float(x) if isinstance(x, Real) else x
+
+
+def _whole(x: object) -> bool:
+    """Whether x is an integer: of Python, numpy or a compiler, and no bool."""
+    return isinstance(x, (int, torch.SymInt, Integral)) and not isinstance(x, bool)
+
+
+def _real(x: object) -> bool:
+    return isinstance(x, (int, float, Real))
 
 
 def _each(arguments: Mapping[str, Any], fits: Callable[[Any], bool], wanted: str) -> None:
@@ -21,22 +61,22 @@ def _each(arguments: Mapping[str, Any], fits: Callable[[Any], bool], wanted: str
 
 def positive(**arguments: int) -> None:
     """Raise ValueError unless every argument is a positive integer."""
-    _each(arguments, lambda x: isinstance(x, (int, torch.SymInt)) and x >= 1, "a positive integer")
+    _each(arguments, lambda x: _whole(x) and x >= 1, "a positive integer")
 
 
 def positive_number(**arguments: float) -> None:
     """Raise ValueError unless every argument is a positive, finite number."""
-    _each(arguments, lambda x: isinstance(x, (int, float)) and 0 < x < math.inf, "a positive number")
+    _each(arguments, lambda x: _real(x) and 0 < x < math.inf, "a positive number")
 
 
 def not_negative(**arguments: float) -> None:
     """Raise ValueError unless each argument is a finite number of at least 0."""
-    _each(arguments, lambda x: isinstance(x, (int, float)) and 0 <= x < math.inf, "a finite number of at least 0")
+    _each(arguments, lambda x: _real(x) and 0 <= x < math.inf, "a finite number of at least 0")
 
 
 def probability(**arguments: float) -> None:
     """Raise ValueError unless every argument is in [0, 1)."""
-    _each(arguments, lambda x: isinstance(x, (int, float)) and 0 <= x < 1, "in [0, 1)")
+    _each(arguments, lambda x: _real(x) and 0 <= x < 1, "in [0, 1)")
 
 
 def choice(name: str, value: object, allowed: Collection[str]) -> None:

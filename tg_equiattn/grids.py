@@ -40,6 +40,7 @@ def _mesh(axes: Iterable[tuple[int, int]], device: torch.device | str) -> Tensor
     return torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1).flatten(0, -2)
 
 
+@checks.python_numbers
 @dataclass(frozen=True)
 class Neighbourhood:
     """The keys that a query attends to: an odd window around it, or the whole grid.
@@ -134,6 +135,7 @@ class Neighbourhood:
         return larger(functools.reduce(larger, self._grid(spatial)) - 1, 1)
 
 
+@checks.python_numbers
 @dataclass(frozen=True)
 class PixelGrid:
     """Pixels of an image (or voxels of a volume) as nodes in row order, and which of them are near each other.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 
@@ -34,6 +35,12 @@ class _Elements:
 
     def __len__(self) -> int:
         return self.order
+
+    @property
+    def digest(self) -> str:
+        """A digest of the elements, by which checkpoints of layers tell groups apart."""
+        exact = (1e6 * self.matrices).round().to(torch.int64).flatten().tolist()
+        return hashlib.sha256(repr(exact).encode()).hexdigest()[:16]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and torch.equal(self.matrices, other.matrices)
@@ -138,6 +145,7 @@ class DilationGroup(_Elements):
         return f"dyadic({self.scales}, {self.isometries!r})"
 
 
+@checks.python_numbers
 def dyadic(scales: int, isometries: FiniteGroup | None = None) -> DilationGroup:
     """The dilations by 1, 2, 4, ... of ``scales`` scales, times a finite group (``None``: the plane's trivial one).
 
@@ -184,6 +192,7 @@ def mirror(dim: int = 2) -> FiniteGroup:
     return FiniteGroup(torch.stack([flip.abs(), flip]), name="mirror")
 
 
+@checks.python_numbers
 def cyclic(n: int) -> FiniteGroup:
     r"""The ``n`` rotations of the plane by multiples of :math:`2\pi/n`, counter-clockwise."""
     checks.positive(n=n)
@@ -191,6 +200,7 @@ def cyclic(n: int) -> FiniteGroup:
     return FiniteGroup([[[c, -s], [s, c]] for c, s in turns], f"C{n}")
 
 
+@checks.python_numbers
 def dihedral(n: int) -> FiniteGroup:
     """``n`` rotations of the plane, then each of them after the reflection x -> -x: ``2 n`` elements."""
     rotations = cyclic(n).matrices

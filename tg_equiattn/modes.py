@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
 
 
 def has_autocast(kind: str) -> bool:
@@ -28,13 +32,27 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
 
 @contextlib.contextmanager
 def ordinary_tensors(*inputs: Tensor) -> Iterator[None]:
-    """Make ordinary tensors, of no inputs or of ordinary ones, wherever the call comes from: those that stay from one
-    call to the next may be asked for in evaluation first, and trained with later; and within a transform of
-    ``torch.func``, whose own tensors end with it."""
-    ordinary = not any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in inputs)
+    """Make ordinary tensors, which outlive the call, whatever mode the call is made in: inference mode, fake tensors,
+    or a transform of ``torch.func`` unless one of the ``inputs`` belongs to it."""
+    ordinary = not any(is_functorch_wrapped_tensor(x) for x in inputs)
     outside = temporarily_clear_interpreter_stack() if ordinary else contextlib.nullcontext()
-    with torch.inference_mode(False), outside:
+    with torch.inference_mode(False), unset_fake_temporarily(), outside:
         yield
+
+
+def is_ordinary(x: Tensor) -> bool:
+    """Whether a tensor has values of its own, here: not on the meta device, fake, or of a transform."""
+    return type(x) in (Tensor, nn.Parameter) and x.device.type != "meta" and not is_functorch_wrapped_tensor(x)
+
+
+def as_fake(x: Any) -> Any:
+    """Ordinary tensors, as the fake tensors that an active fake mode asks for in place of them."""
+    if torch.compiler.is_compiling():
+        return x
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if mode is None or mode.allow_non_fake_inputs:  # which export and tracers set: they keep ordinary tensors
+        return x
+    return tree_map_only(Tensor, mode.from_tensor, x)
 
 
 def _functorch() -> bool:

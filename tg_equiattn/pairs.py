@@ -14,7 +14,7 @@ from . import checks
 from .cells import METRICS, cell_pairs, has_scipy, images, limit_of, tree_pairs
 from .modes import ordinary_tensors
 
-__all__ = ["Pairs", "near_pairs"]
+__all__ = ["Pairs", "mean_edge_length", "near_pairs"]
 
 _FLAT = 1e-6  # the smallest volume of a cell, as a share of that of a box with edges as long
 MAX_PAIRS = 1000  # a node, on average: more near pairs than that are not found from positions unasked
@@ -204,19 +204,6 @@ class Pairs:
         out._cache = {}
         return out
 
-    def of_nodes(self, index: Tensor) -> tuple[Pairs, Tensor]:
-        """The pairs among some of the nodes, int64 ``(n,)``, rising, which are then counted from 0; and which they are,
-        int64. Pairs that do not exist are left out."""
-        place = torch.full((self.nodes,), -1, device=index.device)
-        place = place.index_copy(0, index, torch.arange(len(index), device=index.device))
-        edge_index = torch.stack([place[self.source], place[self.target]])
-        here = (edge_index >= 0).all(0)
-        edges = (here if self.exists is None else here & self.exists).nonzero()[:, 0]
-        features, weights = (None if t is None else t[edges] for t in (self.features, self.weights))
-        out = Pairs(edge_index[:, edges], len(index), self.offsets[edges], features=features, weights=weights)
-        out.self_features = None if self.self_features is None else self.self_features[index]
-        return out, edges
-
     @property
     @_once
     def repeats(self) -> bool:
@@ -320,6 +307,7 @@ def _of_edges(name: str, given: Tensor | None, edge_index: Tensor, width: int | 
     return given
 
 
+@checks.python_numbers
 def near_pairs(
     pos: Tensor, cutoff: float, *, batch: Tensor | None = None, cell: Tensor | None = None, pbc: Tensor | None = None,
     max_pairs: int = MAX_PAIRS, metric: str = "euclidean",
@@ -386,6 +374,30 @@ def near_pairs(
         each = lattice[0] if batch is None else lattice[batch[target]]
         offsets = offsets + ((steps[image] - steps[target])[:, None] @ each)[:, 0].to(offsets.dtype)
     return torch.stack([source, target]), offsets
+
+
+def mean_edge_length(pos: Tensor, edge_index: Tensor) -> float:
+    """The mean length of edges, from which to choose the ``cutoff`` of layers: twice it suits most graphs.
+
+    Args:
+        pos: ``(N, dim)`` positions, of some of the training data.
+        edge_index: int64 ``(2, E)``. Edges of a node with itself do not count.
+
+    Raises:
+        ValueError: if no edge has a length.
+
+    Example:
+        >>> import torch
+        >>> mean_edge_length(torch.tensor([[0.0], [1.0], [4.0]]), torch.tensor([[0, 1], [1, 2]]))
+        2.0
+    """
+    check_edges(edge_index, len(pos))
+    source, target = edge_index[:, edge_index[0] != edge_index[1]]
+    lengths = torch.linalg.vector_norm(pos.detach()[source].double() - pos.detach()[target].double(), dim=-1)
+    mean = float(lengths.mean()) if len(lengths) else 0.0
+    if not 0 < mean < float("inf"):
+        raise ValueError(f"edge_index must join nodes at different pos, got edges of mean length {mean}")
+    return mean
 
 
 def read_lattice(cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor, dim: int = 3) -> tuple[Tensor, Tensor]:

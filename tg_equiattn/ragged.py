@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import checks
 from .functional.backend import compiles_for_accelerator
+from .merging import merge_attentions
 from .modes import transformed
 from .ranks import Ranks
 
@@ -169,14 +170,6 @@ class Ragged:
         out.order = order
         return out
 
-    def select(self, chosen: Tensor) -> tuple[Ragged, Tensor]:
-        """The graphs that are chosen, bool (B,), alone, without padding; and their nodes among all, int64, rising."""
-        here = chosen[self.batch] if self.mask is None else chosen[self.batch] & self.mask
-        index = here.nonzero()[:, 0]
-        batch = (chosen.cumsum(0) - 1)[self.batch[index]]
-        sizes = self.sizes[chosen]
-        return Ragged(index.shape[0], sizes, batch, known=sizes.tolist()), index
-
     def rows(self, whole: bool = False) -> Rows:
         """Rows of one length: a graph each, or, unless they have to be ``whole``, graphs cut into several, so that a
         long graph among short ones costs no padding to its length."""
@@ -289,20 +282,26 @@ class Rows:
         """(count, length, ...) to (T, ...)."""
         return x.flatten(0, 1) if self._slots is None else self._slots.unpack(x.flatten(0, 1))
 
-    def merge(self, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-        """Of softmax averages (rows, heads, m, e) and their log-sum-exps (rows, heads, m), those of whole graphs."""
+    def merge(self, content: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Softmax averages (rows, heads, m, e) over the keys of whole graphs, and log-sum-exps (rows, heads, m), of
+        those of rows."""
         if self.ragged.ranks is not None:
-            return self.ragged.ranks.merge(content, level)
+            return self.ragged.ranks.merge(content, lse)
         if self.graph is None:
-            return content, level
-        graphs, index = self.ragged.count, self.graph[:, None, None].expand_as(level)
-        top = level.new_full((graphs, *level.shape[1:]), torch.finfo(level.dtype).min)
-        top = self.of_graphs(top.scatter_reduce(0, index, level.detach(), "amax"))
-        weight = (level - top).exp()
-        sums = self.of_graphs(level.new_zeros(graphs, *level.shape[1:]).index_add(0, self.graph, weight))
-        weight = (weight / sums)[..., None]
-        content = content.new_zeros(graphs, *content.shape[1:]).index_add(0, self.graph, weight * content)
-        return self.of_graphs(content), sums.log() + top
+            return content, lse
+        graphs, graph = self.ragged.count, self.graph
+
+        def largest(lse: Tensor) -> Tensor:
+            top = lse.new_full((graphs, *lse.shape[1:]), torch.finfo(lse.dtype).min)
+            return self.of_graphs(top.scatter_reduce(0, graph.view(-1, 1, 1, 1).expand_as(lse), lse, "amax"))
+
+        def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
+            both = weight, weight * content
+            total, out = (x.new_zeros(graphs, *x.shape[1:]).index_add(0, graph, x) for x in both)
+            return self.of_graphs(total), self.of_graphs(out)
+
+        content, lse = merge_attentions(content, lse.unsqueeze(-1), largest, sums)
+        return content, lse.squeeze(-1)
 
 
 class _Slots(NamedTuple):
@@ -321,7 +320,10 @@ class _Slots(NamedTuple):
 
 
 class _Gather(torch.autograd.Function):
-    """x[to], zero where ``filled`` is false; ``back`` says where each node went, so backward is a gather too."""
+    """x[to], zero where ``filled`` is false; ``back`` says where each node went.
+
+    It has a backward of its own, a gather too: autograd's would add rows up one by one.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, there: Tensor | None) -> Tensor:

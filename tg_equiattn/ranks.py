@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .merging import merge_attentions
+
 
 class Ranks:
     """The processes of a group that share every graph of a batch. Sums go through its all-reduce, in backward too,
@@ -34,13 +36,15 @@ class Ranks:
         dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.process_group)
         return x
 
-    def merge(self, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-        """Of softmax averages (..., m, e) over each rank's keys and their log-sum-exps (..., m), those over all."""
-        top = self.largest(level)
-        weight = (level - top).exp()
-        sums = self.sum(torch.cat([weight[..., None] * content, weight[..., None]], -1))
-        total = sums[..., -1]
-        return sums[..., :-1] / total[..., None], total.log() + top
+    def merge(self, content: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Softmax averages (..., m, e) over the keys of every rank, and log-sum-exps (..., m), of each rank's own."""
+
+        def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
+            both = self.sum(torch.cat([weight * content, weight], -1))  # one all-reduce
+            return both[..., -1:], both[..., :-1]
+
+        content, lse = merge_attentions(content, lse.unsqueeze(-1), self.largest, sums)
+        return content, lse.squeeze(-1)
 
     def check_graphs(self, count: int, device: torch.device) -> None:
         """Raise ValueError unless all ranks have as many graphs."""

@@ -36,8 +36,8 @@ print(graphs[0])
 # ---------
 #
 # ``RelativePerformerConv`` attends from every node to all nodes of its graph. Near pairs are the edges; they have
-# exact softmax weights with a learned bias of the offset. All pairs are reached through random features; in graphs
-# as small as these ``method="auto"``, the default, would take softmax attention over all pairs instead.
+# exact softmax weights with a learned bias of the offset. All pairs are reached through random features, in linear
+# time. For graphs as small as these ``method="pairs"``, softmax attention over all pairs, is exact and faster.
 
 conv = RelativePerformerConv(1, 16, heads=4, cutoff=4, method="features")
 data = next(iter(DataLoader(graphs, batch_size=8)))
@@ -70,8 +70,8 @@ class Model(torch.nn.Module):
         super().__init__()
         self.embed = torch.nn.Linear(1, 16)
         self.messages = GINEConv(perceptron(), edge_dim=2)
-        self.attention = RelativePerformerConv(16, 16, heads=4, cutoff=4)
-        self.gps = GPSConv(16, RelativePerformerConv(16, 16, heads=4, cutoff=4), heads=2)
+        self.attention = RelativePerformerConv(16, 16, heads=4, cutoff=4, method="pairs")
+        self.gps = GPSConv(16, RelativePerformerConv(16, 16, heads=4, cutoff=4, method="pairs"), heads=2)
         self.head = torch.nn.Linear(16, 10)
 
     def forward(self, data):

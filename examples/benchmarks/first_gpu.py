@@ -3,7 +3,7 @@ have been chosen where this library chooses by itself.
 
 A choice is right if nothing beside it takes less than nine tenths of its time; the table says which are not:
 
-graphs              random features or all pairs, by ``method="auto"`` of graph attention
+graphs              random features or all pairs, as graph attention suggests
 crystals, clouds    Ewald sums, direct sums or NUFFTs, by ``method="auto"`` of Ewald attention, eager
 frames              what a compiler gets for windows in frames, the form that it fuses or the operator; beside them
                     the operator in eager mode, and torch's FlexAttention with positions by ``score_mod``
@@ -39,7 +39,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import pad
 
 from tg_equiattn import functional
-from tg_equiattn.functional.group import frames
+from tg_equiattn.functional.group import attention
 from tg_equiattn.functional.vector import attention as vectors
 from tg_equiattn.grids import Neighbourhood
 from tg_equiattn.nn.performer.attention import PAIRS
@@ -128,7 +128,7 @@ def attention_in_frames(side: int, backward: bool, device: str) -> tuple[str, di
         *tensors, bias = operands
         return functional.frame_attention(*tensors, neighbourhood=window, space_bias=bias)
 
-    calls = {"compiled": compiled(ours), "compiled operator": compiled(ours, frames), "operator": ours}
+    calls = {"compiled": compiled(ours), "compiled operator": compiled(ours, attention), "operator": ours}
     if is_cuda(device) or not backward:  # FlexAttention has no backward on the CPU
         calls["FlexAttention"] = functools.partial(by_flex_attention(side, device), *operands)
     return "compiled", {name: step(operands, call, backward) for name, call in calls.items()}

@@ -11,7 +11,7 @@ far offsets         the same with values="offset": offsets of all nodes, without
 mlp, distance       near pairs besides, shared among layers, as RelativeGPSBlock has them
 mlp, edges          the same from the edges, which are checked and sorted in every call
 mlp + values, distance + values     with values="offset": offsets of near pairs and of all nodes
-pairs ...           the same with method="pairs", which "auto" takes here; small graphs only
+pairs ...           the same with method="pairs"; small graphs only
 
 Ours and PyG's Performer have equal numbers of random features.
 

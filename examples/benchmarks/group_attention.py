@@ -64,9 +64,9 @@ class MaterialisedAttention(GroupAttention):
     attention = staticmethod(oracles().attention_materialised)
 
     def forward(self, x: Tensor) -> Tensor:
-        rho_space, rho_group = self.encoding(self.offsets(tuple(x.shape[3:])))
+        rho_space, rho_group = self.encoding(self.offsets(tuple(x.shape[3:]), x.device) / self.neighbourhood.scale())
         out = self.attention(
-            *self.project(x), rho_space, rho_group, self.index, self.neighbourhood.kernel_size,
+            *self.project(x), rho_space, rho_group, self.index(x.device), self.neighbourhood.kernel_size,
             self.head_channels**-0.5,
         )  # fmt: skip
         return self.out(out.flatten(1, 2))

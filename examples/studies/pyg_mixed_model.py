@@ -149,7 +149,7 @@ def _layer(name: str, channels: int, heads: int) -> GPSConv:
     if name == "local only":
         return RelativeGPSConv(channels, local, None)
     if name.startswith("ours"):
-        attention = RelativePerformerConv(channels, channels, heads, cutoff=REACH)
+        attention = RelativePerformerConv(channels, channels, heads, cutoff=REACH, method="features")
         if name.endswith("near only"):
             without_far_part(attention)
         return RelativeGPSConv(channels, local, attention)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -37,6 +38,8 @@ from scipy.spatial.transform import Rotation
 from tg_equiattn.integrations.pyg import RelativeGPSBlock
 from torch import Tensor, nn
 from torch_geometric.nn import MLP
+
+from tg_equiattn.pairs import mean_edge_length
 
 SEED = 45  # of the test clouds, which do not depend on the seed of training
 Model = Literal["distance", "mlp", "PointNet++", "DGCNN"]
@@ -90,15 +93,16 @@ PRESETS = {
 class CloudClassifier(nn.Module):
     """Blocks of attention: on all points, on a quarter of them, and two on a sixteenth, where all pairs are near.
 
-    Points that are kept are the first of a cloud. Fewer points have longer pairs, and ``cutoff="auto"`` measures
-    how long they are.
+    Points that are kept are the first of a cloud. Fewer points have longer pairs, so every block has a cutoff.
     """
 
-    def __init__(self, offset: str, channels: int, heads: int, classes: int) -> None:
+    def __init__(self, offset: str, channels: int, heads: int, classes: int, cutoffs: Sequence[float]) -> None:
         super().__init__()
         self.embed = nn.Linear(1, channels)
-        attention = {"pos_dim": 3, "offset": offset, "values": "offset", "cutoff": "auto", "method": "features"}
-        self.blocks = nn.ModuleList(RelativeGPSBlock(channels, None, heads, attn_kwargs=attention) for _ in range(4))
+        attention = {"pos_dim": 3, "offset": offset, "values": "offset", "method": "features"}
+        self.blocks = nn.ModuleList(
+            RelativeGPSBlock(channels, None, heads, attn_kwargs={**attention, "cutoff": cutoff}) for cutoff in cutoffs
+        )
         self.head = MLP([2 * channels, 2 * channels, classes], norm=None)
 
     def forward(self, positions: Tensor, neighbors: list[Tensor]) -> Tensor:
@@ -113,12 +117,23 @@ class CloudClassifier(nn.Module):
         return self.head(torch.cat([x.mean(1), x.amax(1)], 1))
 
 
+def cutoffs(settings: ShapeClouds) -> list[float]:
+    """Twice the mean length of the edges of each block, in the first clouds of the training data."""
+    positions, _ = clouds(settings.batch, settings.points, settings.noise, SEED + 1 + settings.seed)
+    positions, *neighbors = prepared(positions, dataclasses.replace(settings, models=("mlp",)))
+    return [
+        2 * mean_edge_length(positions[:, : near.shape[1]].flatten(0, 1), edges(near, near.shape[1]))
+        for near in neighbors
+    ]
+
+
 def build(settings: ShapeClouds) -> nn.Module:
     """A model of one name, the baselines with as many parameters as ours."""
     (name,) = settings.models
-    ours = CloudClassifier("mlp", settings.channels, settings.heads, len(SHAPES))
+    shape = settings.channels, settings.heads, len(SHAPES), cutoffs(settings)
+    ours = CloudClassifier("mlp", *shape)
     if name in ("distance", "mlp"):
-        return CloudClassifier(name, settings.channels, settings.heads, len(SHAPES))
+        return CloudClassifier(name, *shape)
     baseline = {"PointNet++": PointNet2, "DGCNN": DGCNN}[name]
     return match_parameters(lambda channels: baseline(channels, len(SHAPES)), parameters(ours))
 

@@ -70,10 +70,10 @@ KNOWS: dict[str, dict[str, Any]] = {
     "moved positions": {"positions": True, "moved": float(SHIFTS[-1])},
 }
 OURS: dict[str, dict[str, Any]] = {
-    "ours": {"offset": "mlp"},
-    "ours, far offsets": {"offset": "mlp", "values": "offset"},
+    "ours": {"offset": "mlp", "method": "pairs"},
+    "ours, far offsets": {"offset": "mlp", "values": "offset", "method": "pairs"},
     "ours, far part off": {"offset": "mlp", "values": "offset", "method": "features"},
-    "ours, lengths": {"offset": "distance", "values": "offset"},
+    "ours, lengths": {"offset": "distance", "values": "offset", "method": "pairs"},
 }
 MODELS = (
     "no attention", "no attention, positions", "Performer", "Performer, positions", "Performer, moved positions",

@@ -21,6 +21,7 @@ from .layout import Features, check_features, describe
 
 
 @compile_mode("unsupported")
+@checks.python_numbers
 class IrrepsEwaldAttention(Shared, NotScriptable, torch.nn.Module):
     r"""Global attention in molecules, slabs and crystals of any size, through Gaussian and Coulomb kernels.
 

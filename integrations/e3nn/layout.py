@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import torch
@@ -14,28 +15,48 @@ from tg_equiattn.nn.vector.grades import Grades
 GRADE_OF = {(0, 1): 0, (1, -1): 1, (1, 1): 2, (0, -1): 3}  # (l, parity)
 
 
-def grades_of(name: str, irreps: o3.Irreps) -> tuple[Grades, Tensor]:
-    """Channels by grade, and where in a feature each column of a token by grade lies; ValueError naming the argument
-    for irreps that multivectors do not hold, or none at all."""
-    counts, columns = [0] * 4, [torch.zeros(0, dtype=torch.int64)] * 4
-    for (mul, ir), part in zip(irreps, irreps.slices(), strict=True):
+def grades_of(name: str, irreps: o3.Irreps) -> Grades:
+    """Channels by grade; ValueError naming the argument for irreps that multivectors do not hold, or none at all."""
+    counts = [0] * 4
+    for mul, ir in irreps:
         if (ir.l, ir.p) not in GRADE_OF:
             raise ValueError(
                 f"{name} must hold 0e, 0o, 1o and 1e only, which multivectors of Cl(3,0) do, got {irreps}; for other "
                 "irreps use LongTensorProduct or TensorProductHyenaOperator"
             )
-        grade = GRADE_OF[ir.l, ir.p]
-        counts[grade] += mul
-        columns[grade] = torch.cat([columns[grade], torch.arange(part.start, part.stop)])
+        counts[GRADE_OF[ir.l, ir.p]] += mul
     if not any(counts):
         raise ValueError(f"{name} must have at least one irrep, got {irreps}")
-    return Grades(*counts), torch.cat(columns)
+    return Grades(*counts)
+
+
+def columns_by_grade(irreps: str) -> Tensor:
+    """The column of a feature of each column of a token by grade."""
+    parsed = o3.Irreps(irreps)
+    parts = zip(parsed, parsed.slices(), strict=True)
+    ordered = sorted(parts, key=lambda part: GRADE_OF[part[0].ir.l, part[0].ir.p])  # a stable sort
+    return torch.cat([torch.arange(part.start, part.stop) for _, part in ordered])
+
+
+def columns_by_irrep(irreps: str) -> Tensor:
+    """The inverse of :func:`columns_by_grade`."""
+    return columns_by_grade(irreps).argsort()
+
+
+def filter_columns(irreps: str) -> Tensor:
+    """The channel of each column of a feature, for filters of one channel each."""
+    return torch.tensor(channels(o3.Irreps(irreps)))
 
 
 def channels(irreps: o3.Irreps) -> list[int]:
     """The channel of each column of a feature: one irrep of one multiplicity."""
     sizes = [ir.dim for mul, ir in irreps for _ in range(mul)]
     return [channel for channel, size in enumerate(sizes) for _ in range(size)]
+
+
+def like_its_copies(product: o3.TensorProduct) -> o3.TensorProduct:
+    """A product whose buffers are those of its copies: e3nn adds some to a copy, and averages pair buffers by order."""
+    return copy.deepcopy(product)
 
 
 class Features(NamedTuple):

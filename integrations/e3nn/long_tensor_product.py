@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from e3nn import o3
@@ -10,17 +11,19 @@ from e3nn.util.jit import compile_mode
 from torch import Tensor
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
+from tg_equiattn.checks import python_numbers
 from tg_equiattn.functional.hyena.long_conv import bilinear_long_conv
 from tg_equiattn.modes import full_precision
-from tg_equiattn.nn.modules import NotScriptable
+from tg_equiattn.nn.modules import NotScriptable, StoresSettings
 from tg_equiattn.orders import check_order
 from tg_equiattn.ragged import Ragged, Rows
 
-from .layout import Features, check_features
+from .layout import Features, check_features, like_its_copies
 
 
 @compile_mode("unsupported")
-class LongTensorProduct(NotScriptable, torch.nn.Module):
+@python_numbers
+class LongTensorProduct(NotScriptable, StoresSettings):
     r"""Tensor-product long convolution over the nodes of each graph, with learned path weights.
 
     .. math::
@@ -57,8 +60,6 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
     torch.Size([12, 16])
     """
 
-    _reference: Tensor
-
     def __init__(
         self,
         irreps_in1: o3.Irreps | str,
@@ -71,16 +72,24 @@ class LongTensorProduct(NotScriptable, torch.nn.Module):
         super().__init__()
         irreps = o3.Irreps(irreps_in1), o3.Irreps(irreps_in2), o3.Irreps(irreps_out)
         if instructions is None:
-            self.tensor_product = o3.FullyConnectedTensorProduct(*irreps, shared_weights=True)
+            product: o3.TensorProduct = o3.FullyConnectedTensorProduct(*irreps, shared_weights=True)
         else:
-            self.tensor_product = o3.TensorProduct(*irreps, instructions, shared_weights=True)
+            product = o3.TensorProduct(*irreps, instructions, shared_weights=True)
+        self.tensor_product = like_its_copies(product)
         if not self.tensor_product.instructions:
             raise ValueError(f"irreps_out must have a path from {irreps[0]} x {irreps[1]}, got {irreps[2]}")
         self.mode, self.norm = "causal" if causal else "circular", "forward"
         self.irreps_in1, self.irreps_in2 = self.tensor_product.irreps_in1, self.tensor_product.irreps_in2
         self.irreps_out = self.tensor_product.irreps_out
         self._features = Features.of(self.irreps_in1), Features.of(self.irreps_in2)
-        self.register_buffer("_reference", torch.empty(0), persistent=False)  # dtype and device, without weights too
+
+    def settings(self) -> dict[str, Any]:
+        return {"causal": self.mode == "causal"}
+
+    @property
+    def _reference(self) -> Tensor:
+        """What has the dtype and the device of the module, weights or not."""
+        return self.tensor_product.weight
 
     @property
     def instructions(self):

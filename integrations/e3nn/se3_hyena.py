@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from e3nn import o3
 from e3nn.util.jit import compile_mode
 from torch import Tensor
 
+from tg_equiattn.checks import python_numbers
 from tg_equiattn.nn.hyena.se3_hyena import HyenaOperator, HyenaOptions
 from tg_equiattn.nn.modules import NotScriptable
 from tg_equiattn.nn.vector.grades import Grades
@@ -18,15 +20,13 @@ from tg_equiattn.nn.vector.operator import TokenModel
 from tg_equiattn.nn.vector.options import OperatorOptions, options_of
 from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
 from tg_equiattn.ragged import Ragged
+from tg_equiattn.tables import Tables
 
-from .layout import Features, check_features, describe, grades_of
+from .layout import Features, check_features, columns_by_grade, columns_by_irrep, describe, grades_of
 
 
 class IrrepsModule(NotScriptable, torch.nn.Module):
     """Node features, flat with a sorted batch index, through a network on tokens by grade, and back."""
-
-    columns_in: Tensor
-    columns_out: Tensor
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
         self.irreps_in, self.irreps_out = o3.Irreps(irreps_in), o3.Irreps(irreps_out)
         hidden = self.irreps_in if irreps_hidden is None else o3.Irreps(irreps_hidden)
         named = (("irreps_in", self.irreps_in), ("irreps_out", self.irreps_out), ("irreps_hidden", hidden))
-        grades, columns = zip(*(grades_of(name, irreps) for name, irreps in named), strict=True)
+        grades = [grades_of(name, irreps) for name, irreps in named]
         self.module = network(*grades)
         self.module.check_reachable("irreps_out")
         self._features = Features.of(self.irreps_in)
-        self.register_buffer("columns_in", columns[0], persistent=False)
-        self.register_buffer("columns_out", columns[1].argsort(), persistent=False)
+        self.columns_in = Tables(functools.partial(columns_by_grade, str(self.irreps_in)))
+        self.columns_out = Tables(functools.partial(columns_by_irrep, str(self.irreps_out)))
 
     @property
     def order(self) -> str:
@@ -95,8 +95,9 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
         """
         check_features("x", x, self._features, self.module.reference_parameter)
         ragged = Ragged.flat(x, batch, batch_size, max_num_nodes)
-        x = x.index_select(1, self.columns_in)
-        return self.module.run(x, pos, ragged, order, edge_index, edge_attr).index_select(1, self.columns_out)
+        x = x.index_select(1, self.columns_in(x.device))
+        out = self.module.run(x, pos, ragged, order, edge_index, edge_attr)
+        return out.index_select(1, self.columns_out(out.device))
 
     def reset_parameters(self) -> None:
         self.module.reset_parameters()
@@ -106,6 +107,7 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
 
 
 @compile_mode("unsupported")
+@python_numbers
 class IrrepsSE3HyenaOperator(IrrepsModule):
     r"""Global geometric context in :math:`O(N \log N)`: every node of a graph sees every other one.
 
@@ -159,6 +161,7 @@ class IrrepsSE3HyenaOperator(IrrepsModule):
 
 
 @compile_mode("unsupported")
+@python_numbers
 class IrrepsSE3Hyena(IrrepsModule):
     r"""Linear embedding, :class:`IrrepsSE3HyenaOperator` s with residual connections, and a Clifford MLP.
 
@@ -201,6 +204,7 @@ class IrrepsSE3Hyena(IrrepsModule):
 
 
 @compile_mode("unsupported")
+@python_numbers
 class IrrepsVectorSelfAttention(IrrepsModule):
     r"""Equivariant self-attention over the nodes of a graph: vectors by cross products, scalars by softmax attention.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 from e3nn import o3
 from e3nn.util.jit import compile_mode
@@ -11,19 +14,21 @@ from tg_equiattn import checks
 from tg_equiattn.modes import full_precision
 from tg_equiattn.nn.hyena.lag_filter import LagFilter
 from tg_equiattn.nn.hyena.se3_hyena import FILTERS, norm_of
-from tg_equiattn.nn.modules import NotScriptable
+from tg_equiattn.nn.modules import NotScriptable, StoresSettings
 from tg_equiattn.nn.vector.network import place_tokens
 from tg_equiattn.nn.vector.options import check_short_conv
 from tg_equiattn.nn.vector.short_conv import ShortConv
 from tg_equiattn.orders import ORDERS
 from tg_equiattn.ragged import Ragged
+from tg_equiattn.tables import Tables
 
-from .layout import Features, channels, check_features, describe
+from .layout import Features, channels, check_features, describe, filter_columns, like_its_copies
 from .long_tensor_product import LongTensorProduct
 
 
 @compile_mode("unsupported")
-class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
+@checks.python_numbers
+class TensorProductHyenaOperator(NotScriptable, StoresSettings):
     r"""Global geometric context in :math:`O(N \log N)` on features of any irreps.
 
     The flow of :class:`IrrepsSE3HyenaOperator` with e3nn's maps in place of Clifford MLPs and
@@ -91,8 +96,8 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         self.lag_filter: LagFilter | None = None
         if filter == "lag":
             self.lag_filter = LagFilter(hidden.num_irreps, causal)
-            self.register_buffer("_channels", torch.tensor(channels(hidden)), persistent=False)
-            self.tensor_product = o3.FullyConnectedTensorProduct(hidden, hidden, hidden)
+            self._channels = Tables(functools.partial(filter_columns, str(hidden)))
+            self.tensor_product = like_its_copies(o3.FullyConnectedTensorProduct(hidden, hidden, hidden))
         else:
             self.convolution = LongTensorProduct(hidden, hidden, hidden, causal=causal)
             self.convolution.norm = norm_of(order)
@@ -101,7 +106,7 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         invariants = hidden.num_irreps + sum(part.stop - part.start for part in self._scalars)
         self.gate = torch.nn.Linear(invariants, hidden.num_irreps)
         self.apply_gate = o3.ElementwiseTensorProduct(hidden, o3.Irreps([(hidden.num_irreps, (0, 1))]))
-        self.multiply = o3.FullyConnectedTensorProduct(hidden, hidden, hidden)
+        self.multiply = like_its_copies(o3.FullyConnectedTensorProduct(hidden, hidden, hidden))
         self.shortcut = o3.Linear(self.irreps_in, hidden)
         self.out = o3.Linear(hidden, self.irreps_out)
         found, without_pos = (
@@ -113,9 +118,13 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
             raise ValueError(
                 f"irreps_out must be reachable through irreps_hidden={hidden}, got {' + '.join(lost)}, always zero"
             )
-        self.order, self._invariants = order, _scalars(self.irreps_in)
+        self.order, self.causal, self._invariants = order, causal, _scalars(self.irreps_in)
         self._needs_positions = bool(wanted - without_pos)
         self._features = Features.of(self.irreps_in)
+
+    def settings(self) -> dict[str, Any]:
+        filter = "data" if self.lag_filter is None else "lag"
+        return {"order": self.order, "filter": filter, "causal": self.causal, "irreps_hidden": str(self.irreps_hidden)}
 
     def forward(
         self,
@@ -146,7 +155,7 @@ class TensorProductHyenaOperator(NotScriptable, torch.nn.Module):
         if self.lag_filter is None:
             mixed = self.convolution.convolve(query, key, ragged)
         else:
-            mixed = self.tensor_product(query, self.lag_filter(key, ragged, self._channels))
+            mixed = self.tensor_product(query, self.lag_filter(key, ragged, self._channels(key.device)))
         invariants = torch.cat([self.norm(mixed), *(mixed[:, part] for part in self._scalars)], 1)
         mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(invariants)))
         return self.out(self.shortcut(x) + self.multiply(mixed, value))

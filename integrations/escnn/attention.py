@@ -19,23 +19,30 @@ class RdAttentionModule(RdModule):
     """An :class:`RdModule` of attention, whose keys may be other fields' (``context_type``)."""
 
     def forward(
-        self, input: GeometricTensor, mask: Tensor | None = None, *, context: GeometricTensor | None = None
+        self,
+        input: GeometricTensor,
+        mask: Tensor | None = None,
+        *,
+        context: GeometricTensor | None = None,
+        context_mask: Tensor | None = None,
     ) -> GeometricTensor:
         """Attend, as :meth:`tg_equiattn.nn.GroupAttention.forward`; the context is of ``context_type``, or of
         ``in_type`` where there is none."""
-        return self._wrap(self.core(self._fields(input), mask, context=self._context(context)))
+        out = self.core(self._fields(input), mask, context=self._context(context), context_mask=context_mask)
+        return self._wrap(out)
 
     def _context(self, context: GeometricTensor | None) -> Tensor | None:
         return None if context is None else self._fields(context, "context", self.context_type)
 
     def attention_map(
         self, input: GeometricTensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor,
-        mask: Tensor | None = None, *, context: GeometricTensor | None = None,
+        mask: Tensor | None = None, *, context: GeometricTensor | None = None, context_mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """The weights of chosen pixels, as :meth:`tg_equiattn.nn.GroupAttention.attention_map`; elements are in the
         order of ``fibergroup.elements``."""
         core: Any = self.core
-        return core.attention_map(self._fields(input), pixel, mask, context=self._context(context))
+        fields, context_fields = self._fields(input), self._context(context)
+        return core.attention_map(fields, pixel, mask, context=context_fields, context_mask=context_mask)
 
 
 class _Layer(RdAttentionModule):

@@ -160,6 +160,14 @@ class RdModule(EquivariantModule):
         before = nn.Identity() if self.lifts else nn.Unflatten(1, (-1, len(self.group)))
         return Exported(before, copy.deepcopy(self.core), nn.Flatten(1, 2)).eval()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> RdModule:
+        """A copy that shares the field types, which nothing changes: escnn's elements of O(3) cannot be copied."""
+        for shared in (self.space, self.in_type, self.out_type, self.context_type):
+            memo[id(shared)] = shared
+        memo[id(self)] = copied = type(self).__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
     def extra_repr(self) -> str:
         return f"{self.in_type}, {self.out_type}"
 
@@ -171,7 +179,12 @@ class Exported(nn.Module):
         super().__init__()
         self.before, self.core, self.after = before, core, after
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, context: Tensor | None = None) -> Tensor:
+        if torch.onnx.is_in_onnx_export() and torch.jit.is_tracing():
+            raise RuntimeError(
+                "the ONNX exporter that traces to TorchScript (dynamo=False) would make a file for images of one size; "
+                "use torch.onnx.export(model, inputs, dynamo=True)"
+            )
         options = {} if mask is None else {"mask": mask}
         if context is not None:
             options["context"] = self.before(context)
@@ -180,7 +193,8 @@ class Exported(nn.Module):
 
 def export(module: EquivariantModule) -> nn.Module:
     """``module.export()`` of any escnn module, a ``SequentialModule`` too, on standard operators of torch alone, slower
-    and in more memory: for ``torch.jit.trace`` and ONNX. What it was copied from stays as it is.
+    and in more memory: for ``torch.jit.trace`` and for ONNX by ``torch.onnx.export(..., dynamo=True)``. What it was
+    copied from stays as it is.
 
     Args:
         module (EquivariantModule): whatever escnn can export. It is put in eval mode.

@@ -13,9 +13,12 @@ from mace.modules.models import MACE, ScaleShiftMACE
 from mace.modules.wrapper_ops import get_layout
 from torch import Tensor
 
+from tg_equiattn.checks import python_numbers
+
 from ..e3nn import IrrepsEwaldAttention
 
 
+@python_numbers
 def add_long_range(
     model: MACE,
     after: Sequence[int] | Literal["energies"] = (0,),

@@ -16,6 +16,7 @@ from tg_equiattn import checks
 from ..e3nn.ewald_attention import IrrepsEwaldAttention
 
 
+@checks.python_numbers
 class LongRange(GraphModuleMixin, torch.nn.Module):
     r"""Ewald attention between all atoms of a frame: a graph module for :class:`nequip.nn.SequentialGraphNetwork`.
 

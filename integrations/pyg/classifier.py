@@ -15,6 +15,7 @@ from .conv import KernelAttentionConv
 from .graph import batch_of, check_sources
 
 
+@checks.python_numbers
 class PixelGraphClassifier(PixelModel):
     r"""The Relative Performer of the `"Translational Equivariance in Kernelizable Attention"
     <https://arxiv.org/abs/2102.07680>`_ paper on pixel graphs: embedding, blocks, mean over each graph, linear.

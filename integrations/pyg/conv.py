@@ -172,9 +172,9 @@ class RelativePerformerConv(KernelAttentionConv):
         in_channels (int): Size of each input sample, or :obj:`-1` to derive the size from the first input.
         out_channels (int): Size of each output sample, a multiple of :obj:`heads`.
         heads, pos_dim (int, optional): Number of attention heads, and dimension of positions. (default: 1 and 2)
-        cutoff (float or str, optional): In the unit of :obj:`pos`, the length that offsets are measured in, and
-            below which nodes are near where there are no edges; or :obj:`"auto"`: twice the mean length of the first
-            edges in training. :obj:`None` means :obj:`6` for tables and without near pairs. (default: :obj:`None`)
+        cutoff (float, optional): In the unit of :obj:`pos`, the length that offsets are measured in, and below which
+            nodes are near where there are no edges. Twice :func:`tg_equiattn.pairs.mean_edge_length` suits most
+            graphs. :obj:`None` means :obj:`6` for tables and without near pairs. (default: :obj:`None`)
         offset (str, optional): Bias of the offset: a :obj:`"table"` over integer offsets, an :obj:`"mlp"` for points
             off a grid, or one of the :obj:`"distance"`; :obj:`None` for no near pairs. (default: :obj:`"table"`)
         values (str, optional): :obj:`"offset"` attends to the offsets of all nodes, too. (default: :obj:`"content"`)
@@ -182,8 +182,9 @@ class RelativePerformerConv(KernelAttentionConv):
         num_random_features (int, optional): :obj:`None` means :math:`\max(64, \lfloor d \ln d \rfloor)` for heads of
             width :math:`d`. (default: :obj:`None`)
         redraw_interval (int, optional): Training steps between draws of the features. (default: :obj:`None`)
-        method (str, optional): :obj:`"features"`, in linear time, :obj:`"pairs"`, exact over all pairs of a graph, or
-            :obj:`"auto"`, by the size of each graph. (default: :obj:`"auto"`)
+        method (str, optional): :obj:`"features"`, in linear time, or :obj:`"pairs"`, exact over all pairs of a graph.
+            :obj:`None` means :obj:`"features"`, with a warning where the first graphs are so small that pairs are
+            exact and faster. (default: :obj:`None`)
         dropout (float, optional): Of the weights of near pairs, and of whole keys among all. (default: :obj:`0.0`)
         **kwargs (optional): Additional arguments of :class:`torch_geometric.nn.conv.MessagePassing`.
 
@@ -208,7 +209,7 @@ class RelativePerformerConv(KernelAttentionConv):
         >>> from tg_equiattn.integrations.pyg import PixelGraph
         >>> transform = PixelGraph(max_distance=4)
         >>> data = Batch.from_data_list([transform(Data(image=torch.rand(3, 6, 7))) for _ in range(2)])
-        >>> conv = RelativePerformerConv(3, 16, heads=4, cutoff=4)
+        >>> conv = RelativePerformerConv(3, 16, heads=4, cutoff=4, method="pairs")
         >>> conv(data.x, data.edge_index, data.batch, pos=data.pos).shape
         torch.Size([84, 16])
     """
@@ -220,13 +221,13 @@ class RelativePerformerConv(KernelAttentionConv):
         heads: int = 1,
         *,
         pos_dim: int = 2,
-        cutoff: float | str | None = None,
+        cutoff: float | None = None,
         offset: str | None = "table",
         values: str = "content",
         edge_dim: int | None = None,
         num_random_features: int | None = None,
         redraw_interval: int | None = None,
-        method: str = "auto",
+        method: str | None = None,
         dropout: float = 0.0,
         **kwargs,
     ):

@@ -17,6 +17,7 @@ from .conv import RelativePerformerConv
 from .graph import plain_edges
 
 
+@checks.python_numbers
 class RelativeGPSBlock(torch.nn.Module):
     r"""The layer of the `"Recipe for a General, Powerful, Scalable Graph Transformer"
     <https://arxiv.org/abs/2205.12454>`_ paper, as :class:`~torch_geometric.nn.conv.GPSConv` computes it, with
@@ -35,10 +36,13 @@ class RelativeGPSBlock(torch.nn.Module):
         heads (int, optional): Number of attention heads. (default: :obj:`1`)
         dropout (float, optional): Dropout probability of the parts' outputs. (default: :obj:`0.0`)
         act, act_kwargs, norm, norm_kwargs (optional): As of :class:`~torch_geometric.nn.conv.GPSConv`.
-        attn_kwargs (Dict[str, Any], optional): Of :class:`RelativePerformerConv`, dropout of its weights among them.
+        attn_kwargs (Dict[str, Any], optional): Arguments of :class:`RelativePerformerConv`. :obj:`method` is
+            :obj:`"pairs"` if not given: exact attention, as in :class:`~torch_geometric.nn.conv.GPSConv`. Pass
+            :obj:`"features"` for graphs of thousands of nodes.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: naming the argument, what came and what is allowed; by pairs, for a graph with more than
+            :math:`2^{32}` scores of all heads (16 GiB in float32).
 
     Shapes:
         - **input:** node features :math:`(|\mathcal{V}|, C)`, edge indices :math:`(2, |\mathcal{E}|)`, edge features
@@ -74,7 +78,7 @@ class RelativeGPSBlock(torch.nn.Module):
         if conv is not None and not isinstance(conv, torch.nn.Module):
             raise ValueError(f"conv must be a module or None, got {conv!r}")
         self.channels, self.heads, self.dropout, self.conv = channels, heads, dropout, conv
-        self.attention = RelativePerformerConv(channels, channels, heads, **(attn_kwargs or {}))
+        self.attention = RelativePerformerConv(channels, channels, heads, **{"method": "pairs", **(attn_kwargs or {})})
         self.mlp = torch.nn.Sequential(
             torch.nn.Linear(channels, 2 * channels),
             activation_resolver(act, **(act_kwargs or {})),

@@ -8,11 +8,13 @@ from torch_geometric.data import Data
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
+from tg_equiattn.checks import python_numbers
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.modes import ordinary_tensors
 
 
 @functional_transform("pixel_graph")
+@python_numbers
 class PixelGraph(BaseTransform):
     r"""Makes a graph of pixels of :obj:`data.image`, of shape :math:`(C, H, W)`, or of voxels, :math:`(C, D, H, W)`
     (functional name: :obj:`pixel_graph`).

@@ -40,10 +40,11 @@ def test_off_lattice_elements(n, encoding, randomise):
 
 
 @pytest.mark.parametrize(("size", "spatial", "count"), [(5, None, 25), (None, (3, 7), 5 * 13)])
-def test_rotated_offsets_scale(size, spatial, count):
-    offsets = rotated_offsets(cyclic(4).matrices, Neighbourhood(2, size), spatial)
+def test_rotated_offsets_are_pixels(size, spatial, count):
+    neighbourhood = Neighbourhood(2, size)
+    offsets = rotated_offsets(cyclic(4).matrices, neighbourhood, spatial)
     assert offsets.shape == (4, count, 2)
-    assert offsets.abs().max() == 1
+    assert offsets.abs().max() == neighbourhood.scale(spatial)
 
 
 def test_axial_parts_are_disjoint(randomise):

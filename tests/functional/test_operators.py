@@ -4,17 +4,15 @@ import itertools
 
 import pytest
 import torch
-from attention_operands import operands
+from attention_operands import table_operands
 from torch.library import opcheck
 
 from tg_equiattn import functional as F
-from tg_equiattn.encodings import relation_index
-from tg_equiattn.functional.group.tiled_attention import group_attention_op
+from tg_equiattn.functional.group.operator import windowed_attention
 from tg_equiattn.functional.hyena.lag_convolution import first_lag, lag_convolution
 from tg_equiattn.functional.performer.edge_products import csr_edge_dot, csr_edge_sum
 from tg_equiattn.functional.performer.feature_attention import chunked_readout, chunked_summary
-from tg_equiattn.grids import PixelGrid
-from tg_equiattn.groups import cyclic
+from tg_equiattn.grids import Neighbourhood, PixelGrid
 
 OURS = torch.ops.tg_equiattn
 NEAR = PixelGrid((3, 4), 2).neighbors().csr
@@ -24,12 +22,10 @@ def d(*shape):
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-def of_groups():
-    tensors, _ = operands(2, (3, 4), batch=1, heads=2)
+def of_groups(relation):
+    tensors, index = table_operands(relation, Neighbourhood(2, 3), (3, 4), 2)
     mask = torch.tensor([[[True, False, True, True]] * 3]).expand(2, -1, -1).contiguous()
-    features = (x[0].detach().requires_grad_() for x in tensors[:3])
-    index, seed = relation_index(cyclic(2), "ge_vit"), torch.tensor(0)
-    return *features, *tensors[3:], index, mask, seed, 3, (), False, 0.0, "eager"
+    return *tensors, index, mask, torch.tensor(0), 3, (), False, 0.0
 
 
 def ragged(*sizes):
@@ -37,9 +33,9 @@ def ragged(*sizes):
 
 
 OPERATORS = [
-    (group_attention_op, of_groups),
+    *((windowed_attention, lambda r=r: of_groups(r)) for r in ("frame", "relative", "ge_vit", "full ge_vit")),
     (chunked_summary, lambda: (d(2, 5, 3), d(2, 5, 7), d(11, 3).detach(), None, 0.5)),
-    (chunked_readout, lambda: (d(2, 5, 3), d(11, 3).detach(), d(2, 11, 7), d(2, 11))),
+    (chunked_readout, lambda: (d(2, 5, 3), d(2, 11, 7), d(2, 11), d(11, 3).detach())),
     (csr_edge_dot, lambda: (d(2, 12, 3), d(2, 12, 3), *NEAR.tensors)),
     (csr_edge_sum, lambda: (d(2, len(NEAR.col)), d(2, 12, 3), *NEAR.tensors)),
     *((OURS.vector_attention.default, lambda n=n: (*(d(2, 5, 3) for _ in range(3)), n, torch.ones(2).double()))

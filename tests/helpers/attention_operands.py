@@ -8,8 +8,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tg_equiattn import functional
-from tg_equiattn.functional.group import attention, frames
+from tg_equiattn.encodings import relation_index
+from tg_equiattn.functional.group import attention
 from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.groups import cyclic
 
 
 def operands(
@@ -27,23 +29,38 @@ def operands(
     return tensors, neighbourhood
 
 
-def by_backend(module, function):
-    """A public function, where asked by its plain composition of torch's operations, as under a transform."""
+RELATIONS = ["frame", "lifting", "relative", "ge_vit", "full relative", "full ge_vit"]
 
-    def attention(*operands, backend="torch", **options):
-        patched = mock.patch.object(module, "use_plain", return_value=True)
+
+def table_operands(relation, window, spatial, elements=3, heads=2, channels=3, value_channels=5):
+    """Queries, keys, values and both tables in double precision, and the index of a relation of cyclic groups."""
+    outputs, elements, index = elements, 1 if relation == "lifting" else elements, None
+    if relation not in ("frame", "lifting"):
+        index = relation_index(cyclic(outputs), relation.split()[-1])
+    arguments = outputs if "full" in relation else 1
+    shapes = [(2, heads, c, elements, *spatial) for c in (channels, channels, value_channels)]
+    shapes += [(heads, outputs, arguments, window.count(), channels + 1)]
+    shapes += [(heads, outputs if relation in ("relative", "ge_vit") else 0, channels + 1)]
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes], index
+
+
+def by_backend(function):
+    """A public function, where asked by its definition in torch's operations, as under a transform."""
+
+    def attend(*operands, backend="torch", **options):
+        patched = mock.patch.object(attention, "use_plain", return_value=True)
         with patched if backend == "plain" else contextlib.nullcontext():
             return function(*operands, **options)
 
-    return attention
+    return attend
 
 
-group_attention = by_backend(attention, functional.group_attention)
-frame_attention = by_backend(frames, functional.frame_attention)
+group_attention = by_backend(functional.group_attention)
+frame_attention = by_backend(functional.frame_attention)
 
 
 def as_full(tensors):
-    """Operands of the direct formula: a full encoding that happens to be a sum."""
+    """Operands with a full encoding that happens to be a sum."""
     *features, rho_space, rho_group = tensors
     return *features, rho_space[:, :, None] + rho_group, None
 

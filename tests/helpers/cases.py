@@ -271,7 +271,10 @@ CORE = {
     "GlobalPooling": layer(layers.GlobalPooling, 2, 7, 4, 3, 5),
     "SpatialMaxPool": layer(lambda: SpatialMaxPool(2), 2, 7, 4, 6, 4),
     "SpatialCrop": layer(lambda: SpatialCrop(1), 2, 7, 4, 6, 4),
-    "RandomFeatures": fixed(lambda: RandomFeatures(11, 5, redraw_interval=3), dict),
+    "RandomFeatures": fixed(
+        lambda: Call(lambda features, x: features(x.device, x.dtype), RandomFeatures(11, 5, redraw_interval=3)),
+        lambda: {"x": d(1)},
+    ),
     "PerformerAttention": performer(offset=None),
     "PerformerAttention window": performer(),
     "PerformerAttention mlp": performer(offset="mlp", values="offset"),
@@ -285,7 +288,9 @@ CORE = {
     "PositionalPerformerAttention masked": performer("clipped", "masked"),
     "PositionalPerformerAttention ragged": performer("clipped", "ragged"),
     "PositionalPerformerAttention ragged sinusoid": performer("sinusoid", "ragged"),
-    "PerformerBlock": on_grid(lambda: PerformerBlock(layers.PerformerAttention(12, 12, 3, cutoff=3), 12)),
+    "PerformerBlock": on_grid(
+        lambda: PerformerBlock(layers.PerformerAttention(12, 12, 3, cutoff=3, method="features"), 12)
+    ),
     "PixelEmbedding": layer(lambda: PixelEmbedding(3, 5, "mlp"), 2, 7, 3, axes=(0, 1)),
     "PixelEmbedding lookup": fixed(
         lambda: PixelEmbedding(3, 5, "lookup"), lambda: {"x": torch.randint(256, (2, 7, 3))}
@@ -446,6 +451,9 @@ CASES = {
     "TensorProductHyenaOperator lag": on_irreps(
         "TensorProductHyenaOperator", "3x0e+2x1o+1x2e", "2x0e+1x2e+1x1o", filter="lag", short_conv=3
     ),
+    "TensorProductHyenaOperator lag axial": on_irreps(
+        "TensorProductHyenaOperator", *["3x0e+2x1o+2x1e"] * 3, filter="lag", short_conv=3
+    ),
     "TensorProductHyenaOperator radial": on_irreps(
         "TensorProductHyenaOperator", "2x2e+3x0e", "2x1o+3x0e", "2x0e+1x1o", order="radial"
     ),
@@ -459,9 +467,9 @@ OF_HOSTS = (
 GATE = {name for name in FIRST if CASES[name].host == "torch" or name in OF_HOSTS}
 
 
-def besides(kept):
-    """All cases, slow but for those that are kept."""
-    return [name if name in kept else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+def besides(kept, names=CASES):
+    """These cases, slow but for those that are kept."""
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 ONE_A_NAME = besides(GATE)

@@ -30,8 +30,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tg_equiattn.functional.group import tiled_attention
-
 CPU, META, CUDA = torch.device("cpu"), torch.device("meta"), torch.device("cuda", 0)
 
 
@@ -123,28 +121,9 @@ def of_body(func: Any, args: Any, kwargs: Any) -> Cell:
     if func is torch.ops.tg_equiattn.redraw_when_due.default:
         return Cell()  # no draw is due
     args, kwargs = tree_map(made, (args, kwargs))
-    steps: list[tuple[Any, dict[str, Any]]] = []
-
-    def step_of(step: Any, _: Any) -> Any:
-        def run(**operands: Any) -> Any:
-            steps.append((step, tree_map(_shape, operands)))
-            watch.paused = True
-            try:
-                return step(**operands)
-            finally:
-                watch.paused = False
-
-        return run
-
-    with mock.patch.object(tiled_attention, "_compiled", step_of), counted(args, kwargs, mode=mode) as watch:
+    with counted(args, kwargs, mode=mode) as watch:
         func(*args, **kwargs)
-    cells, known = [watch.begin().cell()], dict[str, Cell]()
-    for step, operands in steps:
-        if (key := f"{step.__module__}{step.__name__}{operands}") not in known:
-            graphs, _ = _graphs(step, tree_map(_empty, operands), training=False)
-            known[key] = total(graph.launches() for graph in graphs)
-        cells.append(known[key])
-    return total(cells)
+    return watch.begin().cell()
 
 
 def _rename(gm: torch.fx.GraphModule, away: torch.device, device: torch.device) -> None:

@@ -107,9 +107,10 @@ def oracle(layer, x, relation, context=None, there=None):
         number = int(there.sum()) * (1 if frames else k.shape[3])
 
     def far(query, key, arguments):
+        projection = layer.features.directions(query.device, query.dtype)
         root = layer.head_channels**-0.25
-        phi_q = softmax_features(query * root, layer.features.projection)  # (B, heads, m)
-        phi_k = softmax_features(key.movedim(2, -1) * root, layer.features.projection)  # (B, heads, S, keys, m)
+        phi_q = softmax_features(query * root, projection)  # (B, heads, m)
+        phi_k = softmax_features(key.movedim(2, -1) * root, projection)  # (B, heads, S, keys, m)
         weight = torch.einsum("bnm,bnskm->bnks", phi_q, phi_k)
         return weight * layer.far_bias[:, arguments].exp()[:, None] / number
 

@@ -195,12 +195,9 @@ def performer_double_sum(attention, x, edge_index, offsets, batch, features=None
     query = (x @ attention.query.weight.T).view(-1, heads, d)
     key = (x @ attention.key.weight.T).view(-1, content, d)
     value = (x @ attention.value.weight.T).view(-1, heads, d)
-    small = [attention.features is None] * len(x)
     if attention.features is not None:
-        projection, m = attention.features.projection, len(attention.features.projection)
+        projection, m = attention.features.directions(x.device, x.dtype), attention.features.num_features
         phi_query, phi_key = (positive_features(t / d**0.25, projection) for t in (query, key))
-        if attention.method == "auto":
-            small = [sum(batch[j] == batch[i] for j in range(len(x))) <= 2 * m for i in range(len(x))]
     edges = {(i, j): o for j, i, o in zip(*edge_index.tolist(), offsets, strict=True) if i != j}
     bonds = {}
     if features is not None:
@@ -215,7 +212,7 @@ def performer_double_sum(attention, x, edge_index, offsets, batch, features=None
         for j in range(len(x)):
             if batch[i] != batch[j]:
                 continue
-            if small[i]:
+            if attention.features is None:
                 weight = ((query[i] * key[j]).sum(-1) / math.sqrt(d)).exp()
             else:
                 weight = (phi_query[i, :content] * phi_key[j]).sum(-1) / m

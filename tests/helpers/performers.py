@@ -10,7 +10,6 @@ NEAR = {
     "mlp values": {"offset": "mlp", "values": "offset", "cutoff": 2.1},
     "distance values": {"offset": "distance", "values": "offset", "cutoff": 1.6},
     "pairs": {"values": "offset", "method": "pairs"},
-    "auto": {"values": "offset", "method": "auto", "num_random_features": 7},
 }
 EVERY = {
     **NEAR,

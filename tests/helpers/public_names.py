@@ -3,7 +3,7 @@
 PUBLIC = {
     "groups": "FiniteGroup cyclic dihedral dyadic from_generators icosahedral mirror octahedral trivial",
     "grids": "Neighbourhood PixelGrid",
-    "pairs": "Pairs near_pairs",
+    "pairs": "Pairs mean_edge_length near_pairs",
     "encodings": "relation_index",
     "testing": "act dilation_errors equivariance_error off_lattice_errors",
     "functional": "Coulomb Gaussian OscillatingGaussian ewald_attention frame_attention geometric_product "

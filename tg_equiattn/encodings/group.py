@@ -48,9 +48,7 @@ def relation_index(group: FiniteGroup, relation: str = "ge_vit") -> Tensor:
 
 
 def rotated_offsets(matrices: Tensor, neighbourhood: Neighbourhood, spatial: tuple[int, ...] | None = None) -> Tensor:
-    r"""Offsets seen from every element, :math:`h^{-1} D`, in units of the neighbourhood's radius.
-
-    The unit is the window's radius, or for global attention the longest side minus one; it is the same for all axes.
+    r"""Offsets in pixels seen from every element, :math:`h^{-1} D`.
 
     Args:
         matrices: ``(|H|, d, d)`` float64 elements of the group.
@@ -60,7 +58,7 @@ def rotated_offsets(matrices: Tensor, neighbourhood: Neighbourhood, spatial: tup
         ``(|H|, D, d)`` float64.
     """
     offsets = neighbourhood.offsets(spatial, matrices.device).to(matrices.dtype)
-    return torch.einsum("hyx,ny->hnx", matrices, offsets) / neighbourhood.scale(spatial)  # h^-1 is the transpose
+    return torch.einsum("hyx,ny->hnx", matrices, offsets)  # h^-1 is the transpose
 
 
 def _coordinate_mlp(in_features: int, out_features: int, hidden: int = 16) -> nn.Sequential:

@@ -58,44 +58,68 @@ def _in_graph(x: Tensor) -> Tensor:
 
 
 def register_derivatives(
-    op: Any, backward_op: Any, plain: Callable[..., tuple[Tensor, Tensor]], count: int, *, keep: bool = False,
-    second: Callable[..., tuple[Tensor, ...]] | None = None,
+    op: Any, backward_op: Any, plain: Callable[..., Tensor | tuple[Tensor, ...]], count: int, *, keep: bool = False,
+    outputs: int | None = None, second: Callable[..., Sequence[Tensor | None]] | None = None,
 ) -> None:  # fmt: skip
-    """Give an operator of two outputs its derivatives.
+    """Register the first and second derivatives of an operator.
 
     Args:
-        op: of tensors, the first ``count`` of which have gradients, and of settings behind them.
-        backward_op: their gradients, of those of the outputs, the outputs if ``keep``, and what ``op`` takes.
-        plain: ``op`` as differentiable operations of torch.
-        second: as :func:`second_derivatives`, with those operands, and what else ``op`` takes, in place of a function.
+        op: operator of tensors and, behind them, of settings. The first ``count`` tensors have gradients.
+        backward_op: operator that returns these ``count`` gradients, given the gradients of the outputs, the outputs if
+            ``keep``, and the inputs of ``op``. Where derivatives of operators are made of operators again, a sequence
+            of ``count`` differentiable functions of the same arguments, each for the gradient of one input: only the
+            gradients that are needed are computed, and nothing is registered for the second derivatives.
+        plain: ``op`` as differentiable operations of torch. It is differentiated where a transform has begun since the
+            forward pass, and for second derivatives.
+        count: number of differentiable inputs.
+        keep: save the outputs for the backward pass as well.
+        outputs: number of outputs with gradients, if not all. ``plain`` returns these only; the others are for the
+            backward pass, and missing gradients stay ``None``.
+        second: what computes the second derivatives in place of :func:`second_derivatives`, for example chunk by chunk.
+            It takes the differentiable inputs, the gradients of the outputs (and the outputs if ``keep``), the
+            gradients of the first gradients, and the other inputs of ``op``. It returns gradients of the first two.
     """
-    kept = 2 if keep else 0
+    returned = len(op._opoverload._schema.returns)
+    moving, kept = outputs or returned, returned if keep else 0
 
     def save(ctx, inputs, output):
         tensors = [x for x in inputs if x is None or isinstance(x, Tensor)]
+        output = (output,) if isinstance(output, Tensor) else output
         ctx.save_for_backward(*output[:kept], *tensors)
         ctx.settings = inputs[len(tensors) :]
+        ctx.set_materialize_grads(outputs is None)
 
     def backward(ctx, *grads):
-        tensors = ctx.saved_tensors[kept:]
-        if transformed():  # since the forward pass
-            rest = *tensors[count:], *ctx.settings
-            found = torch.func.vjp(lambda *x: plain(*x, *rest), *tensors[:count])[1](grads)
+        saved, grads = ctx.saved_tensors, grads[:moving]  # torch unpacks saved tensors once where it checkpoints
+        tensors = saved[kept:]
+        operands, rest = tensors[:count], (*tensors[count:], *ctx.settings)
+        if any(grad is None for grad in grads):
+            found = [None] * count
+        elif transformed():  # since the forward pass
+            _, pull = torch.func.vjp(lambda *x: plain(*x, *rest), *operands)
+            found = pull(grads if moving > 1 else grads[0])
+        elif isinstance(backward_op, Sequence):
+            given = *grads, *saved, *ctx.settings
+            needed = zip(backward_op, ctx.needs_input_grad[:count], strict=True)
+            found = [gradient(*given) if wanted else None for gradient, wanted in needed]
         else:
-            found = backward_op(*grads, *ctx.saved_tensors, *ctx.settings)
-        return *found, *[None] * (len(tensors) - count + len(ctx.settings))
+            found = backward_op(*grads, *saved, *ctx.settings)
+        return *found, *[None] * len(rest)
 
     def save_backward(ctx, inputs, output):
         save(ctx, inputs, ())
 
     def backward_twice(ctx, *cotangents):
-        upstream, tensors = ctx.saved_tensors[:2], ctx.saved_tensors[2 + kept :]
+        saved = ctx.saved_tensors
+        given, tensors = saved[: moving + kept], saved[moving + kept :]
         operands, rest = tensors[:count], (*tensors[count:], *ctx.settings)
         if second is None:
-            found = second_derivatives(lambda *x: plain(*x, *rest), operands, upstream, cotangents)
+            found = second_derivatives(lambda *x: plain(*x, *rest), operands, given[:moving], cotangents)
+            found = *found, *[None] * kept
         else:
-            found = second(operands, upstream, cotangents, *rest)
-        return *found[count:], *[None] * kept, *found[:count], *[None] * len(rest)
+            found = second(operands, given, cotangents, *rest)
+        return *found[count:], *found[:count], *[None] * len(rest)
 
     op.register_autograd(backward, setup_context=save)
-    backward_op.register_autograd(backward_twice, setup_context=save_backward)
+    if not isinstance(backward_op, Sequence):
+        backward_op.register_autograd(backward_twice, setup_context=save_backward)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tg_equiattn import checks
 from tg_equiattn.functional.hyena.fft_convolution import fft_convolution
-from tg_equiattn.functional.vector.softmax_attention import softmax_attention
+from tg_equiattn.functional.softmax_attention import softmax_attention
 from tg_equiattn.nn.vector.grades import Grades, grades_of_channels
 from tg_equiattn.nn.vector.network import TokenNetwork
 from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
@@ -63,7 +63,7 @@ class SelfAttention(SequenceOperator):
     """By softmax attention, all channels one head."""
 
     def mix(self, ragged: Ragged, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return ragged.mix(lambda q, k, v, rows: softmax_attention(q, k, v, rows.lengths), query, key, value)
+        return ragged.mix(lambda q, k, v, rows: softmax_attention(q, k, v, rows.mask), query, key, value)
 
 
 def _mlp(inside: int, hidden: int, outside: int) -> nn.Sequential:

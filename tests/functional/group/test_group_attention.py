@@ -1,16 +1,12 @@
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
-from attention_operands import EXTREMES, Largest, as_full, assert_same, gradients, group_attention, operands
+from attention_operands import EXTREMES, as_full, assert_same, gradients, group_attention, operands
 from oracles import attention_materialised
 
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.functional import lifting_attention
-from tg_equiattn.functional.group import tiled_attention
 from tg_equiattn.groups import cyclic
 
 
@@ -89,26 +85,6 @@ def test_extreme_scores(form, extreme, relation, device):
         torch.testing.assert_close(a.cpu().double(), b, rtol=0, atol=2e-3 * max(1.0, float(b.abs().max())))
 
 
-@pytest.mark.slow
-def test_without_a_compiler_it_runs_eagerly(tmp_path):
-    code = """if True:
-        import torch, warnings
-        from tg_equiattn.groups import cyclic
-        from tg_equiattn.nn import GroupAttention
-        layer = GroupAttention(cyclic(2), 3, 4, heads=1, kernel_size=3, relation="ge_vit")
-        x = torch.randn(1, 3, 2, 4, 5)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            out = torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
-        torch.testing.assert_close(out, layer(x))
-        print(*(str(w.message) for w in caught if "runs eagerly" in str(w.message)))
-    """
-    environment = os.environ | {"CXX": str(tmp_path / "none"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("group attention could not be compiled and runs eagerly:")
-
-
 def seeded_dropout(tensors, index, neighbourhood):
     torch.manual_seed(5)
     return attend(tensors, index, neighbourhood, dropout=0.4)
@@ -134,24 +110,6 @@ def test_dropout_is_unbiased_and_seeded():
     assert deviation.max() < 5
 
 
-@pytest.mark.parametrize(("relation", "full"), [("ge_vit", False), ("ge_vit", True), ("relative", False)])
-def test_no_tensor_holds_all_scores(relation, full):
-    """Neither |H|^3 K^2 N scores nor |H|^2 K^2 N factors, which are as many as scores of the pointwise relation."""
-    tensors, _ = operands(8, (24, 24), 5, batch=2, heads=3, channels=3, value_channels=2, dtype=torch.float32)
-    query, key, value, rho_space, rho_group = (x.detach() for x in tensors)
-    if full:
-        rho_space, rho_group = rho_space[:, :, None] + rho_group, rho_group[:0]
-    flat = [x.flatten(0, 1) for x in (query, key, value)]
-    index = relation_index(cyclic(8), relation)
-    options = (rho_space, rho_group, index, None, torch.tensor(0), 5, (), False, 0.0, "eager")
-    with Largest() as largest:
-        out, level = tiled_attention.group_attention_op._init_fn(*flat, *options)
-        level = level if relation == "relative" else torch.empty(0)
-        tiled_attention.group_attention_backward_op._init_fn(out, level, *flat, *options)
-    factors, scores = (8**n * 25 * 24 * 24 * len(flat[0]) for n in (2, 3))
-    assert largest.count < (factors / 8 if relation == "relative" else scores / 8 if full else factors / 4)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_operands(dtype, device):
     tensors, neighbourhood = operands(3, (5, 6), dtype=torch.float32, device=device)
@@ -159,18 +117,3 @@ def test_half_precision_operands(dtype, device):
     out = attend([x.detach().to(dtype) for x in tensors], index, neighbourhood)
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), attend(tensors, index, neighbourhood), rtol=0, atol=0.15)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("kernel_size", [3, None])
-def test_pointwise_compiled_equals_eager(kernel_size, full, dropout):
-    tensors, _ = operands(4, (6, 7), kernel_size, dtype=torch.float32)
-    index, outs = relation_index(cyclic(4), "relative"), []
-    for path in ("compiled", "eager"):
-        *features, rho_space, rho_group = as_full(tensors) if full else tensors
-        flat = *(x.flatten(0, 1) for x in features), rho_space, rho_space.new_zeros(0) if full else rho_group
-        settings = index, None, torch.tensor(5), kernel_size or 0, (), False, dropout, path
-        outs.append(torch.cat([x.flatten() for x in tiled_attention.group_attention_op(*flat, *settings)]))
-    assert_same(*outs, tensors, atol=1e-5)

@@ -1,13 +1,23 @@
 """What leaves escnn: plain torch modules, and by export(model) nothing but torch's standard operators."""
 
+import io
+
 import pytest
 import torch
 from escnn import gspaces, nn
-from tg_equiattn.integrations.escnn import R2AttentionBlock, R2GroupAttention, R2LiftingAttention, export
+from tg_equiattn.integrations.escnn import (
+    R2AttentionBlock,
+    R2GlobalAttention,
+    R2GroupAttention,
+    R2LiftingAttention,
+    export,
+)
 
 GSPACE = gspaces.flipRot2dOnR2(2)
 IMAGE, HIDDEN = (nn.FieldType(GSPACE, 3 * [r]) for r in (GSPACE.trivial_repr, GSPACE.regular_repr))
 MODELS = {
+    "layer": lambda: R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=3),
+    "random features": lambda: R2GlobalAttention(HIDDEN, HIDDEN, heads=2, kernel_size=3),
     "block": lambda: R2AttentionBlock(R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=3), crop=1),
     "global": lambda: R2GroupAttention(HIDDEN, HIDDEN, heads=2, kernel_size=None),
     "mixed": lambda: nn.SequentialModule(
@@ -57,10 +67,20 @@ def test_plain_export_to_onnx(name, randomise, tmp_path):
     saved = onnx.load(tmp_path / "m.onnx")
     assert {node.domain for node in saved.graph.node} == {""}
     session = reference.ReferenceEvaluator(saved)
-    for shape in ((2, 6, 8), (3, 8, 10)):
+    for shape in ((2, 6, 8), (3, 8, 10), (1, 5, 3)):
         x = torch.randn(shape[0], model.in_type.size, *shape[1:])
         (out,) = session.run(None, {saved.graph.input[0].name: x.numpy()})
         torch.testing.assert_close(torch.from_numpy(out), model(model.in_type(x)).tensor, rtol=0, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("name", ["layer", "mixed"])
+def test_the_exporter_by_torchscript_is_refused(name, randomise):
+    """It would make a file for one size."""
+    pytest.importorskip("onnx")
+    model, plain = exported(name, randomise)
+    with pytest.raises(RuntimeError, match=r"images of one size; use torch.onnx.export\(model, inputs, dynamo=True\)"):
+        torch.onnx.export(plain, (torch.randn(2, model.in_type.size, 6, 8),), io.BytesIO(), dynamo=False)
 
 
 def test_models_stay_as_they_are():

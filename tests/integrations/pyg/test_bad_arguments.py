@@ -23,7 +23,9 @@ GRID, BONDS = PixelGrid((7, 1), 3), {"edge_dim": 5}
 def call(position="window", options=None, **arguments):
     """A correct call but for what the arguments replace."""
     if position in ("window", None):
-        conv = RelativePerformerConv(12, 35, 5, cutoff=3, offset="table" if position else None, **options or {})
+        conv = RelativePerformerConv(
+            12, 35, 5, cutoff=3, offset="table" if position else None, **{"method": "features", **(options or {})}
+        )
     else:
         conv = positional_conv(12, 35, 5, cutoff=3, position=position)
     on_grid, apart = isinstance(arguments.get("neighbors"), PixelGrid), arguments.get("edge_index", 0) is None

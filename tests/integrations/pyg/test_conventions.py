@@ -10,7 +10,7 @@ from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import Linear, global_mean_pool
 from torch_geometric.utils import to_torch_csc_tensor
 
-WINDOW = {"offset": "mlp", "cutoff": 2.5}
+WINDOW = {"offset": "mlp", "cutoff": 2.5, "method": "features"}
 
 
 @pytest.fixture

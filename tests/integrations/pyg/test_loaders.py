@@ -56,7 +56,7 @@ LOADERS = {
 LAYERS = {
     "near": {"offset": "mlp", "cutoff": 1.8},
     "far": {"offset": "distance", "values": "offset", "cutoff": 1.8},
-    "far auto": {"offset": "mlp", "values": "offset", "cutoff": 1.8, "method": "auto", "num_random_features": 14},
+    "far pairs": {"offset": "mlp", "values": "offset", "cutoff": 1.8, "method": "pairs"},
     "clipped": {"position": "clipped"},
 }
 

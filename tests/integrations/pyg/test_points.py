@@ -6,6 +6,7 @@ import pytest
 import torch
 from oracles import performer_double_sum
 from space import motion
+from states import take_weights
 
 REACH = 1.7
 
@@ -40,50 +41,13 @@ def make(make_conv):
 def test_the_unit_of_positions_is_cutoff(name, make, cloud, equal, error):
     conv, data = make(name), cloud()
     wide = make(name, cutoff=28 * REACH)
-    wide.load_state_dict(conv.state_dict())
+    take_weights(wide, conv)
     scaled = {**data, "pos": 28 * data["pos"]}
     expected = conv(**data)
     equal(wide(**scaled), expected)
     assert error(conv(**scaled), expected) > 1e-3
     found, again = (c(d["x"], pos=d["pos"]) for c, d in ((conv, data), (wide, scaled)))  # near pairs from positions
     equal(again, found)
-
-
-@pytest.mark.parametrize("name", OFFSETS)
-def test_auto_measures_the_first_edges_once(name, make, cloud, equal):
-    data = cloud()
-    source, target = data["edge_index"]
-    mean = (data["pos"][source] - data["pos"][target]).norm(dim=1).mean()
-    conv, known = make(name, cutoff="auto"), make(name, cutoff=2 * float(mean))
-    fixed = {key: value for key, value in conv.state_dict().items() if not key.endswith("length")}
-    known.load_state_dict(fixed)
-    alone = {**data, "edge_index": data["edge_index"][:, :0]}
-    conv.train()(**alone)  # without edges there is nothing to measure
-    with pytest.raises(ValueError, match="cutoff='auto' must have seen edges in training first"):
-        conv.eval()(**data)
-    equal(conv.train()(**data), known(**data))
-    conv.eval()
-    other = cloud(scale=3.0)
-    equal(conv(**other), known(**other))
-    loaded = make(name, cutoff="auto")
-    loaded.load_state_dict(conv.state_dict())
-    equal(loaded(**other), known(**other))
-    averaged = torch.optim.swa_utils.AveragedModel(make(name, cutoff="auto"))
-    averaged.module.train()(**cloud(scale=5.0))
-    averaged.eval()
-    averaged.update_parameters(conv)  # takes buffers over, too
-    equal(averaged.module(**other), known(**other))
-    torch.func.functional_call(conv, {k: v.clone() for k, v in conv.state_dict().items()}, (), other)
-    equal(conv(**other), known(**other))
-    fresh = make(name, cutoff="auto")
-    at_one_place = {**data, "pos": torch.zeros_like(data["pos"])}
-    assert bool(fresh.train()(**at_one_place).isfinite().all())  # and measures nothing
-    fresh.load_state_dict({**fresh.state_dict(), **fixed})
-    equal(fresh(**data), known(**data))
-    fresh.reset_parameters()
-    assert bool(fresh.attention.positions.length.isnan())
-    with pytest.raises(ValueError, match="cutoff must be a number where near pairs are found from pos"):
-        conv(data["x"], pos=data["pos"])
 
 
 @pytest.mark.parametrize("reflect", [False, True])

@@ -8,6 +8,7 @@ from small_groups import GROUPS, PLANAR
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic, from_generators
 from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention
+from tg_equiattn.tables import Tables
 from tg_equiattn.testing import TOLERANCE, act, equivariance_error
 
 D2, D4, SCALES = dihedral(2), GROUPS["D4"], dyadic(3, cyclic(2))
@@ -146,7 +147,8 @@ def test_wrong_geometry_is_not_equivariant(randomise):
     """Negative control: transposing the rotations (h instead of its inverse) fails the check."""
     group = GROUPS["C4"]
     layer = randomise(attention(group)).double()
-    layer.geometry = layer.geometry[group.inverse].contiguous()
+    exact = layer.geometry(torch.device("cpu"))[group.inverse].contiguous()
+    layer.geometry = Tables(lambda: exact)
     assert equivariance_error(layer, group, image(group, (5, 5), True)) > 1e-3
 
 
@@ -184,8 +186,9 @@ def test_rolls(name, plain, randomise):
 def test_geometry_survives_dtype_conversion(randomise):
     """Offsets stay exact through .float().double(), as off-lattice elements need."""
     layer = attention(cyclic(8))
-    exact = layer.offsets((5, 5)).clone()
-    assert torch.equal(layer.half().double().offsets((5, 5)), exact)
+    cpu = torch.device("cpu")
+    exact = layer.offsets((5, 5), cpu).clone()
+    assert torch.equal(layer.half().double().offsets((5, 5), cpu), exact)
     assert exact.dtype == torch.float64
 
 
@@ -212,11 +215,14 @@ def test_checkpoints_know_what_they_are_of(tmp_path):
     attention(cyclic(4), **options).load_state_dict(state)
     attention(GROUPS["C4"], **options).load_state_dict(state)
     for group, change, message in (
-        (cyclic(4), {"relation": "relative"}, "of a layer with relation='relative', as this one, got 'ge_vit'"),
-        (cyclic(4), {"kernel_size": 7}, "of a layer with kernel_size=7, as this one, got 3"),
-        (cyclic(4), {"kernel_size": None}, "of a layer with kernel_size=None, as this one, got 3"),
-        (dihedral(2), {}, r"of a layer with group='D2\(order=4, dim=2\)', as this one, got 'C4"),
+        (cyclic(4), {"relation": "relative"}, "relation='relative', as this one, got 'ge_vit'"),
+        (cyclic(4), {"kernel_size": 7}, "kernel_size=7, as this one, got 3"),
+        (cyclic(4), {"kernel_size": None}, "kernel_size=None, as this one, got 3"),
+        (cyclic(4), {"padding_mode": "circular"}, "padding_mode='circular', as this one, got 'mask'"),
+        (cyclic(4), {"neighbourhood": "disk"}, "neighbourhood='disk', as this one, got 'square'"),
+        (dihedral(2), {}, r"group=D2\(order=4, dim=2\), as this one, got C4"),
     ):
+        message = "of a GroupAttention with " + message
         other = attention(group, **options | change)
         for strict in (True, False):
             with pytest.raises(ValueError, match=message):

@@ -1,14 +1,16 @@
 """Cross attention: queries of one feature map, keys and values of another on the same grid; and residual branches."""
 
+import functools
+
 import pytest
 import torch
 from group_layers import block as small_block
-from group_layers import image
+from group_layers import image, layer
 from small_groups import GROUPS
 
-from tg_equiattn.nn import GlobalGroupAttention, GroupAttention
+from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, LiftingAttention
 from tg_equiattn.nn.group.block import Residual
-from tg_equiattn.testing import equivariance_error
+from tg_equiattn.testing import act, equivariance_error
 
 D4 = GROUPS["D4"]
 
@@ -43,3 +45,93 @@ def test_layer_scale_and_drop_path():
     torch.testing.assert_close(out[kept], (0.1 / 0.75 * branch).expand_as(out[kept]))
     assert abs(float(kept.float().mean()) - 0.75) < 0.03
     assert [n for n, _ in Residual(3).named_parameters()] == []
+
+
+def by_content(group, kind=GroupAttention, **options):
+    """Attention by content alone, over all pixels."""
+    return layer(kind, group, 3, 4, kernel_size=None, encoding=None, context_channels=5, **options)
+
+
+CONTENT = {
+    "relative": functools.partial(by_content, relation="relative"),
+    "ge_vit": functools.partial(by_content, relation="ge_vit"),
+    "lifted": functools.partial(by_content, relation="lifted"),
+    "frame": by_content,
+    "lifting": functools.partial(by_content, kind=LiftingAttention),
+}
+
+
+def two_images(group, kind):
+    axes = [] if kind == "lifting" else [len(group)]
+    return torch.randn(2, 3, *axes, 5, 5).double(), torch.randn(2, 5, *axes, 4, 6).double()
+
+
+@pytest.mark.parametrize("kind", CONTENT)
+def test_a_context_of_its_own_size_by_definition(kind, randomise):
+    """Softmax over all tokens of the context that a query meets, with a mask of its own."""
+    attention = randomise(CONTENT[kind](D4)).double()
+    x, context = two_images(D4, kind)
+    mask = torch.rand(2, 4, 6) < 0.7
+    q, k, v = (y if kind != "lifting" else y.unsqueeze(3) for y in attention.project(x, context))
+    q, k, v = (y.flatten(4) for y in (q, k, v))  # (B, heads, C, H, pixels)
+    if kind == "frame":
+        scores = torch.einsum("bechi,bechj->behij", q, k) / attention.head_channels**0.5
+        scores = scores.masked_fill(~mask.flatten(1)[:, None, None, None], -torch.inf)
+        heads = torch.einsum("behij,bechj->bechi", scores.softmax(-1), v)
+    else:
+        scores = torch.einsum("becti,becsj->betisj", q, k) / attention.head_channels**0.5
+        scores = scores.masked_fill(~mask.flatten(1)[:, None, None, None, None], -torch.inf)
+        heads = torch.einsum("betisj,becsj->becti", scores.flatten(-2).softmax(-1).view_as(scores), v)
+        if kind in ("ge_vit", "lifted"):  # summed over all query elements
+            heads = heads.sum(3, keepdim=True)
+        heads = heads.expand(-1, -1, -1, len(D4), -1)
+    wanted = attention.out(heads.unflatten(-1, (5, 5)).flatten(1, 2))
+    torch.testing.assert_close(attention(x, context=context, context_mask=mask), wanted, rtol=0, atol=1e-12)
+    holes = context.clone().masked_fill_(~mask.view(2, 1, *[1] * (context.ndim - 4), 4, 6), torch.nan)
+    torch.testing.assert_close(attention(x, context=holes, context_mask=mask), wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", CONTENT)
+def test_images_that_are_transformed_apart(kind, randomise):
+    """By content alone the context may move by an element of its own, but for frames, which compare orientations."""
+    attention = randomise(CONTENT[kind](D4)).double()
+    x, context = two_images(D4, kind)
+    apart = max(
+        float((attention(x, context=act(context, D4, g)) - attention(x, context=context)).detach().abs().max())
+        for g in range(len(D4))
+    )
+    assert (apart > 1e-3) == (kind == "frame")
+    assert apart < 1e-10 or kind == "frame"
+    assert equivariance_error(lambda x: attention(x, context=context), D4, x) <= 1e-10 or kind == "frame"
+    together = [
+        attention(act(x, D4, g), context=act(context, D4, g)) - act(attention(x, context=context), D4, g)
+        for g in range(len(D4))
+    ]
+    assert max(float(error.detach().abs().max()) for error in together) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kernel_size": 3}, "kernel_size must be None with encoding=None, got 3"),
+        ({"locality": 1.0}, "locality must be None or 'auto' with encoding=None, got 1.0"),
+    ],
+)
+def test_arguments_that_depend_on_offsets_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        layer(GroupAttention, D4, **{"kernel_size": None, "encoding": None, **change})
+
+
+def test_contexts_that_do_not_fit_are_refused():
+    x, context = torch.randn(2, 3, 8, 5, 5), torch.randn(2, 3, 8, 4, 6)
+    attention = layer(GroupAttention, D4)
+    with pytest.raises(ValueError, match=r"context must have the batch and the pixels .* encoding=None it may have"):
+        attention(x, context=context)
+    mask = torch.ones(2, 5, 5, dtype=torch.bool)
+    attention = layer(GroupAttention, D4, kernel_size=None, encoding=None, relation="relative")
+    with pytest.raises(ValueError, match=r"context_mask must be given where mask, .*, does not fit the context"):
+        attention(x, mask, context=context)
+    with pytest.raises(ValueError, match="context_mask must be None without context"):
+        attention(x, context_mask=mask)
+    with pytest.raises(ValueError, match=r"mask must be bool of shape \(2 or 1, 4, 6\)"):
+        attention(x, context=context, context_mask=mask)

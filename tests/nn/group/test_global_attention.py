@@ -8,6 +8,7 @@ from small_groups import GROUPS
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GEViT, GlobalGroupAttention
 from tg_equiattn.nn.performer.random_features import RandomFeatures
+from tg_equiattn.tables import Tables
 from tg_equiattn.testing import equivariance_error
 
 
@@ -20,7 +21,7 @@ def test_wrong_index_is_not_equivariant(randomise):
         layer.encoding.table.zero_()
     x = image(group, (3, 3), True)
     assert equivariance_error(layer, group, x) <= 1e-10
-    layer.index = group.cayley.clone()
+    layer.index = Tables(group.cayley.clone)
     assert equivariance_error(layer, group, x) > 1e-3
     torch.nn.init.zeros_(layer.far_bias)
     assert equivariance_error(layer, group, x) <= 1e-10
@@ -57,9 +58,9 @@ def test_draws():
     assert torch.equal(first, second)
     assert not torch.equal(second, third)
     model = GEViT(GROUPS["C4"], 3, 2, channels=(4, 4), heads=1, kernel_size=3, attention={"num_features": 7})
-    before = [m.projection.clone() for m in model.modules() if isinstance(m, RandomFeatures)]
+    before = [m.directions(x.device, x.dtype) for m in model.modules() if isinstance(m, RandomFeatures)]
     model.redraw_features()
-    after = [m.projection for m in model.modules() if isinstance(m, RandomFeatures)]
+    after = [m.directions(x.device, x.dtype) for m in model.modules() if isinstance(m, RandomFeatures)]
     assert [p.shape for p in after] == [(7, 3)] * 2
     assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     GEViT(GROUPS["C4"], 3, 2, channels=(4,), heads=1, kernel_size=3).redraw_features()  # there are none

@@ -6,6 +6,7 @@ from group_layers import LAYERS, image
 from group_layers import block as small_block
 from small_groups import GROUPS
 
+from tg_equiattn.functional.group.masks import zero_where_masked
 from tg_equiattn.nn import GlobalGroupAttention
 from tg_equiattn.testing import act
 
@@ -14,8 +15,9 @@ OPTIONS = [{}, {"kernel_size": 5, "neighbourhood": "disk"}, {"padding_mode": "ci
 
 
 def heads_of(layer, x, mask=None, context=None):
-    query, key, value = layer._operands(x, mask, context)
-    return layer._weigh(query, key, value, layer.index, mask, 0.0), value
+    query, key, value = layer._operands(x, mask, context, mask)
+    index = None if layer.index is None else layer.index(x.device)
+    return zero_where_masked(layer._weigh(query, key, value, index, mask, 0.0), mask), value
 
 
 @pytest.mark.parametrize("masked", [False, True])

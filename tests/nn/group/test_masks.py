@@ -8,6 +8,7 @@ import torch
 from group_layers import LAYERS, image
 from group_layers import block as small_block
 from small_groups import GROUPS
+from states import take_weights
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic
 from tg_equiattn.nn import GEViT, GlobalGroupAttention, GlobalPooling, RegularGlobalNorm, RegularLayerNorm
@@ -160,7 +161,7 @@ def test_models(attention, randomise):
     padded = torch.nn.functional.pad(poisoned(x, mask), [2] * 4)
     outer = torch.nn.functional.pad(mask, [2] * 4)
     whole = GEViT(D4, 2, 3, **options).double().eval()
-    whole.load_state_dict(model.state_dict())
+    take_weights(whole, model)
     logits = whole(padded, outer)
     for n, piece in enumerate((x[:1, :, :8, :6], x[1:, :, 2:, :10])):
         torch.testing.assert_close(logits[n : n + 1], whole(piece), rtol=0, atol=1e-10)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from clouds import SIZES, S, V, check_batch_equals_each_alone, close, dense, one, permuted, sample, within
 from space import error
+from states import take_weights
 
 from tg_equiattn.nn.vector import clifford
 
@@ -94,7 +95,7 @@ def test_a_given_order_is_that_of_the_sequence(make):
     places[there] = order - torch.tensor([0, 7, 8])[x["batch"]]
     close([part[there][order] for part in layer(**padded, order=places)], expected)
     radial = make("model", order="radial")
-    radial.load_state_dict(layer.state_dict())
+    take_weights(radial, layer)
     for operator in radial.module.operators:
         operator.norm = "ortho"
     assert error(radial(**x), layer(**x)) > 1e-3

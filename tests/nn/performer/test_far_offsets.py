@@ -83,51 +83,6 @@ def test_rotations(kind, make, cloud):
             assert (turned - out).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("form", ["ragged", "masked"])
-def test_each_graph_by_its_own_size(kind, form, make):
-    """With "auto", small graphs by pairs and large ones by features, as each alone: 22 nodes and 23 are told apart."""
-    layers = {method: make(kind, edge_dim=None, method=method) for method in ("auto", "pairs", "features")}
-    for layer in layers.values():
-        layer.load_state_dict(layers["auto"].state_dict(), strict=False)
-    sizes = (30, 5, 23, 22, 1)
-    batch = batch_of(sizes)
-    x, pos = torch.randn(len(batch), CHANNELS).double(), 2 * torch.randn(len(batch), DIM).double()
-    parts = []
-    for graph, size in enumerate(sizes):
-        layer = layers["pairs" if size <= 22 else "features"]
-        parts.append(layer(x[batch == graph], pos=pos[batch == graph], return_vectors=True))
-        other = layers["features" if size <= 22 else "pairs"](x[batch == graph], pos=pos[batch == graph])
-        assert size == 1 or (other - parts[-1][0]).abs().max() > 1e-3  # they are different functions
-    if form == "ragged":
-        found = layers["auto"](x, pos=pos, batch=batch, return_vectors=True)
-    else:
-        mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
-        spread = [torch.full((*mask.shape, t.shape[1]), torch.nan).double().index_put((mask,), t) for t in (x, pos)]
-        found = [t[mask] for t in layers["auto"](spread[0], pos=spread[1], mask=mask, return_vectors=True)]
-    torch.testing.assert_close(list(found), [torch.cat(p) for p in zip(*parts, strict=True)], rtol=0, atol=1e-12)
-
-
-def test_another_way_than_in_training_is_said_once(make):
-    layer = make("no near pairs", method="auto").train()
-    call = lambda nodes: layer(torch.ones(nodes, CHANNELS).double(), pos=torch.ones(nodes, DIM).double())  # noqa: E731
-    call(20)
-    layer.eval()
-    call(20)
-    with pytest.warns(UserWarning, match="method='auto' takes random features for graphs of this size"):
-        call(30)
-    call(30)  # warnings are errors in these tests
-
-
-def test_sizes_that_cannot_be_read_are_refused(make):
-    layer = make("no near pairs", method="auto")
-    x, pos, batch = torch.randn(40, CHANNELS).double(), torch.randn(40, DIM).double(), torch.arange(40) // 20
-    compiled = torch.compile(layer, backend="eager", fullgraph=True)
-    out = compiled(x, pos=pos, batch=batch, batch_size=2, max_num_nodes=20)
-    torch.testing.assert_close(out, layer(x, pos=pos, batch=batch), rtol=0, atol=1e-12)
-    with pytest.raises(Exception, match="method must be 'features' or 'pairs', or max_num_nodes at most 22"):
-        compiled(x, pos=pos, batch=batch, batch_size=2, max_num_nodes=30)
-
-
 def test_periodic_offsets_are_refused(make):
     layer, pos = make("mlp"), torch.rand(12, DIM).double()
     edges, offsets = near_pairs(pos, 0.5)

@@ -155,7 +155,7 @@ def test_compiles_whole_with_redraws(on_device, position):
         outs = (got, model), (wanted, eager)
         grads = (torch.autograd.grad(out.square().sum(), list(net.parameters())) for out, net in outs)
         torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-4)
-        drawn.append(float(model.blocks[0].attention.features.projection.sum()))
+        drawn.append(float(model.blocks[0].attention.features.directions(image.device, image.dtype).sum()))
     assert [a == b for a, b in itertools.pairwise(drawn)] == [True, False, True, False]
 
 
@@ -199,3 +199,13 @@ def test_pixel_embeddings(on_device, kind):
     for bad in (x - 300, x + 300, x / 100) if on_device == "cpu" else ():  # where values may be looked at
         with pytest.raises(ValueError, match=r"integers in \[0, 255\]"):
             embedding(bad)
+
+
+def test_pairs_are_suggested_once_for_small_graphs():
+    x, pos = torch.randn(1, 30, 6), torch.randn(1, 30, 2)
+    layer = PerformerAttention(6, 6, 2, offset="mlp", cutoff=1.0, num_random_features=15)
+    with pytest.warns(UserWarning, match="method='pairs' is exact and faster for graphs of up to 30 nodes, and the"):
+        layer(x, pos=pos)
+    layer(x, pos=pos)  # warnings are errors in these tests
+    for other in ({"num_random_features": 14}, {"method": "features"}, {"method": "pairs"}):
+        PerformerAttention(6, 6, 2, **{"offset": "mlp", "cutoff": 1.0, "num_random_features": 15, **other})(x, pos=pos)

@@ -9,13 +9,19 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tg_equiattn.nn import PerformerAttention, RelativePerformer
-from tg_equiattn.nn.performer.random_features import RandomFeatures
+from tg_equiattn.nn.performer.random_features import RandomFeatures, draw_directions
+
+CPU = torch.device("cpu")
+
+
+def directions(features):
+    return features.directions(CPU, torch.float64)
 
 
 def draws(features, steps):
-    seen, changes = features.projection.clone(), []
+    seen, changes = directions(features), []
     for step in range(steps):
-        now = features()
+        now = features(CPU, torch.float64)
         if not torch.equal(now, seen):
             changes.append(step)
         seen = now.clone()
@@ -40,12 +46,13 @@ def test_draws_are_the_seeds_alone():
     one, two, other = (seeded(seed) for seed in (3, 3, 4))
     for _ in range(3):
         torch.randn(7)  # the global generator's state plays no part
-        drawn = one()
-        assert torch.equal(drawn, two())
-        assert not torch.equal(drawn, other())
+        drawn = one(CPU, torch.float32)
+        assert torch.equal(drawn, two(CPU, torch.float32))
+        assert not torch.equal(drawn, other(CPU, torch.float32))
     for features in (one, other):
         features.redraw_features(torch.Generator().manual_seed(5))
-    assert torch.equal(one.projection, other.projection)
+    assert one.seed == other.seed
+    assert torch.equal(directions(one), directions(other))
 
 
 def test_checkpoint_goes_on_as_an_uninterrupted_run():
@@ -55,13 +62,13 @@ def test_checkpoint_goes_on_as_an_uninterrupted_run():
     resumed.load_state_dict(features.state_dict())
     copied = copy.deepcopy(features)
     for _ in range(7):
-        expected = features()
-        assert torch.equal(resumed(), expected)
-        assert torch.equal(copied(), expected)
+        expected = features(CPU, torch.float32)
+        assert torch.equal(resumed(CPU, torch.float32), expected)
+        assert torch.equal(copied(CPU, torch.float32), expected)
 
 
 def test_activation_checkpointing_counts_a_step_once():
-    layer = PerformerAttention(8, 8, 2, offset=None, redraw_interval=1)
+    layer = PerformerAttention(8, 8, 2, offset=None, method="features", redraw_interval=1)
     plain = copy.deepcopy(layer)
     x = torch.randn(1, 9, 8)
     for _ in range(3):
@@ -69,26 +76,53 @@ def test_activation_checkpointing_counts_a_step_once():
         checkpoint(layer, x1, use_reentrant=False).square().sum().backward()
         plain(x2).square().sum().backward()
         torch.testing.assert_close(x1.grad, x2.grad)
-    assert torch.equal(layer.features.projection, plain.features.projection)
+    assert torch.equal(directions(layer.features), directions(plain.features))
 
 
 def test_drawing_between_forward_and_backward():
     """A layer used twice in a step, with a draw in between, differentiates each use with its own features."""
-    layer = PerformerAttention(8, 8, 2, offset=None, redraw_interval=1).double()
+    layer = PerformerAttention(8, 8, 2, offset=None, method="features", redraw_interval=1).double()
     x = torch.randn(1, 9, 8).double()
-    first, drawn = layer(x), layer.features.projection
+    first, drawn = layer(x), directions(layer.features)
     second = layer(x)
-    assert not torch.equal(drawn, layer.features.projection)
+    assert not torch.equal(drawn, directions(layer.features))
     (first + second).sum().backward()
     assert all(p.grad.isfinite().all() for p in layer.parameters())
 
 
-def test_dtype_and_meta_device():
-    features = RandomFeatures(11, 5).double()
-    features.redraw_features()
-    assert features.projection.dtype == torch.float64
+def test_draws_are_these_numbers():
+    """Draws of one seed are the same in all releases."""
+    first, second = (draw_directions(1, number, 2, 3) for number in (0, 1))
+    golden = [
+        [0.6926157326409702, -1.9760675881409437, -0.7759118153208066],
+        [-1.520173705959019, -1.1325922014712417, 1.5274706370132431],
+    ]
+    torch.testing.assert_close(first, torch.tensor(golden, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+    assert not torch.equal(first, second)
+
+
+def test_the_seed_survives_what_training_tools_do_to_buffers():
+    features = RandomFeatures(11, 5)
+    seed, drawn = features.seed, directions(features)
+    for change in (torch.nn.Module.half, torch.nn.Module.bfloat16, torch.nn.Module.double):
+        assert change(features).seed == seed
+        assert torch.equal(directions(features), drawn)
     with torch.device("meta"):
-        assert RandomFeatures(11, 5).projection.is_meta
+        other = RandomFeatures(11, 5)
+    other.load_state_dict(features.state_dict(), assign=True)
+    assert torch.equal(directions(other), drawn)
+
+
+def test_averages_of_two_seeds_keep_the_module_s_own():
+    torch.manual_seed(0)
+    one, two, three = (RandomFeatures(11, 5) for _ in range(3))
+    states, before = [one.state_dict(), two.state_dict()], directions(three)
+    mean = {name: (states[0][name] + states[1][name]) / 2 for name in states[0]}
+    with pytest.warns(UserWarning, match="averages of modules whose seeds differ: the module keeps its own seed"):
+        three.load_state_dict(mean)
+    assert torch.equal(directions(three), before)
+    three.load_state_dict({name: (x + x) / 2 for name, x in states[0].items()})
+    assert torch.equal(directions(three), directions(one))
 
 
 IMAGES = torch.linspace(0, 1, 4 * 35, dtype=torch.float64).view(4, 1, 5, 7).sin()
@@ -105,7 +139,7 @@ def trained(seed, images, wrap=lambda net: net):
         optimizer.zero_grad()
         net(images).square().mean().backward()
         optimizer.step()
-    return [p.grad.cpu() for p in net.parameters()], model.blocks[1].attention.features.projection.cpu()
+    return [p.grad.cpu() for p in net.parameters()], directions(model.blocks[1].attention.features)
 
 
 def train_rank(number, device, folder):
@@ -126,7 +160,7 @@ def test_two_processes_give_the_gradients_of_one(tmp_path):
 
 def test_a_transformed_pass_is_one_step():
     """However many samples or directions it goes through; a draw within it is an ordinary tensor, and stays."""
-    layer = PerformerAttention(8, 8, 2, offset=None, redraw_interval=2).double()
+    layer = PerformerAttention(8, 8, 2, offset=None, method="features", redraw_interval=2).double()
     plain = copy.deepcopy(layer)
     x = torch.randn(3, 9, 8).double()
     energy, t = lambda x: layer(x).square().sum(), torch.tensor(0.3).double()
@@ -140,7 +174,7 @@ def test_a_transformed_pass_is_one_step():
     for run in passes:
         run()
         plain(x[0])
-        assert torch.equal(layer.features.projection, plain.features.projection)
+        assert torch.equal(directions(layer.features), directions(plain.features))
         assert torch.equal(layer.features.get_extra_state(), plain.features.get_extra_state())
     assert int(layer.features.get_extra_state()[1]) == 2
     torch.testing.assert_close(torch.vmap(layer.eval())(x)[1], layer(x[1]))
@@ -148,7 +182,9 @@ def test_a_transformed_pass_is_one_step():
 
 def test_ensembles_draw_outside():
     """Stacked directions are not drawn again under vmap: that raises, and in eval they are used as they are."""
-    members = [PerformerAttention(8, 8, 2, offset=None, redraw_interval=1).double() for _ in range(3)]
+    members = [
+        PerformerAttention(8, 8, 2, offset=None, method="features", redraw_interval=1).double() for _ in range(3)
+    ]
     parameters, buffers = torch.func.stack_module_state(members)
     x = torch.randn(9, 8).double()
 
@@ -166,7 +202,7 @@ def test_ensembles_draw_outside():
 
 
 def test_no_nodes_are_a_step():
-    layer = PerformerAttention(8, 8, 2, offset=None, redraw_interval=1)
-    before = layer(torch.zeros(1, 3, 8)), layer.features.projection.clone()
+    layer = PerformerAttention(8, 8, 2, offset=None, method="features", redraw_interval=1)
+    before = layer(torch.zeros(1, 3, 8)), directions(layer.features)
     assert layer(torch.zeros(0, 8), batch=torch.zeros(0, dtype=torch.int64)).shape == (0, 8)
-    assert not torch.equal(layer.features.projection, before[1])
+    assert not torch.equal(directions(layer.features), before[1])

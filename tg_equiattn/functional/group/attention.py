@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ...grids import Neighbourhood
 from ..backend import compiler_fuses, use_plain
-from .fused_frames import fused_relative_attention
+from .definition import windowed_attention_definition
+from .dense import dense_attention
+from .fusable import windowed_attention_fusable
 from .hashed_dropout import draw_seed
-from .masks import zero_where_hidden
-from .operands import check_group_attention
-from .plan import plain_group_attention
-from .tiled_attention import group_attention_op
-
-_FUSED_ELEMENTS = 12  # of a group: compilers see each by itself
+from .masks import zero_where_masked
+from .operands import check_frame_attention, check_group_attention
+from .operator import windowed_attention
 
 
 def group_attention(
@@ -71,44 +73,66 @@ def group_attention(
     check_group_attention(
         query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask
     )
-    query, key, value = (zero_where_hidden(x, mask) for x in (query, key, value))
-    return checked_group_attention(
+    query, key, value = (zero_where_masked(x, mask) for x in (query, key, value))
+    out, _ = group_attention_impl(
         query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask
-    )[0]
+    )
+    return zero_where_masked(out, mask)
 
 
-def checked_group_attention(
+def group_attention_impl(
     query, key, value, rho_space, rho_group, index, neighbourhood, space_bias=None, group_bias=None, dropout=0.0,
-    mask=None, plain=False,
+    key_mask=None, plain=False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """:func:`group_attention` of operands that are known to fit and to hold numbers; also the logarithm (B, heads, |H|,
-    *spatial) of a query's sum of exponentials of scores for an ``index`` of two axes, else an empty tensor."""
-    path = "compiled" if torch.compiler.is_compiling() else "eager"
-    path = "plain" if use_plain(plain) else path
-    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    rho_space, rho_group = rho_space.to(dtype), None if rho_group is None else rho_group.to(dtype)
-    window = neighbourhood.kernel_size or 0, neighbourhood.selection, neighbourhood.circular
-    fuses = path == "compiled" and index.ndim == 2 and len(index) <= _FUSED_ELEMENTS and window[0] and not dropout
-    if fuses and compiler_fuses(query, query[:, :, 0].numel() * rho_space.shape[1] // 4):
-        query, key, features = (x.to(dtype) for x in (query * query.shape[2] ** -0.5, key, value))
-        space_bias, group_bias = (None if x is None else x.to(dtype) for x in (space_bias, group_bias))
-        out, level = fused_relative_attention(
-            query, key, features, rho_space, rho_group, index, space_bias, group_bias, mask, *window
-        )
-        return zero_where_hidden(out, mask).to(value.dtype), level
-    if space_bias is not None or group_bias is not None:
-        rho_space, rho_group = _with_biases(rho_space, rho_group, query.shape[1], space_bias, group_bias)
-    batch_and_heads = query.shape[:2]
-    query, key, features = (x.to(dtype).flatten(0, 1) for x in (query, key, value))
-    there = None if mask is None else mask[:, None].expand(*batch_and_heads, *mask.shape[1:]).flatten(0, 1)
-    attend = plain_group_attention if path == "plain" else group_attention_op
-    out, level = attend(
-        query * query.shape[1] ** -0.5, key, features, rho_space,
-        rho_space.new_zeros(0) if rho_group is None else rho_group, index, there,
-        draw_seed(dropout, query.device), *window, dropout, path,
-    )  # fmt: skip
-    level = level.unflatten(0, batch_and_heads) if index.ndim == 2 else level
-    return zero_where_hidden(out.unflatten(0, batch_and_heads), mask).to(value.dtype), level
+    """:func:`group_attention` without checks, of operands with finite numbers at masked pixels.
+
+    ``index`` ``None`` means frames, or lifting with one element of queries, keys and values. ``key_mask`` is true where
+    there are keys; outputs are not masked. Over all pixels encodings may be ``None``, and keys may then lie on another
+    grid. Second come the log-sum-exps ``(B, heads, |H|, *spatial)`` of each query's scores, or with a sum over t ``(B,
+    heads, |H|, |H|, *spatial)``; over all pixels, where no caller needs them, an empty tensor.
+    """
+    dtype, kind = torch.promote_types(query.dtype, torch.float32), value.dtype
+    query, key, value = (x.to(dtype) for x in (query * query.shape[2] ** -0.5, key, value))
+    if neighbourhood.kernel_size is None:
+        encodings = [None if x is None else x.to(dtype) for x in (rho_space, rho_group, space_bias, group_bias)]
+        out = dense_attention(query, key, value, index, *encodings, key_mask=key_mask, dropout=dropout)
+        return out.to(kind), query.new_zeros(0)
+    tables = _tables(query.shape[1], dtype, rho_space, rho_group, space_bias, group_bias)
+    window = neighbourhood.kernel_size, neighbourhood.selection, neighbourhood.circular
+    # what the form for compilers keeps of backward: gradients of logits of offsets
+    logits = query.shape[0] * tables[0][..., 0].numel() * math.prod(query.shape[4:])
+    if index is not None and index.ndim == 3:
+        logits *= index.shape[1]
+    attend: Callable = windowed_attention
+    if use_plain(plain):
+        attend = windowed_attention_definition
+    elif compiler_fuses(query, logits // 4):
+        attend = windowed_attention_fusable
+    out, lse = attend(query, key, value, *tables, index, key_mask, draw_seed(dropout, query.device), *window, dropout)
+    return out.to(kind), lse.squeeze(3)
+
+
+def _tables(
+    heads: int, dtype: torch.dtype, rho_space: Tensor, rho_group: Tensor | None, space_bias: Tensor | None,
+    group_bias: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``offset_table`` and ``element_table`` of :mod:`.definition`: encodings and, as their last channel, biases."""
+
+    def joined(rho: Tensor, *biases: Tensor | None) -> Tensor:
+        rho = rho.to(dtype).expand(heads, *rho.shape)
+        bias = sum((x.to(dtype) for x in biases if x is not None), rho.new_zeros(rho.shape[:-1]))
+        return torch.cat([rho, bias.unsqueeze(-1)], -1)
+
+    if rho_space.ndim == 4:  # (H, D, U, C)
+        of_offsets, of_elements = space_bias, group_bias
+        of_offsets = None if space_bias is None else space_bias[:, :, None]
+        of_elements = None if group_bias is None else group_bias[:, None, :, None]
+        offset_table = joined(rho_space.transpose(1, 2), of_offsets, of_elements)
+        return offset_table, offset_table.new_zeros(heads, 0, offset_table.shape[-1])
+    offset_table = joined(rho_space.unsqueeze(1), None if space_bias is None else space_bias.unsqueeze(2))
+    if rho_group is None:
+        return offset_table, offset_table.new_zeros(heads, 0, offset_table.shape[-1])
+    return offset_table, joined(rho_group, group_bias)
 
 
 def lifting_attention(
@@ -141,24 +165,49 @@ def lifting_attention(
         raise ValueError(f"query must have shape (B, heads, C, *spatial), got {tuple(query.shape)}")
     if rho_space.ndim != 3:
         raise ValueError(f"rho_space must have shape (|H|, D, C), got {tuple(rho_space.shape)}")
-    query, key, value = (x.unsqueeze(3) for x in (query, key, value))
-    index = torch.zeros(len(rho_space), 1, 1, dtype=torch.int64, device=query.device)
-    return group_attention(
-        query, key, value, rho_space, rho_space.new_zeros(1, rho_space.shape[-1]), index, neighbourhood=neighbourhood,
-        space_bias=space_bias, dropout=dropout, mask=mask,
-    )  # fmt: skip
+    operands = query.unsqueeze(3), key.unsqueeze(3), value.unsqueeze(3), rho_space
+    return frame_attention(*operands, neighbourhood=neighbourhood, space_bias=space_bias, dropout=dropout, mask=mask)
 
 
-def _with_biases(rho_space, rho_group, heads, space_bias, group_bias) -> tuple[Tensor, Tensor | None]:
-    """Both encodings with one more channel a head, its bias: cheaper than a tensor of biases for every pixel, and their
-    gradients come with those of the encodings."""
+def frame_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rho_space: Tensor,
+    *,
+    neighbourhood: Neighbourhood,
+    space_bias: Tensor | None = None,
+    dropout: float = 0.0,
+    mask: Tensor | None = None,
+) -> Tensor:
+    r"""Every group element attends in its own frame: to the same element of other pixels.
 
-    def joined(rho: Tensor, bias: Tensor | None) -> Tensor:
-        bias = rho.new_zeros(()) if bias is None else bias.to(rho.dtype)
-        return torch.cat([rho, bias.expand(heads, *rho.shape[:-1]).movedim(0, -1)], -1)
+    .. math::
+        \mathrm{out}(i, h) = \sum_{D} \mathrm{softmax}_D\big(c\, \langle q(i, h),\; k(i + D, h)
+        + \rho(h^{-1} D) \rangle + b(h^{-1} D)\big)\; v(i + D, h)
 
-    if rho_group is not None:
-        return joined(rho_space, space_bias), joined(rho_group, group_bias)
-    space_bias = None if space_bias is None else space_bias[..., None]  # a full encoding has both
-    group_bias = None if group_bias is None else group_bias[:, None, None]
-    return joined(rho_space, sum(x for x in (space_bias, group_bias) if x is not None)), None
+    over offsets D of the window, or of all pixels, with :math:`c = 1/\sqrt{C}`. It is equivariant for every group;
+    elements meet in the linear maps before and after it (:class:`tg_equiattn.nn.GroupLinear`). A pixel and head takes
+    :math:`|H| D` scores, where :func:`group_attention` of relation ``"relative"`` takes :math:`|H|^2 D`. With one
+    element of queries, keys and values it is lifting self-attention.
+
+    Scores are made again in backward. Where all pixels are keys, weights and values meet in matrix products, whose
+    operands TF32 rounds where it is switched on.
+
+    Arguments and errors are those of :func:`group_attention`; ``rho_space`` encodes rotated offsets alone.
+
+    Shapes:
+        - query, key: ``(B, heads, C, T, *spatial)``; value: ``(B, heads, Cv, T, *spatial)``; T is ``|H|`` or 1
+        - rho_space: ``(|H|, D, C)``, D in the order of :meth:`Neighbourhood.offsets`; space_bias: ``(heads, |H|, D)``
+        - mask: bool ``(B or 1, *spatial)``
+        - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
+
+    Source: GE-ViT Eq. 16 (arXiv:2306.06722) for t = s = h, which leaves a softmax over pixels alone; frames of group
+    elements in three dimensions: Platonic Transformers (arXiv:2510.03511).
+    """
+    check_frame_attention(query, key, value, rho_space, neighbourhood, space_bias, dropout, mask)
+    query, key, value = (zero_where_masked(x, mask) for x in (query, key, value))
+    out, _ = group_attention_impl(
+        query, key, value, rho_space, None, None, neighbourhood, space_bias, None, dropout, mask
+    )
+    return zero_where_masked(out, mask)

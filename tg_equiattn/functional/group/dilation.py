@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...merging import merge_attentions
 from ...modes import full_precision
-from .attention import checked_group_attention
-from .masks import zero_where_hidden
+from .attention import group_attention_impl
+from .masks import zero_where_masked
 
 
 def phases(x: Tensor, step: int, dim: int) -> Tensor:
@@ -45,7 +46,7 @@ def _for_all_sizes() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def checked_dilation_attention(
+def dilation_attention_impl(
     query, key, value, rho_space, rho_group, index, scales, scale_window, neighbourhood, space_bias=None,
     group_bias=None, dropout=0.0, mask=None, plain=False,
 ) -> Tensor:  # fmt: skip
@@ -60,39 +61,42 @@ def checked_dilation_attention(
     over offsets D of the window and scales l in ``scale_window`` around j. As :func:`group_attention`, but query, key
     and value may have one element in place of ``|H|`` (lifting); rho_space, the same at all scales, is ``(|M|, D, C)``
     or full ``(|M|, D, U, C)``; rho_group ``(U, C)``, U = ``scale_window`` |M|, scales first, or 1 (lifting); index
-    ``(|M|, |M|)`` of relation "relative" or ``(|M|, 1, 1)`` (lifting); biases ``(heads, |M|, D)`` and ``(heads, U)``.
+    ``(|M|, |M|)`` of relation "relative" or ``None`` (lifting); biases ``(heads, |M|, D)`` and ``(heads, U)``.
     """
-    lifts = index.ndim == 3
-    batch, spatial, elements = query.shape[0], tuple(query.shape[4:]), index.shape[-1]
+    lifts = index is None
+    batch, spatial, elements = query.shape[0], tuple(query.shape[4:]), len(rho_space)
 
-    def part(x: Tensor, axis: int, number: int) -> Tensor:
-        """What is of one scale; with lifting everything is."""
+    def of_scale(x: Tensor, axis: int, number: int) -> Tensor:
+        """The elements of one scale; lifting has one element for all scales."""
         return x if lifts else x.narrow(axis, number * elements, elements)
 
-    parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(scales)]
+    found: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in range(scales)]
     near = 1 if lifts else scale_window
-    for number, place in itertools.product(range(scales), range(near)):  # of queries, and of the key's in the window
-        other = number + place - near // 2
+    for number, offset in itertools.product(range(scales), range(near)):  # of queries, and of keys in their window
+        other = number + offset - near // 2
         if not 0 <= other < scales:
             continue
         step = 2**number
-        operands = part(query, 3, number), part(key, 3, other), part(value, 3, other)
+        operands = of_scale(query, 3, number), of_scale(key, 3, other), of_scale(value, 3, other)
         q, k, v = (phases(x, step, len(spatial)) for x in operands)
-        out, level = checked_group_attention(
-            q, k, v, part(rho_space, 2, place) if rho_space.ndim == 4 else rho_space,
-            None if rho_group is None else part(rho_group, 0, place), index, neighbourhood, space_bias,
-            None if group_bias is None else part(group_bias, 1, place), dropout,
-            _phases_there(mask, step, batch, spatial, query.device), plain,
+        out, lse = group_attention_impl(
+            q, k, v, of_scale(rho_space, 2, offset) if rho_space.ndim == 4 else rho_space,
+            None if rho_group is None else of_scale(rho_group, 0, offset), index, neighbourhood, space_bias,
+            None if group_bias is None else of_scale(group_bias, 1, offset), dropout,
+            _valid_phases(mask, step, batch, spatial, query.device), plain,
         )  # fmt: skip
-        level = level if lifts else from_phases(level, step, batch, spatial)
-        parts[number].append((from_phases(out, step, batch, spatial), level))
-    return zero_where_hidden(torch.cat([_joined(of_one_scale) for of_one_scale in parts], 3), mask)
+        outs, lses = found[number]
+        outs.append(from_phases(out, step, batch, spatial))
+        lses.append(from_phases(lse, step, batch, spatial))
+    with full_precision(query.device):
+        merged = [_merged(outs, lses) for outs, lses in found]
+    return zero_where_masked(torch.cat(merged, 3), mask)
 
 
-def _phases_there(
+def _valid_phases(
     mask: Tensor | None, step: int, batch: int, spatial: tuple[int, ...], device: torch.device
 ) -> Tensor | None:
-    """Which pixels of phases there are; None where all are."""
+    """The mask of phases, None where all pixels are valid."""
     if mask is None:
         if step == 1 or (not _for_all_sizes() and all(side % step == 0 for side in spatial)):
             return None
@@ -100,10 +104,9 @@ def _phases_there(
     return phases(mask.expand(batch, *spatial).to(torch.uint8), step, len(spatial)).bool()
 
 
-def _joined(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Softmax averages (B, heads, C, |M|, *spatial) of several sets of keys as one over all, by their log-sum-exps."""
-    if len(parts) == 1:
-        return parts[0][0]
-    out, level = (torch.stack(x) for x in zip(*parts, strict=True))
-    with full_precision(out.device):
-        return (level.softmax(0)[:, :, :, None].to(out.dtype) * out).sum(0)
+def _merged(outs: list[Tensor], lses: list[Tensor]) -> Tensor:
+    """Averages (B, heads, C, |M|, *spatial) over the keys of several scales, by log-sum-exps without the channels."""
+    if len(outs) == 1:
+        return outs[0]
+    dtype = outs[0].dtype
+    return merge_attentions(torch.stack(outs), torch.stack(lses).unsqueeze(3))[0].to(dtype)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from ...grids import Neighbourhood
+from ...merging import merge_attentions
 from ...modes import full_precision
 from ..backend import use_plain
 from ..performer.attention import attention_in_rows, feature_norm
-from .attention import checked_group_attention
-from .frames import checked_frame_attention
-from .masks import zero_where_hidden
+from .attention import group_attention_impl
+from .masks import zero_where_masked
 from .operands import check_group_attention, check_tensors
 
 
@@ -41,10 +41,9 @@ def global_group_attention(
         + \rho_{group}(u) \rangle + b_{space}(h^{-1}(x_j - x_i)) + b_{group}(u)\big),
 
     and outputs are averages of the values by these weights; :math:`\langle \phi(q), \phi(k) \rangle` estimates
-    :math:`\exp(c \langle q, k \rangle)`, and n is the number of keys, so that the shares of near and far do not hang on
-    the size of the image. Features act on channels, which the group leaves alone: the symmetry is exact for every draw.
-    Time and memory are linear in pixels. Both parts are normalised by themselves and join by the logarithms of their
-    normalisers.
+    :math:`\exp(c \langle q, k \rangle)`, and n is the number of keys, so that the shares of near and far do not depend
+    on the size of the image. Features act on channels, which the group leaves alone: the symmetry is exact for every
+    draw. Time and memory are linear in pixels.
 
     Args:
         query, key, value, rho_space, rho_group, mask: as :func:`group_attention`, whose errors are raised.
@@ -75,44 +74,46 @@ def global_group_attention(
     expected = query.shape[1], query.shape[3]
     check_tensors(query, far_bias=(far_bias, expected))
     far_bias = query.new_zeros(expected) if far_bias is None else far_bias
-    query, key, value = (zero_where_hidden(x, mask) for x in (query, key, value))
-    return checked_global_group_attention(
+    query, key, value = (zero_where_masked(x, mask) for x in (query, key, value))
+    return global_group_attention_impl(
         query, key, value, projection, rho_space, rho_group, index, far_bias, neighbourhood, space_bias, group_bias,
         dropout, mask,
     )  # fmt: skip
 
 
-def checked_global_group_attention(
+def global_group_attention_impl(
     query, key, value, projection, rho_space, rho_group, index, far_bias, neighbourhood, space_bias=None,
     group_bias=None, dropout=0.0, mask=None, plain=False,
 ) -> Tensor:  # fmt: skip
     """:func:`global_group_attention` of operands that are known to fit and to hold numbers, as the layers' own do."""
-    near, level = checked_group_attention(
+    near, lse = group_attention_impl(
         query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask, plain
     )
     far = _far(query, key, value, projection, far_bias[:, index], mask, use_plain(plain))
-    return _joined(near, level, *far, dropout, mask)
+    return _merged(near, lse, *far, dropout, mask)
 
 
-def checked_global_frame_attention(
+def global_frame_attention_impl(
     query, key, value, projection, rho_space, far_bias, neighbourhood, space_bias=None, dropout=0.0, mask=None,
     plain=False,
 ) -> Tensor:  # fmt: skip
     """:func:`global_group_attention` of elements in their own frames, whose keys are of the same element alone: the
     window is that of :func:`.frame_attention`, ``far_bias`` (heads, 1) is f of each head."""
-    near, level = checked_frame_attention(query, key, value, rho_space, neighbourhood, space_bias, dropout, mask, plain)
+    near, lse = group_attention_impl(
+        query, key, value, rho_space, None, None, neighbourhood, space_bias, None, dropout, mask, plain
+    )
     far_bias = far_bias.expand(-1, query.shape[3]).reshape(-1, 1, 1)  # every element as a head of its own
-    return _joined(near, level, *_far(query, key, value, projection, far_bias, mask, use_plain(plain)), dropout, mask)
+    return _merged(near, lse, *_far(query, key, value, projection, far_bias, mask, use_plain(plain)), dropout, mask)
 
 
-def _joined(
-    near: Tensor, near_level: Tensor, far: Tensor, far_level: Tensor, dropout: float, mask: Tensor | None
+def _merged(
+    near: Tensor, near_lse: Tensor, far: Tensor, far_lse: Tensor, dropout: float, mask: Tensor | None
 ) -> Tensor:
-    """Both parts by the logarithms of their normalisers."""
+    """Both terms by the logarithms of their normalisers."""
     with full_precision(near.device):
-        share = torch.sigmoid(near_level - far_level.to(near_level.dtype))[:, :, None].to(near.dtype)
-        out = torch.lerp(torch.nn.functional.dropout(far, dropout), near, share)
-    return zero_where_hidden(out, mask)
+        outs = torch.stack([near, torch.nn.functional.dropout(far, dropout)])
+        out, _ = merge_attentions(outs, torch.stack([near_lse, far_lse.to(near_lse.dtype)]).unsqueeze(3))
+    return zero_where_masked(out.to(near.dtype), mask)
 
 
 class _Elements(NamedTuple):
@@ -121,25 +122,29 @@ class _Elements(NamedTuple):
     mask: Tensor | None  # (B, pixels)
     far_bias: Tensor  # (heads, H, S)
 
-    def merge(self, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-        """Of softmax averages (B, heads S, m, e) and their log-sum-exps (B, heads S, m), those over all s."""
-        level = level.unflatten(1, (len(self.far_bias), 1, -1)) + self.far_bias[..., None].to(level.dtype)
-        content = content.unflatten(1, (len(self.far_bias), -1))
-        content = torch.einsum("bnhsm,bnsme->bnhme", level.softmax(3), content)
-        return content.flatten(1, 2), level.logsumexp(3).flatten(1, 2)
+    def merge(self, content: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Softmax averages (B, heads H, m, e) over all s, and log-sum-exps (B, heads H, m), of those of each s."""
+        lse = lse.unflatten(1, (len(self.far_bias), 1, -1)) + self.far_bias[..., None].to(lse.dtype)
+        content = content.unflatten(1, (len(self.far_bias), -1)).movedim(2, 0)  # (S, B, heads, m, e)
+
+        def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
+            return weight.sum(0), torch.einsum("sbnhmx,sbnme->bnhme", weight, content)
+
+        content, lse = merge_attentions(content, lse.movedim(3, 0).unsqueeze(-1), sums=sums)
+        return content.flatten(1, 2), lse.squeeze(-1).flatten(1, 2)
 
 
 def _far(query, key, value, projection, far_bias, mask, plain) -> tuple[Tensor, Tensor]:
-    """Attention by features alone (B, heads, Cv, |H|, *spatial), and its level (B, heads, |H|, *spatial)."""
+    """Attention by features alone (B, heads, Cv, |H|, *spatial), and its lse (B, heads, |H|, *spatial)."""
     heads_and_elements, spatial = query.shape[1:4:2], query.shape[4:]
     # (B, heads |H|, pixels, C)
     q, k, v = (x.flatten(4).permute(0, 1, 3, 4, 2).flatten(1, 2) for x in (query, key, value))
     mask = None if mask is None else mask.flatten(1).expand(query.shape[0], -1)
-    out, level = attention_in_rows(q, k, v, projection, _Elements(mask, far_bias), plain)
-    level = level + feature_norm(q.to(level.dtype), projection)
+    out, lse = attention_in_rows(q, k, v, projection, _Elements(mask, far_bias), plain)
+    lse = lse + feature_norm(q.to(lse.dtype), projection)
     if mask is None:
-        keys = level.new_full((), k.shape[2] * far_bias.shape[2])
+        keys = lse.new_full((), k.shape[2] * far_bias.shape[2])
     else:
-        keys = (mask.sum(1).clamp(min=1)[:, None, None, None] * far_bias.shape[2]).to(level.dtype)
-    level = (level - keys.log()).unflatten(1, heads_and_elements).squeeze(-1).unflatten(3, spatial)
-    return out.unflatten(1, heads_and_elements).permute(0, 1, 4, 2, 3).unflatten(4, spatial), level
+        keys = (mask.sum(1).clamp(min=1)[:, None, None, None] * far_bias.shape[2]).to(lse.dtype)
+    lse = (lse - keys.log()).unflatten(1, heads_and_elements).squeeze(-1).unflatten(3, spatial)
+    return out.unflatten(1, heads_and_elements).permute(0, 1, 4, 2, 3).unflatten(4, spatial), lse

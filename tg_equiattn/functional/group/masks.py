@@ -1,4 +1,4 @@
-"""Pixels that are not there, and the weights of chosen ones that are."""
+"""Masked pixels, and the attention weights of chosen pixels."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+# The score of a masked key. Finite, so that the weights of a masked query, whose window may hold no key at all, are
+# numbers too.
+MASKED_SCORE = -1e30
 
-def fill_where_hidden(x: Tensor, mask: Tensor | None, value: float) -> Tensor:
-    """Features (B, ..., *spatial) with a value, not what was there, where a mask (B or 1, *spatial) has no pixel."""
+
+def fill_where_masked(x: Tensor, mask: Tensor | None, value: float) -> Tensor:
+    """Features (B, ..., *spatial) with a value in place of what masked pixels hold; ``mask`` is (B or 1, *spatial)."""
     if mask is None:
         return x
     return x.masked_fill(~mask.view(mask.shape[0], *[1] * (x.ndim - mask.ndim), *mask.shape[1:]), value)
 
 
-def zero_where_hidden(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Features with zeros where there is no pixel."""
-    return fill_where_hidden(x, mask, 0.0)
+def zero_where_masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Features with zeros at masked pixels."""
+    return fill_where_masked(x, mask, 0.0)
 
 
 def attention_weights(
@@ -31,6 +35,6 @@ def attention_weights(
         shape = (*value.shape[:2], len(pixels) * outputs, *value.shape[3:])
         probe = torch.zeros(shape, dtype=value.dtype, device=value.device, requires_grad=True)
         out = attend(probe).unflatten(2, (-1, outputs)).diagonal(0, 3, 4)  # (B, heads, pixels, *spatial, H)
-        chosen = [out[(slice(None), slice(None), n, *place)].sum() for n, place in enumerate(pixels)]
+        chosen = [out[(slice(None), slice(None), n, *pixel)].sum() for n, pixel in enumerate(pixels)]
         (weights,) = torch.autograd.grad(torch.stack(chosen).sum(), probe, create_graph=recorded)
     return weights.unflatten(2, (-1, outputs)).transpose(1, 2)

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ...modes import full_precision
 from ..backend import compiler_fuses, refuse_forward_mode, tile_numbers, use_plain
+from ..flops import flop_formula, real_ffts
+from ..second_derivatives import register_derivatives
 
 Length = TypeVar("Length", float, Tensor)
 BLOCK_NUMBERS = 1 << 22  # numbers of one operand transformed at a time on a CPU
@@ -101,8 +103,7 @@ def fft_convolution(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, nor
     """The convolution of scalars (B, N, C) or vectors (B, N, C, 3) of own lengths (B,), None where all are N; what lies
     beyond them is never looked at."""
     if use_plain():
-        with full_precision(a.device):
-            return _convolve_block(a, b, lengths, mode, False, norm) if a.numel() else torch.zeros_like(a)
+        return _plain(a, b, lengths, mode, False, norm)
     if compiler_fuses(a, 2 * a.numel()):  # at twice the length
         return _Convolution.apply(a, b, lengths, mode, False, norm)
     return _operator(a, b, lengths, mode, False, norm)
@@ -161,41 +162,59 @@ def _(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, 
     return a.new_empty(a.shape)
 
 
-def _save(ctx, inputs, output) -> None:
-    a, b, lengths, ctx.mode, ctx.correlate, ctx.norm = inputs
-    ctx.save_for_backward(a, b, lengths)
+@flop_formula("fft_convolution")
+def _(a, b, lengths, mode, correlate, norm, out_shape) -> int:
+    """Two transforms, and one back."""
+    if not a.numel():
+        return 0
+    return real_ffts(3 * a.numel() // a[1], transform_length(a[1], lengths is not None, mode))
 
 
-def _gradient(ctx, grad: Tensor, convolve: Callable[..., Tensor] = _operator):
-    a, b, lengths = ctx.saved_tensors
-    sign = -1 if a.ndim == 4 else 1  # a cross product changes sign with the order of its factors
-    grad_a = grad_b = None
-    if ctx.correlate:
-        if ctx.needs_input_grad[0]:
-            grad_a = sign * convolve(grad, b, lengths, ctx.mode, True, ctx.norm)
-        if ctx.needs_input_grad[1]:
-            grad_b = convolve(grad, a, lengths, ctx.mode, False, ctx.norm)
-    else:
-        if ctx.needs_input_grad[0]:
-            grad_a = convolve(b, grad, lengths, ctx.mode, True, ctx.norm)
-        if ctx.needs_input_grad[1]:
-            grad_b = sign * convolve(a, grad, lengths, ctx.mode, True, ctx.norm)
-    return grad_a, grad_b, None, None, None, None
+def _gradient_of_first(
+    grad, a, b, lengths, mode, correlate, norm, convolve: Callable[..., Tensor] = _operator
+) -> Tensor:
+    """A cross product changes sign with the order of its factors."""
+    if not correlate:
+        return convolve(b, grad, lengths, mode, True, norm)
+    return _sign(a) * convolve(grad, b, lengths, mode, True, norm)
 
 
-_operator.register_autograd(_gradient, setup_context=_save)
+def _gradient_of_second(
+    grad, a, b, lengths, mode, correlate, norm, convolve: Callable[..., Tensor] = _operator
+) -> Tensor:
+    if correlate:
+        return convolve(grad, a, lengths, mode, False, norm)
+    return _sign(a) * convolve(a, grad, lengths, mode, True, norm)
+
+
+def _sign(a: Tensor) -> int:
+    return -1 if a.ndim == 4 else 1
+
+
+def _plain(a: Tensor, *rest: Any) -> Tensor:
+    """The convolution of sequences of all in one block."""
+    with full_precision(a.device):
+        return _convolve_block(a, *rest) if a.numel() else torch.zeros_like(a)
+
+
+register_derivatives(_operator, (_gradient_of_first, _gradient_of_second), _plain, 2)
 
 
 class _Convolution(torch.autograd.Function):
-    """The operator in operations that a compiler sees: transforms stay calls of a library, all else is fused."""
+    """The operator in operations that a compiler sees: transforms stay library calls, all else is fused.
+
+    It has a backward of its own because autograd would keep the spectra, which are larger than the sequences.
+    """
 
     @staticmethod
-    def forward(ctx, *operands) -> Tensor:
-        _save(ctx, operands, None)
-        with full_precision(operands[0].device):
-            return _convolve_block(*operands)
+    def forward(ctx, a: Tensor, b: Tensor, lengths: Tensor | None, *settings: Any) -> Tensor:
+        ctx.save_for_backward(a, b, lengths)
+        ctx.settings = settings
+        return _plain(a, b, lengths, *settings)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
+        given = grad, *ctx.saved_tensors, *ctx.settings, _convolve_block
         with full_precision(grad.device):
-            return _gradient(ctx, grad, _convolve_block)
+            needed = zip((_gradient_of_first, _gradient_of_second), ctx.needs_input_grad, strict=False)
+            return *(gradient(*given) if wanted else None for gradient, wanted in needed), *[None] * 4

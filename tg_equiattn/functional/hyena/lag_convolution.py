@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ...modes import full_precision
 from ..backend import refuse_forward_mode, use_plain
+from ..flops import flop_formula, real_ffts
+from ..second_derivatives import register_derivatives
 from .fft_convolution import blocks, fast_length, zero_beyond
 
 
@@ -25,8 +27,7 @@ def lag_convolution(x: Tensor, h: Tensor, lengths: Tensor | None, first: int) ->
     """y_i = sum_j h_{i-j} x_j of x (B, N, C) or (B, N, C, 3), of own lengths (B,), with h (L, C), whose first lag is
     ``first``. No factor of the length and no index but the lag: zeros around a sequence change nothing."""
     if use_plain():
-        with full_precision(x.device):
-            return _convolve_block(x, h, lengths, first) if x.numel() else torch.zeros_like(x)
+        return _plain_convolution(x, h, lengths, first)
     return _convolve(x, h, lengths, first)
 
 
@@ -94,9 +95,20 @@ def _(y: Tensor, x: Tensor, lengths: Tensor | None, first: int, filters: int) ->
     return x.new_empty(filters, x.shape[2])
 
 
-def _save(ctx, inputs, output) -> None:
-    *operands, lengths, ctx.first = inputs[:4]
-    ctx.save_for_backward(*operands, lengths)
+@flop_formula("lag_convolution")
+def _(x, h, lengths, first, out_shape) -> int:
+    """Transforms of sequences there and back, and of filters."""
+    if not x.numel():
+        return 0
+    return real_ffts(2 * x.numel() // x[1] + h[1], _total(x[1], h[0], first))
+
+
+@flop_formula("lag_correlation")
+def _(y, x, lengths, first, filters, out_shape) -> int:
+    """Transforms of two sequences, and of filters back."""
+    if not x.numel():
+        return 0
+    return real_ffts(2 * x.numel() // x[1] + x[2], _total(x[1], filters, first))
 
 
 def _backwards(h: Tensor, first: int) -> tuple[Tensor, int]:
@@ -104,27 +116,34 @@ def _backwards(h: Tensor, first: int) -> tuple[Tensor, int]:
     return h.flip(0), 1 - first - len(h)
 
 
-def _convolution_gradient(ctx, grad: Tensor):
-    x, h, lengths = ctx.saved_tensors
-    grad_x = grad_h = None
-    if ctx.needs_input_grad[0]:
-        turned, first = _backwards(h, ctx.first)
-        grad_x = _convolve(grad, turned, lengths, first)
-    if ctx.needs_input_grad[1]:
-        grad_h = _correlate(grad, x, lengths, ctx.first, len(h))
-    return grad_x, grad_h, None, None
+def _sequence_gradient(grad: Tensor, x: Tensor, h: Tensor, lengths: Tensor | None, first: int) -> Tensor:
+    turned, start = _backwards(h, first)
+    return _convolve(grad, turned, lengths, start)
 
 
-def _correlation_gradient(ctx, grad: Tensor):
-    y, x, lengths = ctx.saved_tensors
-    grad_y = grad_x = None
-    if ctx.needs_input_grad[0]:
-        grad_y = _convolve(x, grad, lengths, ctx.first)
-    if ctx.needs_input_grad[1]:
-        turned, first = _backwards(grad, ctx.first)
-        grad_x = _convolve(y, turned, lengths, first)
-    return grad_y, grad_x, None, None, None
+def _filter_gradient(grad: Tensor, x: Tensor, h: Tensor, lengths: Tensor | None, first: int) -> Tensor:
+    return _correlate(grad, x, lengths, first, len(h))
 
 
-_convolve.register_autograd(_convolution_gradient, setup_context=_save)
-_correlate.register_autograd(_correlation_gradient, setup_context=_save)
+def _gradient_of_first(grad: Tensor, y: Tensor, x: Tensor, lengths: Tensor | None, first: int, filters: int) -> Tensor:
+    return _convolve(x, grad, lengths, first)
+
+
+def _gradient_of_second(grad: Tensor, y: Tensor, x: Tensor, lengths: Tensor | None, first: int, filters: int) -> Tensor:
+    turned, start = _backwards(grad, first)
+    return _convolve(y, turned, lengths, start)
+
+
+def _plain_convolution(x: Tensor, h: Tensor, lengths: Tensor | None, first: int) -> Tensor:
+    with full_precision(x.device):
+        return _convolve_block(x, h, lengths, first) if x.numel() else torch.zeros_like(x)
+
+
+def _plain_correlation(y: Tensor, x: Tensor, lengths: Tensor | None, first: int, filters: int) -> Tensor:
+    with full_precision(x.device):
+        whole = y, x, lengths, first, filters
+        return _correlate_block(*whole) if x.numel() else x.new_zeros(filters, x.shape[2])
+
+
+register_derivatives(_convolve, (_sequence_gradient, _filter_gradient), _plain_convolution, 2)
+register_derivatives(_correlate, (_gradient_of_first, _gradient_of_second), _plain_correlation, 2)

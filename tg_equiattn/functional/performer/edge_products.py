@@ -17,6 +17,8 @@ from torch import Tensor
 from ...modes import full_precision, transformed
 from ...pairs import CSR
 from ..backend import compiler_fuses, refuse_forward_mode, tile_numbers
+from ..flops import flop_formula
+from ..second_derivatives import register_derivatives
 
 with warnings.catch_warnings():  # torch says once in a process that CSR tensors are in beta
     warnings.simplefilter("ignore")
@@ -98,6 +100,11 @@ def _(query: Tensor, key: Tensor, crow: Tensor, col: Tensor, *rest: Tensor) -> T
     return query.new_empty(query.shape[0], col.shape[0])
 
 
+@flop_formula("edge_dot")
+def _(query, key, *tensors, out_shape) -> int:
+    return 2 * out_shape.numel() * query[-1]
+
+
 @torch.library.custom_op("tg_equiattn::edge_sum", mutates_args=())
 def csr_edge_sum(
     weight: Tensor, value: Tensor, crow: Tensor, col: Tensor, row: Tensor,
@@ -119,27 +126,36 @@ def _(weight: Tensor, value: Tensor, crow: Tensor, *rest: Tensor) -> Tensor:
     return value.new_empty(value.shape[0], crow.shape[0] - 1, value.shape[-1])
 
 
-def _save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
+@flop_formula("edge_sum")
+def _(weight, value, *tensors, out_shape) -> int:
+    return 2 * weight.numel() * value[-1]
 
 
-def _dot_gradient(ctx, grad: Tensor):
-    query, key, *tensors = ctx.saved_tensors
+def _query_gradient(grad: Tensor, query: Tensor, key: Tensor, *tensors: Tensor) -> Tensor:
+    return edge_sum(grad, key, CSR(*tensors))
+
+
+def _key_gradient(grad: Tensor, query: Tensor, key: Tensor, *tensors: Tensor) -> Tensor:
     relation = CSR(*tensors)
-    back = relation.transposed()
-    grad_query = edge_sum(grad, key, relation) if ctx.needs_input_grad[0] else None
-    grad_key = edge_sum(grad[:, relation.order], query, back) if ctx.needs_input_grad[1] else None
-    return grad_query, grad_key, *[None] * len(tensors)
+    return edge_sum(grad[:, relation.order], query, relation.transposed())
 
 
-def _sum_gradient(ctx, grad: Tensor):
-    weight, value, *tensors = ctx.saved_tensors
+def _weight_gradient(grad: Tensor, weight: Tensor, value: Tensor, *tensors: Tensor) -> Tensor:
+    return edge_dot(grad.contiguous(), value, CSR(*tensors))
+
+
+def _value_gradient(grad: Tensor, weight: Tensor, value: Tensor, *tensors: Tensor) -> Tensor:
     relation = CSR(*tensors)
-    back, grad = relation.transposed(), grad.contiguous()
-    grad_weight = edge_dot(grad, value, relation) if ctx.needs_input_grad[0] else None
-    grad_value = edge_sum(weight[:, relation.order], grad, back) if ctx.needs_input_grad[1] else None
-    return grad_weight, grad_value, *[None] * len(tensors)
+    return edge_sum(weight[:, relation.order], grad.contiguous(), relation.transposed())
 
 
-csr_edge_dot.register_autograd(_dot_gradient, setup_context=_save)
-csr_edge_sum.register_autograd(_sum_gradient, setup_context=_save)
+def _plain_dot(query: Tensor, key: Tensor, *tensors: Tensor) -> Tensor:
+    return gathered_edge_dot(query, key, tensors[2], tensors[1])
+
+
+def _plain_sum(weight: Tensor, value: Tensor, *tensors: Tensor) -> Tensor:
+    return gathered_edge_sum(weight, value, tensors[2], tensors[1], len(tensors[0]) - 1)
+
+
+register_derivatives(csr_edge_dot, (_query_gradient, _key_gradient), _plain_dot, 2)
+register_derivatives(csr_edge_sum, (_weight_gradient, _value_gradient), _plain_sum, 2)

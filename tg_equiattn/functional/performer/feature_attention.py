@@ -17,8 +17,10 @@ import functools
 import torch
 from torch import Tensor
 
-from ...modes import full_precision, transformed
+from ...modes import full_precision
 from ..backend import compiler_fuses, refuse_forward_mode, use_plain
+from ..flops import flop_formula
+from ..second_derivatives import register_derivatives
 from .feature_formulas import (
     Tensors,
     chunks,
@@ -51,7 +53,7 @@ def feature_readout(
     """out (G, L, e) and lse (G, L) of queries (G, L, d), content (G, m, e), level (G, m)."""
     plain = use_plain(plain) or compiler_fuses(query, query[..., 0].numel() * len(projection))
     readout = plain_readout if plain else chunked_readout
-    return readout(query, projection, content, level)
+    return readout(query, content, level, projection)
 
 
 def _cheap(x: Tensor) -> bool:
@@ -114,26 +116,38 @@ def _(key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm:
     return value.new_empty(groups, features, value.shape[-1]), value.new_empty(groups, features)
 
 
+@flop_formula("feature_summary")
+def _(key, value, projection, mask, norm, out_shape) -> int:
+    return 2 * projection[0] * (key.numel() + value.numel())
+
+
 @torch.library.custom_op("tg_equiattn::feature_summary_backward", mutates_args=())
 def chunked_summary_backward(
+    grad_content: Tensor, grad_level: Tensor, content: Tensor, level: Tensor,
     key: Tensor, value: Tensor, projection: Tensor, mask: Tensor | None, norm: float,
-    content: Tensor, level: Tensor, grad_content: Tensor, grad_level: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     refuse_forward_mode()
     with full_precision(key.device):
         run = functools.partial(summary_gradient, projection, norm)
-        groups = content, level, grad_content, grad_level
+        groups = grad_content, grad_level, content, level
         grad_key, grad_value = in_chunks(run, (key, value), groups, mask, projection.shape[0])
         return grad_key, grad_value
 
 
 @chunked_summary_backward.register_fake
-def _(key: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+def _(
+    grad_content: Tensor, grad_level: Tensor, content: Tensor, level: Tensor, key: Tensor, value: Tensor, *rest: object
+) -> tuple[Tensor, Tensor]:
     return torch.empty_like(key), torch.empty_like(value)
 
 
+@flop_formula("feature_summary_backward")
+def _(grad_content, grad_level, content, level, key, value, projection, mask, norm, out_shape) -> int:
+    return 4 * projection[0] * (key.numel() + value.numel())
+
+
 @torch.library.custom_op("tg_equiattn::feature_readout", mutates_args=())
-def chunked_readout(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+def chunked_readout(query: Tensor, content: Tensor, level: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`feature_readout` in O(N) memory."""
     refuse_forward_mode()
     ceiling = level.amax(-1, keepdim=True)
@@ -157,72 +171,54 @@ def chunked_readout(query: Tensor, projection: Tensor, content: Tensor, level: T
 
 
 @chunked_readout.register_fake
-def _(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, content: Tensor, level: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
     return query.new_empty(*query.shape[:2], content.shape[-1]), query.new_empty(*query.shape[:2])
+
+
+@flop_formula("feature_readout")
+def _(query, content, level, projection, out_shape) -> int:
+    return 2 * projection[0] * (query.numel() + out_shape[0].numel())
 
 
 @torch.library.custom_op("tg_equiattn::feature_readout_backward", mutates_args=())
 def chunked_readout_backward(
-    query: Tensor, projection: Tensor, content: Tensor, level: Tensor,
-    out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor,
+    grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor,
+    query: Tensor, content: Tensor, level: Tensor, projection: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     refuse_forward_mode()
     with full_precision(query.device):
         run = functools.partial(readout_gradient, projection)
-        nodes = query, out, lse, grad_out, grad_lse
+        nodes = query, grad_out, grad_lse, out, lse
         grad_query, grad_content, grad_level = in_chunks(run, nodes, (content, level), None, projection.shape[0])
         return grad_query, grad_content, grad_level
 
 
 @chunked_readout_backward.register_fake
-def _(query: Tensor, projection: Tensor, content: Tensor, level: Tensor, *rest: object) -> tuple[Tensor, ...]:
+def _(
+    grad_out: Tensor, grad_lse: Tensor, out: Tensor, lse: Tensor, query: Tensor, content: Tensor, level: Tensor,
+    projection: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
     return torch.empty_like(query), torch.empty_like(content), torch.empty_like(level)
 
 
-def _save(ctx, inputs, output) -> None:
-    """Inputs and outputs, the number among them apart."""
-    ctx.norm = next((x for x in inputs if isinstance(x, float)), 0.0)
-    ctx.save_for_backward(*(x for x in inputs if not isinstance(x, float)), *output)
+@flop_formula("feature_readout_backward")
+def _(grad_out, grad_lse, out, lse, query, content, level, projection, out_shape) -> int:
+    return 4 * projection[0] * (query.numel() + out.numel())
 
 
-def _summary_gradient(ctx, grad_content: Tensor, grad_level: Tensor):
-    key, value, projection, mask, content, level = ctx.saved_tensors
-    groups = content, level, grad_content.contiguous(), grad_level.contiguous()
-    if transformed():  # entered after the forward pass, as by a vectorised Jacobian
-        (grad_key, grad_value), _ = summary_gradient(projection, ctx.norm, (key, value), groups, mask)
-    else:
-        grad_key, grad_value = chunked_summary_backward(key, value, projection, mask, ctx.norm, *groups)
-    return grad_key, grad_value, None, None, None
+def _summary_second(operands, given, cotangents, projection, mask, norm) -> tuple[Tensor, ...]:
+    """As :func:`.second_derivatives`, chunk by chunk, and the gradients of the kept outputs."""
+    run = functools.partial(summary_gradient, projection, norm)
+    return pullback(run, operands, given, mask, cotangents, (), projection.shape[0])
 
 
-def _readout_gradient(ctx, grad_out: Tensor, grad_lse: Tensor):
-    query, projection, content, level, out, lse = ctx.saved_tensors
-    of_nodes = out, lse, grad_out.contiguous(), grad_lse.contiguous()
-    if transformed():
-        grads, of_groups = readout_gradient(projection, (query, *of_nodes), (content, level), None)
-        grad_query, grad_content, grad_level = *grads, *of_groups
-    else:
-        grad_query, grad_content, grad_level = chunked_readout_backward(query, projection, content, level, *of_nodes)
-    return grad_query, None, grad_content, grad_level
-
-
-def _summary_second_gradient(ctx, of_key: Tensor, of_value: Tensor):
-    key, value, projection, mask, *groups = ctx.saved_tensors[:-2]
-    run = functools.partial(summary_gradient, projection, ctx.norm)
-    grads = pullback(run, (key, value), groups, mask, (of_key, of_value), (), projection.shape[0])
-    return *grads[:2], None, None, None, *grads[2:]
-
-
-def _readout_second_gradient(ctx, of_query: Tensor, of_content: Tensor, of_level: Tensor):
-    query, projection, content, level, *rest = ctx.saved_tensors[:-3]
+def _readout_second(operands, given, cotangents, projection) -> tuple[Tensor, ...]:
+    """As :func:`_summary_second`."""
+    (query, *groups), (of_query, *of_groups) = operands, cotangents
     run = functools.partial(readout_gradient, projection)
-    nodes, groups = (query, *rest), (content, level)
-    grads = pullback(run, nodes, groups, None, (of_query,), (of_content, of_level), projection.shape[0])
-    grad_query, *grad_rest, grad_content, grad_level = grads
-    return grad_query, None, grad_content, grad_level, *grad_rest
+    grads = pullback(run, (query, *given), groups, None, (of_query,), of_groups, projection.shape[0])
+    return grads[0], *grads[-2:], *grads[1:-2]
 
 
-chunked_summary.register_autograd(_summary_gradient, setup_context=_save)
-chunked_readout.register_autograd(_readout_gradient, setup_context=_save)
-chunked_summary_backward.register_autograd(_summary_second_gradient, setup_context=_save)
-chunked_readout_backward.register_autograd(_readout_second_gradient, setup_context=_save)
+register_derivatives(chunked_summary, chunked_summary_backward, plain_summary, 2, keep=True, second=_summary_second)
+register_derivatives(chunked_readout, chunked_readout_backward, plain_readout, 3, keep=True, second=_readout_second)

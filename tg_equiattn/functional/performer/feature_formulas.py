@@ -30,7 +30,7 @@ def plain_summary(
     return weights.mT @ value / sums[..., None], torch.where(empty, lowest, sums.log() + top.squeeze(1))
 
 
-def plain_readout(query: Tensor, projection: Tensor, content: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+def plain_readout(query: Tensor, content: Tensor, level: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`feature_readout` with all scores in memory."""
     scores = query @ projection.T + level[:, None]
     return scores.softmax(-1) @ content, scores.logsumexp(-1)
@@ -53,7 +53,7 @@ def summary_gradient(
     projection: Tensor, norm: float, nodes: Tensors, groups: Tensors, mask: Tensor | None
 ) -> tuple[Tensors, Tensors]:
     """Gradients of keys and values."""
-    (key, value), (content, level, grad_content, grad_level) = nodes, groups
+    (key, value), (grad_content, grad_level, content, level) = nodes, groups
     weights = key_scores(key, projection, mask, norm).sub_(level[:, None]).exp_()
     shift = (grad_level - (content * grad_content).sum(-1))[:, None]
     grad = torch.baddbmm(shift, value, grad_content.mT).mul_(weights)
@@ -63,7 +63,7 @@ def summary_gradient(
 
 def readout_gradient(projection: Tensor, nodes: Tensors, groups: Tensors, _: Tensor | None) -> tuple[Tensors, Tensors]:
     """Gradients of queries; of content and level."""
-    (query, out, lse, grad_out, grad_lse), (content, level) = nodes, groups
+    (query, grad_out, grad_lse, out, lse), (content, level) = nodes, groups
     weights = query_scores(query, projection, level).sub_(lse[..., None]).exp_()
     shift = (grad_lse - (grad_out * out).sum(-1))[..., None]
     grad = torch.baddbmm(shift, grad_out, content.mT).mul_(weights)

@@ -9,6 +9,8 @@ from torch import Tensor
 from ... import checks
 from ...modes import full_precision
 from ..backend import compiler_fuses, refuse_forward_mode, use_plain
+from ..flops import flop_formula
+from ..second_derivatives import register_derivatives
 from .cross_product_attention import cross_product_attention, cross_product_attention_backward
 from .plain_attention import plain_vector_attention, second_derivatives_by_queries, tokens_there
 
@@ -98,10 +100,16 @@ def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(*q.shape[:2], 9), q.new_empty(q.shape[:2])
 
 
+@flop_formula("vector_attention")
+def _(q, k, v, lengths, scale, out_shape) -> int:
+    """Scores of six features; sums of matrices."""
+    return 2 * q[0] * q[1] ** 2 * (6 + 9)
+
+
 @torch.library.custom_op("tg_equiattn::vector_attention_backward", mutates_args=())
 def _backward_operator(
+    grad: Tensor, out: Tensor, mixed: Tensor, lse: Tensor,
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, scale: Tensor,
-    out: Tensor, mixed: Tensor, lse: Tensor, grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     refuse_forward_mode()
     with full_precision(q.device):
@@ -119,33 +127,21 @@ def _backward_operator(
 
 
 @_backward_operator.register_fake
-def _(q: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape)
+def _(grad: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
+    return grad.new_empty(grad.shape), grad.new_empty(grad.shape), grad.new_empty(grad.shape)
 
 
-def _save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs, *output)
-    ctx.set_materialize_grads(False)
+@flop_formula("vector_attention_backward")
+def _(grad, out, mixed, lse, q, *rest, out_shape) -> int:
+    """Scores again, and two products for each product of the forward pass."""
+    return 2 * q[0] * q[1] ** 2 * (6 + 2 * (6 + 9))
 
 
-def _gradient(ctx, grad: Tensor | None, *_: Tensor | None):
-    if grad is None:
-        return None, None, None, None, None
-    return *_backward_operator(*ctx.saved_tensors, grad), None, None
+def _second(operands, given, cotangents, lengths, scale) -> tuple[Tensor | None, ...]:
+    """As :func:`.second_derivatives`, by queries; what backward keeps is made of the operands."""
+    q, k, v = operands
+    found = second_derivatives_by_queries(q, k, v, given[0], lengths, scale, cotangents)
+    return *found, None, None, None
 
 
-def _save_with_grad(ctx, inputs, output) -> None:
-    *given, grad = inputs
-    ctx.save_for_backward(*given[:5], grad)
-    ctx.set_materialize_grads(False)
-
-
-def _second_derivatives(ctx, *cotangents: Tensor | None):
-    """Of a backward pass as a function of q, k, v and the output's gradient, of which what else it takes is made."""
-    q, k, v, lengths, scale, grad = ctx.saved_tensors
-    *grads, grad_grad = second_derivatives_by_queries(q, k, v, grad, lengths, scale, cotangents)
-    return *grads, *[None] * 5, grad_grad
-
-
-_operator.register_autograd(_gradient, setup_context=_save)
-_backward_operator.register_autograd(_second_derivatives, setup_context=_save_with_grad)
+register_derivatives(_operator, _backward_operator, plain_vector_attention, 3, keep=True, outputs=1, second=_second)

@@ -19,43 +19,34 @@ Components = tuple[Tensor, ...]
 GRADE_SIZES = (1, 3, 3, 1)
 GRADE_OF = (0, 1, 1, 1, 2, 2, 2, 3)  # of each component
 COMPONENTS = 8
-_BLADES = ((), (1,), (2,), (3,), (2, 3), (3, 1), (1, 2), (1, 2, 3))
+_BLADES = (0b000, 0b001, 0b010, 0b100, 0b110, 0b101, 0b011, 0b111)  # the vectors that each component multiplies
+_ORIENTATION = (1, 1, 1, 1, 1, -1, 1, 1)  # e31 = -e1 e3
 
 
-def _blade_product(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int]:
-    """Component and sign of the product of two basis blades: swap factors into order, equal neighbors square to 1."""
-    factors, sign = [*a, *b], 1
-    place = 0
-    while place < len(factors) - 1:
-        if factors[place] == factors[place + 1]:
-            del factors[place : place + 2]
-            place = max(0, place - 1)
-        elif factors[place] > factors[place + 1]:
-            factors[place], factors[place + 1] = factors[place + 1], factors[place]
-            sign, place = -sign, max(0, place - 1)
-        else:
-            place += 1
-    for component, blade in enumerate(_BLADES):
-        if tuple(sorted(blade)) == tuple(factors):
-            return component, -sign if blade == (3, 1) else sign
-    raise AssertionError("every product of blades is a blade")
+def _sign(i: int, k: int) -> int:
+    """Sign of the product of components i and k: one swap for every vector of k that a larger one of i passes."""
+    a, b = _BLADES[i], _BLADES[k]
+    swaps = sum(((a >> n) & b).bit_count() for n in (1, 2))
+    return (-1) ** swaps * _ORIENTATION[i] * _ORIENTATION[k] * _ORIENTATION[_BLADES.index(a ^ b)]
 
 
-def _blade_tables() -> tuple[list[list[int]], list[list[int]]]:
-    """For output component j and left component i: the right component k, and the sign, of (i, k -> j)."""
-    right = [[0] * COMPONENTS for _ in range(COMPONENTS)]
-    signs = [[0] * COMPONENTS for _ in range(COMPONENTS)]
-    for i in range(COMPONENTS):
-        for k in range(COMPONENTS):
-            j, sign = _blade_product(_BLADES[i], _BLADES[k])
-            right[j][i], signs[j][i] = k, sign
-    return right, signs
+# For output component j and left component i: the right component k, and the sign, of (i, k -> j).
+RIGHT = [[_BLADES.index(a ^ j) for a in _BLADES] for j in _BLADES]
+SIGNS = [[_sign(i, k) for i, k in enumerate(row)] for row in RIGHT]
 
 
-RIGHT, SIGNS = _blade_tables()
+def geometric_product_definition(x: Tensor, y: Tensor) -> Tensor:
+    """The product of multivectors (..., 8): the sum over i and k of Gamma[j, i, k] x_i y_k."""
+    gamma = (
+        F.one_hot(torch.tensor(RIGHT, device=x.device), COMPONENTS) * torch.tensor(SIGNS, device=x.device)[..., None]
+    )
+    return torch.einsum("jik,...i,...k->...j", gamma.to(x.dtype), x, y)
+
+
 PATHS = tuple(
     sorted({(GRADE_OF[i], GRADE_OF[RIGHT[j][i]], GRADE_OF[j]) for j in range(COMPONENTS) for i in range(COMPONENTS)})
 )
+
 _Pair = tuple[int, int, int]  # components (j, i, k) of the product and its factors
 _Group = tuple[int, int, list[_Pair]]
 
@@ -127,7 +118,10 @@ def _placed(rows: Tensor, places: Sequence[int], count: int) -> Tensor:
 
 
 class _RowsForTokens(torch.autograd.Function):
-    """Expanded, so that backward is given what is yet to be summed, of all parameters at once."""
+    """Rows of parameters, expanded over tokens.
+
+    It has a backward of its own, one sum over tokens for all parameters: autograd's would be one for each.
+    """
 
     @staticmethod
     def forward(ctx, *arguments) -> Components:  # all in one: dynamo (2.13) drops ctx where as many come as have names
@@ -152,7 +146,10 @@ def rows_for_tokens(tokens: Tensor, *wanted: tuple[Tensor, Sequence[int]]) -> li
 
 
 class _ChannelwiseProduct(torch.autograd.Function):
-    """One component and path at a time, so that nothing of all pairs exists; expressions that compilers fuse."""
+    """Products one component and path at a time, in expressions that compilers fuse.
+
+    It has a backward of its own because autograd would keep the products of all pairs of components.
+    """
 
     @staticmethod
     def forward(ctx, *arguments) -> Components:  # all in one, as above

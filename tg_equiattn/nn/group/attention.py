@@ -35,7 +35,8 @@ class LiftingAttention(AttentionLayer):
             and the layer is equivariant to rolls of the image. Not for global attention.
         dropout: probability of dropping an attention weight in training.
         options: what few set, by name: ``encoding``, ``"axial"`` (an MLP for each axis), ``"joint"`` (one of the
-            offset) or ``"full"`` (one of offset and element); ``neighbourhood``, ``"square"`` or ``"disk"``, by default
+            offset), ``"full"`` (one of offset and element) or ``None``, which needs ``kernel_size=None``: attention by
+            content alone, whose context may have a size of its own; ``neighbourhood``, ``"square"`` or ``"disk"``, by default
             the disk where the group has elements that do not map the pixel grid to itself (rotations by 45 degrees),
             which a square window serves badly; ``context_channels`` of the ``context`` of cross attention, which every
             call then needs, where without them the layer still takes one with ``in_channels``.

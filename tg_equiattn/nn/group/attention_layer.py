@@ -1,29 +1,37 @@
-"""What lifting, group and global attention layers share."""
+"""The attention layer that lifting, group and global attention share."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
-import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...encodings.group import GroupEncoding, relation_index, rotated_offsets
-from ...encodings.locality import CONTENT, Locality
-from ...functional.group.attention import checked_group_attention
-from ...functional.group.dilation import checked_dilation_attention
-from ...functional.group.frames import checked_frame_attention, checked_separable
-from ...functional.group.masks import attention_weights, zero_where_hidden
+from ...encodings.group import GroupEncoding, rotated_offsets
+from ...encodings.locality import Locality
+from ...functional.group.attention import group_attention_impl
+from ...functional.group.dilation import dilation_attention_impl
+from ...functional.group.masks import attention_weights, zero_where_masked
+from ...functional.group.separable import separable_attention_impl
 from ...grids import Neighbourhood
 from ...groups import DilationGroup, FiniteGroup, check_group
-from ..modules import NotScriptable
-from .linear import GroupLinear, Masked, Pointwise
-from .options import SHARED, AttentionOptions, default_relation, default_scale_window, make_options
+from ...tables import Tables
+from ..modules import NotScriptable, StoresSettings
+from .linear import Masked, Pointwise
+from .options import (
+    SHARED,
+    AttentionOptions,
+    check_encoding,
+    default_content_heads,
+    default_locality,
+    default_relation,
+    default_scale_window,
+    make_options,
+)
+from .relations import make_relation
 
 
 def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], bool]:
@@ -41,12 +49,17 @@ def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], boo
     return several, pixels.ndim == 1
 
 
-class AttentionLayer(NotScriptable, Masked, nn.Module):
+def _geometry(group: FiniteGroup, neighbourhood: Neighbourhood) -> Tensor:
+    """Offsets of a window in pixels, seen from every element, in float64; of all pixels, whose offsets depend on the
+    grid, the matrices of the elements."""
+    return group.matrices if neighbourhood.is_global else rotated_offsets(group.matrices, neighbourhood)
+
+
+@checks.python_numbers
+class AttentionLayer(NotScriptable, Masked, StoresSettings):
     """A layer of self-attention or cross attention; see :class:`LiftingAttention` and :class:`GroupAttention`."""
 
-    geometry: Tensor
-    index: Tensor
-    plain = False  # whether it runs on torch's standard operators alone, for tracers
+    plain = False  # whether it runs on torch's standard operators alone, for exporters
     lifts = False
     separable = False  # whether by default some heads look by place alone
     allowed: tuple[str, ...] = SHARED  # among the options
@@ -71,125 +84,76 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         checks.probability(dropout=dropout)
         self.group, self.in_channels, self.out_channels, self.dropout = group, in_channels, out_channels, dropout
         self.heads, self.head_channels, self.context_channels = heads, head_channels, context_channels
-        self.frames, isometries = self.relation == "frame", group.isometries
-        self._elements = elements = None if self.lifts else len(group)  # of the input; None where it has none
-        if elements is not None and self.scale_window is not None:
-            elements = len(isometries) * self.scale_window  # seen from one of them, whose scale is zero
-        elements = None if self.frames else elements
-        lattice = bool(isometries.lattice.all())  # whether elements map pixels to pixels
-        sharpness = (4.0 if lattice else 1.0) if locality == "auto" else locality
-        if isinstance(sharpness, str):
-            raise ValueError(f"locality must be 'auto', None or a finite number of at least 0, got {locality!r}")
+        lattice = bool(group.isometries.lattice.all())  # whether elements map pixels to pixels
+        check_encoding(self.options.encoding, kernel_size, locality)
+        strength = default_locality(locality, lattice, self.options.encoding)
         shape = "square" if kernel_size is None or lattice else "disk"
         shape = shape if self.options.neighbourhood is None else self.options.neighbourhood
         self.neighbourhood = Neighbourhood(group.dim, kernel_size, shape, padding_mode)
-        some = self.separable and self.frames and kernel_size is not None and sharpness is not None
-        content = self.options.content_heads
-        if content is not None and not self.frames:
-            raise ValueError(f"content_heads must be None but for relation 'frame', got {content!r}")
-        content = (-(-heads // 8) if some else heads) if content is None else content
-        if type(content) is not int or not 0 <= content <= heads:
-            raise ValueError(f"content_heads must be an integer from 0 to heads={heads}, got {content!r}")
-        if content < heads and sharpness is None:
-            raise ValueError(
-                f"content_heads must be heads={heads} without locality, by which the others look, got {content}"
-            )
-        self.content_heads = content  # heads that look by content
+        self._relation = make_relation(self.relation, group, self.scale_window, kernel_size is None)
+        by_place = self.separable and self._relation.separates_heads and kernel_size is not None
+        self.content_heads = default_content_heads(
+            self.options.content_heads, heads, self.relation, strength, by_place=by_place
+        )
         width = self.content_heads * head_channels
-        linear: Any = functools.partial(GroupLinear, isometries) if self.frames else Pointwise
-        compares = self.frames and kernel_size is None  # an element with others
-        matching = linear if compares else Pointwise
-        self.query = matching(in_channels, width) if width else None
-        self.key = matching(context_channels, width) if width else None
-        self.value = linear(context_channels, heads * head_channels)
+        self.query = self._relation.matching(in_channels, width) if width else None
+        self.key = self._relation.matching(context_channels, width) if width else None
+        self.value = self._relation.valuing(context_channels, heads * head_channels)
         self.out = Pointwise(heads * head_channels, out_channels)
         self.encoding: nn.Module | None = None
         if self.query is not None and self.key is not None:
-            # a pixel where x = 0, too, looks at some places more than at others
-            nn.init.normal_(cast(Tensor, self.query.bias))
-            with torch.no_grad():
-                if sharpness is not None and not self.frames:
-                    for parameter in self.query.parameters():
-                        parameter.mul_(CONTENT)
-                if compares and not self.crosses:
-                    # keys start as the queries of another element: head e compares h with h u, u the e-th element, so
-                    # that what is alike up to a turn has large scores from the first step
-                    table = relation_index(isometries, "relative").to(self.query.weight.device)  # u^-1 g
-                    weight = self.query.weight.unflatten(0, (self.content_heads, -1))
-                    turned = [one[..., table[head % len(table)]] for head, one in enumerate(weight)]
-                    self.key.weight.copy_(torch.cat(turned))
-            self.encoding = GroupEncoding(self.options.encoding, group.dim, head_channels, elements)
+            self._relation.start(self.query, self.key, self.content_heads, strength is not None, self.crosses)
+            if self.options.encoding is not None:
+                arguments = self._relation.arguments
+                self.encoding = GroupEncoding(self.options.encoding, group.dim, head_channels, arguments)
         self.locality: Locality | None = None
-        if sharpness is not None:
-            preferring = self.relation == "relative"
-            self.locality = Locality(heads, self.neighbourhood, sharpness, elements=elements, preferring=preferring)
-        exact = isometries.matrices
-        exact = exact if kernel_size is None else rotated_offsets(exact, self.neighbourhood)
-        self.register_buffer("geometry", exact.to(self.out.weight.device), persistent=False)
-        if self.relation is None or self.frames:
-            index = torch.zeros(len(isometries), 1, *([1] if self.lifts else []), dtype=torch.int64)
-        else:
-            index = relation_index(isometries, self.relation)
-        self.register_buffer("index", index.to(self.out.weight.device), persistent=False)
-        if self.relation == "gsa":
-            warnings.warn(
-                "relation='gsa' (GSA-Nets section 5.2) is not equivariant; it is kept to reproduce the comparison, "
-                "use 'frame', 'ge_vit', 'lifted' or 'relative' otherwise",
-                stacklevel=2,
-            )
+        if strength is not None:
+            arguments, prefers = self._relation.arguments, self._relation.prefers_element
+            self.locality = Locality(heads, self.neighbourhood, strength, elements=arguments, preferring=prefers)
+        self.geometry = Tables(functools.partial(_geometry, group.isometries, self.neighbourhood))
+        self.index = self._relation.index()
 
-    def _apply(self, fn, recurse=True):
-        """Geometry goes where parameters go and stays float64: rounded offsets of two elements no longer agree."""
-        exact = self.geometry
-        super()._apply(fn, recurse)
-        self.geometry = exact.to(self.geometry.device)
-        return self
+    def settings(self) -> dict[str, Any]:
+        """Any number of scales may share weights, so the group is compared without them."""
+        window, isometries = self.neighbourhood, self.group.isometries
+        return {
+            "relation": self.relation, "kernel_size": window.kernel_size,
+            "group": (isometries.digest, repr(isometries)),
+            "neighbourhood": None if window.is_global else window.shape,
+            "padding_mode": "circular" if window.circular else "mask", "heads": self.heads,
+            "encoding": self.options.encoding, "content_heads": self.content_heads,
+        }  # fmt: skip
 
-    def _geometry(self) -> dict[str, Any]:
-        """What weights are for, as JSON has it; with scales, whatever their number."""
-        exact = (1e6 * self.group.isometries.matrices).round().long().flatten().tolist()
-        digest = hashlib.sha256(json.dumps(exact).encode()).hexdigest()[:16]
-        size, group = self.neighbourhood.kernel_size, repr(self.group.isometries)
-        return {"relation": self.relation, "kernel_size": size, "group": group, "elements": digest}
+    def offsets(self, spatial: tuple[int, ...], device: torch.device) -> Tensor:
+        """Offsets in pixels seen from every element, ``(|H|, D, d)`` float64, for a grid of this size; with scales
+        those of the isometries, which all scales share."""
+        geometry = self.geometry(device)
+        return rotated_offsets(geometry, self.neighbourhood, spatial) if self.neighbourhood.is_global else geometry
 
-    def get_extra_state(self) -> Tensor:
-        """Relation, kernel size and group, for the checkpoint: JSON as bytes, since some tools take tensors alone."""
-        return torch.tensor(list(json.dumps(self._geometry()).encode()), dtype=torch.uint8, device="cpu")
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """ValueError for weights of a layer of another relation, kernel size or group."""
-        saved, mine = json.loads(bytes(state.tolist())), self._geometry()
-        for name in ("relation", "kernel_size", "group"):
-            compared = "elements" if name == "group" else name
-            if saved[compared] != mine[compared]:
-                raise ValueError(
-                    f"state_dict must be of a layer with {name}={mine[name]!r}, as this one, got {saved[name]!r}"
-                )
-
-    def offsets(self, spatial: tuple[int, ...]) -> Tensor:
-        """Offsets seen from every element, ``(|H|, D, d)`` float64, for a grid of this size; with scales those of the
-        isometries, which all scales share."""
-        if self.neighbourhood.is_global:
-            return rotated_offsets(self.geometry, self.neighbourhood, spatial)
-        return self.geometry
-
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Attend.
 
         Args:
-            x: features, which the queries are of.
+            x: features, from which the queries are made.
             mask: bool ``(B or 1, *spatial)``, true where there are pixels; the others are no keys, whatever they
                 hold, and their outputs are zero.
-            context: features of the same grid, with ``context_channels``, which keys and values are of; ``None`` means
-                those of x, where ``context_channels`` were not given.
+            context: features with ``context_channels``, from which keys and values are made. They lie on the grid of
+                x, or with ``encoding=None`` on a grid of their own. ``None`` means x, where ``context_channels`` were
+                not given.
+            context_mask: bool ``(B or 1, *spatial)`` mask of the context's pixels; ``None`` means ``mask``.
         """
-        query, key, value = self._operands(x, mask, context)
-        out = self._weigh(query, key, value, self.index, mask, self.dropout if self.training else 0.0)
-        return zero_where_hidden(self.out(out.flatten(1, 2)), mask)
+        context_mask = self.mask_of_context(x, mask, context, context_mask)
+        query, key, value = self._operands(x, mask, context, context_mask)
+        index = None if self.index is None else self.index(x.device)
+        out = self._weigh(query, key, value, index, context_mask, self.dropout if self.training else 0.0)
+        return zero_where_masked(self.out(out.flatten(1, 2)), mask)
 
     def attention_map(
         self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Tensor | None = None, *,
-        context: Tensor | None = None,
+        context: Tensor | None = None, context_mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         r"""The attention weights of chosen pixels, without dropout; not within torch.compile or torch.vmap.
 
@@ -199,7 +163,7 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         .. math:: \mathrm{head}(i, h) = \sum_t \sum_{(j,s)} \mathrm{map}_i[h, t, s, j]\; v(j, s) .
 
         Args:
-            x, mask, context: as :meth:`forward`'s.
+            x, mask, context, context_mask: as :meth:`forward`'s.
             pixel: indices along the spatial axes, ``(row, column)`` or ``(depth, row, column)``; or several of them.
 
         Returns:
@@ -211,27 +175,63 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         """
         if torch.is_inference_mode_enabled():  # which has no derivatives
             with torch.inference_mode(False), torch.no_grad():
-                mask, context = (None if t is None else t.clone() for t in (mask, context))
-                return self.attention_map(x.clone(), pixel, mask, context=context)
-        query, key, value = self._operands(x, mask, context)
-        several, one = _pixels(pixel, tuple(value.shape[4:]))
+                mask, context, context_mask = (None if t is None else t.clone() for t in (mask, context, context_mask))
+                return self.attention_map(x.clone(), pixel, mask, context=context, context_mask=context_mask)
+        context_mask = self.mask_of_context(x, mask, context, context_mask)
+        query, key, value = self._operands(x, mask, context, context_mask)
+        table = None if self.index is None else self.index(x.device)
+        several, one = _pixels(pixel, tuple(query.shape[4:]) if self.query is not None else tuple(value.shape[4:]))
 
         def of_query_elements(t: slice) -> Tensor:
-            index = self.index if self.index.ndim == 2 else self.index[:, t]
-            part = query if self.index.ndim == 2 else query[:, :, :, t]
-            weigh = functools.partial(self._weigh, part, key, index=index, mask=mask, dropout=0.0)
+            summed = table is not None and table.ndim == 3
+            index, part = (table[:, t], query[:, :, :, t]) if summed and table is not None else (table, query)
+
+            def weigh(value: Tensor) -> Tensor:
+                return zero_where_masked(self._weigh(part, key, value, index, context_mask, 0.0), mask)
+
             return attention_weights(weigh, value, len(self.group), several)
 
-        count = 1 if self.index.ndim == 2 else query.shape[3]
+        count = query.shape[3] if table is not None and table.ndim == 3 else 1
         maps = torch.stack([of_query_elements(slice(t, t + 1)) for t in range(count)], 4)
-        if self.frames:  # which see values of their own element alone
+        if self.relation == "frame":  # which see values of their own element alone
             maps = maps.diagonal(0, 3, 5).movedim(-1, 3).unsqueeze(5)
-        maps = zero_where_hidden(maps, mask)
+        maps = zero_where_masked(maps, context_mask)
         return maps[:, 0] if one else maps
 
-    def _operands(self, x: Tensor, mask: Tensor | None, context: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def mask_of_context(
+        self, x: Tensor, mask: Tensor | None, context: Tensor | None, context_mask: Tensor | None
+    ) -> Tensor | None:
+        """The mask of keys; ValueError unless a context is there where there has to be one, and fits input and mask."""
+        if context is None:
+            if self.crosses:
+                raise ValueError(f"context must be given, with context_channels={self.context_channels}, got None")
+            if context_mask is not None:
+                raise ValueError("context_mask must be None without context, whose pixels it is for")
+            return mask
+        elements, dim = len(self.group) if self._relation.input_has_elements else None, self.neighbourhood.dim
+        checks.features(context, self.context_channels, dim, elements, self.out.weight, "context")
+        by_content = self.encoding is None and self.locality is None
+        if context.shape[0] != x.shape[0] or (context.shape[2:] != x.shape[2:] and not by_content):
+            raise ValueError(
+                f"context must have the batch and the pixels of the input, {tuple(x.shape)}, got "
+                f"{tuple(context.shape)}; with kernel_size=None and encoding=None it may have pixels of its own"
+            )
+        spatial = tuple(context.shape[-dim:])
+        if context_mask is None and mask is not None and tuple(mask.shape[1:]) != spatial:
+            raise ValueError(
+                f"context_mask must be given where mask, {tuple(mask.shape)}, does not fit the context, "
+                f"{tuple(context.shape)}, got None"
+            )
+        context_mask = mask if context_mask is None else context_mask
+        checks.pixel_mask(context_mask, context.shape[0], spatial, context.device)
+        return context_mask
+
+    def _operands(
+        self, x: Tensor, mask: Tensor | None, context: Tensor | None, context_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each ``(B, heads, head_channels, |H| or 1, *spatial)``, of checked input."""
-        checks.features(x, self.in_channels, self.neighbourhood.dim, self._elements, self.out.weight)
+        elements = len(self.group) if self._relation.input_has_elements else None
+        checks.features(x, self.in_channels, self.neighbourhood.dim, elements, self.out.weight)
         spatial = x.shape[-self.neighbourhood.dim :]
         self.neighbourhood.check(spatial)
         if isinstance(self.group, DilationGroup) and self.neighbourhood.circular:
@@ -243,24 +243,9 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
                 )
             self.neighbourhood.check([side // largest for side in spatial])
         checks.pixel_mask(mask, x.shape[0], spatial, x.device)
-        self.check_context(x, context)
-        context = None if context is None else zero_where_hidden(context, mask)
-        query, key, value = self.project(zero_where_hidden(x, mask), context)
+        context = None if context is None else zero_where_masked(context, context_mask)
+        query, key, value = self.project(zero_where_masked(x, mask), context)
         return (query.unsqueeze(3), key.unsqueeze(3), value.unsqueeze(3)) if self.lifts else (query, key, value)
-
-    def check_context(self, x: Tensor, context: Tensor | None) -> None:
-        """ValueError unless a context is there where there has to be one, and fits the input."""
-        if context is None and self.crosses:
-            raise ValueError(f"context must be given, with context_channels={self.context_channels}, got None")
-        if context is None:
-            return
-        checks.features(
-            context, self.context_channels, self.neighbourhood.dim, self._elements, self.out.weight, "context"
-        )
-        if context.shape[0] != x.shape[0] or context.shape[2:] != x.shape[2:]:
-            raise ValueError(
-                f"context must have the batch and the pixels of the input, {tuple(x.shape)}, got {tuple(context.shape)}"
-            )
 
     def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each ``(B, heads, head_channels, [|H|,] *spatial)``."""
@@ -271,40 +256,38 @@ class AttentionLayer(NotScriptable, Masked, nn.Module):
         split = (self.content_heads, -1)
         return self.query(x).unflatten(1, split), self.key(context).unflatten(1, split), value
 
-    def _scores(self, spatial: tuple[int, ...]) -> tuple[Any, ...]:
+    def _scores(self, spatial: tuple[int, ...], device: torch.device) -> tuple[Any, ...]:
         """rho_space and rho_group, and biases of offsets and of the group, for a grid of this size; None where there
         are none."""
-        offsets = self.offsets(spatial)
-        rho = (None, None) if self.encoding is None else self.encoding(offsets)
-        scale = self.neighbourhood.scale(spatial)
-        return *rho, *((None, None) if self.locality is None else self.locality(offsets * scale))
+        if self.encoding is None and self.locality is None:
+            return None, None, None, None
+        offsets, unit = self.offsets(spatial, device), self.neighbourhood.scale(spatial)
+        rho = (None, None) if self.encoding is None else self.encoding(offsets / unit)
+        return *rho, *((None, None) if self.locality is None else self.locality(offsets))
 
     def _weigh(
-        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor, mask: Tensor | None, dropout: float
+        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, key_mask: Tensor | None, dropout: float
     ) -> Tensor:
-        """What heads put out, ``(B, heads, channels, |H|, *spatial)``: linear in the value, which may have any number
+        """Outputs of the heads, ``(B, heads, channels, |H|, *spatial)``: linear in the value, which may have any number
         of channels."""
-        rho_space, rho_group, space_bias, group_bias = self._scores(tuple(value.shape[4:]))
-        options, biases = self._options(mask, dropout), {"space_bias": space_bias, "group_bias": group_bias}
+        rho_space, rho_group, space_bias, group_bias = self._scores(tuple(value.shape[4:]), value.device)
+        count, parts = self.content_heads, []
         if isinstance(self.group, DilationGroup):
-            if rho_group is None and rho_space.ndim == 3:  # lifting: one element
-                rho_group = rho_space.new_zeros(1, self.head_channels)
-            options |= {"scales": self.group.scales, "scale_window": self.scale_window, **biases}
-            return checked_dilation_attention(query, key, value, rho_space, rho_group, index, **options)
-        if not self.lifts and not self.frames:
-            return checked_group_attention(query, key, value, rho_space, rho_group, index, **options, **biases)[0]
-        count, parts = self.content_heads, []  # pixels of one element, seen from each one's frame
-        if rho_space is not None:
-            options["space_bias"] = None if space_bias is None else space_bias[:count]
-            parts.append(checked_frame_attention(query, key, value[:, :count], rho_space, **options)[0])
-        if count < self.heads:  # the others, by place alone
-            there = zero_where_hidden(value[:, count:], mask)  # a bias is everywhere
-            parts.append(checked_separable(there, space_bias[count:], self.neighbourhood, mask))
-        return torch.cat(parts, 1)
-
-    def _options(self, mask: Tensor | None, dropout: float) -> dict[str, Any]:
-        """What every kernel takes."""
-        return {"neighbourhood": self.neighbourhood, "dropout": dropout, "mask": mask, "plain": self.plain}
+            return dilation_attention_impl(
+                query, key, value, rho_space, rho_group, index, self.group.scales, self.scale_window,
+                self.neighbourhood, space_bias, group_bias, dropout, key_mask, self.plain,
+            )  # fmt: skip
+        if count:
+            bias = space_bias if space_bias is None else space_bias[:count]
+            out, _ = group_attention_impl(
+                query, key, value[:, :count], rho_space, rho_group, index, self.neighbourhood, bias, group_bias,
+                dropout, key_mask, self.plain,
+            )  # fmt: skip
+            parts.append(out.expand(-1, -1, -1, len(self.group), *out.shape[4:]))  # lifting by content alone has one
+        if count < self.heads:
+            masked = zero_where_masked(value[:, count:], key_mask)  # a bias is everywhere
+            parts.append(separable_attention_impl(masked, space_bias[count:], self.neighbourhood))
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
     def extra_repr(self) -> str:
         window = self.neighbourhood

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.group.masks import zero_where_hidden
+from ...functional.group.masks import zero_where_masked
 from .attention import GroupAttention
 from .attention_layer import AttentionLayer
 from .global_attention import GlobalGroupAttention
-from .linear import Masked, MaskedSequential, Pointwise
-from .norm import RegularBatchNorm, make_norm
+from .linear import Masked, MaskedSequential, Pointwise, call_masked
+from .norm import make_norm
 from .options import check_scales
 from .pooling import SpatialCrop
 
@@ -43,6 +43,7 @@ class Residual(nn.Module):
         return f"layer_scale={self.start}, drop_path={self.drop_path}"
 
 
+@checks.python_numbers
 class GroupAttentionBlock(Masked, nn.Module):
     r"""Norm, swish, group attention, norm, swish, dropout, shortcut; then a pointwise bottleneck, norm, shortcut.
 
@@ -59,7 +60,9 @@ class GroupAttentionBlock(Masked, nn.Module):
         attention: a :class:`GroupAttention`, or a :class:`GlobalGroupAttention`.
         norm: ``"batch"``, one mean and variance a channel (as ``torch.nn.BatchNorm1d``), which trains best and, in eval
             mode, mixes no pixels; ``"layer"`` (:class:`RegularLayerNorm`); or ``"global"`` (:class:`RegularGlobalNorm`,
-            as published), which mixes all pixels of an image, and scales, with which it is refused.
+            as published), which mixes all pixels of an image, and scales, with which it is refused. To add up the
+            statistics of several processes, ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` converts ``"batch"``;
+            the model then takes no masks.
         dropout: probability of dropping an output of the attention in training.
         crop: pixels to remove at each side before the bottleneck; none with scales.
         drop_path: probability of leaving out each of the two branches of an image in training (stochastic depth).
@@ -119,17 +122,21 @@ class GroupAttentionBlock(Masked, nn.Module):
     def mask_after(self, mask: Tensor) -> Tensor:
         return self.crop.mask_after(mask)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
-        """``mask`` and ``context`` as those of :meth:`GroupAttention.forward`."""
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """``mask``, ``context`` and ``context_mask`` as those of :meth:`GroupAttention.forward`."""
         attended, bottlenecked = self.residuals
         _, _, attention, norm, swish, drop = self.attention
         checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
-        x = zero_where_hidden(x, mask)
-        seen, context = self._normalised(x, mask, context)
-        branch = drop(swish(norm(attention(seen, mask, context=context), mask)))
+        x = zero_where_masked(x, mask)
+        seen, context = self._normalised(x, mask, context, context_mask)
+        attended_to = attention(seen, mask, context=context, context_mask=context_mask)
+        branch = drop(swish(call_masked(norm, attended_to, mask)))
         x = self.crop(attended(self.shortcut(x), branch), mask)
         mask = None if mask is None else self.crop.mask_after(mask)
-        return zero_where_hidden(bottlenecked(x, self.mlp(x, mask)), mask)
+        return zero_where_masked(bottlenecked(x, self.mlp(x, mask)), mask)
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
         """Draw new random features, where there are any; see :meth:`GlobalGroupAttention.redraw_features`."""
@@ -139,23 +146,25 @@ class GroupAttentionBlock(Masked, nn.Module):
 
     def attention_map(
         self, x: Tensor, pixel: Sequence[int] | Sequence[Sequence[int]] | Tensor, mask: Tensor | None = None, *,
-        context: Tensor | None = None,
+        context: Tensor | None = None, context_mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """The weights of the block's attention; see :meth:`GroupAttention.attention_map`. In training, batch norms
         count the call as any other."""
-        x, context = self._normalised(x, mask, context)
+        x, context = self._normalised(x, mask, context, context_mask)
         attention: Any = self.attention[2]
-        return attention.attention_map(x, pixel, mask, context=context)
+        return attention.attention_map(x, pixel, mask, context=context, context_mask=context_mask)
 
-    def _normalised(self, x: Tensor, mask: Tensor | None, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _normalised(
+        self, x: Tensor, mask: Tensor | None, context: Tensor | None, context_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """What attention sees of the input and of a context."""
         norm, swish, attention, *_ = self.attention
-        cast(AttentionLayer, attention).check_context(x, context)
+        context_mask = cast(AttentionLayer, attention).mask_of_context(x, mask, context, context_mask)
         if context is not None:
-            if self.context_norm is None and isinstance(norm, RegularBatchNorm):
+            if self.context_norm is None and isinstance(norm, nn.modules.batchnorm._BatchNorm):
                 raise ValueError(
                     "context_channels must be given with norm='batch', so that the context's statistics are its own, "
                     "got None and a context"
                 )
-            context = swish((self.context_norm or norm)(context, mask))
-        return swish(norm(x, mask)), context
+            context = swish(call_masked(self.context_norm or norm, context, context_mask))
+        return swish(call_masked(norm, x, mask)), context

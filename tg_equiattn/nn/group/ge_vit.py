@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.group.masks import zero_where_hidden
+from ...functional.group.masks import zero_where_masked
 from ...groups import DilationGroup, FiniteGroup
+from ..modules import StoresSettings
 from .attention import GroupAttention, LiftingAttention
 from .block import GroupAttentionBlock
 from .global_attention import GlobalGroupAttention
@@ -62,7 +63,8 @@ def _make_attention(kind: Any, *channels: Any, **arguments: Any) -> Any:
     return kind(*channels, **arguments, options=options)
 
 
-class GEViT(nn.Module):
+@checks.python_numbers
+class GEViT(StoresSettings):
     r"""Lifting attention, norm, swish, group attention blocks, a pointwise classifier, pooling over space and group.
 
     The logits are invariant under the group and, up to borders, crops and pools, under translations. With
@@ -132,6 +134,7 @@ class GEViT(nn.Module):
         inner: dict[str, Any] = {"heads": heads, "kernel_size": kernel_size, "dropout": dropout, **given}
         lifting = {name: value for name, value in inner.items() if name not in WINDOW + EVERYWHERE}
         self.group, self.in_channels, self.num_classes = group, in_channels, num_classes
+        self.pools, self.crops = sorted(pools), margins
         self.lifting = MaskedSequential(
             nn.Dropout(more.input_dropout),
             _make_attention(LiftingAttention, group, in_channels, width, **lifting),
@@ -155,6 +158,9 @@ class GEViT(nn.Module):
         self.classifier = Pointwise(width, num_classes)
         self.pooling = GlobalPooling(space="mean", group="max")
 
+    def settings(self) -> dict[str, Any]:
+        return {"pools": str(self.pools), "crops": str(self.crops)}
+
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
         """Draw new random features where there are any; see :meth:`GlobalGroupAttention.redraw_features`."""
         for layer in self.blocks.modules():
@@ -165,7 +171,7 @@ class GEViT(nn.Module):
         """The regular feature map before the classifier, ``(B, channels[-1], |H|, *spatial)``."""
         if mask is not None:  # before the dropout of what is not there
             checks.pixel_mask(mask, x.shape[0], x.shape[2:], x.device)
-            x = zero_where_hidden(x, mask)
+            x = zero_where_masked(x, mask)
         return self.blocks(self.lifting(x, mask), mask)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

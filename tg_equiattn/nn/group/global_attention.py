@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.group.global_attention import checked_global_frame_attention, checked_global_group_attention
+from ...functional.group.global_attention import global_frame_attention_impl, global_group_attention_impl
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..performer.random_features import RandomFeatures
 from .attention_layer import AttentionLayer
@@ -19,6 +19,7 @@ from .options import SHARED
 FAR = 4.0  # f of every second head at the start; weights of a window with sharp places sum to about e^2 or e^3
 
 
+@checks.python_numbers
 class GlobalGroupAttention(AttentionLayer):
     r"""Global group self-attention of regular features: exact within a window, by random features beyond.
 
@@ -86,7 +87,7 @@ class GlobalGroupAttention(AttentionLayer):
         width = self.head_channels
         num_features = max(16, int(width * math.log(width))) if num_features is None else num_features
         self.features = RandomFeatures(num_features, width, self.options.redraw_interval)
-        self.far_bias = nn.Parameter(torch.zeros(heads, 1 if self.frames else len(group)))
+        self.far_bias = nn.Parameter(torch.zeros(heads, 1 if self.relation == "frame" else len(group)))
         with torch.no_grad():
             self.far_bias[1::2] = FAR
 
@@ -94,21 +95,27 @@ class GlobalGroupAttention(AttentionLayer):
         """Draw new random features: the seed's next, or from a CPU ``generator`` (give every rank an equal one)."""
         self.features.redraw_features(generator)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None) -> Tensor:
-        self.features()  # counts a training step
-        return super().forward(x, mask, context=context)
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        self.features(x.device, torch.promote_types(x.dtype, torch.float32))  # counts a training step
+        return super().forward(x, mask, context=context, context_mask=context_mask)
 
     def _weigh(
-        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor, mask: Tensor | None, dropout: float
+        self, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, key_mask: Tensor | None, dropout: float
     ) -> Tensor:
-        rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]))
-        options = {"space_bias": space_bias, **self._options(mask, dropout)}
-        projection = self.features.projection
-        if self.frames:
-            return checked_global_frame_attention(query, key, value, projection, rho_space, self.far_bias, **options)
-        return checked_global_group_attention(
+        rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]), query.device)
+        options: dict[str, Any] = {
+            "space_bias": space_bias, "neighbourhood": self.neighbourhood, "dropout": dropout, "mask": key_mask,
+            "plain": self.plain,
+        }  # fmt: skip
+        projection = self.features.directions(query.device, torch.promote_types(query.dtype, torch.float32))
+        if index is None:
+            return global_frame_attention_impl(query, key, value, projection, rho_space, self.far_bias, **options)
+        return global_group_attention_impl(
             query, key, value, projection, rho_space, rho_group, index, self.far_bias, group_bias=group_bias, **options
         )
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, num_features={self.features.projection.shape[0]}"
+        return f"{super().extra_repr()}, num_features={self.features.num_features}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 from ... import checks
 from ...encodings import relation_index
 from ...groups import FiniteGroup, check_group
+from ...tables import Tables
+from ..modules import StoresSettings
 
 
 def columns(x: Tensor) -> Tensor:
@@ -42,7 +46,8 @@ class Pointwise(nn.Conv1d):
         return f"{self.in_channels}, {self.out_channels}"
 
 
-class GroupLinear(nn.Module):
+@checks.python_numbers
+class GroupLinear(StoresSettings):
     r"""A linear map of channels and group elements, the same at every pixel, that commutes with the group: a group
     convolution with a window of one pixel.
 
@@ -71,8 +76,6 @@ class GroupLinear(nn.Module):
         torch.Size([2, 5, 8, 9, 7])
     """
 
-    index: Tensor
-
     def __init__(self, group: FiniteGroup, in_channels: int, out_channels: int, bias: bool = True) -> None:
         super().__init__()
         check_group(group)
@@ -80,8 +83,7 @@ class GroupLinear(nn.Module):
         self.group, self.in_channels, self.out_channels = group, in_channels, out_channels
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, len(group)))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
-        index = relation_index(group, "relative").to(self.weight.device)
-        self.register_buffer("index", index, persistent=False)
+        self.index = Tables(functools.partial(relation_index, group, "relative"))  # h^-1 s
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -89,9 +91,12 @@ class GroupLinear(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def settings(self) -> dict[str, Any]:
+        return {"group": (self.group.digest, repr(self.group))}
+
     def matrix(self) -> Tensor:
         """The map as one matrix, ``(out_channels |H|, in_channels |H|)``."""
-        return self.weight[:, :, self.index].transpose(1, 2).flatten(2).flatten(0, 1)
+        return self.weight[:, :, self.index(self.weight.device)].transpose(1, 2).flatten(2).flatten(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         elements = self.weight.shape[-1]
@@ -115,15 +120,31 @@ class Masked:
         return mask
 
 
+def call_masked(module: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Call a module with the mask, if there is one and the module takes masks.
+
+    RuntimeError for a mask and a batch norm of torch, such as ``SyncBatchNorm.convert_sync_batchnorm`` makes of ours:
+    its statistics would be those of hidden pixels too.
+    """
+    if mask is None:
+        return module(x)
+    if isinstance(module, Masked):
+        return module(x, mask)  # type: ignore[operator]
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        raise RuntimeError(
+            f"mask must be None with {type(module).__name__}, which takes no masks, got a mask; build the model with "
+            "norm='layer' to train it with masks on several processes"
+        )
+    return module(x)
+
+
 class MaskedSequential(Masked, nn.Sequential):
     """Modules in turn; those that can be told are told which pixels there are."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         for module in self:
-            if mask is None or not isinstance(module, Masked):
-                x = module(x)
-            else:
-                x, mask = module(x, mask), module.mask_after(mask)  # type: ignore[operator]
+            x = call_masked(module, x, mask)
+            mask = module.mask_after(mask) if mask is not None and isinstance(module, Masked) else mask
         return x
 
     def mask_after(self, mask: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.group.masks import zero_where_hidden
+from ...functional.group.masks import zero_where_masked
 from .linear import Masked, columns
 
 
@@ -18,16 +18,16 @@ def _checked(x: Tensor, mask: Tensor | None, channels: int) -> tuple[Tensor, Ten
     if x.ndim < 2 or x.shape[1] != channels:
         raise ValueError(f"input must have shape (B, {channels}, ...), got {tuple(x.shape)}")
     checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
-    x = zero_where_hidden(x, mask)
+    x = zero_where_masked(x, mask)
     return x, x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _moments(x: Tensor, mask: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance of features (B, C, ..., *spatial) over these axes, of the pixels there are, and how many;
     features are zero where there are none."""
-    count = zero_where_hidden(torch.ones_like(x), mask).sum(axes, keepdim=True)
+    count = zero_where_masked(torch.ones_like(x), mask).sum(axes, keepdim=True)
     mean = x.sum(axes, keepdim=True) / count.clamp(min=1)
-    squares = zero_where_hidden(x - mean, mask).square().sum(axes, keepdim=True)
+    squares = zero_where_masked(x - mean, mask).square().sum(axes, keepdim=True)
     return mean, squares / count.clamp(min=1), count
 
 
@@ -37,9 +37,10 @@ def _scaled(centred: Tensor, variance: Tensor, norm: nn.Module, like: Tensor, ma
     if norm.weight is not None:
         weight, bias = (cast(Tensor, t).view(-1, *[1] * (out.ndim - 2)) for t in (norm.weight, norm.bias))
         out = out * weight + bias
-    return zero_where_hidden(out.to(like.dtype), mask)
+    return zero_where_masked(out.to(like.dtype), mask)
 
 
+@checks.python_numbers
 class RegularGlobalNorm(Masked, nn.GroupNorm):
     r"""One mean and variance an image, over channels, group elements and pixels.
 
@@ -67,6 +68,7 @@ class RegularGlobalNorm(Masked, nn.GroupNorm):
         return f"{self.num_channels}, eps={self.eps}"
 
 
+@checks.python_numbers
 class RegularLayerNorm(Masked, nn.Module):
     r"""Layer normalisation over channels, separately at every group element and pixel.
 
@@ -103,12 +105,13 @@ class RegularBatchNorm(Masked, nn.BatchNorm1d):
     """One mean and variance a channel, over images, group elements and pixels, of the pixels there are.
 
     In small networks much easier to train than :class:`RegularLayerNorm`. The same as ``escnn.nn.InnerBatchNorm``.
+    ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` makes it one that takes no masks.
     """
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x, wide = _checked(x, mask, self.num_features)
         if mask is None or not (self.training or self.running_mean is None):
-            return zero_where_hidden(super().forward(columns(x)).view_as(x), mask)
+            return zero_where_masked(super().forward(columns(x)).view_as(x), mask)
         mean, variance, count = _moments(wide, mask, (0, *range(2, x.ndim)))
         if self.training and self.running_mean is not None:
             with torch.no_grad():  # running statistics, as torch's

@@ -18,7 +18,7 @@ SHARED = ("encoding", "neighbourhood", "context_channels")
 class AttentionOptions:
     """The ``options`` of all attention layers, of which each allows some."""
 
-    encoding: str = "axial"
+    encoding: str | None = "axial"
     neighbourhood: str | None = None
     context_channels: int | None = None
     content_heads: int | None = None
@@ -76,6 +76,45 @@ def default_relation(group: FiniteGroup | DilationGroup, relation: str | None) -
             "one element with the keys in the window of another: windows of two scales hold different pixels"
         )
     return relation
+
+
+def check_encoding(encoding: str | None, kernel_size: int | None, locality: float | str | None) -> None:
+    """ValueError where ``encoding=None``, which leaves content alone, meets arguments that depend on offsets."""
+    if encoding is not None:
+        return
+    if kernel_size is not None:
+        raise ValueError(
+            f"kernel_size must be None with encoding=None, got {kernel_size!r}: a window depends on offsets"
+        )
+    if locality not in (None, "auto"):
+        raise ValueError(f"locality must be None or 'auto' with encoding=None, got {locality!r}: it depends on offsets")
+
+
+def default_locality(locality: float | str | None, lattice: bool, encoding: str | None) -> float | None:
+    """The strength of the locality at the start; ``None`` without one."""
+    if locality == "auto":
+        return None if encoding is None else (4.0 if lattice else 1.0)
+    if isinstance(locality, str):
+        raise ValueError(f"locality must be 'auto', None or a finite number of at least 0, got {locality!r}")
+    return locality
+
+
+def default_content_heads(
+    content_heads: int | None, heads: int, relation: str | None, strength: float | None, *, by_place: bool
+) -> int:
+    """How many heads have content: an eighth, rounded up, where the others may look ``by_place`` alone."""
+    if content_heads is None:
+        return -(-heads // 8) if by_place and strength is not None else heads
+    if relation != "frame":
+        raise ValueError(f"content_heads must be None but for relation 'frame', got {content_heads!r}")
+    if type(content_heads) is not int or not 0 <= content_heads <= heads:
+        raise ValueError(f"content_heads must be an integer from 0 to heads={heads}, got {content_heads!r}")
+    if content_heads < heads and strength is None:
+        raise ValueError(
+            f"content_heads={content_heads} needs locality: heads without content weight pixels by position only. Set "
+            f"locality or content_heads={heads}"
+        )
+    return content_heads
 
 
 def check_scales(group: FiniteGroup | DilationGroup, norm: str = "batch", **sizes: object) -> None:

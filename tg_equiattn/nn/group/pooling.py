@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import checks
-from ...functional.group.masks import fill_where_hidden, zero_where_hidden
+from ...functional.group.masks import fill_where_masked, zero_where_masked
 from .linear import Masked
 
 _REDUCTIONS: dict[str, Any] = {"max": Tensor.amax, "mean": Tensor.mean, "sum": Tensor.sum}
@@ -46,13 +46,13 @@ class GlobalPooling(Masked, nn.Module):
     def _over_space(self, x: Tensor, mask: Tensor | None) -> Tensor:
         axes = tuple(range(3, x.ndim))
         if self.space is None:
-            return zero_where_hidden(x, mask)
+            return zero_where_masked(x, mask)
         if mask is None:
             return _REDUCTIONS[self.space](x, axes)
         if self.space == "max":
-            pooled = fill_where_hidden(x, mask, -math.inf).amax(axes)
+            pooled = fill_where_masked(x, mask, -math.inf).amax(axes)
             return pooled.masked_fill(~mask.flatten(1).any(1)[:, None, None], 0.0)
-        pooled = zero_where_hidden(x, mask).sum(axes)
+        pooled = zero_where_masked(x, mask).sum(axes)
         return pooled / mask.flatten(1).sum(1).clamp(min=1)[:, None, None] if self.space == "mean" else pooled
 
     def extra_repr(self) -> str:
@@ -84,8 +84,8 @@ class SpatialMaxPool(Masked, nn.Module):
                 f"side would break the symmetry), got {tuple(spatial)}"
             )
         checks.pixel_mask(mask, x.shape[0], spatial, x.device)
-        pooled = self._pool(fill_where_hidden(x, mask, -math.inf).flatten(1, 2)).unflatten(1, x.shape[1:3])
-        return pooled if mask is None else zero_where_hidden(pooled, self.mask_after(mask))
+        pooled = self._pool(fill_where_masked(x, mask, -math.inf).flatten(1, 2)).unflatten(1, x.shape[1:3])
+        return pooled if mask is None else zero_where_masked(pooled, self.mask_after(mask))
 
     def _pool(self, x: Tensor) -> Tensor:
         return (F.max_pool2d if x.ndim == 4 else F.max_pool3d)(x, self.kernel_size)
@@ -113,7 +113,7 @@ class SpatialCrop(Masked, nn.Module):
             raise ValueError(f"input sides must exceed twice the crop={self.margin}, got {tuple(x.shape[3:])}")
         checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)
         x = self._crop(x, 3)
-        return x if mask is None else zero_where_hidden(x, self.mask_after(mask))
+        return x if mask is None else zero_where_masked(x, self.mask_after(mask))
 
     def _crop(self, x: Tensor, first: int) -> Tensor:
         for axis in range(first, x.ndim):

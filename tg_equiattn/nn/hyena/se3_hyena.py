@@ -67,6 +67,9 @@ class HyenaOperator(TokenOperator):
             kinds = {"scalars": self.scalars, "vectors": self.vectors}
             self.filters = nn.ModuleDict({kind: LagFilter(n, causal) for kind, n in kinds.items() if n})
 
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"filter": "data" if self.filters is None else "lag"}
+
     def mix(self, query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) -> Tensor:
         def kernel(q: Tensor, k: Tensor, rows: Rows) -> Tensor:
             return fft_convolution(q, k, rows.lengths, self.mode, self.norm)
@@ -87,6 +90,7 @@ class HyenaOperator(TokenOperator):
         return scalars, torch.linalg.cross(vector_gates * mixed_vectors, vectors, dim=0)
 
 
+@checks.python_numbers
 class SE3HyenaOperator(ScalarVectorModule):
     r"""The SE(3)-Hyena operator: every token sees every other one in O(N log N), equivariantly.
 
@@ -174,6 +178,7 @@ class SE3HyenaOperator(ScalarVectorModule):
         super().__init__(HyenaOperator(inside, outside, options, hidden, order=order))
 
 
+@checks.python_numbers
 class SE3Hyena(ScalarVectorModule):
     r"""Linear embedding, SE(3)-Hyena operators with residual connections, and an equivariant MLP (Figure 2b).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from typing import Any, cast
@@ -13,35 +14,38 @@ from ... import checks
 from ...grids import PixelGrid
 from ...modes import full_precision
 from ...pairs import Pairs
+from ...ragged import Ragged
 from ...ranks import Shared
-from ..modules import NotScriptable, reset_children
+from ...tables import Tables
+from ..modules import NotScriptable, StoresSettings, reset_children
 from .nodes import Nodes
 from .positions import ClippedPosition, Position, SinusoidPosition
 from .random_features import RandomFeatures
 from .window_position import OFFSETS, WindowPosition
 
-METHODS = ("auto", "features", "pairs")
+METHODS = ("features", "pairs")
 VALUES = ("content", "offset")
 POSITIONS = ("clipped", "sinusoid")
 CUTOFF = 6  # pixels, as of the Relative Performer's windows
 FEATURES = 64  # random features at least: see docs/graph_settings.md for their error
-PAIRS = 2  # as many nodes for each feature a graph has at most whose pairs are less work: see the same page
+PAIRS = 2  # pairs of graphs with at most so many nodes for each feature are less work: see the same page
 
 
-class KernelAttention(Shared, NotScriptable, nn.Module):
+class KernelAttention(Shared, NotScriptable, StoresSettings):
     """Projections, features and outputs around a kind of positions; ``far_offsets`` has heads attend to offsets."""
 
     def __init__(
         self, in_channels: int, out_channels: int, positions: Position, num_random_features: int | None,
-        redraw_interval: int | None, method: str = "features", dropout: float = 0.0, far_offsets: bool = False,
+        redraw_interval: int | None, method: str | None = "features", dropout: float = 0.0, far_offsets: bool = False,
         invariant: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        checks.choice("method", method, METHODS)
+        if method is not None:
+            checks.choice("method", method, METHODS)
         checks.probability(dropout=dropout)
         heads, pos_dim, d = positions.heads, positions.pos_dim, out_channels // positions.heads
         self.out_channels, self.heads, self.head_channels, self.dropout = out_channels, heads, d, dropout
-        self.positions, self.pos_dim, self.method = positions, pos_dim, method
+        self.positions, self.pos_dim, self.method = positions, pos_dim, method or "features"
         self.needs_neighbors, self.whole_offsets = positions.needs_neighbors, positions.whole_offsets
         self.far_offsets = FarOffsets(heads, pos_dim, out_channels, invariant) if far_offsets else None
         keys = positions.key_heads * d
@@ -50,12 +54,10 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
         self.value = _linear(in_channels, out_channels)
         self.out = nn.Linear(out_channels, out_channels)
         self.features: RandomFeatures | None = None
-        self._most = math.inf
-        self._learned_from: set[bool] = set()  # whether graphs in training had their pairs, or features, or both
-        if method != "pairs":
+        self._suggests_pairs = method is None
+        if self.method == "features":
             count = max(FEATURES, int(d * math.log(d))) if num_random_features is None else num_random_features
             self.features = RandomFeatures(count, d + positions.extra_channels, redraw_interval)
-            self._most = PAIRS * count if method == "auto" else 0
 
     def why_not_shared(self) -> str | None:
         if self.needs_neighbors:
@@ -67,6 +69,10 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
         """Channels of the input; -1 where they are not known yet."""
         weight = self.query.weight
         return -1 if isinstance(weight, nn.UninitializedParameter) else weight.shape[1]
+
+    def settings(self) -> dict[str, Any]:
+        values = "content" if self.far_offsets is None else "offset"
+        return {"heads": self.heads, "pos_dim": self.pos_dim, "method": self.method, "values": values}
 
     def reset_parameters(self) -> None:
         """Give every parameter a new initial value and draw the random features again."""
@@ -116,10 +122,12 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
             raise ValueError("return_vectors must be with values='offset', whose means vectors are")
         checks.same_kind(x, self.query.weight)
         given = mask, batch, batch_size, max_num_nodes, pos, grid, neighbors
-        nodes = Nodes(x, self.positions, self.far_offsets is not None, self._most, self.ranks, *given)
-        if self.method == "auto" and not torch.compiler.is_compiling():
-            self._watch({graphs.pairs for graphs in nodes.graphs})
-        projection = None if self.features is None else self.features()
+        nodes = Nodes(x, self.positions, self.far_offsets is not None, self.features is None, self.ranks, *given)
+        if self._suggests_pairs and not torch.compiler.is_compiling():
+            self._suggest_pairs(nodes.ragged)
+        projection = None
+        if self.features is not None:
+            projection = self.features(x.device, torch.promote_types(x.dtype, torch.float32))
         if not x.numel() and self.ranks is None:  # this counted a training step, as on ranks that have nodes
             out = self.out(self.value(x))
             return (out, out.new_zeros(*x.shape[:-1], self.heads, self.pos_dim)) if return_vectors else out
@@ -133,10 +141,7 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
             parts.append(places[:, None].expand(-1, self.heads, -1))
             parts += [torch.ones_like(parts[1][..., :1])] if dropout else []  # what is left of the sum of weights
         value = torch.cat(parts, -1) if len(parts) > 1 else value
-        means = nodes.joined([
-            self.positions(*map(graphs.take, (query, key, value)), projection, graphs, dropout)
-            for graphs in nodes.graphs
-        ])  # fmt: skip
+        means = self.positions(query, key, value, projection, nodes, dropout)
         content, *far = means.split([part.shape[-1] for part in parts], -1)
         out = self.out(content.to(dtype).flatten(1))
         if self.far_offsets is None:
@@ -145,20 +150,19 @@ class KernelAttention(Shared, NotScriptable, nn.Module):
         out = nodes.restore(out + self.far_offsets(self.positions.in_units(vectors)).to(out.dtype))
         return (out, nodes.restore(vectors.to(self.out.weight.dtype))) if return_vectors else out
 
-    def _watch(self, now: set[bool]) -> None:
-        """Warn once where graphs are attended to in a way that training has not seen."""
-        if self.training:
-            self._learned_from |= now
-        elif self._learned_from and not now <= self._learned_from:
-            self._learned_from |= now
+    def _suggest_pairs(self, ragged: Ragged) -> None:
+        """Warn, at the first call, where all pairs of these graphs are less work than random features."""
+        self._suggests_pairs = False
+        most, average = PAIRS * cast(RandomFeatures, self.features).num_features, ragged.nodes / max(1, ragged.count)
+        if 0 < average <= most:
             warnings.warn(
-                f"method='auto' takes {'pairs' if True in now else 'random features'} for graphs of this size, and "
-                "took the other for all graphs of training, which is another function: train and test with "
-                "method='features', or 'pairs'",
+                f"method='pairs' is exact and faster for graphs of up to {most} nodes, and these have {average:.0f} on "
+                "average: pass method='pairs', or method='features' to keep random features without this warning",
                 stacklevel=4,
             )
 
 
+@checks.python_numbers
 class PerformerAttention(KernelAttention):
     r"""Global attention in linear time by random features, with translation-equivariant relative positions.
 
@@ -168,9 +172,8 @@ class PerformerAttention(KernelAttention):
         + [j \text{ near } i \text{ or } i] \exp(c \langle q_i, k_j \rangle + b(x_j - x_i))
 
     with :math:`c = 1/\sqrt{d}`, d the width of a head, and b and f learned for each head. Exact under translations for
-    every draw of the features. Small graphs, and all with ``method="pairs"``, have
-    :math:`\exp(c \langle q_i, k_j \rangle)` itself in place of its estimate
-    :math:`\langle \phi(q_i), \phi(k_j) \rangle`.
+    every draw of the features. With ``method="pairs"`` weights have :math:`\exp(c \langle q_i, k_j \rangle)` itself in
+    place of its estimate :math:`\langle \phi(q_i), \phi(k_j) \rangle`.
 
     With ``values="offset"`` near pairs add a learned function :math:`g(x_j - x_i)` to the value, and every head e
     attends to the offsets of all nodes, :math:`o_{ie} = \sum_j w_{ije} (x_j - x_i) / \sum_j w_{ije}`. A linear map of
@@ -181,9 +184,10 @@ class PerformerAttention(KernelAttention):
         in_channels, out_channels: of the input, where -1 reads them from the first one; and of the output, a multiple
             of ``heads``.
         heads, pos_dim: number of attention heads; dimension of positions.
-        cutoff: pairs closer than this are near, in the unit of positions: whole with ``offset="table"``, where
-            distances are Manhattan; real elsewhere, where they are Euclidean, or there ``"auto"``: twice the mean
-            length of the edges of the first call in training. ``None`` means 6 for tables and without near pairs.
+        cutoff: pairs closer than this are near, in the unit of positions: a whole number with ``offset="table"``, where
+            distances are Manhattan, a real one elsewhere, where they are Euclidean. Twice
+            :func:`tg_equiattn.pairs.mean_edge_length` suits most graphs. ``None`` means 6 for tables and without near
+            pairs.
         offset: what b is: a ``"table"`` over integer offsets, an ``"mlp"`` of the offset in units of ``cutoff``,
             for points off a grid, or of the ``"distance"``, invariant to rotations and smooth, with weights that vanish
             at ``cutoff``. ``None`` leaves near pairs out.
@@ -193,9 +197,9 @@ class PerformerAttention(KernelAttention):
         redraw_interval: training steps, that is forward passes in training mode, between draws of the random features;
             ``None`` means none by itself. Passes that activation checkpointing repeats in backward do not count: call
             backward before the next draw. Where torch.func goes through them, a due draw raises.
-        method: ``"features"``, in linear time; ``"pairs"``, in time and memory that grow as the square of a graph's
-            nodes; or ``"auto"``: pairs for each graph of at most 2 m nodes, features for the others. The two are
-            different functions: where graphs of training and test lie on both sides of 2 m, choose one.
+        method: ``"features"``, in linear time, or ``"pairs"``, exact, in time that grows as the square of a graph's
+            nodes. The two are different functions. The default, ``None``, means ``"features"``, with a warning where
+            the first graphs have at most 2 m nodes: pairs are exact and faster there.
         dropout: probability of dropping, in training, the weights of near pairs, and of far ones whole keys.
 
     Set the attribute ``process_group`` to one of :mod:`torch.distributed` among whose processes the nodes of every
@@ -212,7 +216,7 @@ class PerformerAttention(KernelAttention):
     Example:
         >>> import torch
         >>> from tg_equiattn.grids import PixelGrid
-        >>> layer = PerformerAttention(16, 32, heads=4, cutoff=3)
+        >>> layer = PerformerAttention(16, 32, heads=4, cutoff=3, method="pairs")
         >>> layer(torch.randn(2, 35, 16), grid=PixelGrid((5, 7), max_distance=3)).shape
         torch.Size([2, 35, 32])
     """
@@ -224,13 +228,13 @@ class PerformerAttention(KernelAttention):
         heads: int = 1,
         *,
         pos_dim: int = 2,
-        cutoff: float | str | None = None,
+        cutoff: float | None = None,
         offset: str | None = "table",
         values: str = "content",
         edge_dim: int | None = None,
         num_random_features: int | None = None,
         redraw_interval: int | None = None,
-        method: str = "auto",
+        method: str | None = None,
         dropout: float = 0.0,
     ) -> None:
         head_channels = _check_sizes(in_channels, out_channels, heads, pos_dim)
@@ -239,14 +243,17 @@ class PerformerAttention(KernelAttention):
             checks.positive(edge_dim=edge_dim)
         if cutoff is None:
             if offset in ("mlp", "distance"):
-                raise ValueError(f"cutoff must be given with offset={offset!r}: a length in the unit of pos, or 'auto'")
+                raise ValueError(
+                    f"cutoff must be given with offset={offset!r}: a length in the unit of pos, twice "
+                    "mean_edge_length(pos, edge_index) say"
+                )
             cutoff = CUTOFF
         positions: Position
         if offset is None:
             if edge_dim is not None:
                 raise ValueError(f"edge_dim must be None with offset=None, which has no near pairs, got {edge_dim}")
-            checks.positive_number(cutoff=cutoff)  # type: ignore[arg-type]
-            positions = Position(heads, pos_dim, cast(float, cutoff))
+            checks.positive_number(cutoff=cutoff)
+            positions = Position(heads, pos_dim, cutoff)
         else:
             checks.choice("offset", offset, OFFSETS)
             positions = WindowPosition(heads, pos_dim, cutoff, offset, values == "offset", head_channels, edge_dim)
@@ -256,11 +263,16 @@ class PerformerAttention(KernelAttention):
         )  # fmt: skip
         self.cutoff, self.offset = cutoff, offset
 
+    def settings(self) -> dict[str, Any]:
+        cutoff = None if self.offset is None and self.far_offsets is None else self.cutoff
+        return super().settings() | {"offset": self.offset, "cutoff": cutoff}
+
     def extra_repr(self) -> str:
         values = "" if self.far_offsets is None else ", values='offset'"
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, offset={self.offset!r}{values}"
 
 
+@checks.python_numbers
 class PositionalPerformerAttention(KernelAttention):
     """Attention by random features with the positions that the Relative Performer's paper compares, ``"clipped"`` and
     ``"sinusoid"``: see :class:`RelativePerformer`. Other arguments as of :class:`PerformerAttention`."""
@@ -286,6 +298,9 @@ class PositionalPerformerAttention(KernelAttention):
         super().__init__(in_channels, out_channels, positions, num_random_features, redraw_interval)
         self.position, self.cutoff = position, cutoff
 
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"position": self.position, "cutoff": self.cutoff}
+
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}, position={self.position!r}"
 
@@ -294,13 +309,11 @@ class FarOffsets(nn.Module):
     r"""Outputs from each head's weighted mean :math:`o_e` of offsets, (N, heads, dim): a linear map of them, or where
     ``invariant`` of :math:`g / (1 + g^2)^{1/4}`, g their inner products between heads, smooth. It starts at zero."""
 
-    pairs: Tensor
-
     def __init__(self, heads: int, pos_dim: int, out_channels: int, invariant: bool) -> None:
         super().__init__()
         self.invariant = invariant
         if invariant:
-            self.register_buffer("pairs", torch.triu_indices(heads, heads), persistent=False)
+            self.pairs = Tables(functools.partial(torch.triu_indices, heads, heads))
         self.map = nn.Linear(heads * (heads + 1) // 2 if invariant else heads * pos_dim, out_channels, bias=False)
         self.reset_parameters()
 
@@ -312,7 +325,7 @@ class FarOffsets(nn.Module):
             means = means.to(self.map.weight.dtype)
             if not self.invariant:
                 return self.map(means.flatten(1))
-            first, second = self.pairs
+            first, second = self.pairs(means.device)
             products = (means @ means.mT)[:, first, second]
             return self.map(products * (1 + products.square()) ** -0.25)
 

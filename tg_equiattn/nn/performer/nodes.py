@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -12,16 +11,17 @@ from torch import Tensor
 from ... import checks
 from ...grids import PixelGrid
 from ...pairs import GIVEN, Pairs, whole_offsets
-from ...ragged import Ragged, readable
+from ...ragged import Ragged
 from ...ranks import Ranks
-from .positions import Graphs, Position
+from .positions import Position
 
 
 class Nodes:
-    """A layer's input, checked: x (nodes, C), pos (nodes, dim), zero where masked; pairs up to ``most`` nodes."""
+    """A layer's input, checked: ``x`` (nodes, C), positions ``pos`` (nodes, dim), zero where masked, near pairs, and
+    rows of nodes, of whole graphs for attention over all ``pairs``."""
 
     def __init__(
-        self, x: Tensor, position: Position, needs_positions: bool, most: float, ranks: Ranks | None,
+        self, x: Tensor, position: Position, needs_positions: bool, pairs: bool, ranks: Ranks | None,
         mask: Tensor | None, batch: Tensor | None, batch_size: int | None, max_num_nodes: int | None,
         pos: Tensor | None, grid: PixelGrid | None, neighbors: Pairs | None,
     ) -> None:  # fmt: skip
@@ -31,7 +31,7 @@ class Nodes:
         if x.ndim == 3 or grid is not None:
             self.ragged = _even(x, mask, batch, grid, ranks)
         else:
-            self.ragged = Ragged.flat(x, batch, batch_size, max_num_nodes, ranks, whole=most > 0)
+            self.ragged = Ragged.flat(x, batch, batch_size, max_num_nodes, ranks, whole=pairs)
         if grid is not None:
             if len(grid) * self.ragged.count != count or len(grid.shape) != position.pos_dim:
                 raise ValueError(
@@ -62,13 +62,8 @@ class Nodes:
             neighbors = self._near(position, neighbors, batch, grid)
             if needs_positions and not neighbors.between_positions:
                 _refuse_periodic(neighbors, cast(Tensor, pos))
-            position.measure(neighbors)
-        neighbors = neighbors if near else None
-        small = ranks is None and _small(self.ragged, max_num_nodes, most)
-        if isinstance(small, bool):
-            self.graphs = [Graphs(self.ragged.rows(whole=small), small, pos, neighbors)]
-        else:
-            self.graphs = [self._those(neighbors, *choice) for choice in ((small, True), (~small, False))]
+        self.near = neighbors if near else None
+        self.rows = self.ragged.rows(whole=pairs)
 
     def _near(self, position: Position, neighbors: Pairs | None, batch: Tensor | None, grid: PixelGrid | None) -> Pairs:
         """Near pairs among all nodes: those that are given, or a grid's, or found."""
@@ -86,21 +81,6 @@ class Nodes:
         neighbors.check_nodes(self.x.shape[0], position.pos_dim)
         neighbors.check_graphs("neighbors", batch)
         return neighbors if mask is None else neighbors.restricted(mask)
-
-    def _those(self, near: Pairs | None, chosen: Tensor, pairs: bool) -> Graphs:
-        """The chosen ones (graphs,) alone, without what is masked."""
-        ragged, index = self.ragged.select(chosen)
-        near = None if near is None else near.of_nodes(index)[0]
-        return Graphs(ragged.rows(whole=pairs), pairs, None if self.pos is None else self.pos[index], near, index)
-
-    def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """What there is of nodes of each part (n, ...), of all nodes (N, ...); zero where masked."""
-        if self.graphs[0].chosen is None:
-            return parts[0]
-        out = parts[0].new_zeros(self.x.shape[0], *parts[0].shape[1:])
-        for graphs, part in zip(self.graphs, parts, strict=True):
-            out = out.index_copy(0, cast(Tensor, graphs.chosen), part)
-        return out
 
     def restore(self, out: Tensor) -> Tensor:
         """Outputs (nodes, ...) in the form of the input, zero where masked."""
@@ -121,25 +101,6 @@ def _even(x: Tensor, mask: Tensor | None, batch: Tensor | None, grid: PixelGrid 
         return Ragged.dense(x.shape[0] // len(grid), len(grid), None, x.device)
     checks.mask(mask, tuple(x.shape[:-1]))
     return Ragged.dense(x.shape[0], x.shape[1], mask, x.device)
-
-
-def _small(ragged: Ragged, max_num_nodes: int | None, most: float) -> bool | Tensor:
-    """Whether graphs have at most so many nodes: all, none, or which of them (graphs,)."""
-    if most in (0, math.inf):
-        return most > 0
-    bound = ragged.longest if ragged.even else max_num_nodes
-    if bound is not None and bound <= most:
-        return True
-    if ragged.even and ragged.mask is None:
-        return False
-    if not readable(ragged.sizes):
-        raise ValueError(
-            f"method must be 'features' or 'pairs', or max_num_nodes at most {int(most)}, where sizes of graphs cannot "
-            "be read, as within torch.compile, got 'auto'"
-        )
-    small = ragged.sizes <= most
-    share = int(small.sum())
-    return small if 0 < share < ragged.count else share > 0
 
 
 def _refuse_periodic(neighbors: Pairs, pos: Tensor) -> None:

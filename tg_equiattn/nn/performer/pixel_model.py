@@ -85,6 +85,7 @@ class PerformerBlock(nn.Module):
         return x + self.feedforward(self.feedforward_norm(x))
 
 
+@checks.python_numbers
 class PixelModel(nn.Module):
     """A classifier of pixels, as RelativePerformer; ``around`` is what a host makes of the attention."""
 

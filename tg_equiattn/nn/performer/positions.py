@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,26 +13,16 @@ from ...functional.performer.attention import linear_attention_of_nodes
 from ...functional.performer.clipped import clipped_attention_of_nodes
 from ...functional.performer.pairs import pair_attention_of_nodes
 from ...pairs import Pairs, near_pairs, offsets_between
-from ...ragged import Ragged, Rows
+from ...ragged import Rows
 
 
-class Graphs(NamedTuple):
-    """Whole graphs that are attended to in one way: rows of their nodes, by all pairs or by random features, positions
-    (nodes, dim), near pairs, and their nodes among all, ``None`` for all."""
+class Graphs(Protocol):
+    """Graphs to attend to: rows of their nodes, and where a kind of positions needs them, positions (nodes, dim) and
+    near pairs."""
 
     rows: Rows
-    pairs: bool
     pos: Any
     near: Any
-    chosen: Tensor | None = None
-
-    @property
-    def ragged(self) -> Ragged:
-        return self.rows.ragged
-
-    def take(self, x: Tensor) -> Tensor:
-        """Of all nodes (N, ...) those of these graphs."""
-        return x if self.chosen is None else x.index_select(0, self.chosen)
 
 
 class Position(nn.Module):
@@ -53,9 +43,6 @@ class Position(nn.Module):
         """Vectors (..., pos_dim) in the unit of offsets."""
         return lengths / self.unit
 
-    def measure(self, near: Pairs) -> None:
-        """Take the unit from near pairs, where it is to be measured."""
-
     def find_neighbors(self, pos: Tensor, batch: Tensor | None) -> Pairs:
         """Nodes (N, pos_dim) nearer than the unit: by Manhattan distances where offsets are whole, or Euclidean."""
         if self.whole_offsets:
@@ -72,8 +59,8 @@ class Position(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, graphs: Graphs, dropout: float = 0.0
     ) -> Tensor:
         """The weighted means (N, heads, e) of values (N, heads, e), from queries (N, heads, d), keys (N, key_heads, d)
-        and the directions of random features (m, d + extra_channels); or over all pairs, where graphs say so."""
-        if graphs.pairs or projection is None:
+        and the directions of random features (m, d + extra_channels); over all pairs where there are no directions."""
+        if projection is None:
             return pair_attention_of_nodes(query, key, value, graphs.rows, dropout)
         return linear_attention_of_nodes(query, key, value, projection, graphs.rows, dropout)[0]
 
@@ -116,7 +103,7 @@ class ClippedPosition(Position):
         sizes = self.key_heads, self.position_heads
         (query, position_query), (value, position_value) = query.split(sizes, 1), value.split(sizes, 1)
         by_distance = clipped_attention_of_nodes(
-            position_query, position_value, projection, self.distance_table, graphs.near, graphs.ragged
+            position_query, position_value, projection, self.distance_table, graphs.near, graphs.rows.ragged
         )
         if not self.key_heads:
             return by_distance

@@ -1,89 +1,242 @@
-"""The directions of random features as a module: drawn from a seed, redrawn by the step, kept in the checkpoint."""
+"""The directions of random features as a module: they follow from a seed and the number of the draw."""
 
 from __future__ import annotations
 
+import functools
+import warnings
+import zlib
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from ... import checks
 from ...functional.performer.random_features import orthogonal_projection
-from ...modes import ordinary_tensors
+from ...modes import is_ordinary, ordinary_tensors, transformed
+from ...tables import Tables
+from ..modules import whole_numbers
+
+_BYTES = 5  # seeds are below 2^40
+# Reading a number waits for an accelerator, and DistributedDataParallel writes buffers before every pass: there, only
+# the first writes are looked at.
+_READS = 3
 
 
-def _draw(seed: int, number: int, like: Tensor) -> Tensor:
-    """Draw ``number`` of a seed: the same on every machine and rank."""
+def draw_directions(seed: int, number: int, num_features: int, dim: int) -> Tensor:
+    """Draw ``number`` of a seed, ``(num_features, dim)`` float64 on the CPU: the same on every machine and rank."""
     generator = torch.Generator("cpu").manual_seed((seed * 1_000_003 + number) % 2**63)
-    return orthogonal_projection(like.shape[0], like.shape[1], generator).to(like)
+    return orthogonal_projection(num_features, dim, generator)
 
 
-@torch.library.custom_op("tg_equiattn::redraw_when_due", mutates_args=("projection", "clock"))
-def _redraw_when_due(projection: Tensor, clock: Tensor, seed: Tensor, interval: int) -> None:
+def digits_of(seed: int) -> Tensor:
+    """A seed as small whole numbers: its bytes and a checksum. Averages of equal ones, in floating point, are equal."""
+    text = seed.to_bytes(_BYTES, "big")
+    return torch.tensor([*text, *zlib.crc32(text).to_bytes(4, "big")], dtype=torch.float32, device="cpu")
+
+
+def seed_of(digits: Tensor) -> int | None:
+    """The seed of these digits; ``None`` for an average of several seeds, and for uninitialised memory."""
+    numbers = whole_numbers(digits.nan_to_num(-1.0))
+    if not all(0 <= n < 256 for n in numbers):
+        return None
+    seed = int.from_bytes(bytes(numbers[:_BYTES]), "big")
+    return seed if numbers == digits_of(seed).tolist() else None
+
+
+def _new_seed(generator: torch.Generator | None = None) -> int:
+    return int(torch.randint(256**_BYTES, (), generator=generator, device="cpu"))
+
+
+@torch.library.custom_op("tg_equiattn::random_directions", mutates_args=())
+def _directions_of(digits: Tensor, number: int, num_features: int, dim: int) -> Tensor:
+    """Directions of the digits of a seed, which ``torch.vmap`` may go over, as in an ensemble of stacked modules."""
+    seed = seed_of(digits)
+    if seed is None:
+        raise RuntimeError("seed_digits must be stacked from those of modules, got other numbers")
+    return draw_directions(seed, number, num_features, dim).to(digits.device)
+
+
+@_directions_of.register_fake
+def _(digits, number, num_features, dim):
+    return digits.new_empty(num_features, dim, dtype=torch.float64)
+
+
+@_directions_of.register_vmap
+def _(info, in_dims, digits, number, num_features, dim):
+    return torch.stack([_directions_of(x, number, num_features, dim) for x in digits.unbind(in_dims[0])]), 0
+
+
+@torch.library.custom_op("tg_equiattn::redraw_when_due", mutates_args=("directions", "clock"))
+def _redraw_when_due(directions: Tensor, clock: Tensor, seed: int, interval: int) -> None:
     """Count a training step in a compiled graph; at every interval, draw again in place."""
     clock[0] += 1
     if int(clock[0]) > interval:
         clock[0] = 1
         clock[1] += 1
-        projection.copy_(_draw(int(seed), int(clock[1]), projection))
+        directions.copy_(draw_directions(seed, int(clock[1]), *directions.shape))
 
 
 class RandomFeatures(nn.Module):
-    r"""Directions :math:`W`, ``(num_features, dim)``, orthogonal in blocks. Each draw is a function of a seed and its
-    number alone, both in the checkpoint: ranks that start alike draw alike, and none is drawn by steps in eval."""
+    r"""Directions :math:`W`, ``(num_features, dim)``, orthogonal in blocks.
 
-    projection: Tensor
-    seed: Tensor
+    Directions follow from a seed and the number of the draw, and are no buffer: averages of weights and buffers leave
+    them as they are. The seed is a buffer of small whole numbers, ``seed_digits``, which ``DistributedDataParallel``
+    makes equal on all ranks. The extra state has the training steps since the last draw and the number of the draw.
+
+    Args:
+        num_features: number of directions, m.
+        dim: width of queries and keys, d.
+        redraw_interval: training steps between draws; ``None`` means that only :meth:`redraw_features` draws.
+    """
+
+    seed_digits: Tensor
 
     def __init__(self, num_features: int, dim: int, redraw_interval: int | None = None) -> None:
         super().__init__()
         checks.positive(num_features=num_features)
         if redraw_interval is not None:
             checks.positive(redraw_interval=redraw_interval)
-        self.redraw_interval = redraw_interval
-        self.register_buffer("projection", torch.empty(num_features, dim))
-        self.register_buffer("seed", torch.randint(2**40, ()))
-        self._clock = torch.zeros(2, dtype=torch.int64, device="cpu")  # steps since the last draw, number of the draw
-        if self.projection.device.type != "meta":
-            self.projection.copy_(_draw(int(self.seed), 0, self.projection))
+        self.num_features, self.dim, self.redraw_interval = num_features, dim, redraw_interval
+        with ordinary_tensors():
+            self._seed = _new_seed()
+            self._clock = torch.zeros(2, dtype=torch.int64, device="cpu")  # steps since the last draw, number of it
+        self._seen, self._reads = (0, 0), 0  # the digits that were read, and how often they had been written to
+        self._draw_of_drawn: tuple[int, int] | None = None
+        self.register_buffer("seed_digits", torch.empty(_BYTES + 4))
+        self._write_digits()
+        self._draw()
 
-    @torch.no_grad()
+    @property
+    def seed(self) -> int:
+        """The seed that all draws follow from."""
+        self._read_digits()
+        return self._seed
+
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
-        """Draw new directions: the seed's next ones, or from a CPU ``generator`` (give every rank an equal one)."""
-        self._clock = self._clock + torch.tensor([0, 1], device="cpu")
-        self._clock[0] = 0
+        """Draw new directions: the seed's next ones, or the first of a new seed that a CPU ``generator`` draws (give
+        every rank an equal one)."""
         if generator is None:
-            self.projection = _draw(int(self.seed), int(self._clock[1]), self.projection)
+            self._read_digits()
+            self._clock = self._clock + torch.tensor([0, 1], device="cpu")
+            self._clock[0] = 0
         else:
-            m, d = self.projection.shape
-            self.projection = orthogonal_projection(m, d, generator).to(self.projection)
+            self._begin(_new_seed(generator))
 
     def reset_parameters(self) -> None:
-        """Take a new seed from torch's generator, its first directions, and start counting steps again."""
-        self.seed = torch.randint_like(self.seed, 2**40)
-        self._clock = torch.zeros_like(self._clock)
-        self.projection = _draw(int(self.seed), 0, self.projection)
+        """Take a new seed from torch's generator, and start counting steps and draws again."""
+        self._begin(_new_seed())
 
-    def forward(self) -> Tensor:
+    def forward(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Count a training step and give the directions on this device, in this dtype."""
         if self.training and self.redraw_interval is not None:
             if torch.compiler.is_compiling():
-                _redraw_when_due(self.projection, self._clock, self.seed, self.redraw_interval)
-            elif torch._C._current_graph_task_id() == -1:  # not a checkpointed pass repeated in backward
+                directions = self.directions(device, dtype)
+                _redraw_when_due(directions, self._clock, self._seed, self.redraw_interval)
+                return directions
+            if torch._C._current_graph_task_id() == -1:  # not a checkpointed pass repeated in backward
                 self._count_step(self.redraw_interval)
-        return self.projection
+        return self.directions(device, dtype)
+
+    def directions(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The directions, without counting a step."""
+        if transformed() and (torch.compiler.is_compiling() or is_functorch_wrapped_tensor(self.seed_digits)):
+            found = _directions_of(self.seed_digits, self._number(), self.num_features, self.dim)
+            return found.to(device, dtype)
+        self._prepare(device, dtype)
+        return self.drawn(device, dtype)
+
+    def _prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Bring what was drawn up to date: before a call, and once while torch.compile traces."""
+        self._read_digits()
+        self._draw()
+        self.drawn(device, dtype)
+
+    _prepare._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _number(self) -> int:
+        """The number of the draw."""
+        return int(self._clock[1])
+
+    _number._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def _draw(self) -> None:
+        """Draw again, unless this draw of this seed is there."""
+        draw = self._seed, self._number()
+        if draw != self._draw_of_drawn:
+            self.drawn = Tables(functools.partial(draw_directions, *draw, self.num_features, self.dim))
+            self._draw_of_drawn = draw
+
+    def _begin(self, seed: int) -> None:
+        """Start counting steps and draws of a seed."""
+        self._seed = seed
+        self._clock = torch.zeros_like(self._clock)
+        self._write_digits()
+
+    @torch.no_grad()
+    def _write_digits(self) -> None:
+        if is_ordinary(self.seed_digits):
+            self.seed_digits.copy_(digits_of(self._seed))
+            self._seen = _write_of(self.seed_digits)
+
+    def _read_digits(self) -> None:
+        """Take the seed from its digits, where something has written to them or put others in their place."""
+        digits, now = self.seed_digits, _write_of(self.seed_digits)
+        if now == self._seen or not is_ordinary(digits):
+            return
+        if digits.device.type != "cpu" and now[0] == self._seen[0]:
+            if self._reads >= _READS:
+                return
+            self._reads += 1
+        self._seen, seed = now, seed_of(digits)
+        if seed is None:
+            warnings.warn(
+                f"seed_digits of {type(self).__name__} are no seed, as after averages of modules whose seeds differ: "
+                "the module keeps its own seed",
+                stacklevel=2,
+            )
+            self._write_digits()
+        else:
+            self._seed = seed
 
     def _count_step(self, interval: int) -> None:
         with ordinary_tensors():
             if int(self._clock[0]) >= interval:
-                for name, buffer in (("projection", self.projection), ("seed", self.seed)):
-                    if torch._C._functorch.is_functorch_wrapped_tensor(buffer):
-                        raise RuntimeError(
-                            f"random features cannot be redrawn while a transform of torch.func goes through {name}: "
-                            "call eval(), or leave redraw_interval at None and call redraw_features() outside"
-                        )
+                if is_functorch_wrapped_tensor(self.seed_digits):
+                    raise RuntimeError(
+                        "random features cannot be redrawn while a transform of torch.func goes through seed_digits: "
+                        "call eval(), or leave redraw_interval at None and call redraw_features() outside"
+                    )
                 self.redraw_features()
             self._clock[0] += 1
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RandomFeatures:
+        self._read_digits()
+        super()._apply(fn, recurse)
+        self._write_digits()  # to_empty leaves other numbers
+        return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._reads = 0
+        self._read_digits()
+        self._draw()
 
     def get_extra_state(self) -> Tensor:
         return self._clock.clone()
 
     def set_extra_state(self, state: Tensor) -> None:
-        self._clock = state.to("cpu", torch.int64).clone()
+        self._clock = torch.tensor(whole_numbers(state), device="cpu")
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._draw()  # a compiled graph has drawn in place
+        return self.__dict__.copy()
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, {self.dim}, redraw_interval={self.redraw_interval}"
+
+
+def _write_of(x: Tensor) -> tuple[int, int]:
+    """What changes where a tensor is another one, or has been written to."""
+    return id(x), 0 if x.is_inference() else x._version

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from ... import checks
 from ...grids import PixelGrid
+from ..modules import StoresSettings
 from .attention import CUTOFF
 from .pixel_model import PixelModel
 
 
-class RelativePerformer(PixelModel):
+@checks.python_numbers
+class RelativePerformer(PixelModel, StoresSettings):
     r"""An image classifier whose tokens are pixels: embedding, Performer blocks, mean over pixels, linear.
 
     Args:
@@ -69,6 +71,9 @@ class RelativePerformer(PixelModel):
             in_channels, num_classes, channels, depth, heads, embedding, position, 2, cutoff, dropout, norm, attn_kwargs
         )
         self.cutoff, self.periodic = cutoff, periodic
+
+    def settings(self) -> dict[str, Any]:
+        return {"periodic": self.periodic}
 
     def forward(self, image: Tensor) -> Tensor:
         if image.ndim != 4 or image.shape[1] != self.embedding.in_channels or not min(image.shape[2:]):

@@ -166,6 +166,7 @@ class MultivectorMLP(nn.Module):
         reset_children(self)
 
 
+@checks.python_numbers
 class CliffordMLP(nn.Module):
     r"""An O(3)-equivariant multilayer perceptron on multivectors of Cl(3,0).
 

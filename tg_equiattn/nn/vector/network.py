@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from ...modes import full_precision
 from ...orders import ORDERS, check_order, radial_order
 from ...pairs import Pairs
 from ...ragged import Ragged
-from ..modules import reset_children
+from ..modules import StoresSettings, reset_children
 from .grades import POSITION, Grades
 
 
@@ -52,7 +53,7 @@ def place_tokens(
     return x, pos, ragged
 
 
-class TokenNetwork(nn.Module, ABC):
+class TokenNetwork(StoresSettings, ABC):
     """Tokens of some grades to tokens, or pooled to whole sequences, of others; its last layers are ``out``."""
 
     out: nn.Module
@@ -127,6 +128,9 @@ class TokenNetwork(nn.Module, ABC):
                 f"{name} must be reachable by geometric products, got {' + '.join(lost)} that would always be zero: "
                 "have it among the hidden channels"
             )
+
+    def settings(self) -> dict[str, Any]:
+        return {"order": self.order, "pool": self.pool}
 
     @property
     def reference_parameter(self) -> Tensor:

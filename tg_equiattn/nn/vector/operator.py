@@ -4,7 +4,7 @@ grades 1 and 2, side by side: products of two of one kind do not ask which, so a
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ class TokenOperator(TokenNetwork):
         local, edges = options.local_context, options.edge_channels
         super().__init__(in_grades, out_grades, order=order, local_context=local, edge_channels=edges)
         self.hidden_grades = hidden = in_grades if hidden_grades is None else hidden_grades
+        self.causal = causal
         width, blocks = max(1, *hidden), options.num_blocks
         self.local = LocalContext(in_grades, width, options) if local else None
         self.project = MultivectorMLP(in_grades.plus(POSITION), hidden.times(3), width, blocks, bias)
@@ -47,6 +48,9 @@ class TokenOperator(TokenNetwork):
         if options.short_conv is not None:
             self.short_conv = ShortConv(hidden.times(3).channels(), options.short_conv, causal)
         self.out = MultivectorMLP(hidden, out_grades, width, blocks)
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"causal": self.causal}
 
     def reachable(self, given: Grades) -> Grades:
         products = len(self.out.blocks)

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ... import checks
+from ...functional.softmax_attention import softmax_attention
 from ...functional.vector.attention import attend_to_vectors
-from ...functional.vector.softmax_attention import softmax_attention
 from ...ragged import Ragged, Rows
 from .grades import grades_of_channels
 from .operator import TokenModel, TokenOperator
@@ -20,10 +21,10 @@ class VectorAttentionOperator(TokenOperator):
     """Mixes vectors by cross-product attention and scalars by softmax attention; gating is attention's own."""
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) -> Tensor:
-        attention = softmax_attention if query.ndim == 2 else attend_to_vectors
-
         def kernel(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
-            return attention(q, k, v, rows.lengths)
+            if query.ndim == 2:
+                return softmax_attention(q, k, v, rows.mask)
+            return attend_to_vectors(q, k, v, rows.lengths)
 
         return ragged.mix(kernel, query, key, value)
 
@@ -33,6 +34,7 @@ class VectorAttentionOperator(TokenOperator):
         return mixed_scalars, mixed_vectors
 
 
+@checks.python_numbers
 class VectorSelfAttention(ScalarVectorModule):
     r"""Equivariant self-attention: vectors by cross products, scalars by softmax attention.
 
@@ -80,6 +82,7 @@ class VectorSelfAttention(ScalarVectorModule):
         super().__init__(VectorAttentionOperator(inside, outside, options, hidden))
 
 
+@checks.python_numbers
 class VectorTransformer(ScalarVectorModule):
     r"""Linear embedding, vector self-attention with residual connections, and an equivariant MLP.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -9,18 +10,17 @@ from torch import Tensor, nn
 
 from ...functional.vector.short_conv import short_conv
 from ...ragged import Ragged, Rows
+from ...tables import Tables
 
 
 class ShortConv(nn.Module):
     """Every token sees ``taps`` tokens, itself among them, with one weight a channel and tap; ``channels`` says which
     channel each feature has: the components of a vector share one."""
 
-    channels: Tensor
-
     def __init__(self, channels: Sequence[int], taps: int, causal: bool = False) -> None:
         super().__init__()
         self.taps, self.causal = taps, causal
-        self.register_buffer("channels", torch.tensor(channels, dtype=torch.int64), persistent=False)
+        self.channels = Tables(functools.partial(torch.tensor, tuple(channels), dtype=torch.int64))
         self.weight = nn.Parameter(torch.empty(1 + max(channels, default=-1), taps))
         self.reset_parameters()
 
@@ -29,7 +29,7 @@ class ShortConv(nn.Module):
 
     def forward(self, x: Tensor, ragged: Ragged) -> Tensor:
         """(T, dim) to the same."""
-        weight = self.weight.index_select(0, self.channels).T
+        weight = self.weight.index_select(0, self.channels(x.device)).T
 
         def kernel(x: Tensor, rows: Rows) -> Tensor:
             return short_conv(x, weight, rows.lengths, self.causal)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,21 +18,20 @@ from ...functional.waves.interaction import EwaldNodes, Interaction
 from ...functional.waves.kernel import Kernel
 from ...modes import full_precision
 from ...ragged import Ragged
-from ..modules import ExactTables, reset_children
+from ...tables import Tables
+from ..modules import StoresSettings, reset_children
 from .options import EwaldOptions
 from .spherical_features import Coupling, HarmonicProduct, Irrep
 
 _CONTENT = 0.1  # size of the part of queries and keys that depends on features, at the start, beside a constant 1
 
 
-class EwaldNetwork(ExactTables):
+class EwaldNetwork(StoresSettings):
     """Query, key and value of each node; attention through kernels; with several heads a linear map of what they found.
 
     Features are rows of irreps, each degree and parity once, in rising order, components before channels. At the start
     queries and keys of invariants are near 1, others near 0.
     """
-
-    lows: Tensor
 
     def __init__(
         self, irreps_in: Sequence[Irrep], irreps_out: Sequence[Irrep], coupling: Coupling, options: EwaldOptions,
@@ -51,7 +52,7 @@ class EwaldNetwork(ExactTables):
         self.query_key_bias = nn.Parameter(torch.empty(2, heads, count))
         self.value = _maps((irrep.channels, heads * v.channels) for irrep, v in zip(irreps_in, values, strict=True))
         self._bounds = options.bounds
-        self.add_table("lows", torch.tensor([low for low, _ in self._bounds], dtype=torch.float64))
+        self.lows = Tables(functools.partial(_lowest_widths, self._bounds))
         self.octaves = nn.Parameter(torch.empty(heads, count))
         oscillating = options.num_oscillating
         self.bands = nn.Parameter(torch.empty(heads, oscillating)) if oscillating else None
@@ -72,10 +73,19 @@ class EwaldNetwork(ExactTables):
             nn.init.zeros_(self.bands)
         nn.init.constant_(self.gains, self.octaves.shape[1] ** -0.5)
 
+    def settings(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "num_gaussians": options.num_gaussians, "num_coulomb": options.num_coulomb,
+            "num_oscillating": options.num_oscillating, "width": options.width, "max_width": options.max_width,
+            "heads": options.heads, "avg_num_nodes": float(options.avg_num_nodes),
+        }  # fmt: skip
+
     def kernels(self) -> tuple[Kernel, ...]:
         """Kernels of each kind, with widths within their octaves and wavenumbers within their bands."""
         counts, bounds, band = self.options.counts, self._bounds, self.options.band
-        widths, gains = (self.lows * torch.exp2(self.octaves.sigmoid())).split(counts, 1), self.gains.split(counts, 1)
+        lows = self.lows(self.octaves.device, self.octaves.dtype)
+        widths, gains = (lows * torch.exp2(self.octaves.sigmoid())).split(counts, 1), self.gains.split(counts, 1)
         first, last = counts[0], counts[0] + counts[1]
         out: list[Kernel] = []
         if counts[0]:
@@ -118,3 +128,7 @@ class EwaldNetwork(ExactTables):
 
 def _maps(shapes: Iterable[tuple[int, int]]) -> nn.ParameterList:
     return nn.ParameterList(torch.empty(shape) for shape in shapes)
+
+
+def _lowest_widths(bounds: tuple[tuple[float, float], ...]) -> Tensor:
+    return torch.tensor([low for low, _ in bounds], dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ...encodings.harmonics import solid_harmonics
 from ...modes import ordinary_tensors
-from ..modules import ExactTables
+from ...tables import Tables
 
 Coupling = Callable[[int, int, int], Tensor]
 
@@ -56,7 +57,18 @@ def gaunt_coupling(first: int, second: int, out: int) -> Tensor:
     return mean / mean.norm()
 
 
-class HarmonicProduct(ExactTables):
+def _couplings(
+    inside: tuple[Irrep, ...], outside: tuple[Irrep, ...], paths: Sequence[tuple[int, int, int]], coupling: Coupling
+) -> tuple[Tensor, ...]:
+    """For each path, a float64 matrix from components of harmonics to pairs of components of input and output."""
+    tables = []
+    for a, degree, b in paths:
+        exact = coupling(inside[a].degree, degree, outside[b].degree).to(torch.float64) * math.sqrt(outside[b].size)
+        tables.append(exact.permute(1, 0, 2).reshape(2 * degree + 1, -1))
+    return tuple(tables)
+
+
+class HarmonicProduct(nn.Module):
     r"""A bilinear, equivariant map: products of a head's features with harmonics up to lmax, mixed by weights, with
     couplings C of three degrees that have norm 1.
 
@@ -77,10 +89,7 @@ class HarmonicProduct(ExactTables):
             if abs(first.degree - degree) <= out.degree <= first.degree + degree
             and first.parity * (-1) ** degree == out.parity
         ]
-        for n, (a, degree, b) in enumerate(self.paths):
-            first, out = self.inside[a], self.outside[b]
-            exact = coupling(first.degree, degree, out.degree).to(torch.float64) * math.sqrt(out.size)
-            self.add_table(f"coupling_{n}", exact.permute(1, 0, 2).reshape(2 * degree + 1, -1))
+        self.couplings = Tables(functools.partial(_couplings, self.inside, self.outside, tuple(self.paths), coupling))
         self.weights = nn.ParameterList(
             torch.empty(heads, inside[a].channels, outside[b].channels) for a, _, b in self.paths
         )
@@ -97,12 +106,13 @@ class HarmonicProduct(ExactTables):
         parts = features.split([irrep.rows for irrep in self.inside], -1)
         shape = torch.broadcast_shapes(features.shape[:-1], harmonics.shape[:-1])
         found: dict[int, Tensor] = {}
+        couplings = self.couplings(features.device, features.dtype)
         for n, (a, path_degree, b) in enumerate(self.paths):
             if path_degree != degree:
                 continue
             size, wide = self.inside[a].size, self.outside[b].size
             x = parts[a].unflatten(-1, (size, -1))
-            matrix = (harmonics[..., None] * getattr(self, f"coupling_{n}")).sum(-2).unflatten(-1, (size, wide)).mT
+            matrix = (harmonics[..., None] * couplings[n]).sum(-2).unflatten(-1, (size, wide)).mT
             first = size < wide  # mix channels where there are fewer components
             x = _apply(matrix, _mix(x, self.weights[n]) if first else x)
             x = x if first else _mix(x, self.weights[n])

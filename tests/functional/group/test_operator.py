@@ -1,0 +1,87 @@
+"""The operator of group attention and its definition: chunks, memory, derivatives."""
+
+import itertools
+
+import pytest
+import torch
+from attention_operands import RELATIONS, Largest, table_operands
+from torch.utils.checkpoint import checkpoint
+
+from tg_equiattn.functional.group.definition import windowed_attention_definition
+from tg_equiattn.functional.group.dense import dense_attention
+from tg_equiattn.functional.group.operator import windowed_attention, windowed_attention_backward
+from tg_equiattn.grids import Neighbourhood
+
+
+def derivatives(out, lse, tensors, mask):
+    """Outputs where queries are valid, and what a loss has of first and second derivatives."""
+    out, lse = (torch.where(mask[:, None, None, None], x, 0.0) for x in (out, lse))
+    options = {"allow_unused": True, "materialize_grads": True}  # tables without rows
+    first = torch.autograd.grad(out.cos().sum() + lse.cos().sum(), tensors, create_graph=True, **options)
+    second = torch.autograd.grad(sum(x.square().sum() for x in first), tensors, **options)
+    return [out, lse, *first, *second]
+
+
+def assert_equal(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        size = float(b.detach().abs().max()) if b.numel() else 0.0
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * max(1.0, size))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("spatial", [(5, 4), (3, 2, 5)])
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_chunks_change_nothing(relation, spatial, dropout):
+    """Chunks of images, of heads, of rows and of outputs; the operator and the definition."""
+    window, mask = Neighbourhood(len(spatial), 3), torch.rand(2, *spatial) < 0.8
+    tensors, index = table_operands(relation, window, spatial)
+    settings = index, mask, torch.tensor(5), 3, (), False, dropout
+    expected = derivatives(*windowed_attention_definition(*tensors, *settings, 0), tensors, mask)
+    whole = 2 * 2 * 3 * 3 * window.count() * torch.Size(spatial).numel()
+    for function, share in itertools.product((windowed_attention, windowed_attention_definition), (1, 3, 20, whole)):
+        assert_equal(derivatives(*function(*tensors, *settings, whole // share), tensors, mask), expected)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_checkpoints(relation):
+    window, mask = Neighbourhood(2, 3), torch.ones(2, 3, 4, dtype=torch.bool)
+    tensors, index = table_operands(relation, window, (3, 4))
+    run = lambda *x: windowed_attention(*x, index, None, torch.tensor(0), 3, (), False, 0.0)  # noqa: E731
+    run(*tensors)[0].cos().sum().backward()
+    expected = [x.grad.clone() for x in tensors]
+    for reentrant in (False, True):
+        for x in tensors:
+            x.grad = None
+        checkpoint(run, *tensors, use_reentrant=reentrant)[0].cos().sum().backward()
+        assert_equal([x.grad for x in tensors], expected)
+    found = derivatives(*checkpoint(run, *tensors, use_reentrant=False), tensors, mask)
+    assert_equal(found, derivatives(*run(*tensors), tensors, mask))
+
+
+@pytest.mark.parametrize("relation", ["frame", "relative", "ge_vit", "full ge_vit"])
+def test_no_tensor_holds_all_scores(relation):
+    """Nor |H|^2 D N of them, which are factors of the sums over t."""
+    window = Neighbourhood(2, 5)
+    tensors, index = table_operands(relation, window, (24, 24), 8, 3, 3, 2)
+    tensors = [x.detach().float() for x in tensors]
+    settings = index, None, torch.tensor(0), 5, (), False, 0.0
+    with Largest() as largest:
+        out, lse = windowed_attention._init_fn(*tensors, *settings)
+        windowed_attention_backward._init_fn(out, lse, out, lse, *tensors, *settings)
+    power = {"frame": 1, "relative": 2}.get(relation, 3)
+    scores = 2 * 3 * 8**power * window.count() * 24 * 24
+    assert largest.count < scores / (1 if power == 1 else 8)
+
+
+@pytest.mark.parametrize("index", [None, "relative", "ge_vit"])
+def test_dense_chunks_change_nothing(index):
+    """Over all pixels, of images, heads and query pixels; gradients too."""
+    relation, spatial = index or "frame", (3, 4)
+    (query, key, value, *_), index = table_operands(relation, Neighbourhood(2, 3), spatial)
+    rho, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 35, 3), (2, 3, 35)))
+    tensors, mask, found = (query, key, value, rho, bias), torch.rand(2, *spatial) < 0.8, []
+    for chunk in (1 << 22, 600, 1):
+        out = dense_attention(query, key, value, index, rho, None, bias, key_mask=mask, chunk=chunk)
+        found.append([out, *torch.autograd.grad(out.square().sum(), tensors)])
+    for x in found[1:]:
+        assert_equal(x, found[0])

@@ -1,0 +1,56 @@
+"""Attention over all pairs: in chunks as at once, by torch's kernels as by the definition, and how many pairs fit."""
+
+import pytest
+import torch
+from clouds import double, equal
+from space import batch_of
+
+from tg_equiattn.functional.performer.near import Near
+from tg_equiattn.functional.performer.pairs import pair_attention_of_nodes
+from tg_equiattn.pairs import Pairs
+from tg_equiattn.ragged import Ragged
+
+HEADS, D, SIZES = 3, 5, (13, 1, 0, 17)
+NODES = sum(SIZES)
+
+
+@pytest.fixture
+def rows():
+    return Ragged.flat(torch.empty(NODES), batch_of(SIZES), len(SIZES)).rows(whole=True)
+
+
+def near_of(loops_twice):
+    graph = batch_of(SIZES)
+    edges = ((graph[:, None] == graph) & (torch.rand(NODES, NODES) < 0.3)).nonzero().T
+    pairs = Pairs(torch.cat([edges, edges[:, :7]], 1) if loops_twice else edges, NODES)
+    values = double(len(pairs.target), 2), double(2), double(HEADS, 2, D)
+    biases = [double(HEADS, len(pairs.target)), double(HEADS, 1), double(HEADS)]
+    return Near(pairs, *(b.requires_grad_() for b in biases), tuple(v.requires_grad_() for v in values))
+
+
+@pytest.mark.parametrize("chunk", [1, 40, 700, 3000])
+@pytest.mark.parametrize("kind", ["content", "near", "twice"])
+def test_chunks_change_nothing(kind, chunk, rows):
+    """Of some queries of a graph, of a graph, of several graphs; with pairs that come twice."""
+    near = None if kind == "content" else near_of(kind == "twice")
+    # values of another width are not for torch's kernels
+    query, key, value = (double(NODES, HEADS, width).requires_grad_() for width in (D, D, D + (near is None)))
+    inputs = [query, key, value, *([] if near is None else [*near[1:4], *near.values])]
+    wanted = pair_attention_of_nodes(query, key, value, rows, near=near)
+    equal(pair_attention_of_nodes(query, key, value, rows, near=near, chunk=chunk), wanted, inputs)
+
+
+def test_equals_the_definition(rows):
+    query, key, value = (double(NODES, HEADS, D).requires_grad_() for _ in range(3))
+    graph = batch_of(SIZES)
+    scores = torch.einsum("ihd,jhd->hij", query, key) / D**0.5
+    shares = scores.masked_fill(graph[:, None] != graph, -torch.inf).softmax(-1)
+    wanted = torch.einsum("hij,jhe->ihe", shares, value)
+    equal(pair_attention_of_nodes(query, key, value, rows), wanted, [query, key, value])
+
+
+def test_more_pairs_than_fit_are_refused():
+    rows = Ragged.flat(torch.empty(70_000), None).rows(whole=True)
+    x = torch.empty(1, 1, 1).expand(70_000, 1, 1)
+    with pytest.raises(ValueError, match=r"16 GiB in float32\), got 1 heads of 70000 nodes: pass method='features'"):
+        pair_attention_of_nodes(x, x, x, rows)

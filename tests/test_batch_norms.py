@@ -1,0 +1,96 @@
+"""Models with batch norms: converted to torch's SyncBatchNorm, and given no data.
+
+SyncBatchNorm adds up statistics of several processes on CUDA only; on one process it runs on the CPU too.
+"""
+
+import pytest
+import torch
+from cases import CASES, agree, run
+from group_layers import block
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from tg_equiattn.groups import cyclic
+from tg_equiattn.nn import GEViT
+from tg_equiattn.nn.group.norm import RegularBatchNorm
+
+C4 = cyclic(4)
+
+
+def gps_block():
+    from tg_equiattn.integrations.pyg import RelativeGPSBlock
+    from torch_geometric.nn import SAGEConv
+
+    return RelativeGPSBlock(12, SAGEConv(12, 12), 3, norm="batch_norm", attn_kwargs={"cutoff": 3, "offset": "distance"})
+
+
+NAMES = "GroupAttentionBlock", "GEViT batch", "RelativePerformer batch", "R2AttentionBlock", "R3AttentionBlock"
+MODELS = {name: CASES[name] for name in NAMES} | {
+    "RelativeGPSBlock": CASES["RelativeGPSBlock"]._replace(make=gps_block)
+}
+
+
+def norms(module):
+    return [m for m in module.modules() if isinstance(m, _BatchNorm)]
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    case = MODELS[request.param]
+    pytest.importorskip(case.host)
+    (module, inputs), (other, _) = case.build(torch.float64), case.build(torch.float64)
+    run(module, inputs)  # statistics that are not those of the start
+    other.load_state_dict(module.state_dict())
+    return module, other, inputs
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
+def test_converted_to_sync_batch_norm(model, training):
+    """The same outputs, gradients and running statistics."""
+    module, other, inputs = model
+    converted = torch.nn.SyncBatchNorm.convert_sync_batchnorm(other).train(training)
+    assert all(isinstance(m, torch.nn.SyncBatchNorm) for m in norms(converted))
+    agree(run(converted, inputs), run(module.train(training), inputs), 1e-10)
+    for name, statistic in module.named_buffers():
+        torch.testing.assert_close(dict(converted.named_buffers())[name], statistic)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
+def test_converted_ones_refuse_masks(training):
+    mask = torch.rand(2, 5, 6) < 0.7
+    for module, x in (
+        (block(C4), torch.randn(2, 3, 4, 5, 6)),
+        (GEViT(C4, 2, 3, channels=(6,), heads=2, kernel_size=3), torch.randn(2, 2, 5, 6)),
+    ):
+        converted = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module).train(training)
+        assert converted(x).isfinite().all()
+        with pytest.raises(RuntimeError, match=r"mask must be None with SyncBatchNorm, .* norm='layer'"):
+            converted(x, mask)
+
+
+def test_converted_ones_ask_for_context_channels():
+    module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(block(C4))
+    x = torch.randn(2, 3, 4, 5, 6)
+    with pytest.raises(ValueError, match="context_channels must be given with norm='batch'"):
+        module(x, context=x)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_an_empty_batch_leaves_statistics_as_they_are(masked, momentum):
+    for module in (RegularBatchNorm(3, momentum=momentum), block(C4)):
+        for norm in norms(module):
+            norm.momentum = momentum
+        x = torch.randn(5, 3, 4, 5, 6)
+        module(x)
+        before = {n: t.clone() for n, t in module.state_dict().items() if "running" in n}
+        nothing = torch.zeros(0, 5, 6, dtype=torch.bool) if masked else None
+        out = module(x[:0].requires_grad_(), nothing)
+        out.sum().backward()
+        assert out.shape[0] == 0
+        assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
+        for name, statistic in before.items():
+            torch.testing.assert_close(module.state_dict()[name], statistic, rtol=0, atol=0)
+        if masked:  # images without a pixel
+            module(x, torch.zeros(1, 5, 6, dtype=torch.bool))
+            for name, statistic in before.items():
+                torch.testing.assert_close(module.state_dict()[name], statistic, rtol=0, atol=0)

@@ -1,0 +1,186 @@
+"""Group attention within windows by its definition, in torch's own operations, which every transform understands.
+
+Sizes: ``e`` heads; ``C`` channels; ``Q``, ``K`` elements of queries and of keys; ``(H, T, S)`` elements of scores, see
+:class:`.elements.Elements`; ``U`` arguments of encodings; ``D`` offsets of the window.
+
+    score(h, t, s, D) = <q(i, t), k(i + D, s)> + <[q(i, t), 1], offset_table[h, u, D] + element_table[u]>
+    out(i, h) = sum_t sum_{s, D} softmax_{s, D}(score) v(i + D, s),    u = index[h, t, s]
+
+The tables hold encodings and, as their last channel, biases. ``offset_table`` is (e, H, 1, D, C + 1) and
+``element_table`` (e, U, C + 1); with a full encoding ``offset_table`` is (e, H, U, D, C + 1), and where nothing depends
+on u ``element_table`` has no rows. Queries are scaled.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ...modes import full_precision, transformed
+from ..backend import tile_numbers
+from . import hashed_dropout
+from .elements import Elements
+from .masks import MASKED_SCORE
+from .window import window
+
+# Scores of one t in a chunk on a CPU: they stay in a cache from one operation to the next.
+_CHUNK = 1 << 19
+
+
+class Chunk(NamedTuple):
+    """Images and heads whose scores are held at once, or if those of one head are too many, of so many rows: slices of
+    the first spatial axis."""
+
+    images: slice
+    heads: slice
+    rows: int
+
+
+def chunks(batch: int, heads: int, rows: int, each: int, budget: int) -> Iterator[Chunk]:
+    """Whole images where the scores of one fit in a budget, ``each`` of every row of a head, else some heads of one
+    image, else some rows of one head."""
+    few = max(1, min(rows, budget // each))
+    some = max(1, min(heads, budget // (each * rows)))
+    images = max(1, budget // (each * rows * heads))
+    for b in range(0, batch, images):
+        for e in range(0, heads, some):
+            yield Chunk(slice(b, b + images), slice(e, e + some), few)
+
+
+def runs(count: int, size: int) -> Iterator[tuple[int, int]]:
+    """Runs of ``size`` of so many rows: where each begins, and its length."""
+    return ((start, min(size, count - start)) for start in range(0, count, size))
+
+
+class Operands:
+    """What the definition and the operator share: chunks, logits of encodings, masks and dropout.
+
+    ``chunk`` is how many scores of one t a chunk may have; 0 for one chunk of all, -1 for the default.
+    """
+
+    def __init__(
+        self, query: Tensor, key: Tensor, value: Tensor, offset_table: Tensor, element_table: Tensor,
+        index: Tensor | None, mask: Tensor | None, seed: Tensor, kernel_size: int, selection: Sequence[int],
+        circular: bool, dropout: float, chunk: int = -1,
+    ) -> None:  # fmt: skip
+        self.query, self.offset_table, self.element_table, self.mask = query, offset_table, element_table, mask
+        self.spatial, self.circular, self.dropout = tuple(query.shape[4:]), circular, dropout
+        self.elements = Elements.of(index, query, offset_table.shape[1])
+        self.window = window(kernel_size, selection, len(self.spatial))
+        self.budget = tile_numbers(query.device, _CHUNK, 6) if chunk < 0 else chunk
+        self.column: Any = None
+        if dropout:
+            shape = self.elements.outputs, self.elements.keys, offset_table.shape[3]
+            pixels = torch.Size(self.spatial).numel()
+            row, column = hashed_dropout.places(math.prod(query.shape[:2]) * pixels, math.prod(shape), seed)
+            self.row = row.view(*query.shape[:2], 1, 1, 1, *self.spatial)
+            self.column = column.view(*shape, *[1] * len(self.spatial))
+
+    @property
+    def scores_of_row(self) -> int:
+        """How many scores of one t a row of one head has."""
+        elements, pixels = self.elements, torch.Size(self.spatial[1:]).numel()
+        return max(1, elements.outputs * elements.keys * self.offset_table.shape[3] * pixels)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        (batch, heads), rows = self.query.shape[:2], self.spatial[0]
+        if not self.budget:
+            return iter((Chunk(slice(None), slice(None), rows),))
+        return chunks(batch, heads, rows, self.scores_of_row, self.budget)
+
+    def rows(self, x: Tensor, run: tuple[int, int], padded: bool = False) -> Tensor:
+        """A run of rows of images (..., *spatial), or of ``padded`` ones all that the windows of these rows reach."""
+        start, count = run
+        return x.narrow(x.ndim - len(self.spatial), start, count + (2 * self.window.radius if padded else 0))
+
+    def penalty(self, images: slice) -> Tensor | None:
+        """What is added to the scores of keys that are masked, or out of the image: (b or 1, 1, 1, 1, D, *spatial)."""
+        if self.mask is None:
+            if self.circular:
+                return None
+            mask = self.query.new_ones(1, *self.spatial)
+        else:
+            mask = (self.mask if len(self.mask) == 1 else self.mask[images]).to(self.query.dtype)
+        inside = torch.stack(self.window.views(self.window.pad(mask, self.circular)), 1)
+        return ((1 - inside) * MASKED_SCORE)[:, None, None, None]
+
+    def position(self, one: Tensor, table: Tensor, t: int) -> Tensor:
+        """Logits (b, e, H, 1 or S, D, pixels) of offsets, of queries :func:`with_one` and some heads' table."""
+        elements, arguments = table.shape[1:3]
+        logits = torch.matmul(table.reshape(len(table), one.shape[2], -1, table.shape[-1]), one)
+        logits = logits.view(*one.shape[:2], elements, arguments, table.shape[3], one.shape[-1])
+        return self.elements.by_key(logits, t, 2) if arguments > 1 else logits
+
+    def argument(self, one: Tensor, table: Tensor, t: int) -> Tensor:
+        """Logits (b, e, H, S, pixels) of u."""
+        return self.elements.by_key(torch.matmul(table[:, None], one), t, 2)
+
+
+def with_one(query: Tensor) -> Tensor:
+    """(b, e, C, Q, *spatial) -> (b, e, C + 1, Q, *spatial): a channel of ones, which biases are multiplied with."""
+    return torch.cat([query, torch.ones_like(query[:, :, :1])], 2)
+
+
+def windowed_attention_definition(
+    query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular, dropout,
+    chunk=-1,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As :func:`.operator.windowed_attention`, in torch's own operations. All scores are formed at once where it is
+    compiled, exported or traced, for images of all sizes; else chunk by chunk, again in backward."""
+    whole = torch.compiler.is_compiling() or torch.jit.is_tracing() or not query.numel()
+    checkpointed = torch.is_grad_enabled() and not whole and not transformed()
+    with full_precision(query.device):
+        x = Operands(
+            query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular,
+            dropout, 0 if whole else chunk,
+        )  # fmt: skip
+        outs, lses = [], []  # of whole images, or of some heads of one
+        for chunk in x:
+            part = chunk.images, chunk.heads
+            given = [query[part], *(x.window.pad(y[part], circular) for y in (key, value))]
+            tables = offset_table[chunk.heads], element_table[chunk.heads]
+            found = []
+            for run in runs(x.spatial[0], chunk.rows):
+                attend = functools.partial(attend_rows, x, chunk, run)
+                rows = *(x.rows(y, run, padded=n > 0) for n, y in enumerate(given)), *tables
+                found.append(checkpoint(attend, *rows, use_reentrant=False) if checkpointed else attend(*rows))
+            out, lse = (torch.cat(y, -len(x.spatial)).flatten(0, 1) for y in zip(*found, strict=True))
+            outs.append(out)
+            lses.append(lse)
+        return torch.cat(outs).unflatten(0, query.shape[:2]), torch.cat(lses).unflatten(0, query.shape[:2])
+
+
+def attend_rows(
+    x: Operands, chunk: Chunk, run: tuple[int, int], query: Tensor, key: Tensor, value: Tensor, offset_table: Tensor,
+    element_table: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Out (b, e, Cv, H, *rows) and lse (b, e, H, T, *rows) of a run of rows, from padded keys and values."""
+    rows, elements, penalty = query.shape[4:], x.elements, x.penalty(chunk.images)
+    keys, values = (x.window.views(elements.of_keys(y)) for y in (key, value))
+    total: Tensor | float = 0.0
+    lses = []
+    for t in range(elements.queries):
+        q = elements.of_query(query, t)
+        one = with_one(q).transpose(2, 3).flatten(4)
+        scores = x.position(one, offset_table, t)
+        if element_table.shape[1]:
+            scores = scores + x.argument(one, element_table, t).unsqueeze(4)
+        scores = scores.unflatten(-1, rows) + torch.stack([(q.unsqueeze(4) * k).sum(2) for k in keys], 4)
+        if penalty is not None:
+            scores = scores + x.rows(penalty, run)
+        flat = scores.flatten(3, 4)
+        total = total + flat.softmax(3).view_as(scores)  # its derivatives lose less to rounding than those of exp
+        lses.append(flat.logsumexp(3))
+    weight = torch.as_tensor(total)
+    if x.dropout:
+        row = x.rows(x.row[chunk.images, chunk.heads], run)
+        weight = weight * hashed_dropout.keep(row, x.column, x.dropout, weight.dtype)
+    terms = zip(weight.unsqueeze(2).unbind(5), values, strict=True)
+    out = torch.as_tensor(sum((one * v).sum(4) for one, v in terms))
+    return out, torch.stack(lses, 3)

@@ -1,0 +1,110 @@
+"""Group attention over all pixels, in matrix products; see :mod:`.definition` for the sizes.
+
+Scores are formed for some images, heads and query pixels at a time, as many as fit in a budget, and made again in
+backward.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ...modes import full_precision, transformed
+from ..backend import tile_numbers
+from .definition import chunks, runs
+from .elements import Elements
+from .masks import MASKED_SCORE
+from .window import offsets_of_pairs
+
+# Scores of a chunk on a CPU.
+_CHUNK = 1 << 22
+
+
+def dense_attention(
+    query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, rho_space: Tensor | None = None,
+    rho_group: Tensor | None = None, space_bias: Tensor | None = None, group_bias: Tensor | None = None, *,
+    key_mask: Tensor | None = None, dropout: float = 0.0, chunk: int = -1,
+) -> Tensor:  # fmt: skip
+    """query (B, e, C, Q, *spatial), key (B, e, C, K, *key spatial), value (B, e, Cv, K, *key spatial) -> (B, e, Cv, H,
+    *spatial).
+
+    Queries are scaled. Encodings and biases are those of :func:`.group_attention`, or None; keys may have another image
+    where nothing depends on offsets. ``key_mask`` (B or 1, *key spatial) is true where there are keys; ``chunk`` is how
+    many scores are held at once, -1 for the default.
+    """
+    spatial, outputs = query.shape[4:], query.shape[3] if index is None else len(index)
+    elements = Elements.of(index, query, outputs if rho_space is None else len(rho_space))
+    whole = torch.compiler.is_compiling() or torch.jit.is_tracing() or not query.numel()
+    checkpointed = torch.is_grad_enabled() and not whole and not transformed()
+    pairs = None if rho_space is None and space_bias is None else offsets_of_pairs(spatial, query.device)
+    with full_precision(query.device):
+        query, key, value = (x.flatten(4) for x in (query, key, value))
+        key_mask = None if key_mask is None else key_mask.flatten(1)
+        attend = functools.partial(_attend, elements, dropout)
+        (batch, heads), pixels = query.shape[:2], query.shape[4]
+        if whole:
+            out = attend(query, key, value, rho_space, rho_group, space_bias, group_bias, pairs, key_mask)
+            return out.unflatten(-1, spatial)
+        each = elements.outputs * elements.queries * elements.keys * key.shape[4]
+        budget = tile_numbers(query.device, _CHUNK, 6) if chunk < 0 else chunk
+        parts = []  # of whole images, or of some heads of one
+        for images, some, rows in chunks(batch, heads, pixels, each, budget):
+            tables = rho_space, rho_group, *(None if x is None else x[some] for x in (space_bias, group_bias))
+            mask = key_mask if key_mask is None or len(key_mask) == 1 else key_mask[images]
+            found = []
+            for start, count in runs(pixels, rows):
+                given: tuple[Any, ...] = (
+                    query[images, some].narrow(-1, start, count), key[images, some], value[images, some], *tables,
+                    None if pairs is None else pairs.narrow(0, start, count), mask,
+                )  # fmt: skip
+                found.append(checkpoint(attend, *given, use_reentrant=False) if checkpointed else attend(*given))
+            parts.append(torch.cat(found, -1).flatten(0, 1))
+        out = torch.cat(parts)
+        return out.unflatten(0, (batch, heads)).unflatten(-1, spatial)
+
+
+def _attend(
+    elements: Elements, dropout: float, query: Tensor, key: Tensor, value: Tensor, rho_space: Tensor | None,
+    rho_group: Tensor | None, space_bias: Tensor | None, group_bias: Tensor | None, pairs: Tensor | None,
+    key_mask: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Attention (b, e, Cv, H, n) of n query pixels and N key pixels."""
+    keys, pixels = elements.of_keys(key).transpose(2, 3).flatten(4), (elements.keys, key.shape[4])
+    values = elements.of_keys(value).transpose(2, 3).flatten(4)  # (b, e, H or 1, Cv, S N)
+    rho = None if rho_space is None else rho_space[:, pairs]  # (H, n, N, C) or (H, n, N, U, C)
+    total: Tensor | float = 0.0
+    for t in range(elements.queries):
+        q = elements.of_query(query, t).permute(0, 1, 3, 4, 2)  # (b, e, H or 1, n, C)
+        scores = _product(q, keys).unflatten(-1, pixels)  # (b, e, H or 1, n, S, N)
+        if rho is not None:
+            every = q.expand(-1, -1, elements.outputs, -1, -1)
+            if rho.ndim == 4:
+                position = torch.einsum("behnc,hnmc->behnm", every, rho).unsqueeze(4)
+            else:
+                position = elements.by_key(torch.einsum("behnc,hnmuc->behunm", every, rho), t, 2).transpose(3, 4)
+            scores = scores + position
+        if space_bias is not None:
+            scores = scores + space_bias[..., pairs].unsqueeze(3)
+        if rho_group is not None:
+            argument = torch.matmul(rho_group, q.mT)  # (b, e, H or 1, U, n)
+            scores = scores + elements.by_key(argument, t, 2).transpose(3, 4).unsqueeze(-1)
+        if group_bias is not None:
+            bias = elements.by_key(group_bias[:, None], t, 1)  # (e, H, S)
+            scores = scores + bias[:, :, None, :, None]
+        if key_mask is not None:
+            scores = scores.masked_fill(~key_mask[:, None, None, None, None], MASKED_SCORE)
+        total = total + scores.flatten(4).softmax(-1)
+    weight = torch.as_tensor(total).expand(-1, -1, elements.outputs, -1, -1)
+    return _product(F.dropout(weight, dropout), values.mT).movedim(-1, 2)
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """(b, e, H, n, a) times (b, e, H or 1, a, c): one large product where all outputs share its second factor."""
+    if y.shape[2] > 1:
+        return torch.matmul(x, y)
+    return torch.matmul(x.flatten(2, 3), y.squeeze(2)).unflatten(2, x.shape[2:4])

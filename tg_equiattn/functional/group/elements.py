@@ -1,0 +1,71 @@
+"""Which group elements meet in attention, as axes that broadcast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Elements:
+    r"""The group elements of queries, keys and outputs.
+
+    Scores have three axes of elements ``(H, T, S)``: output elements h, query elements t that are summed over for each
+    of them, key elements s that each query meets. Features have ``Q`` query and ``K`` key elements.
+
+    ============================== ======= ======= ======= ============== ==========
+    relation                       H       T       S       query of (h,t) key of s
+    ============================== ======= ======= ======= ============== ==========
+    ``"frame"``                    \|H\|   1       1       h              h
+    ``"relative"``                 \|H\|   1       \|H\|   h              s
+    lifting                        \|H\|   1       1       0              0
+    ``"lifted"``, ge_vit, gsa      \|H\|   \|H\|   \|H\|   t              s
+    ============================== ======= ======= ======= ============== ==========
+
+    ``index`` (H, T, S) is u of each of them, a permutation along s; zeros where no encoding depends on u.
+    """
+
+    outputs: int
+    queries: int
+    keys: int
+    paired: bool
+    index: Tensor
+
+    @classmethod
+    def of(cls, index: Tensor | None, query: Tensor, outputs: int) -> Elements:
+        """The elements of a relation's ``index``, ``(H, S)`` or ``(H, T, S)``, or with ``None`` those of frames and
+        lifting, where ``query`` (B, heads, C, Q, ...) has ``outputs`` elements or one."""
+        if index is None:
+            none = torch.zeros(outputs, 1, 1, dtype=torch.int64, device=query.device)
+            return cls(outputs, 1, 1, query.shape[3] == outputs, none)
+        queries = index.shape[1] if index.ndim == 3 else 1
+        return cls(outputs, queries, index.shape[-1], index.ndim == 2, index.view(outputs, queries, -1))
+
+    def of_outputs(self, some: slice) -> Elements:
+        """The elements of some outputs."""
+        index = self.index[some]
+        return replace(self, outputs=len(index), index=index)
+
+    def of_query(self, x: Tensor, t: int) -> Tensor:
+        """The t-th query of every output: (b, e, C, Q, ...) -> (b, e, C, H or 1, ...)."""
+        return x if self.paired else x.narrow(3, t, 1)
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """Keys or values (b, e, C, K, ...) that outputs see: (b, e, C, H or 1, S, ...)."""
+        return x.unsqueeze(4) if self.keys == 1 else x.unsqueeze(3)
+
+    def by_key(self, x: Tensor, t: int, axis: int) -> Tensor:
+        """Logits with axes (H or 1, U) from ``axis`` on, for each u, as (H, S): for each key element."""
+        return self._permuted(x, self.index[:, t], axis)
+
+    def by_argument(self, x: Tensor, t: int, axis: int) -> Tensor:
+        """The adjoint of :meth:`by_key`: gradients with axes (H, S) from ``axis`` on, as (H, U)."""
+        return self._permuted(x, self.index[:, t].argsort(-1), axis)
+
+    def _permuted(self, x: Tensor, order: Tensor, axis: int) -> Tensor:
+        """x[h or 0, order[h]] along two axes."""
+        if x.shape[axis] == self.outputs:
+            order = order + x.shape[axis + 1] * torch.arange(self.outputs, device=x.device)[:, None]
+        return x.flatten(axis, axis + 1).index_select(axis, order.flatten()).unflatten(axis, (self.outputs, -1))

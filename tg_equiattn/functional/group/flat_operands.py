@@ -1,0 +1,160 @@
+"""Images whose rows are flat, as the operator of group attention works on them.
+
+The last two axes of images are one, *flat*, and rows are as long as those of padded images. So the offset of a window
+is a shift along that axis, and every operation runs over all rows of a chunk at once, which takes a CPU half the time.
+What is computed beyond the end of a row is finite and left out.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .definition import Operands, runs
+from .window import Block
+
+
+class FlatOperands(Operands):
+    """Operands with flat rows: products and sums in place.
+
+    ``weight`` and ``scores`` are (b, e, H or 1, S, D, *flat rows); ``seen`` are padded keys or values as
+    :meth:`.Elements.of_keys` has them, (b, e, C, H or 1, S, *flat padded rows).
+    """
+
+    def by_outputs(self) -> Iterator[tuple[FlatOperands, slice]]:
+        """Operands for some output elements at a time, as many as fit where a row of one head has too many scores."""
+        outputs = self.elements.outputs
+        few = outputs * self.budget // self.scores_of_row if self.budget else outputs
+        for start, count in runs(outputs, max(1, min(few, outputs))):
+            some, x = slice(start, start + count), copy.copy(self)
+            x.elements, x.offset_table = self.elements.of_outputs(some), self.offset_table[:, some]
+            x.column = self.column[some] if self.dropout else None
+            yield x, some
+
+    def of_outputs(self, outputs: slice, one: Tensor, *seen: Tensor) -> list[Tensor]:
+        """Queries (b, e, C, Q, *flat), and what is seen, of some output elements."""
+        one = one[:, :, :, outputs] if self.elements.paired else one
+        return [one, *(x[:, :, :, outputs] if x.shape[3] > 1 else x for x in seen)]
+
+    @property
+    def width(self) -> int:
+        """Pixels of a padded row."""
+        return self.spatial[-1] + 2 * self.window.radius
+
+    def flat(self, x: Tensor) -> Tensor:
+        """Images (..., *spatial), with zeros behind every row."""
+        return F.pad(x, [0, 2 * self.window.radius]).flatten(-2)
+
+    def from_flat(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.width)).narrow(-1, 0, self.spatial[-1])
+
+    def padded(self, x: Tensor) -> Tensor:
+        """Images padded as windows need, with zeros at the end, where windows of the last pixels beyond a row reach."""
+        return F.pad(self.window.pad(x, self.circular).flatten(-2), [0, 2 * self.window.radius])
+
+    def from_padded(self, x: Tensor) -> Tensor:
+        """The adjoint of :meth:`padded`."""
+        whole = x.narrow(-1, 0, x.shape[-1] - 2 * self.window.radius)
+        return self.window.unpad(whole.unflatten(-1, (-1, self.width)), self.circular)
+
+    def rows(self, x: Tensor, run: tuple[int, int], padded: bool = False) -> Tensor:
+        """A run of rows of flat images, or if ``padded`` all that their windows reach."""
+        start, count = run
+        more = 2 * self.window.radius if padded else 0
+        if len(self.spatial) > 2:
+            return x.narrow(-2, start, count + more)
+        return x.narrow(-1, start * self.width, (count + more) * self.width + more)
+
+    def shifted(self, seen: Tensor, block: Block) -> Tensor:
+        """What a block of offsets sees: a view (..., *counts, *flat rows)."""
+        reach, outer = 2 * self.window.radius, len(self.spatial) - 2
+        sizes, strides = list(seen.shape), list(seen.stride())
+        steps = *strides[len(strides) - 1 - outer : -1], self.width, 1
+        pixels = *(n - reach for n in sizes[len(sizes) - 1 - outer : -1]), sizes[-1] - reach * (self.width + 1)
+        first = seen.storage_offset() + sum(n * step for n, step in zip(block.start, steps, strict=True))
+        features = len(sizes) - 1 - outer
+        return seen.as_strided(
+            [*sizes[:features], *block.counts, *pixels], [*strides[:features], *steps, *strides[features:]], first
+        )
+
+    def views(self, seen: Tensor) -> list[Tensor]:
+        """What every offset sees: views (..., *flat rows)."""
+        views = []
+        for block in self.window.blocks:
+            some = [self.shifted(seen, block)]
+            for _ in range(self.window.dim):
+                some = [view for x in some for view in x.unbind(seen.ndim - self.window.dim + 1)]
+            views += some
+        return views
+
+    def scores(self, t: int, query: Tensor, one: Tensor, keys: Tensor, table: Tensor, elements: Tensor, penalty):
+        """(b, e, H, S, D, *flat rows), of queries (b, e, C, H or 1, *flat rows) of t and the tables of some heads."""
+        rows = query.shape[4:]
+        scores = self.position(one, table, t).unflatten(-1, rows)
+        if penalty is not None:
+            scores += penalty
+        if elements.shape[1]:
+            scores = scores + self.argument(one, elements, t).unflatten(-1, rows).unsqueeze(4)
+        if query.shape[3] == scores.shape[2]:
+            return self.products(query, keys, scores)
+        return scores.add_(self.products(query, keys))
+
+    def exponentials_(self, scores: Tensor, top: Tensor) -> Tensor:
+        """exp(scores - top) in place, at least 5e-26 in single precision: beside a sum that is 1 or more this is zero,
+        and numbers below the smallest normal one take a CPU several times as long."""
+        return scores.sub_(top).clamp_(min=2 / 3 * math.log(torch.finfo(scores.dtype).tiny)).exp_()
+
+    def products(self, x: Tensor, seen: Tensor, total: Tensor | None = None) -> Tensor:
+        """Products (b, e, H or 1, S, D, *flat rows) of features x (b, e, C, H or 1, *flat rows) and of what they see,
+        added to a total."""
+        features = x[(slice(None),) * 4 + (None,) * (1 + self.window.dim)].unbind(2)
+        if fresh := total is None:
+            outputs, keys, offsets = max(x.shape[3], seen.shape[3]), seen.shape[4], self.offset_table.shape[3]
+            total = x.new_empty(*x.shape[:2], outputs, keys, offsets, *x.shape[4:])
+        for some, *channels in self._blocks(seen, total):
+            for c, (one, other) in enumerate(zip(features, channels, strict=True)):
+                torch.mul(one, other, out=some) if fresh and not c else some.addcmul_(one, other)
+        return total
+
+    def _blocks(self, seen: Tensor, *weights: Tensor) -> Iterator[list[Tensor]]:
+        """Of each block of offsets, weights (b, e, H or 1, S, *counts, *flat rows) and what every channel sees."""
+        for block in self.window.blocks:
+            some = [x[:, :, :, :, block.offsets].unflatten(4, block.counts) for x in weights]
+            yield [*some, *self.shifted(seen, block).unbind(2)]
+
+    def weighted(self, weight: Tensor, seen: Tensor) -> Tensor:
+        """The sums over key elements and offsets of weights times what is seen: (b, e, C, H or 1, *flat rows)."""
+        shape = *weight.shape[:2], seen.shape[2], weight.shape[2], *weight.shape[5:]
+        if weight.shape[3] == 1:
+            out = weight.new_zeros(shape)
+            for one, view in zip(weight.squeeze(3).unsqueeze(2).unbind(4), self.views(seen.squeeze(4)), strict=True):
+                out.addcmul_(one, view)
+            return out
+        out = weight.new_empty(shape)
+        products = torch.empty_like(weight)
+        blocks = list(self._blocks(seen, weight, products))
+        for c, total in enumerate(out.unbind(2)):
+            for some, product, *channels in blocks:
+                torch.mul(some, channels[c], out=product)
+            torch.sum(products, (3, 4), out=total)
+        return out
+
+    def add_scattered_(self, seen: Tensor, weight: Tensor, x: Tensor) -> None:
+        """The adjoint of :meth:`weighted`: add weights times features x (b, e, C, H or 1, *flat rows) to gradients of
+        what is seen, summed over outputs where they see the same."""
+        views = self.views(seen)
+        if seen.shape[3] == weight.shape[2]:
+            for view, one in zip(views, weight.unsqueeze(2).unbind(5), strict=True):
+                view.addcmul_(one, x.unsqueeze(4))
+            return
+        products = torch.empty_like(weight)
+        sums = weight.new_empty(*weight.shape[:2], x.shape[2], *weight.shape[3:])
+        for c, channel in enumerate(x.unbind(2)):
+            torch.sum(torch.mul(weight, channel[:, :, :, None, None], out=products), 2, out=sums[:, :, c])
+        for view, one in zip(views, sums.unsqueeze(3).unbind(5), strict=True):
+            view += one

@@ -1,0 +1,68 @@
+"""Softmax attention over all pairs of a row: torch's own kernels, with second derivatives."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ragged import node_blocks
+from .backend import tile_numbers, use_plain
+
+_BLOCK_PAIRS = 1 << 20  # of a block on a CPU
+
+
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax attention within rows (B, N, C), all channels one head, over the keys of a bool ``mask`` (B, N).
+
+    ``None`` means all keys. Outputs of a row without keys, and of queries outside the mask, are finite.
+    """
+    if mask is not None:
+        q, k, v = (torch.where(mask[..., None], x, 0.0) for x in (q, k, v))
+        mask = (mask | ~mask.any(1, keepdim=True))[:, None, None]  # a softmax over no keys would be NaN
+    q, k, v = (x[:, None].contiguous() for x in (q, k, v))  # as kernels in O(N) memory want them
+    if use_plain():
+        out = _plain_attention(q, k, v, mask)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            out = _SecondDerivatives.apply(out, q, k, v, mask)
+    return out[:, 0]
+
+
+def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """The formula on (B, 1, N, C) with a mask of keys (B, 1, 1, N), in blocks of queries."""
+    scale = max(1, q.shape[-1]) ** -0.5
+
+    def of_queries(q: Tensor) -> Tensor:
+        score = scale * (q.movedim(0, 2) @ k.mT)
+        score = score if mask is None else score.masked_fill(~mask, torch.finfo(q.dtype).min)
+        return (score.softmax(-1) @ v).movedim(2, 0)
+
+    pairs = tile_numbers(q.device, _BLOCK_PAIRS, 4)
+    step = max(1, pairs // max(1, q.shape[0] * q.shape[2]))
+    return node_blocks(of_queries, step, (q.movedim(2, 0),)).movedim(0, 2)
+
+
+class _SecondDerivatives(torch.autograd.Function):
+    """The output of torch's attention as it is, but for its gradients where they are recorded.
+
+    torch's fast kernels have no second derivatives. Autograd has no other place for this choice: the gradient goes on
+    through torch's attention, or if gradients are being recorded in backward, through the plain formula.
+    """
+
+    @staticmethod
+    def forward(ctx, out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(q, k, v, mask)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        if not torch.is_grad_enabled():
+            return grad, None, None, None, None
+        q, k, v, mask = ctx.saved_tensors
+        q, k, v = (x.view_as(x) for x in (q, k, v))
+        needed = ctx.needs_input_grad[1:4]
+        wanted = [x for x, wants in zip((q, k, v), needed, strict=True) if wants]
+        found = iter(torch.autograd.grad(_plain_attention(q, k, v, mask), wanted, grad, create_graph=True))
+        return None, *(next(found) if wants else None for wants in needed), None
