@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,7 @@ from tg_equiattn.nn.waves.options import EwaldOptions
 from tg_equiattn.nn.waves.spherical_features import Irrep
 from tg_equiattn.ragged import Ragged
 from tg_equiattn.ranks import Shared
+from tg_equiattn.tables import Tables
 
 from .layout import Features, check_features, describe
 
@@ -81,9 +83,6 @@ class IrrepsEwaldAttention(Shared, NotScriptable, torch.nn.Module):
     torch.Size([12, 40])
     """
 
-    columns_in: Tensor
-    columns_out: Tensor
-
     def __init__(
         self,
         irreps_in: o3.Irreps | str,
@@ -107,11 +106,10 @@ class IrrepsEwaldAttention(Shared, NotScriptable, torch.nn.Module):
             width, max_width, num_gaussians, num_coulomb, num_oscillating, heads, lmax, avg_num_nodes, error, method,
             max_hkl,
         )  # fmt: skip
-        inside, columns_in = _layout("irreps_in", self.irreps_in)
-        outside, columns_out = _layout("irreps_out", self.irreps_out)
+        inside, outside = _rows("irreps_in", self.irreps_in), _rows("irreps_out", self.irreps_out)
         self.attention = EwaldNetwork(inside, outside, _coupling, options, "irreps_out")
-        self.register_buffer("columns_in", columns_in, persistent=False)
-        self.register_buffer("columns_out", columns_out.argsort(), persistent=False)
+        self.columns_in = Tables(functools.partial(_columns, str(self.irreps_in)))
+        self.columns_out = Tables(functools.partial(_places, str(self.irreps_out)))
         self._features = Features.of(self.irreps_in)
 
     def forward(
@@ -157,8 +155,8 @@ class IrrepsEwaldAttention(Shared, NotScriptable, torch.nn.Module):
         check_features("x", x, self._features, self.attention.octaves)
         pos = checks.positions(pos, (x.shape[0], 3), x, "attention depends on them")
         ragged = Ragged.flat(x, batch, batch_size, max_num_nodes, self.ranks)
-        x = self.attention(x.index_select(1, self.columns_in), pos, ragged, cell, pbc)
-        return x.index_select(1, self.columns_out)
+        x = self.attention(x.index_select(1, self.columns_in(x.device)), pos, ragged, cell, pbc)
+        return x.index_select(1, self.columns_out(x.device))
 
     def why_not_shared(self) -> str | None:
         return self.attention.options.why_not_shared
@@ -170,17 +168,28 @@ class IrrepsEwaldAttention(Shared, NotScriptable, torch.nn.Module):
         return describe(self)
 
 
-def _layout(name: str, irreps: o3.Irreps) -> tuple[list[Irrep], Tensor]:
-    """Each degree and parity once, in rising order, and the column of a feature for each number of a row."""
-    found: dict[tuple[int, int], list[Tensor]] = {}
-    for (mul, ir), part in zip(irreps, irreps.slices(), strict=True):
-        if mul:
-            found.setdefault((ir.l, ir.p), []).append(torch.arange(part.start, part.stop).view(mul, ir.dim))
-    if not found:
+def _rows(name: str, irreps: o3.Irreps) -> list[Irrep]:
+    """Each degree and parity that has channels, once, in rising order."""
+    kinds = sorted({(ir.l, ir.p) for mul, ir in irreps if mul})
+    if not kinds:
         raise ValueError(f"{name} must have at least one irrep, got {irreps}")
-    columns = [torch.cat(found[kind]) for kind in sorted(found)]
-    rows = [Irrep(*kind, len(own)) for kind, own in zip(sorted(found), columns, strict=True)]
-    return rows, torch.cat([own.T.flatten() for own in columns])
+    return [Irrep(*kind, irreps.count(o3.Irrep(*kind))) for kind in kinds]
+
+
+def _columns(irreps: str) -> Tensor:
+    """The column of a feature for each number of a row."""
+    parsed, found = o3.Irreps(irreps), []
+    parts = list(zip(parsed, parsed.slices(), strict=True))
+    for own in _rows("irreps", parsed):
+        same = [(mul, part) for (mul, ir), part in parts if (ir.l, ir.p) == own[:2]]
+        columns = torch.cat([torch.arange(part.start, part.stop).view(mul, own.size) for mul, part in same])
+        found.append(columns.T.flatten())
+    return torch.cat(found)
+
+
+def _places(irreps: str) -> Tensor:
+    """The inverse of :func:`_columns`."""
+    return _columns(irreps).argsort()
 
 
 def _coupling(first: int, second: int, out: int) -> Tensor:

@@ -77,6 +77,7 @@ def ewald_attention(
 
     Example:
         >>> import torch
+        >>> from tg_equiattn.functional import Coulomb, Gaussian
         >>> gaussian = Gaussian(torch.ones(1, 1), torch.ones(1, 1, 2), bounds=((0.8, 1.6),))
         >>> coulomb = Coulomb(torch.ones(1, 1), torch.ones(1, 1, 2), bounds=((0.8, 1.6),))
         >>> q, k, v = torch.ones(20, 1, 2, 1), torch.ones(20, 1, 2, 1), torch.randn(20, 1, 5)
