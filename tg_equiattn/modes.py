@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 
@@ -32,11 +32,11 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
 
 @contextlib.contextmanager
 def ordinary_tensors(*inputs: Tensor) -> Iterator[None]:
-    """Make ordinary tensors, which outlive the call, whatever mode the call is made in: inference mode, fake tensors,
+    """Make ordinary tensors, which outlive the call, whatever mode the call is made in: inference mode, a tracer,
     or a transform of ``torch.func`` unless one of the ``inputs`` belongs to it."""
     ordinary = not any(is_functorch_wrapped_tensor(x) for x in inputs)
     outside = temporarily_clear_interpreter_stack() if ordinary else contextlib.nullcontext()
-    with torch.inference_mode(False), unset_fake_temporarily(), outside:
+    with torch.inference_mode(False), _disable_current_modes(), outside:
         yield
 
 

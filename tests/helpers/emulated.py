@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tg_equiattn.tables import Tables
+
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
 COPIES = {aten._to_copy, aten.copy_, aten.copy}
@@ -83,8 +85,11 @@ def emulated(x):
 
 
 def to_accelerator(module, there=emulated):
-    """Put copies of a module's parameters and buffers there, in place."""
+    """Put copies of a module's parameters, buffers and tables there, in place."""
     for part in module.modules():
+        if isinstance(part, Tables):
+            here = {kind: x for (device, kind), x in part._copies.items() if device.type == "cpu"}
+            part._copies |= {(DEVICE, kind): tree_map(there, x) for kind, x in here.items()}
         for name, p in list(part._parameters.items()):
             if p is not None:
                 setattr(part, name, torch.nn.Parameter(there(p.detach().clone()), p.requires_grad))

@@ -157,7 +157,8 @@ class RandomFeatures(nn.Module):
 
     def _number(self) -> int:
         """The number of the draw."""
-        return int(self._clock[1])
+        with ordinary_tensors():
+            return int(self._clock[1])
 
     _number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
