@@ -187,11 +187,13 @@ def mask(value: Tensor | None, shape: tuple[int, ...], device: torch.device | No
         tensor("mask", value, torch.bool, [shape], device)
 
 
-def pixel_mask(value: Tensor | None, batch_size: int, spatial: Sequence[int], device: torch.device) -> None:
+def pixel_mask(
+    value: Tensor | None, batch_size: int, spatial: Sequence[int], device: torch.device, name: str = "mask"
+) -> None:
     """Raise ValueError unless value is None or a boolean mask (B or 1, *spatial) of images on this device."""
     if value is not None:
         shapes = [(batch_size, *spatial), (1, *spatial)]
-        tensor("mask", value, torch.bool, shapes, device, ", true where there are pixels")
+        tensor(name, value, torch.bool, shapes, device, ", true where there are pixels")
 
 
 def values_are_free(x: Tensor) -> bool:

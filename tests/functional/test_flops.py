@@ -4,14 +4,16 @@ import math
 
 import pytest
 import torch
+from attention_operands import table_operands
 from torch.utils.flop_counter import FlopCounterMode
 
 from tg_equiattn import functional as F
 from tg_equiattn import nn as layers
+from tg_equiattn.functional.group.operator import windowed_attention
 from tg_equiattn.functional.hyena.lag_convolution import first_lag, lag_convolution
 from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum
 from tg_equiattn.functional.performer.feature_attention import feature_readout, feature_summary
-from tg_equiattn.grids import PixelGrid
+from tg_equiattn.grids import Neighbourhood, PixelGrid
 
 NEAR = PixelGrid((3, 5), 2).neighbors().csr
 G, L, M, D, E = 2, 13, 11, 5, 7
@@ -82,6 +84,30 @@ def test_vector_attention():
     """Products with six and with nine components; backward is twice as much, and the scores again."""
     pairs = 3 * 5 * 11**2
     assert counts(F.vector_attention, *[leaf(3, 11, 5, 3) for _ in range(3)]) == (30 * pairs, 72 * pairs)
+
+
+@pytest.mark.parametrize("relation", ["frame", "lifting", "relative", "ge_vit", "full relative", "full ge_vit"])
+def test_group_attention(relation):
+    """What matrix products of the definition count, the same scores one image and offset at a time."""
+    window, spatial = Neighbourhood(2, 3), (3, 5)
+    operands, index = table_operands(relation, window, spatial)
+    query, key, value, offsets, elements = operands
+    settings = index, None, torch.tensor(0), 3, (), False, 0.0
+    run = lambda *x: windowed_attention(*x, elements, *settings)  # noqa: E731
+    found = counts(run, query, key, value, offsets)
+
+    pixels, t = 2 * 2 * 15, 3 if index is not None and index.ndim == 3 else 1
+    keys = 3 if index is not None else 1
+    of_queries = query.shape[3] if index is None or index.ndim == 2 else 3
+    content = counts(lambda q, k: q @ k, leaf(pixels * of_queries, 1, 3), leaf(pixels * of_queries, 3, keys * 9))
+    position = counts(lambda q, r: q @ r, leaf(pixels * t * 3, 1, 4), leaf(pixels * t * 3, 4, offsets.shape[2] * 9))
+    argument = counts(
+        lambda q, r: q @ r, leaf(pixels * of_queries, 1, 4), leaf(pixels * of_queries, 4, elements.shape[1])
+    )
+    values = counts(lambda w, v: w @ v, leaf(pixels * 3, 1, keys * 9), leaf(pixels * 3, keys * 9, 5))
+    forward = [x for x, _ in (content, position, argument)]
+    assert found[0] == sum(forward) + values[0]
+    assert found[1] == sum(x for _, x in (content, position, argument, values)) + sum(forward)
 
 
 def test_empty_sequences_count_nothing():

@@ -6,6 +6,8 @@ nothing; they count
 
 - products at the pairs of a sparse relation, and sums over them: two for each pair, head and channel;
 - real FFTs of length n: 2.5 n log2 n, half of what is usual for complex ones;
+- attention of group elements within windows: products of queries with keys, once for all outputs that need them, and
+  with encodings, and sums of values, at all offsets of the window, also beyond the border;
 - attention by cross products: the products of the six features of queries and keys that scores are made of, and of
   the weights with matrices of nine components.
 

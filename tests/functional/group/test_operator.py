@@ -7,6 +7,7 @@ import torch
 from attention_operands import RELATIONS, Largest, table_operands
 from torch.utils.checkpoint import checkpoint
 
+from tg_equiattn.functional import frame_attention, group_attention
 from tg_equiattn.functional.group.definition import windowed_attention_definition
 from tg_equiattn.functional.group.dense import dense_attention
 from tg_equiattn.functional.group.operator import windowed_attention, windowed_attention_backward
@@ -85,3 +86,46 @@ def test_dense_chunks_change_nothing(index):
         found.append([out, *torch.autograd.grad(out.square().sum(), tensors)])
     for x in found[1:]:
         assert_equal(x, found[0])
+
+
+@pytest.mark.parametrize("relation", ["frame", "relative", "ge_vit"])
+def test_keys_of_another_image(relation):
+    """All pixels of an image of another size are keys, with a mask of their own: as written out; second derivatives."""
+    (query, *_), index = table_operands(relation, Neighbourhood(2, 3), (2, 3))
+    (_, key, value, *_), _ = table_operands(relation, Neighbourhood(2, 3), (4, 1))
+    mask = torch.tensor([[[True], [True], [False], [True]], [[False], [True], [True], [True]]])
+    operands = query, key, value
+
+    def written(query, key, value):
+        q, k, v = (x.flatten(4) for x in (query, key, value))
+        keys = "h" if relation == "frame" else "s"
+        scores = torch.einsum(f"bechi,bec{keys}j->behi{'s' if keys == 's' else ''}j", q, k) / 3**0.5
+        weight = scores.masked_fill(~mask.flatten(1)[(slice(None),) + (None,) * (scores.ndim - 2)], -torch.inf)
+        weight = weight.flatten(4).softmax(-1).view(scores.shape) if keys == "s" else weight.softmax(-1)
+        out = torch.einsum(f"behi{'s' if keys == 's' else ''}j,bec{keys}j->bechi", weight, v)
+        out = out.sum(3, keepdim=True).expand_as(out) if relation == "ge_vit" else out
+        return out.unflatten(-1, (2, 3))
+
+    def attend(query, key, value):
+        options = {"neighbourhood": Neighbourhood(2, None), "key_mask": mask}
+        if relation == "frame":
+            return frame_attention(query, key, value, None, **options)
+        return group_attention(query, key, value, None, None, index, **options)
+
+    lse = torch.zeros(2, 1, 1, 1, 2, 3, dtype=torch.float64)
+    valid = torch.ones(2, 2, 3, dtype=torch.bool)
+    expected, found = (derivatives(f(*operands), lse, operands, valid) for f in (written, attend))
+    assert_equal(found, expected)
+
+
+def test_keys_of_another_image_are_refused_where_offsets_matter():
+    (query, *_), _ = table_operands("frame", Neighbourhood(2, 3), (2, 3))
+    (_, key, value, *_), _ = table_operands("frame", Neighbourhood(2, 3), (4, 1))
+    rho, window = torch.zeros(3, 15, 3, dtype=torch.float64), Neighbourhood(2, None)
+    with pytest.raises(ValueError, match="key must have the shape of query"):
+        frame_attention(query, key, value, rho, neighbourhood=window)
+    with pytest.raises(ValueError, match="rho_space must be given for a window"):
+        frame_attention(query, query, query, None, neighbourhood=Neighbourhood(2, 3))
+    mask, rho = torch.ones(1, 2, 3, dtype=torch.bool), torch.zeros(3, 9, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="key_mask must be None within windows"):
+        frame_attention(query, query, query, rho, neighbourhood=Neighbourhood(2, 3), key_mask=mask)

@@ -23,7 +23,7 @@ def group_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rho_space: Tensor,
+    rho_space: Tensor | None,
     rho_group: Tensor | None,
     index: Tensor,
     *,
@@ -32,6 +32,7 @@ def group_attention(
     group_bias: Tensor | None = None,
     dropout: float = 0.0,
     mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
 ) -> Tensor:
     r"""Group self-attention of regular features.
 
@@ -44,8 +45,8 @@ def group_attention(
     with u = ``index[h, t, s]``, :math:`c = 1/\sqrt{C}`, and biases that each head has of its own. With an ``index`` of
     two axes (relation ``"relative"``) only h = t is formed and there is no sum over t.
 
-    Weights are products of a content, a spatial and a group factor; with a full encoding, an ``index`` of two axes or,
-    on the CPU, scores too extreme for products, every score is computed. Tiles are computed again in backward.
+    Scores are made in chunks, and again in backward. Where all pixels are keys, weights and values meet in matrix
+    products, whose operands TF32 rounds where it is switched on.
 
     Args:
         rho_space: encoding of rotated offsets, or the full encoding of offsets and u.
@@ -55,6 +56,9 @@ def group_attention(
         space_bias, group_bias: of rotated offsets and of u, for each head; ``None`` means none.
         dropout: probability of dropping a weight after the sum over t.
         mask: true where there are pixels. The others are no keys, whatever they hold, and their outputs are zero.
+        key_mask: true for the pixels of ``key`` that are keys, where ``neighbourhood`` has all of them; ``None`` means
+            ``mask``, or all where keys have another image. That may be of another size, for cross attention, if
+            ``rho_space`` and ``space_bias`` are ``None``.
 
     Shapes:
         - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``
@@ -71,13 +75,23 @@ def group_attention(
     scores by the square root of the layer's input width; here by that of the head width.
     """
     check_group_attention(
-        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask
+        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask, key_mask
     )
-    query, key, value = (zero_where_masked(x, mask) for x in (query, key, value))
+    query, key, value, key_mask = _without_masked(query, key, value, mask, key_mask)
     out, _ = group_attention_impl(
-        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask
+        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, key_mask
     )
     return zero_where_masked(out, mask)
+
+
+def _without_masked(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Features with zeros at masked pixels, and the mask of keys: that of queries where they have one image."""
+    if key_mask is None and key.shape[4:] == query.shape[4:]:
+        key_mask = mask
+    key, value = (zero_where_masked(x, key_mask) for x in (key, value))
+    return zero_where_masked(query, mask), key, value, key_mask
 
 
 def group_attention_impl(
@@ -173,12 +187,13 @@ def frame_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rho_space: Tensor,
+    rho_space: Tensor | None,
     *,
     neighbourhood: Neighbourhood,
     space_bias: Tensor | None = None,
     dropout: float = 0.0,
     mask: Tensor | None = None,
+    key_mask: Tensor | None = None,
 ) -> Tensor:
     r"""Every group element attends in its own frame: to the same element of other pixels.
 
@@ -205,9 +220,9 @@ def frame_attention(
     Source: GE-ViT Eq. 16 (arXiv:2306.06722) for t = s = h, which leaves a softmax over pixels alone; frames of group
     elements in three dimensions: Platonic Transformers (arXiv:2510.03511).
     """
-    check_frame_attention(query, key, value, rho_space, neighbourhood, space_bias, dropout, mask)
-    query, key, value = (zero_where_masked(x, mask) for x in (query, key, value))
+    check_frame_attention(query, key, value, rho_space, neighbourhood, space_bias, dropout, mask, key_mask)
+    query, key, value, key_mask = _without_masked(query, key, value, mask, key_mask)
     out, _ = group_attention_impl(
-        query, key, value, rho_space, None, None, neighbourhood, space_bias, None, dropout, mask
+        query, key, value, rho_space, None, None, neighbourhood, space_bias, None, dropout, key_mask
     )
     return zero_where_masked(out, mask)

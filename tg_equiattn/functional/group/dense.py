@@ -77,30 +77,44 @@ def _attend(
     keys, pixels = elements.of_keys(key).transpose(2, 3).flatten(4), (elements.keys, key.shape[4])
     values = elements.of_keys(value).transpose(2, 3).flatten(4)  # (b, e, H or 1, Cv, S N)
     rho = None if rho_space is None else rho_space[:, pairs]  # (H, n, N, C) or (H, n, N, U, C)
-    total: Tensor | float = 0.0
+    total: Tensor | None = None
     for t in range(elements.queries):
         q = elements.of_query(query, t).permute(0, 1, 3, 4, 2)  # (b, e, H or 1, n, C)
-        scores = _product(q, keys).unflatten(-1, pixels)  # (b, e, H or 1, n, S, N)
+        of_pixels, of_elements = [], []  # terms of scores (b, e, H or 1, n, S, N) that miss the axis S, or N
         if rho is not None:
             every = q.expand(-1, -1, elements.outputs, -1, -1)
             if rho.ndim == 4:
-                position = torch.einsum("behnc,hnmc->behnm", every, rho).unsqueeze(4)
+                of_pixels.append(torch.einsum("behnc,hnmc->behnm", every, rho).unsqueeze(4))
             else:
-                position = elements.by_key(torch.einsum("behnc,hnmuc->behunm", every, rho), t, 2).transpose(3, 4)
-            scores = scores + position
+                position = torch.einsum("behnc,hnmuc->behunm", every, rho)
+                of_pixels.append(elements.by_key(position, t, 2).transpose(3, 4))
         if space_bias is not None:
-            scores = scores + space_bias[..., pairs].unsqueeze(3)
+            of_pixels.append(space_bias[..., pairs].unsqueeze(3))
+        if key_mask is not None:
+            penalty = torch.zeros_like(key_mask, dtype=query.dtype).masked_fill(~key_mask, MASKED_SCORE)
+            of_pixels.append(penalty[:, None, None, None, None])
         if rho_group is not None:
             argument = torch.matmul(rho_group, q.mT)  # (b, e, H or 1, U, n)
-            scores = scores + elements.by_key(argument, t, 2).transpose(3, 4).unsqueeze(-1)
+            of_elements.append(elements.by_key(argument, t, 2).transpose(3, 4).unsqueeze(-1))
         if group_bias is not None:
-            bias = elements.by_key(group_bias[:, None], t, 1)  # (e, H, S)
-            scores = scores + bias[:, :, None, :, None]
-        if key_mask is not None:
-            scores = scores.masked_fill(~key_mask[:, None, None, None, None], MASKED_SCORE)
-        total = total + scores.flatten(4).softmax(-1)
-    weight = torch.as_tensor(total).expand(-1, -1, elements.outputs, -1, -1)
-    return _product(F.dropout(weight, dropout), values.mT).movedim(-1, 2)
+            of_elements.append(elements.by_key(group_bias[:, None], t, 1)[:, :, None, :, None])
+        scores = _product(q, keys).unflatten(-1, pixels)
+        for terms in (of_pixels, of_elements):
+            if terms:
+                scores = _plus(scores, functools.reduce(_plus, terms))
+        weight = scores.flatten(4).softmax(-1)
+        total = weight if total is None else total + weight
+    weight = weight if total is None else total
+    weight = weight.expand(-1, -1, elements.outputs, -1, -1)
+    return _product(F.dropout(weight, dropout) if dropout else weight, values.mT).movedim(-1, 2)
+
+
+def _plus(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of x, which nothing else holds, and y: in its memory where it has the size and no transform is at work,
+    since new memory for large tensors costs a CPU more than the sum."""
+    if transformed() or torch.broadcast_shapes(x.shape, y.shape) != x.shape:
+        return x + y
+    return x.add_(y)
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:

@@ -55,7 +55,12 @@ class FlatOperands(Operands):
 
     def padded(self, x: Tensor) -> Tensor:
         """Images padded as windows need, with zeros at the end, where windows of the last pixels beyond a row reach."""
-        return F.pad(self.window.pad(x, self.circular).flatten(-2), [0, 2 * self.window.radius])
+        reach = self.window.radius
+        if self.circular:
+            return F.pad(self.window.pad(x, circular=True).flatten(-2), [0, 2 * reach])
+        outer = [reach, reach] * (self.window.dim - 2)
+        rows = F.pad(x, [reach, reach, reach, reach + 1, *outer]).flatten(-2)  # with one row more, most of it cut off
+        return rows.narrow(-1, 0, rows.shape[-1] - self.width + 2 * reach)
 
     def from_padded(self, x: Tensor) -> Tensor:
         """The adjoint of :meth:`padded`."""
@@ -147,14 +152,14 @@ class FlatOperands(Operands):
     def add_scattered_(self, seen: Tensor, weight: Tensor, x: Tensor) -> None:
         """The adjoint of :meth:`weighted`: add weights times features x (b, e, C, H or 1, *flat rows) to gradients of
         what is seen, summed over outputs where they see the same."""
-        views = self.views(seen)
-        if seen.shape[3] == weight.shape[2]:
-            for view, one in zip(views, weight.unsqueeze(2).unbind(5), strict=True):
-                view.addcmul_(one, x.unsqueeze(4))
+        if seen.shape[3] == weight.shape[2] and seen.shape[4] == 1:
+            views = self.views(seen.squeeze(4))
+            for view, one in zip(views, weight.squeeze(3).unsqueeze(2).unbind(4), strict=True):
+                view.addcmul_(one, x)
             return
         products = torch.empty_like(weight)
         sums = weight.new_empty(*weight.shape[:2], x.shape[2], *weight.shape[3:])
         for c, channel in enumerate(x.unbind(2)):
             torch.sum(torch.mul(weight, channel[:, :, :, None, None], out=products), 2, out=sums[:, :, c])
-        for view, one in zip(views, sums.unsqueeze(3).unbind(5), strict=True):
+        for view, one in zip(self.views(seen), sums.unsqueeze(3).unbind(5), strict=True):
             view += one

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 
 import torch
 from torch import Tensor
 
 from ...modes import full_precision
 from ..backend import refuse_forward_mode
+from ..flops import flop_formula
 from ..second_derivatives import register_derivatives, second_derivatives
 from . import hashed_dropout
 from .definition import Chunk, Operands, attend_rows, runs, windowed_attention_definition, with_one
@@ -149,6 +151,7 @@ def _add_gradients_(x: FlatOperands, chunk: Chunk, operands: tuple, given, targe
         if elements.queries == 1:
             slope = to_weight.sub_(mean[:, :, :, 0, None, None]).mul_(weight)
         else:
+            weight *= weight.sum((3, 4), keepdim=True).reciprocal_()  # lse of large scores is rounded
             slope = to_weight * weight
             of_slopes = slope.sum((3, 4), keepdim=True).add_(mean[:, :, :, t, None, None])
             slope.addcmul_(weight, of_slopes, value=-1)
@@ -226,3 +229,32 @@ register_derivatives(
     windowed_attention, windowed_attention_backward, windowed_attention_definition, 5, keep=True,
     second=_second_backward,
 )  # fmt: skip
+
+
+def _macs(query, key, value, offset_table, element_table, index, *, scores: int, sums: int, tables: int) -> int:
+    """Multiplications and additions of so many products at every score, sums of values, and products with tables."""
+    batch, heads, channels, elements, *spatial = query
+    _, outputs, arguments, offsets, _ = offset_table
+    queries = index[1] if index is not None and len(index) == 3 else 1
+    keys = 1 if index is None else index[-1]
+    pixels = batch * heads * math.prod(spatial)
+    pairs = max(elements, key[3]) if index is None else (queries if len(index) == 3 else outputs) * keys
+    encoded = outputs * queries * arguments * offsets
+    encoded += element_table[1] * (queries if index is not None and len(index) == 3 else elements)
+    return pixels * (
+        scores * pairs * offsets * channels + sums * outputs * keys * offsets * value[2]
+        + tables * encoded * offset_table[-1]
+    )  # fmt: skip
+
+
+@flop_formula("group_attention")
+def _flops(query, key, value, offset_table, element_table, index, *rest, **options) -> int:
+    """Two for a multiplication and addition: products of queries and keys, once for all outputs that need them; of
+    queries and tables; of weights, summed over t, and values."""
+    return 2 * _macs(query, key, value, offset_table, element_table, index, scores=1, sums=1, tables=1)
+
+
+@flop_formula("group_attention_backward")
+def _backward_flops(grad, grad_lse, out, lse, *operands, **options) -> int:
+    """The products of forward that are made again, but for the sums of values, and two for each of forward."""
+    return 2 * _macs(*operands[:6], scores=3, sums=2, tables=3)
