@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._pytree import tree_map_only
 
 
@@ -36,7 +37,7 @@ def ordinary_tensors(*inputs: Tensor) -> Iterator[None]:
     or a transform of ``torch.func`` unless one of the ``inputs`` belongs to it."""
     ordinary = not any(is_functorch_wrapped_tensor(x) for x in inputs)
     outside = temporarily_clear_interpreter_stack() if ordinary else contextlib.nullcontext()
-    with torch.inference_mode(False), _disable_current_modes(), outside:
+    with torch.inference_mode(False), unset_fake_temporarily(), disable_proxy_modes_tracing(), outside:
         yield
 
 
