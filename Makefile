@@ -1,7 +1,8 @@
 # make demo      three quick starts: train an escnn, a PyG and an e3nn model with our layers, and draw what came of it
 # make test      lint, types and the tests
-# make test-all  the same with the tests marked slow, and make test-hosts
+# make test-all  the same with the tests marked slow, make test-hosts and make test-oldest
 # make test-hosts  the tests of MACE, NequIP and ASE, and of e3nn 0.4.4, each host in a virtual environment of its own
+# make test-oldest  the tests of the core with the oldest torch that pyproject.toml allows, in .venv-oldest (OLDEST=...)
 # make docs      the documentation, in docs/_build/html; GALLERY=0 leaves out running the tutorials
 # make report    rebuild the tables and figures of the README and the docs from the result rows in examples/results
 # make studies   train what has no result row yet; MOLECULES=folder of published files adds theirs, a folder or link mnist its own
@@ -14,11 +15,12 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready-examples
 READY_ALL := $(VENV)/.ready-all
+OLDEST ?= torch==2.8.0
 SETUP := PYTHON=$(PYTHON) VENV=$(VENV) SCATTER=$(SCATTER) TORCH=$(TORCH) bash .ci/setup
 PYTEST := -m pytest --numprocesses auto --dist worksteal
 TESTS := OMP_NUM_THREADS=1 $(RUN) $(PYTEST)
 
-.PHONY: demo test test-all test-hosts lint test-cuda first-gpu docs bench studies report setup setup-all clean
+.PHONY: demo test test-all test-hosts test-oldest lint test-cuda first-gpu docs bench studies report setup setup-all clean
 
 # One thread: on cores that others use too, waiting for a second one took several times as long.
 demo: setup
@@ -32,7 +34,7 @@ demo: setup
 test: lint
 	$(TESTS) -m "not slow"
 
-test-all: lint test-hosts
+test-all: lint test-hosts test-oldest
 	$(TESTS)
 
 # MACE and NequIP want different releases of e3nn, so each has a virtual environment of its own.
@@ -43,6 +45,13 @@ test-hosts:
 			tests/examples/test_host_models.py || exit 1; \
 	done
 	TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 OMP_NUM_THREADS=1 $(VENV)-mace/bin/python $(PYTEST) tests/integrations/e3nn
+
+# For Linux, torch 2.8 comes with CUDA unless a CPU build is provided: a download of 3 GB.
+CORE_TESTS := encodings functional nn batch_norms checkpointing checks contract grids groups numpy_numbers pairs precision ragged
+test-oldest:
+	PYTHON=$(PYTHON) VENV=$(VENV)-oldest TORCH=$(OLDEST) bash .ci/setup nufft,test
+	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python $(PYTEST) -m "not slow" \
+		$(wildcard $(CORE_TESTS:%=tests/%) $(CORE_TESTS:%=tests/test_%.py))
 
 lint: setup-all
 	$(VENV)/bin/ruff check .

@@ -131,8 +131,9 @@ class Neighbourhood:
         """The offset length, in pixels along an axis, that encodings see as 1."""
         if self.kernel_size is not None:
             return max(self.kernel_size // 2, 1)
-        larger = max if torch.jit.is_tracing() else torch.sym_max  # sides may be traced, or symbols
-        return larger(functools.reduce(larger, self._grid(spatial)) - 1, 1)
+        sides = self._grid(spatial)
+        larger = torch.sym_max if any(isinstance(side, torch.SymInt) for side in sides) else max
+        return larger(functools.reduce(larger, sides) - 1, 1)
 
 
 @checks.python_numbers

@@ -84,7 +84,7 @@ def oscillating(**change):
 REFUSED = [
     ("query must have shape", group("query", torch.ones(3, 5, 4, 5, 6))),
     ("key must have the shape of query", group("key", torch.ones(2, 3, 5, 4, 5, 5))),
-    ("value must match query", group("value", torch.ones(2, 3, 5, 3, 5, 6))),
+    ("value must match key", group("value", torch.ones(2, 3, 5, 3, 5, 6))),
     ("key must be torch.float32 on cpu as query is, got torch.float64", group("key", IMAGES["key"].double())),
     ("query must be a floating point tensor, got torch.int32", group("query", IMAGES["query"].int())),
     ("rho_space must have shape", group("rho_space", torch.ones(3, 9, 5))),
