@@ -158,7 +158,8 @@ def test_scales_are_the_features(far, make):
 def test_float32(far, make):
     torch.set_default_dtype(torch.float32)
     model = add_long_range(make(), batch=batch_of(*mixed()), gain=0.5)
-    assert {x.dtype for x in model.products[0].long_range.state_dict().values()} == {torch.float32}
+    layer = model.products[0].long_range
+    assert {x.dtype for x in (*layer.parameters(), *layer.buffers())} == {torch.float32}
     out = model(batch_of(*mixed()).to_dict(), compute_stress=True)
     assert out["stress"].dtype == torch.float32
     torch.set_default_dtype(torch.float64)
