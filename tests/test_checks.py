@@ -9,8 +9,9 @@ from tg_equiattn import checks
 from tg_equiattn import functional as F
 from tg_equiattn.encodings.group import GroupEncoding
 from tg_equiattn.encodings.locality import Locality
-from tg_equiattn.grids import Neighbourhood, PixelGrid, transform_grid
+from tg_equiattn.grids import PixelGrid, Window, transform_grid
 from tg_equiattn.groups import FiniteGroup, cyclic, dyadic, from_generators, trivial
+from tg_equiattn.neighbors import NeighborList, neighbor_list, read_lattice
 from tg_equiattn.nn import (
     CliffordMLP,
     EwaldAttention,
@@ -26,12 +27,11 @@ from tg_equiattn.nn.group.linear import Pointwise
 from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
 from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 from tg_equiattn.nn.performer.pixel_model import PixelEmbedding
+from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.orders import check_order
-from tg_equiattn.pairs import Pairs, near_pairs, read_lattice
-from tg_equiattn.ragged import Ragged
 from tg_equiattn.testing import act, dilation_errors, equivariance_error
 
-C4, WINDOW, ONE = cyclic(4), Neighbourhood(2, 3), torch.ones(1, 2, 3, 4, 4)
+C4, WINDOW, ONE = cyclic(4), Window(2, 3), torch.ones(1, 2, 3, 4, 4)
 EDGES = torch.tensor([[1], [0]])
 X, BATCH = torch.ones(5, 3), torch.tensor([0, 0, 1, 1, 1])
 BOX = {"cell": 5 * torch.eye(3)}
@@ -93,28 +93,28 @@ CASES = [
     ("dim must be 2 or 3, got 4", lambda: trivial(4)),
     (r"matrices must have shape \(n, d, d\)", lambda: from_generators(torch.zeros(3))),
     ("max_order=200", lambda: from_generators([TURN])),
-    ("kernel_size must be .* got -3", lambda: Neighbourhood(2, -3)),
-    ("dim must be 2 or 3, got 4", lambda: Neighbourhood(4, 3)),
-    ("neighbourhood must be 'square' where kernel_size is None", lambda: Neighbourhood(2, None, "disk")),
-    (r"at least one pixel .* got \(4, 0\)", lambda: Neighbourhood(2, 5).check((4, 0))),
-    ("spatial must be given", lambda: Neighbourhood(2, None).offsets()),
+    ("kernel_size must be .* got -3", lambda: Window(2, -3)),
+    ("dim must be 2 or 3, got 4", lambda: Window(4, 3)),
+    ("window must be 'square' where kernel_size is None", lambda: Window(2, None, "disk")),
+    (r"at least one pixel .* got \(4, 0\)", lambda: Window(2, 5).check((4, 0))),
+    ("spatial must be given", lambda: Window(2, None).offsets()),
     ("signed permutation", lambda: transform_grid(torch.zeros(3, 3), cyclic(8).matrices[1])),
     ("shape must be", lambda: PixelGrid((0, 3))),
     ("max_distance must be", lambda: PixelGrid((2, 3), 0)),
     ("periodic must be", lambda: PixelGrid((2, 3), 2, "no")),
-    ("edge_index must be a tensor, got list", lambda: Pairs([[0], [1]], 3)),
-    ("edge_index must be int64", lambda: Pairs(torch.zeros(2, 2), 3)),
-    ("offsets must have shape", lambda: Pairs(PAIR, 3, torch.zeros(3, 2))),
-    ("offsets .* must be finite", lambda: Pairs(PAIR, 3, torch.full((2, 2), torch.nan))),
-    (r"nodes in \[0, 3\)", lambda: Pairs(3 * PAIR, 3)),
-    ("must not join a pair twice", lambda: Pairs(PAIR, 3, torch.tensor([[1, 0], [2, 0]])).bins(3)),
-    *(("weights must not be negative", lambda x=x: Pairs(EDGES, 3, torch.ones(1, 1), weights=torch.tensor([x])))
+    ("edge_index must be a tensor, got list", lambda: NeighborList([[0], [1]], 3)),
+    ("edge_index must be int64", lambda: NeighborList(torch.zeros(2, 2), 3)),
+    ("offsets must have shape", lambda: NeighborList(PAIR, 3, torch.zeros(3, 2))),
+    ("offsets .* must be finite", lambda: NeighborList(PAIR, 3, torch.full((2, 2), torch.nan))),
+    (r"nodes in \[0, 3\)", lambda: NeighborList(3 * PAIR, 3)),
+    ("must not join a pair twice", lambda: NeighborList(PAIR, 3, torch.tensor([[1, 0], [2, 0]])).bins(3)),
+    *(("weights must not be negative", lambda x=x: NeighborList(EDGES, 3, torch.ones(1, 1), weights=torch.tensor([x])))
       for x in (-1.0, math.nan)),
-    ("neighbors must be of 4 nodes.*, got 3 in 1", lambda: Pairs(EDGES, 3, torch.ones(1, 1)).check_nodes(4, 1)),
-    ("neighbors must be of 3 nodes.*, got 3 in 1", lambda: Pairs(EDGES, 3, torch.ones(1, 1)).check_nodes(3, 2)),
-    ("cell must be", lambda: near_pairs(CLOUD, 1.0, cell=torch.eye(2))),
-    ("cutoff must be", lambda: near_pairs(CLOUD, 0)),
-    ("metric must be", lambda: near_pairs(CLOUD, 1.0, metric="l2")),
+    ("neighbors must be of 4 nodes.*, got 3 in 1", lambda: NeighborList(EDGES, 3, torch.ones(1, 1)).check_nodes(4, 1)),
+    ("neighbors must be of 3 nodes.*, got 3 in 1", lambda: NeighborList(EDGES, 3, torch.ones(1, 1)).check_nodes(3, 2)),
+    ("cell must be", lambda: neighbor_list(CLOUD, 1.0, cell=torch.eye(2))),
+    ("cutoff must be", lambda: neighbor_list(CLOUD, 0)),
+    ("metric must be", lambda: neighbor_list(CLOUD, 1.0, metric="l2")),
     ("element must be a lattice element", lambda: act(IMAGE, cyclic(8), 1)),
     (r"\|H\|=8 on axis 2, got 4", lambda: act(torch.zeros(1, 1, 4, 3, 3), cyclic(8), 2)),
     ("x must have 4 axes", lambda: act(IMAGE[0], cyclic(8), 2)),
@@ -124,8 +124,8 @@ CASES = [
     ("must keep shapes", lambda: error_of(turned_image(lambda x: x[:, :, :1]))),
     ("zeros alone", lambda: error_of(lambda x: 0 * x)),
     ("lattice elements besides the identity", lambda: error_of(lambda x: x * torch.arange(3), cyclic(3))),
-    ("query must have shape", lambda: F.lifting_attention(*[ONE[0]] * 3, torch.ones(4, 9, 3), neighbourhood=WINDOW)),
-    ("rho_space must have shape", lambda: F.lifting_attention(*[ONE] * 3, torch.ones(9, 3), neighbourhood=WINDOW)),
+    ("query must have shape", lambda: F.lifting_attention(*[ONE[0]] * 3, torch.ones(4, 9, 3), window=WINDOW)),
+    ("offset_encoding must have shape", lambda: F.lifting_attention(*[ONE] * 3, torch.ones(9, 3), window=WINDOW)),
     ("element must be an isometry, one of the first 4, got 4", lambda: dyadic(2, C4).moved(4)),
     ("group must be made by tg_equiattn.groups.dyadic", lambda: dilation_errors(torch.nn.Identity(), C4, ONE)),
     (r"module must give \(B, C, 8, \*spatial\), got shape \(1, 2, 3, 4, 4\)", lambda: dilation_errors(
@@ -133,13 +133,13 @@ CASES = [
     *(("locality must be a finite number of at least 0, got", lambda x=x: Locality(2, WINDOW, x))
       for x in (-1.0, math.inf, math.nan, "4", True, None)),
     ("head_channels must be at least 3 for the axial encoding, got 2", lambda: GroupEncoding("axial", 2, 2, 4)),
-    *((message, lambda order=order: check_order(order, Ragged.flat(X, BATCH))) for message, order in (
+    *((message, lambda order=order: check_order(order, NodeBatch.flat(X, BATCH))) for message, order in (
         (r"order must be int64 of shape \(5,\)", torch.arange(5).int()),
         (r"order must be int64 of shape \(5,\)", torch.arange(4)),
         *(("order must be a permutation", torch.tensor(x)) for x in ([0, 0, 2, 3, 4], [0, 5, 2, 3, 4], [0, 2, 1, 3, 4]))
     )),
     ("order must keep padding", lambda: check_order(
-        torch.tensor([0, 1, 3, 2, 4]), Ragged.dense(1, 5, torch.tensor([3]), X.device))),
+        torch.tensor([0, 1, 3, 2, 4]), NodeBatch.dense(1, 5, torch.tensor([3]), X.device))),
     ("group must be a tg_equiattn.groups.FiniteGroup, got int", lambda: GroupAttention(4, 8, 8, heads=1)),
     ("options must be a mapping", lambda: LiftingAttention(C4, 3, 8, heads=1, options="axial")),
     ("attention must be a GroupAttention", lambda: GroupAttentionBlock(LiftingAttention(C4, 3, 3, heads=1))),
@@ -172,14 +172,14 @@ CASES = [
     ("scalars must be torch.float32 as the parameters are", called(scalars=FLAT["scalars"].double())),
     (r"pos must have shape \(5, 3\)", called(pos=X[:2])),
     ("max_hkl must be given with cell while a model is traced or mapped over", lambda: mapped("ewald", **BOX)),
-    ("cell must have a lattice vector wherever pbc is true", lambda: near_pairs(
+    ("cell must have a lattice vector wherever pbc is true", lambda: neighbor_list(
         torch.randn(3, 3), 1.0, cell=torch.tensor([[1.0, 0, 0], [0, 0, 0], [0, 0, 1]]), pbc=torch.ones(3).bool())),
-    ("edge_index must be on meta as the input is", lambda: Pairs.from_edges(
+    ("edge_index must be on meta as the input is", lambda: NeighborList.from_edges(
         EDGES, 3, batch=torch.zeros(3, device="meta"))),
-    ("edge_attr must be on cpu as edge_index is", lambda: Pairs.from_edges(
+    ("edge_attr must be on cpu as edge_index is", lambda: NeighborList.from_edges(
         EDGES, 3, edge_dim=1, features=torch.ones(1, 1, device="meta"))),
     ("pos must not be what torch.vmap goes through", lambda: torch.vmap(
-        lambda pos: near_pairs(pos, 1.0)[1])(torch.ones(2, 3, 3))),
+        lambda pos: neighbor_list(pos, 1.0)[1])(torch.ones(2, 3, 3))),
     ("input must have 3 channels", lambda: PixelEmbedding(3, 5, "mlp")(torch.ones(2, 7, 2))),
     ("input must", lambda: PixelEmbedding(3, 5, "lookup")(torch.full((2, 7, 3), 300))),
     ("pos must be on cpu as the input is, got meta", lambda: PositionalPerformerAttention(
@@ -232,8 +232,8 @@ def test_small_integers_do_not_wrap_around():
 
 
 def test_values_are_read_on_the_cpu_only():
-    assert checks.values_are_free(X)
-    assert not checks.values_are_free(X.to("meta"))
+    assert checks.is_concrete(X)
+    assert not checks.is_concrete(X.to("meta"))
     assert checks.batch_index(BATCH.to("meta"), 1, X.to("meta")) == 1
 
 
@@ -242,7 +242,7 @@ def test_values_under_transforms():
     seen, fixed = [], torch.zeros(3)
 
     def record(x):
-        seen.append((checks.values_are_free(x), checks.values_are_free(fixed)))
+        seen.append((checks.is_concrete(x), checks.is_concrete(fixed)))
         return x.sum()
 
     torch.func.grad(record)(torch.ones(2))

@@ -2,7 +2,7 @@ import pytest
 import torch
 from oracles import positions
 
-from tg_equiattn.grids import Neighbourhood, PixelGrid, transform_grid
+from tg_equiattn.grids import PixelGrid, Window, transform_grid
 from tg_equiattn.groups import cyclic, dihedral, octahedral
 
 
@@ -11,12 +11,12 @@ def test_window_offsets_follow_unfold(dim, size):
     """The n-th offset is the position of the n-th pixel of an unfolded window, relative to its centre."""
     place = positions([size] * dim)
     centre = place[len(place) // 2]
-    assert torch.equal(Neighbourhood(dim, size).offsets().double(), place - centre)
+    assert torch.equal(Window(dim, size).offsets().double(), place - centre)
 
 
 @pytest.mark.parametrize("spatial", [(3, 4), (2, 3, 2)])
 def test_global_offsets_hold_every_pair_once(spatial):
-    offsets = Neighbourhood(len(spatial), None).offsets(spatial)
+    offsets = Window(len(spatial), None).offsets(spatial)
     place = positions(spatial)
     pairs = (place[None] - place[:, None]).flatten(0, 1).long()
     assert {tuple(o) for o in pairs.tolist()} == {tuple(o) for o in offsets.tolist()}
@@ -24,12 +24,12 @@ def test_global_offsets_hold_every_pair_once(spatial):
 
 
 def test_disk():
-    disk = Neighbourhood(2, 5, "disk")
+    disk = Window(2, 5, "disk")
     offsets = disk.offsets()
     assert len(offsets) == 21
     assert bool((offsets.double().norm(dim=1) <= 2.5).all())
-    assert torch.equal(Neighbourhood(2, 5).offsets()[list(disk.selection)], offsets)
-    assert len(Neighbourhood(2, 3, "disk").offsets()) == 9  # the corners are 1.41 pixels away
+    assert torch.equal(Window(2, 5).offsets()[list(disk.selection)], offsets)
+    assert len(Window(2, 3, "disk").offsets()) == 9  # the corners are 1.41 pixels away
 
 
 @pytest.mark.parametrize("spatial", [(3, 5), (1, 4), (2, 3, 4)])

@@ -9,7 +9,7 @@ from torch import nn
 
 from tg_equiattn.functional.hyena import fft_convolution
 from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum
-from tg_equiattn.pairs import CSR
+from tg_equiattn.neighbors import CSR
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # tracing on the device meta warns
 FLOAT = 4

@@ -5,7 +5,7 @@ import pytest
 from torch import nn
 
 from tg_equiattn import checks
-from tg_equiattn.grids import Neighbourhood, PixelGrid
+from tg_equiattn.grids import PixelGrid, Window
 from tg_equiattn.groups import cyclic, dihedral, dyadic
 from tg_equiattn.nn import (
     CliffordMLP,
@@ -154,8 +154,8 @@ def test_modules(name, kinds):
 def test_grids_and_groups():
     n, f = KINDS[1]
     assert PixelGrid((n(4), n(5)), n(2), spacing=(f(0.5), n(1))) == PixelGrid((4, 5), 2, spacing=(0.5, 1))
-    assert Neighbourhood(n(2), n(3), "disk") == Neighbourhood(2, 3, "disk")
-    assert list(found([PixelGrid((n(4), n(5)), f(2)), Neighbourhood(n(2), n(3)), dyadic(n(2)), cyclic(n(3))])) == []
+    assert Window(n(2), n(3), "disk") == Window(2, 3, "disk")
+    assert list(found([PixelGrid((n(4), n(5)), f(2)), Window(n(2), n(3)), dyadic(n(2)), cyclic(n(3))])) == []
 
 
 @pytest.mark.parametrize("value", [numpy.bool_(True), True, numpy.float64(2), numpy.int64(0), "2", numpy.array(2)])

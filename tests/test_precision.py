@@ -12,7 +12,7 @@ from torch import nn
 
 from tg_equiattn.encodings.group import rotated_offsets
 from tg_equiattn.functional import Gaussian, ewald_attention, scalar_long_conv, vector_attention, vector_long_conv
-from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic
 from tg_equiattn.nn import GroupAttention, LiftingAttention
 from tg_equiattn.testing import equivariance_error
@@ -122,11 +122,11 @@ def test_attention_on_lattice_elements_stays_equivariant(name, kind, randomise):
 
 @pytest.mark.parametrize(("kernel_size", "shape"), [(5, "square"), (5, "disk"), (None, "square")])
 def test_offsets_off_the_lattice_are_exact(kernel_size, shape):
-    neighbourhood, group = Neighbourhood(2, kernel_size, shape), cyclic(8)
-    wanted = rotated_offsets(group.matrices, neighbourhood, (5, 6))
-    layer = GroupAttention(group, 3, 7, heads=2, kernel_size=kernel_size, options={"neighbourhood": shape})
+    window, group = Window(2, kernel_size, shape), cyclic(8)
+    wanted = rotated_offsets(group.matrices, window, (5, 6))
+    layer = GroupAttention(group, 3, 7, heads=2, kernel_size=kernel_size, options={"window": shape})
     with Tf32():
-        assert torch.equal(rotated_offsets(group.matrices, neighbourhood, (5, 6)), wanted)
+        assert torch.equal(rotated_offsets(group.matrices, window, (5, 6)), wanted)
         assert torch.equal(layer.offsets((5, 6), torch.device("cpu")), wanted)
 
 

@@ -177,7 +177,7 @@ def lengths(value: Tensor | None, count: int, longest: int, device: torch.device
     if value is None:
         return
     tensor("lengths", value, torch.int64, [(count,)], device)
-    if values_are_free(value) and count and not 0 <= int(value.min()) <= int(value.max()) <= longest:
+    if is_concrete(value) and count and not 0 <= int(value.min()) <= int(value.max()) <= longest:
         raise ValueError(f"lengths must be in [0, {longest}], got {int(value.min())} to {int(value.max())}")
 
 
@@ -196,7 +196,7 @@ def pixel_mask(
         tensor(name, value, torch.bool, shapes, device, ", true where there are pixels")
 
 
-def values_are_free(x: Tensor) -> bool:
+def is_concrete(x: Tensor) -> bool:
     """Whether reading values of x costs nothing: on the CPU, not while it is traced, and of no batch that
     ``torch.vmap`` goes through. Checks of values run only then."""
     return x.device.type == "cpu" and not is_traced(x) and not is_batched(x)
@@ -226,7 +226,7 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
             raise ValueError(f"batch must be given where batch_size is {batch_size}, got None")
         return 1
     tensor("batch", batch, torch.int64, [(x.shape[0],)], x.device)
-    if values_are_free(batch) and batch.shape[0]:
+    if is_concrete(batch) and batch.shape[0]:
         if bool((batch.diff() < 0).any()):
             raise ValueError("batch must be sorted, got a graph index that decreases")
         if int(batch[0]) < 0 or (batch_size is not None and int(batch[-1]) >= batch_size):

@@ -1,4 +1,4 @@
-"""Pixel and voxel grids: relative offsets, neighbourhoods, and lattice transformations.
+"""Pixel and voxel grids: relative offsets, windows, and lattice transformations.
 
 A planar position is (x right, y up) and image rows run down, so row = -y. Volumes are (x, y, z) with
 the tensor's axes (z, -y, x). Offsets are x(j) - x(i) in whole pixels.
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from . import checks
 from .modes import ordinary_tensors
-from .pairs import Pairs
+from .neighbors import NeighborList
 
-__all__ = ["Neighbourhood", "PixelGrid"]
+__all__ = ["PixelGrid", "Window"]
 
-NEIGHBOURHOODS = ("square", "disk")
+WINDOW_SHAPES = ("square", "disk")
 PADDING_MODES = ("mask", "circular")
 
 
@@ -42,7 +42,7 @@ def _mesh(axes: Iterable[tuple[int, int]], device: torch.device | str) -> Tensor
 
 @checks.python_numbers
 @dataclass(frozen=True)
-class Neighbourhood:
+class Window:
     """The keys that a query attends to: an odd window around it, or the whole grid.
 
     Only pixels of the grid are keys. With ``padding_mode="mask"`` a window that reaches over a border, or is larger
@@ -75,9 +75,9 @@ class Neighbourhood:
             raise ValueError(f"dim must be 2 or 3, got {self.dim!r}")
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1 or size % 2 == 0):
             raise ValueError(f"kernel_size must be a positive odd integer or None (global), got {size!r}")
-        checks.choice("neighbourhood", self.shape, NEIGHBOURHOODS)
+        checks.choice("window", self.shape, WINDOW_SHAPES)
         if size is None and self.shape != "square":
-            raise ValueError(f"neighbourhood must be 'square' where kernel_size is None (global), got {self.shape!r}")
+            raise ValueError(f"window must be 'square' where kernel_size is None (global), got {self.shape!r}")
         checks.choice("padding_mode", self.padding_mode, PADDING_MODES)
         if size is None and self.circular:
             raise ValueError(
@@ -124,7 +124,7 @@ class Neighbourhood:
 
     def _grid(self, spatial: Sequence[int] | None) -> Sequence[int]:
         if spatial is None:
-            raise ValueError("spatial must be given for a global neighbourhood, got None")
+            raise ValueError("spatial must be given for a global window, got None")
         return spatial
 
     def scale(self, spatial: Sequence[int] | None = None) -> float:
@@ -234,15 +234,17 @@ class PixelGrid:
         target, source, offsets, exists = self.pairs()
         return torch.stack([source, target])[:, exists], offsets[exists]
 
-    def neighbors(self, batch_size: int = 1, device: torch.device | str = "cpu") -> Pairs:
+    def neighbors(self, batch_size: int = 1, device: torch.device | str = "cpu") -> NeighborList:
         """The near pairs of ``batch_size`` images, one after the other; kept for the last few grids asked for."""
         make = self._copied if torch.compiler.is_compiling() else self._cached
         return make(batch_size, torch.device(device))
 
-    def _copied(self, copies: int, device: torch.device) -> Pairs:
+    def _copied(self, copies: int, device: torch.device) -> NeighborList:
         target, source, offsets, exists = self.pairs(device)
         edge_index = torch.stack([source, target])[:, None] + len(self) * torch.arange(copies, device=device)[:, None]
-        return Pairs(edge_index.flatten(1), copies * len(self), offsets.repeat(copies, 1), exists=exists.repeat(copies))
+        return NeighborList(
+            edge_index.flatten(1), copies * len(self), offsets.repeat(copies, 1), exists=exists.repeat(copies)
+        )
 
     _cached = functools.lru_cache(maxsize=8)(ordinary_tensors()(_copied))
 

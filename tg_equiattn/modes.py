@@ -74,7 +74,7 @@ def _functorch() -> bool:
 _functorch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def transformed() -> bool:
+def in_functorch_transform() -> bool:
     """Whether a transform of ``torch.func`` (``grad``, ``vmap``, ``jvp`` and what is made of them) or a level of
     forward-mode differentiation is at work, in eager execution and while torch.compile traces."""
     return _functorch() or forward_ad._current_level >= 0
@@ -88,7 +88,7 @@ class LayerNorm(nn.LayerNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if not transformed():
+        if not in_functorch_transform():
             return super().forward(input)
         axes = tuple(range(-len(self.normalized_shape), 0))
         wide = input.to(torch.promote_types(input.dtype, torch.float32))

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .ragged import Ragged, inverse
+from .node_batch import NodeBatch, inverse
 
 ORDERS = ("input", "radial")
 
 
 @torch.no_grad()
-def radial_order(pos: Tensor, ragged: Ragged, scalars: Tensor | None = None) -> Tensor:
+def radial_order(pos: Tensor, node_batch: NodeBatch, scalars: Tensor | None = None) -> Tensor:
     r"""Nodes of each graph by their distance to its centroid, nearest first: an order that rotations, reflections,
     translations and permutations of the nodes leave alone.
 
@@ -29,12 +29,12 @@ def radial_order(pos: Tensor, ragged: Ragged, scalars: Tensor | None = None) -> 
     Takes pos ``(T, 3)`` and invariant ``scalars`` ``(T, S)``; returns int64 ``(T,)``: node ``order[p]`` comes at place
     p. Padding stays at the end of its graph.
     """
-    raw = ragged.zero_padding(pos.double())
-    x = ragged.centred(raw)
+    raw = node_batch.zero_padding(pos.double())
+    x = node_batch.centred(raw)
     rounding, square = torch.finfo(pos.dtype).eps, x.square().sum(1)
-    radius, size = (ragged.spread(_largest(y, ragged)) for y in (square.sqrt(), raw.square().sum(1).sqrt()))
-    skew = ragged.spread(ragged.mean(square[:, None] * x))
-    spread = ragged.spread(ragged.mean(x[:, :, None] * x[:, None]))
+    radius, size = (node_batch.spread(_largest(y, node_batch)) for y in (square.sqrt(), raw.square().sum(1).sqrt()))
+    skew = node_batch.spread(node_batch.mean(square[:, None] * x))
+    spread = node_batch.spread(node_batch.mean(x[:, :, None] * x[:, None]))
     # each with what it is divided by: radii that are off by a part in n make fourth powers off by four
     keys = [
         (square.sqrt(), radius),
@@ -44,9 +44,11 @@ def radial_order(pos: Tensor, ragged: Ragged, scalars: Tensor | None = None) -> 
     tolerances = 3 * [(8 * rounding * size / radius).clamp(min=max(1e-12, 8 * rounding))]
     if scalars is not None and scalars.shape[1]:
         mixture = torch.arange(1, scalars.shape[1] + 1, device=x.device, dtype=x.dtype).sqrt()
-        keys.append((scalars.double() @ mixture, ragged.spread(_largest(scalars.double().abs() @ mixture, ragged))))
+        keys.append(
+            (scalars.double() @ mixture, node_batch.spread(_largest(scalars.double().abs() @ mixture, node_batch)))
+        )
         tolerances.append(torch.full_like(radius, max(1e-10, 80 * torch.finfo(scalars.dtype).eps)))
-    group = 2 * ragged.batch if ragged.mask is None else 2 * ragged.batch + (~ragged.mask).long()
+    group = 2 * node_batch.batch if node_batch.mask is None else 2 * node_batch.batch + (~node_batch.mask).long()
     for (key, size), tolerance in zip(keys, tolerances, strict=True):
         key = torch.where(size > 0, key / size, 0.0)
         order = key.argsort(stable=True)
@@ -56,18 +58,18 @@ def radial_order(pos: Tensor, ragged: Ragged, scalars: Tensor | None = None) -> 
     return group.argsort(stable=True)  # ties as they came: what rounding made of their keys is forgotten
 
 
-def _largest(x: Tensor, ragged: Ragged) -> Tensor:
+def _largest(x: Tensor, node_batch: NodeBatch) -> Tensor:
     """The largest of numbers (T,) that are not negative in each graph, (B,)."""
-    return x.new_zeros(ragged.count).scatter_reduce(0, ragged.batch, x, "amax")
+    return x.new_zeros(node_batch.count).scatter_reduce(0, node_batch.batch, x, "amax")
 
 
-def check_order(order: Tensor, ragged: Ragged) -> None:
+def check_order(order: Tensor, node_batch: NodeBatch) -> None:
     """Raise ValueError unless order (T,) is a permutation of the nodes of every graph."""
-    checks.tensor("order", order, torch.int64, [(ragged.nodes,)], ragged.batch.device)
-    if not checks.values_are_free(order):
+    checks.tensor("order", order, torch.int64, [(node_batch.nodes,)], node_batch.batch.device)
+    if not checks.is_concrete(order):
         return
     whole = bool((order.sort().values == torch.arange(len(order))).all())
-    if not whole or not bool((ragged.batch[order] == ragged.batch).all()):
+    if not whole or not bool((node_batch.batch[order] == node_batch.batch).all()):
         raise ValueError("order must be a permutation of the nodes within every graph")
-    if ragged.mask is not None and not bool((ragged.mask[order] == ragged.mask).all()):
+    if node_batch.mask is not None and not bool((node_batch.mask[order] == node_batch.mask).all()):
         raise ValueError("order must keep padding at the end of every graph")

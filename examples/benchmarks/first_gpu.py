@@ -41,7 +41,7 @@ from torch.nn.functional import pad
 from tg_equiattn import functional
 from tg_equiattn.functional.group import attention
 from tg_equiattn.functional.vector import attention as vectors
-from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.grids import Window
 from tg_equiattn.nn.performer.attention import PAIRS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,13 +120,13 @@ def compiled(function: Callable[..., Tensor], module: object | None = None) -> C
 
 def attention_in_frames(side: int, backward: bool, device: str) -> tuple[str, dict[str, Callable[[], None]]]:
     """8 heads of 4 channels of 8 elements, windows of 5 x 5, 16 images."""
-    window, sizes = Neighbourhood(2, SIDE), (16 if is_cuda(device) else 1, HEADS, WIDTH, ELEMENTS, side, side)
+    window, sizes = Window(2, SIDE), (16 if is_cuda(device) else 1, HEADS, WIDTH, ELEMENTS, side, side)
     shapes = sizes, sizes, sizes, (ELEMENTS, window.count(), WIDTH), (HEADS, ELEMENTS, window.count())
     operands = nn.ParameterList(torch.randn(shape, device=device) for shape in shapes)
 
     def ours() -> Tensor:
         *tensors, bias = operands
-        return functional.frame_attention(*tensors, neighbourhood=window, space_bias=bias)
+        return functional.frame_attention(*tensors, window=window, space_bias=bias)
 
     calls = {"compiled": compiled(ours), "compiled operator": compiled(ours, attention), "operator": ours}
     if is_cuda(device) or not backward:  # FlexAttention has no backward on the CPU

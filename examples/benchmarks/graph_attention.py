@@ -56,7 +56,7 @@ from torch_geometric.nn.attention import PerformerAttention
 from torch_geometric.utils import to_dense_batch
 from tqdm import tqdm
 
-from tg_equiattn.pairs import near_pairs
+from tg_equiattn.neighbors import neighbor_list
 
 CHANNELS, HEADS, NEIGHBORS, FEATURES = 64, 4, 8, 44  # PyG's number for this width
 LOADS = {"molecules": (128, 30), "100,000": (1, 100_000), "1,000,000": (1, 1_000_000)}
@@ -95,7 +95,7 @@ def graphs(load: str, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch = torch.arange(count).repeat_interleave(sizes)
     side = (sizes.double() ** (1 / 3))[batch, None].float()  # one node in a unit of volume
     pos = torch.rand(len(batch), 3) * side
-    edges = near_pairs(pos, cutoff(), batch=batch)[0]
+    edges = neighbor_list(pos, cutoff(), batch=batch)[0]
     return torch.randn(len(batch), CHANNELS).to(device), pos.to(device), batch.to(device), edges.to(device)
 
 
@@ -145,7 +145,7 @@ def crossover_calls(name: str, nodes: int, features: int, backward: bool, device
     count = max(1, 8192 // nodes)
     batch = torch.arange(count, device=device).repeat_interleave(nodes)
     x, pos = torch.randn(len(batch), CHANNELS, device=device), torch.rand(len(batch), 3) * nodes ** (1 / 3)
-    edges = near_pairs(pos, cutoff(), batch=batch.cpu())[0].to(device)
+    edges = neighbor_list(pos, cutoff(), batch=batch.cpu())[0].to(device)
     pos, calls = pos.to(device), {}
     for method in ("pairs", "features"):
         options = {"pos_dim": 3, "cutoff": cutoff(), "num_random_features": features, "method": method}
@@ -171,7 +171,7 @@ def crossover(nodes: int, features: int, repeats: int, device: str) -> list[floa
 def error(name: str, features: int, nodes: int = 1000, draws: int = 16) -> float:
     """Of a new layer's outputs, by so many features."""
     pos, x, found = torch.rand(nodes, 3) * nodes ** (1 / 3), torch.randn(nodes, CHANNELS), []
-    edges = near_pairs(pos, cutoff())[0]
+    edges = neighbor_list(pos, cutoff())[0]
     options = {"pos_dim": 3, "cutoff": cutoff(), "num_random_features": features, **OURS[name]}
     for _ in range(draws):
         layers = [RelativePerformerConv(CHANNELS, CHANNELS, HEADS, **options, method=m) for m in ("pairs", "features")]

@@ -64,9 +64,11 @@ class MaterialisedAttention(GroupAttention):
     attention = staticmethod(oracles().attention_materialised)
 
     def forward(self, x: Tensor) -> Tensor:
-        rho_space, rho_group = self.encoding(self.offsets(tuple(x.shape[3:]), x.device) / self.neighbourhood.scale())
+        offset_encoding, element_encoding = self.encoding(
+            self.offsets(tuple(x.shape[3:]), x.device) / self.window.scale()
+        )
         out = self.attention(
-            *self.project(x), rho_space, rho_group, self.index(x.device), self.neighbourhood.kernel_size,
+            *self.project(x), offset_encoding, element_encoding, self.index(x.device), self.window.kernel_size,
             self.head_channels**-0.5,
         )  # fmt: skip
         return self.out(out.flatten(1, 2))
@@ -81,7 +83,7 @@ def measure_case(
     x = torch.randn(batch, CHANNELS, len(group), size, size, device=device)
     kind = MaterialisedAttention if variant == "baseline" else GroupAttention
     locality = None if variant == "baseline" else "auto"
-    options = {"neighbourhood": "square"}
+    options = {"window_shape": "square"}
     layer = kind(group, CHANNELS, CHANNELS, heads=HEADS, head_channels=HEAD_CHANNELS, kernel_size=kernel_size,
                  relation="ge_vit", locality=locality, options=options).to(device)  # fmt: skip
     compiled = variant == "compiled"

@@ -49,7 +49,7 @@ from tg_equiattn.nn.vector.grades import Grades
 from tg_equiattn.nn.vector.options import OperatorOptions
 from tg_equiattn.nn.vector.scalars_and_vectors import ScalarVectorModule
 from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
-from tg_equiattn.ragged import Ragged, Rows
+from tg_equiattn.node_batch import NodeBatch, PaddedBatch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -93,13 +93,13 @@ class LongConv(nn.Module):
 class AllPairs(VectorAttentionOperator):
     """Vector attention as the equations are written: every pair's cross product exists at once."""
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) -> Tensor:
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch) -> Tensor:
         if query.ndim == 2:
-            return super().mix(query, key, value, ragged)
-        return ragged.mix(_all_pairs, query, key, value)
+            return super().mix(query, key, value, node_batch)
+        return node_batch.mix(_all_pairs, query, key, value)
 
 
-def _all_pairs(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+def _all_pairs(q: Tensor, k: Tensor, v: Tensor, rows: PaddedBatch) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (b, V, N, 3)
     pairs = torch.linalg.cross(q[..., :, None, :], k[..., None, :, :])
     weight = (pairs.norm(dim=-1) / rows.length**0.5).softmax(-1)

@@ -66,7 +66,7 @@ class EscnnMixedModel(Settings):
     relation: Literal["ge_vit", "gsa", "lifted", "relative"] = "ge_vit"
     """of the group encoding"""
     locality: tuple[float | None, ...] = (4.0,)
-    """sharpness by which heads start at places of their own; None is without"""
+    """locality_strength by which heads start at places of their own; None is without"""
     encoding: Literal["axial", "joint", "full"] = "joint"
     """of positions: a table for rows and one for columns, one for both, or one for positions and group elements"""
     epochs: int = 8
@@ -131,7 +131,7 @@ class ResidualAttention(nn.EquivariantModule):
         self.attention = R2GroupAttention(
             fields, fields, heads=settings.heads[0], head_channels=settings.head_channels,
             kernel_size=settings.kernel_size or None, relation=settings.relation, locality=settings.locality[0],
-            options={"encoding": settings.encoding, "neighbourhood": "square"},
+            options={"encoding": settings.encoding, "window_shape": "square"},
         )  # fmt: skip
 
     def forward(self, x: nn.GeometricTensor) -> nn.GeometricTensor:

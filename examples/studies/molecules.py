@@ -45,7 +45,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import one_hot
 from torch_geometric.data import Batch, Data
 
-from tg_equiattn.pairs import near_pairs
+from tg_equiattn.neighbors import neighbor_list
 
 SEED = 45  # of the data, which do not depend on the seed of training
 MODELS = {
@@ -146,7 +146,7 @@ def graphs(molecules: Molecules, cutoff: float, explained: Tensor, units: tuple[
         there = int((species >= 0).sum())
         pos, kinds = pos[:there], one_hot(bonds[:there, :there] + 1, 1 + KINDS)[..., 1:].float()
         bonded = torch.stack(tuple(kinds.sum(-1).nonzero().T)).flip(0)  # sources and targets, sorted by target
-        pairs = near_pairs(pos, cutoff)[0]
+        pairs = neighbor_list(pos, cutoff)[0]
         found.append(Data(
             x=one_hot(species[:there], len(SIZES)).float(), pos=pos.float(), y=energy.float()[None],
             forces=forces[:there].float(), edge_index=bonded, edge_attr=kinds[tuple(bonded)],

@@ -134,7 +134,7 @@ class LocalOnly(HyenaOperator):
         super().__init__(in_grades, out_grades, options)
         self.project = self.gate = None
 
-    def forward(self, x: Tensor, pos: Tensor, ragged: Any, edges: Any = None) -> Tensor:
+    def forward(self, x: Tensor, pos: Tensor, node_batch: Any, edges: Any = None) -> Tensor:
         return features(self.out(self.in_grades.parts(self.local(x, pos, edges))))
 
 
@@ -147,10 +147,10 @@ class EwaldOperator(HyenaOperator):
         self.project = MultivectorMLP(in_grades.plus(POSITION), in_grades, max(1, *in_grades), options.num_blocks)
         self.attention = EwaldAttention(in_grades.scalars, in_grades.vectors, width=WIDTH, max_width=MAX_WIDTH)
 
-    def forward(self, x: Tensor, pos: Tensor, ragged: Any, edges: Any = None) -> Tensor:
+    def forward(self, x: Tensor, pos: Tensor, node_batch: Any, edges: Any = None) -> Tensor:
         projected = features(self.project(with_position(self.in_grades.parts(x), pos)))
         scalars, vectors = projected.split([self.in_grades.scalars, 3 * self.in_grades.vectors], 1)
-        found = self.attention(scalars, vectors.unflatten(1, (-1, 3)), pos=pos, batch=ragged.batch)
+        found = self.attention(scalars, vectors.unflatten(1, (-1, 3)), pos=pos, batch=node_batch.batch)
         return features(self.out(self.in_grades.parts(x + torch.cat([found[0], found[1].flatten(1)], 1))))
 
 

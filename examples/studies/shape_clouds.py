@@ -39,7 +39,7 @@ from tg_equiattn.integrations.pyg import RelativeGPSBlock
 from torch import Tensor, nn
 from torch_geometric.nn import MLP
 
-from tg_equiattn.pairs import mean_edge_length
+from tg_equiattn.neighbors import mean_edge_length
 
 SEED = 45  # of the test clouds, which do not depend on the seed of training
 Model = Literal["distance", "mlp", "PointNet++", "DGCNN"]

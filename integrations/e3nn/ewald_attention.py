@@ -15,7 +15,7 @@ from tg_equiattn.nn.modules import NotScriptable, reset_children
 from tg_equiattn.nn.waves.ewald_network import EwaldNetwork
 from tg_equiattn.nn.waves.options import EwaldOptions
 from tg_equiattn.nn.waves.spherical_features import Irrep
-from tg_equiattn.ragged import Ragged
+from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.ranks import Shared
 from tg_equiattn.tables import Tables
 
@@ -154,8 +154,8 @@ class IrrepsEwaldAttention(Shared, NotScriptable, torch.nn.Module):
         """
         check_features("x", x, self._features, self.attention.octaves)
         pos = checks.positions(pos, (x.shape[0], 3), x, "attention depends on them")
-        ragged = Ragged.flat(x, batch, batch_size, max_num_nodes, self.ranks)
-        x = self.attention(x.index_select(1, self.columns_in(x.device)), pos, ragged, cell, pbc)
+        node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes, self.ranks)
+        x = self.attention(x.index_select(1, self.columns_in(x.device)), pos, node_batch, cell, pbc)
         return x.index_select(1, self.columns_out(x.device))
 
     def why_not_shared(self) -> str | None:

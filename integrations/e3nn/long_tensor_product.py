@@ -15,8 +15,8 @@ from tg_equiattn.checks import python_numbers
 from tg_equiattn.functional.hyena.long_conv import bilinear_long_conv
 from tg_equiattn.modes import full_precision
 from tg_equiattn.nn.modules import NotScriptable, StoresSettings
+from tg_equiattn.node_batch import NodeBatch, PaddedBatch
 from tg_equiattn.orders import check_order
-from tg_equiattn.ragged import Ragged, Rows
 
 from .layout import Features, check_features, like_its_copies
 
@@ -115,23 +115,23 @@ class LongTensorProduct(NotScriptable, StoresSettings):
         check_features("x2", x2, self._features[1], self._reference)
         if x1.shape[0] != x2.shape[0]:
             raise ValueError(f"x2 must have the {x1.shape[0]} nodes of x1, got {x2.shape[0]}")
-        ragged = Ragged.flat(x1, batch, batch_size, max_num_nodes)
+        node_batch = NodeBatch.flat(x1, batch, batch_size, max_num_nodes)
         if order is not None:
-            check_order(order, ragged)
-            ragged = ragged.ordered(order)
+            check_order(order, node_batch)
+            node_batch = node_batch.ordered(order)
         with full_precision(x1.device):
-            return self.convolve(x1.to(self._reference.dtype), x2.to(self._reference.dtype), ragged)
+            return self.convolve(x1.to(self._reference.dtype), x2.to(self._reference.dtype), node_batch)
 
-    def convolve(self, x1: Tensor, x2: Tensor, ragged: Ragged) -> Tensor:
+    def convolve(self, x1: Tensor, x2: Tensor, node_batch: NodeBatch) -> Tensor:
         """Evaluate on graphs that are known."""
         if not x1.shape[0]:
             return x1.new_zeros(0, self.irreps_out.dim)
 
-        def convolution(a: Tensor, b: Tensor, rows: Rows) -> Tensor:
+        def convolution(a: Tensor, b: Tensor, rows: PaddedBatch) -> Tensor:
             with _recomputed_whole(self.tensor_product):
                 return bilinear_long_conv(a, b, self.tensor_product, rows.lengths, self.mode, self.norm)
 
-        return ragged.mix(convolution, x1, x2).contiguous()
+        return node_batch.mix(convolution, x1, x2).contiguous()
 
     def __repr__(self) -> str:
         return (

@@ -19,7 +19,7 @@ from tg_equiattn.nn.vector.network import TokenNetwork
 from tg_equiattn.nn.vector.operator import TokenModel
 from tg_equiattn.nn.vector.options import OperatorOptions, options_of
 from tg_equiattn.nn.vector.self_attention import VectorAttentionOperator
-from tg_equiattn.ragged import Ragged
+from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.tables import Tables
 
 from .layout import Features, check_features, columns_by_grade, columns_by_irrep, describe, grades_of
@@ -94,9 +94,9 @@ class IrrepsModule(NotScriptable, torch.nn.Module):
             features of shape ``(nodes, irreps_out.dim)``, or ``(batch_size, irreps_out.dim)`` where the module pools
         """
         check_features("x", x, self._features, self.module.reference_parameter)
-        ragged = Ragged.flat(x, batch, batch_size, max_num_nodes)
+        node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes)
         x = x.index_select(1, self.columns_in(x.device))
-        out = self.module.run(x, pos, ragged, order, edge_index, edge_attr)
+        out = self.module.run(x, pos, node_batch, order, edge_index, edge_attr)
         return out.index_select(1, self.columns_out(out.device))
 
     def reset_parameters(self) -> None:

@@ -18,8 +18,8 @@ from tg_equiattn.nn.modules import NotScriptable, StoresSettings
 from tg_equiattn.nn.vector.network import place_tokens
 from tg_equiattn.nn.vector.options import check_short_conv
 from tg_equiattn.nn.vector.short_conv import ShortConv
+from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.orders import ORDERS
-from tg_equiattn.ragged import Ragged
 from tg_equiattn.tables import Tables
 
 from .layout import Features, channels, check_features, describe, filter_columns, like_its_copies
@@ -139,23 +139,23 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         """Evaluate on features of shape ``(nodes, irreps_in.dim)``; arguments as of :class:`IrrepsSE3HyenaOperator`."""
         reference = self.out.weight
         check_features("x", x, self._features, reference)
-        ragged = Ragged.flat(x, batch, batch_size, max_num_nodes)
+        node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes)
         with full_precision(x.device):
-            x, pos, ragged = place_tokens(
-                x.to(reference.dtype), pos, ragged, order, by=self.order, invariants=self._invariants,
+            x, pos, node_batch = place_tokens(
+                x.to(reference.dtype), pos, node_batch, order, by=self.order, invariants=self._invariants,
                 needs_positions=self._needs_positions,
             )  # fmt: skip
-            return self._mix(x, pos, ragged)
+            return self._mix(x, pos, node_batch)
 
-    def _mix(self, x: Tensor, pos: Tensor, ragged: Ragged) -> Tensor:
+    def _mix(self, x: Tensor, pos: Tensor, node_batch: NodeBatch) -> Tensor:
         projected = self.project(torch.cat([x, pos], 1))
         if self.short_conv is not None:
-            projected = self.short_conv(projected, ragged)
+            projected = self.short_conv(projected, node_batch)
         query, key, value = projected.chunk(3, 1)
         if self.lag_filter is None:
-            mixed = self.convolution.convolve(query, key, ragged)
+            mixed = self.convolution.convolve(query, key, node_batch)
         else:
-            mixed = self.tensor_product(query, self.lag_filter(key, ragged, self._channels(key.device)))
+            mixed = self.tensor_product(query, self.lag_filter(key, node_batch, self._channels(key.device)))
         invariants = torch.cat([self.norm(mixed), *(mixed[:, part] for part in self._scalars)], 1)
         mixed = self.apply_gate(mixed, torch.sigmoid(self.gate(invariants)))
         return self.out(self.shortcut(x) + self.multiply(mixed, value))

@@ -9,7 +9,7 @@ from tg_equiattn import checks
 from tg_equiattn.grids import PixelGrid
 from tg_equiattn.nn.performer.attention import CUTOFF
 from tg_equiattn.nn.performer.pixel_model import PixelModel
-from tg_equiattn.ragged import Ragged
+from tg_equiattn.node_batch import NodeBatch
 
 from .conv import KernelAttentionConv
 from .graph import batch_of, check_sources
@@ -91,13 +91,13 @@ class PixelGraphClassifier(PixelModel):
                 raise ValueError(
                     f"neighbors must fill every graph and stand for batch, got {neighbors} for {x.shape[0]} nodes"
                 )
-            ragged, size = Ragged.dense(x.shape[0] // len(neighbors), len(neighbors), None, x.device), None
+            node_batch, size = NodeBatch.dense(x.shape[0] // len(neighbors), len(neighbors), None, x.device), None
             if pos is None:
-                pos = neighbors.pos(x.device, self.readout.head.weight.dtype).repeat(ragged.count, 1)
+                pos = neighbors.pos(x.device, self.readout.head.weight.dtype).repeat(node_batch.count, 1)
         else:
             size = graphs if batch_size is None else batch_size
-            ragged = Ragged.flat(x, batch, 1 if batch is None and size is None else size, whole=False)
-            size = ragged.count
+            node_batch = NodeBatch.flat(x, batch, 1 if batch is None and size is None else size, whole=False)
+            size = node_batch.count
             if edge_index is not None:
                 conv: Any = self.blocks[0].attention
                 near = conv.neighbors(edge_index, batch, pos=pos, edge_offset=edge_offset, num_nodes=x.shape[0])
@@ -107,7 +107,7 @@ class PixelGraphClassifier(PixelModel):
             x = x + self.absolute(pos).to(x.dtype)
         for block in self.blocks:
             x = block(x, pos=pos, batch=batch, batch_size=size, neighbors=near)
-        return self.readout(x, ragged.mean)
+        return self.readout(x, node_batch.mean)
 
     def __repr__(self) -> str:
         return (

@@ -10,10 +10,10 @@ from torch_geometric.utils import is_sparse
 
 from tg_equiattn import checks
 from tg_equiattn.grids import PixelGrid
+from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn import PerformerAttention
 from tg_equiattn.nn.modules import NotScriptable
 from tg_equiattn.nn.performer.attention import KernelAttention
-from tg_equiattn.pairs import Pairs
 
 from .graph import batch_of, check_hidden_batch, check_sources, plain_edges
 
@@ -70,7 +70,7 @@ class KernelAttentionConv(NotScriptable, MessagePassing):
         ptr: Tensor | None = None,
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
-        neighbors: Pairs | PixelGrid | None = None,
+        neighbors: NeighborList | PixelGrid | None = None,
         return_vectors: bool = False,
     ) -> Any:
         r"""Runs the forward pass of the module.
@@ -88,8 +88,8 @@ class KernelAttentionConv(NotScriptable, MessagePassing):
             ptr (torch.Tensor, optional): Where graphs begin, in place of :obj:`batch`.
             batch_size, max_num_nodes (int, optional): The number of graphs, and a bound of the nodes of a graph, for
                 pairs; :meth:`torch.compile` needs them.
-            neighbors (Pairs or PixelGrid, optional): Near pairs from :meth:`neighbors`, to share among layers; or a
-                grid whose pixels every graph has, which stands for edges, positions and :obj:`batch`.
+            neighbors (NeighborList or PixelGrid, optional): Near pairs from :meth:`neighbors`, to share among layers;
+                or a grid whose pixels every graph has, which stands for edges, positions and :obj:`batch`.
             return_vectors (bool, optional): If set to :obj:`True`, will additionally return the heads' mean offsets
                 of :obj:`values="offset"`, :math:`(|\mathcal{V}|, H, d)`. (default: :obj:`False`)
         """
@@ -121,7 +121,7 @@ class KernelAttentionConv(NotScriptable, MessagePassing):
         *,
         edge_offset: Tensor | None = None,
         num_nodes: int,
-    ) -> Pairs | None:
+    ) -> NeighborList | None:
         """Checks a graph's edges and sorts them, once for all layers that share it; :obj:`None` where positions need
         none. Arguments as :meth:`forward`."""
         if self.flow == "target_to_source" and is_sparse(edge_index):
@@ -140,7 +140,7 @@ class KernelAttentionConv(NotScriptable, MessagePassing):
             self._checked = True
         if not self.attention.needs_neighbors:
             return None
-        return Pairs.from_edges(
+        return NeighborList.from_edges(
             edge_index, num_nodes, batch=batch, dim=self.attention.pos_dim, pos=pos, offsets=edge_offset,
             whole=self.attention.whole_offsets, edge_dim=self.attention.positions.edge_dim, features=edge_attr,
             weights=self._explained(edge_index),
@@ -173,7 +173,7 @@ class RelativePerformerConv(KernelAttentionConv):
         out_channels (int): Size of each output sample, a multiple of :obj:`heads`.
         heads, pos_dim (int, optional): Number of attention heads, and dimension of positions. (default: 1 and 2)
         cutoff (float, optional): In the unit of :obj:`pos`, the length that offsets are measured in, and below which
-            nodes are near where there are no edges. Twice :func:`tg_equiattn.pairs.mean_edge_length` suits most
+            nodes are near where there are no edges. Twice :func:`tg_equiattn.neighbors.mean_edge_length` suits most
             graphs. :obj:`None` means :obj:`6` for tables and without near pairs. (default: :obj:`None`)
         offset (str, optional): Bias of the offset: a :obj:`"table"` over integer offsets, an :obj:`"mlp"` for points
             off a grid, or one of the :obj:`"distance"`; :obj:`None` for no near pairs. (default: :obj:`"table"`)

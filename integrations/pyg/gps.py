@@ -10,8 +10,8 @@ from torch_geometric.typing import Adj
 from torch_geometric.utils import is_sparse
 
 from tg_equiattn import checks
+from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn.modules import reset_children
-from tg_equiattn.pairs import Pairs
 
 from .conv import RelativePerformerConv
 from .graph import plain_edges
@@ -111,15 +111,16 @@ class RelativeGPSBlock(torch.nn.Module):
         edge_offset: Tensor | None = None,
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
-        neighbors: Pairs | None = None,
+        neighbors: NeighborList | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Runs the forward pass of the module; arguments as :meth:`RelativePerformerConv.forward`.
 
         Args:
             edge_attr (torch.Tensor, optional): Edge features for :obj:`conv`, and with :obj:`edge_dim` the attention.
-            neighbors (Pairs, optional): Near pairs of the attention in place of the edges, from :meth:`neighbors`:
-                shared among blocks, or others than messages pass along, as across a periodic cell's border.
+            neighbors (NeighborList, optional): Near pairs of the attention in place of the edges, from
+                :meth:`neighbors`: shared among blocks, or others than messages pass along, as across a periodic cell's
+                border.
             **kwargs (optional): Additional arguments of :obj:`conv`, such as :obj:`edge_weight`.
         """
         if neighbors is None:
@@ -150,7 +151,7 @@ class RelativeGPSBlock(torch.nn.Module):
         *,
         edge_offset: Tensor | None = None,
         num_nodes: int,
-    ) -> Pairs | None:
+    ) -> NeighborList | None:
         """The near pairs of these edges, once for all blocks that share them. Arguments as :meth:`forward`."""
         if not self._features_in_attention:
             edge_attr = None

@@ -11,7 +11,7 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_sparse, to_edge_index
 
 from tg_equiattn import checks
-from tg_equiattn.pairs import check_edges
+from tg_equiattn.neighbors import check_edges
 
 
 def plain_edges(edge_index, edge_attr: Tensor | None, nodes: int) -> tuple[Tensor, Tensor | None]:
@@ -57,7 +57,7 @@ def batch_of(batch: Tensor | None, ptr: Tensor | None, nodes: int) -> tuple[Tens
         raise ValueError("ptr must be None where batch is given: they say the same")
     if ptr.dtype != torch.int64 or ptr.ndim != 1 or ptr.shape[0] < 2:
         raise ValueError(f"ptr must be int64 (graphs + 1,), got {ptr.dtype} of shape {tuple(ptr.shape)}")
-    if checks.values_are_free(ptr) and (int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any())):
+    if checks.is_concrete(ptr) and (int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any())):
         raise ValueError(f"ptr must rise from 0 to {nodes}, got {ptr.tolist()[:8]}")
     index = torch.searchsorted(ptr, torch.arange(nodes, device=ptr.device), right=True) - 1
     return index, ptr.shape[0] - 1

@@ -6,7 +6,7 @@ from oracles import relation_argument
 from small_groups import GROUPS
 
 from tg_equiattn.encodings.group import ENCODINGS, RELATIONS, GroupEncoding, relation_index, rotated_offsets
-from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic
 
 
@@ -41,10 +41,10 @@ def test_off_lattice_elements(n, encoding, randomise):
 
 @pytest.mark.parametrize(("size", "spatial", "count"), [(5, None, 25), (None, (3, 7), 5 * 13)])
 def test_rotated_offsets_are_pixels(size, spatial, count):
-    neighbourhood = Neighbourhood(2, size)
-    offsets = rotated_offsets(cyclic(4).matrices, neighbourhood, spatial)
+    window = Window(2, size)
+    offsets = rotated_offsets(cyclic(4).matrices, window, spatial)
     assert offsets.shape == (4, count, 2)
-    assert offsets.abs().max() == neighbourhood.scale(spatial)
+    assert offsets.abs().max() == window.scale(spatial)
 
 
 def test_axial_parts_are_disjoint(randomise):

@@ -45,5 +45,5 @@ def test_frames_hold_at_most_four_tensors_of_scores(content):
     """Forward and backward, gradients included."""
     layer = GroupAttention(cyclic(8), 8, 8, heads=4, head_channels=4, options={"content_heads": content})
     x = torch.randn(2, 8, 8, 32, 32)
-    places = layer.neighbourhood.count()
+    places = layer.window.count()
     assert peak(lambda: layer(x).square().sum().backward()) < 4 * 4 * (2 * 4 * places * 8 * 32 * 32)

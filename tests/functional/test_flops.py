@@ -13,7 +13,7 @@ from tg_equiattn.functional.group.operator import windowed_attention
 from tg_equiattn.functional.hyena.lag_convolution import first_lag, lag_convolution
 from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum
 from tg_equiattn.functional.performer.feature_attention import feature_readout, feature_summary
-from tg_equiattn.grids import Neighbourhood, PixelGrid
+from tg_equiattn.grids import PixelGrid, Window
 
 NEAR = PixelGrid((3, 5), 2).neighbors().csr
 G, L, M, D, E = 2, 13, 11, 5, 7
@@ -89,7 +89,7 @@ def test_vector_attention():
 @pytest.mark.parametrize("relation", ["frame", "lifting", "relative", "ge_vit", "full relative", "full ge_vit"])
 def test_group_attention(relation):
     """What matrix products of the definition count, the same scores one image and offset at a time."""
-    window, spatial = Neighbourhood(2, 3), (3, 5)
+    window, spatial = Window(2, 3), (3, 5)
     operands, index = table_operands(relation, window, spatial)
     query, key, value, offsets, elements = operands
     settings = index, None, torch.tensor(0), 3, (), False, 0.0

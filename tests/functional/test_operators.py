@@ -12,7 +12,7 @@ from tg_equiattn.functional.group.operator import windowed_attention
 from tg_equiattn.functional.hyena.lag_convolution import first_lag, lag_convolution
 from tg_equiattn.functional.performer.edge_products import csr_edge_dot, csr_edge_sum
 from tg_equiattn.functional.performer.feature_attention import chunked_readout, chunked_summary
-from tg_equiattn.grids import Neighbourhood, PixelGrid
+from tg_equiattn.grids import PixelGrid, Window
 
 OURS = torch.ops.tg_equiattn
 NEAR = PixelGrid((3, 4), 2).neighbors().csr
@@ -23,7 +23,7 @@ def d(*shape):
 
 
 def of_groups(relation):
-    tensors, index = table_operands(relation, Neighbourhood(2, 3), (3, 4), 2)
+    tensors, index = table_operands(relation, Window(2, 3), (3, 4), 2)
     mask = torch.tensor([[[True, False, True, True]] * 3]).expand(2, -1, -1).contiguous()
     return *tensors, index, mask, torch.tensor(0), 3, (), False, 0.0
 

@@ -7,13 +7,13 @@ import torch
 
 from tg_equiattn import functional as F
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.grids import Neighbourhood, PixelGrid
+from tg_equiattn.grids import PixelGrid, Window
 from tg_equiattn.groups import cyclic
 
 IMAGES = dict.fromkeys(("query", "key", "value"), torch.ones(2, 3, 5, 4, 5, 6))
 GROUP = IMAGES | {
-    "rho_space": torch.ones(4, 9, 5), "rho_group": torch.ones(4, 5), "index": relation_index(cyclic(4), "ge_vit"),
-    "neighbourhood": Neighbourhood(2, 3),
+    "offset_encoding": torch.ones(4, 9, 5), "element_encoding": torch.ones(4, 5),
+    "index": relation_index(cyclic(4), "ge_vit"), "window": Window(2, 3),
 }  # fmt: skip
 GLOBAL = GROUP | {"index": relation_index(cyclic(4), "relative"), "projection": torch.ones(7, 5)}
 NEAR = PixelGrid((5, 7), 3).neighbors()
@@ -87,24 +87,26 @@ REFUSED = [
     ("value must match key", group("value", torch.ones(2, 3, 5, 3, 5, 6))),
     ("key must be torch.float32 on cpu as query is, got torch.float64", group("key", IMAGES["key"].double())),
     ("query must be a floating point tensor, got torch.int32", group("query", IMAGES["query"].int())),
-    ("rho_space must have shape", group("rho_space", torch.ones(3, 9, 5))),
-    ("rho_space must have 9 offsets on axis 1", group("rho_space", torch.ones(4, 8, 5))),
-    ("rho_space must be on cpu as query is, got meta", group("rho_space", torch.ones(4, 9, 5, device="meta"))),
-    ("rho_group be None", group("rho_space", torch.ones(4, 9, 4, 5))),
-    (r"rho_group must have shape \(4, 5\), got None", group("rho_group", None)),
-    ("rho_group must be a floating point tensor, got torch.int32", group("rho_group", torch.ones(4, 5).int())),
+    ("offset_encoding must have shape", group("offset_encoding", torch.ones(3, 9, 5))),
+    ("offset_encoding must have 9 offsets on axis 1", group("offset_encoding", torch.ones(4, 8, 5))),
+    ("offset_encoding must be on cpu as query is, got meta",
+     group("offset_encoding", torch.ones(4, 9, 5, device="meta"))),
+    ("element_encoding be None", group("offset_encoding", torch.ones(4, 9, 4, 5))),
+    (r"element_encoding must have shape \(4, 5\), got None", group("element_encoding", None)),
+    ("element_encoding must be a floating point tensor, got torch.int32",
+     group("element_encoding", torch.ones(4, 5).int())),
     ("index must be int64 of shape", group("index", GROUP["index"][:, :3])),
     ("index must be a permutation", group("index", GROUP["index"] * 0)),
     ("index must be on cpu as query is, got meta", group("index", GROUP["index"].to("meta"))),
     (r"dropout must be in \[0, 1\), got 1.0", group("dropout", 1.0)),
-    ("neighbourhood must be a tg_equiattn.grids.Neighbourhood, got int", group("neighbourhood", 3)),
-    ("must have 3 spatial axes", group("neighbourhood", Neighbourhood(3, 3))),
+    ("window must be a tg_equiattn.grids.Window, got int", group("window", 3)),
+    ("must have 3 spatial axes", group("window", Window(3, 3))),
     (r"space_bias must have shape \(3, 4, 9\), got \(3, 4, 8\)", group("space_bias", torch.zeros(3, 4, 8))),
     (r"group_bias must have shape \(3, 4\), got \(3, 5\)", group("group_bias", torch.zeros(3, 5))),
     ("index must have shape .*'relative'", everywhere(index=GROUP["index"])),
     (r"projection must be \(m, 5\), got \(7, 4\)", everywhere(projection=torch.ones(7, 4))),
     (r"far_bias must have shape \(3, 4\), got \(3, 3\)", everywhere(biases=(None, None, torch.ones(3, 3)))),
-    ("must be a window", everywhere(neighbourhood=Neighbourhood(2, None), rho_space=torch.ones(4, 99, 5))),
+    ("must be a window", everywhere(window=Window(2, None), offset_encoding=torch.ones(4, 99, 5))),
     (r"mask must be bool of shape \(2 or 1, 5, 6\)", everywhere(mask=torch.ones(2, 5, 6))),
     ("query, key and value must be", linear(Q, Q[..., :3], Q, W)),
     (r"projection must be \(m, 7\), got \(11, 5\)", linear(Q, Q, Q, W[:, :5])),

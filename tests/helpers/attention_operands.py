@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from tg_equiattn import functional
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.functional.group import attention
-from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic
 
 
@@ -18,15 +18,15 @@ def operands(
     elements, spatial, kernel_size=3, *, batch=2, heads=3, channels=5, value_channels=7, dtype=torch.float64,
     device="cpu",
 ):  # fmt: skip
-    neighbourhood = Neighbourhood(len(spatial), kernel_size)
+    window = Window(len(spatial), kernel_size)
     shapes = [
         *[(batch, heads, channels, elements, *spatial)] * 2,
         (batch, heads, value_channels, elements, *spatial),
-        (elements, len(neighbourhood.offsets(spatial)), channels),
+        (elements, len(window.offsets(spatial)), channels),
         (elements, channels),
     ]
     tensors = [torch.randn(s, dtype=dtype).to(device).requires_grad_() for s in shapes]
-    return tensors, neighbourhood
+    return tensors, window
 
 
 RELATIONS = ["frame", "lifting", "relative", "ge_vit", "full relative", "full ge_vit"]
@@ -61,8 +61,8 @@ frame_attention = by_backend(functional.frame_attention)
 
 def as_full(tensors):
     """Operands with a full encoding that happens to be a sum."""
-    *features, rho_space, rho_group = tensors
-    return *features, rho_space[:, :, None] + rho_group, None
+    *features, offset_encoding, element_encoding = tensors
+    return *features, offset_encoding[:, :, None] + element_encoding, None
 
 
 def gradients(out, tensors):
@@ -81,28 +81,28 @@ LARGE = 200 * 3**0.5  # of three channels: scores of +-200
 
 def opposed(dtype, size=LARGE):
     """Scores of +-200 whose content maxima and spatial maxima sit at different neighbors."""
-    tensors, neighbourhood = operands(2, (3, 5), channels=3, dtype=dtype)
-    query, key, value, rho_space, rho_group = (x.detach() for x in tensors)
+    tensors, window = operands(2, (3, 5), channels=3, dtype=dtype)
+    query, key, value, offset_encoding, element_encoding = (x.detach() for x in tensors)
     query = torch.ones_like(query)
     key = torch.zeros_like(key)
     key[:, :, 0, :, :, ::2] = size  # content prefers even columns ...
     key[:, :, 0, :, :, 1::2] = -size
-    rho_space = 0.1 * torch.randn_like(rho_space)
-    rho_space[:, 1::3, 1] -= size  # ... offsets dislike their own column by as much
-    rho_space[:, 0::3, 1] += size
-    rho_group = 0.1 * rho_group + torch.tensor([[0.0, 0.0, size], [0.0, 0.0, -size]], dtype=dtype)
-    return [x.clone().requires_grad_() for x in (query, key, value, rho_space, rho_group)], neighbourhood
+    offset_encoding = 0.1 * torch.randn_like(offset_encoding)
+    offset_encoding[:, 1::3, 1] -= size  # ... offsets dislike their own column by as much
+    offset_encoding[:, 0::3, 1] += size
+    element_encoding = 0.1 * element_encoding + torch.tensor([[0.0, 0.0, size], [0.0, 0.0, -size]], dtype=dtype)
+    return [x.clone().requires_grad_() for x in (query, key, value, offset_encoding, element_encoding)], window
 
 
 def at_the_border(dtype, size=LARGE):
     """Scores of +-200 whose spatial maximum lies outside the image for the queries of two sides."""
-    (query, key, value, rho_space, rho_group), neighbourhood = opposed(dtype, size)
+    (query, key, value, offset_encoding, element_encoding), window = opposed(dtype, size)
     with torch.no_grad():
         key[:, :, 0] = -size
         key[:, :, 0, 0, 1, 2] = size
-        rho_space[:, :, 1] = -size
-        rho_space[:, 0, 1] = size
-    return [query, key, value, rho_space, rho_group], neighbourhood
+        offset_encoding[:, :, 1] = -size
+        offset_encoding[:, 0, 1] = size
+    return [query, key, value, offset_encoding, element_encoding], window
 
 
 class Largest(TorchDispatchMode):

@@ -16,15 +16,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tg_equiattn import functional as F
 from tg_equiattn import nn as layers
 from tg_equiattn.encodings import relation_index
-from tg_equiattn.grids import Neighbourhood, PixelGrid
+from tg_equiattn.grids import PixelGrid, Window
 from tg_equiattn.groups import cyclic, dihedral, dyadic, octahedral
+from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.nn.group.linear import Pointwise
 from tg_equiattn.nn.group.norm import RegularBatchNorm
 from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
 from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
 from tg_equiattn.nn.performer.pixel_model import MeanReadout, PerformerBlock, PixelEmbedding
 from tg_equiattn.nn.performer.random_features import RandomFeatures
-from tg_equiattn.pairs import Pairs
 
 C4, GRID, SIZES, RAGGED = cyclic(4), PixelGrid((5, 7), 3), [5, 11, 3], [2, 17, 1, 5]
 SMALL = {"hidden_scalars": 5, "hidden_vectors": 7}
@@ -98,10 +98,10 @@ def gevit(group=C4, in_channels=1, *, shape=(5, 6), masked=False, **options):
 
 
 def group_attention():
-    pixel, window = (2, 2, 5, 3, 4, 5), Neighbourhood(2, 3)
+    pixel, window = (2, 2, 5, 3, 4, 5), Window(2, 3)
     return function(
-        lambda **t: F.group_attention(**t, neighbourhood=window), query=pixel, key=pixel, value=(2, 2, 7, 3, 4, 5),
-        rho_space=(3, 9, 5), space_bias=(2, 3, 9), group_bias=(2, 3), rho_group=(3, 5),
+        lambda **t: F.group_attention(**t, window=window), query=pixel, key=pixel, value=(2, 2, 7, 3, 4, 5),
+        offset_encoding=(3, 9, 5), space_bias=(2, 3, 9), group_bias=(2, 3), element_encoding=(3, 5),
         index=lambda: relation_index(cyclic(3), "ge_vit"),
     )  # fmt: skip
 
@@ -174,7 +174,7 @@ def performer(position=None, form="grid", **options):
         return on_grid(make, masked=form == "masked")
 
     def on_nodes(layer, x, pos, batch, batch_size, target, source, offsets):
-        pairs = Pairs(torch.stack([source, target]), x.shape[0], offsets)
+        pairs = NeighborList(torch.stack([source, target]), x.shape[0], offsets)
         return layer(x, pos=pos, batch=batch, batch_size=batch_size, neighbors=pairs)
 
     def inputs(step):
@@ -191,7 +191,7 @@ def relative_performer(**options):
 
 
 def window(query, key, value, projection, bias, self_bias, far_bias, target, source, offsets, batch):
-    pairs = Pairs(torch.stack([source, target]), len(query), offsets)
+    pairs = NeighborList(torch.stack([source, target]), len(query), offsets)
     ragged = {"batch": batch, "batch_size": len(RAGGED)}
     biases = bias, self_bias, pairs
     return F.window_attention(query, key, value, projection.detach(), *biases, far_bias=far_bias, **ragged)
@@ -212,16 +212,17 @@ CORE = {
     "group_attention": group_attention(),
     "global_group_attention": function(
         lambda projection, far_bias, **t: F.global_group_attention(
-            **t, projection=projection.detach(), neighbourhood=Neighbourhood(2, 3, padding_mode="circular"),
+            **t, projection=projection.detach(), window=Window(2, 3, padding_mode="circular"),
             biases=(None, None, far_bias),
         ),
-        query=(2, 2, 5, 3, 4, 5), key=(2, 2, 5, 3, 4, 5), value=(2, 2, 7, 3, 4, 5), rho_space=(3, 9, 5),
-        rho_group=(3, 5), far_bias=(2, 3), projection=(11, 5), index=lambda: relation_index(cyclic(3), "relative"),
-        mask=lambda: torch.rand(1, 4, 5) < 0.7,
+        query=(2, 2, 5, 3, 4, 5), key=(2, 2, 5, 3, 4, 5), value=(2, 2, 7, 3, 4, 5), offset_encoding=(3, 9, 5),
+        element_encoding=(3, 5), far_bias=(2, 3), projection=(11, 5),
+        index=lambda: relation_index(cyclic(3), "relative"), mask=lambda: torch.rand(1, 4, 5) < 0.7,
     ),
     "lifting_attention": function(
-        lambda **t: F.lifting_attention(**t, neighbourhood=Neighbourhood(2, 3)),
-        query=(2, 2, 5, 4, 6), key=(2, 2, 5, 4, 6), value=(2, 2, 7, 4, 6), rho_space=(3, 9, 5), space_bias=(2, 3, 9),
+        lambda **t: F.lifting_attention(**t, window=Window(2, 3)),
+        query=(2, 2, 5, 4, 6), key=(2, 2, 5, 4, 6), value=(2, 2, 7, 4, 6), offset_encoding=(3, 9, 5),
+        space_bias=(2, 3, 9),
     ),
     "linear_attention": function(
         lambda projection, **t: F.linear_attention(**t, projection=projection.detach()), **QKV
@@ -237,14 +238,14 @@ CORE = {
     "LiftingAttention": attention(layers.LiftingAttention, 4, 6, locality=4.0),
     "LiftingAttention volume": attention(layers.LiftingAttention, 3, 4, 5, group=octahedral(), heads=1),
     "frame_attention": function(
-        lambda **t: F.frame_attention(**t, neighbourhood=Neighbourhood(2, 3)),
-        query=(2, 2, 5, 3, 4, 6), key=(2, 2, 5, 3, 4, 6), value=(2, 2, 7, 3, 4, 6), rho_space=(3, 9, 5),
+        lambda **t: F.frame_attention(**t, window=Window(2, 3)),
+        query=(2, 2, 5, 3, 4, 6), key=(2, 2, 5, 3, 4, 6), value=(2, 2, 7, 3, 4, 6), offset_encoding=(3, 9, 5),
         space_bias=(2, 3, 9), mask=lambda: torch.rand(1, 4, 6) < 0.7,
     ),
     "GroupAttention": attention(layers.GroupAttention, 4, 4, 6),
     "GroupAttention ge_vit": attention(layers.GroupAttention, 4, 4, 6, relation="ge_vit"),
     "GroupAttention all pixels": attention(layers.GroupAttention, 4, 3, 4, kernel_size=None),
-    "GroupAttention disk": attention(layers.GroupAttention, 4, 6, 5, kernel_size=5, neighbourhood="disk"),
+    "GroupAttention disk": attention(layers.GroupAttention, 4, 6, 5, kernel_size=5, window="disk"),
     "GroupAttention full": attention(layers.GroupAttention, 4, 4, 3, relation="ge_vit", encoding="full", locality=4.0),
     "GroupAttention relative": attention(layers.GroupAttention, 4, 4, 6, relation="relative", locality=1.0),
     "LiftingAttention scales": attention(layers.LiftingAttention, 5, 6, group=dyadic(3)),

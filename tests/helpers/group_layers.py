@@ -65,9 +65,9 @@ def oracle(layer, x, relation, context=None, there=None):
     isometries = layer.group.isometries if scales else layer.group
     matrices, each = isometries.matrices.repeat(scales or 1, 1, 1), len(isometries)
     q, k, v = (p.unsqueeze(3) if lifts else p for p in layer.project(x, context))
-    size = layer.neighbourhood.kernel_size
+    size = layer.window.kernel_size
     spatial = tuple(x.shape[-layer.group.dim :])
-    scale = layer.neighbourhood.scale(spatial)
+    scale = layer.window.scale(spatial)
 
     def rho(offset, u):
         space, group = layer.encoding((offset / scale).view(1, 1, -1))
@@ -76,7 +76,7 @@ def oracle(layer, x, relation, context=None, there=None):
         return space[0, 0] if group is None else space[0, 0] + group[u]
 
     def inside(offset):
-        if layer.neighbourhood.shape == "disk":
+        if layer.window.shape == "disk":
             return bool(offset.norm() <= size / 2)
         return size is None or bool(offset.abs().max() <= size // 2 and torch.equal(offset, offset.round()))
 
@@ -97,7 +97,7 @@ def oracle(layer, x, relation, context=None, there=None):
 
     def places(offset):
         distance = (offset - layer.locality.centre).square().sum(-1)
-        return -layer.locality.sharpness.abs() * distance
+        return -layer.locality.locality_strength.abs() * distance
 
     def bias(offset, u):
         return (0 if lifts or frames else layer.locality.preference[:, u]) + places(offset)[:count]
@@ -118,14 +118,14 @@ def oracle(layer, x, relation, context=None, there=None):
         q, k, v[:, :count], rho, matrices, argument=argument, inside=inside,
         strides=[2 ** (h // each) for h in range(len(matrices))],
         scale=layer.head_channels**-0.5, bias=bias if layer.locality is not None else None, there=there,
-        circular=layer.neighbourhood.circular,
+        circular=layer.window.circular,
         far=far if isinstance(layer, GlobalGroupAttention) else None,
     )  # fmt: skip
     if count < v.shape[1]:
-        window = layer.neighbourhood.offsets(spatial).double()
+        window = layer.window.offsets(spatial).double()
         by_place = separable_by_definition(
             v[:, count:], layer.group.matrices, inside=inside, bias=lambda x: places(x)[count:], offsets=window,
-            there=there, circular=layer.neighbourhood.circular,
+            there=there, circular=layer.window.circular,
         )  # fmt: skip
         out = torch.cat([out, by_place], 1)
     out = layer.out(out.flatten(1, 2))

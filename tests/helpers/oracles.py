@@ -116,7 +116,7 @@ def _remembered(function):
 
 
 def attention_materialised(
-    query, key, value, rho_space, rho_group, index, kernel_size, scale, space_bias=None, group_bias=None
+    query, key, value, offset_encoding, element_encoding, index, kernel_size, scale, space_bias=None, group_bias=None
 ):
     """Attention of images in square windows as published code computes it: content scores are shared by all output
     elements, and every score of every (h, t, s, neighbour) exists at once."""
@@ -129,8 +129,8 @@ def attention_materialised(
     height, width = query.shape[-2:]
     outside = (unfold(query.new_ones(height, width)) == 0)[:, :, None]
     content = torch.einsum("bnctyx,bncsyxd->bntyxsd", query, unfold(key)).masked_fill(outside, -math.inf)
-    space = torch.einsum("bnctyx,hdc->bnhtyxd", query, rho_space)
-    group = torch.einsum("bnctyx,uc->bntuyx", query, rho_group)
+    space = torch.einsum("bnctyx,hdc->bnhtyxd", query, offset_encoding)
+    group = torch.einsum("bnctyx,uc->bntuyx", query, element_encoding)
     if space_bias is not None:
         space = space + space_bias[:, :, None, None, None]  # (heads, H, 1, 1, 1, D)
     if group_bias is not None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..grids import Neighbourhood
+from ..grids import Window
 from ..groups import FiniteGroup, check_group
 from ..modes import LayerNorm, full_precision
 
@@ -47,17 +47,17 @@ def relation_index(group: FiniteGroup, relation: str = "ge_vit") -> Tensor:
     return product[inverse[:, None, None], product[product[every[:, None], inverse], every[:, None]]]
 
 
-def rotated_offsets(matrices: Tensor, neighbourhood: Neighbourhood, spatial: tuple[int, ...] | None = None) -> Tensor:
+def rotated_offsets(matrices: Tensor, window: Window, spatial: tuple[int, ...] | None = None) -> Tensor:
     r"""Offsets in pixels seen from every element, :math:`h^{-1} D`.
 
     Args:
         matrices: ``(|H|, d, d)`` float64 elements of the group.
-        spatial: the grid's size, for a global neighbourhood.
+        spatial: the grid's size, for a global window.
 
     Returns:
         ``(|H|, D, d)`` float64.
     """
-    offsets = neighbourhood.offsets(spatial, matrices.device).to(matrices.dtype)
+    offsets = window.offsets(spatial, matrices.device).to(matrices.dtype)
     return torch.einsum("hyx,ny->hnx", matrices, offsets)  # h^-1 is the transpose
 
 

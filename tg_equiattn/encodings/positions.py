@@ -113,7 +113,7 @@ class OffsetTable(_OffsetBias):
         nn.init.normal_(self.table, std=STD)
 
     def forward(self, offsets: Tensor) -> Tensor:
-        radius, free = self.cutoff - 1, checks.values_are_free(offsets)
+        radius, free = self.cutoff - 1, checks.is_concrete(offsets)
         whole = offsets.round() if offsets.is_floating_point() else offsets
         inside = ((whole >= -radius) & (whole <= radius)).all(-1)  # neither NaN nor infinity is
         if free and not bool(inside.all()):

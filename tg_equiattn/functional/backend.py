@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..modes import transformed
+from ..modes import in_functorch_transform
 
 
 def use_plain(plain: bool = False) -> bool:
     """Whether an operator runs as its plain composition of torch's operations."""
-    return plain or transformed()
+    return plain or in_functorch_transform()
 
 
 _TILE_BYTES = 2 << 30  # what the tensors of a tile may take together on an accelerator

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ragged import node_blocks
+from ..node_batch import node_blocks
 from .backend import tile_numbers, use_plain
 
 _BLOCK_PAIRS = 1 << 20  # of a block on a CPU

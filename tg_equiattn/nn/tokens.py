@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .. import checks
-from ..ragged import Ragged
+from ..node_batch import NodeBatch
 from ..ranks import Ranks
 
 
@@ -18,7 +18,7 @@ class Tokens(NamedTuple):
     shape: tuple[int, ...]
     scalars: Tensor
     vectors: Tensor
-    ragged: Ragged
+    node_batch: NodeBatch
 
 
 def read_tokens(
@@ -48,9 +48,9 @@ def read_tokens(
     if flat:
         if lengths is not None:
             raise ValueError("lengths must be None where the input is flat: use batch")
-        return Tokens(shape, out[0], out[1], Ragged.flat(first, batch, batch_size, max_num_nodes, ranks))
+        return Tokens(shape, out[0], out[1], NodeBatch.flat(first, batch, batch_size, max_num_nodes, ranks))
     if batch is not None or ranks is not None:
         name = "process_group" if batch is None else "batch"
         raise ValueError(f"{name} must be None where the input is (B, N, ...): use lengths, or flat nodes")
     checks.lengths(lengths, shape[0], shape[1], first.device)
-    return Tokens(shape, out[0], out[1], Ragged.dense(shape[0], shape[1], lengths, first.device))
+    return Tokens(shape, out[0], out[1], NodeBatch.dense(shape[0], shape[1], lengths, first.device))

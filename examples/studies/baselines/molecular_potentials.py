@@ -14,7 +14,7 @@ from tg_equiattn.integrations.e3nn import IrrepsEwaldAttention  # isort: skip  (
 from e3nn import o3
 from torch import Tensor, nn
 
-from tg_equiattn.pairs import near_pairs
+from tg_equiattn.neighbors import neighbor_list
 
 from .message_passing import HIDDEN, ChannelwiseMessagePassing
 
@@ -30,7 +30,7 @@ def graph_of(
         "pbc": torch.full((3,), cell is not None),
         "positions": pos.to(dtype),
         "node_attrs": (numbers[:, None] == torch.tensor(elements)).to(dtype),
-        "edge_index": near_pairs(pos, cutoff)[0],
+        "edge_index": neighbor_list(pos, cutoff)[0],
     }
 
 

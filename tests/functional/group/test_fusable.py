@@ -8,7 +8,7 @@ from torch import nn
 from tg_equiattn.functional import frame_attention
 from tg_equiattn.functional.group.fusable import windowed_attention_fusable
 from tg_equiattn.functional.group.operator import windowed_attention
-from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.grids import Window
 
 FLOAT = 4
 WINDOWS = {
@@ -25,7 +25,7 @@ WINDOWS = {
 def test_the_operators_numbers(relation, shape, masked, dropout):
     """Outputs, log-sum-exps and gradients, of images and with windows wider than the image."""
     for spatial, side in (((5, 7), 5), ((2, 5, 3), 3)):
-        window = Neighbourhood(len(spatial), side, **WINDOWS[shape])
+        window = Window(len(spatial), side, **WINDOWS[shape])
         operands, index = table_operands(relation, window, spatial)
         mask = torch.rand(2, *spatial) < 0.7 if masked else None
         settings = index, mask, torch.tensor(11), side, window.selection, window.circular, dropout
@@ -42,11 +42,11 @@ def test_the_operators_numbers(relation, shape, masked, dropout):
 class Attend(nn.Module):
     def __init__(self):
         super().__init__()
-        self.window = Neighbourhood(2, 5)
+        self.window = Window(2, 5)
         self.rho, self.bias = nn.Parameter(torch.randn(8, 25, 4)), nn.Parameter(torch.randn(2, 8, 25))
 
     def forward(self, query, key, value):
-        return frame_attention(query, key, value, self.rho, neighbourhood=self.window, space_bias=self.bias)
+        return frame_attention(query, key, value, self.rho, window=self.window, space_bias=self.bias)
 
 
 @pytest.mark.slow

@@ -10,15 +10,18 @@ from tg_equiattn.functional import lifting_attention
 from tg_equiattn.groups import cyclic
 
 
-def attend(tensors, index, neighbourhood, **options):
-    return group_attention(*tensors, index, neighbourhood=neighbourhood, **options)
+def attend(tensors, index, window, **options):
+    return group_attention(*tensors, index, window=window, **options)
 
 
 def with_biases(tensors):
     """Content-free ones, of each head: 3 heads in one image are more lanes than a tile may have, 3 in two are fewer."""
-    (heads, elements), rho_space = tensors[0].shape[1:4:2], tensors[3]
-    shapes = (heads, *rho_space.shape[:2]), (heads, elements)
-    return [*tensors, *(torch.randn(s, dtype=rho_space.dtype).to(rho_space.device).requires_grad_() for s in shapes)]
+    (heads, elements), offset_encoding = tensors[0].shape[1:4:2], tensors[3]
+    shapes = (heads, *offset_encoding.shape[:2]), (heads, elements)
+    return [
+        *tensors,
+        *(torch.randn(s, dtype=offset_encoding.dtype).to(offset_encoding.device).requires_grad_() for s in shapes),
+    ]
 
 
 def biased(tensors, index, window, form=tuple, **options):
@@ -37,12 +40,12 @@ def test_matches_materialised_formula(backend, relation, spatial, form, device):
 
 
 def test_lifting(device):
-    (*features, _, rho_group), window = operands(1, (5, 4), device=device)
-    rho_space, bias = (torch.randn(s).to(rho_group).requires_grad_() for s in ((4, 9, 5), (3, 4, 9)))
-    out = lifting_attention(*(x.squeeze(3) for x in features), rho_space, neighbourhood=window, space_bias=bias)
+    (*features, _, element_encoding), window = operands(1, (5, 4), device=device)
+    offset_encoding, bias = (torch.randn(s).to(element_encoding).requires_grad_() for s in ((4, 9, 5), (3, 4, 9)))
+    out = lifting_attention(*(x.squeeze(3) for x in features), offset_encoding, window=window, space_bias=bias)
     index = torch.zeros(4, 1, 1, dtype=torch.int64, device=device)
-    expected = attention_materialised(*features, rho_space, 0 * rho_group, index, 3, 5**-0.5, bias)
-    assert_same(out, expected, [*features, rho_space, bias])
+    expected = attention_materialised(*features, offset_encoding, 0 * element_encoding, index, 3, 5**-0.5, bias)
+    assert_same(out, expected, [*features, offset_encoding, bias])
 
 
 FEW = {"batch": 1, "heads": 1, "channels": 3, "value_channels": 2}
@@ -85,9 +88,9 @@ def test_extreme_scores(form, extreme, relation, device):
         torch.testing.assert_close(a.cpu().double(), b, rtol=0, atol=2e-3 * max(1.0, float(b.abs().max())))
 
 
-def seeded_dropout(tensors, index, neighbourhood):
+def seeded_dropout(tensors, index, window):
     torch.manual_seed(5)
-    return attend(tensors, index, neighbourhood, dropout=0.4)
+    return attend(tensors, index, window, dropout=0.4)
 
 
 @pytest.mark.parametrize("form", [tuple, as_full])
@@ -112,8 +115,8 @@ def test_dropout_is_unbiased_and_seeded():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_operands(dtype, device):
-    tensors, neighbourhood = operands(3, (5, 6), dtype=torch.float32, device=device)
+    tensors, window = operands(3, (5, 6), dtype=torch.float32, device=device)
     index = relation_index(cyclic(3), "ge_vit").to(device)
-    out = attend([x.detach().to(dtype) for x in tensors], index, neighbourhood)
+    out = attend([x.detach().to(dtype) for x in tensors], index, window)
     assert out.dtype == dtype
-    torch.testing.assert_close(out.float(), attend(tensors, index, neighbourhood), rtol=0, atol=0.15)
+    torch.testing.assert_close(out.float(), attend(tensors, index, window), rtol=0, atol=0.15)

@@ -11,7 +11,7 @@ from tg_equiattn.functional import frame_attention, group_attention
 from tg_equiattn.functional.group.definition import windowed_attention_definition
 from tg_equiattn.functional.group.dense import dense_attention
 from tg_equiattn.functional.group.operator import windowed_attention, windowed_attention_backward
-from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.grids import Window
 
 
 def derivatives(out, lse, tensors, mask):
@@ -34,7 +34,7 @@ def assert_equal(found, expected):
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_chunks_change_nothing(relation, spatial, dropout):
     """Chunks of images, of heads, of rows and of outputs; the operator and the definition."""
-    window, mask = Neighbourhood(len(spatial), 3), torch.rand(2, *spatial) < 0.8
+    window, mask = Window(len(spatial), 3), torch.rand(2, *spatial) < 0.8
     tensors, index = table_operands(relation, window, spatial)
     settings = index, mask, torch.tensor(5), 3, (), False, dropout
     expected = derivatives(*windowed_attention_definition(*tensors, *settings, 0), tensors, mask)
@@ -45,7 +45,7 @@ def test_chunks_change_nothing(relation, spatial, dropout):
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_checkpoints(relation):
-    window, mask = Neighbourhood(2, 3), torch.ones(2, 3, 4, dtype=torch.bool)
+    window, mask = Window(2, 3), torch.ones(2, 3, 4, dtype=torch.bool)
     tensors, index = table_operands(relation, window, (3, 4))
     run = lambda *x: windowed_attention(*x, index, None, torch.tensor(0), 3, (), False, 0.0)  # noqa: E731
     run(*tensors)[0].cos().sum().backward()
@@ -62,7 +62,7 @@ def test_checkpoints(relation):
 @pytest.mark.parametrize("relation", ["frame", "relative", "ge_vit", "full ge_vit"])
 def test_no_tensor_holds_all_scores(relation):
     """Nor |H|^2 D N of them, which are factors of the sums over t."""
-    window = Neighbourhood(2, 5)
+    window = Window(2, 5)
     tensors, index = table_operands(relation, window, (24, 24), 8, 3, 3, 2)
     tensors = [x.detach().float() for x in tensors]
     settings = index, None, torch.tensor(0), 5, (), False, 0.0
@@ -78,7 +78,7 @@ def test_no_tensor_holds_all_scores(relation):
 def test_dense_chunks_change_nothing(index):
     """Over all pixels, of images, heads and query pixels; gradients too."""
     relation, spatial = index or "frame", (3, 4)
-    (query, key, value, *_), index = table_operands(relation, Neighbourhood(2, 3), spatial)
+    (query, key, value, *_), index = table_operands(relation, Window(2, 3), spatial)
     rho, bias = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 35, 3), (2, 3, 35)))
     tensors, mask, found = (query, key, value, rho, bias), torch.rand(2, *spatial) < 0.8, []
     for chunk in (1 << 22, 600, 1):
@@ -91,8 +91,8 @@ def test_dense_chunks_change_nothing(index):
 @pytest.mark.parametrize("relation", ["frame", "relative", "ge_vit"])
 def test_keys_of_another_image(relation):
     """All pixels of an image of another size are keys, with a mask of their own: as written out; second derivatives."""
-    (query, *_), index = table_operands(relation, Neighbourhood(2, 3), (2, 3))
-    (_, key, value, *_), _ = table_operands(relation, Neighbourhood(2, 3), (4, 1))
+    (query, *_), index = table_operands(relation, Window(2, 3), (2, 3))
+    (_, key, value, *_), _ = table_operands(relation, Window(2, 3), (4, 1))
     mask = torch.tensor([[[True], [True], [False], [True]], [[False], [True], [True], [True]]])
     operands = query, key, value
 
@@ -107,7 +107,7 @@ def test_keys_of_another_image(relation):
         return out.unflatten(-1, (2, 3))
 
     def attend(query, key, value):
-        options = {"neighbourhood": Neighbourhood(2, None), "key_mask": mask}
+        options = {"window": Window(2, None), "key_mask": mask}
         if relation == "frame":
             return frame_attention(query, key, value, None, **options)
         return group_attention(query, key, value, None, None, index, **options)
@@ -119,13 +119,13 @@ def test_keys_of_another_image(relation):
 
 
 def test_keys_of_another_image_are_refused_where_offsets_matter():
-    (query, *_), _ = table_operands("frame", Neighbourhood(2, 3), (2, 3))
-    (_, key, value, *_), _ = table_operands("frame", Neighbourhood(2, 3), (4, 1))
-    rho, window = torch.zeros(3, 15, 3, dtype=torch.float64), Neighbourhood(2, None)
+    (query, *_), _ = table_operands("frame", Window(2, 3), (2, 3))
+    (_, key, value, *_), _ = table_operands("frame", Window(2, 3), (4, 1))
+    rho, window = torch.zeros(3, 15, 3, dtype=torch.float64), Window(2, None)
     with pytest.raises(ValueError, match="key must have the shape of query"):
-        frame_attention(query, key, value, rho, neighbourhood=window)
-    with pytest.raises(ValueError, match="rho_space must be given for a window"):
-        frame_attention(query, query, query, None, neighbourhood=Neighbourhood(2, 3))
+        frame_attention(query, key, value, rho, window=window)
+    with pytest.raises(ValueError, match="offset_encoding must be given for a window"):
+        frame_attention(query, query, query, None, window=Window(2, 3))
     mask, rho = torch.ones(1, 2, 3, dtype=torch.bool), torch.zeros(3, 9, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match="key_mask must be None within windows"):
-        frame_attention(query, query, query, rho, neighbourhood=Neighbourhood(2, 3), key_mask=mask)
+        frame_attention(query, query, query, rho, window=Window(2, 3), key_mask=mask)

@@ -22,19 +22,19 @@ def close(got, wanted, tolerance):
 @pytest.mark.parametrize("spatial", [(11, 12), (4, 3, 5)])
 def test_plain_equals_the_operator(relation, spatial, device):
     """In many tiles, twice differentiated."""
-    tensors, neighbourhood = operands(4, spatial, device=device)
+    tensors, window = operands(4, spatial, device=device)
     index = relation_index(cyclic(4), relation).to(device)
-    outs = [group_attention(*tensors, index, neighbourhood=neighbourhood, backend=b) for b in ("plain", "torch")]
+    outs = [group_attention(*tensors, index, window=window, backend=b) for b in ("plain", "torch")]
     close(*(twice(out, tensors) for out in outs), 1e-11)
 
 
 @pytest.mark.parametrize("extreme", EXTREMES)
 def test_extreme_scores_stay_finite(extreme):
-    exact, neighbourhood = extreme(torch.float64)
+    exact, window = extreme(torch.float64)
     index = relation_index(cyclic(2), "ge_vit")
 
     def second(tensors, backend):
-        return twice(group_attention(*tensors, index, neighbourhood=neighbourhood, backend=backend), tensors)
+        return twice(group_attention(*tensors, index, window=window, backend=backend), tensors)
 
     expected = second(exact, "plain")
     close(second(exact, "torch"), expected, 1e-9)
@@ -42,10 +42,10 @@ def test_extreme_scores_stay_finite(extreme):
 
 
 def test_third_derivatives():
-    tensors, neighbourhood = operands(2, (3, 3), batch=1, heads=2, channels=2, value_channels=1)
+    tensors, window = operands(2, (3, 3), batch=1, heads=2, channels=2, value_channels=1)
     index, out = relation_index(cyclic(2), "ge_vit"), []
     for backend in ("torch", "plain"):
-        y = group_attention(*tensors, index, neighbourhood=neighbourhood, backend=backend)
+        y = group_attention(*tensors, index, window=window, backend=backend)
         for _ in range(2):
             y = sum((g * torch.cos(g)).sum() for g in torch.autograd.grad(y.square().sum(), tensors, create_graph=True))
         out.append(gradients(y, tensors))

@@ -6,7 +6,7 @@ import torch
 from tg_equiattn.functional import linear_attention, window_attention
 from tg_equiattn.functional.performer.clipped import clipped_attention_of_nodes
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.ragged import Ragged
+from tg_equiattn.node_batch import NodeBatch
 
 HEADS, D, E, M = 2, 3, 2, 5
 GRID = PixelGrid((3, 4), 3)
@@ -19,7 +19,7 @@ def attend_window(query, key, value, projection, pair_bias, self_bias, far_bias)
 
 
 def attend_clipped(query, value, projection, table):
-    return clipped_attention_of_nodes(query, value, projection, table, NEAR, Ragged.flat(query, None))
+    return clipped_attention_of_nodes(query, value, projection, table, NEAR, NodeBatch.flat(query, None))
 
 
 QUERY, VALUE, PROJECTION = (N, HEADS, D), (N, HEADS, E), (M, D)

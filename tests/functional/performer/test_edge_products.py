@@ -6,7 +6,7 @@ from clouds import double
 
 from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum, gathered_edge_dot
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.pairs import CSR
+from tg_equiattn.neighbors import CSR
 
 
 def relation(device="cpu"):

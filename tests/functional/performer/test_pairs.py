@@ -7,8 +7,8 @@ from space import batch_of
 
 from tg_equiattn.functional.performer.near import Near
 from tg_equiattn.functional.performer.pairs import pair_attention_of_nodes
-from tg_equiattn.pairs import Pairs
-from tg_equiattn.ragged import Ragged
+from tg_equiattn.neighbors import NeighborList
+from tg_equiattn.node_batch import NodeBatch
 
 HEADS, D, SIZES = 3, 5, (13, 1, 0, 17)
 NODES = sum(SIZES)
@@ -16,13 +16,13 @@ NODES = sum(SIZES)
 
 @pytest.fixture
 def rows():
-    return Ragged.flat(torch.empty(NODES), batch_of(SIZES), len(SIZES)).rows(whole=True)
+    return NodeBatch.flat(torch.empty(NODES), batch_of(SIZES), len(SIZES)).rows(whole=True)
 
 
 def near_of(loops_twice):
     graph = batch_of(SIZES)
     edges = ((graph[:, None] == graph) & (torch.rand(NODES, NODES) < 0.3)).nonzero().T
-    pairs = Pairs(torch.cat([edges, edges[:, :7]], 1) if loops_twice else edges, NODES)
+    pairs = NeighborList(torch.cat([edges, edges[:, :7]], 1) if loops_twice else edges, NODES)
     values = double(len(pairs.target), 2), double(2), double(HEADS, 2, D)
     biases = [double(HEADS, len(pairs.target)), double(HEADS, 1), double(HEADS)]
     return Near(pairs, *(b.requires_grad_() for b in biases), tuple(v.requires_grad_() for v in values))
@@ -50,7 +50,7 @@ def test_equals_the_definition(rows):
 
 
 def test_more_pairs_than_fit_are_refused():
-    rows = Ragged.flat(torch.empty(70_000), None).rows(whole=True)
+    rows = NodeBatch.flat(torch.empty(70_000), None).rows(whole=True)
     x = torch.empty(1, 1, 1).expand(70_000, 1, 1)
     with pytest.raises(ValueError, match=r"16 GiB in float32\), got 1 heads of 70000 nodes: pass method='features'"):
         pair_attention_of_nodes(x, x, x, rows)

@@ -10,7 +10,7 @@ from space import batch_of
 
 from tg_equiattn.functional import window_attention
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.pairs import Pairs
+from tg_equiattn.neighbors import NeighborList
 
 HEADS, D, E, M, FAR = 3, 5, 7, 11, 0.3
 GRID = PixelGrid((5, 7), 3)
@@ -60,7 +60,7 @@ def test_graphs_of_other_sizes(on_device):
     target, source = ((graph[:, None] == graph) & (torch.rand(31, 31) < 0.3)).nonzero().T
     assert bool((target == source).any())
     target, source = torch.cat([target, target[:9]]), torch.cat([source, source[:9]])
-    near = Pairs(torch.stack([source, target]), 31, torch.zeros(len(target), 2))
+    near = NeighborList(torch.stack([source, target]), 31, torch.zeros(len(target), 2))
     *tensors, pair_bias, self_bias = inputs = operands(31, near)
     arguments = *tensors, double(M, D), pair_bias, self_bias, near
     out = window_attention(*arguments, far_bias=torch.full_like(self_bias, FAR), batch=graph, batch_size=4)

@@ -102,7 +102,7 @@ def test_windows_are_balls_off_the_lattice(name):
     """Elements off the lattice cost what voxels cost, percents and less."""
     gspace, (_, order, exact) = gspace_of(name), GSPACES[name]
     volume, hidden = trivial(gspace, 2), regular(gspace, 2)
-    assert R3LiftingAttention(volume, hidden, heads=1).core.neighbourhood.shape == "disk"
+    assert R3LiftingAttention(volume, hidden, heads=1).core.window.shape == "disk"
     layer = R3LiftingAttention(volume, hidden, heads=2, head_channels=4, kernel_size=3)
     errors = layer.check_equivariance(off_lattice=True)
     assert len(errors) == order

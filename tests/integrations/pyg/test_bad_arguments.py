@@ -9,7 +9,7 @@ from tg_equiattn.integrations.pyg import PixelGraph, PixelGraphClassifier, Relat
 from torch_geometric.data import Data
 
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.pairs import Pairs
+from tg_equiattn.neighbors import NeighborList
 
 NODES = 7
 EDGES = torch.tensor([[0, 1, 2, 4, 5, 6], [1, 0, 1, 5, 4, 5]])
@@ -63,9 +63,10 @@ def test_the_correct_call(position):
         ("pos must be given", "window", {"options": {"values": "offset"}, "pos": None}),
         ("grid must have", "window", {"neighbors": PixelGrid((2, 3), 3), "batch": None}),
         ("neighbors must be of 7 nodes in 2 dimensions, got 11", "window",
-         {"edge_index": None, "neighbors": Pairs(EDGES, 11, OFFSET)}),
+         {"edge_index": None, "neighbors": NeighborList(EDGES, 11, OFFSET)}),
         ("neighbors must not join nodes of different graphs", "window",
-         {"options": {"method": "pairs"}, "edge_index": None, "neighbors": Pairs(EDGES[:, :1] + 3, 7, OFFSET[:1])}),
+         {"options": {"method": "pairs"}, "edge_index": None,
+          "neighbors": NeighborList(EDGES[:, :1] + 3, 7, OFFSET[:1])}),
     ],
 )  # fmt: skip
 def test_bad_calls(message, position, arguments):

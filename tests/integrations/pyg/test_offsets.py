@@ -5,9 +5,9 @@ import torch
 from performers import positional_conv
 from tg_equiattn.integrations.pyg import RelativePerformerConv
 
+from tg_equiattn.neighbors import neighbor_list
 from tg_equiattn.nn import PerformerAttention
 from tg_equiattn.nn.performer.attention import PositionalPerformerAttention
-from tg_equiattn.pairs import near_pairs
 
 LATTICE = torch.cartesian_prod(torch.arange(5), torch.arange(7))
 
@@ -19,7 +19,7 @@ def whole_conv(request, make_conv):
 
 def ways(conv, x, pos):
     """Calls that have offsets of positions: found, along edges, and given for edges."""
-    edges, _ = near_pairs(LATTICE, 3, metric="manhattan")
+    edges, _ = neighbor_list(LATTICE, 3, metric="manhattan")
     return {
         "found": lambda: conv(x, pos=pos),
         "edges": lambda: conv(x, edges, pos=pos),

@@ -58,7 +58,7 @@ def test_attention_to_repeated_pixels(isometries, window, randomise):
         assert error <= TOLERANCE[torch.float64] if exact else error > 1e-3
 
 
-DISK, CIRCULAR = {"kernel_size": 5, "neighbourhood": "disk"}, {"padding_mode": "circular"}
+DISK, CIRCULAR = {"kernel_size": 5, "window": "disk"}, {"padding_mode": "circular"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from group_layers import attention, image
 from small_groups import GROUPS
 from torch import nn
 
-from tg_equiattn.grids import Neighbourhood
+from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic, dihedral
 from tg_equiattn.nn import GroupAttention, GroupLinear
 from tg_equiattn.tables import Tables
@@ -17,7 +17,7 @@ from tg_equiattn.testing import equivariance_error
 
 def expanded(kernel, group):
     """The filters ((o, h), (c, s), 3, 3) of a group convolution with K (o, c, 9 offsets, |H|)."""
-    offsets = Neighbourhood(2, 3).offsets().double()
+    offsets = Window(2, 3).offsets().double()
     filters = torch.zeros(len(kernel), len(group), kernel.shape[1], len(group), 9, dtype=kernel.dtype)
     for h, matrix in enumerate(group.matrices):
         places = [int((offsets == matrix.T @ offset).all(1).nonzero()) for offset in offsets]
@@ -33,14 +33,14 @@ def test_a_head_for_each_place_is_a_group_convolution(name):
     options = {"heads": 9, "head_channels": 3, "locality": 60.0, "content_heads": 0}
     layer = attention(group, in_channels=2, out_channels=3, **options).double()
     centres = layer.locality.centre.detach()
-    order = [int((Neighbourhood(2, 3).offsets() == centre).all(1).nonzero()) for centre in centres]
+    order = [int((Window(2, 3).offsets() == centre).all(1).nonzero()) for centre in centres]
     with torch.no_grad():
         layer.value.weight.copy_(kernel[:, :, order].permute(2, 0, 1, 3).flatten(0, 1))
         layer.out.weight.copy_(torch.eye(3).repeat(1, 9)[..., None])
     x = torch.randn(2, 2, len(group), 5, 6, dtype=torch.float64)
     expected = F.conv2d(x.flatten(1, 2), expanded(kernel, group), padding=1).unflatten(1, (3, -1))
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-10)
-    layer.locality.sharpness.data.fill_(1.0)
+    layer.locality.locality_strength.data.fill_(1.0)
     assert (layer(x) - expected).abs().max() > 0.1
 
 
@@ -97,7 +97,7 @@ def test_all_pixels_are_compared_with_turned_ones():
 @pytest.mark.parametrize("elements", [1, 8])
 def test_chunks_and_the_plain_form(shape, elements, device):
     """Images whose scores are held in several chunks, in single precision; outputs and gradients."""
-    window, spatial = Neighbourhood(2, 5, shape), (45, 40)
+    window, spatial = Window(2, 5, shape), (45, 40)
     sizes = [(2, 2, 3, elements, *spatial)] * 3
     operands = [torch.randn(s) for s in (*sizes, (8, window.count(), 3), (2, 8, window.count()))]
     mask = torch.rand(2, *spatial) < 0.8
@@ -106,7 +106,7 @@ def test_chunks_and_the_plain_form(shape, elements, device):
         inputs = [x.to(device).requires_grad_() for x in operands]
         q, k, v, rho, bias = inputs
         out = frame_attention(
-            *(x[:number] for x in (q, k, v)), rho, neighbourhood=window, space_bias=bias,
+            *(x[:number] for x in (q, k, v)), rho, window=window, space_bias=bias,
             mask=mask[:number].to(device), backend=backend,
         )  # fmt: skip
         return out, torch.autograd.grad((out * out.detach().cos()).sum(), inputs)
@@ -120,11 +120,11 @@ def test_chunks_and_the_plain_form(shape, elements, device):
 @pytest.mark.parametrize("kernel_size", [3, None])
 def test_extreme_scores(kernel_size, device):
     """Up to several hundred: as in double precision, and finite with finite gradients."""
-    window, spatial = Neighbourhood(2, kernel_size), (5, 6)
+    window, spatial = Window(2, kernel_size), (5, 6)
     sizes = [(1, 2, 3, 4, *spatial)] * 3
     exact = [20 * torch.randn(s).double() for s in (*sizes, (4, window.count(spatial), 3))]
     single = [x.float().to(device).requires_grad_() for x in exact]
-    out = frame_attention(*single, neighbourhood=window)
-    expected = frame_attention(*exact, neighbourhood=window, backend="plain")
+    out = frame_attention(*single, window=window)
+    expected = frame_attention(*exact, window=window, backend="plain")
     torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=2e-2)
     assert all(bool(g.isfinite().all()) for g in torch.autograd.grad(out.sum(), single))

@@ -32,7 +32,7 @@ def test_presets_pin_what_the_papers_have(preset):
     assert len(layers) == 1 + {"rotmnist": 5, "cifar10": 6, "patchcamelyon": 4}[preset]
     for layer in layers:
         assert (layer.heads, layer.head_channels, layer.options.encoding) == (9, layer.out_channels // 2, "axial")
-        assert (layer.neighbourhood.kernel_size, layer.neighbourhood.shape) == (5, "square")
+        assert (layer.window.kernel_size, layer.window.shape) == (5, "square")
         assert {m.eps for m in layer.encoding.modules() if isinstance(m, torch.nn.LayerNorm)} == {1e-12}
     norms = [m for m in model.modules() if "Norm" in type(m).__name__ and not isinstance(m, torch.nn.LayerNorm)]
     assert {(type(m), m.eps) for m in norms} == {(RegularGlobalNorm, 1e-12)}

@@ -11,7 +11,7 @@ from tg_equiattn.nn import GlobalGroupAttention
 from tg_equiattn.testing import act
 
 NAMES = ["ge_vit", "lifted"]  # whose outputs sum over several queries
-OPTIONS = [{}, {"kernel_size": 5, "neighbourhood": "disk"}, {"padding_mode": "circular"}, {"encoding": "full"}]
+OPTIONS = [{}, {"kernel_size": 5, "window": "disk"}, {"padding_mode": "circular"}, {"encoding": "full"}]
 
 
 def heads_of(layer, x, mask=None, context=None):

@@ -21,7 +21,7 @@ GROUPS = {
     "mirror": (mirror(), elements(1, mirror=True)),
     "D4": (dihedral(4), elements(4, mirror=True)),  # by Eq. 17: the released code has another table
 }
-SETTINGS = {"locality": None, "options": {"neighbourhood": "square"}}
+SETTINGS = {"locality": None, "options": {"window": "square"}}
 
 
 def with_epsilon(module, eps=1e-12):
@@ -126,7 +126,7 @@ def test_whole_models(preset, name, window, sizes, randomise):
         {"norm": "layer"},
         {"eps": 1e-5},
         {"relation": "lifted"},
-        {"attention": {"neighbourhood": "disk"}},
+        {"attention": {"window": "disk"}},
         {"attention": {"locality": 4.0}},
     ],
     ids=str,

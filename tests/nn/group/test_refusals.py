@@ -64,7 +64,7 @@ REFUSED = [
     ("head_channels must be a positive integer, got -1", made(head_channels=-1)),
     ("kernel_size must be a positive odd integer or None .* got 4", made(kernel_size=4)),
     *((f"{name} must be one of .* got 'ring'", made(**{name: "ring"}))
-      for name in ("relation", "encoding", "neighbourhood")),
+      for name in ("relation", "encoding", "window")),
     ("options must be of encoding, .* scale_window, got redraw_interval", made(redraw_interval=3)),
     (r"dropout must be in \[0, 1\), got 'a'", made(dropout="a")),
     ("content_heads must be an integer from 0 to heads=2, got 3", made(content_heads=3)),

@@ -9,7 +9,7 @@ from oracles import token_network
 from space import error, flipped_sign, motion, move
 
 from tg_equiattn.nn import SE3Hyena, SE3HyenaOperator, VectorSelfAttention
-from tg_equiattn.ragged import Ragged
+from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.testing import TOLERANCE
 
 
@@ -70,7 +70,7 @@ def test_broken_equivariance_is_seen(name, make, monkeypatch):
         assert broken(lambda x: x) > 1e-3
     if name == "plain":
         assert broken(lambda x: {**x, "pos": x["pos"][..., [1, 0, 2]]}) > 1e-3
-        monkeypatch.setattr(Ragged, "centred", lambda self, pos: pos)
+        monkeypatch.setattr(NodeBatch, "centred", lambda self, pos: pos)
         assert broken(lambda x: x) <= 1e-10
         assert broken(lambda x: x, shift) > 1e-3
 

@@ -5,8 +5,8 @@ import torch
 from oracles import performer_double_sum
 from space import batch_of, motion
 
+from tg_equiattn.neighbors import NeighborList, neighbor_list
 from tg_equiattn.nn import PerformerAttention
-from tg_equiattn.pairs import Pairs, near_pairs
 
 SIZES, CHANNELS, OUT, HEADS, DIM = (13, 1, 29), 6, 8, 4, 3
 KINDS = {
@@ -38,7 +38,7 @@ def cloud():
     batch = batch_of(SIZES)
     pos = 1.5 * torch.randn(sum(SIZES), DIM).double()
     pos[3] = pos[5]
-    edges, _ = near_pairs(pos, 1.3, batch=batch)
+    edges, _ = neighbor_list(pos, 1.3, batch=batch)
     source, target = edges
     features = torch.randn(len(target), 2).double()
 
@@ -46,7 +46,7 @@ def cloud():
         more |= {"pos": pos, "batch": batch, "batch_size": len(SIZES)}
         if layer.needs_neighbors:
             offsets = pos[source] - pos[target]
-            more["neighbors"] = Pairs(edges, len(pos), offsets, features=features)
+            more["neighbors"] = NeighborList(edges, len(pos), offsets, features=features)
         return torch.func.functional_call(layer, parameters or {}, (x,), more)
 
     return torch.randn(len(pos), CHANNELS).double(), pos, batch, call
@@ -55,7 +55,7 @@ def cloud():
 @pytest.mark.parametrize("kind", ["mlp", "distance", "no near pairs"])
 def test_by_definition(kind, make, cloud):
     layer, (x, pos, batch, call) = make(kind), cloud
-    edges, _ = near_pairs(pos, 1.3, batch=batch)
+    edges, _ = neighbor_list(pos, 1.3, batch=batch)
     found = call(layer, x, pos, return_vectors=True)
     offsets = pos[edges[0]] - pos[edges[1]]
     expected = performer_double_sum(layer, x, edges, offsets, batch, pos=pos, vectors=True)
@@ -85,10 +85,10 @@ def test_rotations(kind, make, cloud):
 
 def test_periodic_offsets_are_refused(make):
     layer, pos = make("mlp"), torch.rand(12, DIM).double()
-    edges, offsets = near_pairs(pos, 0.5)
+    edges, offsets = neighbor_list(pos, 0.5)
     x = torch.randn(12, CHANNELS).double()
-    expected = layer(x, pos=pos, neighbors=Pairs(edges, 12, offsets))
-    torch.testing.assert_close(layer(x, pos=pos + 7, neighbors=Pairs(edges, 12, offsets)), expected)
+    expected = layer(x, pos=pos, neighbors=NeighborList(edges, 12, offsets))
+    torch.testing.assert_close(layer(x, pos=pos + 7, neighbors=NeighborList(edges, 12, offsets)), expected)
     offsets[3, 1] += 1
     with pytest.raises(ValueError, match="edge_offset must be differences of pos with values='offset'"):
-        layer(x, pos=pos, neighbors=Pairs(edges, 12, offsets))
+        layer(x, pos=pos, neighbors=NeighborList(edges, 12, offsets))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...grids import Neighbourhood
+from ...grids import Window
 from ..backend import compiler_fuses, use_plain
 from .definition import windowed_attention_definition
 from .dense import dense_attention
@@ -23,11 +23,11 @@ def group_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rho_space: Tensor | None,
-    rho_group: Tensor | None,
+    offset_encoding: Tensor | None,
+    element_encoding: Tensor | None,
     index: Tensor,
     *,
-    neighbourhood: Neighbourhood,
+    window: Window,
     space_bias: Tensor | None = None,
     group_bias: Tensor | None = None,
     dropout: float = 0.0,
@@ -49,22 +49,22 @@ def group_attention(
     products, whose operands TF32 rounds where it is switched on.
 
     Args:
-        rho_space: encoding of rotated offsets, or the full encoding of offsets and u.
-        rho_group: encoding of u; ``None`` if ``rho_space`` has an axis for u.
+        offset_encoding: encoding of rotated offsets, or the full encoding of offsets and u.
+        element_encoding: encoding of u; ``None`` if ``offset_encoding`` has an axis for u.
         index: u of each (h, t, s), a permutation along s; see :func:`tg_equiattn.encodings.relation_index`.
-        neighbourhood: the window, or the whole grid; it also says what is outside of the image.
+        window: the keys of a query, or the whole grid; it also says what is outside of the image.
         space_bias, group_bias: of rotated offsets and of u, for each head; ``None`` means none.
         dropout: probability of dropping a weight after the sum over t.
         mask: true where there are pixels. The others are no keys, whatever they hold, and their outputs are zero.
-        key_mask: true for the pixels of ``key`` that are keys, where ``neighbourhood`` has all of them; ``None`` means
+        key_mask: true for the pixels of ``key`` that are keys, where ``window`` has all of them; ``None`` means
             ``mask``, or all where keys have another image. That may be of another size, for cross attention, if
-            ``rho_space`` and ``space_bias`` are ``None``.
+            ``offset_encoding`` and ``space_bias`` are ``None``.
 
     Shapes:
         - query, key: ``(B, heads, C, |H|, *spatial)``; value: ``(B, heads, Cv, |H|, *spatial)``
-        - rho_space: ``(|H|, D, C)``, or full ``(|H|, D, |H|, C)``; D offsets of the window, or with global attention
-          of all pairs, in the order of :meth:`Neighbourhood.offsets`
-        - rho_group: ``(|H|, C)``; index: ``(|H|, |H|, |H|)`` or ``(|H|, |H|)``
+        - offset_encoding: ``(|H|, D, C)``, or full ``(|H|, D, |H|, C)``; D offsets of the window, or with global
+          attention of all pairs, in the order of :meth:`Window.offsets`
+        - element_encoding: ``(|H|, C)``; index: ``(|H|, |H|, |H|)`` or ``(|H|, |H|)``
         - space_bias: ``(heads, |H|, D)``; group_bias: ``(heads, |H|)``; mask: bool ``(B or 1, *spatial)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
 
@@ -75,11 +75,22 @@ def group_attention(
     scores by the square root of the layer's input width; here by that of the head width.
     """
     check_group_attention(
-        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask, key_mask
+        query,
+        key,
+        value,
+        offset_encoding,
+        element_encoding,
+        index,
+        window,
+        space_bias,
+        group_bias,
+        dropout,
+        mask,
+        key_mask,
     )
     query, key, value, key_mask = _without_masked(query, key, value, mask, key_mask)
     out, _ = group_attention_impl(
-        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, key_mask
+        query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, key_mask
     )
     return zero_where_masked(out, mask)
 
@@ -95,7 +106,7 @@ def _without_masked(
 
 
 def group_attention_impl(
-    query, key, value, rho_space, rho_group, index, neighbourhood, space_bias=None, group_bias=None, dropout=0.0,
+    query, key, value, offset_encoding, element_encoding, index, window, space_bias=None, group_bias=None, dropout=0.0,
     key_mask=None, plain=False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """:func:`group_attention` without checks, of operands with finite numbers at masked pixels.
@@ -107,12 +118,14 @@ def group_attention_impl(
     """
     dtype, kind = torch.promote_types(query.dtype, torch.float32), value.dtype
     query, key, value = (x.to(dtype) for x in (query * query.shape[2] ** -0.5, key, value))
-    if neighbourhood.kernel_size is None:
-        encodings = [None if x is None else x.to(dtype) for x in (rho_space, rho_group, space_bias, group_bias)]
+    if window.kernel_size is None:
+        encodings = [
+            None if x is None else x.to(dtype) for x in (offset_encoding, element_encoding, space_bias, group_bias)
+        ]
         out = dense_attention(query, key, value, index, *encodings, key_mask=key_mask, dropout=dropout)
         return out.to(kind), query.new_zeros(0)
-    tables = _tables(query.shape[1], dtype, rho_space, rho_group, space_bias, group_bias)
-    window = neighbourhood.kernel_size, neighbourhood.selection, neighbourhood.circular
+    tables = _tables(query.shape[1], dtype, offset_encoding, element_encoding, space_bias, group_bias)
+    window = window.kernel_size, window.selection, window.circular
     # what the form for compilers keeps of backward: gradients of logits of offsets
     logits = query.shape[0] * tables[0][..., 0].numel() * math.prod(query.shape[4:])
     if index is not None and index.ndim == 3:
@@ -127,7 +140,7 @@ def group_attention_impl(
 
 
 def _tables(
-    heads: int, dtype: torch.dtype, rho_space: Tensor, rho_group: Tensor | None, space_bias: Tensor | None,
+    heads: int, dtype: torch.dtype, offset_encoding: Tensor, element_encoding: Tensor | None, space_bias: Tensor | None,
     group_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``offset_table`` and ``element_table`` of :mod:`.definition`: encodings and, as their last channel, biases."""
@@ -137,25 +150,25 @@ def _tables(
         bias = sum((x.to(dtype) for x in biases if x is not None), rho.new_zeros(rho.shape[:-1]))
         return torch.cat([rho, bias.unsqueeze(-1)], -1)
 
-    if rho_space.ndim == 4:  # (H, D, U, C)
+    if offset_encoding.ndim == 4:  # (H, D, U, C)
         of_offsets, of_elements = space_bias, group_bias
         of_offsets = None if space_bias is None else space_bias[:, :, None]
         of_elements = None if group_bias is None else group_bias[:, None, :, None]
-        offset_table = joined(rho_space.transpose(1, 2), of_offsets, of_elements)
+        offset_table = joined(offset_encoding.transpose(1, 2), of_offsets, of_elements)
         return offset_table, offset_table.new_zeros(heads, 0, offset_table.shape[-1])
-    offset_table = joined(rho_space.unsqueeze(1), None if space_bias is None else space_bias.unsqueeze(2))
-    if rho_group is None:
+    offset_table = joined(offset_encoding.unsqueeze(1), None if space_bias is None else space_bias.unsqueeze(2))
+    if element_encoding is None:
         return offset_table, offset_table.new_zeros(heads, 0, offset_table.shape[-1])
-    return offset_table, joined(rho_group, group_bias)
+    return offset_table, joined(element_encoding, group_bias)
 
 
 def lifting_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rho_space: Tensor,
+    offset_encoding: Tensor,
     *,
-    neighbourhood: Neighbourhood,
+    window: Window,
     space_bias: Tensor | None = None,
     dropout: float = 0.0,
     mask: Tensor | None = None,
@@ -170,26 +183,26 @@ def lifting_attention(
 
     Shapes:
         - query, key: ``(B, heads, C, *spatial)``; value: ``(B, heads, Cv, *spatial)``
-        - rho_space: ``(|H|, D, C)``; space_bias: ``(heads, |H|, D)``
+        - offset_encoding: ``(|H|, D, C)``; space_bias: ``(heads, |H|, D)``
         - output: ``(B, heads, Cv, |H|, *spatial)``
 
     Source: GSA-Nets Eq. 14, GE-ViT Eq. 14.
     """
     if query.ndim not in (5, 6):
         raise ValueError(f"query must have shape (B, heads, C, *spatial), got {tuple(query.shape)}")
-    if rho_space.ndim != 3:
-        raise ValueError(f"rho_space must have shape (|H|, D, C), got {tuple(rho_space.shape)}")
-    operands = query.unsqueeze(3), key.unsqueeze(3), value.unsqueeze(3), rho_space
-    return frame_attention(*operands, neighbourhood=neighbourhood, space_bias=space_bias, dropout=dropout, mask=mask)
+    if offset_encoding.ndim != 3:
+        raise ValueError(f"offset_encoding must have shape (|H|, D, C), got {tuple(offset_encoding.shape)}")
+    operands = query.unsqueeze(3), key.unsqueeze(3), value.unsqueeze(3), offset_encoding
+    return frame_attention(*operands, window=window, space_bias=space_bias, dropout=dropout, mask=mask)
 
 
 def frame_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    rho_space: Tensor | None,
+    offset_encoding: Tensor | None,
     *,
-    neighbourhood: Neighbourhood,
+    window: Window,
     space_bias: Tensor | None = None,
     dropout: float = 0.0,
     mask: Tensor | None = None,
@@ -209,20 +222,20 @@ def frame_attention(
     Scores are made again in backward. Where all pixels are keys, weights and values meet in matrix products, whose
     operands TF32 rounds where it is switched on.
 
-    Arguments and errors are those of :func:`group_attention`; ``rho_space`` encodes rotated offsets alone.
+    Arguments and errors are those of :func:`group_attention`; ``offset_encoding`` encodes rotated offsets alone.
 
     Shapes:
         - query, key: ``(B, heads, C, T, *spatial)``; value: ``(B, heads, Cv, T, *spatial)``; T is ``|H|`` or 1
-        - rho_space: ``(|H|, D, C)``, D in the order of :meth:`Neighbourhood.offsets`; space_bias: ``(heads, |H|, D)``
+        - offset_encoding: ``(|H|, D, C)``, D in the order of :meth:`Window.offsets`; space_bias: ``(heads, |H|, D)``
         - mask: bool ``(B or 1, *spatial)``
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
 
     Source: GE-ViT Eq. 16 (arXiv:2306.06722) for t = s = h, which leaves a softmax over pixels alone; frames of group
     elements in three dimensions: Platonic Transformers (arXiv:2510.03511).
     """
-    check_frame_attention(query, key, value, rho_space, neighbourhood, space_bias, dropout, mask, key_mask)
+    check_frame_attention(query, key, value, offset_encoding, window, space_bias, dropout, mask, key_mask)
     query, key, value, key_mask = _without_masked(query, key, value, mask, key_mask)
     out, _ = group_attention_impl(
-        query, key, value, rho_space, None, None, neighbourhood, space_bias, None, dropout, key_mask
+        query, key, value, offset_encoding, None, None, window, space_bias, None, dropout, key_mask
     )
     return zero_where_masked(out, mask)

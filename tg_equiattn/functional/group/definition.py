@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ...modes import full_precision, transformed
+from ...modes import full_precision, in_functorch_transform
 from ..backend import tile_numbers
 from . import hashed_dropout
 from .elements import Elements
 from .masks import MASKED_SCORE
-from .window import window
+from .shifts import shifts
 
 # Scores of one t in a chunk on a CPU: they stay in a cache from one operation to the next.
 _CHUNK = 1 << 19
@@ -72,7 +72,7 @@ class Operands:
         self.query, self.offset_table, self.element_table, self.mask = query, offset_table, element_table, mask
         self.spatial, self.circular, self.dropout = tuple(query.shape[4:]), circular, dropout
         self.elements = Elements.of(index, query, offset_table.shape[1])
-        self.window = window(kernel_size, selection, len(self.spatial))
+        self.shifts = shifts(kernel_size, selection, len(self.spatial))
         self.budget = tile_numbers(query.device, _CHUNK, 6) if chunk < 0 else chunk
         self.column: Any = None
         if dropout:
@@ -97,7 +97,7 @@ class Operands:
     def rows(self, x: Tensor, run: tuple[int, int], padded: bool = False) -> Tensor:
         """A run of rows of images (..., *spatial), or of ``padded`` ones all that the windows of these rows reach."""
         start, count = run
-        return x.narrow(x.ndim - len(self.spatial), start, count + (2 * self.window.radius if padded else 0))
+        return x.narrow(x.ndim - len(self.spatial), start, count + (2 * self.shifts.radius if padded else 0))
 
     def penalty(self, images: slice) -> Tensor | None:
         """What is added to the scores of keys that are masked, or out of the image: (b or 1, 1, 1, 1, D, *spatial)."""
@@ -107,7 +107,7 @@ class Operands:
             mask = self.query.new_ones(1, *self.spatial)
         else:
             mask = (self.mask if len(self.mask) == 1 else self.mask[images]).to(self.query.dtype)
-        inside = torch.stack(self.window.views(self.window.pad(mask, self.circular)), 1)
+        inside = torch.stack(self.shifts.views(self.shifts.pad(mask, self.circular)), 1)
         return ((1 - inside) * MASKED_SCORE)[:, None, None, None]
 
     def position(self, one: Tensor, table: Tensor, t: int) -> Tensor:
@@ -134,7 +134,7 @@ def windowed_attention_definition(
     """As :func:`.operator.windowed_attention`, in torch's own operations. All scores are formed at once where it is
     compiled, exported or traced, for images of all sizes; else chunk by chunk, again in backward."""
     whole = torch.compiler.is_compiling() or torch.jit.is_tracing() or not query.numel()
-    checkpointed = torch.is_grad_enabled() and not whole and not transformed()
+    checkpointed = torch.is_grad_enabled() and not whole and not in_functorch_transform()
     with full_precision(query.device):
         x = Operands(
             query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular,
@@ -143,7 +143,7 @@ def windowed_attention_definition(
         outs, lses = [], []  # of whole images, or of some heads of one
         for chunk in x:
             part = chunk.images, chunk.heads
-            given = [query[part], *(x.window.pad(y[part], circular) for y in (key, value))]
+            given = [query[part], *(x.shifts.pad(y[part], circular) for y in (key, value))]
             tables = offset_table[chunk.heads], element_table[chunk.heads]
             found = []
             for run in runs(x.spatial[0], chunk.rows):
@@ -162,7 +162,7 @@ def attend_rows(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Out (b, e, Cv, H, *rows) and lse (b, e, H, T, *rows) of a run of rows, from padded keys and values."""
     rows, elements, penalty = query.shape[4:], x.elements, x.penalty(chunk.images)
-    keys, values = (x.window.views(elements.of_keys(y)) for y in (key, value))
+    keys, values = (x.shifts.views(elements.of_keys(y)) for y in (key, value))
     total: Tensor | float = 0.0
     lses = []
     for t in range(elements.queries):

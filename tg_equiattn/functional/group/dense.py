@@ -14,20 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ...modes import full_precision, transformed
+from ...modes import full_precision, in_functorch_transform
 from ..backend import tile_numbers
 from .definition import chunks, runs
 from .elements import Elements
 from .masks import MASKED_SCORE
-from .window import offsets_of_pairs
+from .shifts import offsets_of_pairs
 
 # Scores of a chunk on a CPU.
 _CHUNK = 1 << 22
 
 
 def dense_attention(
-    query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, rho_space: Tensor | None = None,
-    rho_group: Tensor | None = None, space_bias: Tensor | None = None, group_bias: Tensor | None = None, *,
+    query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, offset_encoding: Tensor | None = None,
+    element_encoding: Tensor | None = None, space_bias: Tensor | None = None, group_bias: Tensor | None = None, *,
     key_mask: Tensor | None = None, dropout: float = 0.0, chunk: int = -1,
 ) -> Tensor:  # fmt: skip
     """query (B, e, C, Q, *spatial), key (B, e, C, K, *key spatial), value (B, e, Cv, K, *key spatial) -> (B, e, Cv, H,
@@ -38,23 +38,27 @@ def dense_attention(
     many scores are held at once, -1 for the default.
     """
     spatial, outputs = query.shape[4:], query.shape[3] if index is None else len(index)
-    elements = Elements.of(index, query, outputs if rho_space is None else len(rho_space))
+    elements = Elements.of(index, query, outputs if offset_encoding is None else len(offset_encoding))
     whole = torch.compiler.is_compiling() or torch.jit.is_tracing() or not query.numel()
-    checkpointed = torch.is_grad_enabled() and not whole and not transformed()
-    pairs = None if rho_space is None and space_bias is None else offsets_of_pairs(spatial, query.device)
+    checkpointed = torch.is_grad_enabled() and not whole and not in_functorch_transform()
+    pairs = None if offset_encoding is None and space_bias is None else offsets_of_pairs(spatial, query.device)
     with full_precision(query.device):
         query, key, value = (x.flatten(4) for x in (query, key, value))
         key_mask = None if key_mask is None else key_mask.flatten(1)
         attend = functools.partial(_attend, elements, dropout)
         (batch, heads), pixels = query.shape[:2], query.shape[4]
         if whole:
-            out = attend(query, key, value, rho_space, rho_group, space_bias, group_bias, pairs, key_mask)
+            out = attend(query, key, value, offset_encoding, element_encoding, space_bias, group_bias, pairs, key_mask)
             return out.unflatten(-1, spatial)
         each = elements.outputs * elements.queries * elements.keys * key.shape[4]
         budget = tile_numbers(query.device, _CHUNK, 6) if chunk < 0 else chunk
         parts = []  # of whole images, or of some heads of one
         for images, some, rows in chunks(batch, heads, pixels, each, budget):
-            tables = rho_space, rho_group, *(None if x is None else x[some] for x in (space_bias, group_bias))
+            tables = (
+                offset_encoding,
+                element_encoding,
+                *(None if x is None else x[some] for x in (space_bias, group_bias)),
+            )
             mask = key_mask if key_mask is None or len(key_mask) == 1 else key_mask[images]
             found = []
             for start, count in runs(pixels, rows):
@@ -69,14 +73,14 @@ def dense_attention(
 
 
 def _attend(
-    elements: Elements, dropout: float, query: Tensor, key: Tensor, value: Tensor, rho_space: Tensor | None,
-    rho_group: Tensor | None, space_bias: Tensor | None, group_bias: Tensor | None, pairs: Tensor | None,
+    elements: Elements, dropout: float, query: Tensor, key: Tensor, value: Tensor, offset_encoding: Tensor | None,
+    element_encoding: Tensor | None, space_bias: Tensor | None, group_bias: Tensor | None, pairs: Tensor | None,
     key_mask: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Attention (b, e, Cv, H, n) of n query pixels and N key pixels."""
     keys, pixels = elements.of_keys(key).transpose(2, 3).flatten(4), (elements.keys, key.shape[4])
     values = elements.of_keys(value).transpose(2, 3).flatten(4)  # (b, e, H or 1, Cv, S N)
-    rho = None if rho_space is None else rho_space[:, pairs]  # (H, n, N, C) or (H, n, N, U, C)
+    rho = None if offset_encoding is None else offset_encoding[:, pairs]  # (H, n, N, C) or (H, n, N, U, C)
     total: Tensor | None = None
     for t in range(elements.queries):
         q = elements.of_query(query, t).permute(0, 1, 3, 4, 2)  # (b, e, H or 1, n, C)
@@ -93,8 +97,8 @@ def _attend(
         if key_mask is not None:
             penalty = torch.zeros_like(key_mask, dtype=query.dtype).masked_fill(~key_mask, MASKED_SCORE)
             of_pixels.append(penalty[:, None, None, None, None])
-        if rho_group is not None:
-            argument = torch.matmul(rho_group, q.mT)  # (b, e, H or 1, U, n)
+        if element_encoding is not None:
+            argument = torch.matmul(element_encoding, q.mT)  # (b, e, H or 1, U, n)
             of_elements.append(elements.by_key(argument, t, 2).transpose(3, 4).unsqueeze(-1))
         if group_bias is not None:
             of_elements.append(elements.by_key(group_bias[:, None], t, 1)[:, :, None, :, None])
@@ -112,7 +116,7 @@ def _attend(
 def _plus(x: Tensor, y: Tensor) -> Tensor:
     """The sum of x, which nothing else holds, and y: in its memory where it has the size and no transform is at work,
     since new memory for large tensors costs a CPU more than the sum."""
-    if transformed() or torch.broadcast_shapes(x.shape, y.shape) != x.shape:
+    if in_functorch_transform() or torch.broadcast_shapes(x.shape, y.shape) != x.shape:
         return x + y
     return x.add_(y)
 

@@ -47,7 +47,7 @@ def _for_all_sizes() -> bool:
 
 
 def dilation_attention_impl(
-    query, key, value, rho_space, rho_group, index, scales, scale_window, neighbourhood, space_bias=None,
+    query, key, value, offset_encoding, element_encoding, index, scales, scale_window, window, space_bias=None,
     group_bias=None, dropout=0.0, mask=None, plain=False,
 ) -> Tensor:  # fmt: skip
     r"""Lifting and group attention on a dilation group, of operands that are known to fit and to hold numbers.
@@ -59,12 +59,13 @@ def dilation_attention_impl(
         k(i + 2^j D, l, n) + \rho(m^{-1} D, (l - j, m^{-1} n)) \rangle + b\big)\; v(i + 2^j D, l, n)
 
     over offsets D of the window and scales l in ``scale_window`` around j. As :func:`group_attention`, but query, key
-    and value may have one element in place of ``|H|`` (lifting); rho_space, the same at all scales, is ``(|M|, D, C)``
-    or full ``(|M|, D, U, C)``; rho_group ``(U, C)``, U = ``scale_window`` |M|, scales first, or 1 (lifting); index
-    ``(|M|, |M|)`` of relation "relative" or ``None`` (lifting); biases ``(heads, |M|, D)`` and ``(heads, U)``.
+    and value may have one element in place of ``|H|`` (lifting); offset_encoding, the same at all scales, is ``(|M|, D,
+    C)`` or full ``(|M|, D, U, C)``; element_encoding ``(U, C)``, U = ``scale_window`` |M|, scales first, or 1
+    (lifting); index ``(|M|, |M|)`` of relation "relative" or ``None`` (lifting); biases ``(heads, |M|, D)`` and
+    ``(heads, U)``.
     """
     lifts = index is None
-    batch, spatial, elements = query.shape[0], tuple(query.shape[4:]), len(rho_space)
+    batch, spatial, elements = query.shape[0], tuple(query.shape[4:]), len(offset_encoding)
 
     def of_scale(x: Tensor, axis: int, number: int) -> Tensor:
         """The elements of one scale; lifting has one element for all scales."""
@@ -80,8 +81,8 @@ def dilation_attention_impl(
         operands = of_scale(query, 3, number), of_scale(key, 3, other), of_scale(value, 3, other)
         q, k, v = (phases(x, step, len(spatial)) for x in operands)
         out, lse = group_attention_impl(
-            q, k, v, of_scale(rho_space, 2, offset) if rho_space.ndim == 4 else rho_space,
-            None if rho_group is None else of_scale(rho_group, 0, offset), index, neighbourhood, space_bias,
+            q, k, v, of_scale(offset_encoding, 2, offset) if offset_encoding.ndim == 4 else offset_encoding,
+            None if element_encoding is None else of_scale(element_encoding, 0, offset), index, window, space_bias,
             None if group_bias is None else of_scale(group_bias, 1, offset), dropout,
             _valid_phases(mask, step, batch, spatial, query.device), plain,
         )  # fmt: skip

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .definition import Operands, runs
-from .window import Block
+from .shifts import Block
 
 
 class FlatOperands(Operands):
@@ -44,40 +44,40 @@ class FlatOperands(Operands):
     @property
     def width(self) -> int:
         """Pixels of a padded row."""
-        return self.spatial[-1] + 2 * self.window.radius
+        return self.spatial[-1] + 2 * self.shifts.radius
 
     def flat(self, x: Tensor) -> Tensor:
         """Images (..., *spatial), with zeros behind every row."""
-        return F.pad(x, [0, 2 * self.window.radius]).flatten(-2)
+        return F.pad(x, [0, 2 * self.shifts.radius]).flatten(-2)
 
     def from_flat(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.width)).narrow(-1, 0, self.spatial[-1])
 
     def padded(self, x: Tensor) -> Tensor:
         """Images padded as windows need, with zeros at the end, where windows of the last pixels beyond a row reach."""
-        reach = self.window.radius
+        reach = self.shifts.radius
         if self.circular:
-            return F.pad(self.window.pad(x, circular=True).flatten(-2), [0, 2 * reach])
-        outer = [reach, reach] * (self.window.dim - 2)
+            return F.pad(self.shifts.pad(x, circular=True).flatten(-2), [0, 2 * reach])
+        outer = [reach, reach] * (self.shifts.dim - 2)
         rows = F.pad(x, [reach, reach, reach, reach + 1, *outer]).flatten(-2)  # with one row more, most of it cut off
         return rows.narrow(-1, 0, rows.shape[-1] - self.width + 2 * reach)
 
     def from_padded(self, x: Tensor) -> Tensor:
         """The adjoint of :meth:`padded`."""
-        whole = x.narrow(-1, 0, x.shape[-1] - 2 * self.window.radius)
-        return self.window.unpad(whole.unflatten(-1, (-1, self.width)), self.circular)
+        whole = x.narrow(-1, 0, x.shape[-1] - 2 * self.shifts.radius)
+        return self.shifts.unpad(whole.unflatten(-1, (-1, self.width)), self.circular)
 
     def rows(self, x: Tensor, run: tuple[int, int], padded: bool = False) -> Tensor:
         """A run of rows of flat images, or if ``padded`` all that their windows reach."""
         start, count = run
-        more = 2 * self.window.radius if padded else 0
+        more = 2 * self.shifts.radius if padded else 0
         if len(self.spatial) > 2:
             return x.narrow(-2, start, count + more)
         return x.narrow(-1, start * self.width, (count + more) * self.width + more)
 
     def shifted(self, seen: Tensor, block: Block) -> Tensor:
         """What a block of offsets sees: a view (..., *counts, *flat rows)."""
-        reach, outer = 2 * self.window.radius, len(self.spatial) - 2
+        reach, outer = 2 * self.shifts.radius, len(self.spatial) - 2
         sizes, strides = list(seen.shape), list(seen.stride())
         steps = *strides[len(strides) - 1 - outer : -1], self.width, 1
         pixels = *(n - reach for n in sizes[len(sizes) - 1 - outer : -1]), sizes[-1] - reach * (self.width + 1)
@@ -90,10 +90,10 @@ class FlatOperands(Operands):
     def views(self, seen: Tensor) -> list[Tensor]:
         """What every offset sees: views (..., *flat rows)."""
         views = []
-        for block in self.window.blocks:
+        for block in self.shifts.blocks:
             some = [self.shifted(seen, block)]
-            for _ in range(self.window.dim):
-                some = [view for x in some for view in x.unbind(seen.ndim - self.window.dim + 1)]
+            for _ in range(self.shifts.dim):
+                some = [view for x in some for view in x.unbind(seen.ndim - self.shifts.dim + 1)]
             views += some
         return views
 
@@ -117,7 +117,7 @@ class FlatOperands(Operands):
     def products(self, x: Tensor, seen: Tensor, total: Tensor | None = None) -> Tensor:
         """Products (b, e, H or 1, S, D, *flat rows) of features x (b, e, C, H or 1, *flat rows) and of what they see,
         added to a total."""
-        features = x[(slice(None),) * 4 + (None,) * (1 + self.window.dim)].unbind(2)
+        features = x[(slice(None),) * 4 + (None,) * (1 + self.shifts.dim)].unbind(2)
         if fresh := total is None:
             outputs, keys, offsets = max(x.shape[3], seen.shape[3]), seen.shape[4], self.offset_table.shape[3]
             total = x.new_empty(*x.shape[:2], outputs, keys, offsets, *x.shape[4:])
@@ -128,7 +128,7 @@ class FlatOperands(Operands):
 
     def _blocks(self, seen: Tensor, *weights: Tensor) -> Iterator[list[Tensor]]:
         """Of each block of offsets, weights (b, e, H or 1, S, *counts, *flat rows) and what every channel sees."""
-        for block in self.window.blocks:
+        for block in self.shifts.blocks:
             some = [x[:, :, :, :, block.offsets].unflatten(4, block.counts) for x in weights]
             yield [*some, *self.shifted(seen, block).unbind(2)]
 

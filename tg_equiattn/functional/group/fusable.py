@@ -17,7 +17,7 @@ from ...modes import full_precision
 from . import hashed_dropout
 from .elements import Elements
 from .masks import MASKED_SCORE
-from .window import Window, in_square, window
+from .shifts import Shifts, in_square, shifts
 
 
 def windowed_attention_fusable(
@@ -26,7 +26,7 @@ def windowed_attention_fusable(
     """As :func:`.operator.windowed_attention`, once differentiable."""
     spatial, elements = query.shape[4:], Elements.of(index, query, offset_table.shape[1])
     dim, (heads, outputs, arguments, offsets) = len(spatial), offset_table.shape[:4]
-    chosen, square = window(kernel_size, selection, dim), window(kernel_size, (), dim)
+    chosen, square = shifts(kernel_size, selection, dim), shifts(kernel_size, (), dim)
 
     def on_window(x: Tensor) -> Tensor:
         """(..., S, D) as (..., 1, .., 1, S, *window)."""
@@ -61,7 +61,7 @@ class _Windows:
     """What windows around every pixel see; with ``back``, the pixels whose windows see it. Backward writes the indices
     in another order (``backward``): compilers would keep from forward what looks alike, as large as all scores."""
 
-    def __init__(self, spatial, square: Window, side: int, circular: bool, device, backward: bool = False) -> None:
+    def __init__(self, spatial, square: Shifts, side: int, circular: bool, device, backward: bool = False) -> None:
         self.square, self.circular, self.dim, self.indices = square, circular, len(spatial), []
         for back in (False, True):
             flat: Tensor | int = 0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...grids import Neighbourhood
+from ...grids import Window
 from ...merging import merge_attentions
 from ...modes import full_precision
 from ..backend import use_plain
@@ -22,11 +22,11 @@ def global_group_attention(
     key: Tensor,
     value: Tensor,
     projection: Tensor,
-    rho_space: Tensor,
-    rho_group: Tensor | None,
+    offset_encoding: Tensor,
+    element_encoding: Tensor | None,
     index: Tensor,
     *,
-    neighbourhood: Neighbourhood,
+    window: Window,
     biases: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
     dropout: float = 0.0,
     mask: Tensor | None = None,
@@ -46,10 +46,10 @@ def global_group_attention(
     draw. Time and memory are linear in pixels.
 
     Args:
-        query, key, value, rho_space, rho_group, mask: as :func:`group_attention`, whose errors are raised.
+        query, key, value, offset_encoding, element_encoding, mask: as :func:`group_attention`, whose errors are raised.
         index: u of each (h, s), of relation ``"relative"``; see :func:`tg_equiattn.encodings.relation_index`.
         projection: directions of the features; see :func:`orthogonal_projection`.
-        neighbourhood: a window.
+        window: a window.
         biases: of rotated offsets and of u, as :func:`group_attention`, and f of u, for each head; ``None`` for none.
         dropout: probability of dropping a weight of the window, and an output of the far part.
 
@@ -63,12 +63,12 @@ def global_group_attention(
     """
     space_bias, group_bias, far_bias = biases
     check_group_attention(
-        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask
+        query, key, value, offset_encoding, element_encoding, index, window, space_bias, group_bias, dropout, mask
     )
     if index.ndim != 2:
         raise ValueError(f"index must have shape (|H|, |H|), of relation 'relative', got {tuple(index.shape)}")
-    if neighbourhood.is_global:
-        raise ValueError("neighbourhood must be a window, beyond which features reach, got a global one")
+    if window.is_global:
+        raise ValueError("window must be a window, beyond which features reach, got a global one")
     if projection.ndim != 2 or projection.shape[1] != query.shape[2] or not projection.shape[0]:
         raise ValueError(f"projection must be (m, {query.shape[2]}), got {tuple(projection.shape)}")
     expected = query.shape[1], query.shape[3]
@@ -76,31 +76,42 @@ def global_group_attention(
     far_bias = query.new_zeros(expected) if far_bias is None else far_bias
     query, key, value = (zero_where_masked(x, mask) for x in (query, key, value))
     return global_group_attention_impl(
-        query, key, value, projection, rho_space, rho_group, index, far_bias, neighbourhood, space_bias, group_bias,
-        dropout, mask,
+        query, key, value, projection, offset_encoding, element_encoding, index, far_bias, window, space_bias,
+        group_bias, dropout, mask,
     )  # fmt: skip
 
 
 def global_group_attention_impl(
-    query, key, value, projection, rho_space, rho_group, index, far_bias, neighbourhood, space_bias=None,
+    query, key, value, projection, offset_encoding, element_encoding, index, far_bias, window, space_bias=None,
     group_bias=None, dropout=0.0, mask=None, plain=False,
 ) -> Tensor:  # fmt: skip
     """:func:`global_group_attention` of operands that are known to fit and to hold numbers, as the layers' own do."""
     near, lse = group_attention_impl(
-        query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask, plain
+        query,
+        key,
+        value,
+        offset_encoding,
+        element_encoding,
+        index,
+        window,
+        space_bias,
+        group_bias,
+        dropout,
+        mask,
+        plain,
     )
     far = _far(query, key, value, projection, far_bias[:, index], mask, use_plain(plain))
     return _merged(near, lse, *far, dropout, mask)
 
 
 def global_frame_attention_impl(
-    query, key, value, projection, rho_space, far_bias, neighbourhood, space_bias=None, dropout=0.0, mask=None,
+    query, key, value, projection, offset_encoding, far_bias, window, space_bias=None, dropout=0.0, mask=None,
     plain=False,
 ) -> Tensor:  # fmt: skip
     """:func:`global_group_attention` of elements in their own frames, whose keys are of the same element alone: the
     window is that of :func:`.frame_attention`, ``far_bias`` (heads, 1) is f of each head."""
     near, lse = group_attention_impl(
-        query, key, value, rho_space, None, None, neighbourhood, space_bias, None, dropout, mask, plain
+        query, key, value, offset_encoding, None, None, window, space_bias, None, dropout, mask, plain
     )
     far_bias = far_bias.expand(-1, query.shape[3]).reshape(-1, 1, 1)  # every element as a head of its own
     return _merged(near, lse, *_far(query, key, value, projection, far_bias, mask, use_plain(plain)), dropout, mask)

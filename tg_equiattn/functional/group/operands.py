@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...grids import Neighbourhood
+from ...grids import Window
 
 
 def check_features(query: Tensor, key: Tensor, value: Tensor, other_pixels: bool = False) -> None:
@@ -24,7 +24,8 @@ def check_features(query: Tensor, key: Tensor, value: Tensor, other_pixels: bool
     if key.shape != query.shape and not other_pixels:
         raise ValueError(
             f"key must have the shape of query, {tuple(query.shape)}, got {tuple(key.shape)}; its image may have "
-            "another size where all pixels are keys (kernel_size=None) and nothing depends on offsets (rho_space=None)"
+            "another size where all pixels are keys (kernel_size=None) and nothing depends on offsets "
+            "(offset_encoding=None)"
         )
     if value.shape[:2] != key.shape[:2] or value.shape[3:] != key.shape[3:]:
         raise ValueError(f"value must match key, {tuple(key.shape)}, but for channels, got {tuple(value.shape)}")
@@ -32,13 +33,9 @@ def check_features(query: Tensor, key: Tensor, value: Tensor, other_pixels: bool
         raise ValueError(f"key must have at least one pixel on every spatial axis, got {tuple(key.shape)}")
 
 
-def _other_pixels(neighbourhood: Neighbourhood, *encodings: Tensor | None) -> bool:
+def _other_pixels(window: Window, *encodings: Tensor | None) -> bool:
     """True if keys may be pixels of another image: all of them are keys, and nothing depends on offsets."""
-    return (
-        isinstance(neighbourhood, Neighbourhood)
-        and neighbourhood.is_global
-        and not any(x is not None for x in encodings)
-    )
+    return isinstance(window, Window) and window.is_global and not any(x is not None for x in encodings)
 
 
 def check_tensors(query: Tensor, **tensors: tuple[Tensor | None, tuple[int, ...]]) -> None:
@@ -55,40 +52,51 @@ def check_tensors(query: Tensor, **tensors: tuple[Tensor | None, tuple[int, ...]
 
 
 def check_grid(
-    query: Tensor, key: Tensor, rho_space: Tensor | None, elements: int, neighbourhood: Neighbourhood, dropout: float,
+    query: Tensor, key: Tensor, offset_encoding: Tensor | None, elements: int, window: Window, dropout: float,
     mask: Tensor | None, key_mask: Tensor | None,
 ) -> None:  # fmt: skip
-    """ValueError unless encodings of offsets, of as many output elements, are those of a neighbourhood on the grid of
+    """ValueError unless encodings of offsets, of as many output elements, are those of a window on the grid of
     the queries, and a rate of dropout and masks fit."""
-    if not isinstance(neighbourhood, Neighbourhood):
-        raise ValueError(f"neighbourhood must be a tg_equiattn.grids.Neighbourhood, got {type(neighbourhood).__name__}")
-    neighbourhood.check(query.shape[4:])
+    if not isinstance(window, Window):
+        raise ValueError(f"window must be a tg_equiattn.grids.Window, got {type(window).__name__}")
+    window.check(query.shape[4:])
     checks.probability(dropout=dropout)
     checks.pixel_mask(mask, query.shape[0], query.shape[4:], query.device)
     if key_mask is not None:
-        if not neighbourhood.is_global:
+        if not window.is_global:
             raise ValueError("key_mask must be None within windows, where mask is that of queries and of keys")
         checks.pixel_mask(key_mask, key.shape[0], key.shape[4:], key.device, "key_mask")
-    if rho_space is None:
-        if not neighbourhood.is_global:
-            raise ValueError("rho_space must be given for a window, got None: only kernel_size=None goes without")
+    if offset_encoding is None:
+        if not window.is_global:
+            raise ValueError("offset_encoding must be given for a window, got None: only kernel_size=None goes without")
         return
-    shape, expected = tuple(rho_space.shape), neighbourhood.count(query.shape[4:])
-    check_tensors(query, rho_space=(rho_space, shape))
-    if rho_space.ndim not in (3, 4) or shape[0] != elements or shape[-1] != query.shape[2]:
+    shape, expected = tuple(offset_encoding.shape), window.count(query.shape[4:])
+    check_tensors(query, offset_encoding=(offset_encoding, shape))
+    if offset_encoding.ndim not in (3, 4) or shape[0] != elements or shape[-1] != query.shape[2]:
         raise ValueError(
-            f"rho_space must have shape ({elements}, D, {query.shape[2]}), or one more axis, of u, in third place, "
-            f"got {shape}"
+            f"offset_encoding must have shape ({elements}, D, {query.shape[2]}), or one more axis, of u, in third "
+            f"place, got {shape}"
         )
     if shape[1] != expected:
-        raise ValueError(f"rho_space must have {expected} offsets on axis 1 for {neighbourhood}, got {shape[1]}")
+        raise ValueError(f"offset_encoding must have {expected} offsets on axis 1 for {window}, got {shape[1]}")
 
 
 def check_group_attention(
-    query, key, value, rho_space, rho_group, index, neighbourhood, space_bias, group_bias, dropout, mask, key_mask=None
+    query,
+    key,
+    value,
+    offset_encoding,
+    element_encoding,
+    index,
+    window,
+    space_bias,
+    group_bias,
+    dropout,
+    mask,
+    key_mask=None,
 ) -> None:
     """ValueError for operands of :func:`group_attention` that do not fit."""
-    check_features(query, key, value, _other_pixels(neighbourhood, rho_space, space_bias))
+    check_features(query, key, value, _other_pixels(window, offset_encoding, space_bias))
     elements, channels = query.shape[3], query.shape[2]
     if index.device != query.device:
         raise ValueError(f"index must be on {query.device} as query is, got {index.device}")
@@ -99,32 +107,32 @@ def check_group_attention(
             f"got {index.dtype} of shape {tuple(index.shape)}"
         )
     permutation = torch.arange(elements, device=index.device)
-    if checks.values_are_free(index) and not torch.equal(index.sort(-1).values, permutation.expand_as(index)):
+    if checks.is_concrete(index) and not torch.equal(index.sort(-1).values, permutation.expand_as(index)):
         raise ValueError(f"index must be a permutation of 0 ... {elements - 1} along its last axis, got other values")
-    check_grid(query, key, rho_space, outputs, neighbourhood, dropout, mask, key_mask)
-    full = rho_space is not None and rho_space.ndim == 4
-    if full and (rho_space.shape[2] != elements or rho_group is not None):
+    check_grid(query, key, offset_encoding, outputs, window, dropout, mask, key_mask)
+    full = offset_encoding is not None and offset_encoding.ndim == 4
+    if full and (offset_encoding.shape[2] != elements or element_encoding is not None):
         raise ValueError(
-            f"rho_space must have {elements} elements on axis 2, and rho_group be None, with a full encoding; "
-            f"got {tuple(rho_space.shape)}"
+            f"offset_encoding must have {elements} elements on axis 2, and element_encoding be None, with a full "
+            f"encoding; got {tuple(offset_encoding.shape)}"
         )
-    if rho_space is not None and not full and rho_group is None:
-        raise ValueError(f"rho_group must have shape ({elements}, {channels}), got None")
+    if offset_encoding is not None and not full and element_encoding is None:
+        raise ValueError(f"element_encoding must have shape ({elements}, {channels}), got None")
     heads = query.shape[1]
     check_tensors(
-        query, rho_group=(rho_group, (elements, channels)), group_bias=(group_bias, (heads, elements)),
-        space_bias=(space_bias, (heads, outputs, neighbourhood.count(query.shape[4:]))),
+        query, element_encoding=(element_encoding, (elements, channels)), group_bias=(group_bias, (heads, elements)),
+        space_bias=(space_bias, (heads, outputs, window.count(query.shape[4:]))),
     )  # fmt: skip
 
 
-def check_frame_attention(
-    query, key, value, rho_space, neighbourhood, space_bias, dropout, mask, key_mask=None
-) -> None:
+def check_frame_attention(query, key, value, offset_encoding, window, space_bias, dropout, mask, key_mask=None) -> None:
     """ValueError for operands of :func:`frame_attention` that do not fit."""
-    check_features(query, key, value, _other_pixels(neighbourhood, rho_space, space_bias))
-    elements = len(rho_space) if query.shape[3] == 1 and rho_space is not None else query.shape[3]
-    check_grid(query, key, rho_space, elements, neighbourhood, dropout, mask, key_mask)
-    if rho_space is not None and rho_space.ndim != 3:
-        raise ValueError(f"rho_space must have shape ({elements}, D, {query.shape[2]}), got {tuple(rho_space.shape)}")
-    offsets = neighbourhood.count(query.shape[4:])
+    check_features(query, key, value, _other_pixels(window, offset_encoding, space_bias))
+    elements = len(offset_encoding) if query.shape[3] == 1 and offset_encoding is not None else query.shape[3]
+    check_grid(query, key, offset_encoding, elements, window, dropout, mask, key_mask)
+    if offset_encoding is not None and offset_encoding.ndim != 3:
+        raise ValueError(
+            f"offset_encoding must have shape ({elements}, D, {query.shape[2]}), got {tuple(offset_encoding.shape)}"
+        )
+    offsets = window.count(query.shape[4:])
     check_tensors(query, space_bias=(space_bias, (query.shape[1], elements, offsets)))

@@ -197,7 +197,7 @@ def _second_backward(operands, given, cotangents, *rest) -> tuple[Tensor | None,
     x, totals = Operands(*operands, *rest), [torch.zeros_like(y) for y in (*operands, *upstream)]
 
     def of_chunk(tensors, chunk: Chunk) -> list:
-        cuts = [lambda y: y[some], *2 * [lambda y: x.window.pad(y[some], x.circular)], *2 * [lambda y: y[chunk.heads]]]
+        cuts = [lambda y: y[some], *2 * [lambda y: x.shifts.pad(y[some], x.circular)], *2 * [lambda y: y[chunk.heads]]]
         return [None if y is None else cut(y) for y, cut in zip(tensors, cuts, strict=True)]
 
     def of_run(tensors, run: tuple[int, int]) -> list:
@@ -219,7 +219,7 @@ def _second_backward(operands, given, cotangents, *rest) -> tuple[Tensor | None,
                     target += y
             totals[0][some] = sums[0]
             for n, y in enumerate(sums[1:3], 1):
-                totals[n][some] = x.window.unpad(y, x.circular)
+                totals[n][some] = x.shifts.unpad(y, x.circular)
             for n, y in enumerate(sums[3:], 3):
                 totals[n][chunk.heads] += y
     return *totals, None, None

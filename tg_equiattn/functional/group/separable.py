@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...grids import Neighbourhood
+from ...grids import Window
 from ...modes import full_precision
-from .window import in_square, offsets_of_pairs, window
+from .shifts import in_square, offsets_of_pairs, shifts
 
 
-def separable_attention_impl(value: Tensor, space_bias: Tensor, neighbourhood: Neighbourhood) -> Tensor:
+def separable_attention_impl(value: Tensor, space_bias: Tensor, window: Window) -> Tensor:
     """out(i, h) = sum_D softmax_D(b(h^-1 D)) v(i + D, h) of values (B, heads, Cv, |H|, *spatial) and biases (heads,
     |H|, D), with zeros outside of the image.
 
@@ -21,15 +21,15 @@ def separable_attention_impl(value: Tensor, space_bias: Tensor, neighbourhood: N
     spatial = value.shape[4:]
     with full_precision(value.device):
         weight = space_bias.to(torch.promote_types(space_bias.dtype, torch.float32)).softmax(-1)
-    if neighbourhood.kernel_size is None:
+    if window.kernel_size is None:
         pairs = weight[..., offsets_of_pairs(spatial, value.device)].to(value.dtype)  # (heads, |H|, N, N)
         return torch.einsum("ehij,bechj->bechi", pairs, value.flatten(4)).unflatten(-1, spatial)
-    side, dim = neighbourhood.kernel_size, neighbourhood.dim
-    weight = in_square(weight, window(side, neighbourhood.selection, dim), side)  # zeros at the corners of a disk
+    side, dim = window.kernel_size, window.dim
+    weight = in_square(weight, shifts(side, window.selection, dim), side)  # zeros at the corners of a disk
     filters = weight.to(value.dtype)[:, None].expand(-1, value.shape[2], -1, -1).flatten(0, 2)
     convolve = F.conv2d if dim == 2 else F.conv3d
     x, padding = value.flatten(1, 3), side // 2
-    if neighbourhood.circular:
-        x, padding = window(side, (), dim).pad(x, circular=True), 0
+    if window.circular:
+        x, padding = shifts(side, (), dim).pad(x, circular=True), 0
     out = convolve(x, filters.unflatten(1, (1, *[side] * dim)), padding=padding, groups=len(filters))
     return out.unflatten(1, value.shape[1:4])

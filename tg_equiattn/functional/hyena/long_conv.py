@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision
-from ...ragged import node_blocks
+from ...node_batch import node_blocks
 from ..backend import tile_numbers
 from .fft_convolution import along, fast_length, fft_convolution, invert, length_factor, transform, zero_beyond
 

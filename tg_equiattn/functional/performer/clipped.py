@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision
-from ...pairs import Pairs
-from ...ragged import Ragged
+from ...node_batch import NodeBatch
+from ...pairs import NeighborList
 from .edge_products import edge_sum
 from .feature_attention import feature_readout
 
@@ -15,7 +15,7 @@ _FLOOR = 1e-30  # of the largest weight: below it float32 cannot tell a weight f
 
 
 def clipped_attention_of_nodes(
-    query: Tensor, value: Tensor, projection: Tensor, distance_table: Tensor, pairs: Pairs, ragged: Ragged
+    query: Tensor, value: Tensor, projection: Tensor, distance_table: Tensor, pairs: NeighborList, node_batch: NodeBatch
 ) -> Tensor:
     r"""Attention whose weights depend on the query and the clipped distance of a pair alone (strategy 2).
 
@@ -36,11 +36,11 @@ def clipped_attention_of_nodes(
         sums = edge_sum(value.new_ones(1, bins.col.shape[0]), value.flatten(1)[None], bins)[0, :-1]
         sums = sums.view(value.shape[0], count, *value.shape[1:])  # R, without the node itself
         counts = bins.crow.diff()[:-1].view(value.shape[0], count).to(value.dtype)
-        far_count = ragged.spread(ragged.totals) - counts.sum(1) - 1
+        far_count = node_batch.spread(node_batch.totals) - counts.sum(1) - 1
         present = torch.cat([torch.ones_like(counts[:, :1]), counts[:, 1:], far_count[:, None]], 1) > 0
         weights = weights / torch.where(present[:, None], weights.detach(), 0.0).amax(-1, keepdim=True)
         near, far = weights[..., :-1], weights[..., -1:]
-        rest = ragged.spread(ragged.sum(value)) - sums.sum(1) - value
+        rest = node_batch.spread(node_batch.sum(value)) - sums.sum(1) - value
         numerator = far * torch.where(far_count[:, None, None] > 0, rest, 0.0) + near[..., :1] * value
         for distance in range(count):
             numerator = numerator + near[..., distance, None] * sums[:, distance]

@@ -14,7 +14,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from ...modes import full_precision, transformed
+from ...modes import full_precision, in_functorch_transform
 from ...pairs import CSR
 from ..backend import compiler_fuses, refuse_forward_mode, tile_numbers
 from ..flops import flop_formula
@@ -27,7 +27,7 @@ with warnings.catch_warnings():  # torch says once in a process that CSR tensors
 
 def edge_dot(query: Tensor, key: Tensor, relation: CSR) -> Tensor:
     """(heads, N, d) queries times (heads, M, d) keys at the pairs of a relation, (heads, E)."""
-    if transformed():
+    if in_functorch_transform():
         return gathered_edge_dot(query, key, relation.row, relation.col)
     if compiler_fuses(query, query.shape[0] * relation.row.shape[0]):  # rows are read where they are multiplied
         return _whole_edge_dot(query, key, relation.row, relation.col)
@@ -36,7 +36,7 @@ def edge_dot(query: Tensor, key: Tensor, relation: CSR) -> Tensor:
 
 def edge_sum(weight: Tensor, value: Tensor, relation: CSR) -> Tensor:
     """Sum over each row's pairs of (heads, E) weights times (heads, M, d) values, (heads, N, d)."""
-    if transformed() or compiler_fuses(value, value.shape[0] * relation.row.shape[0]):
+    if in_functorch_transform() or compiler_fuses(value, value.shape[0] * relation.row.shape[0]):
         return gathered_edge_sum(weight, value, relation.row, relation.col, relation.rows)
     return csr_edge_sum(weight, value, *relation.tensors)
 

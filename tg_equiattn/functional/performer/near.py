@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 
 from torch import Tensor
 
-from ...pairs import Pairs
+from ...pairs import NeighborList
 from .edge_products import edge_sum
 
 
@@ -15,7 +15,7 @@ class Near(NamedTuple):
     (heads,); and what they add to values: features of pairs (E, r), of a node with itself (r,), and their map
     (heads, r, e)."""
 
-    pairs: Pairs
+    pairs: NeighborList
     bias: Tensor
     self_bias: Tensor
     far_bias: Tensor

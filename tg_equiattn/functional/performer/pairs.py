@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ...modes import full_precision, transformed
-from ...ragged import Rows
+from ...modes import full_precision, in_functorch_transform
+from ...node_batch import PaddedBatch
 from ..softmax_attention import softmax_attention
 from .near import Near
 
@@ -20,7 +20,7 @@ _NONE = -1e4  # logarithm of a weight that is zero
 
 
 def pair_attention_of_nodes(
-    query: Tensor, key: Tensor, value: Tensor, rows: Rows, dropout: float = 0.0, near: Near | None = None,
+    query: Tensor, key: Tensor, value: Tensor, rows: PaddedBatch, dropout: float = 0.0, near: Near | None = None,
     chunk: int = _CHUNK,
 ) -> Tensor:  # fmt: skip
     r"""Softmax attention of nodes (N, heads, d) in rows of whole graphs, unchecked; with dropout of weights.
@@ -58,12 +58,12 @@ def pair_attention_of_nodes(
         return out.to(value.dtype)
 
 
-def _pack(x: Tensor, rows: Rows) -> Tensor:
+def _pack(x: Tensor, rows: PaddedBatch) -> Tensor:
     """(N, heads, d) to (rows heads, length, d)."""
     return rows.pack(x).transpose(1, 2).flatten(0, 1)
 
 
-def _unpacked(out: Tensor, rows: Rows, heads: int) -> Tensor:
+def _unpacked(out: Tensor, rows: PaddedBatch, heads: int) -> Tensor:
     """(rows heads, length, e) to (N, heads, e)."""
     return rows.unpack(out.unflatten(0, (rows.count, heads)).transpose(1, 2))
 
@@ -78,7 +78,7 @@ class _Entries(NamedTuple):
     logs: Tensor
 
     @classmethod
-    def of(cls, near: Near, rows: Rows, dtype: torch.dtype) -> _Entries:
+    def of(cls, near: Near, rows: PaddedBatch, dtype: torch.dtype) -> _Entries:
         pairs, slot, length = near.pairs, rows.slot, rows.length
         own = torch.arange(pairs.nodes, device=slot.device)
         row, within = slot // length, slot % length
@@ -117,12 +117,12 @@ def _attend(
     return weights @ v, shares
 
 
-def _in_chunks(attend, q, k, v, rows: Rows, heads: int, entries: _Entries | None, budget: int):
+def _in_chunks(attend, q, k, v, rows: PaddedBatch, heads: int, entries: _Entries | None, budget: int):
     """:func:`_attend` of whole rows, or of some queries of one, at a time."""
     length, each = rows.length, heads * rows.length
     queries = min(length, max(1, budget // each))
     count = max(1, budget // (each * length)) if queries == length else 1
-    again = torch.is_grad_enabled() and not transformed()
+    again = torch.is_grad_enabled() and not in_functorch_transform()
     outs, chosen, shares = [], [], []
     for first in range(0, rows.count, count):
         some = slice(first, first + count)

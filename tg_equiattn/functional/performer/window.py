@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision
-from ...pairs import Pairs
-from ...ragged import Ragged, Rows
+from ...node_batch import NodeBatch, PaddedBatch
+from ...pairs import NeighborList
 from .attention import check_operands, feature_norm, linear_attention_of_nodes
 from .edge_products import edge_dot, edge_sum
 from .near import Near
@@ -21,7 +21,7 @@ def window_attention(
     projection: Tensor | None,
     pair_bias: Tensor,
     self_bias: Tensor,
-    neighbors: Pairs,
+    neighbors: NeighborList,
     *,
     far_bias: Tensor | None = None,
     batch: Tensor | None = None,
@@ -42,7 +42,7 @@ def window_attention(
         pair_bias: ``(heads, E)``, b of every pair in the order of ``neighbors``.
         self_bias: ``(heads,)``, b of a node with itself, or ``(heads, N)``, of each one.
         neighbors: the near pairs of all nodes, counted through the batch; see
-            :class:`~tg_equiattn.pairs.Pairs`.
+            :class:`~tg_equiattn.neighbors.NeighborList`.
         far_bias: ``(heads,)``, f; ``None`` means 0.
 
     Returns:
@@ -62,7 +62,7 @@ def window_attention(
     """
     check_operands(query, key, value, projection)
     heads, whole = query.shape[1], projection is None
-    rows = Ragged.flat(query, batch, batch_size, whole=whole).rows(whole)
+    rows = NodeBatch.flat(query, batch, batch_size, whole=whole).rows(whole)
     neighbors.check_nodes(query.shape[0])
     far_bias = query.new_zeros(heads) if far_bias is None else far_bias
     self_bias = self_bias[:, None] if self_bias.ndim == 1 else self_bias
@@ -76,7 +76,13 @@ def window_attention(
 
 
 def window_attention_of_nodes(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, near: Near, rows: Rows, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    projection: Tensor | None,
+    near: Near,
+    rows: PaddedBatch,
+    dropout: float = 0.0,
 ) -> Tensor:
     """:func:`window_attention` of nodes (N, heads, d) in rows, unchecked; near weights drop out one by one, those of
     features by whole keys."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision
-from ...ragged import node_blocks
+from ...node_batch import node_blocks
 from ..backend import tile_numbers
 from ..second_derivatives import second_derivatives
 

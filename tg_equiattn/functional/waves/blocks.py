@@ -10,13 +10,13 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from ... import checks
-from ...modes import transformed
+from ...modes import in_functorch_transform
 
 
 def in_one_piece(x: Tensor) -> bool:
     """Whether a sum must not be cut into blocks: sizes of traced tensors are symbols, and transforms of ``torch.func``
     cannot go through checkpoints."""
-    return checks.is_traced(x) or transformed()
+    return checks.is_traced(x) or in_functorch_transform()
 
 
 def recomputed(function: Callable[..., Tensor], *arguments: Any) -> Tensor:

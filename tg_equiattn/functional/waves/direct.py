@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...encodings.harmonics import solid_harmonics
-from ...modes import transformed
+from ...modes import in_functorch_transform
 from ..backend import compiles_for_accelerator, tile_numbers
 from .blocks import in_one_piece, recomputed
 from .interaction import EwaldNodes, Interaction
@@ -20,7 +20,10 @@ _PAIRS = 1 << 21  # pairs times kernels of a block on a CPU
 def direct_sums(nodes: EwaldNodes, interaction: Interaction) -> Tensor:
     """Exact sums (B, N, heads, E), by blocks of graphs or of nodes that attend, which backward computes again."""
     pos, query, key, value = nodes.pos.to(nodes.value.dtype), *nodes[1:]
-    block, compiles = functools.partial(_block, interaction), compiles_for_accelerator(pos) and not transformed()
+    block, compiles = (
+        functools.partial(_block, interaction),
+        compiles_for_accelerator(pos) and not in_functorch_transform(),
+    )
     if in_one_piece(pos) and not compiles:
         return block(pos, query, pos, key, value)
     graphs, count = pos.shape[:2]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import full_precision, transformed
-from ...ragged import Ragged, Rows, readable
+from ...modes import full_precision, in_functorch_transform
+from ...node_batch import NodeBatch, PaddedBatch, readable
 from .cells import Cells, cells_of
 from .direct import direct_sums
 from .interaction import EwaldNodes, Interaction, every_product
@@ -94,12 +94,12 @@ def ewald_attention(
     checks.same_kind(value, query, "value")
     checks.half_precision(value=value)
     pos = checks.positions(pos, (query.shape[0], 3), query, "attention depends on them")
-    ragged = Ragged.flat(query, batch, batch_size, max_num_nodes)
-    cells = cells_of(cell, pbc, ragged.count, query)
+    node_batch = NodeBatch.flat(query, batch, batch_size, max_num_nodes)
+    cells = cells_of(cell, pbc, node_batch.count, query)
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
         return attention_of_nodes(
-            EwaldNodes(pos, *(x.to(dtype) for x in (query, key, value))), interaction, ragged, cells, method
+            EwaldNodes(pos, *(x.to(dtype) for x in (query, key, value))), interaction, node_batch, cells, method
         )
 
 
@@ -118,17 +118,17 @@ def _checked(query: Tensor, kernels: Sequence[Kernel], error: float, max_hkl: Se
 
 
 def attention_of_nodes(
-    nodes: EwaldNodes, interaction: Interaction, ragged: Ragged, cells: Cells | None, method: str
+    nodes: EwaldNodes, interaction: Interaction, node_batch: NodeBatch, cells: Cells | None, method: str
 ) -> Tensor:
     """:func:`ewald_attention` of checked arguments, with any product of values with harmonics of a degree that is
     linear in both: (T, heads, E)."""
-    nodes = nodes._replace(pos=ragged.centred(nodes.pos))
-    unread = ragged.known is None and (cells is None or interaction.max_hkl is not None)  # sizes are given on CUDA
+    nodes = nodes._replace(pos=node_batch.centred(nodes.pos))
+    unread = node_batch.known is None and (cells is None or interaction.max_hkl is not None)  # sizes are given on CUDA
     if unread or not readable(nodes.pos) or not (cells is None or readable(cells.vectors)):
-        return _without_reading(nodes, interaction, ragged, cells, method)
-    sizes = ragged.read() if ragged.ranks is None else ragged.totals.tolist()
-    repeats = [False] * ragged.count if cells is None else cells.periodic.any(1).tolist()
-    nufft = nufft_available(nodes.pos.device.type) and not transformed()
+        return _without_reading(nodes, interaction, node_batch, cells, method)
+    sizes = node_batch.read() if node_batch.ranks is None else node_batch.totals.tolist()
+    repeats = [False] * node_batch.count if cells is None else cells.periodic.any(1).tolist()
+    nufft = nufft_available(nodes.pos.device.type) and not in_functorch_transform()
     if method == "direct" and any(repeats):
         raise ValueError("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat, got 'direct'")
     if method == "nufft" and not nufft:
@@ -143,38 +143,42 @@ def attention_of_nodes(
     for graph, size in enumerate(sizes):  # of all ranks, which have to choose alike
         if size:
             own = cells if repeats[graph] else None
-            choice = choose(method, graph, size, nodes.pos, ragged, own, interaction, work, nufft)
+            choice = choose(method, graph, size, nodes.pos, node_batch, own, interaction, work, nufft)
             chosen.setdefault((choice, size.bit_length()), []).append(graph)
     if not chosen:
         return interaction.product(value, one, 0) * 0
-    single = next(iter(chosen)) if len(chosen) == 1 and ragged.even else None  # rows that need no copy
+    single = next(iter(chosen)) if len(chosen) == 1 and node_batch.even else None  # rows that need no copy
 
-    def kernel(pos: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
+    def kernel(pos: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: PaddedBatch) -> Tensor:
         choice, _ = single or rows.key
         return _sums(choice, rows, EwaldNodes(pos, query, key, value), interaction, cells)
 
-    return ragged.mix(kernel, *nodes, groups=None if single else chosen)
+    return node_batch.mix(kernel, *nodes, groups=None if single else chosen)
 
 
-def _sums(choice: Choice, rows: Rows, nodes: EwaldNodes, interaction: Interaction, cells: Cells | None) -> Tensor:
+def _sums(
+    choice: Choice, rows: PaddedBatch, nodes: EwaldNodes, interaction: Interaction, cells: Cells | None
+) -> Tensor:
     """Sums (b, n, heads, E) over some graphs by one method."""
     if choice.method == "direct":
         return direct_sums(nodes, interaction)
-    cells = (cells or Cells.none(rows.ragged.count, nodes.pos.device)).select(rows.graph)
+    cells = (cells or Cells.none(rows.node_batch.count, nodes.pos.device)).select(rows.graph)
     splits = () if interaction.max_hkl else choice.splits
-    return reciprocal_sums(nodes, rows.mask, interaction, cells, splits, choice.method == "nufft", rows.ragged.ranks)
+    return reciprocal_sums(
+        nodes, rows.mask, interaction, cells, splits, choice.method == "nufft", rows.node_batch.ranks
+    )
 
 
 def _without_reading(
-    nodes: EwaldNodes, interaction: Interaction, ragged: Ragged, cells: Cells | None, method: str
+    nodes: EwaldNodes, interaction: Interaction, node_batch: NodeBatch, cells: Cells | None, method: str
 ) -> Tensor:
     """All graphs in one group, by both methods if some may repeat and others not."""
-    if method == "nufft" or ragged.ranks is not None:
+    if method == "nufft" or node_batch.ranks is not None:
         what = "method must not be 'nufft'" if method == "nufft" else "process_group must be None"
         raise ValueError(f"{what} while a model is traced or mapped over")
     if method == "direct" and cells is not None:
         raise ValueError("method must be 'auto' or 'ewald' with cell, got 'direct'")
-    rows = ragged.rows(whole=True)
+    rows = node_batch.rows(whole=True)
     packed = EwaldNodes(*map(rows.pack, nodes))
 
     def run(method: str, cells: Cells | None) -> Tensor:
@@ -188,4 +192,4 @@ def _without_reading(
         return run("ewald", cells)
     repeats = cells.periodic.any(1)
     small = Cells(cells.vectors, cells.periodic | ~repeats[:, None])  # in open graphs, where the result is not used
-    return torch.where(ragged.spread(repeats)[:, None, None], run("ewald", small), run("direct", None))
+    return torch.where(node_batch.spread(repeats)[:, None, None], run("ewald", small), run("direct", None))

@@ -194,7 +194,7 @@ def _bounded(
     kernel = (place[:, None] >= ends).sum(1)
     indices = _indices_at(place - (ends - each)[kernel], most[kernel])
     stands = torch.where((indices == 0).all(1), 1, 2)
-    if checks.values_are_free(lengths):
+    if checks.is_concrete(lengths):
         if lengths.shape[0] and not bool(fits):
             wanted = needed[:, 0].floor().amax(0).long().tolist()
             raise ValueError(f"max_hkl must be at least {tuple(wanted)} for kernels of this width, got {bounds[0]}")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...ragged import Ragged
+from ...node_batch import NodeBatch
 from .cells import Cells
 from .coulomb import Coulomb
 from .interaction import Interaction
@@ -37,17 +37,17 @@ class Choice(NamedTuple):
 
 
 def choose(
-    method: str, graph: int, size: int, pos: Tensor, ragged: Ragged, cells: Cells | None, interaction: Interaction,
-    work: tuple[int, int, int], nufft: bool,
+    method: str, graph: int, size: int, pos: Tensor, node_batch: NodeBatch, cells: Cells | None,
+    interaction: Interaction, work: tuple[int, int, int], nufft: bool,
 ) -> Choice:  # fmt: skip
     """The choice for one graph with ``size`` nodes on all ranks, which repeats if there are ``cells`` (of all graphs).
 
     ``work`` counts heads, contracted axes of queries and keys, and channels: of values and outputs of a head.
     """
     open_, (heads, contracted, channels) = cells is None, work
-    if method == "direct" or (open_ and method == "auto" and ragged.ranks is None and size <= _ALWAYS_DIRECT):
+    if method == "direct" or (open_ and method == "auto" and node_batch.ranks is None and size <= _ALWAYS_DIRECT):
         return Choice("direct")
-    splits, vectors = _vectors(*_extents(graph, pos, ragged, cells), interaction)
+    splits, vectors = _vectors(*_extents(graph, pos, node_batch, cells), interaction)
     choice = Choice(method, splits, max(1, int(max(vectors))).bit_length())
     width = heads * contracted * channels
     times = {"ewald": sum(size * n * (_PHASE + 2 * _PRODUCT * width) for n in vectors)}
@@ -60,7 +60,7 @@ def choose(
         )
     if method != "auto":
         return choice
-    if open_ and ragged.ranks is None:
+    if open_ and node_batch.ranks is None:
         kernel = _KERNEL * (interaction.lmax + 1) + contracted * _PRODUCT
         harmonics = (interaction.lmax + 1) ** 2
         times["direct"] = size**2 * heads * (interaction.num_kernels * kernel + harmonics * channels * _PRODUCT)
@@ -93,12 +93,12 @@ def _vectors(volume: float, sides: list[float], interaction: Interaction) -> tup
     return tuple(splits), counts
 
 
-def _extents(graph: int, pos: Tensor, ragged: Ragged, cells: Cells | None) -> tuple[float, list[float]]:
+def _extents(graph: int, pos: Tensor, node_batch: NodeBatch, cells: Cells | None) -> tuple[float, list[float]]:
     """The volume of a crystal's cell and no sides, the area and the thickness of a slab, or 1 and the sides of an open
     graph."""
-    device, start, size = pos.device, int(ragged.starts[graph]), int(ragged.sizes[graph])
+    device, start, size = pos.device, int(node_batch.starts[graph]), int(node_batch.sizes[graph])
     cell = Cells.none(1, device) if cells is None else cells.select(torch.tensor([graph], device=device))
-    sides = cell.extents(pos.detach()[None, start : start + size], None, ragged.ranks)[0]
+    sides = cell.extents(pos.detach()[None, start : start + size], None, node_batch.ranks)[0]
     volume = torch.where(cell.periodic[..., None], cell.vectors, cell.normals()).detach().det().abs()
     return float(volume), sides[~cell.periodic[0]].tolist()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...modes import transformed
+from ...modes import in_functorch_transform
 
 Functions = Callable[[Tensor, int], Tensor]
 
@@ -37,7 +37,7 @@ class _Ladder(torch.autograd.Function):
 
 def _ladder(functions: Functions, t: Tensor, lmax: int) -> Tensor:
     """Through :class:`_Ladder`, except where compilers and transforms need plain operations."""
-    plain = torch.compiler.is_compiling() or transformed()
+    plain = torch.compiler.is_compiling() or in_functorch_transform()
     return functions(t, lmax) if plain else _Ladder.apply(functions, t, lmax)
 
 

@@ -27,7 +27,7 @@ class LiftingAttention(AttentionLayer):
         head_channels: width of a head; ``None`` means half of ``out_channels``, as published.
         kernel_size: odd side of the window in pixels, or ``None`` for global attention at any image size. A window may
             be larger than the image; outside is masked, as at any border.
-        locality: sharpness in 1 / pixel^2 by which every head looks at a place of its own at the start, not negative;
+        locality: strength in 1 / pixel^2 by which every head looks at a place of its own at the start, not negative;
             ``"auto"`` means 4, and 1 for groups with elements that do not map the pixel grid to itself, which turn
             broad places better; ``None`` leaves attention to content and encoding alone, as the papers. A head e adds
             :math:`-\alpha_e |h^{-1}(x_j - x_i) - \Delta_e|^2` to its scores, both learned.
@@ -36,7 +36,7 @@ class LiftingAttention(AttentionLayer):
         dropout: probability of dropping an attention weight in training.
         options: what few set, by name: ``encoding``, ``"axial"`` (an MLP for each axis), ``"joint"`` (one of the
             offset), ``"full"`` (one of offset and element) or ``None``, which needs ``kernel_size=None``: attention by
-            content alone, whose context may have a size of its own; ``neighbourhood``, ``"square"`` or ``"disk"``, by
+            content alone, whose context may have a size of its own; ``window_shape``, ``"square"`` or ``"disk"``, by
             default the disk where the group has elements that do not map the pixel grid to itself (rotations by 45
             degrees), which a square window serves badly; ``context_channels`` of the ``context`` of cross attention,
             which every call then needs, where without them the layer still takes one with ``in_channels``.

@@ -16,7 +16,7 @@ from ...functional.group.attention import group_attention_impl
 from ...functional.group.dilation import dilation_attention_impl
 from ...functional.group.masks import attention_weights, zero_where_masked
 from ...functional.group.separable import separable_attention_impl
-from ...grids import Neighbourhood
+from ...grids import Window
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ...tables import Tables
 from ..modules import NotScriptable, StoresSettings
@@ -49,10 +49,10 @@ def _pixels(pixel: object, sides: tuple[int, ...]) -> tuple[list[list[int]], boo
     return several, pixels.ndim == 1
 
 
-def _geometry(group: FiniteGroup, neighbourhood: Neighbourhood) -> Tensor:
+def _geometry(group: FiniteGroup, window: Window) -> Tensor:
     """Offsets of a window in pixels, seen from every element, in float64; of all pixels, whose offsets depend on the
     grid, the matrices of the elements."""
-    return group.matrices if neighbourhood.is_global else rotated_offsets(group.matrices, neighbourhood)
+    return group.matrices if window.is_global else rotated_offsets(group.matrices, window)
 
 
 @checks.python_numbers
@@ -88,8 +88,8 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         check_encoding(self.options.encoding, kernel_size, locality)
         strength = default_locality(locality, lattice, self.options.encoding)
         shape = "square" if kernel_size is None or lattice else "disk"
-        shape = shape if self.options.neighbourhood is None else self.options.neighbourhood
-        self.neighbourhood = Neighbourhood(group.dim, kernel_size, shape, padding_mode)
+        shape = shape if self.options.window_shape is None else self.options.window_shape
+        self.window = Window(group.dim, kernel_size, shape, padding_mode)
         self._relation = make_relation(self.relation, group, self.scale_window, kernel_size is None)
         by_place = self.separable and self._relation.separates_heads and kernel_size is not None
         self.content_heads = default_content_heads(
@@ -109,17 +109,17 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self.locality: Locality | None = None
         if strength is not None:
             arguments, prefers = self._relation.arguments, self._relation.prefers_element
-            self.locality = Locality(heads, self.neighbourhood, strength, elements=arguments, preferring=prefers)
-        self.geometry = Tables(functools.partial(_geometry, group.isometries, self.neighbourhood))
+            self.locality = Locality(heads, self.window, strength, elements=arguments, element_preference=prefers)
+        self.geometry = Tables(functools.partial(_geometry, group.isometries, self.window))
         self.index = self._relation.index()
 
     def settings(self) -> dict[str, Any]:
         """Any number of scales may share weights, so the group is compared without them."""
-        window, isometries = self.neighbourhood, self.group.isometries
+        window, isometries = self.window, self.group.isometries
         return {
             "relation": self.relation, "kernel_size": window.kernel_size,
             "group": (isometries.digest, repr(isometries)),
-            "neighbourhood": None if window.is_global else window.shape,
+            "window_shape": None if window.is_global else window.shape,
             "padding_mode": "circular" if window.circular else "mask", "heads": self.heads,
             "encoding": self.options.encoding, "content_heads": self.content_heads,
         }  # fmt: skip
@@ -128,7 +128,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         """Offsets in pixels seen from every element, ``(|H|, D, d)`` float64, for a grid of this size; with scales
         those of the isometries, which all scales share."""
         geometry = self.geometry(device)
-        return rotated_offsets(geometry, self.neighbourhood, spatial) if self.neighbourhood.is_global else geometry
+        return rotated_offsets(geometry, self.window, spatial) if self.window.is_global else geometry
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, *, context: Tensor | None = None,
@@ -208,7 +208,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             if context_mask is not None:
                 raise ValueError("context_mask must be None without context, whose pixels it is for")
             return mask
-        elements, dim = len(self.group) if self._relation.input_has_elements else None, self.neighbourhood.dim
+        elements, dim = len(self.group) if self._relation.input_has_elements else None, self.window.dim
         checks.features(context, self.context_channels, dim, elements, self.out.weight, "context")
         by_content = self.encoding is None and self.locality is None
         if context.shape[0] != x.shape[0] or (context.shape[2:] != x.shape[2:] and not by_content):
@@ -231,17 +231,17 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each ``(B, heads, head_channels, |H| or 1, *spatial)``, of checked input."""
         elements = len(self.group) if self._relation.input_has_elements else None
-        checks.features(x, self.in_channels, self.neighbourhood.dim, elements, self.out.weight)
-        spatial = x.shape[-self.neighbourhood.dim :]
-        self.neighbourhood.check(spatial)
-        if isinstance(self.group, DilationGroup) and self.neighbourhood.circular:
+        checks.features(x, self.in_channels, self.window.dim, elements, self.out.weight)
+        spatial = x.shape[-self.window.dim :]
+        self.window.check(spatial)
+        if isinstance(self.group, DilationGroup) and self.window.circular:
             largest = 2 ** (self.group.scales - 1)  # at which windows go around the image, too
             if any(side % largest for side in spatial):
                 raise ValueError(
                     f"input sides must be multiples of the largest scale, {largest}, with padding_mode='circular', got "
                     f"{tuple(spatial)}"
                 )
-            self.neighbourhood.check([side // largest for side in spatial])
+            self.window.check([side // largest for side in spatial])
         checks.pixel_mask(mask, x.shape[0], spatial, x.device)
         context = None if context is None else zero_where_masked(context, context_mask)
         query, key, value = self.project(zero_where_masked(x, mask), context)
@@ -257,11 +257,11 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         return self.query(x).unflatten(1, split), self.key(context).unflatten(1, split), value
 
     def _scores(self, spatial: tuple[int, ...], device: torch.device) -> tuple[Any, ...]:
-        """rho_space and rho_group, and biases of offsets and of the group, for a grid of this size; None where there
-        are none."""
+        """Encodings of offsets and of elements, and biases of both, for a grid of this size; None where there are
+        none."""
         if self.encoding is None and self.locality is None:
             return None, None, None, None
-        offsets, unit = self.offsets(spatial, device), self.neighbourhood.scale(spatial)
+        offsets, unit = self.offsets(spatial, device), self.window.scale(spatial)
         rho = (None, None) if self.encoding is None else self.encoding(offsets / unit)
         return *rho, *((None, None) if self.locality is None else self.locality(offsets))
 
@@ -270,32 +270,32 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
     ) -> Tensor:
         """Outputs of the heads, ``(B, heads, channels, |H|, *spatial)``: linear in the value, which may have any number
         of channels."""
-        rho_space, rho_group, space_bias, group_bias = self._scores(tuple(value.shape[4:]), value.device)
+        offset_encoding, element_encoding, space_bias, group_bias = self._scores(tuple(value.shape[4:]), value.device)
         count, parts = self.content_heads, []
         if isinstance(self.group, DilationGroup):
             return dilation_attention_impl(
-                query, key, value, rho_space, rho_group, index, self.group.scales, self.scale_window,
-                self.neighbourhood, space_bias, group_bias, dropout, key_mask, self.plain,
+                query, key, value, offset_encoding, element_encoding, index, self.group.scales, self.scale_window,
+                self.window, space_bias, group_bias, dropout, key_mask, self.plain,
             )  # fmt: skip
         if count:
             bias = space_bias if space_bias is None else space_bias[:count]
             out, _ = group_attention_impl(
-                query, key, value[:, :count], rho_space, rho_group, index, self.neighbourhood, bias, group_bias,
+                query, key, value[:, :count], offset_encoding, element_encoding, index, self.window, bias, group_bias,
                 dropout, key_mask, self.plain,
             )  # fmt: skip
             parts.append(out.expand(-1, -1, -1, len(self.group), *out.shape[4:]))  # lifting by content alone has one
         if count < self.heads:
             masked = zero_where_masked(value[:, count:], key_mask)  # a bias is everywhere
-            parts.append(separable_attention_impl(masked, space_bias[count:], self.neighbourhood))
+            parts.append(separable_attention_impl(masked, space_bias[count:], self.window))
         return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
     def extra_repr(self) -> str:
-        window = self.neighbourhood
+        window = self.window
         shown = {
             "heads": self.heads,
             "head_channels": self.head_channels,
             "kernel_size": "None" if window.is_global else window.kernel_size,
-            "neighbourhood": None if window.is_global else repr(window.shape),
+            "window_shape": None if window.is_global else repr(window.shape),
             "padding_mode": "'circular'" if window.circular else None,
             "encoding": repr(self.options.encoding),
             "content_heads": self.content_heads if self.content_heads < self.heads else None,

@@ -21,12 +21,12 @@ from .norm import make_norm
 from .options import AttentionOptions, check_names, check_scales, make_options
 from .pooling import GlobalPooling, SpatialMaxPool
 
-SHARED = ("head_channels", "locality", "padding_mode", "dropout", "encoding", "neighbourhood")
+SHARED = ("head_channels", "locality", "padding_mode", "dropout", "encoding", "window")
 WINDOW = ("content_heads", "scale_window")
 EVERYWHERE = ("num_features", "redraw_interval")
 PUBLISHED: dict[str, Any] = {
     "heads": 9, "relation": "ge_vit", "norm": "global", "dropout": 0.1,
-    "attention": {"encoding": "axial", "neighbourhood": "square", "locality": None},
+    "attention": {"encoding": "axial", "window": "square", "locality": None},
 }  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "rotmnist": {

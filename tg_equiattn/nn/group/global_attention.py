@@ -105,16 +105,25 @@ class GlobalGroupAttention(AttentionLayer):
     def _weigh(
         self, query: Tensor, key: Tensor, value: Tensor, index: Tensor | None, key_mask: Tensor | None, dropout: float
     ) -> Tensor:
-        rho_space, rho_group, space_bias, group_bias = self._scores(tuple(query.shape[4:]), query.device)
+        offset_encoding, element_encoding, space_bias, group_bias = self._scores(tuple(query.shape[4:]), query.device)
         options: dict[str, Any] = {
-            "space_bias": space_bias, "neighbourhood": self.neighbourhood, "dropout": dropout, "mask": key_mask,
+            "space_bias": space_bias, "window": self.window, "dropout": dropout, "mask": key_mask,
             "plain": self.plain,
         }  # fmt: skip
         projection = self.features.directions(query.device, torch.promote_types(query.dtype, torch.float32))
         if index is None:
-            return global_frame_attention_impl(query, key, value, projection, rho_space, self.far_bias, **options)
+            return global_frame_attention_impl(query, key, value, projection, offset_encoding, self.far_bias, **options)
         return global_group_attention_impl(
-            query, key, value, projection, rho_space, rho_group, index, self.far_bias, group_bias=group_bias, **options
+            query,
+            key,
+            value,
+            projection,
+            offset_encoding,
+            element_encoding,
+            index,
+            self.far_bias,
+            group_bias=group_bias,
+            **options,
         )
 
     def extra_repr(self) -> str:

@@ -11,7 +11,7 @@ from ...encodings.group import RELATIONS
 from ...groups import DilationGroup, FiniteGroup
 
 T = TypeVar("T")
-SHARED = ("encoding", "neighbourhood", "context_channels")
+SHARED = ("encoding", "window", "context_channels")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class AttentionOptions:
     """The ``options`` of all attention layers, of which each allows some."""
 
     encoding: str | None = "axial"
-    neighbourhood: str | None = None
+    window_shape: str | None = None
     context_channels: int | None = None
     content_heads: int | None = None
     scale_window: int | None = None

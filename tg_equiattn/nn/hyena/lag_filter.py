@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...functional.backend import tile_numbers
 from ...functional.hyena.lag_convolution import first_lag, lag_convolution
-from ...ragged import Ragged, Rows, node_blocks
+from ...node_batch import NodeBatch, PaddedBatch, node_blocks
 from ..modules import reset_children
 
 _OCTAVES = 10  # waves of 4, 8, ... 2048 tokens
@@ -57,19 +57,19 @@ class LagFilter(nn.Module):
         x = self.outside(self.between(self.inside(x).sin()).sin())
         return x * torch.exp(-nn.functional.softplus(self.decay) * distance[:, None])
 
-    def forward(self, x: Tensor, ragged: Ragged, channels: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, node_batch: NodeBatch, channels: Tensor | None = None) -> Tensor:
         """(T, channels) or (T, channels, 3) to the same; of (T, dim) where ``channels`` says which filter is each
         column's own."""
-        longest = ragged.longest
+        longest = node_batch.longest
         h = self.filter(longest)
         h = h if channels is None else h.index_select(1, channels)
 
-        def kernel(x: Tensor, rows: Rows) -> Tensor:
+        def kernel(x: Tensor, rows: PaddedBatch) -> Tensor:
             first = first_lag(rows.length, self.causal)
             begin = first - first_lag(longest, self.causal)
             return lag_convolution(x, h[begin : begin + rows.length - first], rows.lengths, first)
 
-        return ragged.mix(kernel, x)
+        return node_batch.mix(kernel, x)
 
     def extra_repr(self) -> str:
         return f"{self.channels}" + (", causal=True" if self.causal else "")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.hyena.fft_convolution import fft_convolution, number_or_cross_product
-from ...ragged import Ragged, Rows
+from ...node_batch import NodeBatch, PaddedBatch
 from ..vector.clifford import MultivectorMLP
 from ..vector.grades import Grades, grades_of_channels
 from ..vector.operator import TokenModel, TokenOperator
@@ -70,14 +70,14 @@ class HyenaOperator(TokenOperator):
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"filter": "data" if self.filters is None else "lag"}
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) -> Tensor:
-        def kernel(q: Tensor, k: Tensor, rows: Rows) -> Tensor:
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch) -> Tensor:
+        def kernel(q: Tensor, k: Tensor, rows: PaddedBatch) -> Tensor:
             return fft_convolution(q, k, rows.lengths, self.mode, self.norm)
 
         if self.filters is None:
-            return ragged.mix(kernel, query, key)
+            return node_batch.mix(kernel, query, key)
         vectors = query.ndim == 3
-        filtered = self.filters["vectors" if vectors else "scalars"](key, ragged)
+        filtered = self.filters["vectors" if vectors else "scalars"](key, node_batch)
         return number_or_cross_product(query, filtered, vectors)
 
     def combine(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ... import checks
 from ...grids import PixelGrid
 from ...modes import full_precision
-from ...pairs import Pairs
-from ...ragged import Ragged
+from ...node_batch import NodeBatch
+from ...pairs import NeighborList
 from ...ranks import Shared
 from ...tables import Tables
 from ..modules import NotScriptable, StoresSettings, reset_children
@@ -93,7 +93,7 @@ class KernelAttention(Shared, NotScriptable, StoresSettings):
         max_num_nodes: int | None = None,
         pos: Tensor | None = None,
         grid: PixelGrid | None = None,
-        neighbors: Pairs | None = None,
+        neighbors: NeighborList | None = None,
         return_vectors: bool = False,
     ) -> Any:
         """Attend.
@@ -124,7 +124,7 @@ class KernelAttention(Shared, NotScriptable, StoresSettings):
         given = mask, batch, batch_size, max_num_nodes, pos, grid, neighbors
         nodes = Nodes(x, self.positions, self.far_offsets is not None, self.features is None, self.ranks, *given)
         if self._suggests_pairs and not torch.compiler.is_compiling():
-            self._suggest_pairs(nodes.ragged)
+            self._suggest_pairs(nodes.node_batch)
         projection = None
         if self.features is not None:
             projection = self.features(x.device, torch.promote_types(x.dtype, torch.float32))
@@ -137,7 +137,7 @@ class KernelAttention(Shared, NotScriptable, StoresSettings):
         parts = [value]
         if self.far_offsets is not None:
             parts = [value.to(torch.promote_types(dtype, torch.float32))]
-            places = nodes.ragged.centred(cast(Tensor, nodes.pos), detach=True).to(parts[0].dtype)
+            places = nodes.node_batch.centred(cast(Tensor, nodes.pos), detach=True).to(parts[0].dtype)
             parts.append(places[:, None].expand(-1, self.heads, -1))
             parts += [torch.ones_like(parts[1][..., :1])] if dropout else []  # what is left of the sum of weights
         value = torch.cat(parts, -1) if len(parts) > 1 else value
@@ -150,10 +150,13 @@ class KernelAttention(Shared, NotScriptable, StoresSettings):
         out = nodes.restore(out + self.far_offsets(self.positions.in_units(vectors)).to(out.dtype))
         return (out, nodes.restore(vectors.to(self.out.weight.dtype))) if return_vectors else out
 
-    def _suggest_pairs(self, ragged: Ragged) -> None:
+    def _suggest_pairs(self, node_batch: NodeBatch) -> None:
         """Warn, at the first call, where all pairs of these graphs are less work than random features."""
         self._suggests_pairs = False
-        most, average = PAIRS * cast(RandomFeatures, self.features).num_features, ragged.nodes / max(1, ragged.count)
+        most, average = (
+            PAIRS * cast(RandomFeatures, self.features).num_features,
+            node_batch.nodes / max(1, node_batch.count),
+        )
         if 0 < average <= most:
             warnings.warn(
                 f"method='pairs' is exact and faster for graphs of up to {most} nodes, and these have {average:.0f} on "
@@ -186,8 +189,8 @@ class PerformerAttention(KernelAttention):
         heads, pos_dim: number of attention heads; dimension of positions.
         cutoff: pairs closer than this are near, in the unit of positions: a whole number with ``offset="table"``, where
             distances are Manhattan, a real one elsewhere, where they are Euclidean. Twice
-            :func:`tg_equiattn.pairs.mean_edge_length` suits most graphs. ``None`` means 6 for tables and without near
-            pairs.
+            :func:`tg_equiattn.neighbors.mean_edge_length` suits most graphs. ``None`` means 6 for tables and without
+            near pairs.
         offset: what b is: a ``"table"`` over integer offsets, an ``"mlp"`` of the offset in units of ``cutoff``,
             for points off a grid, or of the ``"distance"``, invariant to rotations and smooth, with weights that vanish
             at ``cutoff``. ``None`` leaves near pairs out.

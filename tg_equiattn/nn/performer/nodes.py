@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ... import checks
 from ...grids import PixelGrid
-from ...pairs import GIVEN, Pairs, whole_offsets
-from ...ragged import Ragged
+from ...node_batch import NodeBatch
+from ...pairs import GIVEN, NeighborList, whole_offsets
 from ...ranks import Ranks
 from .positions import Position
 
@@ -23,17 +23,17 @@ class Nodes:
     def __init__(
         self, x: Tensor, position: Position, needs_positions: bool, pairs: bool, ranks: Ranks | None,
         mask: Tensor | None, batch: Tensor | None, batch_size: int | None, max_num_nodes: int | None,
-        pos: Tensor | None, grid: PixelGrid | None, neighbors: Pairs | None,
+        pos: Tensor | None, grid: PixelGrid | None, neighbors: NeighborList | None,
     ) -> None:  # fmt: skip
         self.shape, count = x.shape[:-1], math.prod(x.shape[:-1])
         if x.ndim == 2 and mask is not None:
             raise ValueError("mask must be None where the input is (N, channels): leave the masked nodes out")
         if x.ndim == 3 or grid is not None:
-            self.ragged = _even(x, mask, batch, grid, ranks)
+            self.node_batch = _even(x, mask, batch, grid, ranks)
         else:
-            self.ragged = Ragged.flat(x, batch, batch_size, max_num_nodes, ranks, whole=pairs)
+            self.node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes, ranks, whole=pairs)
         if grid is not None:
-            if len(grid) * self.ragged.count != count or len(grid.shape) != position.pos_dim:
+            if len(grid) * self.node_batch.count != count or len(grid.shape) != position.pos_dim:
                 raise ValueError(
                     f"grid must have {position.pos_dim} axes and as many pixels as each graph has nodes, got {grid} "
                     f"for an input of shape {tuple(x.shape)}"
@@ -48,7 +48,7 @@ class Nodes:
                 )
             if pos is None and (position.needs_positions or needs_positions):
                 pos = grid.pos(x.device, torch.promote_types(x.dtype, torch.float32))
-                pos = pos.repeat(self.ragged.count, 1).view(*self.shape, -1)
+                pos = pos.repeat(self.node_batch.count, 1).view(*self.shape, -1)
         near = position.needs_neighbors and count > 0
         found = near and neighbors is None and grid is None
         if position.needs_positions or needs_positions or found:
@@ -57,24 +57,26 @@ class Nodes:
             pos = pos if mask is None else torch.where(mask.flatten()[:, None], pos, torch.zeros_like(pos))
         else:
             pos = None
-        self.x, self.pos = self.ragged.zero_padding(x.reshape(-1, x.shape[-1])), pos
+        self.x, self.pos = self.node_batch.zero_padding(x.reshape(-1, x.shape[-1])), pos
         if near:
             neighbors = self._near(position, neighbors, batch, grid)
             if needs_positions and not neighbors.between_positions:
                 _refuse_periodic(neighbors, cast(Tensor, pos))
         self.near = neighbors if near else None
-        self.rows = self.ragged.rows(whole=pairs)
+        self.rows = self.node_batch.rows(whole=pairs)
 
-    def _near(self, position: Position, neighbors: Pairs | None, batch: Tensor | None, grid: PixelGrid | None) -> Pairs:
+    def _near(
+        self, position: Position, neighbors: NeighborList | None, batch: Tensor | None, grid: PixelGrid | None
+    ) -> NeighborList:
         """Near pairs among all nodes: those that are given, or a grid's, or found."""
-        mask = self.ragged.mask
+        mask = self.node_batch.mask
         if neighbors is None and grid is not None:
-            neighbors = grid.neighbors(self.ragged.count, self.x.device)
+            neighbors = grid.neighbors(self.node_batch.count, self.x.device)
         elif neighbors is None:
-            graph = batch if self.ragged.count <= 1 else self.ragged.batch
+            graph = batch if self.node_batch.count <= 1 else self.node_batch.batch
             if mask is not None:  # a node that does not exist is a graph by itself, and near none
-                alone = self.ragged.count + torch.arange(len(mask), device=mask.device)
-                graph = torch.where(mask, self.ragged.batch, alone)
+                alone = self.node_batch.count + torch.arange(len(mask), device=mask.device)
+                graph = torch.where(mask, self.node_batch.batch, alone)
             neighbors = position.find_neighbors(cast(Tensor, self.pos), graph)
         elif position.whole_offsets:
             whole_offsets(neighbors.offsets, what=GIVEN)
@@ -84,10 +86,12 @@ class Nodes:
 
     def restore(self, out: Tensor) -> Tensor:
         """Outputs (nodes, ...) in the form of the input, zero where masked."""
-        return self.ragged.zero_padding(out).view(*self.shape, *out.shape[1:])
+        return self.node_batch.zero_padding(out).view(*self.shape, *out.shape[1:])
 
 
-def _even(x: Tensor, mask: Tensor | None, batch: Tensor | None, grid: PixelGrid | None, ranks: Ranks | None) -> Ragged:
+def _even(
+    x: Tensor, mask: Tensor | None, batch: Tensor | None, grid: PixelGrid | None, ranks: Ranks | None
+) -> NodeBatch:
     """The graphs of a dense input, or of one on a grid."""
     if ranks is not None:
         raise ValueError(
@@ -98,14 +102,14 @@ def _even(x: Tensor, mask: Tensor | None, batch: Tensor | None, grid: PixelGrid 
         given = "grid is given, which says how large every graph is" if x.ndim == 2 else "the input is (B, N, channels)"
         raise ValueError(f"batch must be None where {given}")
     if x.ndim == 2 and grid is not None:
-        return Ragged.dense(x.shape[0] // len(grid), len(grid), None, x.device)
+        return NodeBatch.dense(x.shape[0] // len(grid), len(grid), None, x.device)
     checks.mask(mask, tuple(x.shape[:-1]))
-    return Ragged.dense(x.shape[0], x.shape[1], mask, x.device)
+    return NodeBatch.dense(x.shape[0], x.shape[1], mask, x.device)
 
 
-def _refuse_periodic(neighbors: Pairs, pos: Tensor) -> None:
+def _refuse_periodic(neighbors: NeighborList, pos: Tensor) -> None:
     """Raise ValueError where offsets are not the differences of positions, as across the border of a periodic box."""
-    if not (checks.values_are_free(pos) and checks.values_are_free(neighbors.offsets)):
+    if not (checks.is_concrete(pos) and checks.is_concrete(neighbors.offsets)):
         return
     given, pos = neighbors.offsets.detach(), pos.detach()
     apart = (pos[neighbors.source].double() - pos[neighbors.target].double() - given.double()).abs().amax(-1)

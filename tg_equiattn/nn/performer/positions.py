@@ -12,15 +12,15 @@ from ...encodings.positions import SinusoidEncoding
 from ...functional.performer.attention import linear_attention_of_nodes
 from ...functional.performer.clipped import clipped_attention_of_nodes
 from ...functional.performer.pairs import pair_attention_of_nodes
-from ...pairs import Pairs, near_pairs, offsets_between
-from ...ragged import Rows
+from ...node_batch import PaddedBatch
+from ...pairs import NeighborList, neighbor_list, offsets_between
 
 
 class Graphs(Protocol):
     """Graphs to attend to: rows of their nodes, and where a kind of positions needs them, positions (nodes, dim) and
     near pairs."""
 
-    rows: Rows
+    rows: PaddedBatch
     pos: Any
     near: Any
 
@@ -43,15 +43,15 @@ class Position(nn.Module):
         """Vectors (..., pos_dim) in the unit of offsets."""
         return lengths / self.unit
 
-    def find_neighbors(self, pos: Tensor, batch: Tensor | None) -> Pairs:
+    def find_neighbors(self, pos: Tensor, batch: Tensor | None) -> NeighborList:
         """Nodes (N, pos_dim) nearer than the unit: by Manhattan distances where offsets are whole, or Euclidean."""
         if self.whole_offsets:
-            edges, _ = near_pairs(pos, self.unit + self.pos_dim / 2, batch=batch, metric="manhattan")
+            edges, _ = neighbor_list(pos, self.unit + self.pos_dim / 2, batch=batch, metric="manhattan")
             offsets = offsets_between(pos, edges[1], edges[0], True)
-            near = Pairs(edges, pos.shape[0], offsets, exists=offsets.abs().sum(-1) < self.unit)
+            near = NeighborList(edges, pos.shape[0], offsets, exists=offsets.abs().sum(-1) < self.unit)
         else:
-            edges, offsets = near_pairs(pos, self.unit, batch=batch)
-            near = Pairs(edges, pos.shape[0], offsets)
+            edges, offsets = neighbor_list(pos, self.unit, batch=batch)
+            near = NeighborList(edges, pos.shape[0], offsets)
         near.between_positions = True
         return near
 
@@ -103,7 +103,7 @@ class ClippedPosition(Position):
         sizes = self.key_heads, self.position_heads
         (query, position_query), (value, position_value) = query.split(sizes, 1), value.split(sizes, 1)
         by_distance = clipped_attention_of_nodes(
-            position_query, position_value, projection, self.distance_table, graphs.near, graphs.rows.ragged
+            position_query, position_value, projection, self.distance_table, graphs.near, graphs.rows.node_batch
         )
         if not self.key_heads:
             return by_distance

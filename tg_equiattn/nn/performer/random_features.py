@@ -14,7 +14,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from ... import checks
 from ...functional.performer.random_features import orthogonal_projection
-from ...modes import is_ordinary, ordinary_tensors, transformed
+from ...modes import in_functorch_transform, is_ordinary, ordinary_tensors
 from ...tables import Tables
 from ..modules import whole_numbers
 
@@ -141,7 +141,9 @@ class RandomFeatures(nn.Module):
 
     def directions(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The directions, without counting a step."""
-        if transformed() and (torch.compiler.is_compiling() or is_functorch_wrapped_tensor(self.seed_digits)):
+        if in_functorch_transform() and (
+            torch.compiler.is_compiling() or is_functorch_wrapped_tensor(self.seed_digits)
+        ):
             found = _directions_of(self.seed_digits, self._number(), self.num_features, self.dim)
             return found.to(device, dtype)
         self._prepare(device, dtype)

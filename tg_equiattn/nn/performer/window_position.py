@@ -13,7 +13,7 @@ from ...encodings.positions import OffsetDistance, OffsetMLP, OffsetTable, Offse
 from ...functional.performer.near import Near
 from ...functional.performer.window import window_attention_of_nodes
 from ...modes import full_precision
-from ...pairs import Pairs
+from ...pairs import NeighborList
 from ..modules import reset_children
 from .positions import Graphs, Position
 
@@ -49,7 +49,7 @@ class WindowPosition(Position):
         reset_children(self)
         nn.init.zeros_(self.far_bias)
 
-    def find_neighbors(self, pos: Tensor, batch: Tensor | None) -> Pairs:
+    def find_neighbors(self, pos: Tensor, batch: Tensor | None) -> NeighborList:
         if self.edge_bias is not None:
             raise ValueError("edge_index and edge_attr must be given with edge_dim, got neither")
         return super().find_neighbors(pos, batch)

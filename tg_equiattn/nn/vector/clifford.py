@@ -20,7 +20,7 @@ from ...functional.vector.clifford import (
     rows_for_tokens,
 )
 from ...modes import full_precision
-from ...ragged import node_blocks
+from ...node_batch import node_blocks
 from ..modules import reset_children
 from .grades import Grades, Parts
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...modes import transformed
-from ...pairs import Pairs
-from ...ragged import node_blocks
+from ...modes import in_functorch_transform
+from ...node_batch import node_blocks
+from ...pairs import NeighborList
 from ..modules import reset_children
 from .clifford import MultivectorMLP
 from .grades import POSITION, Grades, features, joined, with_position
@@ -29,12 +29,12 @@ class LocalContext(nn.Module):
         self.message = MultivectorMLP(inside.plus(self.edge_grades), self.messages, channels, blocks)
         self.update = MultivectorMLP(inside.plus(self.messages), grades, channels, blocks)
 
-    def forward(self, x: Tensor, pos: Tensor, edges: Pairs) -> Tensor:
+    def forward(self, x: Tensor, pos: Tensor, edges: NeighborList) -> Tensor:
         source, target = edges.source, edges.target
         scalars = x.new_zeros(source.shape[0], 0) if edges.features is None else edges.features.to(x.dtype)
         tokens, step = torch.cat([x, pos], 1), self.message.tokens_per_block(x.device)
         sums = x.new_zeros(x.shape[0], self.messages.dim)
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or in_functorch_transform():
             sums = sums.index_add(0, target, self._messages(tokens, source, target, scalars))
         else:  # nothing of the size of all edges is kept
             for some in zip(*(y.split(16 * step) for y in (source, target, scalars)), strict=True):

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...modes import full_precision
+from ...node_batch import NodeBatch
 from ...orders import ORDERS, check_order, radial_order
-from ...pairs import Pairs
-from ...ragged import Ragged
+from ...pairs import NeighborList
 from ..modules import StoresSettings, reset_children
 from .grades import POSITION, Grades
 
@@ -21,13 +21,13 @@ from .grades import POSITION, Grades
 def place_tokens(
     x: Tensor,
     pos: Tensor | None,
-    ragged: Ragged,
+    node_batch: NodeBatch,
     order: Tensor | None,
     *,
     by: str,
     invariants: Sequence[slice],
     needs_positions: bool,
-) -> tuple[Tensor, Tensor, Ragged]:
+) -> tuple[Tensor, Tensor, NodeBatch]:
     """Tokens and positions relative to the mean of their sequence, zero for padding or where there are none, and the
     sequences in ``order``, or ``by`` radius with columns ``invariants`` to tell equally far tokens apart."""
     if pos is None and needs_positions:
@@ -37,20 +37,20 @@ def place_tokens(
     radial = order is None and by == "radial"
     if pos is None and radial:
         raise ValueError("pos must be given with order='radial', got None")
-    x = ragged.zero_padding(x)
+    x = node_batch.zero_padding(x)
     if pos is None:
-        pos = x.new_zeros(ragged.nodes, 3)
+        pos = x.new_zeros(node_batch.nodes, 3)
     else:
-        pos = checks.positions(pos, (ragged.nodes, 3), x, "")
-        pos = ragged.zero_padding(pos if pos.is_floating_point() else pos.double())
+        pos = checks.positions(pos, (node_batch.nodes, 3), x, "")
+        pos = node_batch.zero_padding(pos if pos.is_floating_point() else pos.double())
         if radial:
             scalars = torch.cat([x[:, :0], *(x[:, part] for part in invariants)], 1)
-            ragged = ragged.ordered(radial_order(pos, ragged, scalars))
-        pos = ragged.centred(pos).to(x.dtype)
+            node_batch = node_batch.ordered(radial_order(pos, node_batch, scalars))
+        pos = node_batch.centred(pos).to(x.dtype)
     if order is not None:
-        check_order(order, ragged)
-        ragged = ragged.ordered(order)
-    return x, pos, ragged
+        check_order(order, node_batch)
+        node_batch = node_batch.ordered(order)
+    return x, pos, node_batch
 
 
 class TokenNetwork(StoresSettings, ABC):
@@ -76,14 +76,14 @@ class TokenNetwork(StoresSettings, ABC):
         self.local_context, self.edge_channels = local_context, edge_channels
 
     @abstractmethod
-    def forward(self, x: Tensor, pos: Tensor, ragged: Ragged, edges: Pairs | None = None) -> Tensor:
+    def forward(self, x: Tensor, pos: Tensor, node_batch: NodeBatch, edges: NeighborList | None = None) -> Tensor:
         """x (T, dim) and centred positions (T, 3) to (T, dim), or (B, dim) if pooled."""
 
     def run(
         self,
         x: Tensor,
         pos: Tensor | None,
-        ragged: Ragged,
+        node_batch: NodeBatch,
         order: Tensor | None,
         edge_index: Tensor | None,
         edge_attr: Tensor | None,
@@ -92,15 +92,15 @@ class TokenNetwork(StoresSettings, ABC):
         reference = self.reference_parameter
         checks.full_parameters(reference)
         with full_precision(x.device):
-            x, pos, ragged = place_tokens(
-                x.to(reference.dtype), pos, ragged, order, by=self.order,
+            x, pos, node_batch = place_tokens(
+                x.to(reference.dtype), pos, node_batch, order, by=self.order,
                 invariants=[slice(0, self.in_grades.scalars)],
                 needs_positions=self.reachable(self.in_grades) != self.out_grades,
             )  # fmt: skip
-            out = self(x, pos, ragged, self._edges(edge_index, edge_attr, ragged))
-            return out if self.pool else ragged.zero_padding(out)
+            out = self(x, pos, node_batch, self._edges(edge_index, edge_attr, node_batch))
+            return out if self.pool else node_batch.zero_padding(out)
 
-    def _edges(self, edge_index: Tensor | None, edge_attr: Tensor | None, ragged: Ragged) -> Pairs | None:
+    def _edges(self, edge_index: Tensor | None, edge_attr: Tensor | None, node_batch: NodeBatch) -> NeighborList | None:
         if (edge_index is not None) != self.local_context:
             wanted = "given with local_context=True" if edge_index is None else "None without local_context=True"
             raise ValueError(f"edge_index must be {wanted}, got {'None' if edge_index is None else 'edges'}")
@@ -109,8 +109,8 @@ class TokenNetwork(StoresSettings, ABC):
             raise ValueError(f"edge_attr must have edge_channels={self.edge_channels} scalars an edge, got {came}")
         if edge_index is None:
             return None
-        return Pairs.from_edges(
-            edge_index, ragged.nodes, batch=ragged.batch, mask=ragged.mask, edge_dim=self.edge_channels,
+        return NeighborList.from_edges(
+            edge_index, node_batch.nodes, batch=node_batch.batch, mask=node_batch.mask, edge_dim=self.edge_channels,
             features=edge_attr, loops=True,
         )  # fmt: skip
 

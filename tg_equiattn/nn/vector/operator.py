@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
-from ...pairs import Pairs
-from ...ragged import Ragged, node_blocks
+from ...node_batch import NodeBatch, node_blocks
+from ...pairs import NeighborList
 from .clifford import CliffordLinear, MultivectorMLP
 from .grades import POSITION, Grades, features, with_position
 from .messages import LocalContext
@@ -56,16 +56,16 @@ class TokenOperator(TokenNetwork):
         products = len(self.out.blocks)
         return self.out_grades.only(self.hidden_grades.only(given.reachable(products)).reachable(products))
 
-    def forward(self, x: Tensor, pos: Tensor, ragged: Ragged, edges: Pairs | None = None) -> Tensor:
+    def forward(self, x: Tensor, pos: Tensor, node_batch: NodeBatch, edges: NeighborList | None = None) -> Tensor:
         if self.local is not None and edges is not None:
             x = self.local(x, pos, edges)
         projected = node_blocks(self._project, self.project.tokens_per_block(x.device), (x, pos))
         if self.short_conv is not None:
-            projected = self.short_conv(projected, ragged)
+            projected = self.short_conv(projected, node_batch)
         grades = [part.chunk(3, 1) for part in self.hidden_grades.times(3).split(projected)]
         scalars = [_side_by_side(grades[0][n], grades[3][n])[..., 0] for n in range(3)]
         vectors = [_side_by_side(grades[1][n], grades[2][n]) for n in range(3)]
-        mixed = [self.mix(q, k, v, ragged) if q.shape[1] else q for q, k, v in (scalars, vectors)]
+        mixed = [self.mix(q, k, v, node_batch) if q.shape[1] else q for q, k, v in (scalars, vectors)]
         step = self.out.tokens_per_block(x.device)
         return node_blocks(self._finish, step, (x, scalars[2], vectors[2], *mixed))
 
@@ -83,7 +83,7 @@ class TokenOperator(TokenNetwork):
         return features(self.out([a + b for a, b in zip(parts, added, strict=True)]))
 
     @abstractmethod
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) -> Tensor:
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch) -> Tensor:
         """Mix tokens of scalars (T, S) or vectors (T, V, 3)."""
 
     @abstractmethod
@@ -133,12 +133,12 @@ class TokenModel(TokenNetwork):
             given = cast(TokenOperator, operator).reachable(given.plus(POSITION) if position else given)
         return self.out_grades.only(given.reachable(len(self.out.blocks)))
 
-    def forward(self, x: Tensor, pos: Tensor, ragged: Ragged, edges: Pairs | None = None) -> Tensor:
+    def forward(self, x: Tensor, pos: Tensor, node_batch: NodeBatch, edges: NeighborList | None = None) -> Tensor:
         x = features(self.embed(with_position(self.in_grades.parts(x), pos)))
         for operator in self.operators:
-            x = x + operator(x, pos, ragged, edges)
+            x = x + operator(x, pos, node_batch, edges)
         if self.pool:
-            x = ragged.mean(x)
+            x = node_batch.mean(x)
         return node_blocks(self._finish, self.out.tokens_per_block(x.device), (x,))
 
     def _finish(self, x: Tensor) -> Tensor:

@@ -62,8 +62,8 @@ class ScalarVectorModule(NotScriptable, torch.nn.Module):
                 raise ValueError(f"order must have shape {shape}, got {tuple(order.shape)}")
             order = (order + shape[1] * torch.arange(shape[0], device=device)[:, None]).flatten()
         x = torch.cat([tokens.scalars, tokens.vectors.flatten(1)], 1)
-        out = module.run(x, pos, tokens.ragged, order, edge_index, edge_attr)
-        shape = (tokens.ragged.count,) if module.pool else shape
+        out = module.run(x, pos, tokens.node_batch, order, edge_index, edge_attr)
+        shape = (tokens.node_batch.count,) if module.pool else shape
         out_scalars, out_vectors = out.split([outside.scalars, 3 * outside.vectors], 1)
         out_vectors = out_vectors.reshape(*shape, outside.vectors, 3)
         return out_scalars.reshape(*shape, outside.scalars).contiguous(), out_vectors.contiguous()

@@ -10,7 +10,7 @@ from torch import Tensor
 from ... import checks
 from ...functional.softmax_attention import softmax_attention
 from ...functional.vector.attention import attend_to_vectors
-from ...ragged import Ragged, Rows
+from ...node_batch import NodeBatch, PaddedBatch
 from .grades import grades_of_channels
 from .operator import TokenModel, TokenOperator
 from .options import OperatorOptions, options_of
@@ -20,13 +20,13 @@ from .scalars_and_vectors import ScalarVectorModule
 class VectorAttentionOperator(TokenOperator):
     """Mixes vectors by cross-product attention and scalars by softmax attention; gating is attention's own."""
 
-    def mix(self, query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) -> Tensor:
-        def kernel(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+    def mix(self, query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch) -> Tensor:
+        def kernel(q: Tensor, k: Tensor, v: Tensor, rows: PaddedBatch) -> Tensor:
             if query.ndim == 2:
                 return softmax_attention(q, k, v, rows.mask)
             return attend_to_vectors(q, k, v, rows.lengths)
 
-        return ragged.mix(kernel, query, key, value)
+        return node_batch.mix(kernel, query, key, value)
 
     def combine(
         self, scalars: Tensor, vectors: Tensor, mixed_scalars: Tensor, mixed_vectors: Tensor

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...functional.vector.short_conv import short_conv
-from ...ragged import Ragged, Rows
+from ...node_batch import NodeBatch, PaddedBatch
 from ...tables import Tables
 
 
@@ -27,14 +27,14 @@ class ShortConv(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.taps**-0.5)
 
-    def forward(self, x: Tensor, ragged: Ragged) -> Tensor:
+    def forward(self, x: Tensor, node_batch: NodeBatch) -> Tensor:
         """(T, dim) to the same."""
         weight = self.weight.index_select(0, self.channels(x.device)).T
 
-        def kernel(x: Tensor, rows: Rows) -> Tensor:
+        def kernel(x: Tensor, rows: PaddedBatch) -> Tensor:
             return short_conv(x, weight, rows.lengths, self.causal)
 
-        return ragged.mix(kernel, x)
+        return node_batch.mix(kernel, x)
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, taps={self.taps}" + (", causal=True" if self.causal else "")

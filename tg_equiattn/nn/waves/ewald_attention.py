@@ -137,12 +137,12 @@ class EwaldAttention(Shared, NotScriptable, nn.Module):
             batch_size: Number of flat graphs. ``None`` reads it from ``batch``, which torch.compile cannot.
             max_num_nodes: Bound of the number of nodes of a flat graph. ``None`` reads it from ``batch``.
         """
-        shape, scalars, vectors, ragged = read_tokens(
+        shape, scalars, vectors, node_batch = read_tokens(
             scalars, vectors, self.in_channels, self.attention.octaves, lengths, batch, batch_size, max_num_nodes,
             self.ranks,
         )  # fmt: skip
         pos = checks.positions(pos, (*shape, 3), scalars, "attention depends on them").reshape(-1, 3)
-        out = self.attention(torch.cat([scalars, vectors.mT.flatten(1)], 1), pos, ragged, cell, pbc)
+        out = self.attention(torch.cat([scalars, vectors.mT.flatten(1)], 1), pos, node_batch, cell, pbc)
         scalars, vectors = out.split([self.out_channels[0], 3 * self.out_channels[1]], 1)
         vectors = vectors.unflatten(1, (3, self.out_channels[1])).mT.contiguous()
         return scalars.reshape(*shape, scalars.shape[1]), vectors.view(*shape, *vectors.shape[1:])

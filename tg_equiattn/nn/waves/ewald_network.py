@@ -17,7 +17,7 @@ from ...functional.waves.gaussian import Gaussian, OscillatingGaussian
 from ...functional.waves.interaction import EwaldNodes, Interaction
 from ...functional.waves.kernel import Kernel
 from ...modes import full_precision
-from ...ragged import Ragged
+from ...node_batch import NodeBatch
 from ...tables import Tables
 from ..modules import StoresSettings, reset_children
 from .options import EwaldOptions
@@ -98,11 +98,11 @@ class EwaldNetwork(StoresSettings):
             out.append(OscillatingGaussian(widths[2], gains[2], bounds[last:], wavenumbers, largest))
         return tuple(out)
 
-    def forward(self, x: Tensor, pos: Tensor, ragged: Ragged, cell: Tensor | None, pbc: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, pos: Tensor, node_batch: NodeBatch, cell: Tensor | None, pbc: Tensor | None) -> Tensor:
         """Features ``(T, dim)`` and positions ``(T, 3)`` of nodes, and cells, to features: checked except for cells."""
-        cells, heads = cells_of(cell, pbc, ragged.count, x), self.options.heads
+        cells, heads = cells_of(cell, pbc, node_batch.count, x), self.options.heads
         with full_precision(pos.device):
-            x = ragged.zero_padding(x.to(self.octaves.dtype))
+            x = node_batch.zero_padding(x.to(self.octaves.dtype))
             scores, values = [], []
             blocks = x.split([irrep.rows for irrep in self.irreps_in], 1)
             for irrep, block, score, value in zip(self.irreps_in, blocks, self.query_key, self.value, strict=True):
@@ -115,15 +115,15 @@ class EwaldNetwork(StoresSettings):
             query, key = torch.cat(scores, 1).movedim(1, 4).unbind(1)  # T, H, C, A
             nodes = EwaldNodes(pos, query, key, torch.cat(values, 2) / self.options.avg_num_nodes)
             interaction = Interaction(self.kernels(), self.product, self.options.error, self.options.max_hkl)
-            found = attention_of_nodes(nodes, interaction, ragged, cells, self.options.method)
+            found = attention_of_nodes(nodes, interaction, node_batch, cells, self.options.method)
             if self.out is None:
-                return ragged.zero_padding(found[:, 0])
+                return node_batch.zero_padding(found[:, 0])
             blocks = found.split([irrep.rows for irrep in self.product.outside], 2)
             out = []
             for irrep, block, weight in zip(self.irreps_out, blocks, self.out, strict=True):
                 components = block.unflatten(2, (irrep.size, -1)).transpose(1, 2).flatten(2)
                 out.append((components @ weight).flatten(1))
-            return ragged.zero_padding(torch.cat(out, 1))
+            return node_batch.zero_padding(torch.cat(out, 1))
 
 
 def _maps(shapes: Iterable[tuple[int, int]]) -> nn.ParameterList:

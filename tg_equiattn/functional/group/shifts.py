@@ -26,8 +26,8 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Window:
-    """The offsets of a window, counted from its first corner, in the order of ``Neighbourhood.offsets``.
+class Shifts:
+    """The offsets of a window, counted from its first corner, in the order of ``Window.offsets``.
 
     Images are (..., *spatial) with ``dim`` spatial axes; windows reach ``radius`` pixels to either side. ``blocks``
     cover all offsets: a square is one block, a disk has one for each of its rows.
@@ -74,36 +74,36 @@ class Window:
         return views
 
 
-def window(kernel_size: int, selection: Sequence[int], dim: int) -> Window:
+def shifts(kernel_size: int, selection: Sequence[int], dim: int) -> Shifts:
     """The window of a side, or of the chosen offsets of it."""
-    made = _window.__wrapped__ if torch.compiler.is_compiling() else _window  # dynamo warns of caches
+    made = _shifts.__wrapped__ if torch.compiler.is_compiling() else _shifts  # dynamo warns of caches
     return made(kernel_size, tuple(selection), dim)
 
 
 @functools.lru_cache(maxsize=32)
-def _window(kernel_size: int, selection: tuple[int, ...], dim: int) -> Window:
+def _shifts(kernel_size: int, selection: tuple[int, ...], dim: int) -> Shifts:
     every = list(itertools.product(*[range(kernel_size)] * dim))
     if not selection:
         whole = Block((0,) * dim, (kernel_size,) * dim, slice(0, len(every)))
-        return Window(kernel_size // 2, dim, (whole,))
+        return Shifts(kernel_size // 2, dim, (whole,))
     blocks, first = [], 0
     for end in range(1, len(selection) + 1):  # rows are without gaps
         if end == len(selection) or selection[end] // kernel_size != selection[first] // kernel_size:
             counts = (*[1] * (dim - 1), end - first)
             blocks.append(Block(every[selection[first]], counts, slice(first, end)))
             first = end
-    return Window(kernel_size // 2, dim, tuple(blocks))
+    return Shifts(kernel_size // 2, dim, tuple(blocks))
 
 
-def in_square(x: Tensor, window: Window, side: int) -> Tensor:
+def in_square(x: Tensor, shifts: Shifts, side: int) -> Tensor:
     """Values of the offsets of a window (..., D), among those of the square around it (..., side^dim), zero at the
     others."""
-    size, counts = side**window.dim, [block.offsets.stop - block.offsets.start for block in window.blocks]
-    starts = [functools.reduce(lambda flat, step: flat * side + step, block.start, 0) for block in window.blocks]
+    size, counts = side**shifts.dim, [block.offsets.stop - block.offsets.start for block in shifts.blocks]
+    starts = [functools.reduce(lambda flat, step: flat * side + step, block.start, 0) for block in shifts.blocks]
     if counts == [size]:
         return x
     if torch.compiler.is_compiling():  # one expression; of a cat every operand would be a launch
-        each = zip(window.blocks, starts, counts, strict=True)
+        each = zip(shifts.blocks, starts, counts, strict=True)
         rows = [F.pad(x[..., block.offsets], (start, size - start - count)) for block, start, count in each]
         return functools.reduce(torch.add, rows)
     none, pieces, end = x.new_zeros(*x.shape[:-1], size), [], 0

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tg_equiattn.grids import PixelGrid
-from tg_equiattn.pairs import Pairs, mean_edge_length, near_pairs
+from tg_equiattn.neighbors import NeighborList, mean_edge_length, neighbor_list
 
 
 def as_set(target, source, offsets):
@@ -49,7 +49,7 @@ def search(request, monkeypatch):
     """How near pairs are searched for: by scipy's tree, and where it is not installed."""
     if request.param == "tree":
         pytest.importorskip("scipy")
-    monkeypatch.setattr("tg_equiattn.pairs.has_scipy", lambda: request.param == "tree")
+    monkeypatch.setattr("tg_equiattn.neighbors.has_scipy", lambda: request.param == "tree")
 
 
 @pytest.mark.usefixtures("search")
@@ -59,7 +59,7 @@ def test_pairs_found_by_position(nodes, dim, seed):
     generator = torch.Generator().manual_seed(seed)
     pos = 7 * torch.randn(nodes, dim, generator=generator).double()  # float32 is not exact enough to tell at the limit
     batch = torch.randint(3, (nodes,), generator=generator).sort().values
-    (source, target), _ = near_pairs(pos, 2.5, batch=batch)
+    (source, target), _ = neighbor_list(pos, 2.5, batch=batch)
     distance = torch.cdist(pos, pos, p=2)
     near = (distance < 2.5) & (batch[:, None] == batch) & ~torch.eye(nodes, dtype=torch.bool)
     assert torch.equal(torch.stack([target, source]), near.nonzero().T)
@@ -69,19 +69,19 @@ def test_pairs_found_by_position(nodes, dim, seed):
 def test_pairs_in_parts():
     """More candidates than are looked at together, and no more pairs than are asked for."""
     pos = torch.rand(1200, 2)
-    (source, target), _ = near_pairs(pos, 1.0, max_pairs=1200)
+    (source, target), _ = neighbor_list(pos, 1.0, max_pairs=1200)
     near = (torch.cdist(pos, pos, p=2) < 1) & ~torch.eye(1200, dtype=torch.bool)
     assert (target * 1200 + source).diff().min() > 0
     assert abs(len(target) - int(near.sum())) <= 10  # cdist rounds otherwise at the limit
     average = len(target) / 1200
-    assert len(near_pairs(pos, 1.0, max_pairs=int(average) + 1)[1]) == len(target)
+    assert len(neighbor_list(pos, 1.0, max_pairs=int(average) + 1)[1]) == len(target)
     with pytest.raises(ValueError, match=f"more than {int(average)} pairs a node at distances below 1.0 among 1200"):
-        near_pairs(pos, 1.0, max_pairs=int(average))
+        neighbor_list(pos, 1.0, max_pairs=int(average))
 
 
 def test_order_and_transpose():
     target, source = torch.tensor([4, 0, 2, 2, 0]), torch.tensor([1, 3, 2, 0, 1])
-    near = Pairs(torch.stack([source, target]), 5, torch.arange(10).view(5, 2))
+    near = NeighborList(torch.stack([source, target]), 5, torch.arange(10).view(5, 2))
     pattern = near.csr
     assert pattern.row.tolist() == [0, 0, 2, 4]  # the pair of node 2 with itself is passed over
     assert pattern.col.tolist() == [3, 1, 0, 1]
@@ -97,7 +97,7 @@ def test_order_and_transpose():
 
 
 def test_bins():
-    near = Pairs(torch.tensor([[1, 2, 0], [0, 0, 1]]), 3, torch.tensor([[1, -1], [5, 0], [0, 0]]))
+    near = NeighborList(torch.tensor([[1, 2, 0], [0, 0, 1]]), 3, torch.tensor([[1, -1], [5, 0], [0, 0]]))
     bins = near.bins(3)
     assert bins.row.tolist() == [2, 3, 9]  # (0, 2), (1, 0), and the far pair in the last bin
     assert bins.col.tolist() == [1, 0, 2]
@@ -107,7 +107,7 @@ def test_bins():
 
 def test_restricted():
     """To nodes that exist: the pairs stay in their order, and a second restriction adds to the first."""
-    near = Pairs(torch.tensor([[1, 2, 0], [0, 1, 2]]), 3, torch.tensor([[1], [2], [3]]))
+    near = NeighborList(torch.tensor([[1, 2, 0], [0, 1, 2]]), 3, torch.tensor([[1], [2], [3]]))
     less = near.restricted(torch.tensor([True, True, False]))
     assert less.exists.tolist() == [True, False, False]
     assert torch.equal(less.offsets, near.offsets)
@@ -135,7 +135,7 @@ def test_pairs_with_images(cutoff):
         length = offsets.norm(dim=-1)
         expected.append(offsets[(length < cutoff) & (length > 0)])
     pos.requires_grad_()
-    edge_index, offsets = near_pairs(pos, cutoff, batch=batch, cell=cells, pbc=pbc)
+    edge_index, offsets = neighbor_list(pos, cutoff, batch=batch, cell=cells, pbc=pbc)
     assert bool((edge_index[1].diff() >= 0).all())
     assert torch.equal(batch[edge_index[0]], batch[edge_index[1]])
     got, wanted = (sorted(map(tuple, (1e6 * x).round().tolist())) for x in (offsets, torch.cat(expected)))
@@ -150,12 +150,12 @@ def test_pairs_with_images(cutoff):
 def test_edges_as_given():
     edge_index = torch.tensor([[0, 1, 2, 2], [1, 0, 1, 2]])
     pos, features = torch.tensor([[0.0, 0], [1, 0], [5, 0]]), torch.arange(4.0)
-    pairs = Pairs.from_edges(edge_index, 3, dim=2, pos=pos, edge_dim=1, features=features, whole=True)
+    pairs = NeighborList.from_edges(edge_index, 3, dim=2, pos=pos, edge_dim=1, features=features, whole=True)
     assert pairs.offsets.tolist() == [[1, 0], [-1, 0], [4, 0]]
     assert pairs.features.flatten().tolist() == [1, 0, 2]
     assert pairs.self_features.flatten().tolist() == [0, 0, 3]
     assert pairs.between_positions
-    kept = Pairs.from_edges(edge_index, 3, edge_dim=1, features=features, loops=True)
+    kept = NeighborList.from_edges(edge_index, 3, edge_dim=1, features=features, loops=True)
     assert kept.features.flatten().tolist() == [1, 0, 2, 3]
     assert kept.self_features is None
     for message, options in [
@@ -168,7 +168,7 @@ def test_edges_as_given():
         ("must be finite", {"dim": 2, "pos": torch.full((3, 2), torch.inf)}),
     ]:
         with pytest.raises(ValueError, match=message):
-            Pairs.from_edges(edge_index, 3, **options)
+            NeighborList.from_edges(edge_index, 3, **options)
 
 
 def test_mean_edge_length():

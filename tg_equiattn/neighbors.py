@@ -13,7 +13,7 @@ from . import checks
 from .cells import METRICS, cell_pairs, has_scipy, images, limit_of, tree_pairs
 from .modes import ordinary_tensors
 
-__all__ = ["Pairs", "mean_edge_length", "near_pairs"]
+__all__ = ["NeighborList", "mean_edge_length", "neighbor_list"]
 
 _FLAT = 1e-6  # the smallest volume of a cell, as a share of that of a box with edges as long
 MAX_PAIRS = 1000  # a node, on average: more near pairs than that are not found from positions unasked
@@ -52,7 +52,7 @@ def _once(make: Callable[..., _T]) -> Callable[..., _T]:
     """A method whose results pairs keep; made anew within torch.compile."""
 
     @functools.wraps(make)
-    def once(pairs: Pairs, *arguments: int) -> _T:
+    def once(pairs: NeighborList, *arguments: int) -> _T:
         if torch.compiler.is_compiling():
             return make(pairs, *arguments)
         key = make.__name__, *arguments
@@ -64,7 +64,7 @@ def _once(make: Callable[..., _T]) -> Callable[..., _T]:
     return once
 
 
-class Pairs:
+class NeighborList:
     r"""Pairs of a graph's nodes, (target i, source j), with offsets :math:`x_j - x_i`.
 
     For attention a node is always its own neighbour, at offset 0: that pair is added there, and pairs of a node with
@@ -98,7 +98,7 @@ class Pairs:
         features: Tensor | None = None, weights: Tensor | None = None, loops: bool = False,
     ) -> None:  # fmt: skip
         check_edges(edge_index, nodes)
-        (source, target), edges, free = edge_index, edge_index.shape[1], checks.values_are_free(edge_index)
+        (source, target), edges, free = edge_index, edge_index.shape[1], checks.is_concrete(edge_index)
         offsets = torch.zeros(edges, 0, device=edge_index.device) if offsets is None else offsets
         for name, given, axes in (("offsets", offsets, 2), ("features", features, 2), ("weights", weights, 1)):
             if given is not None and (given.ndim != axes or given.shape[0] != edges):
@@ -107,9 +107,9 @@ class Pairs:
         if offsets.is_complex() or offsets.dtype == torch.bool:
             raise ValueError(f"offsets (edge_offset) must be real numbers, got {offsets.dtype}")
         offsets = offsets if offsets.is_floating_point() else offsets.long()
-        if checks.values_are_free(offsets) and not bool(offsets.isfinite().all()):
+        if checks.is_concrete(offsets) and not bool(offsets.isfinite().all()):
             raise ValueError("offsets (edge_offset, or differences of pos) must be finite, got NaN or infinity")
-        if weights is not None and checks.values_are_free(weights) and not bool((weights >= 0).all()):
+        if weights is not None and checks.is_concrete(weights) and not bool((weights >= 0).all()):
             raise ValueError("weights must not be negative, nor NaN")
         distinct = torch.ones_like(target, dtype=torch.bool) if loops else target != source
         self.self_features = None
@@ -136,7 +136,7 @@ class Pairs:
         cls, edge_index: Tensor, nodes: int, *, batch: Tensor | None = None, mask: Tensor | None = None,
         dim: int | None = None, pos: Tensor | None = None, offsets: Tensor | None = None, whole: bool = False,
         edge_dim: int | None = None, features: Tensor | None = None, weights: Tensor | None = None, loops: bool = False,
-    ) -> Pairs:  # fmt: skip
+    ) -> NeighborList:  # fmt: skip
         """Of edges as users give them, checked: within graphs (``batch``) of nodes that exist (``mask``).
 
         Args:
@@ -159,7 +159,7 @@ class Pairs:
             pos, between = checks.positions(pos, (nodes, dim), edge_index, ""), True
             offsets = offsets_between(pos, edge_index[1], edge_index[0], whole)
         elif offsets is not None and whole:
-            if not (isinstance(pos, Tensor) and pos.is_floating_point() and checks.values_are_free(pos) and len(pos)):
+            if not (isinstance(pos, Tensor) and pos.is_floating_point() and checks.is_concrete(pos) and len(pos)):
                 pos = None
             offsets = whole_offsets(offsets, pos, "edge_offset must hold")
         out = cls(edge_index, nodes, offsets, features=features, weights=weights, loops=loops)
@@ -188,17 +188,17 @@ class Pairs:
     def check_graphs(self, name: str, batch: Tensor | None, mask: Tensor | None = None) -> None:
         """Raise ValueError where a pair is of different graphs, or of nodes that do not exist, if values are free."""
         target, source = self.target, self.source
-        if not checks.values_are_free(target):
+        if not checks.is_concrete(target):
             return
-        if batch is not None and checks.values_are_free(batch) and not torch.equal(batch[target], batch[source]):
+        if batch is not None and checks.is_concrete(batch) and not torch.equal(batch[target], batch[source]):
             raise ValueError(f"{name} must not join nodes of different graphs of batch, got such a pair")
         if mask is not None and not bool((mask[target] & mask[source]).all()):
             raise ValueError(f"{name} must join nodes that exist, got one beyond its graph's length")
 
-    def restricted(self, mask: Tensor) -> Pairs:
+    def restricted(self, mask: Tensor) -> NeighborList:
         """Only the pairs between nodes that exist, bool ``(N,)``: the same pairs in order, the others passed over."""
         exists = mask[self.target] & mask[self.source]
-        out = Pairs.__new__(Pairs)  # copy.copy is nothing that compilers before torch 2.13 know
+        out = NeighborList.__new__(NeighborList)  # copy.copy is nothing that compilers before torch 2.13 know
         out.nodes, out.offsets, out.features, out.weights = self.nodes, self.offsets, self.features, self.weights
         out.csr, out.self_features, out.between_positions = self.csr, self.self_features, self.between_positions
         out.exists = exists if self.exists is None else exists & self.exists
@@ -209,7 +209,7 @@ class Pairs:
     @_once
     def repeats(self) -> bool:
         """Whether a pair may come more than once."""
-        if not checks.values_are_free(self.target):
+        if not checks.is_concrete(self.target):
             return True
         pairs = self.target * self.nodes + self.source
         pairs = (pairs if self.exists is None else pairs[self.exists]).sort().values
@@ -234,7 +234,7 @@ class Pairs:
     @_once
     def bins(self, distances: int) -> CSR:
         """Sources by (target, Manhattan distance) bin, i * distances + d; a last bin takes every other pair."""
-        if checks.values_are_free(self.target) and self.repeats:
+        if checks.is_concrete(self.target) and self.repeats:
             raise ValueError(
                 "edge_index must not join a pair twice where position='clipped': its nodes have one distance; see "
                 "torch_geometric.utils.coalesce"
@@ -255,7 +255,7 @@ def check_edges(edge_index: object, nodes: int) -> None:
         raise ValueError(f"edge_index must be a tensor, got {checks.described(edge_index)}")
     if edge_index.dtype != torch.int64 or edge_index.shape[:-1] != (2,):
         raise ValueError(f"edge_index must be int64 (2, E), got {checks.described(edge_index)}")
-    if checks.values_are_free(edge_index) and edge_index.numel():
+    if checks.is_concrete(edge_index) and edge_index.numel():
         low, high = (int(x) for x in edge_index.aminmax())
         if low < 0 or high >= nodes:
             raise ValueError(f"edge_index must join nodes in [0, {nodes}), got {low} to {high}")
@@ -266,7 +266,7 @@ def offsets_between(pos: Tensor, target: Tensor, source: Tensor, whole: bool) ->
     offsets = pos[source] - pos[target]
     if not whole or not offsets.is_floating_point():
         return offsets
-    free = checks.values_are_free(pos) and pos.numel()
+    free = checks.is_concrete(pos) and pos.numel()
     if free and torch.finfo(pos.dtype).eps * float(pos.detach().abs().max()) >= 2:
         why = f"where {pos.dtype} does not tell whole numbers apart"
         raise ValueError(f"pos must be float64 so far from the origin, {why}")
@@ -279,11 +279,11 @@ def whole_offsets(offsets: Tensor, pos: Tensor | None = None, what: str = "diffe
     if not offsets.is_floating_point():
         return offsets
     whole = offsets.round()
-    if not checks.values_are_free(offsets) or torch.equal(offsets, whole):
+    if not checks.is_concrete(offsets) or torch.equal(offsets, whole):
         return whole
     size = (offsets if pos is None else pos).abs().max().double().clamp(min=1)
     exact = (16 * max(torch.finfo(t).eps for t in (offsets.dtype, torch.float32)) * size).clamp(max=0.25)
-    apart = torch.where(offsets == whole, 0.0, offsets - whole).abs()  # infinity is Pairs' to refuse
+    apart = torch.where(offsets == whole, 0.0, offsets - whole).abs()  # infinity is refused by NeighborList
     near = (apart <= exact).all(1)
     if not bool(near.all()):
         came = offsets[~near][0].tolist()
@@ -309,7 +309,7 @@ def _of_edges(name: str, given: Tensor | None, edge_index: Tensor, width: int | 
 
 
 @checks.python_numbers
-def near_pairs(
+def neighbor_list(
     pos: Tensor, cutoff: float, *, batch: Tensor | None = None, cell: Tensor | None = None, pbc: Tensor | None = None,
     max_pairs: int = MAX_PAIRS, metric: str = "euclidean",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -341,7 +341,7 @@ def near_pairs(
 
     Example:
         >>> import torch
-        >>> near_pairs(torch.tensor([[0.0], [1.0], [5.0]]), 2)[0]
+        >>> neighbor_list(torch.tensor([[0.0], [1.0], [5.0]]), 2)[0]
         tensor([[1, 0],
                 [0, 1]])
     """
@@ -419,7 +419,7 @@ def read_lattice(cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor, di
             raise ValueError(f"pbc must be {wanted}, got {checks.described(pbc)}")
         periodic = pbc.reshape(-1, dim).expand(graphs, dim)
     lattice = torch.where(periodic[..., None], vectors, 0.0)
-    if not checks.values_are_free(cell) or not checks.values_are_free(periodic):
+    if not checks.is_concrete(cell) or not checks.is_concrete(periodic):
         return lattice, periodic
     vectors = vectors.detach()
     if not bool(vectors.isfinite().all()):

@@ -12,13 +12,13 @@ from torch import Tensor
 from . import checks
 from .functional.backend import compiles_for_accelerator
 from .merging import merge_attentions
-from .modes import as_numbers, transformed
+from .modes import as_numbers, in_functorch_transform
 from .ranks import Ranks
 
 _UNREAD = "batch_size and max_num_nodes must be given with batch that is traced or that torch.vmap goes over, got None"
 
 
-class Ragged:
+class NodeBatch:
     """Which nodes (padding with them) of a flat tensor ``(T, ...)`` belong to which graph. Make one with :meth:`flat`
     or :meth:`dense`.
 
@@ -43,7 +43,7 @@ class Ragged:
     def flat(
         cls, x: Tensor, batch: Tensor | None, batch_size: int | None = None, max_num_nodes: int | None = None,
         ranks: Ranks | None = None, whole: bool = True,
-    ) -> Ragged:  # fmt: skip
+    ) -> NodeBatch:  # fmt: skip
         """Of nodes x ``(T, ...)`` with a sorted graph index as users give it, ``None`` for one graph; ValueError where
         they do not fit. Where graphs are needed ``whole`` the index is read, which waits for the device on CUDA, but
         where ``batch_size`` and ``max_num_nodes`` are given, which torch.compile needs; else ``batch_size`` is enough.
@@ -72,7 +72,7 @@ class Ragged:
         return out
 
     @classmethod
-    def dense(cls, count: int, length: int, there: Tensor | None, device: torch.device) -> Ragged:
+    def dense(cls, count: int, length: int, there: Tensor | None, device: torch.device) -> NodeBatch:
         """Of ``count`` graphs padded to one length, flattened: of own lengths (count,), or with a bool mask (count,
         length) of the nodes that exist."""
         if there is None:
@@ -112,7 +112,7 @@ class Ragged:
     @property
     def known(self) -> list[int] | None:
         """The sizes as numbers; ``None`` where they have not been read."""
-        if self._known is None and checks.values_are_free(self.sizes):
+        if self._known is None and checks.is_concrete(self.sizes):
             self._known = as_numbers(self.sizes)
         elif self._known is None and self.even and self.mask is None and readable(self.sizes):
             self._known = [self.longest] * self.count
@@ -163,21 +163,21 @@ class Ragged:
         mean = self.mean(pos.detach() if detach else pos)
         return self.zero_padding(pos - self.spread(mean))
 
-    def ordered(self, order: Tensor) -> Ragged:
+    def ordered(self, order: Tensor) -> NodeBatch:
         """The same graphs, which :meth:`mix` and rows get in another order: at place p comes node ``order[p]``."""
         batch = None if self.even else self._batch
-        out = Ragged(self.nodes, self.sizes, batch, self._longest, self.mask, self.ranks, self._known)
+        out = NodeBatch(self.nodes, self.sizes, batch, self._longest, self.mask, self.ranks, self._known)
         out.order, out._batch, out._starts, out._totals = order, self._batch, self._starts, self._totals
         return out
 
-    def rows(self, whole: bool = False) -> Rows:
+    def rows(self, whole: bool = False) -> PaddedBatch:
         """Rows of one length: a graph each, or, unless they have to be ``whole``, graphs cut into several, so that a
         long graph among short ones costs no padding to its length."""
         average, known = max(1, self.nodes // max(1, self.count)), self.known is not None
         if self.even:
             length = max(1, self.longest)
             mask = None if self.mask is None else self.mask.view(-1, length)
-            return Rows(self, self.nodes // length, length, mask, _in_order(None, self.order))
+            return PaddedBatch(self, self.nodes // length, length, mask, _in_order(None, self.order))
         row, begin, sizes, graph = torch.arange(self.count, device=self.sizes.device), self.starts, self.sizes, None
         if whole or self.ranks is not None or (known and self.longest <= 2 * average):
             first, length = row, max(1, self.longest)
@@ -190,7 +190,7 @@ class Ragged:
             begin, sizes = begin[graph] + before, sizes[graph] - before
         to, mask = _places(begin, sizes, length, self.nodes)
         slots = _Slots(to, mask.flatten(), first[self.batch] * length + self._within(), None)
-        return Rows(self, row.shape[0], length, mask, _in_order(slots, self.order), graph)
+        return PaddedBatch(self, row.shape[0], length, mask, _in_order(slots, self.order), graph)
 
     def _within(self) -> Tensor:
         return torch.arange(self.nodes, device=self.batch.device) - self.starts[self.batch]
@@ -200,12 +200,12 @@ class Ragged:
     ) -> Tensor:
         """Let a kernel mix the nodes of each graph: of tensors ``(T, ...)`` to one.
 
-        ``kernel(*tensors, rows)`` gets tensors (b, n, ...), zero where there is no node, with :class:`Rows` of whole
-        graphs, for each of the groups. These are packed together, by the ``key`` that their rows have; graphs of no
-        group have zeros in the output. By default sizes of a group differ by less than twice, where they are known.
+        ``kernel(*tensors, rows)`` gets tensors (b, n, ...), zero where there is no node, with :class:`PaddedBatch` of
+        whole graphs, for each of the groups. These are packed together, by the ``key`` that their rows have; graphs of
+        no group have zeros in the output. By default sizes of a group differ by less than twice, where they are known.
         """
         if not self.nodes and self.ranks is None:
-            return kernel(*(x[None] for x in tensors), Rows(self, 1, 0, None, None)).flatten(0, 1)
+            return kernel(*(x[None] for x in tensors), PaddedBatch(self, 1, 0, None, None)).flatten(0, 1)
         if groups is None and (self.even or self.known is None):
             rows = self.rows(whole=True)
             return rows.unpack(kernel(*map(rows.pack, tensors), rows))
@@ -223,7 +223,7 @@ class Ragged:
         ]
         return slots.unpack(out[0] if len(out) == 1 else torch.cat(out))
 
-    def _grouped(self, groups: Mapping[Any, Sequence[int]]) -> tuple[list[Rows], _Slots]:
+    def _grouped(self, groups: Mapping[Any, Sequence[int]]) -> tuple[list[PaddedBatch], _Slots]:
         """Rows of each group, and the places of all of them one after the other."""
         sizes, device, starts = self.read(), self.sizes.device, self.starts
         least = 0 if self.ranks is None else 1  # sums run on ranks without nodes, too
@@ -233,7 +233,7 @@ class Ragged:
             full = all(sizes[g] == length for g in graphs)
             index = torch.tensor(graphs, device=device)
             places, mask = _places(starts[index], self.sizes[index], length, self.nodes)
-            parts.append(Rows(self, len(graphs), length, None if full else mask, None, index, key))
+            parts.append(PaddedBatch(self, len(graphs), length, None if full else mask, None, index, key))
             to.append(places)
             filled.append(mask.flatten())
             base = base.index_copy(0, index, count + length * torch.arange(len(graphs), device=device))
@@ -247,28 +247,35 @@ class Ragged:
         return parts, _in_order(_Slots(torch.cat(to), None if full else torch.cat(filled), slot, there), self.order)
 
 
-class Rows:
+class PaddedBatch:
     """Nodes in ``count`` rows of ``length`` places, of whole graphs or of parts: ``mask`` (count, length), which places
     have a node, ``None`` where all have; ``graph`` (count,), whose row it is, ``None`` where rows are graphs; ``key``
-    of the group of graphs that these are, in :meth:`Ragged.mix`."""
+    of the group of graphs that these are, in :meth:`NodeBatch.mix`."""
 
     def __init__(
-        self, ragged: Ragged, count: int, length: int, mask: Tensor | None, slots: _Slots | None,
+        self, node_batch: NodeBatch, count: int, length: int, mask: Tensor | None, slots: _Slots | None,
         graph: Tensor | None = None, key: Any = None,
     ) -> None:  # fmt: skip
-        self.ragged, self.count, self.length, self.mask, self.graph, self.key = ragged, count, length, mask, graph, key
+        self.node_batch, self.count, self.length, self.mask, self.graph, self.key = (
+            node_batch,
+            count,
+            length,
+            mask,
+            graph,
+            key,
+        )
         self._slots = slots
 
     @property
     def slot(self) -> Tensor:
         """Where each node lies among all places, int64 (T,)."""
-        every = self.ragged.nodes
-        return torch.arange(every, device=self.ragged.sizes.device) if self._slots is None else self._slots.slot
+        every = self.node_batch.nodes
+        return torch.arange(every, device=self.node_batch.sizes.device) if self._slots is None else self._slots.slot
 
     @property
     def lengths(self) -> Tensor | None:
         """How many nodes each whole graph has, (count,), the first places of its row; ``None`` where all are filled."""
-        return None if self.mask is None else self.of_graphs(self.ragged.sizes)
+        return None if self.mask is None else self.of_graphs(self.node_batch.sizes)
 
     def of_graphs(self, x: Tensor) -> Tensor:
         """What graphs have (B, ...), for each row (count, ...)."""
@@ -285,11 +292,11 @@ class Rows:
     def merge(self, content: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         """Softmax averages (rows, heads, m, e) over the keys of whole graphs, and log-sum-exps (rows, heads, m), of
         those of rows."""
-        if self.ragged.ranks is not None:
-            return self.ragged.ranks.merge(content, lse)
+        if self.node_batch.ranks is not None:
+            return self.node_batch.ranks.merge(content, lse)
         if self.graph is None:
             return content, lse
-        graphs, graph = self.ragged.count, self.graph
+        graphs, graph = self.node_batch.count, self.graph
 
         def largest(lse: Tensor) -> Tensor:
             top = lse.new_full((graphs, *lse.shape[1:]), torch.finfo(lse.dtype).min)
@@ -340,7 +347,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _gather(x: Tensor, to: Tensor, filled: Tensor | None, back: Tensor, there: Tensor | None) -> Tensor:
-    if compiles_for_accelerator(x) or not (torch.compiler.is_compiling() or transformed()):
+    if compiles_for_accelerator(x) or not (torch.compiler.is_compiling() or in_functorch_transform()):
         return _Gather.apply(x, to, filled, back, there)
     if not x.shape[0]:
         x = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
@@ -386,7 +393,7 @@ def node_blocks(function: Callable[..., Tensor], step: int, tensors: Iterable[Te
     if torch.compiler.is_compiling() or nodes <= step:
         return function(*tensors)
     blocks = zip(*(x.split(step) for x in tensors), strict=True)
-    if transformed():
+    if in_functorch_transform():
         return torch.cat([function(*block) for block in blocks])
     if torch.is_grad_enabled():
         again = torch.utils.checkpoint.checkpoint

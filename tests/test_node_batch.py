@@ -6,8 +6,8 @@ import pytest
 import torch
 from space import batch_of, motion
 
+from tg_equiattn.node_batch import NodeBatch, node_blocks
 from tg_equiattn.orders import check_order, radial_order
-from tg_equiattn.ragged import Ragged, node_blocks
 
 SIZES = {
     "equal": (5, 5, 5),
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def ragged_of(sizes, *bounds, **options):
-    return Ragged.flat(torch.empty(sum(sizes), 0), batch_of(sizes), *bounds, **options)
+    return NodeBatch.flat(torch.empty(sum(sizes), 0), batch_of(sizes), *bounds, **options)
 
 
 def kernel(x, y, rows):
@@ -43,14 +43,14 @@ def alone(x, y):
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 def test_flat_mix_equals_each_alone(sizes, padded):
     x, y = (torch.randn(sum(sizes), 3, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    ragged = ragged_of(sizes, len(sizes), max(sizes) + 2 if padded else None)
-    assert ragged.sizes.tolist() == ragged.known == list(sizes)
+    node_batch = ragged_of(sizes, len(sizes), max(sizes) + 2 if padded else None)
+    assert node_batch.sizes.tolist() == node_batch.known == list(sizes)
     expected = torch.cat([alone(*p) for p in zip(x.split(sizes), y.split(sizes), strict=True)])
     direction = torch.randn_like(expected)
     wanted = torch.autograd.grad((expected * direction).sum(), (x, y))
     groups = {n: range(n, len(sizes), 2) for n in range(min(2, len(sizes)))} if padded else None
-    rows = ragged.rows(whole=True)
-    for out in (ragged.mix(kernel, x, y, groups=groups), rows.unpack(kernel(rows.pack(x), rows.pack(y), rows))):
+    rows = node_batch.rows(whole=True)
+    for out in (node_batch.mix(kernel, x, y, groups=groups), rows.unpack(kernel(rows.pack(x), rows.pack(y), rows))):
         torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
         got = torch.autograd.grad((out * direction).sum(), (x, y))
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
@@ -68,9 +68,9 @@ def test_groups_waste_less_than_half():
 @pytest.mark.parametrize("sizes", [*SIZES.values(), (90, 1, 1, 1, 5)])
 def test_rows_hold_every_node_once(sizes, known, whole, monkeypatch):
     if not known:
-        monkeypatch.setattr("tg_equiattn.ragged.checks.values_are_free", lambda x: False)
-    ragged = ragged_of(sizes, len(sizes), max(sizes), whole=whole)
-    rows, x = ragged.rows(whole), torch.randn(sum(sizes), 2, dtype=torch.float64)
+        monkeypatch.setattr("tg_equiattn.node_batch.checks.is_concrete", lambda x: False)
+    node_batch = ragged_of(sizes, len(sizes), max(sizes), whole=whole)
+    rows, x = node_batch.rows(whole), torch.randn(sum(sizes), 2, dtype=torch.float64)
     packed = rows.pack(x)
     assert packed.shape[:2] == (rows.count, rows.length)
     torch.testing.assert_close(rows.unpack(packed), x, rtol=0, atol=0)
@@ -79,8 +79,8 @@ def test_rows_hold_every_node_once(sizes, known, whole, monkeypatch):
     if sum(sizes) and rows.graph is not None:
         packed_sums = x.new_zeros(len(sizes), 2).index_add(0, rows.graph, packed.sum(1))
         torch.testing.assert_close(packed_sums, sums)
-    torch.testing.assert_close(ragged.sum(x), sums)
-    torch.testing.assert_close(ragged.spread(sums), sums[batch_of(sizes)])
+    torch.testing.assert_close(node_batch.sum(x), sums)
+    torch.testing.assert_close(node_batch.spread(sums), sums[batch_of(sizes)])
     if rows.mask is not None:
         assert int(rows.mask.sum()) == sum(sizes)
         assert not packed[~rows.mask].any()
@@ -89,13 +89,13 @@ def test_rows_hold_every_node_once(sizes, known, whole, monkeypatch):
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 def test_means_and_centres(sizes):
     x = torch.randn(sum(sizes), 3, dtype=torch.float64, requires_grad=True)
-    ragged = ragged_of(sizes, len(sizes))
+    node_batch = ragged_of(sizes, len(sizes))
     expected = torch.stack([p.mean(0) if p.numel() else torch.zeros(3) for p in x.split(sizes)])
-    torch.testing.assert_close(ragged.mean(x), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(node_batch.mean(x), expected, rtol=1e-12, atol=1e-12)
     centred = torch.cat([p - p.mean(0, keepdim=True) for p in x.split(sizes) if p.numel()])
-    torch.testing.assert_close(ragged.centred(x), centred, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(ragged.centred((x + 1e4).float()), centred, rtol=0, atol=2e-3)
-    (grad,) = torch.autograd.grad(ragged.centred(x, detach=True).sum(), x)
+    torch.testing.assert_close(node_batch.centred(x), centred, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(node_batch.centred((x + 1e4).float()), centred, rtol=0, atol=2e-3)
+    (grad,) = torch.autograd.grad(node_batch.centred(x, detach=True).sum(), x)
     assert torch.equal(grad, torch.ones_like(x))
 
 
@@ -103,15 +103,15 @@ def test_means_and_centres(sizes):
 def test_radial_order_sorts_by_distance_in_every_sequence(dtype):
     sizes = (5, 1, 0, 31)
     pos = torch.randn(37, 3, dtype=dtype)
-    ragged = ragged_of(sizes)
-    order = radial_order(pos, ragged)
-    check_order(order, ragged)
-    distance = ragged.centred(pos).norm(dim=1)[order]
+    node_batch = ragged_of(sizes)
+    order = radial_order(pos, node_batch)
+    check_order(order, node_batch)
+    distance = node_batch.centred(pos).norm(dim=1)[order]
     assert all((part.diff() >= 0).all() for part in distance.split(sizes))
     r = motion(dtype, reflect=True)
-    assert torch.equal(radial_order(pos @ r.T + 3, ragged), order)
+    assert torch.equal(radial_order(pos @ r.T + 3, node_batch), order)
     p = torch.cat([start + torch.randperm(n) for start, n in ((0, 5), (5, 1), (6, 31))])
-    assert torch.equal(p[radial_order(pos[p], ragged)], order)
+    assert torch.equal(p[radial_order(pos[p], node_batch)], order)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -119,14 +119,14 @@ def test_radial_order_breaks_ties_by_scalars(dtype):
     """A cube's corners lie equally far from its centre; distinct scalars tell them apart, in any pose and order."""
     pos = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=3)), dtype=dtype)
     scalars = torch.randn(8, 2, dtype=dtype)
-    ragged = Ragged.dense(1, 8, None, CPU)
-    order = radial_order(pos, ragged, scalars)
+    node_batch = NodeBatch.dense(1, 8, None, CPU)
+    order = radial_order(pos, node_batch, scalars)
     for reflect in (False, True):
         p = torch.randperm(8)
         moved = pos[p] @ motion(dtype, reflect).T + torch.randn(3, dtype=dtype)
-        assert torch.equal(p[radial_order(moved, ragged, scalars[p])], order)
+        assert torch.equal(p[radial_order(moved, node_batch, scalars[p])], order)
     assert order.tolist() != list(range(8))
-    assert radial_order(pos, ragged).tolist() == list(range(8))  # a symmetry exchanges them: as they came
+    assert radial_order(pos, node_batch).tolist() == list(range(8))  # a symmetry exchanges them: as they came
 
 
 @pytest.mark.parametrize("step", [1, 3, 11, 20])
