@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision
+from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
-from ...pairs import NeighborList
 from .edge_products import edge_sum
 from .feature_attention import feature_readout
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision, in_functorch_transform
-from ...pairs import CSR
+from ...neighbors import CSR
 from ..backend import compiler_fuses, refuse_forward_mode, tile_numbers
 from ..flops import flop_formula
 from ..second_derivatives import register_derivatives

@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 
 from torch import Tensor
 
-from ...pairs import NeighborList
+from ...neighbors import NeighborList
 from .edge_products import edge_sum
 
 

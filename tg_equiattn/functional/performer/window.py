@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision
+from ...neighbors import NeighborList
 from ...node_batch import NodeBatch, PaddedBatch
-from ...pairs import NeighborList
 from .attention import check_operands, feature_norm, linear_attention_of_nodes
 from .edge_products import edge_dot, edge_sum
 from .near import Near

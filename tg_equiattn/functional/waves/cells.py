@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...pairs import read_lattice
+from ...neighbors import read_lattice
 from ...ranks import Ranks
 
 

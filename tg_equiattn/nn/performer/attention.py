@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ... import checks
 from ...grids import PixelGrid
 from ...modes import full_precision
+from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
-from ...pairs import NeighborList
 from ...ranks import Shared
 from ...tables import Tables
 from ..modules import NotScriptable, StoresSettings, reset_children

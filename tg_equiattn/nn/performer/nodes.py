@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ... import checks
 from ...grids import PixelGrid
+from ...neighbors import GIVEN, NeighborList, whole_offsets
 from ...node_batch import NodeBatch
-from ...pairs import GIVEN, NeighborList, whole_offsets
 from ...ranks import Ranks
 from .positions import Position
 

@@ -12,8 +12,8 @@ from ...encodings.positions import SinusoidEncoding
 from ...functional.performer.attention import linear_attention_of_nodes
 from ...functional.performer.clipped import clipped_attention_of_nodes
 from ...functional.performer.pairs import pair_attention_of_nodes
+from ...neighbors import NeighborList, neighbor_list, offsets_between
 from ...node_batch import PaddedBatch
-from ...pairs import NeighborList, neighbor_list, offsets_between
 
 
 class Graphs(Protocol):

@@ -13,7 +13,7 @@ from ...encodings.positions import OffsetDistance, OffsetMLP, OffsetTable, Offse
 from ...functional.performer.near import Near
 from ...functional.performer.window import window_attention_of_nodes
 from ...modes import full_precision
-from ...pairs import NeighborList
+from ...neighbors import NeighborList
 from ..modules import reset_children
 from .positions import Graphs, Position
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ...modes import in_functorch_transform
+from ...neighbors import NeighborList
 from ...node_batch import node_blocks
-from ...pairs import NeighborList
 from ..modules import reset_children
 from .clifford import MultivectorMLP
 from .grades import POSITION, Grades, features, joined, with_position

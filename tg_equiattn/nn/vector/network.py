@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...modes import full_precision
+from ...neighbors import NeighborList
 from ...node_batch import NodeBatch
 from ...orders import ORDERS, check_order, radial_order
-from ...pairs import NeighborList
 from ..modules import StoresSettings, reset_children
 from .grades import POSITION, Grades
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
+from ...neighbors import NeighborList
 from ...node_batch import NodeBatch, node_blocks
-from ...pairs import NeighborList
 from .clifford import CliffordLinear, MultivectorMLP
 from .grades import POSITION, Grades, features, with_position
 from .messages import LocalContext
