@@ -3,7 +3,7 @@
 PUBLIC = {
     "groups": "FiniteGroup cyclic dihedral dyadic from_generators icosahedral mirror octahedral trivial",
     "grids": "Window PixelGrid",
-    "pairs": "NeighborList mean_edge_length neighbor_list",
+    "neighbors": "NeighborList mean_edge_length neighbor_list",
     "encodings": "relation_index",
     "testing": "act dilation_errors equivariance_error off_lattice_errors",
     "functional": "Coulomb Gaussian OscillatingGaussian ewald_attention frame_attention geometric_product "
