@@ -158,7 +158,7 @@ CASES = [
     ("num_gaussians must be an integer from 0 on, got -1", ewald(num_gaussians=-1)),
     ("num_coulomb must be an integer from 0 on, got 1.5", ewald(num_coulomb=1.5)),
     ("num_oscillating must be an integer from 0 on, got True", ewald(num_oscillating=True)),
-    ("num_gaussians, num_coulomb or num_oscillating must be positive", ewald(num_gaussians=0, num_coulomb=0)),
+    ("num_gaussians, num_coulomb, num_oscillating must not all be 0", ewald(num_gaussians=0, num_coulomb=0)),
     ("lmax must be an integer from 0 on, got -1", ewald(lmax=-1)),
     ("avg_num_nodes must be a positive number", ewald(avg_num_nodes=0)),
     (r"error must be in \[1e-14, 0.1\], got 1", ewald(error=1.0)),

@@ -54,11 +54,26 @@ def add_long_range(
             scalars alone.
         batch: Sample of the training data, as MACE's loaders give it, on which the scales are measured. It should be
             typical of the data.
-        width: Width of the narrowest kernel, in the unit of positions. ``None`` means half of the model's ``r_max``.
-        gain: Initial value of the learned gain.
-        attn_kwargs: Keyword arguments of :class:`tg_equiattn.integrations.e3nn.IrrepsEwaldAttention`:
-            ``num_gaussians``, ``num_coulomb``, ``num_oscillating``, ``max_width``, ``heads``, ``lmax``, ``error``,
-            ``method``. ``avg_num_nodes`` has no effect, as the scale is measured.
+        width: Width of the narrowest kernel, in the unit of positions. The default, ``None``, means half of the model's
+            ``r_max``: messages already model shorter distances.
+        gain: Initial value of the learned gain. The default, 0, leaves a trained model as it is.
+        max_width: Width of the widest kernel. The default, ``None``, means 8 ``width``. Each width is learned within an
+            octave of its own between the two.
+        num_gaussians: Number of Gaussian kernels, 4 by default.
+        num_coulomb: Number of Coulomb kernels, which decay as 1 / r, 4 by default. Use 0 if nothing is charged.
+        num_oscillating: Number of oscillating Gaussians, 0 by default. Use them for properties that alternate with the
+            distance.
+        heads: Number of heads, 1 by default, each with its own queries, keys and widths and a share of the values.
+        lmax: Highest degree of the solid harmonics, 1 by default.
+        avg_num_nodes: Constant by which sums are divided, 1 by default. It has no effect here, as the scale of
+            attention is measured.
+        error: Promised error of sums over reciprocal vectors, relative to the largest value of a kernel, 1e-4 by
+            default.
+        method: ``"direct"`` sums over all pairs of nodes, in graphs that do not repeat. ``"ewald"`` sums over
+            reciprocal vectors. ``"nufft"`` does so by non-uniform fast Fourier transforms, which need the extra
+            ``nufft``. ``"auto"``, the default, takes for every graph the method that needs least time.
+        max_hkl: Largest Miller indices along the three lattice vectors, for the kernel with the largest cutoff. The
+            default, ``None``, reads cells.
 
     Returns:
         The same model, with a class that says that it has long range.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -52,19 +53,32 @@ class Cells(NamedTuple):
 def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) -> Cells | None:
     """Checked cells of ``count`` graphs, on the device of ``like``; ``None`` if no graph repeats."""
     if cell is None:
-        none = isinstance(pbc, Tensor) and checks.is_concrete(pbc) and not bool(pbc.any())
-        if pbc is not None and not none:
+        if pbc is not None and not (isinstance(pbc, Tensor) and checks.is_concrete(pbc) and not bool(pbc.any())):
             raise ValueError("cell must be given with pbc, got None")
         return None
     vectors, periodic = read_lattice(cell, pbc, count, like)
     wires = periodic.sum(1) == 1
-    if not checks.is_concrete(wires):
-        if checks.is_traced(wires) or not checks.is_batched(wires):  # torch.vmap has no asynchronous assertions
-            torch._assert_async(~wires.any(), "graphs must repeat along three directions, two or none, not one")
-    elif bool(wires.any()):
-        raise ValueError(
-            f"{'cell' if pbc is None else 'pbc'} must let graph {int(wires.nonzero()[0])} repeat along three "
-            "directions, two or none, got one: the potential of a wire grows with the logarithm of the distance; "
-            "give the cell two more lattice vectors, with vacuum"
-        )
+    name = "cell" if pbc is None else "pbc"
+    require(
+        ~wires.any(),
+        lambda: (
+            f"{name} must let graph {int(wires.nonzero()[0])} repeat along three directions, two or none, got one: the "
+            "potential of a wire grows with the logarithm of the distance; give the cell two more lattice vectors, "
+            "with vacuum"
+        ),
+        "graphs must repeat along three directions, two or none, not one",
+    )
     return Cells(torch.where(periodic[..., None], vectors, Cells.none(count, like.device).vectors), periodic)
+
+
+def require(valid: Tensor, error: Callable[[], str], assertion: str) -> bool:
+    """ValueError unless ``valid`` (a bool) is true; an asynchronous assertion where its value is not known yet. False
+    under torch.vmap, which has no asynchronous assertions."""
+    if checks.is_concrete(valid):
+        if not bool(valid):
+            raise ValueError(error())
+    elif checks.is_traced(valid) or not checks.is_batched(valid):
+        torch._assert_async(valid, assertion)
+    else:
+        return False
+    return True

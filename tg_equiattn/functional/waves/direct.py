@@ -8,45 +8,38 @@ import torch
 from torch import Tensor
 
 from ...encodings.harmonics import solid_harmonics
-from ...modes import in_functorch_transform
-from ..backend import compiles_for_accelerator, tile_numbers
-from .blocks import in_one_piece, recomputed
-from .interaction import EwaldNodes, Interaction
-from .kernel import real_space
+from .. import backend
+from .chunks import checkpointed, in_one_chunk
+from .kernel import Interaction
 
-_PAIRS = 1 << 21  # pairs times kernels of a block on a CPU
+_PAIRS = 1 << 21  # pairs times kernels of a chunk on a CPU
 
 
-def direct_sums(nodes: EwaldNodes, interaction: Interaction) -> Tensor:
-    """Exact sums (B, N, heads, E), by blocks of graphs or of nodes that attend, which backward computes again."""
-    pos, query, key, value = nodes.pos.to(nodes.value.dtype), *nodes[1:]
-    block, compiles = (
-        functools.partial(_block, interaction),
-        compiles_for_accelerator(pos) and not in_functorch_transform(),
-    )
-    if in_one_piece(pos) and not compiles:
-        return block(pos, query, pos, key, value)
-    graphs, count = pos.shape[:2]
-    limit = tile_numbers(pos.device, _PAIRS, 4 if compiles else 8)  # compilers fuse some of the tensors of a block
+def direct_sums(pos: Tensor, query: Tensor, key: Tensor, value: Tensor, interaction: Interaction) -> Tensor:
+    """Exact sums (B, N, heads, E), in chunks of graphs or of queries, which backward computes a second time."""
+    pos, (graphs, count) = pos.to(value.dtype), pos.shape[:2]
+    if in_one_chunk(pos) and not backend.compiles_for_accelerator(pos):
+        return _chunk(interaction, pos, query, pos, key, value)
+    limit = backend.tile_numbers(pos.device, _PAIRS, 8)
     row = max(1, count * query.shape[2] * query.shape[3])
     some_graphs, some_nodes = max(1, limit // max(1, row * count)), max(1, limit // row)
     if some_graphs >= graphs and some_nodes >= count:
-        return block(pos, query, pos, key, value)
-    out = []
-    for part in zip(*(x.split(some_graphs) for x in (pos, query, key, value)), strict=True):
-        blocks = zip(*(x.split(some_nodes, 1) for x in part[:2]), strict=True)
-        out.append(torch.cat([recomputed(block, *rows, part[0], *part[2:]) for rows in blocks], 1))
+        return _chunk(interaction, pos, query, pos, key, value)
+    out, chunk = [], functools.partial(_chunk, interaction)
+    for own in zip(*(x.split(some_graphs) for x in (pos, query, key, value)), strict=True):
+        queries = zip(*(x.split(some_nodes, 1) for x in own[:2]), strict=True)
+        out.append(torch.cat([checkpointed(chunk, *some, own[0], *own[2:]) for some in queries], 1))
     return torch.cat(out)
 
 
-def _block(interaction: Interaction, pos_i: Tensor, query: Tensor, pos: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Sums (B, n, heads, E) over all nodes of each graph, for the nodes at ``pos_i`` (B, n, 3)."""
+def _chunk(interaction: Interaction, pos_i: Tensor, query: Tensor, pos: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Sums (B, n, heads, E) over all nodes of each graph, for queries at ``pos_i`` (B, n, 3)."""
     offsets = pos_i[:, :, None] - pos[:, None]  # B, n, N, 3
     square = offsets.square().sum(3)
     scores = query.permute(0, 2, 3, 1, 4) @ key.permute(0, 2, 3, 4, 1)  # B, H, C, n, N
     each = scores.split([kernel.count for kernel in interaction.kernels], 2)
-    parts = [(own * radial).sum(3) for own, radial in zip(each, real_space(interaction.kernels, square), strict=True)]
-    weights = sum(parts[1:], parts[0])  # L, B, H, n, N
+    sums = [(x * kernel.real_space(square)).sum(3) for kernel, x in zip(interaction.kernels, each, strict=True)]
+    weights = sum(sums[1:], sums[0])  # L, B, H, n, N
     harmonics = solid_harmonics(offsets, interaction.lmax).movedim(3, 1)[:, None]  # B, 1, harmonics, n, N
     value = value.movedim(2, 1)[:, :, None]  # B, H, 1, N, V
     out = []
