@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
+from ...modes import is_concrete
 from ...neighbors import read_lattice
 from ...ranks import Ranks
 
@@ -53,7 +54,7 @@ class Cells(NamedTuple):
 def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) -> Cells | None:
     """Checked cells of ``count`` graphs, on the device of ``like``; ``None`` if no graph repeats."""
     if cell is None:
-        if pbc is not None and not (isinstance(pbc, Tensor) and checks.is_concrete(pbc) and not bool(pbc.any())):
+        if pbc is not None and not (isinstance(pbc, Tensor) and is_concrete(pbc) and not bool(pbc.any())):
             raise ValueError("cell must be given with pbc, got None")
         return None
     vectors, periodic = read_lattice(cell, pbc, count, like)
@@ -71,14 +72,9 @@ def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) 
     return Cells(torch.where(periodic[..., None], vectors, Cells.none(count, like.device).vectors), periodic)
 
 
-def require(valid: Tensor, error: Callable[[], str], assertion: str) -> bool:
-    """ValueError unless ``valid`` (a bool) is true; an asynchronous assertion where its value is not known yet. False
-    under torch.vmap, which has no asynchronous assertions."""
-    if checks.is_concrete(valid):
-        if not bool(valid):
-            raise ValueError(error())
-    elif checks.is_traced(valid) or not checks.is_batched(valid):
-        torch._assert_async(valid, assertion)
-    else:
-        return False
-    return True
+def require(valid: Tensor, error: Callable[[], str], assertion: str) -> None:
+    """ValueError unless ``valid`` (a bool) is true; an assertion on the device if its value is not known yet."""
+    if not is_concrete(valid):
+        checks.assert_on_device(valid, assertion)
+    elif not bool(valid):
+        raise ValueError(error())

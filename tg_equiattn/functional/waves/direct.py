@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...encodings.harmonics import solid_harmonics
-from .. import backend
-from .chunks import checkpointed, in_one_chunk
+from ..backend import FUSABLE, choose_form, tile_numbers
+from ..chunks import checkpointed, is_whole
 from .kernel import Interaction
 
 _PAIRS = 1 << 21  # pairs times kernels of a chunk on a CPU
@@ -18,9 +18,9 @@ _PAIRS = 1 << 21  # pairs times kernels of a chunk on a CPU
 def direct_sums(pos: Tensor, query: Tensor, key: Tensor, value: Tensor, interaction: Interaction) -> Tensor:
     """Exact sums (B, N, heads, E), in chunks of graphs or of queries, which backward computes a second time."""
     pos, (graphs, count) = pos.to(value.dtype), pos.shape[:2]
-    if in_one_chunk(pos) and not backend.compiles_for_accelerator(pos):
+    if is_whole(pos) and choose_form(pos, 0) != FUSABLE:
         return _chunk(interaction, pos, query, pos, key, value)
-    limit = backend.tile_numbers(pos.device, _PAIRS, 8)
+    limit = tile_numbers(pos.device, _PAIRS, 8)
     row = max(1, count * query.shape[2] * query.shape[3])
     some_graphs, some_nodes = max(1, limit // max(1, row * count)), max(1, limit // row)
     if some_graphs >= graphs and some_nodes >= count:

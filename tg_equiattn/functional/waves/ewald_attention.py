@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import full_precision
-from ...node_batch import NodeBatch, PaddedBatch, readable
+from ...modes import full_precision, is_readable
+from ...node_batch import NodeBatch, PaddedBatch
 from .cells import Cells, cells_of
 from .direct import direct_sums
 from .kernel import Interaction, Kernel, Product
@@ -126,8 +126,9 @@ def ewald_attention_impl(
     """:func:`ewald_attention` without checks, with any product of values with harmonics that is linear in both:
     (T, heads, E)."""
     nodes = node_batch.centred(pos), query, key, value
-    unread = node_batch.known is None and (cells is None or interaction.max_hkl is not None)  # sizes are given on CUDA
-    if unread or not readable(pos) or not (cells is None or readable(cells.vectors)):
+    sized = cells is None or interaction.max_hkl is not None  # enough for CUDA without waiting
+    unread = sized and node_batch.known_sizes is None
+    if unread or not is_readable(pos) or not (cells is None or is_readable(cells.vectors)):
         return _without_reading(nodes, interaction, node_batch, cells, method)
     groups = choose(method, nodes, interaction, node_batch, cells)
     if not groups:
@@ -161,7 +162,7 @@ def _without_reading(
         raise ValueError(f"{what} while a model is traced or mapped over")
     if method == "direct" and cells is not None:
         raise ValueError("method must be 'auto' or 'ewald' with cell, got 'direct'")
-    rows = node_batch.rows(whole=True)
+    rows = node_batch.padded()
     packed = [rows.pack(x) for x in nodes]
 
     def run(method: str, cells: Cells | None) -> Tensor:

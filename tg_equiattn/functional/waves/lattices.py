@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ... import checks
-from ...modes import ordinary_tensors
+from ...modes import is_batched, is_readable, ordinary_tensors
 from .cells import Cells, require
 from .kernel import Range
 
@@ -136,7 +135,7 @@ def count_of_vectors(volume: float, end: float) -> float:
 def _found(vectors: Tensor, end: float) -> tuple[Tensor, Tensor]:
     """Miller indices (B, D, 3) of the reciprocal vectors of each cell, and how many vectors each stands for, (B, D):
     zero for padding."""
-    if checks.is_traced(vectors) or checks.is_batched(vectors):
+    if not is_readable(vectors):
         raise ValueError("max_hkl must be given where cells are traced or mapped over, got None")
     cells = vectors.detach().to("cpu", torch.float64).flatten(1).tolist()
     found = torch.nn.utils.rnn.pad_sequence([_indices_of(tuple(cell), end) for cell in cells], batch_first=True)
@@ -194,7 +193,7 @@ def _bounded(
     kernel = (number[:, None] >= ends).sum(1)
     indices = _indices_at(number - (ends - each)[kernel], most[kernel])
     stands = torch.where((indices == 0).all(1), 1, 2)
-    known = require(
+    require(
         fits,
         lambda: (
             f"max_hkl must be at least {tuple(needed[:, 0].floor().amax(0).long().tolist())} for kernels of this width "
@@ -202,7 +201,7 @@ def _bounded(
         ),
         "max_hkl must be larger for these cells",
     )
-    if not known:
+    if is_batched(fits):  # torch.vmap has no assertions
         stands = torch.where(fits, stands, torch.nan)
     count = lengths.shape[0]
     return indices.expand(count, -1, -1), stands.expand(count, -1), kernel, counts

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...modes import runs_eagerly
 from ...node_batch import NodeBatch
 from .cells import Cells
-from .chunks import in_one_chunk
 from .coulomb import Coulomb
 from .kernel import Interaction, Range
 from .lattices import TAPER, count_of_vectors
@@ -47,14 +47,14 @@ def choose(
     repeats = [False] * node_batch.count if cells is None else cells.periodic.any(1).tolist()
     if method == "direct" and any(repeats):
         raise ValueError("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat, got 'direct'")
-    nufft = nufft_available(pos.device.type) and not in_one_chunk(pos)
+    nufft = nufft_available(pos.device.type) and runs_eagerly()
     if method == "nufft" and not nufft:
         raise ValueError(
             "method='nufft' needs pytorch-finufft with finufft (the extra nufft) on a CPU, with cufinufft on CUDA, and "
             "no torch.func around it"
         )
     local = node_batch.ranks is None  # otherwise all ranks choose alike, from the sizes on all of them
-    sizes = node_batch.read() if local else node_batch.totals.tolist()
+    sizes = node_batch.read_sizes() if local else node_batch.totals.tolist()
     channels = value.shape[2] + interaction.product(value[:0], value.new_zeros(1, 1), 0).shape[2]
     chosen: dict[Choice, list[int]] = {}
     for graph, size in enumerate(sizes):

@@ -10,8 +10,8 @@ from torch import Tensor
 from ...encodings.harmonics import solid_harmonics
 from ...ranks import Ranks
 from ..backend import tile_numbers
+from ..chunks import checkpointed, is_whole
 from .cells import Cells
-from .chunks import checkpointed, in_one_chunk
 from .coulomb import Coulomb
 from .kernel import Interaction, Kernel, Product
 from .lattices import Lattice, lattice_of
@@ -41,7 +41,7 @@ def reciprocal_sums(
         return _mixed(sums if ranks is None else ranks.sum(sums), weights, harmonics, interaction.product)
 
     query, key = (x.permute(0, 1, 3, 4, 2)[..., None] for x in (query, key))  # B, N, C, A, H, 1
-    for these, kernels in _groups(interaction, splits, in_one_chunk(pos)):
+    for these, kernels in _groups(interaction, splits, is_whole(pos)):
         ranges = [own for kernel in kernels for own in kernel.ranges(scaled)]
         lattice = lattice_of(cells, pos, extent, ranges, value.dtype, interaction.hkl_bounds(ranges))
         weights = (lattice.weights[..., None, None] * _transforms(kernels, lattice)).to(value.dtype)  # B, D, H, L
@@ -124,7 +124,7 @@ def _by_products(
 
     each = max(1, angles.shape[0] * max(2 * most, 4 * sources.shape[2:].numel()))
     step = max(1, tile_numbers(angles.device, _VECTORS, 4) // each)
-    if in_one_chunk(angles) or numbers.shape[1] <= step:
+    if is_whole(angles) or numbers.shape[1] <= step:
         return chunk(angles, sources, numbers, weights, harmonics)
     chunks = zip(*(x.split(step, 1) for x in (numbers, weights, harmonics)), strict=True)
     return sum((checkpointed(chunk, angles, sources, *own) for own in chunks), sources.new_zeros(()))
