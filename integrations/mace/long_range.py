@@ -93,11 +93,11 @@ def add_long_range(
     blocks = (count - 1,) if energies else tuple(after)
     if not blocks or any(not isinstance(n, int) or not 0 <= n < count for n in blocks) or len({*blocks}) < len(blocks):
         raise ValueError(f'after must be "energies" or different blocks from 0 to {count - 1}, got {after!r}')
-    places = [model.readouts[-1]] if energies else [model.products[n] for n in blocks]
-    for place in places:
-        if type(place) not in _WITH:
+    targets = [model.readouts[-1]] if energies else [model.products[n] for n in blocks]
+    for target in targets:
+        if type(target) not in _WITH:
             allowed = " or ".join(kind.__name__ for kind in _WITH)
-            raise TypeError(f"products and readouts of model must be {allowed}, got {type(place).__name__}")
+            raise TypeError(f"products and readouts of model must be {allowed}, got {type(target).__name__}")
     for layout in (get_layout(getattr(model.products[n], "cueq_config", None)) for n in blocks):
         if layout != "mul_ir":
             raise ValueError(
@@ -109,15 +109,15 @@ def add_long_range(
             for name, x in dict(batch.to_dict() if hasattr(batch, "to_dict") else batch).items()
             if isinstance(x, Tensor)}  # fmt: skip
     layers = []
-    for n, (x, near) in zip(blocks, _seen(model, data, places), strict=True):  # before the model is touched
+    for n, (x, near) in zip(blocks, _seen(model, data, targets), strict=True):  # before the model is touched
         irreps = o3.Irreps(model.interactions[n].hidden_irreps)
         attention = IrrepsEwaldAttention(
             irreps, "0e" if energies else irreps, width=float(model.r_max) / 2 if width is None else width,
             **attn_kwargs,
         )  # fmt: skip
         layers.append(LongRangeFeatures(attention.to(like.device, like.dtype), gain, x, near, _atoms(data, None)))
-    for place, layer in zip(places, layers, strict=True):
-        place.__class__, place.long_range = _WITH[type(place)], layer
+    for target, layer in zip(targets, layers, strict=True):
+        target.__class__, target.long_range = _WITH[type(target)], layer
     model.__class__ = _LONG_RANGE[type(model)]
     return model
 
@@ -252,24 +252,24 @@ def _atoms(data: dict[str, Any], displacement: Tensor | None) -> dict[str, Any]:
     }
 
 
-def _seen(model: MACE, data: dict[str, Any], places: Sequence[torch.nn.Module]) -> list[tuple[Tensor, Tensor]]:
+def _seen(model: MACE, data: dict[str, Any], targets: Sequence[torch.nn.Module]) -> list[tuple[Tensor, Tensor]]:
     """For these product blocks and readouts, the features that attention will see and their own output."""
     found: dict[torch.nn.Module, tuple[Tensor, Tensor]] = {}
 
-    def see(place: torch.nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
-        found[place] = (out if isinstance(place, EquivariantProductBasisBlock) else given[0]).detach(), out.detach()
+    def see(target: torch.nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+        found[target] = (out if isinstance(target, EquivariantProductBasisBlock) else given[0]).detach(), out.detach()
 
-    hooks = [place.register_forward_hook(see) for place in places]
+    hooks = [target.register_forward_hook(see) for target in targets]
     try:
         model(dict(data), compute_force=False)
     finally:
         for hook in hooks:
             hook.remove()
-    return [found[place] for place in places]
+    return [found[target] for target in targets]
 
 
 def _sizes(x: Tensor, irreps: o3.Irreps) -> Tensor:
     """The root mean square of each irrep, for each of its columns: (irreps.dim,), 1 if all features are 0."""
-    sizes = [x[:, place].square().mean().sqrt().expand(place.stop - place.start) for place in irreps.slices()]
+    sizes = [x[:, columns].square().mean().sqrt().expand(columns.stop - columns.start) for columns in irreps.slices()]
     size = torch.cat(sizes)
     return torch.where(size > 0, size, 1.0)
