@@ -34,7 +34,7 @@ def test_settings_are_the_cores(host):
         assert given == CORE
     else:  # which pass the other keywords to the layer of e3nn, and know a width of the model
         assert all(default == CORE[key] for key, default in given.items() if key != "width")
-        assert inspect.getfullargspec(inspect.unwrap(function)).varkw == "attn_kwargs"
+        assert "attn_kwargs" in inspect.signature(function).parameters
 
 
 @pytest.mark.parametrize("host", OF_HOSTS)
@@ -42,6 +42,5 @@ def test_every_setting_is_described(host):
     pytest.importorskip(host)
     name, own = OF_HOSTS[host]
     function = getattr(pytest.importorskip(f"tg_equiattn.integrations.{host}"), name)
-    described = re.findall(r"^(?:    |        )(\w+)(?: : |: )", inspect.getdoc(function), re.MULTILINE)
-    described += re.findall(r"^(\w+) : ", inspect.getdoc(function), re.MULTILINE)
-    assert sorted(described) == sorted({*CORE, *own})
+    described = re.findall(r"^(?: {4})?(\w+) ?: ", inspect.getdoc(function), re.MULTILINE)
+    assert sorted(x for x in described if not x.endswith("Error")) == sorted({*CORE, *own})
