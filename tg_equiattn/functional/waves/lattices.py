@@ -59,8 +59,8 @@ def lattice_of(
     radius = extent.norm(dim=1)[:, None] + margin  # B, P
     box = extent[:, None] + margin[:, None]  # B, P, 3
     if truncates:
-        slab = periodic.any(1)[:, None, None]
-        wide = torch.where(slab, 2 * radius[..., None], box + radius[..., None])
+        is_slab = periodic.any(1)[:, None, None]
+        wide = torch.where(is_slab, 2 * radius[..., None], box + radius[..., None])
         box = torch.where(truncated[:, None] != 0, wide, box)
     full = torch.where(periodic[..., None], cells.vectors, normals * box[:, 0, :, None])
     ratio = torch.where(periodic[:, None], 1.0, box[:, :1] / box)  # of the first box and that of each kernel
