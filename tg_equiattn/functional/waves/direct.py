@@ -38,8 +38,8 @@ def _chunk(interaction: Interaction, pos_i: Tensor, query: Tensor, pos: Tensor, 
     square = offsets.square().sum(3)
     scores = query.permute(0, 2, 3, 1, 4) @ key.permute(0, 2, 3, 4, 1)  # B, H, C, n, N
     each = scores.split([kernel.count for kernel in interaction.kernels], 2)
-    sums = [(x * kernel.real_space(square)).sum(3) for kernel, x in zip(interaction.kernels, each, strict=True)]
-    weights = sum(sums[1:], sums[0])  # L, B, H, n, N
+    each_sum = [(x * kernel.real_space(square)).sum(3) for kernel, x in zip(interaction.kernels, each, strict=True)]
+    weights = sum(each_sum[1:], each_sum[0])  # L, B, H, n, N
     harmonics = solid_harmonics(offsets, interaction.lmax).movedim(3, 1)[:, None]  # B, 1, harmonics, n, N
     value = value.movedim(2, 1)[:, :, None]  # B, H, 1, N, V
     out = []
