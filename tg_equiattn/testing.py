@@ -108,7 +108,7 @@ def equivariance_error(
         raise ValueError("elements must name at least one group element, got none; pass elements=None to test all")
     if elements is None and chosen == [group.identity] and len(group) > 1:
         raise ValueError(
-            f"group must have lattice elements besides the identity, got {group!r}; pass elements and actions for them, "
+            f"group must have lattice elements besides the identity, got {group!r}; pass elements and their actions, "
             "or use off_lattice_errors"
         )
     expected = _finite(module(x))

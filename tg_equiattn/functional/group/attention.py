@@ -84,9 +84,10 @@ def group_attention(
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
 
     Raises:
-        ValueError: if a tensor does not have the shape under Shapes, or the dtype and device of ``query``; if ``index``
-            is not a permutation along its last axis; if ``window`` does not fit the image or the encodings; if
-            ``dropout`` is not in [0, 1); or if ``key_mask`` is given and ``window`` is not global.
+        ValueError: if a tensor does not have the shape under Shapes or is on another device than ``query``; if
+            ``query``, ``key`` and ``value`` do not have the same floating point dtype; if ``index`` is not a
+            permutation along its last axis; if ``window`` does not fit the image or the encodings; if ``dropout`` is
+            not in [0, 1); or if ``key_mask`` is given and ``window`` is not global.
 
     Source: GSA-Nets Eq. 14-16 (arXiv:2010.00977), GE-ViT Eq. 14-17 (arXiv:2306.06722). The published code divides
     scores by the square root of the layer's input width; we divide by that of the head width.
@@ -227,8 +228,9 @@ def lifting_attention(
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
 
     Raises:
-        ValueError: if a tensor does not have the shape under Shapes, or the dtype and device of ``query``; if
-            ``window`` does not fit the image or ``offset_encoding``; or if ``dropout`` is not in [0, 1).
+        ValueError: if a tensor does not have the shape under Shapes or is on another device than ``query``; if
+            ``query``, ``key`` and ``value`` do not have the same floating point dtype; if ``window`` does not fit the
+            image or ``offset_encoding``; or if ``dropout`` is not in [0, 1).
 
     Source: GSA-Nets Eq. 14, GE-ViT Eq. 14.
     """
@@ -295,9 +297,10 @@ def frame_attention(
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
 
     Raises:
-        ValueError: if a tensor does not have the shape under Shapes, or the dtype and device of ``query``; if
-            ``window`` does not fit the image or ``offset_encoding``; if ``dropout`` is not in [0, 1); or if
-            ``key_mask`` is given and ``window`` is not global.
+        ValueError: if a tensor does not have the shape under Shapes or is on another device than ``query``; if
+            ``query``, ``key`` and ``value`` do not have the same floating point dtype; if ``window`` does not fit the
+            image or ``offset_encoding``; if ``dropout`` is not in [0, 1); or if ``key_mask`` is given and ``window`` is
+            not global.
 
     Source: GE-ViT Eq. 16 (arXiv:2306.06722) with t = s = h, so that the softmax runs over pixels only. Platonic
     Transformers (arXiv:2510.03511) use frames of group elements in three dimensions.

@@ -117,8 +117,8 @@ class FlatOperands(Operands):
     def exponentials_(self, scores: Tensor, top: Tensor) -> Tensor:
         """exp(scores - top) in place, clamped to at least 5e-26 in single precision.
 
-        The sum of the exponentials is at least 1, so this does not change results. Without the clamp, subnormal numbers
-        would slow down a CPU several times.
+        The sum of the exponentials is at least 1, and smaller numbers are negligible beside it. Without the clamp,
+        subnormal numbers would slow down a CPU several times.
         """
         return scores.sub_(top).clamp_(min=2 / 3 * math.log(torch.finfo(scores.dtype).tiny)).exp_()
 

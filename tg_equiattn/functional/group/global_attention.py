@@ -78,9 +78,10 @@ def global_group_attention(
         - output: ``(B, heads, Cv, |H|, *spatial)``, in the dtype of ``value``
 
     Raises:
-        ValueError: if a tensor does not have the shape under Shapes, or the dtype and device of ``query``; if ``index``
-            is not a permutation along its last axis; if ``window`` is global or does not fit the encodings; or if
-            ``dropout`` is not in [0, 1).
+        ValueError: if a tensor does not have the shape under Shapes or is on another device than ``query``; if
+            ``query``, ``key`` and ``value`` do not have the same floating point dtype; if
+            ``index`` is not a permutation along its last axis; if ``window`` is global or does not fit the encodings;
+            or if ``dropout`` is not in [0, 1).
 
     Source: GE-ViT Eq. 16 for the window; Choromanski et al. (2021) for the features; the sum of both is ours.
     """

@@ -14,7 +14,7 @@ from .linear import Masked, columns
 
 
 def _checked(x: Tensor, mask: Tensor | None, channels: int) -> tuple[Tensor, Tensor]:
-    """Check input and mask. Return the features with zeros at masked pixels, and a copy in at least float32."""
+    """Check input and mask. Return the features with zeros at masked pixels, and the same in at least float32."""
     if x.ndim < 2 or x.shape[1] != channels:
         raise ValueError(f"input must have shape (B, {channels}, ...), got {tuple(x.shape)}")
     checks.pixel_mask(mask, x.shape[0], x.shape[3:], x.device)

@@ -20,7 +20,8 @@ class GlobalPooling(Masked, nn.Module):
 
     .. math:: y_c = \max_h \, \mathrm{mean}_i \; x(c, h, i)
 
-    With a ``mask``, pixels are pooled over the valid ones. The result of an image without valid pixels is zero.
+    This is the formula with the defaults. With a ``mask``, the reduction over pixels i includes the valid pixels only.
+    The result of an image without valid pixels is zero.
 
     Args:
         space: Reduction over pixels i: ``"max"``, ``"mean"`` (the default) or ``"sum"``. ``None`` keeps pixels and
