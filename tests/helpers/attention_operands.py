@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from tg_equiattn import functional
 from tg_equiattn.encodings import relation_index
+from tg_equiattn.functional.backend import DEFINITION
 from tg_equiattn.functional.group import attention
 from tg_equiattn.grids import Window
 from tg_equiattn.groups import cyclic
@@ -40,7 +41,8 @@ def table_operands(relation, window, spatial, elements=3, heads=2, channels=3, v
     arguments = outputs if "full" in relation else 1
     shapes = [(2, heads, c, elements, *spatial) for c in (channels, channels, value_channels)]
     shapes += [(heads, outputs, arguments, window.count(), channels + 1)]
-    shapes += [(heads, outputs if relation in ("relative", "ge_vit") else 0, channels + 1)]
+    encoded = index is not None and "full" not in relation
+    shapes += [(heads, outputs if encoded else 0, channels + 1)]
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes], index
 
 
@@ -48,7 +50,7 @@ def by_backend(function):
     """A public function, where asked by its definition in torch's operations, as under a transform."""
 
     def attend(*operands, backend="torch", **options):
-        patched = mock.patch.object(attention, "use_plain", return_value=True)
+        patched = mock.patch.object(attention, "choose_form", return_value=DEFINITION)
         with patched if backend == "plain" else contextlib.nullcontext():
             return function(*operands, **options)
 

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from ...modes import full_precision, in_functorch_transform
+from ...modes import full_precision
 from ..backend import tile_numbers
+from ..chunks import checkpointed, is_whole
 from . import hashed_dropout
 from .elements import Elements
 from .masks import MASKED_SCORE
@@ -139,8 +139,7 @@ def windowed_attention_definition(
     Under torch.compile, export and tracing, all scores are formed at once, so that one program serves images of all
     sizes. Otherwise scores are formed chunk by chunk and recomputed in backward.
     """
-    whole = torch.compiler.is_compiling() or torch.jit.is_tracing() or not query.numel()
-    checkpointed = torch.is_grad_enabled() and not whole and not in_functorch_transform()
+    whole = is_whole(query)
     with full_precision(query.device):
         x = Operands(
             query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular,
@@ -155,7 +154,7 @@ def windowed_attention_definition(
             for run in runs(x.spatial[0], chunk.rows):
                 attend = functools.partial(attend_rows, x, chunk, run)
                 rows = *(x.rows(y, run, padded=n > 0) for n, y in enumerate(given)), *tables
-                found.append(checkpoint(attend, *rows, use_reentrant=False) if checkpointed else attend(*rows))
+                found.append(checkpointed(attend, *rows, preserve_rng_state=True))
             out, lse = (torch.cat(y, -len(x.spatial)).flatten(0, 1) for y in zip(*found, strict=True))
             outs.append(out)
             lses.append(lse)

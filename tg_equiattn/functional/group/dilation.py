@@ -45,8 +45,8 @@ def from_phases(x: Tensor, step: int, batch: int, spatial: tuple[int, ...]) -> T
 
 
 def _for_all_sizes() -> bool:
-    """True while one program is made for images of all sizes (torch.compile, export or tracing)."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    """True while one program is made for images of all sizes (torch.compile or export)."""
+    return torch.compiler.is_compiling()
 
 
 def dilation_attention_impl(
