@@ -122,7 +122,7 @@ CASES = [
     ("finite outputs", lambda: error_of(lambda x: x / 0)),
     ("finite outputs", lambda: error_of(turned_image(lambda x: x / 0))),
     ("must keep shapes", lambda: error_of(turned_image(lambda x: x[:, :, :1]))),
-    ("zeros alone", lambda: error_of(lambda x: 0 * x)),
+    ("not zero everywhere", lambda: error_of(lambda x: 0 * x)),
     ("lattice elements besides the identity", lambda: error_of(lambda x: x * torch.arange(3), cyclic(3))),
     ("query must have shape", lambda: F.lifting_attention(*[ONE[0]] * 3, torch.ones(4, 9, 3), window=WINDOW)),
     ("offset_encoding must have shape", lambda: F.lifting_attention(*[ONE] * 3, torch.ones(9, 3), window=WINDOW)),
@@ -146,7 +146,7 @@ CASES = [
     ("input must have shape", lambda: GlobalPooling(None)(torch.ones(2, 3))),
     ("input must have shape", lambda: SpatialMaxPool(2)(torch.ones(2, 3, 4, 4))),
     ("input must have shape", lambda: SpatialCrop(1)(torch.ones(1, 1, 1))),
-    ("pixel must be 2 whole numbers", lambda: GroupAttention(C4, 3, 3, heads=1).attention_map(
+    ("pixel must be 2 integers", lambda: GroupAttention(C4, 3, 3, heads=1).attention_map(
         torch.ones(1, 3, 4, 5, 5), "ab")),
     ("context_channels must be given with norm='batch'", lambda: GroupAttentionBlock(
         GroupAttention(C4, 3, 3, heads=1))(torch.ones(1, 3, 4, 5, 5), context=torch.ones(1, 3, 4, 5, 5))),

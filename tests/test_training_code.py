@@ -139,7 +139,7 @@ def test_checkpoints_of_another_function_are_refused(what):
     make, change, message = SETTINGS[what]
     state = make().state_dict()
     make().load_state_dict(state)
-    with pytest.raises(ValueError, match=f"state_dict must be of a .* with {message}.*, as this one, got "):
+    with pytest.raises(ValueError, match=f"state_dict must come from a .* with {message}.*, like this one, got "):
         make(**change).load_state_dict(state, strict=False)
 
 
