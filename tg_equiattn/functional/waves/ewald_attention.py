@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from ...node_batch import NodeBatch, PaddedBatch
 from .cells import Cells, cells_of
 from .direct import direct_sums
 from .kernel import Interaction, Kernel, Product
-from .methods import METHODS, Choice, choose
+from .methods import METHODS, Choice, Nodes, choose
 from .reciprocal import reciprocal_sums
 
 
@@ -87,8 +86,8 @@ def ewald_attention(
     checks.alike(4, query=query, key=key)
     kernels = tuple(kernels)
     if not kernels or any(kernel.gains.shape[::2] != kernels[0].gains.shape[::2] for kernel in kernels):
-        came = [tuple(kernel.gains.shape) for kernel in kernels]
-        raise ValueError(f"kernels must have gains (heads, C, lmax + 1) with the same heads and lmax, got {came}")
+        shapes = [tuple(kernel.gains.shape) for kernel in kernels]
+        raise ValueError(f"kernels must have gains (heads, C, lmax + 1) with the same heads and lmax, got {shapes}")
     heads, count = kernels[0].widths.shape[0], sum(kernel.count for kernel in kernels)
     if query.shape[1:3] != (heads, count):
         raise ValueError(f"query must be (T, {heads}, {count}, A) as kernels are, got {tuple(query.shape)}")
@@ -135,16 +134,13 @@ def ewald_attention_impl(
         return interaction.product(value, value.new_zeros(1, 1), 0) * 0
     single = next(iter(groups)) if len(groups) == 1 and node_batch.even else None  # rows that need no copy
 
-    def kernel(*nodes_and_rows: Any) -> Tensor:
-        *nodes, rows = nodes_and_rows
-        return _sums(single or rows.key, rows, nodes, interaction, cells)
+    def kernel(pos: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: PaddedBatch) -> Tensor:
+        return _sums(single or rows.key, rows, (pos, query, key, value), interaction, cells)
 
     return node_batch.mix(kernel, *nodes, groups=None if single else groups)
 
 
-def _sums(
-    choice: Choice, rows: PaddedBatch, nodes: Sequence[Tensor], interaction: Interaction, cells: Cells | None
-) -> Tensor:
+def _sums(choice: Choice, rows: PaddedBatch, nodes: Nodes, interaction: Interaction, cells: Cells | None) -> Tensor:
     """Sums (b, n, heads, E) over some graphs by one method."""
     if choice.method == "direct":
         return direct_sums(*nodes, interaction)
@@ -154,7 +150,7 @@ def _sums(
 
 
 def _without_reading(
-    nodes: Sequence[Tensor], interaction: Interaction, node_batch: NodeBatch, cells: Cells | None, method: str
+    nodes: Nodes, interaction: Interaction, node_batch: NodeBatch, cells: Cells | None, method: str
 ) -> Tensor:
     """All graphs in one group, by both methods if some may repeat and others not."""
     if method == "nufft" or node_batch.ranks is not None:
@@ -163,10 +159,10 @@ def _without_reading(
     if method == "direct" and cells is not None:
         raise ValueError("method must be 'auto' or 'ewald' with cell, got 'direct'")
     rows = node_batch.padded()
-    packed = [rows.pack(x) for x in nodes]
+    pos, query, key, value = (rows.pack(x) for x in nodes)
 
     def run(method: str, cells: Cells | None) -> Tensor:
-        return rows.unpack(_sums(Choice(method), rows, packed, interaction, cells))
+        return rows.unpack(_sums(Choice(method), rows, (pos, query, key, value), interaction, cells))
 
     if cells is None and method != "ewald":
         return run("direct", None)

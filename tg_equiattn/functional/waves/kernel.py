@@ -5,7 +5,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,8 +71,9 @@ class Kernel:
     def single(self, kernel: int) -> "Kernel":
         """One of the C kernels, as an object with C = 1."""
         these = slice(kernel, kernel + 1)
-        values = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return type(self)(*(x[:, these] if isinstance(x, Tensor) else x[these] for x in values))
+        values: list[Any] = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        chosen: list[Any] = [x[:, these] if isinstance(x, Tensor) else x[these] for x in values]
+        return type(self)(*chosen)
 
     def ranges(self, scaled_cutoff: float) -> list[Range]:
         """Cutoff and margin of each of the C kernels, for an :attr:`Interaction.scaled_cutoff`."""

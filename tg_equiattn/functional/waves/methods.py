@@ -19,6 +19,7 @@ from .lattices import TAPER, count_of_vectors
 from .nufft import nufft_available
 
 METHODS = ("auto", "direct", "ewald", "nufft")
+Nodes = tuple[Tensor, Tensor, Tensor, Tensor]  # positions, queries, keys and values
 _WIDE = 1000  # reciprocal vectors per node that no crystal has: its cell is far wider than the graph
 _WARNED = 1e6  # nanoseconds from which on a wide cell is a warning
 _ALWAYS_DIRECT = 512  # nodes of an open graph up to which nothing else is counted
@@ -40,7 +41,7 @@ class Choice(NamedTuple):
 
 
 def choose(
-    method: str, nodes: Sequence[Tensor], interaction: Interaction, node_batch: NodeBatch, cells: Cells | None
+    method: str, nodes: Nodes, interaction: Interaction, node_batch: NodeBatch, cells: Cells | None
 ) -> dict[Choice, list[int]]:
     """Graphs of each choice, for positions, queries, keys and values of flat nodes; empty graphs are left out."""
     pos, query, _, value = nodes

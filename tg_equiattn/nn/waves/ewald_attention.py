@@ -99,7 +99,7 @@ class EwaldAttention(EwaldLayer):
         in_channels = _channels("scalar_channels, vector_channels", (scalar_channels, vector_channels))
         out_channels = in_channels if out_channels is None else _channels("out_channels", out_channels)
         super().__init__(
-            *map(_rows, (in_channels, out_channels)), "out_channels", width=width, max_width=max_width,
+            _rows(in_channels), _rows(out_channels), "out_channels", width=width, max_width=max_width,
             num_gaussians=num_gaussians, num_coulomb=num_coulomb, num_oscillating=num_oscillating, heads=heads,
             lmax=lmax, avg_num_nodes=avg_num_nodes, error=error, method=method, max_hkl=max_hkl,
         )  # fmt: skip
