@@ -43,11 +43,6 @@ def columns_by_irrep(irreps: str) -> Tensor:
     return columns_by_grade(irreps).argsort()
 
 
-def filter_columns(irreps: str) -> Tensor:
-    """The channel of each column of a feature, for filters of one channel each."""
-    return torch.tensor(channels(o3.Irreps(irreps)))
-
-
 def channels(irreps: o3.Irreps) -> list[int]:
     """The channel of each column of a feature: one irrep of one multiplicity."""
     sizes = [ir.dim for mul, ir in irreps for _ in range(mul)]
