@@ -170,7 +170,7 @@ for name, layer in layers.items():
 # --------------------
 #
 # Residues carry charges. The target of each residue is its vector times the field of the charges along the chain, which
-# decays over six residues. Training uses fragments of 24 residues. The place where a fragment was cut has no meaning, so
+# decays over six residues. Training uses fragments of 24 residues. Where a fragment was cut has no meaning, so
 # ``filter="implicit"`` fits: it depends on the distance of two residues along the chain only. The paper's filter,
 # ``"data"``, depends on indices and has to learn the same rule for each of them. Chains of 96 residues, never seen in
 # training, show the difference too, although their filters have 95 lags and training has seen 23 of them. See the

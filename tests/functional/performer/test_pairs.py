@@ -16,7 +16,7 @@ NODES = sum(SIZES)
 
 @pytest.fixture
 def rows():
-    return NodeBatch.flat(torch.empty(NODES), batch_of(SIZES), len(SIZES)).rows(whole=True)
+    return NodeBatch.flat(torch.empty(NODES), batch_of(SIZES), len(SIZES)).padded()
 
 
 def near_of(loops_twice):
@@ -50,7 +50,7 @@ def test_equals_the_definition(rows):
 
 
 def test_more_pairs_than_fit_are_refused():
-    rows = NodeBatch.flat(torch.empty(70_000), None).rows(whole=True)
+    rows = NodeBatch.flat(torch.empty(70_000), None).padded()
     x = torch.empty(1, 1, 1).expand(70_000, 1, 1)
     with pytest.raises(ValueError, match=r"16 GiB in float32\), got 1 heads of 70000 nodes: pass method='features'"):
         pair_attention_of_nodes(x, x, x, rows)

@@ -1,4 +1,4 @@
-"""Classes for e3nn have the settings of the core's classes: the same names, in the same order, with the same defaults."""
+"""Classes for e3nn have the settings of the core's: the same names, in the same order, with the same defaults."""
 
 import inspect
 

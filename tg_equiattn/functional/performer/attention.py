@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision
-from ...node_batch import NodeBatch, PaddedBatch
+from ...node_batch import NodeBatch
 from .feature_attention import feature_readout, feature_summary
+from .graph_rows import GraphRows, graph_rows
 
 
 def linear_attention(
@@ -67,7 +68,7 @@ def linear_attention(
     if query.ndim == 3:
         if mask is not None:
             raise ValueError("mask must be None where query is ragged, (N, heads, d): leave the masked nodes out")
-        rows = NodeBatch.flat(query, batch, batch_size, whole=False).rows()
+        rows = graph_rows(NodeBatch.flat(query, batch, batch_size, whole=False))
         return linear_attention_of_nodes(query, key, value, projection, rows)[0]
     if batch is not None:
         raise ValueError("batch must be None where query is dense, (B, heads, N, d): use mask")
@@ -75,7 +76,7 @@ def linear_attention(
     there = None if mask is None else mask[:, None, :, None]
     if there is not None:
         query, key, value = (torch.where(there, t, 0.0) for t in (query, key, value))
-    rows = NodeBatch.dense(query.shape[0], query.shape[2], mask, query.device).rows()
+    rows = graph_rows(NodeBatch.dense(query.shape[0], query.shape[2], mask, query.device))
     out, _ = attention_in_rows(query, key, value, projection, rows)
     return out if there is None else torch.where(there, out, 0.0)
 
@@ -101,7 +102,7 @@ def check_operands(
 
 
 def linear_attention_of_nodes(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, rows: PaddedBatch, dropout: float = 0.0
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, rows: GraphRows, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """:func:`linear_attention` of nodes (N, heads, d) in rows, unchecked, with dropout of whole keys of each head; also
     the log-sum-exp of the estimated scores (N, heads, 1), but for :func:`feature_norm`."""

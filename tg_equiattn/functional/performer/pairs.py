@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from ...modes import full_precision, in_functorch_transform
+from ...modes import full_precision
 from ...node_batch import PaddedBatch
+from ..chunks import checkpointed, is_whole
 from ..softmax_attention import softmax_attention
 from .near import Near
 
@@ -46,8 +46,7 @@ def pair_attention_of_nodes(
             return _unpacked(softmax_attention(q, k, v, mask), rows, heads).to(value.dtype)
         entries = None if near is None else _Entries.of(near, rows, dtype)
         attend = functools.partial(_attend, dropout=dropout, repeats=near is not None and near.pairs.repeats)
-        whole = torch.compiler.is_compiling() or torch.jit.is_tracing() or q.shape[0] * length**2 <= chunk
-        if whole:
+        if is_whole(q) or q.shape[0] * length**2 <= chunk:
             out, shares = attend(q, k, v, rows.mask, *(entries or (None, None, None, None)))
         else:
             out, shares = _in_chunks(attend, q, k, v, rows, heads, entries, chunk)
@@ -122,7 +121,6 @@ def _in_chunks(attend, q, k, v, rows: PaddedBatch, heads: int, entries: _Entries
     length, each = rows.length, heads * rows.length
     queries = min(length, max(1, budget // each))
     count = max(1, budget // (each * length)) if queries == length else 1
-    again = torch.is_grad_enabled() and not in_functorch_transform()
     outs, chosen, shares = [], [], []
     for first in range(0, rows.count, count):
         some = slice(first, first + count)
@@ -137,7 +135,7 @@ def _in_chunks(attend, q, k, v, rows: PaddedBatch, heads: int, entries: _Entries
                 row, query, key = (x.index_select(0, mine) for x in entries[:3])
                 near = row - first, query - begin, key, entries.logs.index_select(1, mine)
             operands = q[of_heads, begin:end], k[of_heads], v[of_heads], mask, *near
-            out, share = checkpoint(attend, *operands, use_reentrant=False) if again else attend(*operands)
+            out, share = checkpointed(attend, *operands, preserve_rng_state=True)
             parts.append(out)
             if mine is not None:
                 chosen.append(mine)

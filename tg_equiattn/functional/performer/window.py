@@ -10,6 +10,7 @@ from ...neighbors import NeighborList
 from ...node_batch import NodeBatch, PaddedBatch
 from .attention import check_operands, feature_norm, linear_attention_of_nodes
 from .edge_products import edge_dot, edge_sum
+from .graph_rows import GraphRows, graph_rows
 from .near import Near
 from .pairs import pair_attention_of_nodes
 
@@ -62,7 +63,8 @@ def window_attention(
     """
     check_operands(query, key, value, projection)
     heads, whole = query.shape[1], projection is None
-    rows = NodeBatch.flat(query, batch, batch_size, whole=whole).rows(whole)
+    node_batch = NodeBatch.flat(query, batch, batch_size, whole=whole)
+    rows = node_batch.padded() if whole else graph_rows(node_batch)
     neighbors.check_nodes(query.shape[0])
     far_bias = query.new_zeros(heads) if far_bias is None else far_bias
     self_bias = self_bias[:, None] if self_bias.ndim == 1 else self_bias
@@ -81,7 +83,7 @@ def window_attention_of_nodes(
     value: Tensor,
     projection: Tensor | None,
     near: Near,
-    rows: PaddedBatch,
+    rows: PaddedBatch | GraphRows,
     dropout: float = 0.0,
 ) -> Tensor:
     """:func:`window_attention` of nodes (N, heads, d) in rows, unchecked; near weights drop out one by one, those of

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ...functional.backend import tile_numbers
+from ...functional.chunks import map_chunks
 from ...functional.hyena.lag_convolution import first_lag, lag_convolution
-from ...node_batch import NodeBatch, PaddedBatch, node_blocks
+from ...node_batch import NodeBatch, PaddedBatch
 from ..modules import reset_children
 
 _OCTAVES = 10  # periods of 4, 8, ... 2048 tokens
@@ -54,7 +55,7 @@ class ImplicitFilter(nn.Module):
     def filter(self, length: int) -> Tensor:
         """Filters (lags, channels) for sequences of this length."""
         lags = torch.arange(first_lag(length, self.causal), max(length, 1), device=self.decay.device)
-        return node_blocks(self._at, tile_numbers(lags.device, _BLOCK_LAGS, 8 * _WIDTH), (lags,))
+        return map_chunks(self._at, tile_numbers(lags.device, _BLOCK_LAGS, 8 * _WIDTH), (lags,))
 
     def _at(self, lags: Tensor) -> Tensor:
         distance = lags.abs().to(self.decay.dtype).log1p()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
+from ...functional.performer.graph_rows import graph_rows
 from ...grids import PixelGrid
 from ...neighbors import GIVEN, NeighborList, whole_offsets
 from ...node_batch import NodeBatch
@@ -61,9 +62,9 @@ class Nodes:
         if near:
             neighbors = self._near(position, neighbors, batch, grid)
             if needs_positions and not neighbors.between_positions:
-                _refuse_periodic(neighbors, cast(Tensor, pos))
+                _refuse_periodic(cast(Tensor, pos), neighbors.offsets, neighbors)
         self.near = neighbors if near else None
-        self.rows = self.node_batch.rows(whole=pairs)
+        self.rows = self.node_batch.padded() if pairs else graph_rows(self.node_batch)
 
     def _near(
         self, position: Position, neighbors: NeighborList | None, batch: Tensor | None, grid: PixelGrid | None
@@ -107,11 +108,10 @@ def _even(
     return NodeBatch.dense(x.shape[0], x.shape[1], mask, x.device)
 
 
-def _refuse_periodic(neighbors: NeighborList, pos: Tensor) -> None:
+@checks.of_values
+def _refuse_periodic(pos: Tensor, given: Tensor, neighbors: NeighborList) -> None:
     """Raise ValueError where offsets are not the differences of positions, as across the border of a periodic box."""
-    if not (checks.is_concrete(pos) and checks.is_concrete(neighbors.offsets)):
-        return
-    given, pos = neighbors.offsets.detach(), pos.detach()
+    given, pos = given.detach(), pos.detach()
     apart = (pos[neighbors.source].double() - pos[neighbors.target].double() - given.double()).abs().amax(-1)
     apart = apart if neighbors.exists is None else apart[neighbors.exists]
     rounding = 16 * max((torch.finfo(t.dtype).eps for t in (pos, given) if t.is_floating_point()), default=0.0)

@@ -42,11 +42,7 @@ class PixelEmbedding(nn.Module):
             checks.same_kind(x, next(self.map.parameters()))
             return self.map(x)
         level = (x * (LEVELS - 1)).round().long() if x.is_floating_point() else x.long()
-        if checks.is_concrete(level) and level.numel() and not 0 <= int(level.min()) <= int(level.max()) < LEVELS:
-            raise ValueError(
-                "input must be integers in [0, 255] or floats in [0, 1] for embedding='lookup', got levels "
-                f"{int(level.min())} to {int(level.max())}"
-            )
+        checks.in_range("input", level, LEVELS - 1, " (or floats in [0, 1]) for embedding='lookup'")
         return self.table(level + LEVELS * torch.arange(self.in_channels, device=x.device)).sum(-2)
 
 

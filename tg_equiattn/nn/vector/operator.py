@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
+from ...functional.chunks import map_chunks
 from ...modes import full_precision
 from ...neighbors import NeighborList
-from ...node_batch import NodeBatch, node_blocks
+from ...node_batch import NodeBatch
 from ...orders import ORDERS, check_order, radial_order
 from ..modules import StoresSettings, reset_children
 from .clifford import CliffordLinear, MultivectorMLP
@@ -186,7 +187,7 @@ class TokenOperator(TokenNetwork, ABC):
         """Map features (T, dim) and centred positions (T, 3) to features (T, dim)."""
         if self.local is not None and edges is not None:
             x = self.local(x, pos, edges)
-        projected = node_blocks(self._project, self.project.tokens_per_block(x.device), (x, pos))
+        projected = map_chunks(self._project, self.project.tokens_per_block(x.device), (x, pos))
         if self.short_conv is not None:
             projected = self.short_conv(projected, node_batch)
         grades = [part.chunk(3, 1) for part in self.hidden_grades.times(3).split(projected)]
@@ -194,7 +195,7 @@ class TokenOperator(TokenNetwork, ABC):
         vectors = [_side_by_side(grades[1][n], grades[2][n]) for n in range(3)]
         mixed = [self.mix(q, k, v, node_batch) if q.shape[1] else q for q, k, v in (scalars, vectors)]
         step = self.out.tokens_per_block(x.device)
-        return node_blocks(self._finish, step, (x, scalars[2], vectors[2], *mixed))
+        return map_chunks(self._finish, step, (x, scalars[2], vectors[2], *mixed))
 
     def _project(self, x: Tensor, pos: Tensor) -> Tensor:
         return features(self.project(with_position(self.in_grades.parts(x), pos)))
@@ -276,7 +277,7 @@ class TokenModel(TokenNetwork):
             x = x + operator(x, pos, node_batch, edges)
         if self.pool:
             x = node_batch.mean(x)
-        return node_blocks(self._finish, self.out.tokens_per_block(x.device), (x,))
+        return map_chunks(self._finish, self.out.tokens_per_block(x.device), (x,))
 
     def _finish(self, x: Tensor) -> Tensor:
         return features(self.out(self.hidden_grades.parts(x)))
