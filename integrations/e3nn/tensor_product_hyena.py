@@ -148,7 +148,36 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
         batch_size: int | None = None,
         max_num_nodes: int | None = None,
     ) -> Tensor:
-        """Evaluate on features of shape ``(nodes, irreps_in.dim)``; arguments as of :class:`IrrepsSE3HyenaOperator`."""
+        """Evaluate.
+
+        Parameters
+        ----------
+        x : `torch.Tensor`
+            features of shape ``(nodes, irreps_in.dim)``
+
+        pos : `torch.Tensor`, optional
+            positions of shape ``(nodes, 3)``; they enter relative to the mean of their graph, as one more 1o. Give
+            large coordinates (UTM: 5e6) in float64, whatever dtype the features have: float32 rounds them to 0.5
+
+        batch : `torch.Tensor`, optional
+            sorted graph index of each node, of shape ``(nodes,)``; without it all nodes are one graph
+
+        order : `torch.Tensor`, optional
+            a permutation of the nodes within each graph, of shape ``(nodes,)``, used instead of the module's order
+
+        batch_size : int, optional
+            number of graphs; by default it is read from ``batch``, which torch.compile cannot do, and for which CUDA
+            waits
+
+        max_num_nodes : int, optional
+            a bound of the sizes of graphs; by default it is read from ``batch``, which torch.compile cannot do, and
+            for which CUDA waits
+
+        Returns
+        -------
+        `torch.Tensor`
+            features of shape ``(nodes, irreps_out.dim)``
+        """
         reference = self.out.weight
         check_features("x", x, self._features, reference)
         node_batch = NodeBatch.flat(x, batch, batch_size, max_num_nodes)
@@ -177,17 +206,17 @@ class TensorProductHyenaOperator(NotScriptable, StoresSettings):
 
 
 def _scalars(irreps: o3.Irreps) -> list[slice]:
-    """Where the 0e lie."""
+    """Columns of the 0e."""
     return [part for (_, ir), part in zip(irreps, irreps.slices(), strict=True) if ir == o3.Irrep("0e")]
 
 
 def _products(left: set[o3.Irrep], right: set[o3.Irrep], hidden: o3.Irreps) -> set[o3.Irrep]:
-    """Irreps of hidden that products hold."""
+    """Irreps of hidden that occur in products."""
     return {ir for _, ir in hidden if any(ir in a * b for a in left for b in right)}
 
 
 def _reachable(irreps_in: o3.Irreps, hidden: o3.Irreps) -> set[o3.Irrep]:
-    """Irreps of the output that can differ from zero, as far as selection rules tell."""
+    """Irreps of the output that can differ from zero by selection rules."""
     given = {ir for mul, ir in irreps_in if mul}
     query = {ir for _, ir in hidden if ir in given}
     return query | _products(_products(query, query, hidden), query, hidden)

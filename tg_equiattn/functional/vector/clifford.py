@@ -51,32 +51,32 @@ _Pair = tuple[int, int, int]  # components (j, i, k) of the product and its fact
 _Group = tuple[int, int, list[_Pair]]
 
 
-def _grouped(grades: Collection[int], place: int) -> list[_Group]:
+def _grouped(grades: Collection[int], position: int) -> list[_Group]:
     """The pairs of components of some grades, by one of their components and by path."""
     groups: dict[tuple[int, int], list[_Pair]] = {}
     for j, row in enumerate(RIGHT):
         for i, k in enumerate(row):
             path = GRADE_OF[i], GRADE_OF[k], GRADE_OF[j]
             if path[0] in grades and path[1] in grades:
-                groups.setdefault(((j, i, k)[place], PATHS.index(path)), []).append((j, i, k))
+                groups.setdefault(((j, i, k)[position], PATHS.index(path)), []).append((j, i, k))
     return [(component, path, pairs) for (component, path), pairs in sorted(groups.items())]
 
 
 _GROUPS = {
-    some: tuple(_grouped(some, place) for place in range(3))
+    some: tuple(_grouped(some, position) for position in range(3))
     for count in range(1, 5)
     for some in itertools.combinations(range(4), count)
 }
-"""Of multivectors of some grades, by component of the product, of its left and of its right factor."""
+"""Groups for multivectors of some grades, by component of the product, of its left and of its right factor."""
 
 
 def components(grades: Iterable[int]) -> list[int]:
-    """Of some grades."""
+    """Components of some grades, in order."""
     return [n for n, grade in enumerate(GRADE_OF) if grade in set(grades)]
 
 
 def grades_of_products(grades: Iterable[int]) -> list[int]:
-    """That products of multivectors of some grades have."""
+    """Grades of products of multivectors of some grades."""
     return sorted({j for i, k, j in PATHS if {i, k} <= set(grades)})
 
 
@@ -85,7 +85,7 @@ def _add(sums: dict[int, Tensor], key: int, a: Tensor, b: Tensor) -> None:
 
 
 def _sum(products: Iterable[tuple[int, Tensor, Tensor]]) -> Tensor:
-    """Of products with signs."""
+    """Sum of products with signs."""
     (sign, a, b), *others = products
     total = a * b if sign > 0 else -a * b
     for sign, a, b in others:
@@ -109,18 +109,18 @@ def _summed(terms: list[Tensor] | Components) -> Tensor:
     return torch.cat([torch.stack(terms[n : n + 8]).sum(-1) for n in range(0, len(terms), 8)])
 
 
-def _placed(rows: Tensor, places: Sequence[int], count: int) -> Tensor:
+def _placed(rows: Tensor, indices: Sequence[int], count: int) -> Tensor:
     """Rows (rows, C) among zeros, (count, C)."""
-    if len(places) == count:
+    if len(indices) == count:
         return rows
-    first, *others = (F.pad(row[None], (0, 0, n, count - 1 - n)) for n, row in zip(places, rows, strict=True))
+    first, *others = (F.pad(row[None], (0, 0, n, count - 1 - n)) for n, row in zip(indices, rows, strict=True))
     return sum(others, first)
 
 
 class _RowsForTokens(torch.autograd.Function):
     """Rows of parameters, expanded over tokens.
 
-    It has a backward of its own, one sum over tokens for all parameters: autograd's would be one for each.
+    Its own backward takes one sum over tokens for all parameters; autograd would take one for each.
     """
 
     @staticmethod
@@ -148,7 +148,7 @@ def rows_for_tokens(tokens: Tensor, *wanted: tuple[Tensor, Sequence[int]]) -> li
 class _ChannelwiseProduct(torch.autograd.Function):
     """Products one component and path at a time, in expressions that compilers fuse.
 
-    It has a backward of its own because autograd would keep the products of all pairs of components.
+    Its own backward saves the factors; autograd would save the products of all pairs of components.
     """
 
     @staticmethod
@@ -161,11 +161,11 @@ class _ChannelwiseProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grad: Tensor):
         weight, x, *y = ctx.saved_tensors
-        places, weights = components(ctx.grades), weight[..., None].unbind()
+        present, weights = components(ctx.grades), weight[..., None].unbind()
         of_x: dict[int, Tensor] = {}
         of_y: dict[int, Tensor] = {}
         of_path: dict[int, Tensor] = {}
-        left, right = (dict(zip(places, factor, strict=True)) for factor in (x.unbind(), y))
+        left, right = (dict(zip(present, factor, strict=True)) for factor in (x.unbind(), y))
         out = dict(zip(components(grades_of_products(ctx.grades)), grad, strict=True))
         _, by_left, by_right = _GROUPS[ctx.grades]
         for i, path, pairs in by_left:
@@ -176,7 +176,7 @@ class _ChannelwiseProduct(torch.autograd.Function):
             _add(of_y, k, _sum((SIGNS[j][i], out[j], left[i]) for j, i, k in pairs), weights[path])
         found = sorted(of_path)
         of_weight = _placed(_summed([of_path[n] for n in found]), found, len(PATHS))
-        return None, of_weight, torch.stack([of_x[n] for n in places]), *(of_y[n] for n in places)
+        return None, of_weight, torch.stack([of_x[n] for n in present]), *(of_y[n] for n in present)
 
 
 def channelwise_product(grades: Sequence[int], weight: Tensor, x: Tensor, y: Components) -> Components:
@@ -198,7 +198,8 @@ def geometric_product(x: Tensor, y: Tensor) -> Tensor:
     dot products and cross products of vectors: for two polar vectors, v w = v.w + I (v x w).
 
     Args:
-        x, y: multivectors, components (1; e1, e2, e3; e23, e31, e12; e123) last.
+        x: left factors, with components (1; e1, e2, e3; e23, e31, e12; e123) on the last axis.
+        y: right factors, with the same components.
 
     Shapes:
         ``(..., 8)`` each, broadcast against each other -> ``(..., 8)``.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ... import checks
 from ...functional.softmax_attention import softmax_attention
-from ...functional.vector.attention import attend_to_vectors
+from ...functional.vector.attention import vector_attention_impl
 from ...node_batch import NodeBatch, PaddedBatch
 from .grades import grades_of_channels
 from .operator import TokenModel, TokenOperator
@@ -23,7 +23,7 @@ class VectorAttentionOperator(TokenOperator):
         def kernel(q: Tensor, k: Tensor, v: Tensor, rows: PaddedBatch) -> Tensor:
             if query.ndim == 2:
                 return softmax_attention(q, k, v, rows.mask)
-            return attend_to_vectors(q, k, v, rows.lengths)
+            return vector_attention_impl(q, k, v, rows.lengths)
 
         return node_batch.mix(kernel, query, key, value)
 
