@@ -21,6 +21,7 @@ from ...modes import full_precision
 from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
 from ..flops import flop_formula, real_ffts
 from ..second_derivatives import register_derivatives
+from ..vector.clifford import cross_product
 
 Length = TypeVar("Length", float, Tensor)
 BLOCK_NUMBERS = 1 << 22  # numbers of one operand transformed at a time on a CPU
@@ -113,10 +114,7 @@ def fft_convolution(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, nor
 
 def number_or_cross_product(a: Tensor, b: Tensor, vectors: bool, dim: int = -1) -> Tensor:
     """The product of numbers, or the cross product along an axis."""
-    if not vectors:
-        return a * b
-    u, v = a.unbind(dim), b.unbind(dim)
-    return torch.stack([torch.addcmul(u[x] * v[y], u[y], v[x], value=-1) for x, y in ((1, 2), (2, 0), (0, 1))], dim)
+    return cross_product(a, b, dim) if vectors else a * b
 
 
 def _convolve_block(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, correlate: bool, norm: str) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.hyena.fft_convolution import fft_convolution, number_or_cross_product
+from ...functional.vector.clifford import cross_product
 from ...node_batch import NodeBatch, PaddedBatch
 from ..vector.clifford import MultivectorMLP
 from ..vector.grades import Grades, grades_of_channels
@@ -80,7 +81,7 @@ class HyenaOperator(TokenOperator):
         gates = torch.sigmoid(self.gate([mixed_scalars, none, mixed_vectors, none[:1]])[0])
         scalar_gates, vector_gates = gates.split([self.scalars, self.vectors], 1)
         scalars = scalar_gates * mixed_scalars * scalars
-        return scalars, torch.linalg.cross(vector_gates * mixed_vectors, vectors, dim=0)
+        return scalars, cross_product(vector_gates * mixed_vectors, vectors, 0)
 
 
 @checks.python_numbers

@@ -3,8 +3,6 @@ sqrt(x^2 + eps), whose derivative is finite at zero."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +14,6 @@ from ...functional.vector.clifford import (
     GRADE_SIZES,
     PATHS,
     channelwise_product,
-    components,
-    grades_of_products,
     rows_for_tokens,
 )
 from ...modes import full_precision
@@ -62,10 +58,9 @@ class CliffordLinear(nn.Module):
         return f"{tuple(self.in_grades)}, {tuple(self.out_grades)}"
 
 
-def _square_norm(every: Sequence[Tensor]) -> Tensor:
-    """Sum of squares of components (C, T). A sum term by term is what compilers fuse without keeping the squares."""
-    first, *others = (x * x for x in every)
-    return sum(others, first)
+def _square_norm(part: Tensor) -> Tensor:
+    """Squared norms (C, T) of a grade (components, C, T)."""
+    return part[0] * part[0] if len(part) == 1 else (part * part).sum(0)
 
 
 class CliffordBlock(nn.Module):
@@ -108,30 +103,27 @@ class CliffordBlock(nn.Module):
         gates, gate_biases = rows_for_tokens(parts[0], (self.gate, present), (self.gate_bias, present))
         gated = []
         for g, gate, bias in zip(present, gates, gate_biases, strict=True):
-            invariant = _square_norm(parts[g].unbind()) if g else parts[g][0]
+            invariant = _square_norm(parts[g]) if g else parts[g][0]
             gated.append(parts[g] * torch.sigmoid(torch.addcmul(bias, gate, invariant)))
         x = torch.cat(gated)
         weight = torch.cat([self.weight[g : g + 1].expand(GRADE_SIZES[g], -1, -1) for g in present])
-        grades = list((weight @ x).split([GRADE_SIZES[g] for g in present]))
+        sizes = [GRADE_SIZES[g] for g in present]
+        mapped = list((weight @ x).split(sizes))
         wanted = [(torch.sigmoid(self.grade_norm), present)] + ([] if self.bias is None else [(self.bias[None], [0])])
         shares, *biases = rows_for_tokens(x, *wanted)
         for (bias,) in biases:
-            grades[0] = grades[0] + bias
-        normal = []
-        for part, share in zip(grades, shares, strict=True):
-            norm = (_square_norm(part.unbind()) + _EPS).sqrt()
-            normal.append(part * (1 / (share * (norm - 1) + 1)))
-        mapped, normed = (tuple(c for part in some for c in part.unbind()) for some in (grades, normal))
-        made = grades_of_products(present)
-        z = dict(zip(components(made), channelwise_product(present, self.paths, x, normed), strict=True))
-        for n, component in zip(components(present), mapped, strict=True):
-            z[n] = z[n] + component
-        size = (0.5 * _square_norm(list(z.values())) + _EPS).sqrt().mean(0)
+            mapped[0] = mapped[0] + bias
+        left, right = list(parts), list(parts)  # absent grades have no channels
+        for g, factor, part, share in zip(present, x.split(sizes), mapped, shares, strict=True):
+            norm = (_square_norm(part) + _EPS).sqrt()
+            left[g], right[g] = factor, part * (1 / (share * (norm - 1) + 1))
+        z = list(channelwise_product(self.paths, left, right))
+        for g, part in zip(present, mapped, strict=True):
+            z[g] = z[g] + part
+        square, *others = (_square_norm(part) for part in z if part.shape[1])
+        size = (0.5 * sum(others, square) + _EPS).sqrt().mean(0)
         scale = 0.5**0.5 * self.scale[:, None] / (size + 1e-6)
-        return [
-            torch.stack([z[n] * scale for n in components([g])]) if g in made else part  # which is empty
-            for g, part in enumerate(parts)
-        ]
+        return [part * scale if part.shape[1] else part for part in z]
 
     def extra_repr(self) -> str:
         return f"{self.channels}"
