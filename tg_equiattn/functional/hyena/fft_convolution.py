@@ -108,7 +108,7 @@ def length_factor(n: Length, norm: str) -> Length:
 def fft_convolution(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, norm: str = "forward") -> Tensor:
     """The convolution of scalars (B, N, C) or vectors (B, N, C, 3) of own lengths (B,), or N if None. Values beyond the
     own lengths are never read, and zero in the output."""
-    forms = {DEFINITION: _plain, OPERATOR: _operator, FUSABLE: _Convolution.apply}
+    forms: dict[str, Callable[..., Tensor]] = {DEFINITION: _plain, OPERATOR: _operator, FUSABLE: _Convolution.apply}
     return forms[choose_form(a, 2 * a.numel())](a, b, lengths, mode, False, norm)  # spectra have twice the length
 
 

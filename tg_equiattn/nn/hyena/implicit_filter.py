@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +69,7 @@ class ImplicitFilter(nn.Module):
 
     def forward(self, x: Tensor, node_batch: NodeBatch, channels: Tensor | None = None) -> Tensor:
         """Convolve (T, channels) or (T, channels, 3), or, if ``channels`` gives the filter of each column, (T, dim)."""
-        longest = node_batch.longest
+        longest = cast(int, node_batch.longest)  # batches of whole graphs know it
         h = self.filter(longest)
         h = h if channels is None else h.index_select(1, channels)
 
