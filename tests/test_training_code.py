@@ -123,7 +123,7 @@ SETTINGS = {
     "causality": (lambda **change: layers.SE3HyenaOperator(3, 2, **change), {"causal": True}, "causal=True"),
     "order": (lambda **change: layers.SE3HyenaOperator(3, 2, **change), {"order": "radial"}, "order='radial'"),
     "pooling": (
-        lambda **change: layers.SE3Hyena(3, 2, hidden_scalars=4, hidden_vectors=4, depth=1, **change),
+        lambda **change: layers.SE3Hyena(3, 2, hidden_scalars=4, hidden_vectors=4, num_layers=1, **change),
         {"pool": "mean"}, "pool='mean'",
     ),
     "width": (lambda width=1.0: layers.EwaldAttention(3, 2, width=width), {"width": 1.5}, "width=1.5"),
