@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from . import checks
+
 METRICS: dict[str, Callable[[Tensor], Tensor]] = {  # lengths (E,) of offsets (E, dim)
     "manhattan": lambda x: x.abs().sum(1),
     "euclidean": lambda x: x.double().square().sum(1).sqrt(),
 }
 _PART = 1 << 20  # pairs that are looked at together
+_FLAT = 1e-6  # smallest volume of a cell, relative to a box with edges as long
 _CELL_AXES = 3  # of cells that pairs are searched in: there are 3 to the power of it around each
 
 
@@ -114,3 +117,40 @@ def cell_pairs(
                 return None
     nothing = torch.zeros(2, 0, dtype=torch.int64, device=device)
     return torch.cat([nothing, *near()], 1)
+
+
+def read_lattice(cell: Tensor, pbc: Tensor | None, graphs: int, like: Tensor, dim: int = 3) -> tuple[Tensor, Tensor]:
+    """Checked lattice vectors as rows, (graphs, dim, dim) in float64, zero along directions that do not repeat, and
+    which directions repeat, bool (graphs, dim). ``cell`` is one for all graphs, one for each, or (dim graphs, dim) as
+    PyG batches them."""
+    shapes = ((dim, dim), (1, dim, dim), (graphs, dim, dim), (dim * graphs, dim))
+    if not isinstance(cell, Tensor) or not checks.is_one_of(cell.shape, shapes):
+        came = str(tuple(cell.shape)) if isinstance(cell, Tensor) else type(cell).__name__
+        raise ValueError(f"cell must be ({dim}, {dim}) or one a graph, ({graphs}, {dim}, {dim}), got {came}")
+    if cell.device != like.device or not cell.is_floating_point():
+        raise ValueError(f"cell must be floating point on {like.device} as x is, got {cell.dtype} on {cell.device}")
+    vectors = cell.double().reshape(-1, dim, dim).expand(graphs, dim, dim)
+    periodic = (vectors != 0).any(2)
+    if pbc is not None:
+        fits = isinstance(pbc, Tensor) and pbc.dtype == torch.bool and pbc.device == like.device
+        if not fits or not checks.is_one_of(pbc.shape, ((dim,), (1, dim), (graphs, dim), (dim * graphs,))):
+            wanted = f"bool ({dim},) or ({graphs}, {dim}) on {like.device} as x is"
+            raise ValueError(f"pbc must be {wanted}, got {checks.described(pbc)}")
+        periodic = pbc.reshape(-1, dim).expand(graphs, dim)
+    _check_lattice(cell, periodic, vectors.detach())
+    return torch.where(periodic[..., None], vectors, 0.0), periodic
+
+
+@checks.of_values
+def _check_lattice(cell: Tensor, periodic: Tensor, vectors: Tensor) -> None:
+    if not bool(vectors.isfinite().all()):
+        raise ValueError(f"cell must be finite, got {vectors.tolist()}")
+    length = vectors.norm(dim=2)
+    without = ((length == 0) & periodic).any(1)
+    if bool(without.any()):
+        raise ValueError(f"cell must have a lattice vector wherever pbc is true, got {vectors[without][0].tolist()}")
+    units = torch.where(periodic, 1 / length.clamp(min=1e-300), 0.0)[..., None] * vectors
+    flat = (units @ units.mT + torch.diag_embed((~periodic).double())).det() <= _FLAT**2
+    if bool(flat.any()):
+        wanted = "a volume, got lattice vectors that depend on each other"
+        raise ValueError(f"cell must have {wanted}: {vectors[flat][0].tolist()}")

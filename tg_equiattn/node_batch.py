@@ -95,17 +95,15 @@ class NodeBatch:
             valid: own lengths int64 (count,), or a bool mask (count, length); ``None`` without padding.
             device: where the nodes are.
         """
-        sizes, mask, known = valid, None, None
         if valid is None:
             sizes = torch.full((count,), length, device=device)
-            known = [length] * count if is_readable(sizes) else None
-        elif valid.dtype == torch.bool:
-            sizes, mask = valid.sum(1), valid.flatten()
+            return cls(count * length, sizes, None, length, [length] * count if is_readable(sizes) else None)
+        if valid.dtype == torch.bool:
+            sizes, mask = valid.sum(1), valid
         else:
-            mask = (torch.arange(length, device=device) < valid[:, None]).flatten()
-        if known is None and is_concrete(sizes):
-            known = as_numbers(sizes)
-        return cls(count * length, sizes, None, length, known, mask)
+            sizes, mask = valid, torch.arange(length, device=device) < valid[:, None]
+        known = as_numbers(sizes) if is_concrete(sizes) else None
+        return cls(count * length, sizes, None, length, known, mask.flatten())
 
     @property
     def count(self) -> int:
@@ -349,7 +347,7 @@ def nodes_of_rows(starts: Tensor, sizes: Tensor, length: int, nodes: int) -> tup
     return (starts[:, None] + slot).clamp(max=max(nodes - 1, 0)).flatten(), slot < sizes[:, None]
 
 
-def in_order(slots: Slots | None, order: Tensor | None) -> Slots | None:
+def in_order(slots: Slots | None, order: Tensor | None) -> Any:
     """Slots that take the nodes in another order; ``None`` for a slot for each node, one after the other."""
     if order is None:
         return slots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -104,7 +105,7 @@ def _without_masked(
     return zero_where_masked(query, mask), key, value, key_mask
 
 
-_FORMS = {
+_FORMS: dict[str, Callable] = {
     DEFINITION: windowed_attention_definition,
     OPERATOR: windowed_attention,
     FUSABLE: windowed_attention_fusable,

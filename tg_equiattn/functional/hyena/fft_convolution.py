@@ -107,7 +107,7 @@ def length_factor(n: Length, norm: str) -> Length:
 def fft_convolution(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, norm: str = "forward") -> Tensor:
     """The convolution of scalars (B, N, C) or vectors (B, N, C, 3) of own lengths (B,), None where all are N; what lies
     beyond them is never looked at."""
-    forms = {DEFINITION: _plain, OPERATOR: _operator, FUSABLE: _Convolution.apply}
+    forms: dict[str, Callable[..., Tensor]] = {DEFINITION: _plain, OPERATOR: _operator, FUSABLE: _Convolution.apply}
     return forms[choose_form(a, 2 * a.numel())](a, b, lengths, mode, False, norm)  # spectra have twice the length
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ... import checks
+from ...cells import read_lattice
 from ...modes import is_concrete
-from ...neighbors import read_lattice
 from ...ranks import Ranks
 
 
