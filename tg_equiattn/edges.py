@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .modes import is_concrete
 
 
 class CSR(NamedTuple):
@@ -162,8 +161,14 @@ def whole_offsets(offsets: Tensor, pos: Tensor | None = None, name: str = "diffe
     if not offsets.is_floating_point():
         return offsets
     whole = offsets.round()
-    if not is_concrete(offsets) or torch.equal(offsets, whole):
-        return whole
+    _check_whole(offsets, whole, pos, name)
+    return whole
+
+
+@checks.of_values
+def _check_whole(offsets: Tensor, whole: Tensor, pos: Tensor | None, name: str) -> None:
+    if torch.equal(offsets, whole):
+        return
     size = (offsets if pos is None else pos).abs().max().double().clamp(min=1)
     exact = (16 * max(torch.finfo(t).eps for t in (offsets.dtype, torch.float32)) * size).clamp(max=0.25)
     apart = torch.where(offsets == whole, 0.0, offsets - whole).abs()  # check_fields refuses infinity
@@ -175,4 +180,3 @@ def whole_offsets(offsets: Tensor, pos: Tensor | None = None, name: str = "diffe
             f"position='clipped'), got an offset of {came}: scale pos to the unit of its grid, or take offset='mlp' "
             "for points off a grid"
         )
-    return whole

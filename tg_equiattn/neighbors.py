@@ -168,13 +168,13 @@ class NeighborList(SortedPairs):
             offsets = torch.zeros(edge_index.shape[1], 0, device=edge_index.device)
         check_fields(edge_index.shape[1], offsets, features, weights)
         offsets = offsets if offsets.is_floating_point() else offsets.long()
-        self_features = None
+        concrete, self_features = is_concrete(edge_index), None
         if not loops:
             distinct = edge_index[0] != edge_index[1]
-            if features is not None:
+            if features is not None and not (concrete and bool(distinct.all())):
                 self_features = _features_of_loops(edge_index[1], nodes, features, distinct, mask)
             mask = distinct if mask is None else mask & distinct
-        edge_index, mask, fields = _sorted(edge_index, mask, (offsets, features, weights))
+        edge_index, mask, fields = _sorted(edge_index, mask, (offsets, features, weights), concrete)
         csr = CSR.from_sorted(edge_index[1].contiguous(), edge_index[0].contiguous(), nodes, nodes)
         offsets, features, weights = fields
         super().__init__(csr, offsets, mask, features, weights, self_features, between_positions)
@@ -217,9 +217,8 @@ class NeighborList(SortedPairs):
             pos, between = checks.positions(pos, (nodes, dim), edge_index, ""), True
             offsets = offsets_between(pos, edge_index[1], edge_index[0], whole)
         elif offsets is not None and whole:
-            if not (isinstance(pos, Tensor) and pos.is_floating_point() and is_concrete(pos) and len(pos)):
-                pos = None
-            offsets = whole_offsets(offsets, pos, "edge_offset")
+            placed = isinstance(pos, Tensor) and pos.is_floating_point() and len(pos)
+            offsets = whole_offsets(offsets, pos if placed else None, "edge_offset")
         check_graph_of_edges(edge_index[1], edge_index[0], batch, node_mask, "edge_index")
         return cls(
             edge_index, nodes, offsets, features=features, weights=weights, loops=loops, between_positions=between,
@@ -227,23 +226,18 @@ class NeighborList(SortedPairs):
         )  # fmt: skip
 
 
-def _features_of_loops(
-    target: Tensor, nodes: int, features: Tensor, distinct: Tensor, mask: Tensor | None
-) -> Tensor | None:
-    """Sums (N, F) of the features of pairs of a node with itself; ``None`` if there are none, and that can be read."""
-    if is_concrete(distinct) and bool(distinct.all()):
-        return None
+def _features_of_loops(target: Tensor, nodes: int, features: Tensor, distinct: Tensor, mask: Tensor | None) -> Tensor:
+    """Sums (N, F) of the features of pairs of a node with itself."""
     loop = ~distinct if mask is None else mask & ~distinct
     return features.new_zeros(nodes, features.shape[1]).index_add(0, target, torch.where(loop[:, None], features, 0.0))
 
 
 def _sorted(
-    edge_index: Tensor, mask: Tensor | None, fields: tuple[Any, ...]
+    edge_index: Tensor, mask: Tensor | None, fields: tuple[Any, ...], concrete: bool
 ) -> tuple[Tensor, Tensor | None, tuple[Any, ...]]:
-    """Pairs and their fields sorted by target; if values can be read, without pairs outside the mask, which is then
-    ``None``."""
+    """Pairs, mask and fields sorted by target. If values are read, pairs outside the mask are left out, and the mask is
+    then ``None``."""
     target, order = edge_index[1], None
-    concrete = is_concrete(edge_index)
     if concrete and mask is not None and not bool(mask.all()):
         order = mask.nonzero()[:, 0]
         order = order[torch.argsort(target[order], stable=True)]

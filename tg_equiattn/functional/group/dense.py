@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...modes import full_precision, in_functorch_transform
+from ...modes import full_precision, runs_eagerly
 from ..backend import tile_numbers
 from ..chunks import checkpointed, is_whole
 from .definition import chunks, runs
@@ -115,7 +115,7 @@ def _attend(
 def _plus(x: Tensor, y: Tensor) -> Tensor:
     """The sum of x, which nothing else holds, and y: in its memory where it has the size and no transform is at work,
     since new memory for large tensors costs a CPU more than the sum."""
-    if in_functorch_transform() or torch.broadcast_shapes(x.shape, y.shape) != x.shape:
+    if not runs_eagerly() or torch.broadcast_shapes(x.shape, y.shape) != x.shape:
         return x + y
     return x.add_(y)
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ...merging import merge_attentions
-from ...node_batch import NodeBatch, PaddedBatch, Slots, in_order, nodes_of_rows
+from ...node_batch import NodeBatch, PaddedBatch
 from ...ranks import Ranks
+from ...slots import Slots, in_order, nodes_of_rows
 
 _SHORTEST = 16  # slots of a row
 

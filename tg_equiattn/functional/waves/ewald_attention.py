@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import full_precision, in_functorch_transform, is_readable
+from ...modes import full_precision, is_readable, runs_eagerly
 from ...node_batch import NodeBatch, PaddedBatch
 from .cells import Cells, cells_of
 from .direct import direct_sums
@@ -129,7 +129,7 @@ def attention_of_nodes(
         return _without_reading(nodes, interaction, node_batch, cells, method)
     sizes = node_batch.read_sizes() if node_batch.ranks is None else node_batch.totals.tolist()
     repeats = [False] * node_batch.count if cells is None else cells.periodic.any(1).tolist()
-    nufft = nufft_available(nodes.pos.device.type) and not in_functorch_transform()
+    nufft = nufft_available(nodes.pos.device.type) and runs_eagerly()
     if method == "direct" and any(repeats):
         raise ValueError("method must be 'auto', 'ewald' or 'nufft' for graphs that repeat, got 'direct'")
     if method == "nufft" and not nufft:

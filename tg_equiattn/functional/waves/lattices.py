@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import is_batched, is_concrete, is_readable, ordinary_tensors
+from ...modes import is_batched, is_readable, ordinary_tensors
 from .cells import Cells
 from .kernel import Range
 
@@ -194,13 +194,17 @@ def _bounded(
     kernel = (place[:, None] >= ends).sum(1)
     indices = _indices_at(place - (ends - each)[kernel], most[kernel])
     stands = torch.where((indices == 0).all(1), 1, 2)
-    if is_concrete(lengths):
-        if lengths.shape[0] and not bool(fits):
-            wanted = needed[:, 0].floor().amax(0).long().tolist()
-            raise ValueError(f"max_hkl must be at least {tuple(wanted)} for kernels of this width, got {bounds[0]}")
-    elif is_batched(lengths):
+    _check_bounds(needed, fits, bounds)
+    if is_batched(lengths):
         stands = torch.where(fits, stands, torch.nan)
     else:
         checks.assert_on_device(fits, "max_hkl must be larger for these cells")
     count = lengths.shape[0]
     return indices.expand(count, -1, -1), stands.expand(count, -1), kernel, counts
+
+
+@checks.of_values
+def _check_bounds(needed: Tensor, fits: Tensor, bounds: Sequence[tuple[int, int, int]]) -> None:
+    if needed.shape[0] and not bool(fits):
+        wanted = needed[:, 0].floor().amax(0).long().tolist()
+        raise ValueError(f"max_hkl must be at least {tuple(wanted)} for kernels of this width, got {bounds[0]}")
