@@ -185,13 +185,14 @@ class NodeBatch:
         if self.even:
             mask = None if self.mask is None else self.mask.view(-1, length)
             return PaddedBatch(self, self.nodes // length, length, mask, in_order(None, self.order))
-        node, mask = nodes_of_rows(self.starts, self.sizes, length, self.nodes)
-        slots = Slots(node, mask.flatten(), self.batch * length + self.within(), None)
+        starts = self.starts
+        node, mask = nodes_of_rows(starts, self.sizes, length, self.nodes)
+        slots = Slots(node, mask.flatten(), self.batch * length + self.within(starts), None)
         return PaddedBatch(self, self.count, length, mask, in_order(slots, self.order))
 
-    def within(self) -> Tensor:
-        """The position of each node in its graph, (T,)."""
-        return torch.arange(self.nodes, device=self.sizes.device) - self.starts[self.batch]
+    def within(self, starts: Tensor) -> Tensor:
+        """The position of each node in its graph, (T,), from the first node of each graph."""
+        return torch.arange(self.nodes, device=self.sizes.device) - starts[self.batch]
 
     def mix(
         self, kernel: Callable[..., Tensor], *tensors: Tensor, groups: Mapping[Any, Sequence[int]] | None = None
@@ -240,10 +241,11 @@ class NodeBatch:
             filled.append(mask.flatten())
             first = first.index_copy(0, index, count + length * torch.arange(len(graphs), device=device))
             count += length * len(graphs)
-        first, within = first[self.batch], self.within()
+        batch = self.batch
+        first, within = first[batch], self.within(starts)
         packed, slot = None, first + within
         if self.mask is not None or sum(map(len, groups.values())) < self.count:
-            packed = (first >= 0) & (within < self.sizes[self.batch])
+            packed = (first >= 0) & (within < self.sizes[batch])
             slot = torch.where(packed, slot, 0)
         full = all(part.mask is None for part in parts)
         return parts, in_order(Slots(torch.cat(node), None if full else torch.cat(filled), slot, packed), self.order)
