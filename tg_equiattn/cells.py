@@ -42,12 +42,12 @@ def tree_pairs(
     where there are more than ``most``."""
     from scipy.spatial import KDTree
 
-    places, norm = pos.double(), {"manhattan": 1, "euclidean": 2}[metric]
+    points, norm = pos.double(), {"manhattan": 1, "euclidean": 2}[metric]
     if batch is not None:  # graphs apart from each other
-        places = torch.cat([places, 2.0 * cutoff * batch[:, None]], 1)
-    tree, limit = KDTree(places.numpy()), math.nextafter(limit, 0.0)
+        points = torch.cat([points, 2.0 * cutoff * batch[:, None]], 1)
+    tree, limit = KDTree(points.numpy()), math.nextafter(limit, 0.0)
     whole = len(pos) == nodes
-    first = tree if whole else KDTree(places[:nodes].numpy())
+    first = tree if whole else KDTree(points[:nodes].numpy())
     if nodes * (len(pos) - 1) > most and int(first.count_neighbors(tree, limit, norm)) - nodes > most:
         return None
     if whole:
@@ -86,14 +86,14 @@ def cell_pairs(
     some pairs at a time, which are counted first where they may be too many."""
     device, mirror, length = pos.device, nodes == len(pos), METRICS[metric]
     graph = torch.zeros(len(pos), dtype=torch.int64, device=device) if batch is None else batch
-    places = (pos[:, :_CELL_AXES].double() / cutoff).floor().long()
-    cell = torch.cat([graph[:, None], places], 1)
+    points = (pos[:, :_CELL_AXES].double() / cutoff).floor().long()
+    cell = torch.cat([graph[:, None], points], 1)
     cell = cell - cell.amin(0)
     sides = cell.amax(0) + 3  # a margin, so that no neighbouring cell wraps around
     strides = torch.cat([sides.flip(0).cumprod(0).flip(0)[1:], sides.new_ones(1)])
     cell = ((cell + 1) * strides).sum(1)
     ordered, order = torch.sort(cell)
-    steps = list(itertools.product((-1, 0, 1), repeat=places.shape[1]))
+    steps = list(itertools.product((-1, 0, 1), repeat=points.shape[1]))
     steps = steps[: len(steps) // 2 + 1] if mirror else steps  # up to no step, the last; the others mirror them
     wanted = cell[:nodes] + (torch.tensor(steps, device=device) * strides[1:]).sum(1, keepdim=True)  # (steps, N)
     first = torch.searchsorted(ordered, wanted)
