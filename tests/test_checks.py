@@ -7,11 +7,12 @@ import torch
 
 from tg_equiattn import checks
 from tg_equiattn import functional as F
+from tg_equiattn.cells import read_lattice
 from tg_equiattn.encodings.group import GroupEncoding
 from tg_equiattn.encodings.locality import Locality
 from tg_equiattn.grids import PixelGrid, Window, transform_grid
 from tg_equiattn.groups import FiniteGroup, cyclic, dyadic, from_generators, trivial
-from tg_equiattn.neighbors import NeighborList, neighbor_list, read_lattice
+from tg_equiattn.neighbors import NeighborList, neighbor_list
 from tg_equiattn.nn import (
     CliffordMLP,
     EwaldAttention,

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...modes import full_precision, in_functorch_transform
+from ...modes import full_precision, runs_eagerly
 from ..backend import tile_numbers
 from ..chunks import checkpointed, is_whole
 from .definition import chunks, runs
@@ -112,9 +112,9 @@ def _attend(
 
 
 def _plus(x: Tensor, y: Tensor) -> Tensor:
-    """x + y, in place if x has the size of the sum and no functorch transform runs. On a CPU, allocating memory for a
-    large tensor takes longer than the sum. No other code may hold x."""
-    if in_functorch_transform() or torch.broadcast_shapes(x.shape, y.shape) != x.shape:
+    """x + y, in place if x has the size of the sum and torch runs eagerly. On a CPU, allocating memory for a large
+    tensor takes longer than the sum. No other code may hold x."""
+    if not runs_eagerly() or torch.broadcast_shapes(x.shape, y.shape) != x.shape:
         return x + y
     return x.add_(y)
 

@@ -45,7 +45,8 @@ def pair_attention_of_nodes(
             mask = None if rows.mask is None else rows.mask.repeat_interleave(heads, 0)
             return _unpacked(softmax_attention(q, k, v, mask), rows, heads).to(value.dtype)
         entries = None if near is None else _Entries.of(near, rows, dtype)
-        attend = functools.partial(_attend, dropout=dropout, repeats=near is not None and near.pairs.repeats)
+        repeats = near is not None and near.pairs.repeats is not False  # unread pairs may
+        attend = functools.partial(_attend, dropout=dropout, repeats=repeats)
         if is_whole(q) or q.shape[0] * length**2 <= chunk:
             out, shares = attend(q, k, v, rows.mask, *(entries or (None, None, None, None)))
         else:
@@ -83,8 +84,8 @@ class _Entries(NamedTuple):
         row, within = slot // length, slot % length
         target, source = (torch.cat([t, own]) for t in (pairs.target, pairs.source))
         exists = row[target] == row[source]
-        if pairs.exists is not None:
-            exists = exists & torch.cat([pairs.exists, torch.ones_like(own, dtype=torch.bool)])
+        if pairs.mask is not None:
+            exists = exists & torch.cat([pairs.mask, torch.ones_like(own, dtype=torch.bool)])
         bias, itself, far = (t.to(dtype) for t in (near.bias, near.self_bias, near.far_bias))
         if pairs.weights is not None:
             weights = pairs.weights.to(dtype)

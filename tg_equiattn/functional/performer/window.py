@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ...modes import full_precision
 from ...neighbors import NeighborList
-from ...node_batch import NodeBatch, PaddedBatch
+from ...node_batch import NodeBatch
 from .attention import check_operands, feature_norm, linear_attention_of_nodes
 from .edge_products import edge_dot, edge_sum
-from .graph_rows import GraphRows, graph_rows
+from .graph_rows import graph_rows
 from .near import Near
 from .pairs import pair_attention_of_nodes
 
@@ -30,36 +32,38 @@ def window_attention(
 ) -> Tensor:
     r"""Exact softmax weights for near pairs, random features for all pairs.
 
-    .. math:: w_{ij} = e^{f} \langle \phi(q_i), \phi(k_j) \rangle
-        + [j \text{ near } i] \exp\big(\langle q_i, k_j \rangle / \sqrt d + b(x_j - x_i)\big), \qquad
-        \mathrm{out}_i = \sum_j w_{ij} v_j \Big/ \sum_j w_{ij}
+        .. math:: w_{ij} = e^{f} \langle \phi(q_i), \phi(k_j) \rangle
+            + [j \text{ near } i] \exp\big(\langle q_i, k_j \rangle / \sqrt d + b(x_j - x_i)\big), \qquad
+            \mathrm{out}_i = \sum_j w_{ij} v_j \Big/ \sum_j w_{ij}
 
-    A node is always near itself. Weights are positive, and every stabiliser is a query's own. Without a projection,
-    :math:`\exp(\langle q_i, k_j \rangle / \sqrt d)` takes the place of the features' product, over a graph's pairs.
+        A node is always near itself. Weights are positive, and every stabiliser is a query's own. Without a projection,
+        :math:`\exp(\langle q_i, k_j \rangle / \sqrt d)` takes the place of the features' product, over a graph's pairs.
 
-    Args:
-        query, key, value, batch, batch_size: of nodes, as :func:`linear_attention`.
-        projection: as there, or ``None``.
-        pair_bias: ``(heads, E)``, b of every pair in the order of ``neighbors``.
-        self_bias: ``(heads,)``, b of a node with itself, or ``(heads, N)``, of each one.
-        neighbors: the near pairs of all nodes, counted through the batch; see
-            :class:`~tg_equiattn.neighbors.NeighborList`.
-        far_bias: ``(heads,)``, f; ``None`` means 0.
+        Args:
+            query, key, value, batch, batch_size: of nodes, as :func:`linear_attention`.
+            projection: as there, or ``None``.
+            pair_bias: ``(heads, E)``, b of every pair in the order of ``neighbors``.
+            self_bias: ``(heads,)``, b of a node with itself, or ``(heads, N)``, of each one.
+            neighbors: the near pairs of all nodes, counted through the batch; see
+                :class:`~tg_equiattn.neighbors.NeighborList`.
+            far_bias: ``(heads,)``, f; ``None`` means 0.
 
-    Returns:
-        Shaped as ``value``.
+        Returns:
+            Shaped as ``value``.
 
-    Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        Raises:
+            ValueError: naming the argument, what came and what is allowed.
 
-    Example:
-        >>> import torch
-        >>> from tg_equiattn.grids import PixelGrid
-        >>> near = PixelGrid((4, 5), max_distance=2).neighbors()
-        >>> q, k, v = torch.randn(3, 20, 2, 8)
-        >>> pair_bias, self_bias = torch.randn(2, len(near.offsets)), torch.randn(2)
-        >>> window_attention(q, k, v, torch.randn(16, 8), pair_bias, self_bias, near).shape
-        torch.Size([20, 2, 8])
+        Example:
+            >>> from typing import Any
+
+    import torch
+            >>> from tg_equiattn.grids import PixelGrid
+            >>> near = PixelGrid((4, 5), max_distance=2).neighbors()
+            >>> q, k, v = torch.randn(3, 20, 2, 8)
+            >>> pair_bias, self_bias = torch.randn(2, len(near.offsets)), torch.randn(2)
+            >>> window_attention(q, k, v, torch.randn(16, 8), pair_bias, self_bias, near).shape
+            torch.Size([20, 2, 8])
     """
     check_operands(query, key, value, projection)
     heads, whole = query.shape[1], projection is None
@@ -83,7 +87,7 @@ def window_attention_of_nodes(
     value: Tensor,
     projection: Tensor | None,
     near: Near,
-    rows: PaddedBatch | GraphRows,
+    rows: Any,
     dropout: float = 0.0,
 ) -> Tensor:
     """:func:`window_attention` of nodes (N, heads, d) in rows, unchecked; near weights drop out one by one, those of
@@ -99,8 +103,8 @@ def window_attention_of_nodes(
         q, k, v = (t.to(dtype).transpose(0, 1).contiguous() for t in (query, key, value))  # heads first
         self_score = ((q * k).sum(-1) + near.self_bias).unsqueeze(-1)
         scores = edge_dot(q, k, csr) + near.bias.to(dtype)
-        if pairs.exists is not None:
-            scores = scores.masked_fill(~pairs.exists, -torch.inf)
+        if pairs.mask is not None:
+            scores = scores.masked_fill(~pairs.mask, -torch.inf)
         if pairs.weights is not None:
             scores = scores.masked_fill(pairs.weights <= 0, -torch.inf)
         index = csr.row.expand_as(scores)

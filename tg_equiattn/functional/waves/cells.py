@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import is_concrete
-from ...neighbors import read_lattice
+from ...cells import read_lattice
+from ...modes import is_readable
 from ...ranks import Ranks
 
 
@@ -54,27 +53,22 @@ class Cells(NamedTuple):
 def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) -> Cells | None:
     """Checked cells of ``count`` graphs, on the device of ``like``; ``None`` if no graph repeats."""
     if cell is None:
-        if pbc is not None and not (isinstance(pbc, Tensor) and is_concrete(pbc) and not bool(pbc.any())):
+        none = isinstance(pbc, Tensor) and is_readable(pbc) and not bool(pbc.any())
+        if pbc is not None and not none:
             raise ValueError("cell must be given with pbc, got None")
         return None
     vectors, periodic = read_lattice(cell, pbc, count, like)
     wires = periodic.sum(1) == 1
-    name = "cell" if pbc is None else "pbc"
-    require(
-        ~wires.any(),
-        lambda: (
-            f"{name} must let graph {int(wires.nonzero()[0])} repeat along three directions, two or none, got one: the "
-            "potential of a wire grows with the logarithm of the distance; give the cell two more lattice vectors, "
-            "with vacuum"
-        ),
-        "graphs must repeat along three directions, two or none, not one",
-    )
+    _refuse_wires(wires, "cell" if pbc is None else "pbc")
+    checks.assert_on_device(~wires.any(), "graphs must repeat along three directions, two or none, not one")
     return Cells(torch.where(periodic[..., None], vectors, Cells.none(count, like.device).vectors), periodic)
 
 
-def require(valid: Tensor, error: Callable[[], str], assertion: str) -> None:
-    """ValueError unless ``valid`` (a bool) is true; an assertion on the device if its value is not known yet."""
-    if not is_concrete(valid):
-        checks.assert_on_device(valid, assertion)
-    elif not bool(valid):
-        raise ValueError(error())
+@checks.of_values
+def _refuse_wires(wires: Tensor, name: str) -> None:
+    if bool(wires.any()):
+        raise ValueError(
+            f"{name} must let graph {int(wires.nonzero()[0])} repeat along three directions, two or none, got one: the "
+            "potential of a wire grows with the logarithm of the distance; give the cell two more lattice vectors, "
+            "with vacuum"
+        )

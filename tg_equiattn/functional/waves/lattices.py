@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ... import checks
 from ...modes import is_batched, is_readable, ordinary_tensors
-from .cells import Cells, require
+from .cells import Cells
 from .kernel import Range
 
 _MOST = 2**23  # reciprocal vectors of one graph and kernel: a larger table would not fit into memory
@@ -193,15 +194,19 @@ def _bounded(
     kernel = (number[:, None] >= ends).sum(1)
     indices = _indices_at(number - (ends - each)[kernel], most[kernel])
     stands = torch.where((indices == 0).all(1), 1, 2)
-    require(
-        fits,
-        lambda: (
-            f"max_hkl must be at least {tuple(needed[:, 0].floor().amax(0).long().tolist())} for kernels of this width "
-            f"and these cells, got {bounds[0]}"
-        ),
-        "max_hkl must be larger for these cells",
-    )
-    if is_batched(fits):  # torch.vmap has no assertions
+    _check_bounds(needed, fits, bounds)
+    if is_batched(lengths):
         stands = torch.where(fits, stands, torch.nan)
+    else:
+        checks.assert_on_device(fits, "max_hkl must be larger for these cells")
     count = lengths.shape[0]
     return indices.expand(count, -1, -1), stands.expand(count, -1), kernel, counts
+
+
+@checks.of_values
+def _check_bounds(needed: Tensor, fits: Tensor, bounds: Sequence[tuple[int, int, int]]) -> None:
+    if needed.shape[0] and not bool(fits):
+        wanted = tuple(needed[:, 0].floor().amax(0).long().tolist())
+        raise ValueError(
+            f"max_hkl must be at least {wanted} for kernels of this width and these cells, got {bounds[0]}"
+        )

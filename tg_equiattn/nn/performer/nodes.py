@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ... import checks
+from ...edges import whole_offsets
 from ...functional.performer.graph_rows import graph_rows
 from ...grids import PixelGrid
-from ...neighbors import GIVEN, NeighborList, whole_offsets
+from ...neighbors import SortedPairs
 from ...node_batch import NodeBatch
 from ...ranks import Ranks
 from .positions import Position
@@ -24,7 +25,7 @@ class Nodes:
     def __init__(
         self, x: Tensor, position: Position, needs_positions: bool, pairs: bool, ranks: Ranks | None,
         mask: Tensor | None, batch: Tensor | None, batch_size: int | None, max_num_nodes: int | None,
-        pos: Tensor | None, grid: PixelGrid | None, neighbors: NeighborList | None,
+        pos: Tensor | None, grid: PixelGrid | None, neighbors: SortedPairs | None,
     ) -> None:  # fmt: skip
         self.shape, count = x.shape[:-1], math.prod(x.shape[:-1])
         if x.ndim == 2 and mask is not None:
@@ -59,16 +60,14 @@ class Nodes:
         else:
             pos = None
         self.x, self.pos = self.node_batch.zero_padding(x.reshape(-1, x.shape[-1])), pos
-        if near:
-            neighbors = self._near(position, neighbors, batch, grid)
-            if needs_positions and not neighbors.between_positions:
-                _refuse_periodic(cast(Tensor, pos), neighbors.offsets, neighbors)
-        self.near = neighbors if near else None
+        self.near = self._near(position, neighbors, batch, grid) if near else None
+        if self.near is not None and needs_positions and not self.near.between_positions:
+            _refuse_periodic(cast(Tensor, pos), self.near.offsets, self.near)
         self.rows = self.node_batch.padded() if pairs else graph_rows(self.node_batch)
 
     def _near(
-        self, position: Position, neighbors: NeighborList | None, batch: Tensor | None, grid: PixelGrid | None
-    ) -> NeighborList:
+        self, position: Position, neighbors: SortedPairs | None, batch: Tensor | None, grid: PixelGrid | None
+    ) -> SortedPairs:
         """Near pairs among all nodes: those that are given, or a grid's, or found."""
         mask = self.node_batch.mask
         if neighbors is None and grid is not None:
@@ -80,9 +79,9 @@ class Nodes:
                 graph = torch.where(mask, self.node_batch.batch, alone)
             neighbors = position.find_neighbors(cast(Tensor, self.pos), graph)
         elif position.whole_offsets:
-            whole_offsets(neighbors.offsets, what=GIVEN)
+            whole_offsets(neighbors.offsets, name="offsets (edge_offset)")
         neighbors.check_nodes(self.x.shape[0], position.pos_dim)
-        neighbors.check_graphs("neighbors", batch)
+        neighbors.check_graphs("edge_index", batch)
         return neighbors if mask is None else neighbors.restricted(mask)
 
     def restore(self, out: Tensor) -> Tensor:
@@ -109,11 +108,11 @@ def _even(
 
 
 @checks.of_values
-def _refuse_periodic(pos: Tensor, given: Tensor, neighbors: NeighborList) -> None:
+def _refuse_periodic(pos: Tensor, given: Tensor, neighbors: SortedPairs) -> None:
     """Raise ValueError where offsets are not the differences of positions, as across the border of a periodic box."""
     given, pos = given.detach(), pos.detach()
     apart = (pos[neighbors.source].double() - pos[neighbors.target].double() - given.double()).abs().amax(-1)
-    apart = apart if neighbors.exists is None else apart[neighbors.exists]
+    apart = apart if neighbors.mask is None else apart[neighbors.mask]
     rounding = 16 * max((torch.finfo(t.dtype).eps for t in (pos, given) if t.is_floating_point()), default=0.0)
     if len(apart) and float(apart.max()) > 1e-3 * float(given.abs().max()) + rounding * float(pos.abs().max()):
         raise ValueError(

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
+from ...edges import offsets_between
 from ...encodings.positions import SinusoidEncoding
 from ...functional.performer.attention import linear_attention_of_nodes
 from ...functional.performer.clipped import clipped_attention_of_nodes
 from ...functional.performer.pairs import pair_attention_of_nodes
-from ...neighbors import NeighborList, neighbor_list, offsets_between
-from ...node_batch import PaddedBatch
+from ...neighbors import NeighborList, neighbor_list
 
 
 class Graphs(Protocol):
     """Graphs to attend to: rows of their nodes, and where a kind of positions needs them, positions (nodes, dim) and
     near pairs."""
 
-    rows: PaddedBatch
+    rows: Any
     pos: Any
     near: Any
 
@@ -48,12 +48,10 @@ class Position(nn.Module):
         if self.whole_offsets:
             edges, _ = neighbor_list(pos, self.unit + self.pos_dim / 2, batch=batch, metric="manhattan")
             offsets = offsets_between(pos, edges[1], edges[0], True)
-            near = NeighborList(edges, pos.shape[0], offsets, exists=offsets.abs().sum(-1) < self.unit)
-        else:
-            edges, offsets = neighbor_list(pos, self.unit, batch=batch)
-            near = NeighborList(edges, pos.shape[0], offsets)
-        near.between_positions = True
-        return near
+            mask = offsets.abs().sum(-1) < self.unit
+            return NeighborList(edges, pos.shape[0], offsets, mask=mask, between_positions=True, checked=True)
+        edges, offsets = neighbor_list(pos, self.unit, batch=batch)
+        return NeighborList(edges, pos.shape[0], offsets, between_positions=True, checked=True)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, graphs: Graphs, dropout: float = 0.0

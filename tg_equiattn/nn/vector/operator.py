@@ -107,8 +107,8 @@ class TokenNetwork(StoresSettings):
         if edge_index is None:
             return None
         return NeighborList.from_edges(
-            edge_index, node_batch.nodes, batch=node_batch.batch, mask=node_batch.mask, edge_dim=self.edge_channels,
-            features=edge_attr, loops=True,
+            edge_index, node_batch.nodes, batch=node_batch.batch, node_mask=node_batch.mask,
+            edge_dim=self.edge_channels, features=edge_attr, loops=True,
         )  # fmt: skip
 
     def reachable(self, given: Grades) -> Grades:
