@@ -21,7 +21,7 @@ from ..second_derivatives import register_derivatives, second_derivatives
 from . import hashed_dropout
 from .definition import Chunk, Operands, attend_rows, runs, windowed_attention_definition, with_one
 from .flat_operands import FlatOperands
-from .three_factors import backward_weights, forward_weights, has_three_factors
+from .three_factors import has_three_factors, three_factor_weights
 
 _OPERANDS = (
     "Tensor query, Tensor key, Tensor value, Tensor offset_table, Tensor element_table, Tensor? index, Tensor? mask, "
@@ -81,13 +81,7 @@ def _attend(x: FlatOperands, chunk: Chunk, operands: tuple) -> tuple[Tensor, Ten
     for t in range(x.elements.queries):
         of_t = x.elements.of_query(one, t)
         given = t, of_t[:, :, :-1], of_t.transpose(2, 3).flatten(4), keys, *tables, penalty
-        found = forward_weights(x, *given) if has_three_factors(x) else None
-        if found is None:
-            weight = x.scores(*given)
-            top = weight.amax((3, 4), keepdim=True)
-            mass = x.exponentials_(weight, top).sum((3, 4), keepdim=True)
-            found = weight, mass.reciprocal(), mass.log().add_(top)[:, :, :, 0, 0]
-        weight, share, lse = found
+        weight, share, lse = _weights(x, *given)
         lses.append(lse)
         if x.elements.queries > 1:
             total = weight.mul_(share) if total is None else total.addcmul_(weight, share)
@@ -96,6 +90,18 @@ def _attend(x: FlatOperands, chunk: Chunk, operands: tuple) -> tuple[Tensor, Ten
         weight *= keep
     out = x.weighted(weight, values)
     return out if total is not None else out.mul_(share[:, :, None, :, 0, 0]), torch.stack(lses, 3)
+
+
+def _weights(x: FlatOperands, *given) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights (b, e, H, S, D, *flat rows) without normalisation, the factor that normalises them, and the log-sum-exps
+    (b, e, H, *flat rows) of the scores of one t; arguments are those of :meth:`.FlatOperands.scores`."""
+    found = three_factor_weights(x, *given) if has_three_factors(x) else None
+    if found is not None:
+        return found
+    weight = x.scores(*given)
+    top = weight.amax((3, 4), keepdim=True)
+    mass = x.exponentials_(weight, top).sum((3, 4), keepdim=True)
+    return weight, mass.reciprocal(), mass.log().add_(top)[:, :, :, 0, 0]
 
 
 @windowed_attention.register_fake
@@ -153,19 +159,17 @@ def _add_gradients_(x: FlatOperands, chunk: Chunk, operands: tuple, given, targe
     for t in range(elements.queries):
         of_t = elements.of_query(one, t)
         query, flat = of_t[:, :, :-1], of_t.transpose(2, 3).flatten(4)
-        given, lse_of_t = (t, query, flat, keys, *tables, penalty), lse[:, :, :, t, None, None]
-        weight = backward_weights(x, lse_of_t, *given) if has_three_factors(x) else None
-        if weight is None:
-            weight = x.exponentials_(x.scores(*given), lse_of_t)
+        given = t, query, flat, keys, *tables, penalty
         if to_weight is None:
             to_weight = x.products(grad, values)
             if keep is not None:
                 to_weight *= keep
         if elements.queries == 1:
+            weight = x.exponentials_(x.scores(*given), lse[:, :, :, t, None, None])
             slope = to_weight.sub_(mean[:, :, :, 0, None, None]).mul_(weight)
         else:
-            weight *= weight.sum((3, 4), keepdim=True).reciprocal_()  # corrects the rounding of a large lse
-            slope = to_weight * weight
+            weight, share, _ = _weights(x, *given)  # not from lse, which is rounded if scores are large
+            slope = to_weight * weight.mul_(share)
             of_slopes = slope.sum((3, 4), keepdim=True).add_(mean[:, :, :, t, None, None])
             slope.addcmul_(weight, of_slopes, value=-1)
             total = weight if total is None else total.add_(weight)

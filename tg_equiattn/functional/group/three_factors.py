@@ -49,7 +49,7 @@ def three_factors(
     return position * content, argument, tops[0] + tops[1] + tops[2]
 
 
-def forward_weights(x: FlatOperands, *operands) -> tuple[Tensor, Tensor, Tensor] | None:
+def three_factor_weights(x: FlatOperands, *operands) -> tuple[Tensor, Tensor, Tensor] | None:
     """Weights without normalisation, the factor that normalises them, and the log-sum-exps of scores (b, e, H, *flat
     rows). None if the product is too small to be precise."""
     product, argument, top = three_factors(x, *operands)
@@ -58,13 +58,3 @@ def forward_weights(x: FlatOperands, *operands) -> tuple[Tensor, Tensor, Tensor]
         return None
     lse = mass.log().add_(top).clamp_(min=MASKED_SCORE)  # the value for windows without a valid key
     return product, argument / mass, lse[:, :, :, 0, 0]
-
-
-def backward_weights(x: FlatOperands, lse: Tensor, *operands) -> Tensor | None:
-    """Normalised weights from the log-sum-exps of scores (b, e, H, 1, 1, *flat rows). None if the product is too small
-    to be precise."""
-    product, argument, top = three_factors(x, *operands)
-    inverse = (top - lse).exp_()
-    if inverse.amax() > 1 / _SMALLEST[inverse.dtype]:
-        return None
-    return product.mul_(argument.mul_(inverse))
