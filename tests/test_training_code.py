@@ -101,9 +101,9 @@ SETTINGS = {
         lambda **change: layers.GEViT(C4, 1, 3, **{"channels": (4,), "heads": 2, "kernel_size": 3, **change}),
         {"pools": (1,)}, r"pools='\[1\]'",
     ),
-    "heads": (lambda heads=2: layers.PerformerAttention(8, 8, heads, offset=None), {"heads": 4}, "heads=4"),
+    "heads": (lambda heads=2: layers.PerformerAttention(8, 8, heads, position=None), {"heads": 4}, "heads=4"),
     "method": (
-        lambda method="features": layers.PerformerAttention(8, 8, 2, offset=None, method=method),
+        lambda method="features": layers.PerformerAttention(8, 8, 2, position=None, method=method),
         {"method": "pairs"}, "method='pairs'",
     ),
     "offset": (

@@ -54,7 +54,7 @@ class SinusoidEncoding(nn.Module):
 
     for each of the 4 learned frequencies :math:`\omega` of every axis, which start at 1 and fall geometrically towards
     1e-4, with :math:`\alpha, \beta` learned for each head (Lemma 1): exact, but for random features in expectation.
-    ``(N, pos_dim)`` -> two of ``(N, heads, channels)``, channels = 8 · pos_dim.
+    ``(N, pos_dim)`` -> two of ``(heads, N, channels)``, channels = 8 · pos_dim.
 
     Source: relative-performer section 2.3, strategy 1, and appendix A.1. The appendix's second line has the sign of
     :math:`\beta` wrong twice; its result is right.
@@ -77,10 +77,10 @@ class SinusoidEncoding(nn.Module):
             exact = torch.promote_types(pos.dtype, self.frequency.dtype)  # float64 positions are: they may be large
             angle = pos.to(exact)[..., None] * self.frequency  # (N, dim, scales)
             sin, cos = (x.to(self.frequency.dtype) for x in (angle.sin(), angle.cos()))
-            alpha, beta = self.rotation
-            query = [alpha * sin[:, None] - beta * cos[:, None], beta * sin[:, None] + alpha * cos[:, None]]
+            alpha, beta = self.rotation[:, :, None]  # (heads, 1, dim, scales)
+            query = torch.stack([alpha * sin - beta * cos, beta * sin + alpha * cos], -1)
             key = torch.stack([sin, cos], -1).flatten(1)
-            return torch.stack(query, -1).flatten(2), key[:, None].expand(-1, self.heads, -1)
+            return query.flatten(2), key.expand(self.heads, -1, -1)
 
     def extra_repr(self) -> str:
         return f"pos_dim={self.pos_dim}, heads={self.heads}"

@@ -5,8 +5,7 @@ import torch
 from clouds import double, equal
 from space import batch_of
 
-from tg_equiattn.functional.performer.near import Near
-from tg_equiattn.functional.performer.pairs import pair_attention_of_nodes
+from tg_equiattn.functional.performer.pairs import Near, pair_attention_impl
 from tg_equiattn.neighbors import NeighborList
 from tg_equiattn.node_batch import NodeBatch
 
@@ -34,23 +33,23 @@ def test_chunks_change_nothing(kind, chunk, rows):
     """Of some queries of a graph, of a graph, of several graphs; with pairs that come twice."""
     near = None if kind == "content" else near_of(kind == "twice")
     # values of another width are not for torch's kernels
-    query, key, value = (double(NODES, HEADS, width).requires_grad_() for width in (D, D, D + (near is None)))
+    query, key, value = (double(HEADS, NODES, width).requires_grad_() for width in (D, D, D + (near is None)))
     inputs = [query, key, value, *([] if near is None else [*near[1:4], *near.values])]
-    wanted = pair_attention_of_nodes(query, key, value, rows, near=near)
-    equal(pair_attention_of_nodes(query, key, value, rows, near=near, chunk=chunk), wanted, inputs)
+    wanted = pair_attention_impl(query, key, value, rows, near=near)
+    equal(pair_attention_impl(query, key, value, rows, near=near, chunk=chunk), wanted, inputs)
 
 
 def test_equals_the_definition(rows):
-    query, key, value = (double(NODES, HEADS, D).requires_grad_() for _ in range(3))
+    query, key, value = (double(HEADS, NODES, D).requires_grad_() for _ in range(3))
     graph = batch_of(SIZES)
-    scores = torch.einsum("ihd,jhd->hij", query, key) / D**0.5
+    scores = torch.einsum("hid,hjd->hij", query, key) / D**0.5
     shares = scores.masked_fill(graph[:, None] != graph, -torch.inf).softmax(-1)
-    wanted = torch.einsum("hij,jhe->ihe", shares, value)
-    equal(pair_attention_of_nodes(query, key, value, rows), wanted, [query, key, value])
+    wanted = torch.einsum("hij,hje->hie", shares, value)
+    equal(pair_attention_impl(query, key, value, rows), wanted, [query, key, value])
 
 
 def test_more_pairs_than_fit_are_refused():
     rows = NodeBatch.flat(torch.empty(70_000), None).rows(whole=True)
-    x = torch.empty(1, 1, 1).expand(70_000, 1, 1)
+    x = torch.empty(1, 1, 1).expand(1, 70_000, 1)
     with pytest.raises(ValueError, match=r"16 GiB in float32\), got 1 heads of 70000 nodes: pass method='features'"):
-        pair_attention_of_nodes(x, x, x, rows)
+        pair_attention_impl(x, x, x, rows)
