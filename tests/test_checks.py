@@ -210,7 +210,7 @@ CASES = [
     ("neighbors must be of 70 nodes", lambda: near()(NODES, neighbors=PixelGrid((5, 7), 3).neighbors())),
     ("offsets .* must be below cutoff=3", lambda: near()(NODES, grid=PixelGrid((5, 7), 5))),
     *((f"{n} must be", lambda n=n: RelativePerformer(1, 10, **{n: "patch"})) for n in ("norm", "embedding")),
-    (r"input must be \(B, 1, H, W\)", lambda: RelativePerformer(1, 10, depth=1)(torch.ones(2, 3, 5, 7))),
+    (r"input must be \(B, 1, H, W\)", lambda: RelativePerformer(1, 10, num_layers=1)(torch.ones(2, 3, 5, 7))),
     *((f"{name} must be a positive", lambda name=name: CliffordMLP(**{"in_channels": 3, "out_channels": 5, name: 0}))
       for name in ("in_channels", "out_channels", "hidden_channels", "num_blocks")),
     (r"input must be \(..., 3, 8\)", lambda: CliffordMLP(3, 5)(torch.ones(2, 4, 8))),

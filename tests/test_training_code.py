@@ -115,7 +115,7 @@ SETTINGS = {
         {"cutoff": 2, "values": "offset"}, "values='offset'",
     ),
     "RelativePerformer": (
-        lambda **change: layers.RelativePerformer(1, 3, channels=8, depth=1, heads=2, cutoff=2, **change),
+        lambda **change: layers.RelativePerformer(1, 3, channels=8, num_layers=1, heads=2, cutoff=2, **change),
         {"periodic": True}, "periodic=True",
     ),
     "causality": (lambda **change: layers.SE3HyenaOperator(3, 2, **change), {"causal": True}, "causal=True"),

@@ -135,7 +135,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
             values=values, edge_dim=edge_dim, num_random_features=num_random_features, redraw_interval=redraw_interval,
             method=method, dropout=dropout,
         )  # fmt: skip
-        self.out_channels, self.heads = out_channels, heads
+        self.out_channels, self.heads = self.attention.out_channels, self.attention.heads
         if not self.attention.positions.weighs_pairs:
             self.explain = False  # an edge has no weight of its own
         self._checked = False
