@@ -10,7 +10,7 @@ from group_layers import block
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import GEViT
+from tg_equiattn.nn import GroupTransformer
 from tg_equiattn.nn.group.norm import RegularBatchNorm
 
 C4 = cyclic(4)
@@ -23,7 +23,13 @@ def gps_block():
     return RelativeGPSBlock(12, SAGEConv(12, 12), 3, norm="batch_norm", attn_kwargs={"cutoff": 3, "offset": "distance"})
 
 
-NAMES = "GroupAttentionBlock", "GEViT batch", "RelativePerformer batch", "R2AttentionBlock", "R3AttentionBlock"
+NAMES = (
+    "GroupAttentionBlock",
+    "GroupTransformer batch",
+    "RelativePerformer batch",
+    "R2AttentionBlock",
+    "R3AttentionBlock",
+)
 MODELS = {name: CASES[name] for name in NAMES} | {
     "RelativeGPSBlock": CASES["RelativeGPSBlock"]._replace(make=gps_block)
 }
@@ -59,7 +65,7 @@ def test_converted_ones_refuse_masks(training):
     mask = torch.rand(2, 5, 6) < 0.7
     for module, x in (
         (block(C4), torch.randn(2, 3, 4, 5, 6)),
-        (GEViT(C4, 2, 3, channels=(6,), heads=2, kernel_size=3), torch.randn(2, 2, 5, 6)),
+        (GroupTransformer(C4, 2, 3, channels=(6,), heads=2, kernel_size=3), torch.randn(2, 2, 5, 6)),
     ):
         converted = torch.nn.SyncBatchNorm.convert_sync_batchnorm(module).train(training)
         assert converted(x).isfinite().all()

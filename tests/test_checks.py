@@ -140,7 +140,6 @@ CASES = [
     ("order must keep padding", lambda: check_order(
         torch.tensor([0, 1, 3, 2, 4]), NodeBatch.dense(1, 5, torch.tensor([3]), X.device))),
     ("group must be a tg_equiattn.groups.FiniteGroup, got int", lambda: GroupAttention(4, 8, 8, heads=1)),
-    ("options must be a mapping", lambda: LiftingAttention(C4, 3, 8, heads=1, options="axial")),
     ("attention must be a GroupAttention", lambda: GroupAttentionBlock(LiftingAttention(C4, 3, 3, heads=1))),
     (r"input must have shape \(B, 3, ...\)", lambda: Pointwise(3, 5)(torch.ones(2, 5, 4))),
     ("input must have shape", lambda: GlobalPooling(None)(torch.ones(2, 3))),

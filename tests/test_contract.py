@@ -128,7 +128,8 @@ def test_vmap_and_gradients_of_samples(case):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
-    "name", ["GroupAttention", "PerformerBlock", "SE3Hyena", "VectorSelfAttention", "R2AttentionBlock", "GEViT"]
+    "name",
+    ["GroupAttention", "PerformerBlock", "SE3Hyena", "VectorSelfAttention", "R2AttentionBlock", "GroupTransformer"],
 )
 def test_torchscript_is_refused_with_what_to_use(name):
     """Those of PyG and e3nn in their own tests."""
@@ -230,7 +231,7 @@ def test_compiled_for_batches_of_all_sizes(name):
 
 
 COPIED = ["SE3HyenaOperator radial", "PerformerAttention masked window"]  # graphs in another order, or with fewer pairs
-SINGLE = [name for name in FIRST if name in VARYING and name != "GEViT"] + COPIED
+SINGLE = [name for name in FIRST if name in VARYING and name != "GroupTransformer"] + COPIED
 
 
 @pytest.mark.filterwarnings("ignore:.*")

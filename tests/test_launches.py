@@ -7,6 +7,7 @@ from counting import count
 from launches import LAYERS, ROWS, SIZES, measured, row, table
 from torch import nn
 
+from tg_equiattn.functional.backend import OPERATOR
 from tg_equiattn.functional.hyena import fft_convolution
 from tg_equiattn.functional.performer.edge_products import edge_dot, edge_sum
 from tg_equiattn.neighbors import CSR
@@ -119,7 +120,7 @@ def test_compiled_kernels_by_hand():
 
 
 def test_bodies_of_own_operators_are_counted(monkeypatch):
-    monkeypatch.setattr(fft_convolution, "compiler_fuses", lambda *_: False)  # as of what is more than a tile
+    monkeypatch.setattr(fft_convolution, "choose_form", lambda *_: OPERATOR)  # as of what is more than a tile
     (forward,), _ = compiled_of(*CASES["vector_long_conv"].build(torch.float32))
     assert [str(func) for func, *_ in forward.own] == ["tg_equiattn.fft_convolution.default"]
     found = forward.launches()

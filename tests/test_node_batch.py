@@ -6,7 +6,9 @@ import pytest
 import torch
 from space import batch_of, motion
 
-from tg_equiattn.node_batch import NodeBatch, node_blocks
+from tg_equiattn.functional.chunks import map_chunks
+from tg_equiattn.functional.performer.graph_rows import graph_rows
+from tg_equiattn.node_batch import NodeBatch
 from tg_equiattn.orders import check_order, radial_order
 
 SIZES = {
@@ -44,12 +46,12 @@ def alone(x, y):
 def test_flat_mix_equals_each_alone(sizes, padded):
     x, y = (torch.randn(sum(sizes), 3, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
     node_batch = ragged_of(sizes, len(sizes), max(sizes) + 2 if padded else None)
-    assert node_batch.sizes.tolist() == node_batch.known == list(sizes)
+    assert node_batch.sizes.tolist() == node_batch.known_sizes == list(sizes)
     expected = torch.cat([alone(*p) for p in zip(x.split(sizes), y.split(sizes), strict=True)])
     direction = torch.randn_like(expected)
     wanted = torch.autograd.grad((expected * direction).sum(), (x, y))
     groups = {n: range(n, len(sizes), 2) for n in range(min(2, len(sizes)))} if padded else None
-    rows = node_batch.rows(whole=True)
+    rows = node_batch.padded()
     for out in (node_batch.mix(kernel, x, y, groups=groups), rows.unpack(kernel(rows.pack(x), rows.pack(y), rows))):
         torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
         got = torch.autograd.grad((out * direction).sum(), (x, y))
@@ -63,27 +65,40 @@ def test_groups_waste_less_than_half():
     assert sum(sizes) < sum(widths) < 2 * sum(sizes)
 
 
-@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("sizes", [*SIZES.values(), (90, 1, 1, 1, 5)])
-def test_rows_hold_every_node_once(sizes, known, whole, monkeypatch):
+@pytest.mark.parametrize("make", [NodeBatch.padded, graph_rows])
+def test_rows_hold_every_node_once(sizes, known, make, monkeypatch):
     if not known:
-        monkeypatch.setattr("tg_equiattn.node_batch.checks.is_concrete", lambda x: False)
-    node_batch = ragged_of(sizes, len(sizes), max(sizes), whole=whole)
-    rows, x = node_batch.rows(whole), torch.randn(sum(sizes), 2, dtype=torch.float64)
+        monkeypatch.setattr("tg_equiattn.node_batch.is_concrete", lambda x: False)
+    node_batch = ragged_of(sizes, len(sizes), max(sizes))
+    assert (node_batch.known_sizes is None) == (not known and len(sizes) > 1)
+    rows, x = make(node_batch), torch.randn(sum(sizes), 2, dtype=torch.float64)
     packed = rows.pack(x)
-    assert packed.shape[:2] == (rows.count, rows.length)
     torch.testing.assert_close(rows.unpack(packed), x, rtol=0, atol=0)
-    assert torch.equal(packed.flatten(0, 1)[rows.slot], x)
     sums = torch.stack([part.sum(0) for part in x.split(sizes)])
-    if sum(sizes) and rows.graph is not None:
-        packed_sums = x.new_zeros(len(sizes), 2).index_add(0, rows.graph, packed.sum(1))
-        torch.testing.assert_close(packed_sums, sums)
+    graph = torch.arange(len(sizes)) if rows.graph is None else rows.graph
+    if sum(sizes):
+        torch.testing.assert_close(x.new_zeros(len(sizes), 2).index_add(0, graph, packed.sum(1)), sums)
     torch.testing.assert_close(node_batch.sum(x), sums)
     torch.testing.assert_close(node_batch.spread(sums), sums[batch_of(sizes)])
     if rows.mask is not None:
         assert int(rows.mask.sum()) == sum(sizes)
         assert not packed[~rows.mask].any()
+
+
+def test_slots_of_padded_rows():
+    padded, x = ragged_of((3, 0, 2)).padded(), torch.randn(5, 2)
+    assert padded.slot.tolist() == [0, 1, 2, 6, 7]
+    assert torch.equal(padded.pack(x).flatten(0, 1)[padded.slot], x)
+
+
+def test_answers_do_not_depend_on_earlier_questions():
+    """Reading the sizes leaves a batch as it was made."""
+    sizes = SIZES["groups"]
+    first, second = (ragged_of(sizes, len(sizes), whole=False) for _ in range(2))
+    second.read_sizes(), second.starts, second.batch, second.padded()
+    assert {name: str(x) for name, x in vars(first).items()} == {name: str(x) for name, x in vars(second).items()}
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
@@ -130,7 +145,7 @@ def test_radial_order_breaks_ties_by_scalars(dtype):
 
 
 @pytest.mark.parametrize("step", [1, 3, 11, 20])
-def test_node_blocks(step):
+def test_map_chunks(step):
     x, y = (torch.randn(11, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
     calls = []
 
@@ -139,9 +154,9 @@ def test_node_blocks(step):
         return torch.cat([x * y, x.sin()], 1)
 
     expected = function(x, y)
-    out = node_blocks(function, step, (t for t in (x, y)))
+    out = map_chunks(function, step, (t for t in (x, y)))
     with torch.no_grad():
-        without = node_blocks(function, step, (x, y))
+        without = map_chunks(function, step, (x, y))
     torch.testing.assert_close(without, expected, rtol=0, atol=0)
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
     before = len(calls)
@@ -156,4 +171,4 @@ def test_compiling_needs_the_sizes(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     for options in ((), (2,), (None, 3), (2, None, False)):
         with pytest.raises(ValueError, match="batch_size and max_num_nodes must be given"):
-            ragged_of((3, 2), *options[:2], whole=options[2:] == ()).rows(whole=True)
+            ragged_of((3, 2), *options[:2], whole=options[2:] == ()).padded()

@@ -9,11 +9,11 @@ from tg_equiattn.grids import PixelGrid, Window
 from tg_equiattn.groups import cyclic, dihedral, dyadic
 from tg_equiattn.nn import (
     CliffordMLP,
-    GEViT,
     GlobalGroupAttention,
     GroupAttention,
     GroupAttentionBlock,
     GroupLinear,
+    GroupTransformer,
     LiftingAttention,
     PerformerAttention,
     RegularGlobalNorm,
@@ -88,7 +88,9 @@ MODULES = {
     "GroupAttentionBlock": lambda n, f: GroupAttentionBlock(
         GroupAttention(dihedral(n(2)), n(3), n(5), heads=n(2)), dropout=f(EIGHTH), crop=n(1), layer_scale=f(EIGHTH)
     ),
-    "GEViT": lambda n, f: GEViT(C4, n(2), n(3), channels=(n(6), n(8)), heads=n(2), kernel_size=n(3), dropout=f(EIGHTH)),
+    "GroupTransformer": lambda n, f: GroupTransformer(
+        C4, n(2), n(3), channels=(n(6), n(8)), heads=n(2), kernel_size=n(3), dropout=f(EIGHTH)
+    ),
     "PerformerAttention": lambda n, f: PerformerAttention(
         n(12), n(15), n(3), cutoff=n(3), num_random_features=n(11), redraw_interval=n(5), dropout=f(EIGHTH)
     ),

@@ -97,8 +97,10 @@ def test_averages_of_two_state_dicts_load(name, average):
 # A module, arguments that change its function and no shape, and what the error says.
 SETTINGS = {
     "GroupLinear": (lambda group=C4: layers.GroupLinear(group, 3, 5), {"group": dihedral(2)}, "group=D2"),
-    "GEViT": (
-        lambda **change: layers.GEViT(C4, 1, 3, **{"channels": (4,), "heads": 2, "kernel_size": 3, **change}),
+    "GroupTransformer": (
+        lambda **change: layers.GroupTransformer(
+            C4, 1, 3, **{"channels": (4,), "heads": 2, "kernel_size": 3, **change}
+        ),
         {"pools": (1,)}, r"pools='\[1\]'",
     ),
     "heads": (lambda heads=2: layers.PerformerAttention(8, 8, heads, position=None), {"heads": 4}, "heads=4"),

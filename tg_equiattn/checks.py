@@ -10,11 +10,11 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-from .modes import has_autocast
+from .modes import has_autocast, is_batched, is_concrete
 
 _Constructor = TypeVar("_Constructor", bound=Callable[..., Any])
+_UNSORTED = "batch must be sorted, got a graph index that decreases"
 
 
 def python_numbers(made: _Constructor) -> _Constructor:
@@ -172,13 +172,32 @@ def _any_of(shapes: Sequence[tuple]) -> str:
     return f"({', '.join(sizes)})"
 
 
+def of_values(check: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a check of values: it runs only if reading each tensor among its positional arguments costs nothing."""
+
+    @functools.wraps(check)
+    def checked(*arguments: Any, **more: Any) -> None:
+        if all(is_concrete(x) for x in arguments if isinstance(x, Tensor)):
+            check(*arguments, **more)
+
+    return checked
+
+
 def lengths(value: Tensor | None, count: int, longest: int, device: torch.device) -> None:
     """Raise ValueError unless value is None or holds the own lengths (count,) of sequences padded to ``longest``."""
     if value is None:
         return
     tensor("lengths", value, torch.int64, [(count,)], device)
-    if is_concrete(value) and count and not 0 <= int(value.min()) <= int(value.max()) <= longest:
-        raise ValueError(f"lengths must be in [0, {longest}], got {int(value.min())} to {int(value.max())}")
+    in_range("lengths", value, longest)
+
+
+@of_values
+def in_range(name: str, value: Tensor, highest: int, note: str = "") -> None:
+    """Raise ValueError unless values are in [0, highest]."""
+    if value.numel():
+        low, high = (int(x) for x in value.aminmax())
+        if low < 0 or high > highest:
+            raise ValueError(f"{name} must be in [0, {highest}]{note}, got {low} to {high}")
 
 
 def mask(value: Tensor | None, shape: tuple[int, ...], device: torch.device | None = None) -> None:
@@ -196,25 +215,10 @@ def pixel_mask(
         tensor(name, value, torch.bool, shapes, device, ", true where there are pixels")
 
 
-def is_concrete(x: Tensor) -> bool:
-    """Whether reading values of x costs nothing: on the CPU, not while it is traced, and of no batch that
-    ``torch.vmap`` goes through. Checks of values run only then."""
-    return x.device.type == "cpu" and not is_traced(x) and not is_batched(x)
-
-
-def is_traced(x: Tensor) -> bool:
-    """Whether x stands for any tensor: under torch.compile, torch.export and ``make_fx`` with fake tensors."""
-    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
-
-
-def is_batched(x: Tensor) -> bool:
-    """Whether torch.vmap goes through x, at any level of nested transforms."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(x):
-        if functorch.is_batchedtensor(x):
-            return True
-        x = functorch.get_unwrapped(x)
-    return False
+def assert_on_device(condition: Tensor, message: str) -> None:
+    """Let the device raise unless a condition holds, where it must not be waited for. ``torch.vmap`` cannot do that."""
+    if not is_batched(condition):
+        torch._assert_async(condition, message)
 
 
 def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
@@ -226,18 +230,21 @@ def batch_index(batch: Tensor | None, batch_size: int | None, x: Tensor) -> int:
             raise ValueError(f"batch must be given where batch_size is {batch_size}, got None")
         return 1
     tensor("batch", batch, torch.int64, [(x.shape[0],)], x.device)
-    if is_concrete(batch) and batch.shape[0]:
-        if bool((batch.diff() < 0).any()):
-            raise ValueError("batch must be sorted, got a graph index that decreases")
-        if int(batch[0]) < 0 or (batch_size is not None and int(batch[-1]) >= batch_size):
-            raise ValueError(f"batch must be in [0, {batch_size}), got {int(batch[0])} to {int(batch[-1])}")
-    elif torch.compiler.is_compiling() or not is_batched(batch):
-        torch._assert_async((batch[1:] >= batch[:-1]).all(), "batch must be sorted, got a graph index that decreases")
-    if batch_size is not None:
-        return batch_size
-    if not torch.compiler.is_compiling() and is_batched(batch):
-        raise ValueError("batch_size must be given where torch.vmap goes over batch, got None")
-    return int(batch[-1]) + 1 if batch.shape[0] else 0
+    if not is_concrete(batch):
+        assert_on_device((batch[1:] >= batch[:-1]).all(), _UNSORTED)
+        if batch_size is not None:
+            return batch_size
+        if is_batched(batch):
+            raise ValueError("batch_size must be given where torch.vmap goes over batch, got None")
+        return int(batch[-1]) + 1 if x.shape[0] else 0
+    if not x.shape[0]:
+        return batch_size or 0
+    if bool((batch[1:] < batch[:-1]).any()):
+        raise ValueError(_UNSORTED)
+    first, last = int(batch[0]), int(batch[-1])
+    if first < 0 or (batch_size is not None and last >= batch_size):
+        raise ValueError(f"batch must be in [0, {batch_size}), got {first} to {last}")
+    return last + 1 if batch_size is None else batch_size
 
 
 def positions(pos: Tensor | None, shape: tuple[int, ...], x: Tensor, why: str) -> Tensor:

@@ -1,23 +1,26 @@
-"""Which of torch's modes and transforms are at work, and what has to be done without them or otherwise under them."""
+"""Modes and transforms of torch: questions about those that are active, and helpers to work outside them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._pytree import tree_map_only
 
+_T = TypeVar("_T")
+
 
 def has_autocast(kind: str) -> bool:
-    """Whether torch has autocast for a kind of device."""
+    """True if torch has autocast for a kind of device."""
     return torch.amp.is_autocast_available(kind)
 
 
@@ -42,12 +45,12 @@ def ordinary_tensors(*inputs: Tensor) -> Iterator[None]:
 
 
 def is_ordinary(x: Tensor) -> bool:
-    """Whether a tensor has values of its own, here: not on the meta device, fake, or of a transform."""
+    """True if a tensor has values of its own: it is not on the meta device, fake, or of a transform."""
     return type(x) in (Tensor, nn.Parameter) and x.device.type != "meta" and not is_functorch_wrapped_tensor(x)
 
 
 def as_numbers(x: Tensor) -> list:
-    """``x.tolist()``, of a tensor of a transform too, whose numbers torch 2.8 does not read by itself."""
+    """``x.tolist()``, also for tensors of a transform, whose numbers torch 2.8 does not read by itself."""
     if torch.compiler.is_compiling() or not _functorch():
         return x.tolist()
     while is_functorch_wrapped_tensor(x):
@@ -70,14 +73,70 @@ def _functorch() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-# What torch.compiler.assume_constant_result does, which would load all of the compiler here: called while tracing.
+# torch.compiler.assume_constant_result does the same, but would load all of the compiler here: called while tracing.
 _functorch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def in_functorch_transform() -> bool:
-    """Whether a transform of ``torch.func`` (``grad``, ``vmap``, ``jvp`` and what is made of them) or a level of
-    forward-mode differentiation is at work, in eager execution and while torch.compile traces."""
+    """True in a transform of ``torch.func`` (``grad``, ``vmap``, ``jvp`` and compositions of them) or in forward-mode
+    differentiation, in eager execution and while torch.compile traces."""
     return _functorch() or forward_ad._current_level >= 0
+
+
+def runs_eagerly() -> bool:
+    """True if torch runs operation by operation: no compiler traces and no transform of ``torch.func`` is active.
+
+    Only then checkpoints, autograd functions with second derivatives of their own, and writing into results pay off
+    or work at all.
+    """
+    return not torch.compiler.is_compiling() and not in_functorch_transform()
+
+
+def compiles_for_accelerator(device: torch.device) -> bool:
+    """True while torch.compile traces for an accelerator. Exported programs are for all sizes, so that no choice by
+    size can be made for them."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting() and device.type != "cpu"
+
+
+def is_traced(x: Tensor) -> bool:
+    """True if x stands for any tensor: under torch.compile, torch.export and ``make_fx`` with fake tensors."""
+    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
+
+
+def is_batched(x: Tensor) -> bool:
+    """True if ``torch.vmap`` goes over x, at any level of nested transforms."""
+    if torch.compiler.is_compiling():
+        return False  # compilers trace through torch.vmap, and refuse to read values themselves
+    while is_functorch_wrapped_tensor(x):
+        if is_batchedtensor(x):
+            return True
+        x = get_unwrapped(x)
+    return False
+
+
+def is_readable(x: Tensor) -> bool:
+    """True if values of x can be read, for which CUDA waits: not while x is traced or ``torch.vmap`` goes over it."""
+    return not is_traced(x) and not is_batched(x)
+
+
+def is_concrete(x: Tensor) -> bool:
+    """True if reading values of x costs nothing: they are readable and on the CPU. Values are checked only then."""
+    return x.device.type == "cpu" and is_readable(x)
+
+
+def cached(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
+    """Decorate a function: its last results are kept, as ordinary tensors. Compilers trace the function itself."""
+
+    def decorate(make: Callable[..., _T]) -> Callable[..., _T]:
+        kept = functools.lru_cache(maxsize)(ordinary_tensors()(make))
+
+        @functools.wraps(make)
+        def found(*arguments: Any) -> _T:
+            return make(*arguments) if torch.compiler.is_compiling() else kept(*arguments)
+
+        return found
+
+    return decorate
 
 
 class LayerNorm(nn.LayerNorm):

@@ -65,9 +65,12 @@ def _largest(x: Tensor, node_batch: NodeBatch) -> Tensor:
 
 def check_order(order: Tensor, node_batch: NodeBatch) -> None:
     """Raise ValueError unless order (T,) is a permutation of the nodes of every graph."""
-    checks.tensor("order", order, torch.int64, [(node_batch.nodes,)], node_batch.batch.device)
-    if not checks.is_concrete(order):
-        return
+    checks.tensor("order", order, torch.int64, [(node_batch.nodes,)], node_batch.sizes.device)
+    _check_permutation(order, node_batch)
+
+
+@checks.of_values
+def _check_permutation(order: Tensor, node_batch: NodeBatch) -> None:
     whole = bool((order.sort().values == torch.arange(len(order))).all())
     if not whole or not bool((node_batch.batch[order] == node_batch.batch).all()):
         raise ValueError("order must be a permutation of the nodes within every graph")

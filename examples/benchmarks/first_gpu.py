@@ -39,6 +39,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import pad
 
 from tg_equiattn import functional
+from tg_equiattn.functional.backend import OPERATOR
 from tg_equiattn.functional.group import attention
 from tg_equiattn.functional.vector import attention as vectors
 from tg_equiattn.grids import Window
@@ -101,9 +102,9 @@ def ewald(
     return "auto", calls
 
 
-def never(*_: object) -> bool:
-    """What a compiler can trace, as a mock it cannot."""
-    return False
+def operator(*_: object) -> str:
+    """Choose the operator: a function that a compiler can trace, as a mock it cannot."""
+    return OPERATOR
 
 
 def compiled(function: Callable[..., Tensor], module: object | None = None) -> Callable[..., Tensor]:
@@ -111,7 +112,7 @@ def compiled(function: Callable[..., Tensor], module: object | None = None) -> C
     made = torch.compile(function, fullgraph=True, dynamic=False)
 
     def call() -> Tensor:
-        chosen = mock.patch.object(module, "compiler_fuses", never) if module else contextlib.nullcontext()
+        chosen = mock.patch.object(module, "choose_form", operator) if module else contextlib.nullcontext()
         with chosen:
             return made()
 

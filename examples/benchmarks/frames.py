@@ -43,7 +43,7 @@ from tg_equiattn.integrations.escnn import (
 
 
 def by_content(heads: int) -> dict[str, Any]:
-    return {"options": {"encoding": "joint", "content_heads": heads}}
+    return {"content_heads": heads}
 
 
 # name, gspace, fields, window, side, images, heads, width of a head, further options; None for lifting
@@ -104,8 +104,10 @@ def measure(case: tuple, repeats: int, compiled: bool) -> list[str]:
     fields = image if lifts else regular
     convolution = (nn.R2Conv if flat else nn.R3Conv)(fields, regular, kernel, padding=kernel // 2)
     kinds = (R2LiftingAttention, R3LiftingAttention) if lifts else (R2GroupAttention, R3GroupAttention)
-    arguments = {"options": {"encoding": "joint"}} | (options or {})
-    layer = kinds[not flat](fields, regular, heads=heads, head_channels=width, kernel_size=kernel, **arguments)
+    layer = kinds[not flat](
+        fields, regular, heads=heads, head_channels=width, kernel_size=kernel,
+        encoding="joint", **(options or {}),
+    )  # fmt: skip
     x = nn.GeometricTensor(torch.randn(batch, fields.size, *[side] * gspace.dimensionality), fields)
     with torch.no_grad():
         assert looks_at_content(layer, x)

@@ -83,9 +83,8 @@ def measure_case(
     x = torch.randn(batch, CHANNELS, len(group), size, size, device=device)
     kind = MaterialisedAttention if variant == "baseline" else GroupAttention
     locality = None if variant == "baseline" else "auto"
-    options = {"window_shape": "square"}
     layer = kind(group, CHANNELS, CHANNELS, heads=HEADS, head_channels=HEAD_CHANNELS, kernel_size=kernel_size,
-                 relation="ge_vit", locality=locality, options=options).to(device)  # fmt: skip
+                 relation="ge_vit", locality=locality, window_shape="square").to(device)  # fmt: skip
     compiled = variant == "compiled"
     torch.compile(lambda x: x + 1)(torch.zeros(2, device=device)) if compiled else None  # the compiler's own memory
     call = torch.compile(layer, fullgraph=True) if compiled else layer

@@ -131,7 +131,7 @@ class ResidualAttention(nn.EquivariantModule):
         self.attention = R2GroupAttention(
             fields, fields, heads=settings.heads[0], head_channels=settings.head_channels,
             kernel_size=settings.kernel_size or None, relation=settings.relation, locality=settings.locality[0],
-            options={"encoding": settings.encoding, "window_shape": "square"},
+            encoding=settings.encoding, window_shape="square",
         )  # fmt: skip
 
     def forward(self, x: nn.GeometricTensor) -> nn.GeometricTensor:

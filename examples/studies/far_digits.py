@@ -159,12 +159,12 @@ def attention(fields: nn.FieldType, settings: FarDigits) -> R2AttentionBlock:
     (name,) = settings.models
     options: dict[str, Any] = {
         "heads": settings.heads, "head_channels": settings.head_channels, "relation": "relative",
-        "kernel_size": settings.kernel_size, "options": {"encoding": "joint"},
+        "kernel_size": settings.kernel_size, "encoding": "joint",
     }  # fmt: skip
     if name == "exact attention":
         options |= {"kernel_size": None, "locality": None}  # places of their own would keep heads near
     if name.startswith("global"):
-        layer: Any = R2GlobalAttention(fields, fields, num_features=settings.num_features, **options)
+        layer: Any = R2GlobalAttention(fields, fields, num_random_features=settings.num_features, **options)
     else:
         layer = R2GroupAttention(fields, fields, **options)
     return R2AttentionBlock(layer, norm=settings.norm)

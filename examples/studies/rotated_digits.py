@@ -38,7 +38,7 @@ from tg_equiattn.integrations.escnn import group_from_gspace
 from torch import Tensor
 
 from tg_equiattn.encodings.locality import CONTENT
-from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention
+from tg_equiattn.nn import GroupAttention, GroupTransformer, LiftingAttention
 
 Model = Literal["Z2_SA", "R4_SA", "R8_SA", "R12_SA", "R4M_SA", "C4 G-CNN", "C8 G-CNN", "D4 G-CNN"]
 Omission = Literal["nothing", "places", "preferences", "learning", "small queries"]
@@ -200,7 +200,7 @@ def build(settings: RotatedDigits) -> torch.nn.Module:
     gspace = GSPACES[name]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="relation='gsa'")
-        model = GEViT(
+        model = GroupTransformer(
             group_from_gspace(gspace),
             1,
             10,
@@ -211,14 +211,14 @@ def build(settings: RotatedDigits) -> torch.nn.Module:
             pools=(settings.pool,),
             norm=settings.norm,
             dropout=settings.dropout,
-            attention={
+            crops=settings.crops or 0,
+            attn_kwargs={
                 "head_channels": settings.head_channels,
                 "content_heads": 0 if relation == "separable" else None,
                 "encoding": settings.encoding,
                 "window_shape": "square",  # as the papers, with 8 and 12 rotations too
                 "locality": locality,
             },
-            options={"crops": settings.crops or 0},
         )
     leave_out(model, *settings.without)
     return model

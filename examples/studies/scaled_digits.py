@@ -5,7 +5,7 @@ canvases are enlarged: by repeating pixels, where features of networks with scal
 doubled, exactly, and smoothly, by bilinear interpolation, where nothing is promised. At about equal numbers of
 parameters,
 
-scales                   GEViT on dyadic(3), each scale by itself (scale_window=1)
+scales                   GroupTransformer on dyadic(3), each scale by itself (scale_window=1)
 scales, mixed            the same with windows of three scales
 no scales                the same on the trivial group
 convolution              3 x 3 convolutions, norm and SiLU, a mean over space
@@ -37,7 +37,7 @@ from harness.training import Classifier, Outcome, fit, parameters
 from torch import Tensor
 
 from tg_equiattn.groups import DilationGroup, dyadic, trivial
-from tg_equiattn.nn import GEViT
+from tg_equiattn.nn import GroupTransformer
 from tg_equiattn.testing import dilation_errors
 
 matplotlib.use("Agg")
@@ -105,9 +105,9 @@ def build(settings: ScaledDigits, more: int = 0) -> torch.nn.Module:
     if name.startswith("convolution"):
         like = build(dataclasses.replace(settings, models=("scales",)))
         return matched(lambda width: Convolutions(width, 1 + settings.blocks, scales), parameters(like))
-    return GEViT(
+    return GroupTransformer(
         dyadic(scales) if has_scales(name) else trivial(2), 1, 10, channels=(settings.channels,) * settings.blocks,
-        heads=settings.heads, kernel_size=3, relation="relative", attention={
+        heads=settings.heads, kernel_size=3, relation="relative", attn_kwargs={
             "head_channels": settings.head_channels, "encoding": "joint",
             "scale_window": {"scales": 1, "scales, mixed": 3}.get(name),
         },

@@ -43,7 +43,7 @@ from scipy.spatial.transform import Rotation
 from torch import Tensor, nn
 
 from tg_equiattn.groups import octahedral, trivial
-from tg_equiattn.nn import GEViT
+from tg_equiattn.nn import GroupTransformer
 from tg_equiattn.testing import equivariance_error
 
 matplotlib.use("Agg")
@@ -116,10 +116,10 @@ def build(settings: SolidShapes, width: int | None = None) -> nn.Module:
     if name.startswith("GE-ViT"):
         width_of_heads = "relative", settings.heads, settings.head_channels
         relation, heads, head_channels = FRAMED if "frames" in name else width_of_heads
-        model = GEViT(
+        model = GroupTransformer(
             trivial(3) if "no rotations" in name else octahedral(), 1, len(KINDS), channels=[width] * settings.blocks,
             heads=heads, kernel_size=3, relation=relation, pools=range(settings.blocks),
-            attention={"head_channels": head_channels, "encoding": "joint"},
+            attn_kwargs={"head_channels": head_channels, "encoding": "joint"},
         )  # fmt: skip
     else:
         spaces = {"G-CNN": gspaces.octaOnR3, "G-CNN, reflections": gspaces.fullOctaOnR3}

@@ -5,9 +5,9 @@ Works for every discrete gspace: the modules that begin with ``R2`` for planar o
 ``fullOctaOnR3()``, ``icoOnR3()``, ``fullIcoOnR3()``, ``rot2dOnR3(N)``, ``dihedralOnR3(N)``, ``conicalOnR3(N)``,
 ``cylindricalOnR3(N)``, ``fullCylindricalOnR3(N)``, ``mirOnR3()``, ``invOnR3()`` and ``trivialOnR3()``;
 ``between_fields`` and ``group_from_gspace`` for both. Whole models are those of the core on tensors,
-``tg_equiattn.nn.GEViT(group_from_gspace(gspace), ...)``. escnn's field types, and so escnn models, do not pickle (their
-change-of-group maps are local functions): ``export()`` a model to pickle, deep-copy or compile it, and keep
-``state_dict()`` for checkpoints.
+``tg_equiattn.nn.GroupTransformer(group_from_gspace(gspace), ...)``. escnn's field types, and so escnn models, do not
+pickle (their change-of-group maps are local functions): ``export()`` a model to pickle, deep-copy or compile it, and
+keep ``state_dict()`` for checkpoints.
 """
 
 from .._host import require

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,32 +49,48 @@ class _Layer(RdAttentionModule):
     """An attention layer of the core between two field types."""
 
     def __init__(
-        self, kind: Any, in_type: FieldType, out_type: FieldType, context_type: FieldType | None,
-        options: Mapping[str, Any] | None, **arguments: Any,
-    ) -> None:  # fmt: skip
+        self, kind: Any, in_type: FieldType, out_type: FieldType, context_type: FieldType | None, **arguments: Any
+    ) -> None:
         group, lifts = self.group_of(in_type, out_type), kind is LiftingAttention
         channels = count_fields("in_type", in_type, not lifts), count_fields("out_type", out_type, True)
-        if isinstance(options, Mapping) and "context_channels" in options:
-            raise ValueError("options must leave context_channels to context_type, got both")
         if context_type is not None:
-            options = {**(options or {}), "context_channels": count_fields("context_type", context_type, not lifts)}
+            arguments["context_channels"] = count_fields("context_type", context_type, not lifts)
             if context_type.gspace != in_type.gspace:
                 raise ValueError(
                     f"context_type must have the gspace of in_type, {in_type.gspace}, got {context_type.gspace}"
                 )
-        core = kind(group, *channels, **arguments, options=options)
-        super().__init__(core, group, in_type, out_type, lifts, context_type)
+        super().__init__(kind(group, *channels, **arguments), group, in_type, out_type, lifts, context_type)
 
 
 class R2LiftingAttention(_Layer):
-    """Lifting self-attention of images, from trivial to regular fields: :class:`tg_equiattn.nn.LiftingAttention`, where
-    the formula, its source and all arguments but field types are described.
+    """Lifting self-attention of images, from trivial to regular fields.
+
+    The formula and its source are at :class:`tg_equiattn.nn.LiftingAttention`.
 
     Args:
-        in_type, out_type (FieldType): trivial fields, and regular ones of the same gspace.
-        context_type (FieldType): fields of the ``context`` of cross attention, of the same kind and gspace as
-            ``in_type``; every call then needs one. ``None`` for self-attention, which still takes a context of
+        in_type (FieldType): Type of the input: trivial fields.
+        out_type (FieldType): Type of the output: regular fields of the same gspace.
+        heads (int): Number of attention heads. With locality every head starts at its own offset: nine
+            heads fill a 3 x 3 window, 27 a cube.
+        head_channels (int): Channels of queries, keys and values in each head. ``None`` means half of the fields of
+            ``out_type``, as published.
+        kernel_size (int): Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size.
+            A window may be larger than the image; pixels outside are masked.
+        window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
+            has elements that do not map the pixel grid to itself (rotations by 45 degrees), since a square is not
+            symmetric under them; else a square.
+        padding_mode (str): ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side,
+            so that the layer is equivariant to rolls of the image; it needs a ``kernel_size``.
+        encoding (str): Encoding of relative positions. ``"axial"`` is one MLP for each axis, as published; ``"joint"``
+            one MLP of the whole offset; ``"full"`` one MLP of offset and group element together. ``None`` is attention
+            by content alone and needs ``kernel_size=None``; keys may then come from an image of another size.
+        locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
+            offset and prefers pixels near it. ``"auto"`` means 4, and 1 for
+            groups with elements that do not map the pixel grid to itself. ``None`` means no locality.
+        context_type (FieldType): Type of the ``context`` of cross attention: fields of the same kind and gspace as
+            ``in_type``, which every call then needs. ``None`` is self-attention; a call may still pass a context of
             ``in_type``.
+        dropout (float): Probability of dropping an attention weight in training.
 
     Shapes:
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
@@ -96,71 +112,158 @@ class R2LiftingAttention(_Layer):
 
     def __init__(
         self, in_type: FieldType, out_type: FieldType, *, heads: int = 8, head_channels: int | None = None,
-        kernel_size: int | None = 5, locality: float | str | None = "auto", padding_mode: str = "mask",
-        context_type: FieldType | None = None, dropout: float = 0.0, options: Mapping[str, Any] | None = None,
+        kernel_size: int | None = 5, window_shape: str | None = None, padding_mode: str = "mask",
+        encoding: str | None = "axial", locality: float | str | None = "auto", context_type: FieldType | None = None,
+        dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
-            LiftingAttention, in_type, out_type, context_type, options, heads=heads, head_channels=head_channels,
-            kernel_size=kernel_size, locality=locality, padding_mode=padding_mode, dropout=dropout,
+            LiftingAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
+            kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, encoding=encoding,
+            locality=locality, dropout=dropout,
         )  # fmt: skip
 
 
 class R3LiftingAttention(R2LiftingAttention):
-    """:class:`R2LiftingAttention` of volumes: ``(B, in_type.size, D, H, W)`` -> ``(B, out_type.size, D, H, W)``;
-    ``"square"`` is a cube, ``"disk"`` a ball."""
+    """Lifting self-attention of volumes; arguments are those of :class:`R2LiftingAttention`.
+
+    Shapes:
+        ``(B, in_type.size, D, H, W)`` -> ``(B, out_type.size, D, H, W)``.
+    """
 
     dim = 3
 
 
 class R2GroupAttention(_Layer):
-    """Group self-attention of images between regular fields: :class:`tg_equiattn.nn.GroupAttention`, where the formula,
-    its source and all arguments but field types are described.
+    """Group self-attention of images between regular fields.
+
+    The formula, its source, and what changes with ``kernel_size=None`` are at :class:`tg_equiattn.nn.GroupAttention`.
 
     Args:
-        in_type, out_type (FieldType): regular fields of one gspace.
-        context_type (FieldType): as :class:`R2LiftingAttention`.
+        in_type (FieldType): Type of the input: regular fields.
+        out_type (FieldType): Type of the output: regular fields of the same gspace.
+        heads (int): Number of attention heads. With locality every head starts at its own offset: nine
+            heads fill a 3 x 3 window, 27 a cube.
+        head_channels (int): Channels of queries, keys and values in each head. ``None`` means half of the fields of
+            ``out_type``, as published.
+        kernel_size (int): Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size.
+            A window may be larger than the image; pixels outside are masked.
+        window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
+            has elements that do not map the pixel grid to itself (rotations by 45 degrees), since a square is not
+            symmetric under them; else a square.
+        padding_mode (str): ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side,
+            so that the layer is equivariant to rolls of the image; it needs a ``kernel_size``.
+        relation (str): Which group elements meet. ``"frame"``: h attends to h, and elements meet in the linear maps.
+            The others compare all elements, and name the u that the encoding sees: ``"ge_vit"`` (h^-1 t s^-1 t),
+            ``"lifted"`` (t^-1 s), ``"relative"`` (t^-1 s with h = t only) and ``"gsa"`` (h^-1 t^-1 s), which is
+            **not equivariant**, warns, and serves to reproduce the papers' comparison. ``None`` means ``"frame"``.
+        encoding (str): Encoding of relative positions. ``"axial"`` is one MLP for each axis, as published; ``"joint"``
+            one MLP of the whole offset; ``"full"`` one MLP of offset and group element together. ``None`` is attention
+            by content alone and needs ``kernel_size=None``; keys may then come from an image of another size.
+        locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
+            offset and prefers pixels near it. With ``relation="relative"`` every head also prefers one
+            group element at the start. ``"auto"`` means 4, and 1 for groups with elements that do not map the
+            pixel grid to itself. ``None`` means no locality.
+        content_heads (int): Number of heads with queries and keys; needs ``relation="frame"``. The other heads weight
+            pixels by position alone, which makes them a separable group convolution. ``None`` means an eighth of the
+            heads, rounded up, and all of them without locality or over all pixels.
+        context_type (FieldType): Type of the ``context`` of cross attention: fields of the same kind and gspace as
+            ``in_type``, which every call then needs. ``None`` is self-attention; a call may still pass a context of
+            ``in_type``.
+        dropout (float): Probability of dropping an attention weight in training.
 
-    Shapes and errors are those of :class:`R2LiftingAttention`; an example is that of :class:`R2AttentionBlock`.
+    Shapes:
+        ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
+
+    Raises:
+        ValueError: for other field types (with the layer or the 1x1 ``R2Conv`` that takes them), continuous gspaces
+            (with the ``RestrictionModule``), and bad arguments.
+
+    Example:
+        >>> from escnn import gspaces, nn
+        >>> gspace = gspaces.rot2dOnR2(4)
+        >>> hidden = nn.FieldType(gspace, 8 * [gspace.regular_repr])
+        >>> R2GroupAttention(hidden, hidden, heads=2).evaluate_output_shape((1, 32, 9, 9))
+        (1, 32, 9, 9)
     """
 
     dim = 2
 
     def __init__(
         self, in_type: FieldType, out_type: FieldType, *, heads: int = 8, head_channels: int | None = None,
-        kernel_size: int | None = 5, relation: str | None = None, locality: float | str | None = "auto",
-        padding_mode: str = "mask", context_type: FieldType | None = None, dropout: float = 0.0,
-        options: Mapping[str, Any] | None = None,
+        kernel_size: int | None = 5, window_shape: str | None = None, padding_mode: str = "mask",
+        relation: str | None = None, encoding: str | None = "axial", locality: float | str | None = "auto",
+        content_heads: int | None = None, context_type: FieldType | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
-            GroupAttention, in_type, out_type, context_type, options, heads=heads, head_channels=head_channels,
-            kernel_size=kernel_size, relation=relation, locality=locality, padding_mode=padding_mode, dropout=dropout,
+            GroupAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
+            kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, relation=relation,
+            encoding=encoding, locality=locality, content_heads=content_heads, dropout=dropout,
         )  # fmt: skip
 
 
 class R3GroupAttention(R2GroupAttention):
-    """:class:`R2GroupAttention` of volumes, as :class:`R3LiftingAttention`."""
+    """Group self-attention of volumes; arguments are those of :class:`R2GroupAttention`.
+
+    Shapes:
+        ``(B, in_type.size, D, H, W)`` -> ``(B, out_type.size, D, H, W)``.
+    """
 
     dim = 3
 
 
 class R2GlobalAttention(_Layer):
-    """Global group self-attention of images between regular fields, in time linear in pixels:
-    :class:`tg_equiattn.nn.GlobalGroupAttention`, where the formula, its sources and all arguments but field types are
-    described. Fields, shapes and errors are those of :class:`R2GroupAttention`.
+    """Global group self-attention of images between regular fields, in time linear in pixels.
+
+    The formula and its sources are at :class:`tg_equiattn.nn.GlobalGroupAttention`.
+
+    Args:
+        in_type (FieldType): Type of the input: regular fields.
+        out_type (FieldType): Type of the output: regular fields of the same gspace.
+        heads (int): Number of attention heads.
+        head_channels (int): Channels of queries, keys and values in each head. ``None`` means half of the fields of
+            ``out_type``.
+        kernel_size (int): Odd side of the window in pixels, within which weights are exact.
+        window_shape (str): ``"square"`` or ``"disk"`` (in volumes a cube or a ball). ``None`` means a disk if the group
+            has elements that do not map the pixel grid to itself (rotations by 45 degrees), since a square is not
+            symmetric under them; else a square.
+        padding_mode (str): ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side.
+        relation (str): ``"frame"``: element h attends to h. ``"relative"``: h attends to all elements s, and the
+            encoding sees h^-1 s.
+        encoding (str): Encoding of relative positions in the window. ``"axial"`` is one MLP for each axis, ``"joint"``
+            one MLP of the whole offset, ``"full"`` one MLP of offset and group element together.
+        locality (float or str): Strength of the locality in 1 / pixel^2, not negative: every head starts at its own
+            offset and prefers pixels near it. ``"auto"`` means 4, and 1 for
+            groups with elements that do not map the pixel grid to itself. ``None`` means no locality.
+        num_random_features (int): Number of random features. More features make far weights more accurate at
+            proportional cost. ``None`` means d log d, d the width of a head, at least 16.
+        redraw_interval (int): Training steps between two draws of the random features. ``None`` keeps the first draw.
+        context_type (FieldType): Type of the ``context`` of cross attention: fields of the same kind and gspace as
+            ``in_type``, which every call then needs. ``None`` is self-attention; a call may still pass a context of
+            ``in_type``.
+        dropout (float): Probability, in training, of dropping an attention weight of the window and an output of the
+            far part.
+
+    Shapes:
+        ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H, W)``.
+
+    Raises:
+        ValueError: for other field types (with the layer or the 1x1 ``R2Conv`` that takes them), continuous gspaces
+            (with the ``RestrictionModule``), and bad arguments.
     """
 
     dim = 2
 
     def __init__(
         self, in_type: FieldType, out_type: FieldType, *, heads: int = 8, head_channels: int | None = None,
-        kernel_size: int = 5, relation: str | None = None, num_features: int | None = None,
-        locality: float | str | None = "auto", padding_mode: str = "mask", context_type: FieldType | None = None,
-        dropout: float = 0.0, options: Mapping[str, Any] | None = None,
+        kernel_size: int = 5, window_shape: str | None = None, padding_mode: str = "mask", relation: str = "frame",
+        encoding: str = "axial", locality: float | str | None = "auto", num_random_features: int | None = None,
+        redraw_interval: int | None = None, context_type: FieldType | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
-            GlobalGroupAttention, in_type, out_type, context_type, options, heads=heads, head_channels=head_channels,
-            kernel_size=kernel_size, relation=relation, num_features=num_features, locality=locality,
-            padding_mode=padding_mode, dropout=dropout,
+            GlobalGroupAttention, in_type, out_type, context_type, heads=heads, head_channels=head_channels,
+            kernel_size=kernel_size, window_shape=window_shape, padding_mode=padding_mode, relation=relation,
+            encoding=encoding, locality=locality, num_random_features=num_random_features,
+            redraw_interval=redraw_interval, dropout=dropout,
         )  # fmt: skip
 
     def redraw_features(self, generator: torch.Generator | None = None) -> None:
@@ -169,17 +272,29 @@ class R2GlobalAttention(_Layer):
 
 
 class R3GlobalAttention(R2GlobalAttention):
-    """:class:`R2GlobalAttention` of volumes, as :class:`R3LiftingAttention`."""
+    """Global group self-attention of volumes; arguments are those of :class:`R2GlobalAttention`.
+
+    Shapes:
+        ``(B, in_type.size, D, H, W)`` -> ``(B, out_type.size, D, H, W)``.
+    """
 
     dim = 3
 
 
 class R2AttentionBlock(RdAttentionModule):
-    """The residual block of group attention of images: :class:`tg_equiattn.nn.GroupAttentionBlock`, where the formula,
-    its source and all arguments but the first are described.
+    """The residual block of group attention of images.
+
+    The formula and its source are at :class:`tg_equiattn.nn.GroupAttentionBlock`.
 
     Args:
-        attention: an :class:`R2GroupAttention` or :class:`R2GlobalAttention`, whose fields are those of the block.
+        attention (R2GroupAttention or R2GlobalAttention): The attention layer, whose types are those of the block.
+        norm (str): ``"batch"``, one mean and variance for each field; ``"layer"`` (:class:`R2RegularLayerNorm`); or
+            ``"global"``, as published, which mixes all pixels of an image.
+        dropout (float): Probability of dropping an output of the attention in training.
+        crop (int): Pixels to remove at each side before the bottleneck.
+        drop_path (float): Probability, in training, of leaving out each of the two branches of an image (stochastic
+            depth).
+        layer_scale (float): Initial value of the learned factors of both branches (LayerScale); ``None`` means none.
 
     Shapes:
         ``(B, in_type.size, H, W)`` -> ``(B, out_type.size, H - 2 crop, W - 2 crop)``.
@@ -228,7 +343,8 @@ class R2AttentionBlock(RdAttentionModule):
 
 
 class R3AttentionBlock(R2AttentionBlock):
-    """:class:`R2AttentionBlock` of volumes, around an :class:`R3GroupAttention` or :class:`R3GlobalAttention`."""
+    """The residual block of group attention of volumes, around an :class:`R3GroupAttention` or an
+    :class:`R3GlobalAttention`; arguments are those of :class:`R2AttentionBlock`."""
 
     dim = 3
 

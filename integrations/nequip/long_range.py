@@ -12,6 +12,7 @@ from nequip.nn import GraphModuleMixin, model_modifier
 from torch import Tensor
 
 from tg_equiattn import checks
+from tg_equiattn.modes import is_traced
 
 from ..e3nn.ewald_attention import IrrepsEwaldAttention
 
@@ -93,7 +94,7 @@ class LongRange(GraphModuleMixin, torch.nn.Module):
             )
         x, pos = data[AtomicDataDict.NODE_FEATURES_KEY], data[AtomicDataDict.POSITIONS_KEY]
         cell, pbc = data.get(AtomicDataDict.CELL_KEY), data.get(AtomicDataDict.PBC_KEY)
-        batch, sizes, traced = data.get(AtomicDataDict.BATCH_KEY), {}, checks.is_traced(pos)
+        batch, sizes, traced = data.get(AtomicDataDict.BATCH_KEY), {}, is_traced(pos)
         if cell is not None and (pbc is None or (traced and self.repeats is not None)):
             cell, pbc = self._repeating(data, cell.view(-1, 3, 3), pbc)
         if batch is not None:

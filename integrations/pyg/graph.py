@@ -11,6 +11,7 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_sparse, to_edge_index
 
 from tg_equiattn import checks
+from tg_equiattn.modes import is_batched
 from tg_equiattn.neighbors import check_edges
 
 
@@ -57,10 +58,15 @@ def batch_of(batch: Tensor | None, ptr: Tensor | None, nodes: int) -> tuple[Tens
         raise ValueError("ptr must be None where batch is given: they say the same")
     if ptr.dtype != torch.int64 or ptr.ndim != 1 or ptr.shape[0] < 2:
         raise ValueError(f"ptr must be int64 (graphs + 1,), got {ptr.dtype} of shape {tuple(ptr.shape)}")
-    if checks.is_concrete(ptr) and (int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any())):
-        raise ValueError(f"ptr must rise from 0 to {nodes}, got {ptr.tolist()[:8]}")
+    _check_ptr(ptr, nodes)
     index = torch.searchsorted(ptr, torch.arange(nodes, device=ptr.device), right=True) - 1
     return index, ptr.shape[0] - 1
+
+
+@checks.of_values
+def _check_ptr(ptr: Tensor, nodes: int) -> None:
+    if int(ptr[0]) != 0 or int(ptr[-1]) != nodes or bool((ptr.diff() < 0).any()):
+        raise ValueError(f"ptr must rise from 0 to {nodes}, got {ptr.tolist()[:8]}")
 
 
 def check_hidden_batch(edge_index: Tensor, pos: Tensor | None, nodes: int) -> None:
@@ -82,7 +88,7 @@ def check_hidden_batch(edge_index: Tensor, pos: Tensor | None, nodes: int) -> No
         f"this layer. For one graph of several parts give batch=torch.zeros({nodes}, dtype=torch.long)"
     )
     within = joined | torch.cat([joined.new_zeros(1), joined[:-1]])
-    placed = isinstance(pos, Tensor) and pos.shape[:1] == (nodes,) and not checks.is_batched(pos)
+    placed = isinstance(pos, Tensor) and pos.shape[:1] == (nodes,) and not is_batched(pos)
     if pos is not None and placed:
         places, place = pos[within].detach().unique(dim=0, return_inverse=True)
         if len((place * nodes + starts.cumsum(0)[within]).unique()) > len(places):

@@ -44,7 +44,7 @@ def test_memory_is_the_most_that_is_held_at_once():
 @pytest.mark.parametrize("content", [1, 4])
 def test_frames_hold_at_most_four_tensors_of_scores(content):
     """Forward and backward, gradients included."""
-    layer = GroupAttention(cyclic(8), 8, 8, heads=4, head_channels=4, options={"content_heads": content})
+    layer = GroupAttention(cyclic(8), 8, 8, heads=4, head_channels=4, content_heads=content)
     x = torch.randn(2, 8, 8, 32, 32)
     places = layer.window.count()
     assert peak(lambda: layer(x).square().sum().backward()) < 4 * 4 * (2 * 4 * places * 8 * 32 * 32)

@@ -91,9 +91,11 @@ def attention(kind, *shape, group=C4, masked=False, **options):
     return layer(make, 2, 3, *shape, masked=masked, context=options.get("context_channels"))
 
 
-def gevit(group=C4, in_channels=1, *, shape=(5, 6), masked=False, **options):
+def transformer(group=C4, in_channels=1, *, shape=(5, 6), masked=False, **options):
     options = {"channels": (6,), "heads": 2, "kernel_size": 3} | options
-    return layer(lambda: layers.GEViT(group, in_channels, 3, **options), 2, in_channels, *shape, masked=masked)
+    return layer(
+        lambda: layers.GroupTransformer(group, in_channels, 3, **options), 2, in_channels, *shape, masked=masked
+    )
 
 
 def group_attention():
@@ -257,9 +259,9 @@ CORE = {
         2, 6, 4, 5, 6, masked=True, context=6,
     ),
     "GroupAttentionBlock": layer(lambda: group_layers.block(C4, 6, 8), 2, 6, 4, 5, 4),
-    "GEViT": gevit(dihedral(2), 2, shape=(12, 10), channels=(6, 8), pools=(1,), options={"crops": 1}),
-    "GEViT masked": gevit(masked=True, attention={"padding_mode": "circular"}),
-    "GEViT batch": gevit(norm="batch"),
+    "GroupTransformer": transformer(dihedral(2), 2, shape=(12, 10), channels=(6, 8), pools=(1,), crops=1),
+    "GroupTransformer masked": transformer(masked=True, attn_kwargs={"padding_mode": "circular"}),
+    "GroupTransformer batch": transformer(norm="batch"),
     "GroupLinear": layer(lambda: layers.GroupLinear(C4, 3, 5), 2, 3, 4, 5, axes=(0, -1)),
     "Pointwise": layer(lambda: Pointwise(3, 5), 2, 3, 4, 5),
     "RegularGlobalNorm": layer(lambda: layers.RegularGlobalNorm(7), 2, 7, 4, 3, 5),

@@ -58,9 +58,9 @@ def layers(gspace, few=False):
     options = {"heads": 4 - gspace.dimensionality, "head_channels": 4, "kernel_size": 3}
     made = [lifting(image, hidden, **options), group(hidden, wider, relation="relative", **options), norm(hidden)]
     if not few:
-        made += [everywhere(hidden, wider, num_features=5, **options), group(hidden, wider, **options)]
+        made += [everywhere(hidden, wider, num_random_features=5, **options), group(hidden, wider, **options)]
         made.append(block(group(hidden, wider, relation="lifted", **options), crop=1))
     if gspace.dimensionality == 2:
-        options |= {"kernel_size": None, "relation": "relative", "options": {"encoding": "joint"}}
+        options |= {"kernel_size": None, "relation": "relative", "encoding": "joint"}
         made.append(group(hidden, hidden, **options))
     return made

@@ -1,24 +1,18 @@
 """Small lifting and group attention layers, inputs for them, and what they compute by definition."""
 
 import functools
-from dataclasses import fields
 
 import torch
 from oracles import attention_by_definition, relation_argument, separable_by_definition
 
 from tg_equiattn.functional import softmax_features
 from tg_equiattn.nn import GlobalGroupAttention, GroupAttention, GroupAttentionBlock, LiftingAttention
-from tg_equiattn.nn.group.options import AttentionOptions
 
 BLOCK = {"norm", "crop", "drop_path", "layer_scale"}  # its dropout is said at the block itself
-OPTIONS = {field.name for field in fields(AttentionOptions)}
 
 
 def layer(kind, group, in_channels=3, out_channels=7, **arguments):
-    """A layer of arguments among which are those of its options."""
-    settings = {"heads": 2, "kernel_size": 3} | arguments
-    options = {name: settings.pop(name) for name in OPTIONS & settings.keys()}
-    return kind(group, in_channels, out_channels, **settings, options=options)
+    return kind(group, in_channels, out_channels, **{"heads": 2, "kernel_size": 3} | arguments)
 
 
 def lifting(group, **arguments):

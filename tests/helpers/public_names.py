@@ -10,7 +10,8 @@ PUBLIC = {
     "global_group_attention group_attention lifting_attention linear_attention orthogonal_projection "
     "scalar_long_conv softmax_features vector_attention vector_long_conv window_attention",
     "nn": "CliffordMLP EwaldAttention GEViT GlobalGroupAttention GlobalPooling GroupAttention GroupAttentionBlock "
-    "GroupLinear LiftingAttention PerformerAttention RegularGlobalNorm RegularLayerNorm RelativePerformer SE3Hyena "
+    "GroupLinear GroupTransformer LiftingAttention PerformerAttention RegularGlobalNorm RegularLayerNorm "
+    "RelativePerformer SE3Hyena "
     "SE3HyenaOperator VectorSelfAttention VectorTransformer",
     "integrations.escnn": "R2AttentionBlock R2GlobalAttention R2GroupAttention R2LiftingAttention R2RegularLayerNorm "
     "R3AttentionBlock R3GlobalAttention R3GroupAttention R3LiftingAttention R3RegularLayerNorm between_fields export "

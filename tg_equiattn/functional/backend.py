@@ -1,12 +1,9 @@
-"""Which path computes an operator of our own: itself, or a plain composition of torch's operations.
+"""The form in which an operator is computed, and how much of it is in memory at once.
 
-Operators are opaque to torch's transforms: ``torch.func``'s cannot look into them, and forward-mode differentiation
-would take their tangents for zero. So each has its plain composition, which every transform understands; it is what
-runs wherever a transform is at work, and where it is asked for. On accelerators compilers get it too: they make a few
-kernels of what an operator launches one by one.
-
-How much is worked through at once hangs on the device: a CPU wants tiles that stay in its cache, an accelerator few
-launches.
+An operator is opaque to torch's transforms: those of ``torch.func`` cannot look into it, and forward-mode
+differentiation would take its tangents for zero. So every operator has a definition in torch's own operations, which
+runs in all transforms. While torch.compile traces for an accelerator, a form that compilers fuse into a few kernels
+replaces the operator, which launches many.
 """
 
 from __future__ import annotations
@@ -15,36 +12,46 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..modes import in_functorch_transform
+from ..modes import compiles_for_accelerator, in_functorch_transform
+
+_TILE_BYTES = 2 << 30  # what the tensors of a tile may take together on an accelerator
+DEFINITION, OPERATOR, FUSABLE = "definition", "operator", "fusable"
+
+
+def choose_form(x: Tensor, numbers: int, plain: bool = False) -> str:
+    """The form of an operator: ``DEFINITION``, ``OPERATOR`` or ``FUSABLE``.
+
+    Args:
+        x: an operand, on the device where the operator runs.
+        numbers: size of each of the four large tensors that the fusable form makes. It is chosen if they fit in memory.
+        plain: ask for the definition.
+    """
+    if use_plain(plain):
+        return DEFINITION
+    fits = compiles_for_accelerator(x.device) and numbers <= tile_numbers(x.device, 0, 4)
+    return FUSABLE if fits else OPERATOR
 
 
 def use_plain(plain: bool = False) -> bool:
-    """Whether an operator runs as its plain composition of torch's operations."""
+    """True if an operator without a fusable form runs as its definition."""
     return plain or in_functorch_transform()
 
 
-_TILE_BYTES = 2 << 30  # what the tensors of a tile may take together on an accelerator
-
-
 def tile_numbers(device: torch.device, on_cpu: int, tensors: int) -> int:
-    """How many numbers each of a tile's so many large tensors may have: ``on_cpu`` there, elsewhere as many float32 as
-    fit in 2 GiB."""
+    """How many numbers each of the large tensors of a chunk may have.
+
+    A CPU wants chunks that stay in its cache, an accelerator few launches.
+
+    Args:
+        device: the device.
+        on_cpu: the answer on a CPU.
+        tensors: number of large tensors, which share 2 GiB in float32 on other devices.
+    """
     return on_cpu if device.type == "cpu" else _TILE_BYTES // (4 * tensors)
 
 
-def compiles_for_accelerator(x: Tensor) -> bool:
-    """Whether torch.compile traces for an accelerator. Not export, whose graphs are for all sizes: none decides."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting() and x.device.type != "cpu"
-
-
-def compiler_fuses(x: Tensor, numbers: int) -> bool:
-    """Whether an operator is left to the compiler as its plain composition: while one traces for an accelerator, where
-    all at once, with so many ``numbers`` in each of four tensors, is no more than a tile."""
-    return compiles_for_accelerator(x) and numbers <= tile_numbers(x.device, 0, 4)
-
-
 def refuse_forward_mode() -> None:
-    """RuntimeError inside one of our own operators while forward-mode differentiation is at work.
+    """RuntimeError inside one of our own operators in forward-mode differentiation.
 
     Operators have no forward-mode rule, and torch would take their tangents for zero without a word. A layer or a
     function of ours never gets here; a compiled or exported program does, and the backward of an earlier graph.

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..node_batch import node_blocks
+from ..modes import runs_eagerly
 from .backend import tile_numbers, use_plain
+from .chunks import map_chunks
 
 _BLOCK_PAIRS = 1 << 20  # of a block on a CPU
 
@@ -25,7 +26,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> T
         out = _plain_attention(q, k, v, mask)
     else:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if torch.is_grad_enabled() and runs_eagerly():
             out = _SecondDerivatives.apply(out, q, k, v, mask)
     return out[:, 0]
 
@@ -41,7 +42,7 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Te
 
     pairs = tile_numbers(q.device, _BLOCK_PAIRS, 4)
     step = max(1, pairs // max(1, q.shape[0] * q.shape[2]))
-    return node_blocks(of_queries, step, (q.movedim(2, 0),)).movedim(0, 2)
+    return map_chunks(of_queries, step, (q.movedim(2, 0),)).movedim(0, 2)
 
 
 class _SecondDerivatives(torch.autograd.Function):

@@ -4,6 +4,7 @@ from .group.attention import GroupAttention, LiftingAttention
 from .group.block import GroupAttentionBlock
 from .group.ge_vit import GEViT
 from .group.global_attention import GlobalGroupAttention
+from .group.group_transformer import GroupTransformer
 from .group.linear import GroupLinear
 from .group.norm import RegularGlobalNorm, RegularLayerNorm
 from .group.pooling import GlobalPooling
@@ -23,6 +24,7 @@ __all__ = [
     "GroupAttention",
     "GroupAttentionBlock",
     "GroupLinear",
+    "GroupTransformer",
     "LiftingAttention",
     "PerformerAttention",
     "RegularGlobalNorm",

@@ -6,6 +6,7 @@ from clouds import close, gradients
 from oracles import beyond, lag_sums, long_convolution
 
 from tg_equiattn.functional import scalar_long_conv, vector_long_conv
+from tg_equiattn.functional.backend import FUSABLE
 from tg_equiattn.functional.hyena import fft_convolution as transforms
 from tg_equiattn.functional.hyena.fft_convolution import fast_length, fft_convolution, is_smooth
 from tg_equiattn.functional.hyena.lag_convolution import first_lag, lag_convolution
@@ -159,7 +160,7 @@ def test_bilinear_equals_the_definition(mode, n, ragged, block, device):
 @pytest.mark.parametrize("mode", SAME_LENGTH)
 def test_as_compilers_for_accelerators_are_given_it(mode, ragged, monkeypatch):
     """The operator's numbers and derivatives, in operations of torch, on real numbers between transforms."""
-    for name, value in (("compiler_fuses", lambda *_: True), ("_operator", None)):
+    for name, value in (("choose_form", lambda *_: FUSABLE), ("_operator", None)):
         monkeypatch.setattr(transforms, name, value)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     lengths, own = (torch.tensor(LENGTHS[11]), LENGTHS[11]) if ragged else (None, (11,) * B)

@@ -14,8 +14,8 @@ NODES = sum(SIZES)
 
 
 @pytest.fixture
-def rows():
-    return NodeBatch.flat(torch.empty(NODES), batch_of(SIZES), len(SIZES)).rows(whole=True)
+def nodes():
+    return NodeBatch.flat(torch.empty(NODES), batch_of(SIZES), len(SIZES))
 
 
 def near_of(loops_twice):
@@ -29,27 +29,27 @@ def near_of(loops_twice):
 
 @pytest.mark.parametrize("chunk", [1, 40, 700, 3000])
 @pytest.mark.parametrize("kind", ["content", "near", "twice"])
-def test_chunks_change_nothing(kind, chunk, rows):
+def test_chunks_change_nothing(kind, chunk, nodes):
     """Of some queries of a graph, of a graph, of several graphs; with pairs that come twice."""
     near = None if kind == "content" else near_of(kind == "twice")
     # values of another width are not for torch's kernels
     query, key, value = (double(HEADS, NODES, width).requires_grad_() for width in (D, D, D + (near is None)))
     inputs = [query, key, value, *([] if near is None else [*near[1:4], *near.values])]
-    wanted = pair_attention_impl(query, key, value, rows, near=near)
-    equal(pair_attention_impl(query, key, value, rows, near=near, chunk=chunk), wanted, inputs)
+    wanted = pair_attention_impl(query, key, value, nodes, near=near)
+    equal(pair_attention_impl(query, key, value, nodes, near=near, chunk=chunk), wanted, inputs)
 
 
-def test_equals_the_definition(rows):
+def test_equals_the_definition(nodes):
     query, key, value = (double(HEADS, NODES, D).requires_grad_() for _ in range(3))
     graph = batch_of(SIZES)
     scores = torch.einsum("hid,hjd->hij", query, key) / D**0.5
     shares = scores.masked_fill(graph[:, None] != graph, -torch.inf).softmax(-1)
     wanted = torch.einsum("hij,hje->hie", shares, value)
-    equal(pair_attention_impl(query, key, value, rows), wanted, [query, key, value])
+    equal(pair_attention_impl(query, key, value, nodes), wanted, [query, key, value])
 
 
 def test_more_pairs_than_fit_are_refused():
-    rows = NodeBatch.flat(torch.empty(70_000), None).rows(whole=True)
+    nodes = NodeBatch.flat(torch.empty(70_000), None)
     x = torch.empty(1, 1, 1).expand(1, 70_000, 1)
     with pytest.raises(ValueError, match=r"16 GiB in float32\), got 1 heads of 70000 nodes: pass method='features'"):
-        pair_attention_impl(x, x, x, rows)
+        pair_attention_impl(x, x, x, nodes)

@@ -40,7 +40,7 @@ def test_check_off_the_lattice(name, count):
     image, hidden = trivial(gspace), regular(gspace)
     worst = {}
     for shape in ("disk", "square"):
-        layer = R2LiftingAttention(image, hidden, heads=2, locality=None, options={"window_shape": shape})
+        layer = R2LiftingAttention(image, hidden, heads=2, locality=None, window_shape=shape)
         exact = [] if name == "third" else layer.check_equivariance()
         errors = layer.check_equivariance(off_lattice=True)
         assert [element for element, _ in errors][: len(exact)] == [element for element, _ in exact]

@@ -87,7 +87,7 @@ def test_all_relations_on_the_octahedral_group(relation, randomise):
     hidden = regular(gspace_of("octa"), 1)
     with pytest.warns(UserWarning, match="not equivariant") if relation == "gsa" else contextlib.nullcontext():
         layer = R3GroupAttention(
-            hidden, hidden, heads=1, head_channels=3, kernel_size=3, relation=relation, options={"encoding": "joint"}
+            hidden, hidden, heads=1, head_channels=3, kernel_size=3, relation=relation, encoding="joint"
         )
     randomise(layer).double()
     if relation != "gsa":

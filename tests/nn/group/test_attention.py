@@ -7,7 +7,7 @@ from group_layers import LAYERS, attention, image, lifting, oracle
 from small_groups import GROUPS, PLANAR
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic, from_generators
-from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention
+from tg_equiattn.nn import GEViT, GroupAttention, GroupTransformer, LiftingAttention
 from tg_equiattn.tables import Tables
 from tg_equiattn.testing import TOLERANCE, act, equivariance_error
 
@@ -41,12 +41,12 @@ DEFINITIONS = [
       {"kernel_size": k, "encoding": e}) for c in EVERY + LARGER for n, k, e in [c]),
     *((slow if k == 3 else pytest.param)(n, ABOUT_X, s, {"kernel_size": k, "heads": 1}) for n, k, s in VOLUMES),
     # windows that meet pixels twice, too: 5 pixels wide over 2 x 4
-    *((n, cyclic(3), s, {"padding_mode": "circular", "window": "square", "kernel_size": k})
+    *((n, cyclic(3), s, {"padding_mode": "circular", "window_shape": "square", "kernel_size": k})
       for n in LOCAL for k, s in ((3, (3, 3)), (5, (2, 4)))),
     ("lifting", ABOUT_X, (2, 2, 3), {"padding_mode": "circular", "heads": 1}),
     *((n, SCALES, (3, 3), {}) for n in ("lifting", "relative")),
     # D3 has no element that is its own conjugate but the identity, so that a product the wrong way round shows
-    *(("global", dihedral(3), (3, 3), {"padding_mode": m, "window": "square"}) for m in ("mask", "circular")),
+    *(("global", dihedral(3), (3, 3), {"padding_mode": m, "window_shape": "square"}) for m in ("mask", "circular")),
 ]  # fmt: skip
 
 
@@ -89,12 +89,12 @@ def test_equivariance(name, group, randomise, device):
 WIDE = {"kernel_size": 9}  # the papers' windows meet smaller maps: outside is masked, as at any border
 SETTINGS = {
     "all pixels": ({"kernel_size": None}, (3, 3), (3, 4)),
-    "joint": ({"encoding": "joint", "window": "disk", "kernel_size": 5}, (6, 5)),
-    "full": ({"encoding": "full", "window": "disk", "kernel_size": 5}, (6, 5)),
+    "joint": ({"encoding": "joint", "window_shape": "disk", "kernel_size": 5}, (6, 5)),
+    "full": ({"encoding": "full", "window_shape": "disk", "kernel_size": 5}, (6, 5)),
     "wide": (WIDE, (3, 5), (1, 1)),
-    "wide disk": (WIDE | {"window": "disk"}, (4, 4)),
+    "wide disk": (WIDE | {"window_shape": "disk"}, (4, 4)),
     "circular": ({"padding_mode": "circular"}, (5, 6)),
-    "circular disk": ({"padding_mode": "circular", "window": "disk", "kernel_size": 5}, (4, 4)),
+    "circular disk": ({"padding_mode": "circular", "window_shape": "disk", "kernel_size": 5}, (4, 4)),
     "volume": ({"heads": 1}, (2, 3, 4)),
     "volume, all voxels": ({"heads": 1, "kernel_size": None}, (2, 2, 3)),
 }
@@ -194,7 +194,7 @@ def test_geometry_survives_dtype_conversion(randomise):
 
 def test_where_locality_is_on():
     """In every layer of a model by one argument, and in no preset of the papers."""
-    model = GEViT(cyclic(4), 1, 10, channels=(6,), heads=2, kernel_size=3, attention={"locality": 2.5})
+    model = GroupTransformer(cyclic(4), 1, 10, channels=(6,), heads=2, kernel_size=3, attn_kwargs={"locality": 2.5})
     layers = [m for m in model.modules() if isinstance(m, (LiftingAttention, GroupAttention))]
     assert [layer.locality.start for layer in layers] == [2.5, 2.5]
     assert "locality=2.5" in repr(layers[0])
@@ -219,7 +219,7 @@ def test_checkpoints_know_what_they_are_of(tmp_path):
         (cyclic(4), {"kernel_size": 7}, "kernel_size=7, as this one, got 3"),
         (cyclic(4), {"kernel_size": None}, "kernel_size=None, as this one, got 3"),
         (cyclic(4), {"padding_mode": "circular"}, "padding_mode='circular', as this one, got 'mask'"),
-        (cyclic(4), {"window": "disk"}, "window='disk', as this one, got 'square'"),
+        (cyclic(4), {"window_shape": "disk"}, "window_shape='disk', as this one, got 'square'"),
         (dihedral(2), {}, r"group=D2\(order=4, dim=2\), as this one, got C4"),
     ):
         message = "of a GroupAttention with " + message

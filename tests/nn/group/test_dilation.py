@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic, trivial
-from tg_equiattn.nn import GEViT, LiftingAttention
+from tg_equiattn.nn import GroupTransformer, LiftingAttention
 from tg_equiattn.testing import TOLERANCE, dilation_errors, equivariance_error
 
 ISOMETRIES = {"none": trivial(2), "C4": cyclic(4), "D4": dihedral(4), "volume": trivial(3)}
@@ -58,7 +58,7 @@ def test_attention_to_repeated_pixels(isometries, window, randomise):
         assert error <= TOLERANCE[torch.float64] if exact else error > 1e-3
 
 
-DISK, CIRCULAR = {"kernel_size": 5, "window": "disk"}, {"padding_mode": "circular"}
+DISK, CIRCULAR = {"kernel_size": 5, "window_shape": "disk"}, {"padding_mode": "circular"}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,9 @@ def test_isometries(isometries, randomise, device):
 def test_model(norm, window, scales, isometries, randomise):
     """Features of a whole model go up one scale; with windows of three scales those no end has reached."""
     group, options = dyadic(scales, isometries), {"channels": (4, 4), "heads": 2, "kernel_size": 3, "norm": norm}
-    model = randomise(GEViT(group, 2, 5, attention={"scale_window": window}, **options).double(), 0.5).eval()
+    model = randomise(
+        GroupTransformer(group, 2, 5, attn_kwargs={"scale_window": window}, **options).double(), 0.5
+    ).eval()
     side = 5 * 2 ** (scales - 3)  # wide for the largest scale
     errors = dilation_errors(model.features, group, torch.randn(1, 2, 2, side).double())
     for error, exact in zip(errors, exact_scales(scales, window, depth=2), strict=True):

@@ -3,7 +3,7 @@ import torch
 from small_groups import GROUPS
 
 from tg_equiattn.groups import cyclic, dihedral, mirror, trivial
-from tg_equiattn.nn import GEViT, GroupAttention, LiftingAttention, RegularGlobalNorm
+from tg_equiattn.nn import GEViT, GroupAttention, GroupTransformer, LiftingAttention, RegularGlobalNorm
 from tg_equiattn.testing import equivariance_error
 
 SMALL = {"channels": (6, 8), "heads": 2, "kernel_size": 3}
@@ -31,7 +31,7 @@ def test_presets_pin_what_the_papers_have(preset):
     layers = [m for m in model.modules() if isinstance(m, (LiftingAttention, GroupAttention))]
     assert len(layers) == 1 + {"rotmnist": 5, "cifar10": 6, "patchcamelyon": 4}[preset]
     for layer in layers:
-        assert (layer.heads, layer.head_channels, layer.options.encoding) == (9, layer.out_channels // 2, "axial")
+        assert (layer.heads, layer.head_channels, layer.encoding_name) == (9, layer.out_channels // 2, "axial")
         assert (layer.window.kernel_size, layer.window.shape) == (5, "square")
         assert {m.eps for m in layer.encoding.modules() if isinstance(m, torch.nn.LayerNorm)} == {1e-12}
     norms = [m for m in model.modules() if "Norm" in type(m).__name__ and not isinstance(m, torch.nn.LayerNorm)]
@@ -57,7 +57,7 @@ def test_presets_are_invariant(preset, shape):
 @pytest.mark.parametrize("name", ["C4", "D4", "mirror"])
 def test_invariance_and_features(on_device, name, randomise):
     group = GROUPS[name]
-    model = GEViT(group, 2, 5, pools=(0,), options={"crops": 1, "norm_between": True}, **SMALL)
+    model = GroupTransformer(group, 2, 5, pools=(0,), crops=1, norm_between=True, **SMALL)
     model, x = randomise(model).double().eval(), torch.randn(1, 2, 12, 10, dtype=torch.float64)
     assert equivariance_error(model, group, x) <= 1e-10
     assert equivariance_error(model.features, group, x) <= 1e-10
@@ -70,13 +70,15 @@ def test_gsa_network_is_not_equivariant(randomise):
     joint = {"encoding": "joint"}
     for group in (cyclic(4), dihedral(4)):
         x = torch.randn(1, 1, 5, 5, dtype=torch.float64)
-        ours, theirs = (GEViT(group, 1, 5, relation=r, attention=joint, **SMALL) for r in ("ge_vit", "gsa"))
+        ours, theirs = (
+            GroupTransformer(group, 1, 5, relation=r, attn_kwargs=joint, **SMALL) for r in ("ge_vit", "gsa")
+        )
         assert equivariance_error(randomise(ours).double().eval().features, group, x) <= 1e-10
         assert equivariance_error(theirs.double().eval().features, group, x) > 1e-2  # as it starts, like what users see
 
 
 @pytest.mark.slow
 def test_compile(on_device, randomise):
-    model = randomise(GEViT(cyclic(2), 1, 3, channels=(4,), heads=1, kernel_size=3), std=0.3)
+    model = randomise(GroupTransformer(cyclic(2), 1, 3, channels=(4,), heads=1, kernel_size=3), std=0.3)
     x = torch.randn(2, 1, 5, 6)
     torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=0, atol=1e-4)

@@ -6,7 +6,7 @@ from group_layers import everywhere, image
 from small_groups import GROUPS
 
 from tg_equiattn.groups import cyclic
-from tg_equiattn.nn import GEViT, GlobalGroupAttention
+from tg_equiattn.nn import GroupTransformer
 from tg_equiattn.nn.performer.random_features import RandomFeatures
 from tg_equiattn.tables import Tables
 from tg_equiattn.testing import equivariance_error
@@ -52,18 +52,18 @@ def test_memory_is_linear():
 
 
 def test_draws():
-    """Every second step in training, or by hand in all layers of a model; of presets as the papers' without places."""
+    """Every second step in training, or by hand in all layers of a model."""
     layer, x = everywhere(GROUPS["C4"], redraw_interval=2), torch.randn(1, 3, 4, 5, 5)
     first, second, third = (layer(x) for _ in range(3))
     assert torch.equal(first, second)
     assert not torch.equal(second, third)
-    model = GEViT(GROUPS["C4"], 3, 2, channels=(4, 4), heads=1, kernel_size=3, attention={"num_features": 7})
+    model = GroupTransformer(
+        GROUPS["C4"], 3, 2, channels=(4, 4), heads=1, kernel_size=3, attn_type="global",
+        attn_kwargs={"num_random_features": 7},
+    )  # fmt: skip
     before = [m.directions(x.device, x.dtype) for m in model.modules() if isinstance(m, RandomFeatures)]
     model.redraw_features()
     after = [m.directions(x.device, x.dtype) for m in model.modules() if isinstance(m, RandomFeatures)]
     assert [p.shape for p in after] == [(7, 3)] * 2
     assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    GEViT(GROUPS["C4"], 3, 2, channels=(4,), heads=1, kernel_size=3).redraw_features()  # there are none
-    options = {"relation": "relative", "attention": {"num_features": None}}
-    preset = GEViT.rotmnist(GROUPS["C4"], channels=(4,) * 5, heads=1, **options)
-    assert [m.locality for m in preset.modules() if isinstance(m, GlobalGroupAttention)] == [None] * 5
+    GroupTransformer(GROUPS["C4"], 3, 2, channels=(4,), heads=1, kernel_size=3).redraw_features()  # there are none

@@ -11,7 +11,7 @@ from tg_equiattn.nn import GlobalGroupAttention
 from tg_equiattn.testing import act
 
 NAMES = ["ge_vit", "lifted"]  # whose outputs sum over several queries
-OPTIONS = [{}, {"kernel_size": 5, "window": "disk"}, {"padding_mode": "circular"}, {"encoding": "full"}]
+OPTIONS = [{}, {"kernel_size": 5, "window_shape": "disk"}, {"padding_mode": "circular"}, {"encoding": "full"}]
 
 
 def heads_of(layer, x, mask=None, context=None):
@@ -25,7 +25,7 @@ def heads_of(layer, x, mask=None, context=None):
 @pytest.mark.parametrize("name", list(LAYERS))
 def test_weights_sum_to_one_and_give_the_output(name, options, masked, randomise):
     if name.startswith("global") and options.get("kernel_size", 3) is None:
-        options = {"num_features": 5}
+        options = {"num_random_features": 5}
     group = GROUPS["D2"]
     if "frame" in name and options.get("encoding") == "full":
         options = {"encoding": "joint"}  # there is no element to encode

@@ -11,7 +11,7 @@ from small_groups import GROUPS
 from states import take_weights
 
 from tg_equiattn.groups import cyclic, dihedral, dyadic
-from tg_equiattn.nn import GEViT, GlobalGroupAttention, GlobalPooling, RegularGlobalNorm, RegularLayerNorm
+from tg_equiattn.nn import GlobalGroupAttention, GlobalPooling, GroupTransformer, RegularGlobalNorm, RegularLayerNorm
 from tg_equiattn.nn.group.norm import RegularBatchNorm
 from tg_equiattn.nn.group.pooling import SpatialCrop, SpatialMaxPool
 from tg_equiattn.testing import act
@@ -20,7 +20,7 @@ D4 = GROUPS["D4"]
 INSIDE = (..., slice(1, 5), slice(2, 5))  # 4 x 3 pixels of 6 x 7
 SCALES = dyadic(3, cyclic(4))  # phases of its images have pixels that are none
 CASES = [*((name, D4, {}) for name in LAYERS), ("ge_vit", D4, {"encoding": "full"}),
-         ("relative", D4, {"encoding": "full"}), ("global", D4, {"window": "disk", "kernel_size": 5}),
+         ("relative", D4, {"encoding": "full"}), ("global", D4, {"window_shape": "disk", "kernel_size": 5}),
          ("lifted", dihedral(2), {"kernel_size": 9}), ("lifting", SCALES, {}), ("relative", SCALES, {})]  # fmt: skip
 
 
@@ -150,17 +150,17 @@ def test_blocks(options, randomise):
     assert mask_error(block.eval(), image(D4, (5, 6), True), torch.rand(2, 5, 6) < 0.6, D4) <= 1e-10
 
 
-@pytest.mark.parametrize("attention", [{}, {"num_features": None}])
+@pytest.mark.parametrize("attention", ["group", "global"])
 def test_models(attention, randomise):
     """Images of several sizes in one batch, padded: logits are those of each image alone."""
-    options = {"channels": (4, 5), "heads": 2, "kernel_size": 3, "pools": (1,), "attention": attention}
-    model = randomise(GEViT(D4, 2, 3, **options, options={"crops": (1, 0)}), 0.4).double().eval()
+    options = {"channels": (4, 5), "heads": 2, "kernel_size": 3, "pools": (1,), "attn_type": attention}
+    model = randomise(GroupTransformer(D4, 2, 3, **options, crops=(1, 0)), 0.4).double().eval()
     x, mask = image(D4, (12, 10), False)[:, :2], torch.zeros(2, 12, 10, dtype=torch.bool)
     mask[0, :8, :6], mask[1, 2:, :10] = True, True
     # crops take rows from every side: of the images, not of the batch, hence the margin of one pixel
     padded = torch.nn.functional.pad(poisoned(x, mask), [2] * 4)
     outer = torch.nn.functional.pad(mask, [2] * 4)
-    whole = GEViT(D4, 2, 3, **options).double().eval()
+    whole = GroupTransformer(D4, 2, 3, **options).double().eval()
     take_weights(whole, model)
     logits = whole(padded, outer)
     for n, piece in enumerate((x[:1, :, :8, :6], x[1:, :, 2:, :10])):

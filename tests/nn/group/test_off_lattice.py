@@ -35,7 +35,7 @@ def error(kind, kernel_size, layers=4, scale=None, **options):
 )
 def test_disks_turn_and_squares_do_not(kind, kernel_size, disk, options):
     """Without places of heads squares are off by 5 to 14 percent, disks, the default of such groups, by 1 to 4."""
-    assert 0.05 < error(kind, kernel_size, window="square", locality=None, **options) < 0.15
+    assert 0.05 < error(kind, kernel_size, window_shape="square", locality=None, **options) < 0.15
     assert error(kind, kernel_size, locality=None, **options) < disk
 
 
@@ -43,7 +43,7 @@ def test_disks_turn_and_squares_do_not(kind, kernel_size, disk, options):
 @pytest.mark.parametrize("kernel_size", [5, 7])
 def test_broad_places_turn_and_sharp_ones_do_not(kernel_size, shape):
     """A sharp place of a turned grid lies between pixels."""
-    options = {"window": shape, "layers": 2}
+    options = {"window_shape": shape, "layers": 2}
     assert error(LiftingAttention, kernel_size, **options) < 0.01
     assert error(LiftingAttention, kernel_size, locality=8.0, **options) > 0.03
 
@@ -106,10 +106,10 @@ def test_what_is_not_equivariant_is_seen():
 )  # fmt: skip
 def test_the_default_is_the_window_that_turns_along(group, kernel_size, shape):
     layer = LiftingAttention(group, 1, 8, heads=1, kernel_size=kernel_size)
-    shown = f"window={shape!r}" if shape else "kernel_size=None, encoding"
+    shown = f"window_shape={shape!r}" if shape else "kernel_size=None, encoding"
     assert shown in repr(layer)
     assert layer.window.shape == (shape or "square")
     if kernel_size:
         block = GroupAttention(group, 4, 8, heads=1, kernel_size=kernel_size, relation="relative")
         assert block.window == layer.window
-        assert small_layer(LiftingAttention, group, window="square").window.shape == "square"
+        assert small_layer(LiftingAttention, group, window_shape="square").window.shape == "square"

@@ -13,7 +13,7 @@ from published_models import (
 )
 
 from tg_equiattn.groups import cyclic, dihedral, mirror
-from tg_equiattn.nn import GEViT, GroupAttention, GroupAttentionBlock, LiftingAttention
+from tg_equiattn.nn import GEViT, GroupAttention, GroupAttentionBlock, GroupTransformer, LiftingAttention
 
 GROUPS = {
     "C4": (cyclic(4), elements(4)),
@@ -21,7 +21,7 @@ GROUPS = {
     "mirror": (mirror(), elements(1, mirror=True)),
     "D4": (dihedral(4), elements(4, mirror=True)),  # by Eq. 17: the released code has another table
 }
-SETTINGS = {"locality": None, "options": {"window": "square"}}
+SETTINGS = {"locality": None, "window_shape": "square"}
 
 
 def with_epsilon(module, eps=1e-12):
@@ -75,7 +75,7 @@ LIKE = {  # side and pixels left of the images, ours, and the groups of the publ
         {"lifting": 8, "groups": (2, 2, 2), "widths": (8, 16, 16), "norm_between": True, "pool_last": False},
     ),
     "patchcamelyon": (
-        72, 4, {"channels": (8, 16, 16, 32), "heads": 2, "options": {"lifting_channels": 8, "crops": (0, 2, 1, 1)}},
+        72, 4, {"channels": (8, 16, 16, 32), "heads": 2, "lifting_channels": 8, "crops": (0, 2, 1, 1)},
         {"lifting": 8, "groups": (0, 1, 2, 1), "widths": (8, 8, 16, 32), "norm_between": True, "pool_last": True},
     ),
 }  # fmt: skip
@@ -86,14 +86,19 @@ TRUE = {
 }
 
 
-def networks(preset, name, window, sizes, randomise, eps=1e-12, **change):
+ROTMNIST = {
+    "channels": (8,) * 5, "heads": 2, "kernel_size": 5, "pools": (2,), "crops": (2, 0, 2, 1, 1), "relation": "ge_vit",
+    "norm": "global", "attn_kwargs": SETTINGS,
+}  # fmt: skip
+
+
+def networks(preset, name, window, sizes, randomise, eps=1e-12, ours=None):
     """Our model and the published one with its weights, the pixels a side of images, and our classifier's bias."""
     side, pixels, options, configuration = sizes
     group, matrices = GROUPS[name]
     options = {"kernel_size": window, **options}
     model = getattr(GEViT, preset)(group, **options)
-    ours = getattr(GEViT, preset)(group, **options | change)
-    ours = with_epsilon(randomise(ours, std=0.5), eps).double().eval()
+    ours = with_epsilon(randomise(model if ours is None else ours, std=0.5), eps).double().eval()
     blocks = [m for m in model.blocks if hasattr(m, "shortcut")]
     theirs = PublishedNetwork(
         matrices, model.in_channels, model.num_classes, heads=options.get("heads", 9), window=window,
@@ -124,13 +129,16 @@ def test_whole_models(preset, name, window, sizes, randomise):
     "change",
     [
         {"norm": "layer"},
-        {"eps": 1e-5},
         {"relation": "lifted"},
-        {"attention": {"window": "disk"}},
-        {"attention": {"locality": 4.0}},
+        {"attn_kwargs": SETTINGS | {"window_shape": "disk"}},
+        {"attn_kwargs": SETTINGS | {"locality": 4.0}},
     ],
     ids=str,
 )
 def test_other_settings_are_other_models(change, randomise):
     """Negative control: each of the settings that presets pin matters."""
-    assert difference(*networks("rotmnist", "C4", 5, LIKE["rotmnist"], randomise, **change)) > 1e-9
+    arguments = "rotmnist", "C4", 5, LIKE["rotmnist"], randomise
+    same, other = (GroupTransformer(GROUPS["C4"][0], 1, 10, **ROTMNIST | more) for more in ({}, change))
+    assert difference(*networks(*arguments, ours=same)) < 1e-12
+    assert difference(*networks(*arguments, ours=other)) > 1e-9
+    assert difference(*networks(*arguments, eps=1e-5)) > 1e-9

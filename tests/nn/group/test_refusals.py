@@ -7,11 +7,11 @@ from group_layers import attention, block, everywhere, image, lifting
 from tg_equiattn.encodings import relation_index
 from tg_equiattn.groups import cyclic, dyadic
 from tg_equiattn.nn import (
-    GEViT,
     GlobalGroupAttention,
     GlobalPooling,
     GroupAttentionBlock,
     GroupLinear,
+    GroupTransformer,
     RegularGlobalNorm,
     RegularLayerNorm,
 )
@@ -39,7 +39,7 @@ def scaled(kind=attention, **change):
 
 def model(group=C4, **change):
     options = {"in_channels": 1, "num_classes": 5, "channels": (6, 8), "heads": 2, "kernel_size": 3} | change
-    return lambda: GEViT(group, **options)
+    return lambda: GroupTransformer(group, **options)
 
 
 def given(layer, *shape, **options):
@@ -64,8 +64,7 @@ REFUSED = [
     ("head_channels must be a positive integer, got -1", made(head_channels=-1)),
     ("kernel_size must be a positive odd integer or None .* got 4", made(kernel_size=4)),
     *((f"{name} must be one of .* got 'ring'", made(**{name: "ring"}))
-      for name in ("relation", "encoding", "window")),
-    ("options must be of encoding, .* scale_window, got redraw_interval", made(redraw_interval=3)),
+      for name in ("relation", "encoding", "window_shape")),
     (r"dropout must be in \[0, 1\), got 'a'", made(dropout="a")),
     ("content_heads must be an integer from 0 to heads=2, got 3", made(content_heads=3)),
     ("content_heads=1 needs locality: heads without content", made(content_heads=1, locality=None)),
@@ -80,9 +79,8 @@ REFUSED = [
     (r"pixel must be in an image of \(4, 5\) pixels, got \(4, 0\)", pixel(4, 0)),
     ("kernel_size must be a positive odd integer: the window .* got None", far(kernel_size=None)),
     (r"relation must be one of \('frame', 'relative'\), got 'ge_vit'", far(relation="ge_vit")),
-    ("options must be of .*redraw_interval, got scale_window", far(scale_window=3)),
     *((f"{name} must be a positive integer, got 0", far(**{name: 0}))
-      for name in ("num_features", "redraw_interval", "context_channels")),
+      for name in ("num_random_features", "redraw_interval", "context_channels")),
     *((f"relation must be 'relative'.*got '{r}'.*different pixels", scaled(relation=r))
       for r in ("ge_vit", "lifted", "gsa")),
     *(("kernel_size must be a positive odd integer for groups of scales", scaled(kind, kernel_size=None))
@@ -92,25 +90,25 @@ REFUSED = [
     ("scale_window must be None but for groups of scales .* got 3", made(scale_window=3)),
     (FINITE, lambda: GlobalGroupAttention(SCALES, 3, 6)),
     (FINITE, lambda: relation_index(SCALES)),
-    (FINITE, model(SCALES, attention={"num_features": None})),
+    (FINITE, model(SCALES, attn_type="global")),
     *((f"isometries must be a .*FiniteGroup, got .*{other!r:.6}", lambda other=other: dyadic(2, other))
       for other in ("C4", SCALES)),
     ("norm must be 'batch' or 'layer' for groups of scales", scaled(block, norm="global")),
     ("crop must be .* for groups of scales.*twice as large", scaled(block, crop=1)),
-    ("crops must be .* for groups of scales.*twice as large", model(SCALES, options={"crops": (1, 0)})),
+    ("crops must be .* for groups of scales.*twice as large", model(SCALES, crops=(1, 0))),
     ("pools must be .* for groups of scales.*twice as large", model(SCALES, pools=(1,))),
     (r"input sides must be multiples of the largest scale, 4.*\(4, 6\)", circular(SCALES, 3, 4, 6)),
     ("kernel_size must be at most", circular(SCALES, 5, 4, 4)),
     (r"dropout must be in \[0, 1\), got 1.0", lambda: GroupAttentionBlock(attention(C4), dropout=1.0)),
     ("channels must hold the width of at least one block, got 8", model(channels=8)),
     (r"channels\[1\] must be a positive integer, got 0", model(channels=(8, 0))),
-    ("lifting_channels must be a positive integer, got 0", model(options={"lifting_channels": 0})),
+    ("lifting_channels must be a positive integer, got 0", model(lifting_channels=0)),
     ("pools must be block numbers from 0 to 2", model(pools=(1.5,))),
-    (r"crops must be one number or 2 \(one a block\), got \(1,\)", model(options={"crops": (1,)})),
-    (r"input_dropout must be in \[0, 1\), got 1.5", model(options={"input_dropout": 1.5})),
+    (r"crops must be one number or 2 \(one for each block\), got \(1,\)", model(crops=(1,))),
+    (r"input_dropout must be in \[0, 1\), got 1.5", model(input_dropout=1.5)),
     ("num_classes must be a positive integer, got 0", model(num_classes=0)),
-    ("options must be of lifting_channels, crops, .* got crop", model(options={"crop": 1})),
-    ("attention must be of .*num_features, redraw_interval, got scale", model(attention={"scale": 1.0})),
+    ("attn_type must be one of .* got 'exact'", model(attn_type="exact")),
+    ("attn_kwargs must not have context_channels", model(attn_kwargs={"context_channels": 3})),
     ("norm must be one of .* got 'group'", model(norm="group")),
     (r"input must have shape \(B, 1, H, W\), got \(2, 3, 8, 8\)", given(model()(), 2, 3, 8, 8)),
     ("multiples of the pool's kernel_size=2", given(model(pools=(0,))(), 2, 1, 9, 9)),

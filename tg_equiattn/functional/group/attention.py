@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ...grids import Window
-from ..backend import compiler_fuses, use_plain
+from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form
 from .definition import windowed_attention_definition
 from .dense import dense_attention
 from .fusable import windowed_attention_fusable
@@ -105,6 +104,13 @@ def _without_masked(
     return zero_where_masked(query, mask), key, value, key_mask
 
 
+_FORMS = {
+    DEFINITION: windowed_attention_definition,
+    OPERATOR: windowed_attention,
+    FUSABLE: windowed_attention_fusable,
+}
+
+
 def group_attention_impl(
     query, key, value, offset_encoding, element_encoding, index, window, space_bias=None, group_bias=None, dropout=0.0,
     key_mask=None, plain=False,
@@ -130,11 +136,7 @@ def group_attention_impl(
     logits = query.shape[0] * tables[0][..., 0].numel() * math.prod(query.shape[4:])
     if index is not None and index.ndim == 3:
         logits *= index.shape[1]
-    attend: Callable = windowed_attention
-    if use_plain(plain):
-        attend = windowed_attention_definition
-    elif compiler_fuses(query, logits // 4):
-        attend = windowed_attention_fusable
+    attend = _FORMS[choose_form(query, logits // 4, plain)]
     out, lse = attend(query, key, value, *tables, index, key_mask, draw_seed(dropout, query.device), *window, dropout)
     return out.to(kind), lse.squeeze(3)
 

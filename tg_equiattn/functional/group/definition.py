@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from ...modes import full_precision, in_functorch_transform
+from ...modes import full_precision
 from ..backend import tile_numbers
+from ..chunks import checkpointed, is_whole
 from . import hashed_dropout
 from .elements import Elements
 from .masks import MASKED_SCORE
@@ -133,8 +133,7 @@ def windowed_attention_definition(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As :func:`.operator.windowed_attention`, in torch's own operations. All scores are formed at once where it is
     compiled, exported or traced, for images of all sizes; else chunk by chunk, again in backward."""
-    whole = torch.compiler.is_compiling() or torch.jit.is_tracing() or not query.numel()
-    checkpointed = torch.is_grad_enabled() and not whole and not in_functorch_transform()
+    whole = is_whole(query)
     with full_precision(query.device):
         x = Operands(
             query, key, value, offset_table, element_table, index, mask, seed, kernel_size, selection, circular,
@@ -149,7 +148,7 @@ def windowed_attention_definition(
             for run in runs(x.spatial[0], chunk.rows):
                 attend = functools.partial(attend_rows, x, chunk, run)
                 rows = *(x.rows(y, run, padded=n > 0) for n, y in enumerate(given)), *tables
-                found.append(checkpoint(attend, *rows, use_reentrant=False) if checkpointed else attend(*rows))
+                found.append(checkpointed(attend, *rows, preserve_rng_state=True))
             out, lse = (torch.cat(y, -len(x.spatial)).flatten(0, 1) for y in zip(*found, strict=True))
             outs.append(out)
             lses.append(lse)

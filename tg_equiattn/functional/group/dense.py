@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ...modes import full_precision, in_functorch_transform
 from ..backend import tile_numbers
+from ..chunks import checkpointed, is_whole
 from .definition import chunks, runs
 from .elements import Elements
 from .masks import MASKED_SCORE
@@ -39,8 +39,7 @@ def dense_attention(
     """
     spatial, outputs = query.shape[4:], query.shape[3] if index is None else len(index)
     elements = Elements.of(index, query, outputs if offset_encoding is None else len(offset_encoding))
-    whole = torch.compiler.is_compiling() or torch.jit.is_tracing() or not query.numel()
-    checkpointed = torch.is_grad_enabled() and not whole and not in_functorch_transform()
+    whole = is_whole(query)
     pairs = None if offset_encoding is None and space_bias is None else offsets_of_pairs(spatial, query.device)
     with full_precision(query.device):
         query, key, value = (x.flatten(4) for x in (query, key, value))
@@ -66,7 +65,7 @@ def dense_attention(
                     query[images, some].narrow(-1, start, count), key[images, some], value[images, some], *tables,
                     None if pairs is None else pairs.narrow(0, start, count), mask,
                 )  # fmt: skip
-                found.append(checkpoint(attend, *given, use_reentrant=False) if checkpointed else attend(*given))
+                found.append(checkpointed(attend, *given, preserve_rng_state=True))
             parts.append(torch.cat(found, -1).flatten(0, 1))
         out = torch.cat(parts)
         return out.unflatten(0, (batch, heads)).unflatten(-1, spatial)

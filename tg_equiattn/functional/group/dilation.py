@@ -43,7 +43,7 @@ def from_phases(x: Tensor, step: int, batch: int, spatial: tuple[int, ...]) -> T
 
 def _for_all_sizes() -> bool:
     """Whether one program is made for images of all sizes."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling()
 
 
 def dilation_attention_impl(

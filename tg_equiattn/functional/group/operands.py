@@ -106,9 +106,7 @@ def check_group_attention(
             f"index must be int64 of shape (|H|, {elements}, {elements}) or ({elements}, {elements}), "
             f"got {index.dtype} of shape {tuple(index.shape)}"
         )
-    permutation = torch.arange(elements, device=index.device)
-    if checks.is_concrete(index) and not torch.equal(index.sort(-1).values, permutation.expand_as(index)):
-        raise ValueError(f"index must be a permutation of 0 ... {elements - 1} along its last axis, got other values")
+    _check_permutations(index)
     check_grid(query, key, offset_encoding, outputs, window, dropout, mask, key_mask)
     full = offset_encoding is not None and offset_encoding.ndim == 4
     if full and (offset_encoding.shape[2] != elements or element_encoding is not None):
@@ -136,3 +134,11 @@ def check_frame_attention(query, key, value, offset_encoding, window, space_bias
         )
     offsets = window.count(query.shape[4:])
     check_tensors(query, space_bias=(space_bias, (query.shape[1], elements, offsets)))
+
+
+@checks.of_values
+def _check_permutations(index: Tensor) -> None:
+    permutation = torch.arange(index.shape[-1])
+    if not torch.equal(index.sort(-1).values, permutation.expand_as(index)):
+        wanted = f"a permutation of 0 ... {index.shape[-1] - 1} along its last axis"
+        raise ValueError(f"index must be {wanted}, got other values")

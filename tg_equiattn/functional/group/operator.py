@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from ..second_derivatives import register_derivatives, second_derivatives
 from . import hashed_dropout
 from .definition import Chunk, Operands, attend_rows, runs, windowed_attention_definition, with_one
 from .flat_operands import FlatOperands
+from .three_factors import backward_weights, forward_weights, has_three_factors
 
 _OPERANDS = (
     "Tensor query, Tensor key, Tensor value, Tensor offset_table, Tensor element_table, Tensor? index, Tensor? mask, "
@@ -76,19 +78,22 @@ def _attend(x: FlatOperands, chunk: Chunk, operands: tuple) -> tuple[Tensor, Ten
     total, lses = None, []
     for t in range(x.elements.queries):
         of_t = x.elements.of_query(one, t)
-        weight = x.scores(t, of_t[:, :, :-1], of_t.transpose(2, 3).flatten(4), keys, *tables, penalty)
-        top = weight.amax((3, 4), keepdim=True)
-        x.exponentials_(weight, top)
-        mass = weight.sum((3, 4), keepdim=True)
-        lses.append(mass.log().add_(top)[:, :, :, 0, 0])
+        given = t, of_t[:, :, :-1], of_t.transpose(2, 3).flatten(4), keys, *tables, penalty
+        found = forward_weights(x, *given) if has_three_factors(x) else None
+        if found is None:
+            weight = x.scores(*given)
+            top = weight.amax((3, 4), keepdim=True)
+            mass = x.exponentials_(weight, top).sum((3, 4), keepdim=True)
+            found = weight, mass.reciprocal(), mass.log().add_(top)[:, :, :, 0, 0]
+        weight, share, lse = found
+        lses.append(lse)
         if x.elements.queries > 1:
-            share = mass.reciprocal_()
             total = weight.mul_(share) if total is None else total.addcmul_(weight, share)
     weight = weight if total is None else total
     if keep is not None:
         weight *= keep
     out = x.weighted(weight, values)
-    return out if total is not None else out.div_(mass[:, :, None, :, 0, 0]), torch.stack(lses, 3)
+    return out if total is not None else out.mul_(share[:, :, None, :, 0, 0]), torch.stack(lses, 3)
 
 
 @windowed_attention.register_fake
@@ -139,11 +144,16 @@ def _add_gradients_(x: FlatOperands, chunk: Chunk, operands: tuple, given, targe
     """Add the gradients by a run of rows to those of flat queries, keys and values, and of the tables of some heads."""
     (one, keys, values, penalty, keep), (grad, mean, lse), (to_one, to_keys, to_values) = operands, given, targets
     tables, elements = (x.offset_table[chunk.heads], x.element_table[chunk.heads]), x.elements
-    total = to_weight = None
+    total: Tensor | None = None
+    weight: Any = None
+    to_weight: Tensor | None = None
     for t in range(elements.queries):
         of_t = elements.of_query(one, t)
         query, flat = of_t[:, :, :-1], of_t.transpose(2, 3).flatten(4)
-        weight = x.exponentials_(x.scores(t, query, flat, keys, *tables, penalty), lse[:, :, :, t, None, None])
+        given, lse_of_t = (t, query, flat, keys, *tables, penalty), lse[:, :, :, t, None, None]
+        weight = backward_weights(x, lse_of_t, *given) if has_three_factors(x) else None
+        if weight is None:
+            weight = x.exponentials_(x.scores(*given), lse_of_t)
         if to_weight is None:
             to_weight = x.products(grad, values)
             if keep is not None:
@@ -162,8 +172,8 @@ def _add_gradients_(x: FlatOperands, chunk: Chunk, operands: tuple, given, targe
         to_query = elements.of_query(to_one, t)[:, :, :-1]
         to_query += x.weighted(shared, keys)
         to_query += to_flat.transpose(2, 3).view(to_query.shape)
-    weight = weight if total is None else total
-    x.add_scattered_(to_values, weight if keep is None else weight * keep, grad)
+    total = weight if total is None else total
+    x.add_scattered_(to_values, total if keep is None else total * keep, grad)
 
 
 def _add_to_tables_(x: FlatOperands, t: int, slope: Tensor, one: Tensor, tables, to_tables) -> Tensor:

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...modes import cached
+
 
 class Block(NamedTuple):
     """Offsets of a window that fill a box.
@@ -76,11 +78,10 @@ class Shifts:
 
 def shifts(kernel_size: int, selection: Sequence[int], dim: int) -> Shifts:
     """The window of a side, or of the chosen offsets of it."""
-    made = _shifts.__wrapped__ if torch.compiler.is_compiling() else _shifts  # dynamo warns of caches
-    return made(kernel_size, tuple(selection), dim)
+    return _shifts(kernel_size, tuple(selection), dim)
 
 
-@functools.lru_cache(maxsize=32)
+@cached(maxsize=32)
 def _shifts(kernel_size: int, selection: tuple[int, ...], dim: int) -> Shifts:
     every = list(itertools.product(*[range(kernel_size)] * dim))
     if not selection:

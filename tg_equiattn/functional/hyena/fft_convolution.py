@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision
-from ..backend import compiler_fuses, refuse_forward_mode, tile_numbers, use_plain
+from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
 from ..flops import flop_formula, real_ffts
 from ..second_derivatives import register_derivatives
 
@@ -107,11 +107,8 @@ def length_factor(n: Length, norm: str) -> Length:
 def fft_convolution(a: Tensor, b: Tensor, lengths: Tensor | None, mode: str, norm: str = "forward") -> Tensor:
     """The convolution of scalars (B, N, C) or vectors (B, N, C, 3) of own lengths (B,), None where all are N; what lies
     beyond them is never looked at."""
-    if use_plain():
-        return _plain(a, b, lengths, mode, False, norm)
-    if compiler_fuses(a, 2 * a.numel()):  # at twice the length
-        return _Convolution.apply(a, b, lengths, mode, False, norm)
-    return _operator(a, b, lengths, mode, False, norm)
+    forms = {DEFINITION: _plain, OPERATOR: _operator, FUSABLE: _Convolution.apply}
+    return forms[choose_form(a, 2 * a.numel())](a, b, lengths, mode, False, norm)  # spectra have twice the length
 
 
 def number_or_cross_product(a: Tensor, b: Tensor, vectors: bool) -> Tensor:

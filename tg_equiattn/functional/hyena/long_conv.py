@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision
-from ...node_batch import node_blocks
 from ..backend import tile_numbers
+from ..chunks import map_chunks
 from .fft_convolution import along, fast_length, fft_convolution, invert, length_factor, transform, zero_beyond
 
 MODES = ("circular", "linear", "causal")
@@ -121,5 +121,5 @@ def bilinear_long_conv(
     with full_precision(q.device):
         x, y, total = transform(q, k, lengths, mode)
         parts = [part.flatten(0, 1) for part in (x.real, x.imag, y.real, y.imag)]
-        real, imaginary = node_blocks(at_frequencies, block, parts).unflatten(0, x.shape[:2]).chunk(2, -1)
+        real, imaginary = map_chunks(at_frequencies, block, parts).unflatten(0, x.shape[:2]).chunk(2, -1)
         return invert(torch.complex(real, imaginary), total, q.shape[1], lengths, mode, norm=norm)

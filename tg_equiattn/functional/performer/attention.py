@@ -12,6 +12,7 @@ from ... import checks
 from ...modes import full_precision
 from ...node_batch import NodeBatch, PaddedBatch
 from .feature_attention import feature_readout, feature_summary
+from .graph_rows import GraphRows, graph_rows
 
 
 def linear_attention(
@@ -69,9 +70,9 @@ def linear_attention(
     if query.ndim == 3:
         if mask is not None:
             raise ValueError("mask must be None where query is ragged, (N, heads, d): leave the masked nodes out")
-        rows = NodeBatch.flat(query, batch, batch_size, whole=False).rows()
+        node_batch = NodeBatch.flat(query, batch, batch_size, whole=False)
         query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        return linear_attention_impl(query, key, value, projection, rows)[0].transpose(0, 1)
+        return linear_attention_impl(query, key, value, projection, node_batch)[0].transpose(0, 1)
     if batch is not None:
         raise ValueError("batch must be None where query is dense, (B, heads, N, d): use mask")
     checks.mask(mask, (query.shape[0], query.shape[2]))
@@ -105,30 +106,30 @@ def check_operands(
 
 
 def linear_attention_impl(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, rows: PaddedBatch
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor, node_batch: NodeBatch
 ) -> tuple[Tensor, Tensor]:
-    """:func:`linear_attention` of nodes (heads, N, d) in rows, unchecked. Also returns the log-sum-exp of the estimated
+    """:func:`linear_attention` of nodes (heads, N, d), unchecked. Also returns the log-sum-exp of the estimated
     scores (heads, N, 1), without the term :func:`feature_norm`."""
-    heads = query.shape[0]
+    heads, rows = query.shape[0], graph_rows(node_batch)
 
     def merge(content: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        content, lse = rows.merge(*(x.unflatten(0, (heads, -1)).transpose(0, 1) for x in (content, lse)))
-        return content.transpose(0, 1).flatten(0, 1), lse.transpose(0, 1).flatten(0, 1)
+        content, lse = rows.merge(content.unflatten(0, (heads, -1)), lse.unflatten(0, (heads, -1)))
+        return content.flatten(0, 1), lse.flatten(0, 1)
 
     mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
-    whole = rows.graph is None and rows.node_batch.ranks is None
-    query, key, value = (pack_heads(x, rows).flatten(0, 1) for x in (query, key, value))
-    out, lse = feature_attention(query, key, value, projection, mask, None if whole else merge)
-    out, lse = (x.unflatten(0, (heads, rows.count)) for x in (out, lse))
+    query, key, value = (pack_heads(x, rows) for x in (query, key, value))
+    flat_query, flat_key, flat_value = (x.flatten(0, 1) for x in (query, key, value))
+    out, lse = feature_attention(flat_query, flat_key, flat_value, projection, mask, merge)
+    out, lse = (x.unflatten(0, query.shape[:2]) for x in (out, lse))
     return unpack_heads(out, rows), unpack_heads(lse, rows)
 
 
-def pack_heads(x: Tensor, rows: PaddedBatch) -> Tensor:
+def pack_heads(x: Tensor, rows: PaddedBatch | GraphRows) -> Tensor:
     """Nodes (heads, N, ...) in rows, (heads, rows, length, ...)."""
     return rows.pack(x.transpose(0, 1)).movedim(2, 0)
 
 
-def unpack_heads(x: Tensor, rows: PaddedBatch) -> Tensor:
+def unpack_heads(x: Tensor, rows: PaddedBatch | GraphRows) -> Tensor:
     """The inverse of :func:`pack_heads`."""
     return rows.unpack(x.movedim(0, 2)).transpose(0, 1)
 

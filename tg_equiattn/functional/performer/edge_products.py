@@ -14,9 +14,9 @@ import warnings
 import torch
 from torch import Tensor
 
-from ...modes import full_precision, in_functorch_transform
+from ...modes import full_precision
 from ...neighbors import CSR
-from ..backend import compiler_fuses, refuse_forward_mode, tile_numbers
+from ..backend import DEFINITION, FUSABLE, OPERATOR, choose_form, refuse_forward_mode, tile_numbers
 from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
 
@@ -27,18 +27,19 @@ with warnings.catch_warnings():  # torch says once in a process that CSR tensors
 
 def edge_dot(query: Tensor, key: Tensor, relation: CSR) -> Tensor:
     """(heads, N, d) queries times (heads, M, d) keys at the pairs of a relation, (heads, E)."""
-    if in_functorch_transform():
+    form = choose_form(query, query.shape[0] * relation.row.shape[0])
+    if form == DEFINITION:
         return gathered_edge_dot(query, key, relation.row, relation.col)
-    if compiler_fuses(query, query.shape[0] * relation.row.shape[0]):  # rows are read where they are multiplied
+    if form == FUSABLE:  # rows are read where they are multiplied
         return _whole_edge_dot(query, key, relation.row, relation.col)
     return csr_edge_dot(query, key, *relation.tensors)
 
 
 def edge_sum(weight: Tensor, value: Tensor, relation: CSR) -> Tensor:
     """Sum over each row's pairs of (heads, E) weights times (heads, M, d) values, (heads, N, d)."""
-    if in_functorch_transform() or compiler_fuses(value, value.shape[0] * relation.row.shape[0]):
-        return gathered_edge_sum(weight, value, relation.row, relation.col, relation.rows)
-    return csr_edge_sum(weight, value, *relation.tensors)
+    if choose_form(value, value.shape[0] * relation.row.shape[0]) == OPERATOR:
+        return csr_edge_sum(weight, value, *relation.tensors)
+    return gathered_edge_sum(weight, value, relation.row, relation.col, relation.rows)
 
 
 def gathered_edge_dot(query: Tensor, key: Tensor, row: Tensor, col: Tensor, chunk: int = 4096) -> Tensor:

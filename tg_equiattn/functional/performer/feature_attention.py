@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision
-from ..backend import compiler_fuses, refuse_forward_mode, use_plain
+from ..backend import OPERATOR, choose_form, refuse_forward_mode
 from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
 from .feature_formulas import (
@@ -42,8 +42,8 @@ def feature_summary(
 
     Log features are W k - norm |k|^2. A group without keys has content 0 and the lowest level there is.
     """
-    plain = use_plain(plain) or compiler_fuses(key, key[..., 0].numel() * len(projection))
-    summary = plain_summary if plain else chunked_summary
+    form = choose_form(key, key[..., 0].numel() * len(projection), plain)
+    summary = chunked_summary if form == OPERATOR else plain_summary
     return summary(key, value, projection, mask, norm)
 
 
@@ -51,8 +51,8 @@ def feature_readout(
     query: Tensor, projection: Tensor, content: Tensor, level: Tensor, plain: bool = False
 ) -> tuple[Tensor, Tensor]:
     """out (G, L, e) and lse (G, L) of queries (G, L, d), content (G, m, e), level (G, m)."""
-    plain = use_plain(plain) or compiler_fuses(query, query[..., 0].numel() * len(projection))
-    readout = plain_readout if plain else chunked_readout
+    form = choose_form(query, query[..., 0].numel() * len(projection), plain)
+    readout = chunked_readout if form == OPERATOR else plain_readout
     return readout(query, content, level, projection)
 
 

@@ -7,11 +7,11 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from ...modes import full_precision, in_functorch_transform
+from ...modes import full_precision
 from ...neighbors import NeighborList
-from ...node_batch import PaddedBatch
+from ...node_batch import NodeBatch, PaddedBatch
+from ..chunks import checkpointed, is_whole
 from ..softmax_attention import softmax_attention
 from .attention import pack_heads, unpack_heads
 from .edge_products import edge_sum
@@ -44,10 +44,10 @@ class Near(NamedTuple):
 
 
 def pair_attention_impl(
-    query: Tensor, key: Tensor, value: Tensor, rows: PaddedBatch, dropout: float = 0.0, near: Near | None = None,
+    query: Tensor, key: Tensor, value: Tensor, node_batch: NodeBatch, dropout: float = 0.0, near: Near | None = None,
     chunk: int = _CHUNK,
 ) -> Tensor:  # fmt: skip
-    r"""Softmax attention of nodes (heads, N, d) in rows of whole graphs, unchecked, with dropout of weights.
+    r"""Softmax attention of nodes (heads, N, d), unchecked, with dropout of weights.
 
     With near pairs of bias b, and f that of all pairs, a weight is :math:`e^f e^{\langle q_i, k_j \rangle / \sqrt d}
     + e^{\langle q_i, k_j \rangle / \sqrt d + b}`. This is a softmax whose scores of near pairs have
@@ -56,6 +56,7 @@ def pair_attention_impl(
     Raises:
         ValueError: if one graph has more than 2^32 scores.
     """
+    rows = node_batch.padded()
     heads, length = query.shape[0], rows.length
     if heads * length**2 > MAX_SCORES:
         raise ValueError(
@@ -71,7 +72,7 @@ def pair_attention_impl(
             return unpack_heads(out.unflatten(0, (heads, rows.count)), rows).to(value.dtype)
         entries = None if near is None else _Entries.of(near, rows, dtype)
         attend = functools.partial(_attend, dropout=dropout, repeats=near is not None and near.pairs.repeats)
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or heads * rows.count * length**2 <= chunk:
+        if is_whole(q) or heads * rows.count * length**2 <= chunk:
             out, shares = attend(q, k, v, rows.mask, *(entries or (None, None, None, None)))
         else:
             out, shares = _in_chunks(attend, q, k, v, rows.mask, entries, chunk)
@@ -135,7 +136,6 @@ def _in_chunks(attend, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ent
     heads, rows, length = q.shape[:3]
     queries = min(length, max(1, budget // (heads * length)))
     count = max(1, budget // (heads * length**2)) if queries == length else 1
-    checkpointed = torch.is_grad_enabled() and not in_functorch_transform()
     outs, chosen, shares = [], [], []
     for first in range(0, rows, count):
         some, parts = slice(first, first + count), []
@@ -150,7 +150,7 @@ def _in_chunks(attend, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ent
                 chosen.append(mine)
             some_mask = None if mask is None else mask[some]
             operands = q[:, some, begin : begin + queries], k[:, some], v[:, some], some_mask, *near
-            out, share = checkpoint(attend, *operands, use_reentrant=False) if checkpointed else attend(*operands)
+            out, share = checkpointed(attend, *operands, preserve_rng_state=True)
             parts.append(out)
             shares.append(share)
         outs.append(torch.cat(parts, 2))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...modes import full_precision
 from ...neighbors import NeighborList
-from ...node_batch import NodeBatch, PaddedBatch
+from ...node_batch import NodeBatch
 from .attention import check_operands, drop_keys, feature_norm, linear_attention_impl
 from .edge_products import edge_dot, edge_sum
 from .pairs import Near, pair_attention_impl
@@ -64,8 +64,7 @@ def window_attention(
         torch.Size([20, 2, 8])
     """
     check_operands(query, key, value, projection)
-    heads, whole = query.shape[1], projection is None
-    rows = NodeBatch.flat(query, batch, batch_size, whole=whole).rows(whole)
+    heads, node_batch = query.shape[1], NodeBatch.flat(query, batch, batch_size, whole=projection is None)
     neighbors.check_nodes(query.shape[0])
     far_bias = query.new_zeros(heads) if far_bias is None else far_bias
     self_bias = self_bias[:, None] if self_bias.ndim == 1 else self_bias
@@ -76,21 +75,21 @@ def window_attention(
             raise ValueError(f"{name} must have shape {shape}, got {tuple(bias.shape)}")
     near = Near(neighbors, pair_bias, self_bias, far_bias)
     query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-    return window_attention_impl(query, key, value, projection, near, rows).transpose(0, 1)
+    return window_attention_impl(query, key, value, projection, near, node_batch).transpose(0, 1)
 
 
 def window_attention_impl(
-    query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, near: Near, rows: PaddedBatch,
+    query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, near: Near, node_batch: NodeBatch,
     dropout: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """:func:`window_attention` of nodes (heads, N, d) in rows, unchecked. Dropout is of single weights of near pairs,
+    """:func:`window_attention` of nodes (heads, N, d), unchecked. Dropout is of single weights of near pairs,
     and of whole keys among all pairs."""
     if projection is None:
-        return pair_attention_impl(query, key, value, rows, dropout, near)
+        return pair_attention_impl(query, key, value, node_batch, dropout, near)
     dtype, pairs, csr = torch.promote_types(query.dtype, torch.float32), near.pairs, near.pairs.csr
     with full_precision(query.device):
         q, k, v = (x.to(dtype).contiguous() for x in (query, key, value))
-        far, far_lse = linear_attention_impl(q, k, drop_keys(v, dropout), projection, rows)
+        far, far_lse = linear_attention_impl(q, k, drop_keys(v, dropout), projection, node_batch)
         far_lse = far_lse + feature_norm(q, projection) + near.far_bias[:, None, None]
         q = q * q.shape[-1] ** -0.5
         self_score = ((q * k).sum(-1) + near.self_bias).unsqueeze(-1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ... import checks
 from ...modes import full_precision
-from ..backend import compiler_fuses, refuse_forward_mode, use_plain
+from ..backend import OPERATOR, choose_form, refuse_forward_mode
 from ..flops import flop_formula
 from ..second_derivatives import register_derivatives
 from .cross_product_attention import cross_product_attention, cross_product_attention_backward
@@ -68,8 +68,10 @@ def attend_to_vectors(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -
         sizes, lengths = lengths.to(dtype).clamp(min=1), lengths.repeat_interleave(channels)
     q, k, v = (x.to(dtype).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
     scale = sizes.rsqrt().repeat_interleave(channels)
-    plain = use_plain() or compiler_fuses(q, q.shape[0] * length**2)
-    out = plain_vector_attention(q, k, v, lengths, scale) if plain else _operator(q, k, v, lengths, scale)[0]
+    if choose_form(q, q.shape[0] * length**2) == OPERATOR:
+        out = _operator(q, k, v, lengths, scale)[0]
+    else:
+        out = plain_vector_attention(q, k, v, lengths, scale)
     out = (out.unflatten(0, (count, channels)) / sizes[:, None, None, None]).transpose(1, 2)
     return out if there is None else out.masked_fill(~there, 0)
 

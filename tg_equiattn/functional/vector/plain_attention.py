@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...modes import full_precision
-from ...node_batch import node_blocks
 from ..backend import tile_numbers
+from ..chunks import map_chunks
 from ..second_derivatives import second_derivatives
 
 _BLOCK_PAIRS = 1 << 18  # of a block on a CPU; the formula holds some 16 numbers for each
@@ -27,7 +27,7 @@ def plain_vector_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | No
         return _of_queries(q.transpose(0, 1), k, v, lengths, scale).transpose(0, 1)
 
     with full_precision(q.device):
-        return node_blocks(of_queries, _queries_per_block(k), (q.transpose(0, 1),)).transpose(0, 1)
+        return map_chunks(of_queries, _queries_per_block(k), (q.transpose(0, 1),)).transpose(0, 1)
 
 
 def _queries_per_block(k: Tensor) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
+from ...modes import is_concrete
 from ...neighbors import read_lattice
 from ...ranks import Ranks
 
@@ -52,15 +53,14 @@ class Cells(NamedTuple):
 def cells_of(cell: Tensor | None, pbc: Tensor | None, count: int, like: Tensor) -> Cells | None:
     """Checked cells of ``count`` graphs, on the device of ``like``; ``None`` if no graph repeats."""
     if cell is None:
-        none = isinstance(pbc, Tensor) and checks.is_concrete(pbc) and not bool(pbc.any())
+        none = isinstance(pbc, Tensor) and is_concrete(pbc) and not bool(pbc.any())
         if pbc is not None and not none:
             raise ValueError("cell must be given with pbc, got None")
         return None
     vectors, periodic = read_lattice(cell, pbc, count, like)
     wires = periodic.sum(1) == 1
-    if not checks.is_concrete(wires):
-        if checks.is_traced(wires) or not checks.is_batched(wires):  # torch.vmap has no asynchronous assertions
-            torch._assert_async(~wires.any(), "graphs must repeat along three directions, two or none, not one")
+    if not is_concrete(wires):
+        checks.assert_on_device(~wires.any(), "graphs must repeat along three directions, two or none, not one")
     elif bool(wires.any()):
         raise ValueError(
             f"{'cell' if pbc is None else 'pbc'} must let graph {int(wires.nonzero()[0])} repeat along three "

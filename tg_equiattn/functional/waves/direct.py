@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from ...encodings.harmonics import solid_harmonics
-from ...modes import in_functorch_transform
-from ..backend import compiles_for_accelerator, tile_numbers
-from .blocks import in_one_piece, recomputed
+from ..backend import FUSABLE, choose_form, tile_numbers
+from ..chunks import checkpointed, is_whole
 from .interaction import EwaldNodes, Interaction
 from .kernel import real_space
 
@@ -20,11 +19,8 @@ _PAIRS = 1 << 21  # pairs times kernels of a block on a CPU
 def direct_sums(nodes: EwaldNodes, interaction: Interaction) -> Tensor:
     """Exact sums (B, N, heads, E), by blocks of graphs or of nodes that attend, which backward computes again."""
     pos, query, key, value = nodes.pos.to(nodes.value.dtype), *nodes[1:]
-    block, compiles = (
-        functools.partial(_block, interaction),
-        compiles_for_accelerator(pos) and not in_functorch_transform(),
-    )
-    if in_one_piece(pos) and not compiles:
+    block, compiles = functools.partial(_block, interaction), choose_form(pos, 0) == FUSABLE
+    if is_whole(pos) and not compiles:
         return block(pos, query, pos, key, value)
     graphs, count = pos.shape[:2]
     limit = tile_numbers(pos.device, _PAIRS, 4 if compiles else 8)  # compilers fuse some of the tensors of a block
@@ -35,7 +31,7 @@ def direct_sums(nodes: EwaldNodes, interaction: Interaction) -> Tensor:
     out = []
     for part in zip(*(x.split(some_graphs) for x in (pos, query, key, value)), strict=True):
         blocks = zip(*(x.split(some_nodes, 1) for x in part[:2]), strict=True)
-        out.append(torch.cat([recomputed(block, *rows, part[0], *part[2:]) for rows in blocks], 1))
+        out.append(torch.cat([checkpointed(block, *rows, part[0], *part[2:]) for rows in blocks], 1))
     return torch.cat(out)
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import full_precision, in_functorch_transform
-from ...node_batch import NodeBatch, PaddedBatch, readable
+from ...modes import full_precision, in_functorch_transform, is_readable
+from ...node_batch import NodeBatch, PaddedBatch
 from .cells import Cells, cells_of
 from .direct import direct_sums
 from .interaction import EwaldNodes, Interaction, every_product
@@ -123,10 +123,11 @@ def attention_of_nodes(
     """:func:`ewald_attention` of checked arguments, with any product of values with harmonics of a degree that is
     linear in both: (T, heads, E)."""
     nodes = nodes._replace(pos=node_batch.centred(nodes.pos))
-    unread = node_batch.known is None and (cells is None or interaction.max_hkl is not None)  # sizes are given on CUDA
-    if unread or not readable(nodes.pos) or not (cells is None or readable(cells.vectors)):
+    sized = cells is None or interaction.max_hkl is not None  # enough for CUDA without waiting
+    unread = sized and node_batch.known_sizes is None
+    if unread or not is_readable(nodes.pos) or not (cells is None or is_readable(cells.vectors)):
         return _without_reading(nodes, interaction, node_batch, cells, method)
-    sizes = node_batch.read() if node_batch.ranks is None else node_batch.totals.tolist()
+    sizes = node_batch.read_sizes() if node_batch.ranks is None else node_batch.totals.tolist()
     repeats = [False] * node_batch.count if cells is None else cells.periodic.any(1).tolist()
     nufft = nufft_available(nodes.pos.device.type) and not in_functorch_transform()
     if method == "direct" and any(repeats):
@@ -178,7 +179,7 @@ def _without_reading(
         raise ValueError(f"{what} while a model is traced or mapped over")
     if method == "direct" and cells is not None:
         raise ValueError("method must be 'auto' or 'ewald' with cell, got 'direct'")
-    rows = node_batch.rows(whole=True)
+    rows = node_batch.padded()
     packed = EwaldNodes(*map(rows.pack, nodes))
 
     def run(method: str, cells: Cells | None) -> Tensor:

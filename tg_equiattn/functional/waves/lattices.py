@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...modes import ordinary_tensors
+from ...modes import is_batched, is_concrete, is_readable, ordinary_tensors
 from .cells import Cells
 from .kernel import Range
 
@@ -136,7 +136,7 @@ def count_of_vectors(volume: float, end: float) -> float:
 def _found(vectors: Tensor, end: float) -> tuple[Tensor, Tensor]:
     """Miller indices (B, D, 3) of the reciprocal vectors of each cell, and how many vectors each stands for, (B, D):
     zero for padding."""
-    if checks.is_traced(vectors) or checks.is_batched(vectors):
+    if not is_readable(vectors):
         raise ValueError("max_hkl must be given where cells are traced or mapped over, got None")
     cells = vectors.detach().to("cpu", torch.float64).flatten(1).tolist()
     found = torch.nn.utils.rnn.pad_sequence([_indices_of(tuple(cell), end) for cell in cells], batch_first=True)
@@ -194,13 +194,13 @@ def _bounded(
     kernel = (place[:, None] >= ends).sum(1)
     indices = _indices_at(place - (ends - each)[kernel], most[kernel])
     stands = torch.where((indices == 0).all(1), 1, 2)
-    if checks.is_concrete(lengths):
+    if is_concrete(lengths):
         if lengths.shape[0] and not bool(fits):
             wanted = needed[:, 0].floor().amax(0).long().tolist()
             raise ValueError(f"max_hkl must be at least {tuple(wanted)} for kernels of this width, got {bounds[0]}")
-    elif not checks.is_traced(lengths) and checks.is_batched(lengths):  # torch.vmap has no asynchronous assertions
+    elif is_batched(lengths):
         stands = torch.where(fits, stands, torch.nan)
     else:
-        torch._assert_async(fits, "max_hkl must be larger for these cells")
+        checks.assert_on_device(fits, "max_hkl must be larger for these cells")
     count = lengths.shape[0]
     return indices.expand(count, -1, -1), stands.expand(count, -1), kernel, counts

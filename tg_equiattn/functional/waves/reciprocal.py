@@ -10,7 +10,7 @@ from torch import Tensor
 from ...encodings.harmonics import solid_harmonics
 from ...ranks import Ranks
 from ..backend import tile_numbers
-from .blocks import in_one_piece, recomputed
+from ..chunks import checkpointed, is_whole
 from .cells import Cells
 from .coulomb import Coulomb
 from .interaction import EwaldNodes, Interaction, Product
@@ -43,7 +43,7 @@ def reciprocal_sums(
     def mix(sums: Tensor, weights: Tensor, harmonics: Tensor) -> Tensor:
         return _mixed(sums if ranks is None else ranks.sum(sums), weights, harmonics, interaction.product)
 
-    for these, group in _groups(interaction, splits, interaction.max_hkl is not None and in_one_piece(pos)):
+    for these, group in _groups(interaction, splits, interaction.max_hkl is not None and is_whole(pos)):
         ranges = [own for kernel in group for own in kernel.ranges(scaled)]
         lattice = lattice_of(cells, pos, extent, ranges, value.dtype, interaction.bounds_of(ranges, scaled))
         weights = (lattice.weights[..., None, None] * _transforms(group, lattice)).to(value.dtype)  # B, D, H, L
@@ -51,7 +51,7 @@ def reciprocal_sums(
         scores = key[:, :, :, these].permute(0, 1, 3, 4, 2)[..., None]
         sources = scores * value[:, :, None, None]  # B, N, P, A, H, V
         if nufft:
-            found = recomputed(_by_nufft, mix, lattice, sources, weights, harmonics, interaction.error)
+            found = checkpointed(_by_nufft, mix, lattice, sources, weights, harmonics, interaction.error)
         else:
             found = _by_products(mix, lattice, sources, weights, harmonics, most)
         out.append((found * query[:, :, :, these].permute(0, 1, 3, 4, 2)[..., None]).sum((2, 3)))
@@ -126,7 +126,7 @@ def _by_products(
         out = [x @ own.flatten(1, 2).flatten(2) for x, own in zip(each, tables, strict=True)]
         return _joined(out, 2).unflatten(2, (len(out), *table.shape[3:]))
 
-    if in_one_piece(angles):
+    if is_whole(angles):
         return block(angles, sources, numbers, weights, harmonics)
     count, nodes = angles.shape[:2]
     each = max(1, count * max(2 * most, 4 * sources[0, 0].numel() if count and nodes else 1))
@@ -134,7 +134,7 @@ def _by_products(
     if numbers.shape[1] <= step:
         return block(angles, sources, numbers, weights, harmonics)
     parts = zip(*(x.split(step, 1) for x in (numbers, weights, harmonics)), strict=True)
-    return sum((recomputed(block, angles, sources, *part) for part in parts), sources.new_zeros(()))
+    return sum((checkpointed(block, angles, sources, *part) for part in parts), sources.new_zeros(()))
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...modes import in_functorch_transform
+from ...modes import runs_eagerly
 
 Functions = Callable[[Tensor, int], Tensor]
 
@@ -37,8 +37,7 @@ class _Ladder(torch.autograd.Function):
 
 def _ladder(functions: Functions, t: Tensor, lmax: int) -> Tensor:
     """Through :class:`_Ladder`, except where compilers and transforms need plain operations."""
-    plain = torch.compiler.is_compiling() or in_functorch_transform()
-    return functions(t, lmax) if plain else _Ladder.apply(functions, t, lmax)
+    return _Ladder.apply(functions, t, lmax) if runs_eagerly() else functions(t, lmax)
 
 
 def boys_functions(t: Tensor, lmax: int) -> Tensor:

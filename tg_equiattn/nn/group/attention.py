@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ...groups import DilationGroup, FiniteGroup
 from .attention_layer import AttentionLayer
-from .options import SHARED
 
 
 class LiftingAttention(AttentionLayer):
@@ -20,34 +16,37 @@ class LiftingAttention(AttentionLayer):
     with the locality l of the head and :math:`c = 1/\sqrt{\mathrm{head\_channels}}`.
 
     Args:
-        group: the finite group H; its dimension (2 or 3) is that of the input. Or scales times one
-            (:func:`tg_equiattn.groups.dyadic`): offsets then are those of the window times h, with as many pixels.
-        in_channels, out_channels: channels of the input and the output.
-        heads: attention heads. With locality each starts at a place of its own: nine fill a 3 x 3 window, 27 a cube.
-        head_channels: width of a head; ``None`` means half of ``out_channels``, as published.
-        kernel_size: odd side of the window in pixels, or ``None`` for global attention at any image size. A window may
-            be larger than the image; outside is masked, as at any border.
-        locality: strength in 1 / pixel^2 by which every head looks at a place of its own at the start, not negative;
-            ``"auto"`` means 4, and 1 for groups with elements that do not map the pixel grid to itself, which turn
-            broad places better; ``None`` leaves attention to content and encoding alone, as the papers. A head e adds
-            :math:`-\alpha_e |h^{-1}(x_j - x_i) - \Delta_e|^2` to its scores, both learned.
-        padding_mode: ``"mask"``, where windows end at the border; or ``"circular"``, where they go on at the other side
-            and the layer is equivariant to rolls of the image. Not for global attention.
-        dropout: probability of dropping an attention weight in training.
-        options: what few set, by name: ``encoding``, ``"axial"`` (an MLP for each axis), ``"joint"`` (one of the
-            offset), ``"full"`` (one of offset and element) or ``None``, which needs ``kernel_size=None``: attention by
-            content alone, whose context may have a size of its own; ``window_shape``, ``"square"`` or ``"disk"``, by
-            default the disk where the group has elements that do not map the pixel grid to itself (rotations by 45
-            degrees), which a square window serves badly; ``context_channels`` of the ``context`` of cross attention,
-            which every call then needs, where without them the layer still takes one with ``in_channels``.
+        group: The finite group H. Its dimension (2 or 3) is that of the input. It may also be a group of scales times a
+            finite group (:func:`tg_equiattn.groups.dyadic`): a window then has the same number of pixels at each scale.
+        in_channels: Channels of the input.
+        out_channels: Channels of the output, for each group element.
+        heads: Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x 3
+            window, 27 a cube.
+        head_channels: Channels of queries, keys and values in each head. ``None`` means half of ``out_channels``, as
+            published.
+        kernel_size: Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size. A
+            window may be larger than the image; pixels outside are masked.
+        window_shape: ``"square"`` or ``"disk"``. ``None`` means a disk if the group has elements that do not map the
+            pixel grid to itself (rotations by 45 degrees), since a square is not symmetric under them; else a square.
+        padding_mode: ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side, so that
+            the layer is equivariant to rolls of the image; it needs a ``kernel_size``.
+        encoding: Encoding of relative positions. ``"axial"`` is one MLP for each axis, as published; ``"joint"`` one
+            MLP of the whole offset; ``"full"`` one MLP of offset and group element together. ``None`` is attention by
+            content alone and needs ``kernel_size=None``; keys may then come from an image of another size.
+        locality: Strength of the locality in 1 / pixel^2, not negative. Head e adds :math:`-\alpha_e |h^{-1}(x_j - x_i)
+            - \Delta_e|^2` to its scores; both parameters are learned. ``"auto"`` means 4, and 1 for groups with
+            elements that do not map the pixel grid to itself. ``None`` means no locality, as in the papers.
+        context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
+            attention; a call may still pass a context with ``in_channels``.
+        dropout: Probability of dropping an attention weight in training.
 
     Shapes:
         ``(B, in_channels, H, W)`` or ``(B, in_channels, D, H, W)`` -> ``(B, out_channels, |H|, *spatial)``.
 
     Raises:
-        ValueError: naming the argument, what came and what is allowed.
+        ValueError: if an argument is not allowed, or does not fit another one.
 
-    Source: GSA-Nets Eq. 14; GE-ViT Eq. 14; GSA-Nets App. E, Eq. 20, for scales, without its factor :math:`1/h^d`, with
+    Source: GSA-Nets Eq. 14; GE-ViT Eq. 14. Scales: GSA-Nets App. E, Eq. 20, without its factor :math:`1/h^d`, with
     which the layer is not equivariant.
 
     Example:
@@ -62,12 +61,14 @@ class LiftingAttention(AttentionLayer):
 
     def __init__(
         self, group: FiniteGroup | DilationGroup, in_channels: int, out_channels: int, *, heads: int = 8,
-        head_channels: int | None = None, kernel_size: int | None = 5, locality: float | str | None = "auto",
-        padding_mode: str = "mask", dropout: float = 0.0, options: Mapping[str, Any] | None = None,
+        head_channels: int | None = None, kernel_size: int | None = 5, window_shape: str | None = None,
+        padding_mode: str = "mask", encoding: str | None = "axial", locality: float | str | None = "auto",
+        context_channels: int | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            locality=locality, padding_mode=padding_mode, dropout=dropout, options=options,
+            window_shape=window_shape, padding_mode=padding_mode, encoding=encoding, locality=locality,
+            context_channels=context_channels, dropout=dropout,
         )  # fmt: skip
 
 
@@ -78,35 +79,63 @@ class GroupAttention(AttentionLayer):
         \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_t \sum_{(j,s)} \mathrm{softmax}_{(j,s)}\big(
         c\,\langle q(i,t),\; k(j,s) + \rho(h^{-1}(x_j - x_i), u) \rangle + l(h^{-1}(x_j - x_i), u)\big)\; v(j, s)
 
-    with the locality l of the head. By default (relation ``"frame"``) every element attends in its own frame alone, and
-    elements meet in the linear map of the values (:class:`GroupLinear`):
+    with the locality l of the head. With the default ``relation="frame"`` every element attends to the same element of
+    other pixels, and elements meet in the linear map of the values (:class:`GroupLinear`):
 
     .. math::
         \mathrm{out}(i, h) = W_o \big\Vert_{\mathrm{heads}} \sum_j \mathrm{softmax}_j\big(
         c\,\langle q(i,h),\; k(j,h) + \rho(h^{-1}(x_j - x_i)) \rangle + l(h^{-1}(x_j - x_i))\big)\; v(j, h), \qquad
         v(j, h) = \sum_s W_v[h^{-1} s]\; x(j, s) .
 
-    With a head for each place, wide enough values, sharp places and no content it is a group convolution. Where all
-    pixels are keys (``kernel_size=None``) queries and keys are :class:`GroupLinear`, too, so that a head can compare h
-    with another element: keys start as queries of an element that each head has of its own.
+    With one head for each offset, strong locality and no content this is a group convolution.
+
+    **All pixels.** ``kernel_size=None`` changes more than the number of keys. Encodings see offsets divided by the
+    image's longest side instead of the window's radius; locality still measures pixels. All heads have content. With
+    ``"frame"`` the projections of queries and keys mix group elements too (:class:`GroupLinear`), so that a head can
+    compare element h with another one; keys start as the queries of an element that differs from head to head. Time and
+    memory grow with the square of the number of pixels. There is no circular padding.
 
     Args:
-        relation: ``"frame"``; or which group element u the encoding sees: ``"ge_vit"`` (:math:`h^{-1}ts^{-1}t`),
-            ``"lifted"`` (:math:`t^{-1}s`), ``"relative"`` (:math:`t^{-1}s` with h = t only, :math:`|H|` times cheaper),
-            or ``"gsa"`` (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, is kept to reproduce the comparison, and
-            warns. ``None`` means ``"frame"``, and ``"relative"`` with scales, which allow no other.
-        group, in_channels, out_channels, heads, head_channels, kernel_size, padding_mode, dropout: as
-            :class:`LiftingAttention`, whose errors are raised.
-        locality: as :class:`LiftingAttention`; with ``"relative"`` a head prefers a group element at the start, too.
-        options: those of :class:`LiftingAttention`; and ``content_heads``, with ``"frame"``, how many heads look by
-            content as well as by place, where the others, behind them, look by place alone (a separable group
-            convolution, which is what the layer is with 0): by default an eighth of the heads, rounded up, and all of
-            them where all pixels are keys or there is no locality to look by; and ``scale_window``, with scales, how
-            many of them a scale attends to: an odd number, 3 by default, its own in the middle, the others where there
-            are any.
+        group: The finite group H. Its dimension (2 or 3) is that of the input. It may also be a group of scales times a
+            finite group (:func:`tg_equiattn.groups.dyadic`): a window then has the same number of pixels at each scale.
+        in_channels: Channels of the input, for each group element.
+        out_channels: Channels of the output, for each group element.
+        heads: Number of attention heads. With locality every head starts at its own offset: nine heads fill a 3 x 3
+            window, 27 a cube.
+        head_channels: Channels of queries, keys and values in each head. ``None`` means half of ``out_channels``, as
+            published.
+        kernel_size: Odd side of the window in pixels, or ``None`` for attention to all pixels, at any image size. A
+            window may be larger than the image; pixels outside are masked.
+        window_shape: ``"square"`` or ``"disk"``. ``None`` means a disk if the group has elements that do not map the
+            pixel grid to itself (rotations by 45 degrees), since a square is not symmetric under them; else a square.
+        padding_mode: ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side, so that
+            the layer is equivariant to rolls of the image; it needs a ``kernel_size``.
+        relation: Which group elements meet. ``"frame"``: h attends to h. The others compare all elements, and name the
+            element u that the encoding sees: ``"ge_vit"`` (:math:`h^{-1}ts^{-1}t`), ``"lifted"`` (:math:`t^{-1}s`),
+            ``"relative"`` (:math:`t^{-1}s` with h = t only, :math:`|H|` times less work) and ``"gsa"``
+            (:math:`h^{-1}t^{-1}s`), which is **not equivariant**, warns, and serves to reproduce the papers'
+            comparison. ``None`` means ``"frame"``, and with scales ``"relative"``, the only relation they allow.
+        encoding: Encoding of relative positions. ``"axial"`` is one MLP for each axis, as published; ``"joint"`` one
+            MLP of the whole offset; ``"full"`` one MLP of offset and group element together. ``None`` is attention by
+            content alone and needs ``kernel_size=None``; keys may then come from an image of another size.
+        locality: Strength of the locality in 1 / pixel^2, not negative. Head e adds :math:`-\alpha_e |h^{-1}(x_j - x_i)
+            - \Delta_e|^2` to its scores; both parameters are learned. With ``"relative"`` every head starts with a
+            preference for one group element as well. ``"auto"`` means 4, and 1 for groups with elements that do not map
+            the pixel grid to itself. ``None`` means no locality, as in the papers.
+        content_heads: Number of heads with queries and keys; needs ``relation="frame"``. The other heads weight pixels
+            by position alone, which makes them a separable group convolution. ``None`` means an eighth of the heads,
+            rounded up, and all of them without locality or over all pixels.
+        scale_window: Number of scales that one scale attends to, odd, centred at its own; only for groups of scales.
+            ``None`` means 3.
+        context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
+            attention; a call may still pass a context with ``in_channels``.
+        dropout: Probability of dropping an attention weight in training.
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
+
+    Raises:
+        ValueError: if an argument is not allowed, or does not fit another one.
 
     Source: GSA-Nets Eq. 16; GE-ViT Eq. 16-17. u comes from the Cayley table, so the layer is equivariant for dihedral
     groups as well. ``"frame"`` is ours; see :func:`~tg_equiattn.functional.frame_attention`. Scales: GSA-Nets App. E,
@@ -121,4 +150,3 @@ class GroupAttention(AttentionLayer):
     """
 
     separable = True
-    allowed = (*SHARED, "content_heads", "scale_window")

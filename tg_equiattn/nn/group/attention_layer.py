@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,17 +20,14 @@ from ...grids import Window
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ...tables import Tables
 from ..modules import NotScriptable, StoresSettings
-from .linear import Masked, Pointwise
-from .options import (
-    SHARED,
-    AttentionOptions,
+from .defaults import (
     check_encoding,
     default_content_heads,
     default_locality,
     default_relation,
     default_scale_window,
-    make_options,
 )
+from .linear import Masked, Pointwise
 from .relations import make_relation
 
 
@@ -62,22 +59,20 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
     plain = False  # whether it runs on torch's standard operators alone, for exporters
     lifts = False
     separable = False  # whether by default some heads look by place alone
-    allowed: tuple[str, ...] = SHARED  # among the options
 
     def __init__(
         self, group: FiniteGroup | DilationGroup, in_channels: int, out_channels: int, *, heads: int = 8,
-        head_channels: int | None = None, kernel_size: int | None = 5, relation: str | None = None,
-        locality: float | str | None = "auto", padding_mode: str = "mask", dropout: float = 0.0,
-        options: Mapping[str, Any] | None = None,
+        head_channels: int | None = None, kernel_size: int | None = 5, window_shape: str | None = None,
+        padding_mode: str = "mask", relation: str | None = None, encoding: str | None = "axial",
+        locality: float | str | None = "auto", content_heads: int | None = None, scale_window: int | None = None,
+        context_channels: int | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         check_group(group, scales=True)
         self.relation = None if self.lifts else default_relation(group, relation)
-        self.options = make_options(AttentionOptions, options, self.allowed)
-        self.scale_window = default_scale_window(group, kernel_size, self.options.scale_window)
+        self.scale_window = default_scale_window(group, kernel_size, scale_window)
         checks.positive(in_channels=in_channels, out_channels=out_channels, heads=heads)
         head_channels = max(out_channels // 2, group.dim + 1) if head_channels is None else head_channels
-        context_channels = self.options.context_channels
         self.crosses = context_channels is not None  # keys are of a context, always
         context_channels = in_channels if context_channels is None else context_channels
         checks.positive(head_channels=head_channels, context_channels=context_channels)
@@ -85,27 +80,25 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
         self.group, self.in_channels, self.out_channels, self.dropout = group, in_channels, out_channels, dropout
         self.heads, self.head_channels, self.context_channels = heads, head_channels, context_channels
         lattice = bool(group.isometries.lattice.all())  # whether elements map pixels to pixels
-        check_encoding(self.options.encoding, kernel_size, locality)
-        strength = default_locality(locality, lattice, self.options.encoding)
-        shape = "square" if kernel_size is None or lattice else "disk"
-        shape = shape if self.options.window_shape is None else self.options.window_shape
-        self.window = Window(group.dim, kernel_size, shape, padding_mode)
+        check_encoding(encoding, kernel_size, locality)
+        strength = default_locality(locality, lattice, encoding)
+        if window_shape is None:
+            window_shape = "square" if kernel_size is None or lattice else "disk"
+        self.window = Window(group.dim, kernel_size, window_shape, padding_mode)
         self._relation = make_relation(self.relation, group, self.scale_window, kernel_size is None)
         by_place = self.separable and self._relation.separates_heads and kernel_size is not None
-        self.content_heads = default_content_heads(
-            self.options.content_heads, heads, self.relation, strength, by_place=by_place
-        )
+        self.content_heads = default_content_heads(content_heads, heads, self.relation, strength, by_place=by_place)
         width = self.content_heads * head_channels
         self.query = self._relation.matching(in_channels, width) if width else None
         self.key = self._relation.matching(context_channels, width) if width else None
         self.value = self._relation.valuing(context_channels, heads * head_channels)
         self.out = Pointwise(heads * head_channels, out_channels)
+        self.encoding_name = encoding
         self.encoding: nn.Module | None = None
         if self.query is not None and self.key is not None:
             self._relation.start(self.query, self.key, self.content_heads, strength is not None, self.crosses)
-            if self.options.encoding is not None:
-                arguments = self._relation.arguments
-                self.encoding = GroupEncoding(self.options.encoding, group.dim, head_channels, arguments)
+            if encoding is not None:
+                self.encoding = GroupEncoding(encoding, group.dim, head_channels, self._relation.arguments)
         self.locality: Locality | None = None
         if strength is not None:
             arguments, prefers = self._relation.arguments, self._relation.prefers_element
@@ -121,7 +114,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             "group": (isometries.digest, repr(isometries)),
             "window_shape": None if window.is_global else window.shape,
             "padding_mode": "circular" if window.circular else "mask", "heads": self.heads,
-            "encoding": self.options.encoding, "content_heads": self.content_heads,
+            "encoding": self.encoding_name, "content_heads": self.content_heads,
         }  # fmt: skip
 
     def offsets(self, spatial: tuple[int, ...], device: torch.device) -> Tensor:
@@ -297,7 +290,7 @@ class AttentionLayer(NotScriptable, Masked, StoresSettings):
             "kernel_size": "None" if window.is_global else window.kernel_size,
             "window_shape": None if window.is_global else repr(window.shape),
             "padding_mode": "'circular'" if window.circular else None,
-            "encoding": repr(self.options.encoding),
+            "encoding": repr(self.encoding_name),
             "content_heads": self.content_heads if self.content_heads < self.heads else None,
             "scale_window": None if self.lifts else self.scale_window,
             "locality": None if self.locality is None else self.locality.start,

@@ -12,10 +12,10 @@ from ... import checks
 from ...functional.group.masks import zero_where_masked
 from .attention import GroupAttention
 from .attention_layer import AttentionLayer
+from .defaults import check_scales
 from .global_attention import GlobalGroupAttention
 from .linear import Masked, MaskedSequential, Pointwise, call_masked
 from .norm import make_norm
-from .options import check_scales
 from .pooling import SpatialCrop
 
 

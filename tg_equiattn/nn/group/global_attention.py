@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from ...functional.group.global_attention import global_frame_attention_impl, gl
 from ...groups import DilationGroup, FiniteGroup, check_group
 from ..performer.random_features import RandomFeatures
 from .attention_layer import AttentionLayer
-from .options import SHARED
 
 FAR = 4.0  # f of every second head at the start; weights of a window with sharp places sum to about e^2 or e^3
 
@@ -35,15 +33,30 @@ class GlobalGroupAttention(AttentionLayer):
     exactly equivariant, as the window alone is, for every draw of the random features.
 
     Args:
-        group, in_channels, out_channels, heads, head_channels: as :class:`LiftingAttention`, whose errors are raised.
-        kernel_size: odd side of the window in pixels.
-        relation: ``"frame"`` or ``"relative"``; ``None`` means ``"frame"``.
-        num_features: random features m; ``None`` means :math:`d \log d`, d the width of a head, at least 16.
-        locality: as :class:`GroupAttention`, of the window.
-        padding_mode: as :class:`LiftingAttention`.
-        dropout: probability, in training, of dropping a weight of the window, and an output of the far part.
-        options: those of :class:`LiftingAttention`; and ``redraw_interval``, training steps between draws of the random
-            features, by default none by itself. Directions, their seed and the count of steps are in the checkpoint.
+        group: The finite group H. Its dimension (2 or 3) is that of the input.
+        in_channels: Channels of the input, for each group element.
+        out_channels: Channels of the output, for each group element.
+        heads: Number of attention heads.
+        head_channels: Channels of queries, keys and values in each head. ``None`` means half of ``out_channels``.
+        kernel_size: Odd side of the window in pixels, within which weights are exact.
+        window_shape: ``"square"`` or ``"disk"``. ``None`` means a disk if the group has elements that do not map the
+            pixel grid to itself (rotations by 45 degrees), since a square is not symmetric under them; else a square.
+        padding_mode: ``"mask"`` ends windows at the border. ``"circular"`` continues them at the opposite side.
+        relation: ``"frame"``: element h attends to h. ``"relative"``: h attends to all elements s, and the encoding
+            sees :math:`h^{-1}s`.
+        encoding: Encoding of relative positions in the window. ``"axial"`` is one MLP for each axis, ``"joint"`` one
+            MLP of the whole offset, ``"full"`` one MLP of offset and group element together.
+        locality: Strength of the locality in the window in 1 / pixel^2, not negative. Head e adds :math:`-\alpha_e
+            |h^{-1}(x_j - x_i) - \Delta_e|^2` to its scores; both parameters are learned. With ``"relative"`` every head
+            starts with a preference for one group element as well. ``"auto"`` means 4, and 1 for groups with elements
+            that do not map the pixel grid to itself. ``None`` means no locality.
+        num_random_features: Number of random features m. More features make far weights more accurate at proportional
+            cost. ``None`` means :math:`d \log d`, d the width of a head, at least 16.
+        redraw_interval: Training steps between two draws of the random features. ``None`` keeps the first draw.
+            Directions, their seed and the number of steps are stored in checkpoints.
+        context_channels: Channels of the ``context`` of cross attention, which every call then needs. ``None`` is self
+            attention; a call may still pass a context with ``in_channels``.
+        dropout: Probability, in training, of dropping an attention weight of the window and an output of the far part.
 
     Shapes:
         ``(B, in_channels, |H|, *spatial)`` -> ``(B, out_channels, |H|, *spatial)``.
@@ -59,13 +72,12 @@ class GlobalGroupAttention(AttentionLayer):
         torch.Size([2, 20, 4, 9, 7])
     """
 
-    allowed = (*SHARED, "redraw_interval")
-
     def __init__(
         self, group: FiniteGroup, in_channels: int, out_channels: int, *, heads: int = 8,
-        head_channels: int | None = None, kernel_size: int = 5, relation: str | None = None,
-        num_features: int | None = None, locality: float | str | None = "auto", padding_mode: str = "mask",
-        dropout: float = 0.0, options: Mapping[str, Any] | None = None,
+        head_channels: int | None = None, kernel_size: int = 5, window_shape: str | None = None,
+        padding_mode: str = "mask", relation: str = "frame", encoding: str = "axial",
+        locality: float | str | None = "auto", num_random_features: int | None = None,
+        redraw_interval: int | None = None, context_channels: int | None = None, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         if isinstance(group, DilationGroup):
             raise ValueError(
@@ -78,15 +90,16 @@ class GlobalGroupAttention(AttentionLayer):
                 "kernel_size must be a positive odd integer: the window within which weights are exact, got None "
                 "(GroupAttention attends to all pixels exactly)"
             )
-        if relation is not None:
-            checks.choice("relation", relation, ("frame", "relative"))
+        checks.choice("relation", relation, ("frame", "relative"))
         super().__init__(
             group, in_channels, out_channels, heads=heads, head_channels=head_channels, kernel_size=kernel_size,
-            relation=relation, locality=locality, padding_mode=padding_mode, dropout=dropout, options=options,
+            window_shape=window_shape, padding_mode=padding_mode, relation=relation, encoding=encoding,
+            locality=locality, context_channels=context_channels, dropout=dropout,
         )  # fmt: skip
         width = self.head_channels
-        num_features = max(16, int(width * math.log(width))) if num_features is None else num_features
-        self.features = RandomFeatures(num_features, width, self.options.redraw_interval)
+        if num_random_features is None:
+            num_random_features = max(16, int(width * math.log(width)))
+        self.features = RandomFeatures(num_random_features, width, redraw_interval)
         self.far_bias = nn.Parameter(torch.zeros(heads, 1 if self.relation == "frame" else len(group)))
         with torch.no_grad():
             self.far_bias[1::2] = FAR
@@ -127,4 +140,4 @@ class GlobalGroupAttention(AttentionLayer):
         )
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, num_features={self.features.num_random_features}"
+        return f"{super().extra_repr()}, num_random_features={self.features.num_random_features}"

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ...functional.backend import tile_numbers
+from ...functional.chunks import map_chunks
 from ...functional.hyena.lag_convolution import first_lag, lag_convolution
-from ...node_batch import NodeBatch, PaddedBatch, node_blocks
+from ...node_batch import NodeBatch, PaddedBatch
 from ..modules import reset_children
 
 _OCTAVES = 10  # waves of 4, 8, ... 2048 tokens
@@ -46,7 +47,7 @@ class LagFilter(nn.Module):
     def filter(self, length: int) -> Tensor:
         """(lags, channels) for sequences of this length."""
         lags = torch.arange(first_lag(length, self.causal), max(length, 1), device=self.decay.device)
-        return node_blocks(self._at, tile_numbers(lags.device, _BLOCK_LAGS, 8 * self.inside.out_features), (lags,))
+        return map_chunks(self._at, tile_numbers(lags.device, _BLOCK_LAGS, 8 * self.inside.out_features), (lags,))
 
     def _at(self, lags: Tensor) -> Tensor:
         distance = lags.abs().to(self.decay.dtype).log1p()
@@ -60,7 +61,7 @@ class LagFilter(nn.Module):
     def forward(self, x: Tensor, node_batch: NodeBatch, channels: Tensor | None = None) -> Tensor:
         """(T, channels) or (T, channels, 3) to the same; of (T, dim) where ``channels`` says which filter is each
         column's own."""
-        longest = node_batch.longest
+        longest = node_batch.bound
         h = self.filter(longest)
         h = h if channels is None else h.index_select(1, channels)
 

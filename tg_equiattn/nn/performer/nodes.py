@@ -31,8 +31,7 @@ class Nodes:
     """A layer's input after all checks.
 
     ``x`` (nodes, C) are features, ``pos`` (nodes, dim) positions, zero where masked, or ``None`` where none are needed,
-    ``near`` the near pairs, ``node_batch`` the graphs, and ``rows`` their nodes in rows of one length: ``whole`` graphs
-    for attention over all pairs.
+    ``near`` the near pairs, and ``node_batch`` the graphs. Attention over all pairs needs ``whole`` graphs.
     """
 
     pos: Tensor | None
@@ -69,8 +68,7 @@ class Nodes:
         if near:
             self.near = self._near(position, neighbors, batch, grid)
             if far_offsets and not self.near.between_positions:
-                _refuse_periodic(self.near, cast(Tensor, pos))
-        self.rows = self.node_batch.rows(whole=whole)
+                _refuse_periodic(cast(Tensor, pos), self.near.offsets, self.near)
 
     def _check_grid(self, grid: PixelGrid, position: Position, count: int, far_offsets: bool) -> None:
         """Raise ValueError where a grid does not fit the input or the kind of positions."""
@@ -130,11 +128,10 @@ def _even(
     return NodeBatch.dense(x.shape[0], x.shape[1], mask, x.device)
 
 
-def _refuse_periodic(neighbors: NeighborList, pos: Tensor) -> None:
+@checks.of_values
+def _refuse_periodic(pos: Tensor, given: Tensor, neighbors: NeighborList) -> None:
     """Raise ValueError where offsets are not the differences of positions, as across the border of a periodic box."""
-    if not (checks.is_concrete(pos) and checks.is_concrete(neighbors.offsets)):
-        return
-    given, pos = neighbors.offsets.detach(), pos.detach()
+    given, pos = given.detach(), pos.detach()
     apart = (pos[neighbors.source].double() - pos[neighbors.target].double() - given.double()).abs().amax(-1)
     apart = apart if neighbors.exists is None else apart[neighbors.exists]
     rounding = 16 * max((torch.finfo(t.dtype).eps for t in (pos, given) if t.is_floating_point()), default=0.0)

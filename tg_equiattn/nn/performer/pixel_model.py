@@ -38,11 +38,7 @@ class PixelEmbedding(nn.Module):
             checks.same_kind(x, next(self.map.parameters()))
             return self.map(x)
         index = (x * (INTENSITIES - 1)).round().long() if x.is_floating_point() else x.long()
-        if checks.is_concrete(index) and index.numel() and not 0 <= int(index.min()) <= int(index.max()) < INTENSITIES:
-            raise ValueError(
-                "input must be integers in [0, 255] or floats in [0, 1] for embedding='lookup', got intensities "
-                f"{int(index.min())} to {int(index.max())} of 255"
-            )
+        checks.in_range("input", index, INTENSITIES - 1, " (or floats in [0, 1]) for embedding='lookup'")
         return self.table(index + INTENSITIES * torch.arange(self.in_channels, device=x.device)).sum(-2)
 
 

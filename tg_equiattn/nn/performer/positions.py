@@ -64,8 +64,8 @@ class Position(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None, nodes: Nodes, dropout: float = 0.0
     ) -> Tensor:
         if projection is None:
-            return pair_attention_impl(query, key, value, nodes.rows, dropout)
-        return linear_attention_impl(query, key, drop_keys(value, dropout), projection, nodes.rows)[0]
+            return pair_attention_impl(query, key, value, nodes.node_batch, dropout)
+        return linear_attention_impl(query, key, drop_keys(value, dropout), projection, nodes.node_batch)[0]
 
 
 class SinusoidPosition(Position):
@@ -166,4 +166,4 @@ class WindowPosition(Position):
                 if pairs.self_features is not None:
                     self_bias = self_bias + self.edge_bias(pairs.self_features.to(dtype)).T
         near = Near(pairs, bias, self_bias, self.far_bias, values)
-        return window_attention_impl(query, key, value, projection, near, nodes.rows, dropout)
+        return window_attention_impl(query, key, value, projection, near, nodes.node_batch, dropout)

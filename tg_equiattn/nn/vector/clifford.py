@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ... import checks
 from ...functional.backend import tile_numbers
+from ...functional.chunks import map_chunks
 from ...functional.vector.clifford import (
     COMPONENTS,
     GRADE_SIZES,
@@ -20,7 +21,6 @@ from ...functional.vector.clifford import (
     rows_for_tokens,
 )
 from ...modes import full_precision
-from ...node_batch import node_blocks
 from ..modules import reset_children
 from .grades import Grades, Parts
 
@@ -213,7 +213,7 @@ class CliffordMLP(nn.Module):
         checks.half_precision(input=x)
         with full_precision(x.device):
             tokens = x.to(reference.dtype).reshape(-1, *x.shape[-2:])
-            out = node_blocks(self._of_block, self.mlp.tokens_per_block(x.device), (tokens,))
+            out = map_chunks(self._of_block, self.mlp.tokens_per_block(x.device), (tokens,))
             return out.view(*x.shape[:-2], self.out_channels, COMPONENTS)
 
     def _of_block(self, x: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...modes import in_functorch_transform
+from ...functional.chunks import map_chunks
+from ...modes import runs_eagerly
 from ...neighbors import NeighborList
-from ...node_batch import node_blocks
 from ..modules import reset_children
 from .clifford import MultivectorMLP
 from .grades import POSITION, Grades, features, joined, with_position
@@ -34,19 +34,19 @@ class LocalContext(nn.Module):
         scalars = x.new_zeros(source.shape[0], 0) if edges.features is None else edges.features.to(x.dtype)
         tokens, step = torch.cat([x, pos], 1), self.message.tokens_per_block(x.device)
         sums = x.new_zeros(x.shape[0], self.messages.dim)
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or in_functorch_transform():
+        if torch.is_grad_enabled() or not runs_eagerly():
             sums = sums.index_add(0, target, self._messages(tokens, source, target, scalars))
         else:  # nothing of the size of all edges is kept
             for some in zip(*(y.split(16 * step) for y in (source, target, scalars)), strict=True):
                 sums.index_add_(0, some[1], self._messages(tokens, *some))
         degree = x.new_zeros(x.shape[0]).index_add(0, target, torch.ones_like(target, dtype=x.dtype))
         mean = sums / degree.clamp(min=1)[:, None]
-        return node_blocks(self._update, self.update.tokens_per_block(x.device), (x, pos, mean))
+        return map_chunks(self._update, self.update.tokens_per_block(x.device), (x, pos, mean))
 
     def _messages(self, tokens: Tensor, source: Tensor, target: Tensor, scalars: Tensor) -> Tensor:
         """(edges, dim) of tokens with their positions."""
         difference = tokens.index_select(0, source) - tokens.index_select(0, target)
-        return node_blocks(self._message, self.message.tokens_per_block(tokens.device), (difference, scalars))
+        return map_chunks(self._message, self.message.tokens_per_block(tokens.device), (difference, scalars))
 
     def _message(self, difference: Tensor, scalars: Tensor) -> Tensor:
         x, pos = difference.split([self.grades.dim, 3], 1)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ... import checks
+from ...functional.chunks import map_chunks
 from ...neighbors import NeighborList
-from ...node_batch import NodeBatch, node_blocks
+from ...node_batch import NodeBatch
 from .clifford import CliffordLinear, MultivectorMLP
 from .grades import POSITION, Grades, features, with_position
 from .messages import LocalContext
@@ -59,7 +60,7 @@ class TokenOperator(TokenNetwork):
     def forward(self, x: Tensor, pos: Tensor, node_batch: NodeBatch, edges: NeighborList | None = None) -> Tensor:
         if self.local is not None and edges is not None:
             x = self.local(x, pos, edges)
-        projected = node_blocks(self._project, self.project.tokens_per_block(x.device), (x, pos))
+        projected = map_chunks(self._project, self.project.tokens_per_block(x.device), (x, pos))
         if self.short_conv is not None:
             projected = self.short_conv(projected, node_batch)
         grades = [part.chunk(3, 1) for part in self.hidden_grades.times(3).split(projected)]
@@ -67,7 +68,7 @@ class TokenOperator(TokenNetwork):
         vectors = [_side_by_side(grades[1][n], grades[2][n]) for n in range(3)]
         mixed = [self.mix(q, k, v, node_batch) if q.shape[1] else q for q, k, v in (scalars, vectors)]
         step = self.out.tokens_per_block(x.device)
-        return node_blocks(self._finish, step, (x, scalars[2], vectors[2], *mixed))
+        return map_chunks(self._finish, step, (x, scalars[2], vectors[2], *mixed))
 
     def _project(self, x: Tensor, pos: Tensor) -> Tensor:
         return features(self.project(with_position(self.in_grades.parts(x), pos)))
@@ -139,7 +140,7 @@ class TokenModel(TokenNetwork):
             x = x + operator(x, pos, node_batch, edges)
         if self.pool:
             x = node_batch.mean(x)
-        return node_blocks(self._finish, self.out.tokens_per_block(x.device), (x,))
+        return map_chunks(self._finish, self.out.tokens_per_block(x.device), (x,))
 
     def _finish(self, x: Tensor) -> Tensor:
         return features(self.out(self.hidden_grades.parts(x)))

@@ -1,45 +1,10 @@
-"""Options of group attention, checked by name, and what groups of scales allow."""
+"""Defaults of group attention that depend on other arguments, and what groups of scales allow."""
 
 from __future__ import annotations
-
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
 
 from ... import checks
 from ...encodings.group import RELATIONS
 from ...groups import DilationGroup, FiniteGroup
-
-T = TypeVar("T")
-SHARED = ("encoding", "window", "context_channels")
-
-
-@dataclass(frozen=True)
-class AttentionOptions:
-    """The ``options`` of all attention layers, of which each allows some."""
-
-    encoding: str | None = "axial"
-    window_shape: str | None = None
-    context_channels: int | None = None
-    content_heads: int | None = None
-    scale_window: int | None = None
-    redraw_interval: int | None = None
-
-
-def check_names(argument: str, given: Mapping[str, Any] | None, allowed: Collection[str]) -> dict[str, Any]:
-    """The mapping, empty for None; ValueError for names that are not allowed."""
-    if given is not None and not isinstance(given, Mapping):
-        raise ValueError(f"{argument} must be a mapping of {', '.join(allowed)}, got {given!r}")
-    given = dict(given or {})
-    if unknown := [name for name in given if name not in allowed]:
-        raise ValueError(f"{argument} must be of {', '.join(allowed)}, got {', '.join(map(str, unknown))}")
-    return given
-
-
-def make_options(kind: type[T], given: Mapping[str, Any] | None, allowed: Collection[str] = ()) -> T:
-    """The dataclass of these options; ValueError for others than those allowed, or than it has."""
-    names = allowed or [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    return kind(**check_names("options", given, names))
 
 
 def default_scale_window(

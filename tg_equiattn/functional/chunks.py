@@ -1,0 +1,49 @@
+"""Work in chunks, so that not all intermediate results are in memory at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+
+from ..modes import is_traced, runs_eagerly
+
+
+def is_whole(x: Tensor) -> bool:
+    """True if work on x must be one chunk: traced tensors have symbols for sizes, and compilers unroll loops."""
+    return is_traced(x) or not x.numel()
+
+
+def checkpointed(function: Callable[..., Any], *arguments: Any, preserve_rng_state: bool = False) -> Any:
+    """``function(*arguments)``, which backward computes again instead of keeping intermediate results. Compilers and
+    transforms of ``torch.func`` cannot go through checkpoints, and keep them.
+
+    Args:
+        function: a function of tensors.
+        arguments: its arguments.
+        preserve_rng_state: whether the function draws random numbers, which backward has to draw again.
+    """
+    if not torch.is_grad_enabled() or not runs_eagerly():
+        return function(*arguments)
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": preserve_rng_state}
+    return torch.utils.checkpoint.checkpoint(function, *arguments, **options)
+
+
+def map_chunks(function: Callable[..., Tensor], step: int, tensors: Iterable[Tensor]) -> Tensor:
+    """A function of nodes (T, ...), ``step`` nodes at a time, each time through :func:`checkpointed`."""
+    tensors = tuple(tensors)
+    nodes = tensors[0].shape[0]
+    if is_whole(tensors[0]) or nodes <= step:
+        return function(*tensors)
+    chunks = zip(*(x.split(step) for x in tensors), strict=True)
+    if torch.is_grad_enabled() or not runs_eagerly():
+        return torch.cat([checkpointed(function, *chunk) for chunk in chunks])
+    first = function(*next(chunks))
+    out = first.new_empty(nodes, *first.shape[1:])
+    out[:step] = first
+    for n, chunk in enumerate(chunks, 1):
+        out[n * step : (n + 1) * step] = function(*chunk)
+    return out

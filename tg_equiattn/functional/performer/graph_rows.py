@@ -1,0 +1,67 @@
+"""Rows of nodes for linear attention, in which a long graph takes several rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...merging import merge_attentions
+from ...node_batch import NodeBatch, PaddedBatch, Slots, in_order, nodes_of_rows
+from ...ranks import Ranks
+
+_SHORTEST = 16  # slots of a row
+
+
+class GraphRows:
+    """Nodes in rows of one length, of whole graphs or of chunks of them.
+
+    Attributes:
+        node_batch: all graphs.
+        mask: bool (rows, length), true for slots with a node; ``None`` if all have one.
+        graph: the graph of each row, (rows,), if graphs are cut; ``None`` if rows are graphs.
+    """
+
+    def __init__(self, padded: PaddedBatch, graph: Tensor | None = None) -> None:
+        self.node_batch, self.graph, self.mask = padded.node_batch, graph, padded.mask
+        self.pack, self.unpack = padded.pack, padded.unpack
+
+    def merge(self, content: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Softmax averages (heads, rows, m, e) over the keys of whole graphs on all ranks, and log-sum-exps (heads,
+        rows, m), from those over the keys of each row."""
+        ranks: Ranks | None = self.node_batch.ranks
+        if ranks is not None:
+            return ranks.merge(content, lse)
+        if self.graph is None:
+            return content, lse
+        graphs, graph = self.node_batch.count, self.graph
+
+        def largest(lse: Tensor) -> Tensor:
+            top = lse.new_full((len(lse), graphs, *lse.shape[2:]), torch.finfo(lse.dtype).min)
+            return top.scatter_reduce(1, graph.view(-1, 1, 1).expand_as(lse), lse, "amax").index_select(1, graph)
+
+        def sums(weight: Tensor, content: Tensor) -> tuple[Tensor, Tensor]:
+            both = weight, weight * content
+            total, out = (x.new_zeros(len(x), graphs, *x.shape[2:]).index_add(1, graph, x) for x in both)
+            return total.index_select(1, graph), out.index_select(1, graph)
+
+        content, lse = merge_attentions(content, lse.unsqueeze(-1), largest, sums)
+        return content, lse.squeeze(-1)
+
+
+def graph_rows(node_batch: NodeBatch) -> GraphRows:
+    """Rows of a batch: graphs are cut into several if most are much shorter than the longest one, or if their sizes
+    are not known."""
+    average = max(1, node_batch.nodes // max(1, node_batch.count))
+    known = node_batch.known_sizes is not None
+    if node_batch.even or node_batch.ranks is not None or (known and node_batch.bound <= 2 * average):
+        return GraphRows(node_batch.padded())
+    length = max(_SHORTEST, average if known else -(-average // 4))
+    sizes, last = node_batch.sizes, node_batch.count - 1
+    row = torch.arange(node_batch.nodes // length + node_batch.count, device=sizes.device)  # a bound of their number
+    first = torch.cat([row.new_zeros(1), ((sizes + length - 1) // length).cumsum(0)])
+    graph = (torch.searchsorted(first, row, right=True) - 1).clamp(max=last)
+    before = (row - first[graph]) * length
+    node, mask = nodes_of_rows(node_batch.starts[graph] + before, sizes[graph] - before, length, node_batch.nodes)
+    slot = first[node_batch.batch] * length + node_batch.within()
+    slots = in_order(Slots(node, mask.flatten(), slot, None), node_batch.order)
+    return GraphRows(PaddedBatch(node_batch, row.shape[0], length, mask, slots, graph), graph)

@@ -1,0 +1,157 @@
+"""A classifier of images and volumes: lifting attention, group attention blocks, invariant pooling."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ... import checks
+from ...functional.group.masks import zero_where_masked
+from ...groups import DilationGroup, FiniteGroup
+from ..modules import StoresSettings
+from .attention import GroupAttention, LiftingAttention
+from .block import GroupAttentionBlock
+from .defaults import check_scales
+from .global_attention import GlobalGroupAttention
+from .linear import MaskedSequential, Pointwise
+from .norm import make_norm
+from .pooling import GlobalPooling, SpatialMaxPool
+
+ATTENTION: dict[str, Any] = {"group": GroupAttention, "global": GlobalGroupAttention}
+LIFTING = frozenset(inspect.signature(LiftingAttention).parameters)
+
+
+@checks.python_numbers
+class GroupTransformer(StoresSettings):
+    r"""Lifting attention, norm, swish, group attention blocks, a pointwise classifier, pooling over space and group.
+
+    The logits are invariant under the group and, up to borders, crops and pools, under translations. With
+    ``trivial(2)`` the model is equivariant to translations alone.
+
+    Args:
+        group: The finite group, or scales times one (:func:`tg_equiattn.groups.dyadic`), then without pools and crops.
+        in_channels: Channels of the images or volumes.
+        num_classes: Number of logits.
+        channels: Output channels of each block; their number is the number of blocks.
+        lifting_channels: Output channels of the lifting layer. ``None`` means those of the first block.
+        heads: Attention heads of every layer.
+        kernel_size: Odd side of the windows in pixels, or ``None`` for attention to all pixels.
+        relation: Which group elements meet in the blocks, as in :class:`GroupAttention`. ``None`` means ``"frame"``,
+            and ``"relative"`` for groups of scales.
+        norm: Normalization of :class:`GroupAttentionBlock`: ``"batch"``, ``"layer"`` or ``"global"``.
+        norm_between: Whether a norm and a swish follow every block.
+        pools: Blocks after which space is max-pooled 2 x 2, counted from 1; 0 means after lifting.
+        crops: Pixels to remove at each side within each block, before its bottleneck: one number for all blocks, or one
+            for each.
+        dropout: Probability, in training, of dropping an attention weight and an output of attention.
+        input_dropout: Probability of dropping a number of the input in training.
+        pool_dropout: Probability of dropping a number before each pool in training.
+        drop_path: Probability, in training, that the last block leaves out a branch of an image. Earlier blocks have
+            less, linearly down to zero at the first one.
+        layer_scale: Initial value of the learned factors of each block's branches; ``None`` means no factors.
+        attn_type: ``"group"`` for :class:`GroupAttention`, ``"global"`` for :class:`GlobalGroupAttention`.
+        attn_kwargs: Further arguments of the attention layers of the blocks. The lifting layer gets those that
+            :class:`LiftingAttention` has.
+
+    Shapes:
+        ``(B, in_channels, *spatial)`` -> ``(B, num_classes)``. Crops and pools must leave pixels. A pool refuses an odd
+        side, because the row it would leave out breaks the symmetry.
+
+    Raises:
+        ValueError: if an argument is not allowed, or does not fit another one.
+
+    Source: the architecture of GSA-Nets Fig. F.1 and GE-ViT Fig. 3, which :class:`GEViT` is exactly.
+
+    Example:
+        >>> import torch
+        >>> from tg_equiattn.groups import cyclic
+        >>> model = GroupTransformer(cyclic(4), 1, 10, channels=(8, 8), heads=2, kernel_size=3)
+        >>> model(torch.randn(2, 1, 9, 9)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self, group: FiniteGroup | DilationGroup, in_channels: int, num_classes: int, *,
+        channels: Sequence[int] = (20,) * 5, lifting_channels: int | None = None, heads: int = 8,
+        kernel_size: int | None = 5, relation: str | None = None, norm: str = "batch", norm_between: bool = False,
+        pools: Sequence[int] = (), crops: int | Sequence[int] = 0, dropout: float = 0.0, input_dropout: float = 0.0,
+        pool_dropout: float = 0.0, drop_path: float = 0.0, layer_scale: float | None = None,
+        attn_type: str = "group", attn_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        checks.positive(num_classes=num_classes)
+        checks.probability(dropout=dropout, input_dropout=input_dropout, pool_dropout=pool_dropout, drop_path=drop_path)
+        checks.choice("attn_type", attn_type, ATTENTION)
+        if isinstance(channels, int) or not channels:
+            raise ValueError(f"channels must hold the width of at least one block, got {channels!r}")
+        for number, out in enumerate(channels):
+            checks.positive(**{f"channels[{number}]": out})
+        width = channels[0] if lifting_channels is None else lifting_channels
+        checks.positive(lifting_channels=width)
+        margins = [crops] * len(channels) if isinstance(crops, int) else list(crops)
+        if len(margins) != len(channels):
+            raise ValueError(f"crops must be one number or {len(channels)} (one for each block), got {crops!r}")
+        if isinstance(pools, int) or not set(pools) <= set(range(len(channels) + 1)):
+            raise ValueError(f"pools must be block numbers from 0 to {len(channels)}, got {pools!r}")
+        check_scales(group, norm, crops=tuple(filter(None, margins)), pools=tuple(pools))
+        settings: dict[str, Any] = {"heads": heads, "kernel_size": kernel_size, "dropout": dropout}
+        settings |= attn_kwargs or {}
+        if "context_channels" in settings:
+            raise ValueError("attn_kwargs must not have context_channels: the model has no context")
+        lifting: dict[str, Any] = {name: value for name, value in settings.items() if name in LIFTING}
+        if relation is not None:
+            settings["relation"] = relation
+        self.group, self.in_channels, self.num_classes = group, in_channels, num_classes
+        self.pools, self.crops = sorted(pools), margins
+        self.lifting = MaskedSequential(
+            nn.Dropout(input_dropout),
+            LiftingAttention(group, in_channels, width, **lifting),
+            make_norm(norm, width),
+            nn.SiLU(),
+        )
+
+        def pool() -> list[nn.Module]:
+            return [nn.Dropout(pool_dropout), SpatialMaxPool(2)]
+
+        stages: list[nn.Module] = pool() if 0 in pools else []
+        for number, (out, crop) in enumerate(zip(channels, margins, strict=True), start=1):
+            attention = ATTENTION[attn_type](group, width, out, **settings)
+            share = (number - 1) / max(len(channels) - 1, 1)
+            residuals: dict[str, Any] = {"drop_path": drop_path * share, "layer_scale": layer_scale}
+            stages.append(GroupAttentionBlock(attention, norm=norm, dropout=dropout, crop=crop, **residuals))
+            stages += [make_norm(norm, out), nn.SiLU()] if norm_between else []
+            stages += pool() if number in pools else []
+            width = out
+        self.blocks = MaskedSequential(*stages)
+        self.classifier = Pointwise(width, num_classes)
+        self.pooling = GlobalPooling(space="mean", group="max")
+
+    def settings(self) -> dict[str, Any]:
+        return {"pools": str(self.pools), "crops": str(self.crops)}
+
+    def redraw_features(self, generator: torch.Generator | None = None) -> None:
+        """Draw new random features, where there are any; see :meth:`GlobalGroupAttention.redraw_features`."""
+        for layer in self.blocks.modules():
+            if isinstance(layer, GlobalGroupAttention):
+                layer.redraw_features(generator)
+
+    def features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The regular feature map before the classifier, ``(B, channels[-1], |H|, *spatial)``."""
+        if mask is not None:  # dropout of the input must not see masked pixels
+            checks.pixel_mask(mask, x.shape[0], x.shape[2:], x.device)
+            x = zero_where_masked(x, mask)
+        return self.blocks(self.lifting(x, mask), mask)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits.
+
+        Args:
+            x: Images or volumes, ``(B, in_channels, *spatial)``.
+            mask: Bool ``(B or 1, *spatial)``, true where there are pixels. Masked pixels change no result.
+        """
+        scores = self.classifier(self.features(x, mask))
+        return self.pooling(scores, None if mask is None else self.blocks.mask_after(mask))
