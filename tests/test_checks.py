@@ -99,7 +99,7 @@ CASES = [
     ("spatial must be given", lambda: Window(2, None).offsets()),
     ("signed permutation", lambda: transform_grid(torch.zeros(3, 3), cyclic(8).matrices[1])),
     ("shape must be", lambda: PixelGrid((0, 3))),
-    ("max_distance must be", lambda: PixelGrid((2, 3), 0)),
+    ("cutoff must be", lambda: PixelGrid((2, 3), 0)),
     ("periodic must be", lambda: PixelGrid((2, 3), 2, "no")),
     ("edge_index must be a tensor, got list", lambda: NeighborList([[0], [1]], 3)),
     ("edge_index must be int64", lambda: NeighborList(torch.zeros(2, 2), 3)),

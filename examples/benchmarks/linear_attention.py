@@ -180,7 +180,7 @@ def prepare(variant: str, size: int, device: str):
         return layer, lambda: layer(x[0], edge_index, edge_offset=offsets)
     sizes = CHANNELS, CHANNELS, HEADS
     kind = GatheredClipped if "gathered" in variant else PerformerAttention
-    layer = kind(*sizes, position=position, cutoff=int(grid.max_distance), method="features")
+    layer = kind(*sizes, position=position, cutoff=int(grid.cutoff), method="features")
     layer = layer.window_of(grid, device) if kind is GatheredClipped else layer
     layer = layer.to(device)
     if "autocast" in variant:

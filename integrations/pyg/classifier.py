@@ -52,7 +52,7 @@ class PixelGraphClassifier(RelativePerformer):
         >>> import torch
         >>> from torch_geometric.data import Batch, Data
         >>> from tg_equiattn.integrations.pyg import PixelGraph
-        >>> data = [PixelGraph(max_distance=3)(Data(image=torch.rand(1, 8, 8))) for _ in range(3)]
+        >>> data = [PixelGraph(cutoff=3)(Data(image=torch.rand(1, 8, 8))) for _ in range(3)]
         >>> data = Batch.from_data_list(data)
         >>> model = PixelGraphClassifier(1, 10, channels=16, num_layers=2, heads=4, cutoff=3)
         >>> model(data.x, data.edge_index, data.batch, data.pos).shape

@@ -97,7 +97,7 @@ class RelativePerformerConv(NotScriptable, MessagePassing):
         >>> import torch
         >>> from torch_geometric.data import Batch, Data
         >>> from tg_equiattn.integrations.pyg import PixelGraph
-        >>> transform = PixelGraph(max_distance=4)
+        >>> transform = PixelGraph(cutoff=4)
         >>> data = Batch.from_data_list([transform(Data(image=torch.rand(3, 6, 7))) for _ in range(2)])
         >>> conv = RelativePerformerConv(3, 16, heads=4, cutoff=4, method="pairs")
         >>> conv(data.x, data.edge_index, data.batch, pos=data.pos).shape

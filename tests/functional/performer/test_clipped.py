@@ -36,7 +36,7 @@ def by_definition(query, value, table, projection, grid, exists):
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS.keys())
 def test_equals_the_double_sum(on_device, grid, masked):
     """Of two graphs; what a node that does not exist is given does not matter, nor what it gives."""
-    n, k = len(grid), int(grid.max_distance)
+    n, k = len(grid), int(grid.cutoff)
     query, value = (double(2 * n, HEADS, width).requires_grad_() for width in (D, E))
     table, projection = double(HEADS, k + 1, D).requires_grad_(), double(M, D)
     mask = torch.rand(2, n) < 0.7 if masked else None

@@ -48,6 +48,25 @@ def test_equals_the_definition(nodes):
     equal(pair_attention_impl(query, key, value, nodes), wanted, [query, key, value])
 
 
+def test_ten_thousand_nodes():
+    """One graph with near pairs, whose 10^8 scores are never in memory at once; some rows by definition."""
+    count, rows = 10_000, torch.tensor([0, 4321, 9999])
+    query, key, value = torch.randn(3, 1, count, 2)
+    edges = torch.stack([torch.arange(1, count), torch.arange(count - 1)])
+    pairs, bias, far = NeighborList(edges, count), torch.randn(1, count - 1), torch.tensor([0.3])
+    with torch.no_grad():
+        near = Near(pairs, bias, torch.zeros(1, 1), far)
+        found = pair_attention_impl(query, key, value, NodeBatch.flat(torch.empty(count), None), near=near)
+    scores = (query[0, rows] @ key[0].T / 2**0.5).double()
+    weights = (scores + 0.3).exp()
+    for n, i in enumerate(rows.tolist()):
+        weights[n, i] += scores[n, i].exp()
+        if i < count - 1:
+            weights[n, i + 1] += (scores[n, i + 1] + bias[0, i]).exp()
+    wanted = weights / weights.sum(-1, keepdim=True) @ value[0].double()
+    torch.testing.assert_close(found[0, rows].double(), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_more_pairs_than_fit_are_refused():
     nodes = NodeBatch.flat(torch.empty(70_000), None)
     x = torch.empty(1, 1, 1).expand(1, 70_000, 1)

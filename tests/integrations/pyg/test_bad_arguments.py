@@ -92,7 +92,7 @@ conv = functools.partial(RelativePerformerConv, 11, 35, 5)
         (lambda: PixelGraphClassifier(1, 10, channels=30, heads=5, position="absolute"), "multiple of 4 .* got 30"),
         (lambda: PixelGraphClassifier(1, 0), "num_classes must be"),
         (lambda: PixelGraphClassifier(1, 10, num_layers=0), "num_layers must be"),
-        (lambda: PixelGraph(0), "max_distance must be a positive number, got 0"),
+        (lambda: PixelGraph(0), "cutoff must be a positive number, got 0"),
         (lambda: PixelGraph(3, periodic="no"), "periodic must be True or False"),
         (lambda: PixelGraph(3, spacing=0.0), "spacing must be a positive number"),
         (lambda: PixelGraph(3, spacing=(1.0, 1.0, 1.0)).grid(5, 7), "spacing must be one number or 2, one for each"),
@@ -121,7 +121,7 @@ def test_other_forms_of_edges():
     with pytest.raises(ValueError, match="neighbors must fill every graph and stand for batch"):
         model(X, neighbors=PixelGrid((2, 3), 3))
     assert model(X, pos=POS - 0.25, batch=BATCH).shape == (2, 5)
-    assert repr(PixelGraph(3, spacing=2.0)) == "PixelGraph(max_distance=3, periodic=False, spacing=2.0)"
+    assert repr(PixelGraph(3, spacing=2.0)) == "PixelGraph(cutoff=3, periodic=False, spacing=2.0)"
 
 
 def test_bad_images():

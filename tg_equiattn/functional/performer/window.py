@@ -57,7 +57,7 @@ def window_attention(
     Example:
         >>> import torch
         >>> from tg_equiattn.grids import PixelGrid
-        >>> near = PixelGrid((4, 5), max_distance=2).neighbors()
+        >>> near = PixelGrid((4, 5), cutoff=2).neighbors()
         >>> q, k, v = torch.randn(3, 20, 2, 8)
         >>> pair_bias, self_bias = torch.randn(2, len(near.offsets)), torch.randn(2)
         >>> window_attention(q, k, v, torch.randn(16, 8), pair_bias, self_bias, near).shape

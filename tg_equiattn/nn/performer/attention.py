@@ -111,7 +111,7 @@ class PerformerAttention(Shared, NotScriptable, StoresSettings):
         >>> import torch
         >>> from tg_equiattn.grids import PixelGrid
         >>> layer = PerformerAttention(16, 32, heads=4, cutoff=3, method="pairs")
-        >>> layer(torch.randn(2, 35, 16), grid=PixelGrid((5, 7), max_distance=3)).shape
+        >>> layer(torch.randn(2, 35, 16), grid=PixelGrid((5, 7), cutoff=3)).shape
         torch.Size([2, 35, 32])
     """
 
