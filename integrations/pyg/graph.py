@@ -90,8 +90,8 @@ def check_hidden_batch(edge_index: Tensor, pos: Tensor | None, nodes: int) -> No
     within = joined | torch.cat([joined.new_zeros(1), joined[:-1]])
     placed = isinstance(pos, Tensor) and pos.shape[:1] == (nodes,) and not is_batched(pos)
     if pos is not None and placed:
-        places, place = pos[within].detach().unique(dim=0, return_inverse=True)
-        if len((place * nodes + starts.cumsum(0)[within]).unique()) > len(places):
+        unique, place = pos[within].detach().unique(dim=0, return_inverse=True)
+        if len((place * nodes + starts.cumsum(0)[within]).unique()) > len(unique):
             raise ValueError(
                 f"batch must be given for several graphs: nodes of different blocks have one pos; {message}"
             )

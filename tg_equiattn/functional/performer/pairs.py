@@ -65,7 +65,7 @@ def pair_attention_impl(
         )
     with full_precision(query.device):
         dtype = torch.promote_types(query.dtype, torch.float32)
-        q, k, v = (pack_heads(x.to(dtype), rows) for x in (query, key, value))
+        q, k, v = (pack_heads(x.to(dtype), rows).contiguous() for x in (query, key, value))
         if near is None and not dropout and query.shape[-1] == value.shape[-1]:
             mask = None if rows.mask is None else rows.mask.repeat(heads, 1)
             out = softmax_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask)
