@@ -1,16 +1,13 @@
 """The public names; families know what they build on; private names stay in their folder."""
 
 import ast
-import functools
 import importlib
 import re
-from pathlib import Path
 
 import pytest
 from hosts import HOSTS
-from public_names import PUBLIC
+from public_names import LIBRARY, PUBLIC, ROOT, nodes
 
-ROOT = Path(__file__).parents[1]
 FAMILIES = ("group", "performer", "hyena", "waves", "vector")
 BUILDS_ON = {"hyena": {"vector"}, "group": {"performer"}}  # of other families, in nn and functional alike
 DIALECT = re.compile(r"(^|_)(kept|fitting|shell|ways|reach)(_|$)")
@@ -22,20 +19,11 @@ def file_of(place):
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-@functools.cache
-def nodes(path):
-    """A file's syntax tree, the module first."""
-    return list(ast.walk(ast.parse(path.read_text())))
-
-
 def exported(path):
     for node in nodes(path)[0].body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
             return ast.literal_eval(node.value)
     return None
-
-
-LIBRARY = [path for folder in ("tg_equiattn", "integrations") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def test_public_names_are_these():

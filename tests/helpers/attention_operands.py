@@ -41,7 +41,8 @@ def table_operands(relation, window, spatial, elements=3, heads=2, channels=3, v
     arguments = outputs if "full" in relation else 1
     shapes = [(2, heads, c, elements, *spatial) for c in (channels, channels, value_channels)]
     shapes += [(heads, outputs, arguments, window.count(), channels + 1)]
-    shapes += [(heads, outputs if relation in ("relative", "ge_vit") else 0, channels + 1)]
+    encoded = index is not None and "full" not in relation
+    shapes += [(heads, outputs if encoded else 0, channels + 1)]
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes], index
 
 

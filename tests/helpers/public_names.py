@@ -1,4 +1,18 @@
-"""The public names, by the module that exports them."""
+"""The public names, by the module that exports them, and the files of the library."""
+
+import ast
+import functools
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LIBRARY = [path for folder in ("tg_equiattn", "integrations") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@functools.cache
+def nodes(path):
+    """The syntax tree of a file, the module first."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
 
 PUBLIC = {
     "groups": "FiniteGroup cyclic dihedral dyadic from_generators icosahedral mirror octahedral trivial",
