@@ -241,5 +241,5 @@ class RandomFeatures(nn.Module):
 
 
 def _write_of(x: Tensor) -> tuple[int, int]:
-    """What changes where a tensor is another one, or has been written to."""
+    """A mark that changes if the tensor is replaced or written to."""
     return id(x), 0 if x.is_inference() else x._version
